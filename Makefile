@@ -1,0 +1,105 @@
+# blufunc: set up, try, test and check. `make` lists the targets.
+#
+# Every target makes what it needs: .venv, and in it the packages of one extra of pyproject.toml. Stamp files
+# in .venv/stamps remember what is installed, until pyproject.toml changes.
+
+# Any Python from 3.11 on. Without PYTHON=..., the first of these that is new enough makes .venv.
+PYTHON  ?=
+PYTHONS := $(if $(PYTHON),$(PYTHON),python3 python3.14 python3.13 python3.12 python3.11)
+
+VENV    := .venv
+PY      := $(VENV)/bin/python
+STAMPS  := $(VENV)/stamps
+
+PRESET  ?= tiny
+OUT     ?= runs/demo
+WORKERS ?= 2
+PYTEST  ?=
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# What was installed for an interpreter that no longer runs, or for this tree in another folder, is not installed.
+ifneq ($(wildcard $(STAMPS)/venv),)
+ifneq ($(shell $(PY) -c 'print("runs")' 2>/dev/null) $(shell cat $(STAMPS)/venv),runs $(realpath $(CURDIR)))
+$(shell rm -rf $(STAMPS))
+endif
+endif
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-peers check format bench goldens clean
+
+help: ## list the targets
+	@echo "usage: make TARGET [PYTHON=python3.12]"
+	@echo
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' Makefile | expand -t 15
+
+demo: $(STAMPS)/examples ## set up, train a small GPT, write its outputs to runs/demo
+	$(PY) -m examples.gpt --preset $(PRESET) --out $(OUT)
+
+test: $(STAMPS)/dev ## set up, run the tests (PYTEST="-k name -x" adds options)
+	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal $(PYTEST)
+
+test-peers: $(STAMPS)/dev $(STAMPS)/peers ## run the tests that compare with JAX and optax
+	$(PY) -m pytest -q -m peer $(PYTEST)
+
+check: $(STAMPS)/dev ## ruff, mypy and import-linter
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(PY) -c 'from importlinter.cli import lint_imports_command as main; main()' --no-logo
+
+format: $(STAMPS)/dev ## let ruff mend and lay out the code
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+bench: $(STAMPS)/examples $(STAMPS)/peers ## measure against JAX on this machine, as ratios
+	$(PY) -m benchmarks.trace
+	$(PY) -m benchmarks.dispatch
+	$(PY) -m benchmarks.cpu_train
+
+goldens: $(STAMPS)/dev ## rewrite the golden files from what the code does now; read the diff
+	BLUFUNC_UPDATE_GOLDENS=1 $(PY) -m pytest -q -k golden $(PYTEST)
+
+clean: ## remove .venv, caches and build outputs, but not runs/
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# ------------------------------------------------------------------------------------------------- set-up
+
+# The first candidate that is Python 3.11 or newer makes .venv. A .venv that came from elsewhere is kept when
+# it works and is new enough, and rebuilt when not.
+$(STAMPS)/venv:
+	@new_enough='import sys; sys.exit(sys.version_info < (3, 11))'; \
+	if ! { $(PY) -c "$$new_enough" && $(PY) -m pip --version >/dev/null; } 2>/dev/null; then \
+	  chosen=; seen=; \
+	  for p in $(PYTHONS); do \
+	    v=$$($$p -c 'import platform; print(platform.python_version())' 2>/dev/null) || continue; \
+	    if $$p -c "$$new_enough"; then chosen=$$p; break; fi; \
+	    seen="$$seen $$p is $$v;"; \
+	  done; \
+	  if [ -z "$$chosen" ]; then \
+	    echo "make: blufunc needs Python 3.11 or newer, and found none among: $(PYTHONS)." >&2; \
+	    if [ -n "$$seen" ]; then echo "make:$${seen%;}." >&2; fi; \
+	    echo "make: install one (https://www.python.org/downloads/), or name it: make PYTHON=/path/to/python3.12" >&2; \
+	    exit 1; \
+	  fi; \
+	  echo "make: making $(VENV) with $$chosen ($$v)"; \
+	  if ! log=$$($$chosen -m venv --clear $(VENV) 2>&1); then \
+	    printf '%s\n' "$$log" >&2; \
+	    rm -rf $(VENV); \
+	    echo "make: '$$chosen -m venv $(VENV)' failed; its own words are above." >&2; \
+	    echo "make: most often the venv module is a package of its own: on Debian and Ubuntu 'apt install python3-venv'." >&2; \
+	    echo "make: or use another Python: make PYTHON=/path/to/python3.12" >&2; \
+	    exit 1; \
+	  fi; \
+	fi
+	@mkdir -p $(STAMPS) && printf '%s\n' '$(realpath $(CURDIR))' >$@
+
+# One stamp per extra: `make demo` installs what the examples need, and no test tools.
+$(STAMPS)/%: pyproject.toml $(STAMPS)/venv
+	@echo "make: installing blufunc[$*] into $(VENV) (the first time takes a minute or two)"
+	@$(PY) -m pip install -qq -e '.[$*]' || { \
+	  echo "make: pip could not install blufunc[$*]; its own words are above. Run make again to retry." >&2; exit 1; }
+	@touch $@

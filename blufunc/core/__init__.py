@@ -1,0 +1,1 @@
+"""The intermediate representation and tracing. Knows nothing of backends or transforms."""

@@ -1,0 +1,118 @@
+"""The protocol between the core and whatever computes.
+
+Core, crossed at stage 8 (and by eager evaluation). Buffers, devices, streams and asynchrony live
+behind ``Backend``: the core only moves opaque buffers from one call to the next. Implementations
+are in ``kernels/`` and register themselves here; the first one registered is the default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core.avals import ShapedArray
+
+Buffer = Any
+"""A backend's own handle of an array's storage."""
+
+
+class Executable(Protocol):
+    """A compiled program: what ``Backend.compile`` returns."""
+
+    def __call__(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
+        """Run on argument buffers, return output buffers. May return before the work is done."""
+
+    def source(self) -> str:
+        """The generated program, for people to read."""
+
+
+class Backend(Protocol):
+    """A place where arrays live and programs run."""
+
+    name: str
+
+    def devices(self) -> Sequence[Device]:
+        """The devices of this backend that this process may use."""
+
+    def from_host(self, x: np.ndarray, device: Device) -> Buffer:
+        """A buffer with a copy of ``x``, which the caller may change afterwards."""
+
+    def to_host(self, buffer: Buffer) -> np.ndarray:
+        """The values as a read-only NumPy array, when they are ready. May share memory."""
+
+    def block_until_ready(self, buffer: Buffer) -> None:
+        """Wait until the buffer's value has been computed."""
+
+    def run(
+        self, prim: Any, buffers: Sequence[Buffer], params: dict, outs: Sequence[ShapedArray]
+    ) -> Sequence[Buffer]:
+        """Evaluate one primitive eagerly."""
+
+    def compile(self, jaxpr: Any, donated: Sequence[bool]) -> Executable:
+        """Compile a jaxpr without constants; ``donated`` inputs may be overwritten."""
+
+    def claim(self, array: Any) -> Buffer:
+        """Take the buffer out of a donated ``Array``; a copy if anybody else still sees its storage."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """One device: ``cpu:0``, ``cuda:1``."""
+
+    platform: str
+    index: int
+    backend: Backend = field(compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.platform}:{self.index}"
+
+
+_factories: dict[str, Callable[[], Backend]] = {}
+_backends: dict[str, Backend] = {}
+
+
+def register(name: str, factory: Callable[[], Backend]) -> None:
+    """Make a backend known; ``factory`` is called when it is first used."""
+    _factories[name] = factory
+
+
+def get(name: str | None = None) -> Backend:
+    """The backend called ``name`` (the default one for None).
+
+    Raises:
+      ValueRangeError: no such backend is registered.
+    """
+    if name is None:
+        name = next(iter(_factories))
+    found = _backends.get(name)
+    if found is None:
+        if name not in _factories:
+            raise errors.ValueRangeError(
+                f"no backend is called {name!r}.", fix=f"use one of {', '.join(map(repr, _factories))}"
+            )
+        found = _backends[name] = _factories[name]()
+    return found
+
+
+_default: list[Device] = []
+
+
+def default_device() -> Device:
+    """Where arrays are made when nothing says otherwise: the first device of the default backend."""
+    if not _default:
+        _default.append(get().devices()[0])
+    return _default[0]
+
+
+_host: list[Device] = []
+
+
+def host_device() -> Device:
+    """Where numbers are kept until an operation takes them to its own device: the CPU."""
+    if not _host:
+        _host.append(get("cpu").devices()[0])
+    return _host[0]

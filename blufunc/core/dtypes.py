@@ -1,0 +1,355 @@
+"""The dtypes of blufunc, and how two of them meet.
+
+Stands in core, before tracing. In come the spellings that users give (``'bfloat16'``, ``np.float32``,
+``int``), Python scalars and NumPy arrays; out go ``np.dtype`` objects and pairs ``(dtype, weak)``.
+
+There is no x64 switch. What has no explicit dtype is 32-bit (``implicit``, ``scalar_dtype``,
+``canonical_numpy``); what was asked for is kept (``as_dtype``). ``promote`` is JAX's lattice under that
+rule, which settles the two places where JAX consults its switch:
+
+- a result known only to be "some float" (``int64`` with a weak float, or with ``uint64``) is weak float32,
+  and "some complex" is weak complex64, as in JAX with x64 off;
+- no promotion makes a 64-bit dtype out of narrower ones: ``uint32`` with ``int32`` is ``int32``, again as
+  in JAX with x64 off.
+
+Everything else with a 64-bit operand is as in JAX with x64 on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from blufunc.errors import DtypeError, ValueRangeError
+
+DType = np.dtype[Any]
+
+bool_: DType = np.dtype(np.bool_)
+int8: DType = np.dtype(np.int8)
+int16: DType = np.dtype(np.int16)
+int32: DType = np.dtype(np.int32)
+int64: DType = np.dtype(np.int64)
+uint8: DType = np.dtype(np.uint8)
+uint16: DType = np.dtype(np.uint16)
+uint32: DType = np.dtype(np.uint32)
+uint64: DType = np.dtype(np.uint64)
+float8_e4m3fn: DType = np.dtype(ml_dtypes.float8_e4m3fn)
+float8_e5m2: DType = np.dtype(ml_dtypes.float8_e5m2)
+float16: DType = np.dtype(np.float16)
+bfloat16: DType = np.dtype(ml_dtypes.bfloat16)
+float32: DType = np.dtype(np.float32)
+float64: DType = np.dtype(np.float64)
+complex64: DType = np.dtype(np.complex64)
+complex128: DType = np.dtype(np.complex128)
+
+float0: DType = np.dtype([("float0", np.void, 0)])
+"""Tangent dtype of what has no derivative (integers, bools, keys). Holds no bytes."""
+
+key: DType = np.dtype([("hi", "<u4"), ("lo", "<u4")])
+"""One threefry2x32 PRNG key: the element of a key array. No arithmetic is defined on it."""
+
+_SIGNED = frozenset({int8, int16, int32, int64})
+_UNSIGNED = frozenset({uint8, uint16, uint32, uint64})
+_INTEGER = _SIGNED | _UNSIGNED
+_FLOAT8 = frozenset({float8_e4m3fn, float8_e5m2})
+_FLOATING = _FLOAT8 | {float16, bfloat16, float32, float64}
+_COMPLEX = frozenset({complex64, complex128})
+_INEXACT = _FLOATING | _COMPLEX
+_NUMERIC = _INTEGER | _INEXACT
+
+_SHORT_NAMES: dict[DType, str] = {
+    bool_: "bool",
+    int8: "i8", int16: "i16", int32: "i32", int64: "i64",
+    uint8: "u8", uint16: "u16", uint32: "u32", uint64: "u64",
+    float8_e4m3fn: "f8_e4m3fn", float8_e5m2: "f8_e5m2",
+    float16: "f16", bfloat16: "bf16", float32: "f32", float64: "f64",
+    complex64: "c64", complex128: "c128",
+    key: "key<fry>", float0: "float0",
+}  # fmt: skip
+_SUPPORTED = (
+    "bool, int8..64, uint8..64, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64, "
+    "complex64, complex128"
+)
+
+_IMPLICIT: dict[DType, DType] = {int64: int32, uint64: uint32, float64: float32, complex128: complex64}
+
+# Equal dtypes can be distinct objects (np.longlong, unpickled ones): as_dtype returns those named above.
+_CANONICAL: dict[DType, DType] = {d: d for d in _SHORT_NAMES}
+
+# The names of Python's number types say no width, so both spellings of each take the implicit one.
+_specs: dict[Any, DType] = {
+    **_CANONICAL,
+    bool: bool_, int: int32, float: float32, complex: complex64,
+    "bool": bool_, "int": int32, "float": float32, "complex": complex64,
+    "key<fry>": key, "float0": float0,
+}  # fmt: skip
+
+
+def as_dtype(spec: Any) -> DType:
+    """The dtype that a user asked for by ``spec``; 64-bit is honoured.
+
+    ``spec`` is a dtype, a NumPy or ml_dtypes scalar type, a name such as ``'bfloat16'``, or ``bool``,
+    ``int``, ``float`` or ``complex``, which stand for bool, int32, float32 and complex64.
+    """
+    try:
+        return _specs[spec]
+    except (KeyError, TypeError):  # TypeError: unhashable
+        return _parse_spec(spec)
+
+
+def _parse_spec(spec: Any) -> DType:
+    try:
+        if not isinstance(spec, (str, type, np.dtype)):  # NumPy reads None as float64, an array as its dtype
+            raise TypeError
+        dtype = np.dtype(spec).newbyteorder("=")  # arrays are native always
+        dtype = _CANONICAL[dtype]
+    except (KeyError, TypeError, ValueError):
+        raise DtypeError(
+            f"{spec!r} is not a dtype that blufunc supports",
+            fix=f"use one of {_SUPPORTED}, or bool, int (int32), float (float32), complex (complex64)",
+        ) from None
+    _specs[spec] = dtype
+    return dtype
+
+
+def implicit(dtype: DType) -> DType:
+    """The dtype of a value of ``dtype`` that came without anyone asking for it: 32-bit in place of 64-bit."""
+    return _IMPLICIT.get(dtype, dtype)
+
+
+def short_name(dtype: DType) -> str:
+    """``f32``, ``bf16``, ``i32``, ``key<fry>`` ...: the name in printed jaxprs and error messages."""
+    return _SHORT_NAMES.get(dtype) or str(dtype)
+
+
+def is_bool(dtype: DType) -> bool:
+    return dtype == bool_
+
+
+def is_integer(dtype: DType) -> bool:
+    """Signed or unsigned; bool is not an integer."""
+    return dtype in _INTEGER
+
+
+def is_unsigned(dtype: DType) -> bool:
+    return dtype in _UNSIGNED
+
+
+def is_floating(dtype: DType) -> bool:
+    """Real floating, the 8-bit ones included."""
+    return dtype in _FLOATING
+
+
+def is_complex(dtype: DType) -> bool:
+    return dtype in _COMPLEX
+
+
+def is_inexact(dtype: DType) -> bool:
+    """Floating or complex: what has a derivative."""
+    return dtype in _INEXACT
+
+
+def is_key(dtype: DType) -> bool:
+    return dtype == key
+
+
+def is_numeric(dtype: DType) -> bool:
+    """Integer, floating or complex: not bool, key or float0."""
+    return dtype in _NUMERIC
+
+
+def tangent_dtype(dtype: DType) -> DType:
+    """The dtype of tangents and cotangents of a value of ``dtype``."""
+    return dtype if dtype in _INEXACT else float0
+
+
+def finfo(dtype: Any) -> Any:
+    """Limits of a floating dtype, or of the parts of a complex one: ``eps``, ``max``, ``tiny``, ``bits``."""
+    dtype = as_dtype(dtype)
+    if dtype not in _INEXACT:
+        raise DtypeError(f"finfo needs a floating or complex dtype, not {dtype}", fix="iinfo(dtype)")
+    return ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+
+
+def iinfo(dtype: Any) -> Any:
+    """Limits of an integer dtype: ``min``, ``max``, ``bits``."""
+    dtype = as_dtype(dtype)
+    if dtype not in _INTEGER:
+        raise DtypeError(f"iinfo needs an integer dtype, not {dtype}", fix="finfo(dtype)")
+    return np.iinfo(dtype)
+
+
+# Promotion. A node of the lattice is a pair (dtype, weak). The weak nodes are what Python scalars are: a
+# kind with no width of its own, shown by its 32-bit dtype.
+
+Weak = tuple[DType, bool]
+
+_INT: Weak = (int32, True)
+_FLOAT: Weak = (float32, True)
+_CPLX: Weak = (complex64, True)
+
+
+def _strong(*dtypes: DType) -> list[Weak]:
+    return [(d, False) for d in dtypes]
+
+
+# Each node with those directly above it.
+_EDGES: dict[Weak, list[Weak]] = {
+    (bool_, False): [_INT],
+    _INT: _strong(uint8, int8),
+    (uint8, False): _strong(int16, uint16),
+    (uint16, False): _strong(int32, uint32),
+    (uint32, False): _strong(int32, uint64),  # int32, not int64: narrow operands never widen to 64 bits
+    (uint64, False): [_FLOAT],
+    (int8, False): _strong(int16),
+    (int16, False): _strong(int32),
+    (int32, False): _strong(int64),
+    (int64, False): [_FLOAT],
+    _FLOAT: [*_strong(float8_e4m3fn, float8_e5m2, bfloat16, float16), _CPLX],
+    (float8_e4m3fn, False): [],  # nothing above: 8-bit floats promote with integers and weak floats only
+    (float8_e5m2, False): [],
+    (bfloat16, False): _strong(float32),
+    (float16, False): _strong(float32),
+    (float32, False): _strong(float64, complex64),
+    (float64, False): _strong(complex128),
+    _CPLX: _strong(complex64),
+    (complex64, False): _strong(complex128),
+    (complex128, False): [],
+}
+
+
+def _ancestors(edges: dict[Weak, list[Weak]]) -> dict[Weak, frozenset[Weak]]:
+    above: dict[Weak, frozenset[Weak]] = {}
+
+    def visit(node: Weak) -> frozenset[Weak]:
+        if node not in above:
+            above[node] = frozenset({node}).union(*(visit(up) for up in edges[node]))
+        return above[node]
+
+    for node in edges:
+        visit(node)
+    return above
+
+
+_ABOVE = _ancestors(_EDGES)
+
+_NOT_PROMOTED: dict[DType, tuple[str, str | None]] = {
+    key: ("a PRNG key is opaque: it has no arithmetic", "random.key_data(k) gives its uint32 words"),
+    float0: ("float0 is the tangent of an integer or bool: it is zero and holds no data", None),
+}
+
+# Two operands are looked up as given; more, as a set, so that long argument lists do not fill the memo.
+_promoted: dict[tuple[Weak, ...] | frozenset[Weak], Weak] = {}
+
+
+def promote(*pairs: Weak) -> Weak:
+    """The dtype and weakness of arithmetic between operands of the given ``(dtype, weak)``.
+
+    Raises DtypeError where there is none: keys, float0, and 8-bit floats beside other floats.
+    """
+    memo_key = pairs if len(pairs) <= 2 else frozenset(pairs)
+    result = _promoted.get(memo_key)
+    if result is None:
+        result = _promoted[memo_key] = _promote(pairs)
+    return result
+
+
+def _promote(pairs: tuple[Weak, ...]) -> Weak:
+    if not pairs:
+        raise DtypeError("promote needs at least one operand")
+    for dtype, _ in pairs:
+        if (dtype, False) not in _ABOVE:
+            why, fix = _NOT_PROMOTED.get(dtype, (f"supported are {_SUPPORTED}", None))
+            raise DtypeError(f"{short_name(dtype)} takes no part in dtype promotion", why=why, fix=fix)
+    pairs = tuple((dtype, weak and dtype != bool_) for dtype, weak in pairs)  # bool has no weak form
+    if all(weak for _, weak in pairs):
+        # Among weak operands the dtypes decide, so that a weak value is not narrowed by another.
+        return _least_upper_bound({(dtype, False) for dtype, _ in pairs}, pairs)[0], True
+    return _least_upper_bound({_weak_node(dtype) if weak else (dtype, False) for dtype, weak in pairs}, pairs)
+
+
+def _weak_node(dtype: DType) -> Weak:
+    return _INT if dtype in _INTEGER else _FLOAT if dtype in _FLOATING else _CPLX
+
+
+def _least_upper_bound(nodes: set[Weak], pairs: tuple[Weak, ...]) -> Weak:
+    common = frozenset.intersection(*(_ABOVE[n] for n in nodes))
+    for node in common:
+        if common <= _ABOVE[node]:
+            return node
+    names = ", ".join(dict.fromkeys(("weak " if weak else "") + short_name(dtype) for dtype, weak in pairs))
+    raise DtypeError(
+        f"no implicit promotion between {names}",
+        why="8-bit floats have too little range to be widened, or narrowed to, unasked",
+        fix="convert one of them: x.astype('float32')",
+    )
+
+
+_SCALARS: dict[type, Weak] = {bool: (bool_, False), int: _INT, float: _FLOAT, complex: _CPLX}
+_INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
+
+
+def scalar_dtype(x: Any) -> Weak:
+    """``(dtype, weak)`` of a Python bool, int, float or complex that was given without a dtype."""
+    pair = _SCALARS.get(type(x))
+    if pair is None:
+        pair = _scalar_subclass(x)
+    if pair is _INT and not _INT32_MIN <= x <= _INT32_MAX:
+        wide = "int64" if -(2**63) <= x < 2**63 else "uint64" if 0 <= x < 2**64 else "float32"
+        raise ValueRangeError(
+            f"Python int {x} does not fit in int32",
+            why="numbers without a dtype are 32-bit",
+            fix=f"asarray({x}, dtype='{wide}')",
+        )
+    return pair
+
+
+def _scalar_subclass(x: Any) -> Weak:
+    # IntEnum and the like. np.float64 is a float too, but a strongly typed one: canonical_numpy takes it.
+    if not isinstance(x, np.generic):
+        for cls, pair in _SCALARS.items():
+            if isinstance(x, cls):
+                return pair
+    raise DtypeError(
+        f"{type(x).__name__} is not a Python scalar", fix="pass a bool, int, float or complex, or asarray(x)"
+    )
+
+
+def canonical_numpy(x: np.ndarray[Any, Any] | np.generic) -> np.ndarray[Any, Any]:
+    """``x`` as an array that blufunc can hold, 32-bit where it was 64-bit, copied only if that changes it.
+
+    float64 values beyond float32 become infinite, as in any such conversion; integers that do not fit raise.
+    """
+    x = np.asarray(x)
+    dtype = _CANONICAL.get(x.dtype)
+    if dtype is None:
+        dtype = _CANONICAL.get(x.dtype.newbyteorder("="))
+        if dtype is None:
+            raise DtypeError(
+                f"a NumPy array of dtype {x.dtype} cannot become a blufunc array",
+                why=f"supported are {_SUPPORTED}",
+                fix="make its rows equally long" if x.dtype == object else "x.astype('float32')",
+            )
+        x = x.astype(dtype)
+    target = _IMPLICIT.get(dtype)
+    if target is None:
+        return x
+    if dtype in _INTEGER:
+        _check_fits(x, dtype, target)
+    with np.errstate(over="ignore"):
+        return x.astype(target)
+
+
+def _check_fits(x: np.ndarray[Any, Any], dtype: DType, target: DType) -> None:
+    if x.size == 0:
+        return
+    info = np.iinfo(target)
+    low, high = (int(x), int(x)) if x.ndim == 0 else (int(x.min()), int(x.max()))
+    if low < info.min or high > info.max:
+        raise ValueRangeError(
+            f"a NumPy {dtype} array holds {high if high > info.max else low}, which does not fit in {target}",
+            why="arrays given without an explicit dtype become 32-bit",
+            fix=f"asarray(x, dtype='{dtype}')",
+        )

@@ -1,0 +1,1 @@
+"""The operations: primitives with all their rules, and strict functions that apply them."""

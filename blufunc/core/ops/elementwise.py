@@ -1,0 +1,621 @@
+"""Elementwise operations: each with its NumPy definition and its derivatives.
+
+Core operations. Functions here are strict: operands of one dtype, equal shapes or rank 0; Python
+scalars take the dtype of the array they meet. ``blufunc.numpy`` adds promotion and broadcasting.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import scipy.special
+
+from blufunc import errors
+from blufunc.core import dtypes
+from blufunc.core.array import lift, scalar
+from blufunc.core.avals import ShapedArray
+from blufunc.core.kinds import Elementwise
+from blufunc.core.ops.structure import add_any, full, zeros
+from blufunc.core.primitive import Primitive
+from blufunc.core.tangents import Zero, zero
+from blufunc.core.trace import Value
+
+_PY_SCALARS = (bool, int, float, complex)
+
+
+def operand(x: Any, like: Any) -> Any:
+    """``x`` as a value; a Python scalar becomes a constant of the dtype of ``like``."""
+    if isinstance(x, Value):
+        return x
+    if isinstance(x, _PY_SCALARS) and isinstance(like, Value):
+        dtype = like.aval.dtype
+        exact = isinstance(x, int) or dtypes.is_inexact(dtype)
+        if not exact or (isinstance(x, complex) and not dtypes.is_complex(dtype)):
+            raise errors.DtypeError(
+                f"the Python scalar {x!r} does not fit {like.aval}.", fix="convert one of them first"
+            )
+        return scalar(x, dtype)
+    return lift(x)
+
+
+def unary(prim: Primitive, x: Any, **params: Any) -> Any:
+    """Bind a primitive of one operand."""
+    return prim.bind(x if isinstance(x, Value) else lift(x), **params)
+
+
+def binary(prim: Primitive, x: Any, y: Any) -> Any:
+    """Bind a primitive of two operands."""
+    if not isinstance(x, Value):
+        x = operand(x, y)
+    if not isinstance(y, Value):
+        y = operand(y, x)
+    return prim.bind(x, y)
+
+
+# -- arithmetic ------------------------------------------------------------------------------------
+
+
+def _div_impl(x, y):
+    if not dtypes.is_integer(x.dtype):
+        return np.true_divide(x, y)
+    quotient = np.floor_divide(x, y)
+    if dtypes.is_unsigned(x.dtype):
+        return quotient
+    # XLA and C truncate, NumPy floors
+    return np.asarray(quotient + ((quotient < 0) & (quotient * y != x)), x.dtype)
+
+
+def _pow_deriv_x(t, ans, x, y):
+    safe = select(eq(y, zeros_of(y)), ones_of(y), y)
+    return mul(t, mul(y, pow(x, sub(safe, ones_of(y)))))
+
+
+def _pow_deriv_y(t, ans, x, y):
+    # the limit x -> 0 of x**y log x is 0 for y > 0, and log 0 is -inf: guard the product
+    log_x = log(select(eq(x, zeros_of(x)), ones_of(x), x))
+    return mul(t, mul(log_x, ans))
+
+
+def _maximum_deriv(choose_x):
+    def deriv(t, ans, x, y):
+        # where the operands are equal each gets half: the symmetric subgradient
+        mine, other = (x, y) if choose_x else (y, x)
+        half = select(eq(mine, other), full((), 0.5, ans.dtype), full((), 1.0, ans.dtype))
+        return mul(t, select(eq(mine, ans), half, full((), 0.0, ans.dtype)))
+
+    return deriv
+
+
+neg_p = Elementwise("neg", np.negative, "number", [lambda t, ans, x: neg(t)], [lambda ct, x: neg(ct)])
+add_p = Elementwise(
+    "add",
+    np.add,
+    "number",
+    [lambda t, ans, x, y: t, lambda t, ans, x, y: t],
+    [lambda ct, x, y: ct, lambda ct, x, y: ct],
+)
+sub_p = Elementwise(
+    "sub",
+    np.subtract,
+    "number",
+    [lambda t, ans, x, y: t, lambda t, ans, x, y: neg(t)],
+    [lambda ct, x, y: ct, lambda ct, x, y: neg(ct)],
+)
+mul_p = Elementwise(
+    "mul",
+    np.multiply,
+    "number",
+    [lambda t, ans, x, y: mul(t, y), lambda t, ans, x, y: mul(x, t)],
+    [lambda ct, x, y: mul(ct, y), lambda ct, x, y: mul(x, ct)],
+)
+div_p = Elementwise(
+    "div",
+    _div_impl,
+    "number",
+    [lambda t, ans, x, y: div(t, y), lambda t, ans, x, y: mul(neg(t), div(ans, y))],
+    [lambda ct, x, y: div(ct, y), None],
+)
+rem_p = Elementwise(
+    "rem", np.fmod, "real", [lambda t, ans, x, y: t, lambda t, ans, x, y: mul(neg(t), trunc(div(x, y)))]
+)
+max_p = Elementwise("max", np.maximum, "ordered", [_maximum_deriv(True), _maximum_deriv(False)])
+min_p = Elementwise("min", np.minimum, "ordered", [_maximum_deriv(True), _maximum_deriv(False)])
+pow_p = Elementwise("pow", np.power, "inexact", [_pow_deriv_x, _pow_deriv_y])
+atan2_p = Elementwise(
+    "atan2",
+    np.arctan2,
+    "float",
+    [
+        lambda t, ans, x, y: mul(t, div(y, add(square(x), square(y)))),
+        lambda t, ans, x, y: mul(t, div(neg(x), add(square(x), square(y)))),
+    ],
+)
+nextafter_p = Elementwise("nextafter", np.nextafter, "float", [None, None])
+abs_p = Elementwise("abs", np.abs, "real", [lambda t, ans, x: mul(t, sign(x))])
+sign_p = Elementwise("sign", np.sign, "number", [None])
+square_p = Elementwise("square", np.square, "number", [lambda t, ans, x: mul(t, mul(x, 2))])
+sqrt_p = Elementwise("sqrt", np.sqrt, "inexact", [lambda t, ans, x: mul(t, div(ones_of(ans), mul(ans, 2)))])
+rsqrt_p = Elementwise(
+    "rsqrt",
+    lambda x: np.asarray(1, x.dtype) / np.sqrt(x),
+    "inexact",
+    [lambda t, ans, x: mul(t, mul(div(ans, x), -0.5))],
+)
+cbrt_p = Elementwise("cbrt", np.cbrt, "float", [lambda t, ans, x: mul(t, div(ans, mul(x, 3)))])
+
+
+class _IntegerPow(Elementwise):
+    """x to a static integer power: cheaper and defined on more than ``pow``."""
+
+    def __init__(self):
+        super().__init__("integer_pow", None, "number", [self._deriv])
+
+    def impl(self, x, *, y):
+        if y == 2:
+            return np.square(x)
+        if y == 3:
+            return x * np.square(x)
+        if y >= 0 or not dtypes.is_integer(x.dtype):
+            return np.asarray(np.power(x, np.asarray(y, x.dtype) if y >= 0 else float(y)), x.dtype)
+        raise errors.ValueRangeError("integers cannot be raised to negative powers.")
+
+    def abstract(self, x, *, y):
+        if y < 0 and dtypes.is_integer(x.dtype):
+            raise errors.ValueRangeError(
+                f"integers ({x}) cannot be raised to the negative power {y}.", fix="use floats"
+            )
+        return super().abstract(x, y=y)
+
+    @staticmethod
+    def _deriv(t, ans, x, *, y):
+        return mul(t, zeros_of(x)) if y == 0 else mul(t, mul(integer_pow(x, y - 1), y))
+
+
+integer_pow_p = _IntegerPow()
+
+# -- exponentials, trigonometry, special functions -------------------------------------------------
+
+
+def _logistic_impl(x):
+    # 1/(1+exp(-x)) overflows harmlessly: exp(-x) -> inf gives 0
+    one = np.asarray(1, x.dtype)
+    return one / (one + np.exp(-x))
+
+
+def _erf_inv_impl(x):
+    if x.dtype == np.float64:
+        return scipy.special.erfinv(x)
+    return _erf_inv_f32(np.asarray(x, np.float32)).astype(x.dtype)
+
+
+def _horner(coefficients, w):
+    p = np.full_like(w, coefficients[0])
+    for c in coefficients[1:]:
+        p = np.asarray(c, np.float32) + p * w
+    return p
+
+
+def _erf_inv_f32(x):
+    """Inverse error function in float32: M. Giles, "Approximating the erfinv function" (GPU Computing Gems, 2011)."""
+    w = -np.log1p(-x * x)
+    central = _horner(
+        (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164,
+         0.246640727, 1.50140941),
+        w - np.float32(2.5),
+    )  # fmt: skip
+    tail = _horner(
+        (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047,
+         1.00167406, 2.83297682),
+        np.sqrt(np.maximum(w, 5)) - np.float32(3),
+    )  # fmt: skip
+    result = np.where(w < 5, central, tail) * x
+    return np.where(np.abs(x) == 1, x * np.float32(np.inf), result)
+
+
+def _wide(f):
+    """Run a SciPy function on half-precision input in float32."""
+
+    def impl(x):
+        if x.dtype.itemsize <= 2 and dtypes.is_floating(x.dtype):
+            return np.asarray(f(np.asarray(x, np.float32)), x.dtype)
+        return f(x)
+
+    return impl
+
+
+_TWO_OVER_ROOT_PI = 1.1283791670955126
+_ROOT_PI_OVER_TWO = 0.8862269254527580
+
+exp_p = Elementwise("exp", np.exp, "inexact", [lambda t, ans, x: mul(t, ans)])
+exp2_p = Elementwise("exp2", np.exp2, "float", [lambda t, ans, x: mul(t, mul(ans, 0.6931471805599453))])
+expm1_p = Elementwise("expm1", np.expm1, "inexact", [lambda t, ans, x: mul(t, add(ans, 1))])
+log_p = Elementwise("log", np.log, "inexact", [lambda t, ans, x: div(t, x)])
+log1p_p = Elementwise("log1p", np.log1p, "inexact", [lambda t, ans, x: div(t, add(x, 1))])
+logistic_p = Elementwise(
+    "logistic", _logistic_impl, "inexact", [lambda t, ans, x: mul(t, mul(ans, sub(1, ans)))]
+)
+sin_p = Elementwise("sin", np.sin, "inexact", [lambda t, ans, x: mul(t, cos(x))])
+cos_p = Elementwise("cos", np.cos, "inexact", [lambda t, ans, x: mul(t, neg(sin(x)))])
+tan_p = Elementwise("tan", np.tan, "inexact", [lambda t, ans, x: mul(t, add(square(ans), 1))])
+asin_p = Elementwise("asin", np.arcsin, "inexact", [lambda t, ans, x: mul(t, rsqrt(sub(1, square(x))))])
+acos_p = Elementwise("acos", np.arccos, "inexact", [lambda t, ans, x: mul(t, neg(rsqrt(sub(1, square(x)))))])
+atan_p = Elementwise("atan", np.arctan, "inexact", [lambda t, ans, x: div(t, add(square(x), 1))])
+sinh_p = Elementwise("sinh", np.sinh, "inexact", [lambda t, ans, x: mul(t, cosh(x))])
+cosh_p = Elementwise("cosh", np.cosh, "inexact", [lambda t, ans, x: mul(t, sinh(x))])
+tanh_p = Elementwise("tanh", np.tanh, "inexact", [lambda t, ans, x: mul(t, sub(1, square(ans)))])
+asinh_p = Elementwise("asinh", np.arcsinh, "inexact", [lambda t, ans, x: mul(t, rsqrt(add(square(x), 1)))])
+acosh_p = Elementwise(
+    "acosh", np.arccosh, "inexact", [lambda t, ans, x: mul(t, mul(rsqrt(sub(x, 1)), rsqrt(add(x, 1))))]
+)
+atanh_p = Elementwise("atanh", np.arctanh, "inexact", [lambda t, ans, x: div(t, sub(1, square(x)))])
+erf_p = Elementwise(
+    "erf",
+    _wide(scipy.special.erf),
+    "float",
+    [lambda t, ans, x: mul(t, mul(exp(neg(square(x))), _TWO_OVER_ROOT_PI))],
+)
+erfc_p = Elementwise(
+    "erfc",
+    _wide(scipy.special.erfc),
+    "float",
+    [lambda t, ans, x: mul(t, mul(exp(neg(square(x))), -_TWO_OVER_ROOT_PI))],
+)
+erf_inv_p = Elementwise(
+    "erf_inv", _erf_inv_impl, "float", [lambda t, ans, x: mul(t, mul(exp(square(ans)), _ROOT_PI_OVER_TWO))]
+)
+
+# -- rounding, tests, bits -------------------------------------------------------------------------
+
+floor_p = Elementwise("floor", np.floor, "float", [None])
+ceil_p = Elementwise("ceil", np.ceil, "float", [None])
+trunc_p = Elementwise("trunc", np.trunc, "float", [None])
+round_p = Elementwise("round", np.rint, "float", [None])
+is_finite_p = Elementwise("is_finite", np.isfinite, "inexact", [None], out=dtypes.bool_)
+
+eq_p = Elementwise("eq", np.equal, "numeric", [None, None], out=dtypes.bool_)
+ne_p = Elementwise("ne", np.not_equal, "numeric", [None, None], out=dtypes.bool_)
+lt_p = Elementwise("lt", np.less, "ordered", [None, None], out=dtypes.bool_)
+le_p = Elementwise("le", np.less_equal, "ordered", [None, None], out=dtypes.bool_)
+gt_p = Elementwise("gt", np.greater, "ordered", [None, None], out=dtypes.bool_)
+ge_p = Elementwise("ge", np.greater_equal, "ordered", [None, None], out=dtypes.bool_)
+
+
+def _shift(prim_impl, arithmetic: bool):
+    def impl(x, y):
+        # a shift by the width or more is undefined in C: it yields 0, or the sign for arithmetic shifts
+        bits = x.dtype.itemsize * 8
+        wide = np.asarray(y).astype(np.uint64) >= bits
+        shifted = prim_impl(x, np.where(wide, 0, y).astype(x.dtype))
+        rest = np.where(x < 0, -1, 0).astype(x.dtype) if arithmetic else np.zeros_like(x)
+        return np.asarray(np.where(wide, rest, shifted), x.dtype)
+
+    return impl
+
+
+def _logical_right(x, y):
+    unsigned = np.dtype(f"u{x.dtype.itemsize}")
+    return np.right_shift(np.asarray(x).view(unsigned), np.asarray(y).view(unsigned)).view(x.dtype)
+
+
+not_p = Elementwise("not", np.invert, "bits", [None])
+and_p = Elementwise("and", np.bitwise_and, "bits", [None, None])
+or_p = Elementwise("or", np.bitwise_or, "bits", [None, None])
+xor_p = Elementwise("xor", np.bitwise_xor, "bits", [None, None])
+shift_left_p = Elementwise("shift_left", _shift(np.left_shift, False), "integer", [None, None])
+shift_right_logical_p = Elementwise(
+    "shift_right_logical", _shift(_logical_right, False), "integer", [None, None]
+)
+shift_right_arithmetic_p = Elementwise(
+    "shift_right_arithmetic", _shift(np.right_shift, True), "integer", [None, None]
+)
+population_count_p = Elementwise(
+    "population_count", lambda x: np.bitwise_count(x).astype(x.dtype), "integer", [None]
+)
+
+# -- choice, conversion, identity ------------------------------------------------------------------
+
+
+class _Select(Elementwise):
+    """``where(predicate, on_true, on_false)``: the predicate is boolean, the cases share a dtype."""
+
+    def __init__(self):
+        on_true = lambda ct, p, x, y: select(p, ct, zeros_of(ct))  # noqa: E731
+        on_false = lambda ct, p, x, y: select(p, zeros_of(ct), ct)  # noqa: E731
+        super().__init__("select", np.where, "any", transposes=(None, on_true, on_false))
+
+    def abstract(self, pred, x, y):
+        if not dtypes.is_bool(pred.dtype):
+            raise errors.DtypeError(
+                f"select takes a boolean predicate, not {pred}.", fix="compare first: x != 0"
+            )
+        out = super().abstract(x, y)
+        shape = pred.shape or out.shape
+        if out.shape and out.shape != shape:
+            raise errors.ShapeError(f"select: the predicate is {pred}, the cases are {x} and {y}.")
+        return ShapedArray(shape, out.dtype, out.weak_type)
+
+    def jvp(self, primals, tangents):
+        pred, x, y = primals
+        _, tx, ty = tangents
+        out = select(*primals)
+        if tx.__class__ is Zero and ty.__class__ is Zero:
+            return out, zero(out.aval)
+        nil = full((), 0, out.dtype)
+        tx, ty = (nil if t.__class__ is Zero else t for t in (tx, ty))
+        return out, select(pred, tx, ty)
+
+
+class _Convert(Elementwise):
+    """To another dtype. Floats to integers truncate toward zero; complex to real drops the imaginary part."""
+
+    fresh = False
+
+    def __init__(self):
+        super().__init__("convert", None, "any")
+
+    def impl(self, x, *, dtype):
+        if x.dtype == dtype:
+            return x
+        if dtypes.is_complex(x.dtype) and not dtypes.is_complex(dtype):
+            x = (x != 0) if dtypes.is_bool(dtype) else x.real
+        return x.astype(dtype)
+
+    def abstract(self, x, *, dtype):
+        if dtypes.is_key(x.dtype) or dtypes.is_key(dtype):
+            raise errors.DtypeError(f"a {x} cannot be converted to {dtypes.short_name(dtype)}: keys are opaque.",
+                                    fix="use random.key_data and random.wrap_key_data")  # fmt: skip
+        return ShapedArray(x.shape, dtype)
+
+    def jvp(self, primals, tangents, *, dtype):
+        (x,), (t,) = primals, tangents
+        out = convert_p.bind(x, dtype=dtype)
+        if t.__class__ is Zero or not dtypes.is_inexact(dtype):
+            return out, zero(out.aval)
+        return out, convert_p.bind(t, dtype=dtype)
+
+    def transpose(self, ct, x, *, dtype):
+        x.add(convert_p.bind(ct, dtype=x.aval.dtype))
+
+
+class _Bitcast(Elementwise):
+    """The same bits as another dtype of the same width."""
+
+    fresh = False
+
+    def __init__(self):
+        super().__init__("bitcast", None, "any", [None])
+
+    def impl(self, x, *, dtype):
+        return np.asarray(x).view(dtype)
+
+    def abstract(self, x, *, dtype):
+        if x.dtype.itemsize != dtype.itemsize or dtypes.is_bool(x.dtype) != dtypes.is_bool(dtype):
+            raise errors.DtypeError(f"bitcast of {x} to {dtypes.short_name(dtype)}: the widths differ.")
+        return ShapedArray(x.shape, dtype)
+
+
+class _Clamp(Elementwise):
+    """``min(max(x, low), high)``; the bounds may be of rank 0."""
+
+    def __init__(self):
+        super().__init__("clamp", lambda low, x, high: np.minimum(np.maximum(x, low), high), "ordered")
+
+    def jvp(self, primals, tangents):
+        low, x, high = primals
+        out = clamp(low, x, high)
+        total = None
+        inside = None
+        for i, t in enumerate(tangents):
+            if t.__class__ is Zero:
+                continue
+            if i == 1:
+                inside = logical_and(ge(x, low), le(x, high))
+                mask = inside
+            else:
+                mask = gt(low, x) if i == 0 else lt(high, x)
+            term = mul(t, convert(mask, out.dtype))
+            total = term if total is None else add_any(total, term)
+        return out, zero(out.aval) if total is None else total
+
+
+select_p = _Select()
+convert_p = _Convert()
+bitcast_p = _Bitcast()
+clamp_p = _Clamp()
+stop_gradient_p = Elementwise("stop_gradient", lambda x: x, "any", [None])
+stop_gradient_p.fresh = False  # it returns its operand
+copy_p = Elementwise("copy", np.copy, "any", [lambda t, ans, x: copy(t)], [lambda ct, x: ct])
+
+# -- complex numbers -------------------------------------------------------------------------------
+
+
+def _component(dtype):
+    return np.dtype(f"f{dtype.itemsize // 2}") if dtypes.is_complex(dtype) else dtype
+
+
+complex_p = Elementwise(
+    "complex",
+    lambda x, y: (x + 1j * y).astype(f"c{2 * x.dtype.itemsize}"),
+    "float",
+    [lambda t, ans, x, y: complex_(t, zeros_of(t)), lambda t, ans, x, y: complex_(zeros_of(t), t)],
+    [lambda ct, x, y: real(ct), lambda ct, x, y: imag(neg(ct))],
+    out=lambda d: np.dtype(f"c{2 * d.itemsize}"),
+)
+real_p = Elementwise(
+    "real",
+    np.real,
+    "inexact",
+    [lambda t, ans, x: real(t)],
+    [lambda ct, x: complex_(ct, zeros_of(ct))],
+    out=_component,
+)
+imag_p = Elementwise(
+    "imag",
+    np.imag,
+    "inexact",
+    [lambda t, ans, x: imag(t)],
+    [lambda ct, x: complex_(zeros_of(ct), neg(ct))],
+    out=_component,
+)
+real_p.fresh = imag_p.fresh = False  # views
+conj_p = Elementwise("conj", np.conjugate, "inexact", [lambda t, ans, x: conj(t)], [lambda ct, x: conj(ct)])
+
+
+# -- functions -------------------------------------------------------------------------------------
+
+
+def _unary(prim: Primitive, doc: str):
+    def function(x: Any) -> Any:
+        return prim.bind(x if isinstance(x, Value) else lift(x))
+
+    function.__name__ = function.__qualname__ = prim.name
+    function.__doc__ = doc
+    return function
+
+
+def _binary(prim: Primitive, doc: str):
+    def function(x: Any, y: Any) -> Any:
+        return binary(prim, x, y)
+
+    function.__name__ = function.__qualname__ = prim.name
+    function.__doc__ = doc
+    return function
+
+
+neg = _unary(neg_p, "``-x``.")
+sign = _unary(sign_p, "-1, 0 or 1; NaN stays NaN.")
+floor = _unary(floor_p, "The largest integer not above x.")
+ceil = _unary(ceil_p, "The smallest integer not below x.")
+trunc = _unary(trunc_p, "x rounded toward zero.")
+round = _unary(round_p, "x rounded to the nearest integer, ties to even.")
+exp = _unary(exp_p, "e to the power x.")
+exp2 = _unary(exp2_p, "2 to the power x.")
+expm1 = _unary(expm1_p, "``exp(x) - 1``, accurate near 0.")
+log = _unary(log_p, "The natural logarithm.")
+log1p = _unary(log1p_p, "``log(1 + x)``, accurate near 0.")
+logistic = _unary(logistic_p, "``1 / (1 + exp(-x))``.")
+tanh = _unary(tanh_p, "Hyperbolic tangent.")
+sin = _unary(sin_p, "Sine of x in radians.")
+cos = _unary(cos_p, "Cosine of x in radians.")
+tan = _unary(tan_p, "Tangent of x in radians.")
+asin = _unary(asin_p, "Inverse sine.")
+acos = _unary(acos_p, "Inverse cosine.")
+atan = _unary(atan_p, "Inverse tangent.")
+sinh = _unary(sinh_p, "Hyperbolic sine.")
+cosh = _unary(cosh_p, "Hyperbolic cosine.")
+asinh = _unary(asinh_p, "Inverse hyperbolic sine.")
+acosh = _unary(acosh_p, "Inverse hyperbolic cosine.")
+atanh = _unary(atanh_p, "Inverse hyperbolic tangent.")
+erf = _unary(erf_p, "The error function.")
+erfc = _unary(erfc_p, "``1 - erf(x)``, accurate for large x.")
+erf_inv = _unary(erf_inv_p, "The inverse of ``erf``.")
+sqrt = _unary(sqrt_p, "The square root.")
+rsqrt = _unary(rsqrt_p, "``1 / sqrt(x)``.")
+cbrt = _unary(cbrt_p, "The cube root.")
+square = _unary(square_p, "``x * x``.")
+is_finite = _unary(is_finite_p, "Whether x is neither infinite nor NaN.")
+bitwise_not = _unary(not_p, "Bits inverted; logical not of booleans.")
+population_count = _unary(population_count_p, "The number of bits set.")
+stop_gradient = _unary(stop_gradient_p, "x, as a constant to every derivative.")
+copy = _unary(copy_p, "x in storage of its own.")
+add = _binary(add_p, "``x + y``.")
+sub = _binary(sub_p, "``x - y``.")
+mul = _binary(mul_p, "``x * y``.")
+div = _binary(div_p, "``x / y``; integers are divided toward zero.")
+rem = _binary(rem_p, "The remainder of ``div``: it has the sign of x.")
+max = _binary(max_p, "The larger of x and y; NaN if either is.")
+min = _binary(min_p, "The smaller of x and y; NaN if either is.")
+pow = _binary(pow_p, "x to the power y.")
+atan2 = _binary(atan2_p, "The angle of the point (y, x), that is of ``x`` over ``y``, in (-pi, pi].")
+nextafter = _binary(nextafter_p, "The next float from x towards y.")
+eq = _binary(eq_p, "``x == y``.")
+ne = _binary(ne_p, "``x != y``.")
+lt = _binary(lt_p, "``x < y``.")
+le = _binary(le_p, "``x <= y``.")
+gt = _binary(gt_p, "``x > y``.")
+ge = _binary(ge_p, "``x >= y``.")
+bitwise_and = _binary(and_p, "Bitwise and; logical and of booleans.")
+bitwise_or = _binary(or_p, "Bitwise or; logical or of booleans.")
+bitwise_xor = _binary(xor_p, "Bitwise exclusive or.")
+logical_and = bitwise_and
+shift_left = _binary(shift_left_p, "``x << y``; 0 where y is at least the width.")
+shift_right_logical = _binary(shift_right_logical_p, "``x >> y`` shifting in zeros.")
+shift_right_arithmetic = _binary(shift_right_arithmetic_p, "``x >> y`` shifting in the sign.")
+complex_ = _binary(complex_p, "The complex number with real part x and imaginary part y.")
+
+
+def abs(x: Any) -> Any:
+    """The absolute value; of complex numbers, the modulus (a real number)."""
+    x = lift(x)
+    if dtypes.is_complex(x.dtype):
+        re, im = real(x), imag(x)
+        return sqrt(add(square(re), square(im)))
+    return x if dtypes.is_unsigned(x.dtype) else abs_p.bind(x)
+
+
+def real(x: Any) -> Any:
+    """The real part."""
+    x = lift(x)
+    return real_p.bind(x) if dtypes.is_complex(x.dtype) else x
+
+
+def imag(x: Any) -> Any:
+    """The imaginary part."""
+    x = lift(x)
+    return imag_p.bind(x) if dtypes.is_complex(x.dtype) else zeros_of(x)
+
+
+def conj(x: Any) -> Any:
+    """The complex conjugate."""
+    x = lift(x)
+    return conj_p.bind(x) if dtypes.is_complex(x.dtype) else x
+
+
+def integer_pow(x: Any, y: int) -> Any:
+    """x to a static integer power."""
+    if y == 1:
+        return lift(x)
+    if y == 2:
+        return square(x)
+    return integer_pow_p.bind(lift(x), y=y)
+
+
+def select(pred: Any, on_true: Any, on_false: Any) -> Any:
+    """``on_true`` where ``pred`` holds, else ``on_false``."""
+    on_true, on_false = operand(on_true, on_false), operand(on_false, on_true)
+    return select_p.bind(lift(pred), on_true, on_false)
+
+
+def clamp(low: Any, x: Any, high: Any) -> Any:
+    """x limited to [low, high]; low and high have x's shape or rank 0."""
+    x = lift(x)
+    return clamp_p.bind(operand(low, x), x, operand(high, x))
+
+
+def convert(x: Any, dtype: np.dtype) -> Any:
+    """x as ``dtype``."""
+    x = lift(x)
+    if x.aval.dtype == dtype and not x.aval.weak_type:
+        return x
+    return convert_p.bind(x, dtype=dtype)
+
+
+def bitcast(x: Any, dtype: np.dtype) -> Any:
+    """The bits of x as another dtype of the same width."""
+    return bitcast_p.bind(lift(x), dtype=dtype)
+
+
+def zeros_of(x: Any) -> Any:
+    """A rank-0 zero of the dtype of x."""
+    return scalar(0, x.aval.dtype)
+
+
+def ones_of(x: Any) -> Any:
+    """A rank-0 one of the dtype of x."""
+    return scalar(1, x.aval.dtype)
+
+
+def zeros_like(x: Any) -> Any:
+    """Zeros of the shape and dtype of x."""
+    return zeros(lift(x).aval)

@@ -1,0 +1,142 @@
+"""Stage 4: passes that make a jaxpr smaller without changing what it computes.
+
+Core. Each pass takes a jaxpr and returns a new one:
+
+- ``inline_calls``: the bodies of ``jit`` equations in the place of the calls;
+- ``fold``: equations whose operands are all literals become literals;
+- ``cse``: of equations that compute the same, the first serves;
+- ``dce``: equations that nobody reads go, except for their effects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc.core.array import Array
+from blufunc.core.jaxpr import Atom, DropVar, Eqn, Jaxpr, Literal, Var
+from blufunc.core.trace import EVAL, set_trace
+
+
+def dce(jaxpr: Jaxpr, used_outputs: Sequence[bool] | None = None) -> Jaxpr:
+    """Without the equations whose results are not used; ``used_outputs`` says which outputs to keep.
+
+    Parameters stay, so that callers need not change.
+    """
+    outvars = (
+        [v for v, u in zip(jaxpr.outvars, used_outputs, strict=True) if u] if used_outputs else jaxpr.outvars
+    )
+    live = {v for v in outvars if v.__class__ is not Literal}
+    kept: list[Eqn] = []
+    for eqn in reversed(jaxpr.eqns):
+        reads = [v in live for v in eqn.outvars]
+        if not any(reads) and not eqn.effects:
+            continue
+        if not all(reads):
+            eqn = _drop_outputs(eqn, reads)
+        live.update(a for a in eqn.invars if a.__class__ is not Literal)
+        kept.append(eqn)
+    constants = [(v, c) for v, c in zip(jaxpr.constvars, jaxpr.consts, strict=True) if v in live]
+    return jaxpr.replace(
+        eqns=kept[::-1],
+        outvars=outvars,
+        constvars=[v for v, _ in constants],
+        consts=[c for _, c in constants],
+    )
+
+
+def _drop_outputs(eqn: Eqn, reads: list[bool]) -> Eqn:
+    """The equation without the outputs that nobody reads, where its primitive knows how; else they are unnamed."""
+    narrowed = eqn.prim.drop_outputs(eqn, reads) if hasattr(eqn.prim, "drop_outputs") else None
+    if narrowed is not None:
+        return narrowed
+    outvars = [v if r else DropVar(v.aval) for v, r in zip(eqn.outvars, reads, strict=True)]
+    return eqn.with_vars(eqn.invars, outvars)
+
+
+def _rewrite(jaxpr: Jaxpr, step: Callable[[Eqn, list[Atom], Callable], list[Eqn]]) -> Jaxpr:
+    """Go through the equations with a substitution of variables that ``step`` extends.
+
+    ``step(eqn, invars, alias)`` gets the equation and its substituted operands, returns the equations
+    to put in its place, and calls ``alias(var, atom)`` to have ``atom`` stand for ``var`` from here on.
+    """
+    known: dict[Var, Atom] = {}
+
+    def resolve(atom: Atom) -> Atom:
+        return atom if atom.__class__ is Literal else known.get(atom, atom)  # type: ignore[arg-type]
+
+    eqns: list[Eqn] = []
+    for eqn in jaxpr.eqns:
+        eqns.extend(step(eqn, [resolve(a) for a in eqn.invars], known.__setitem__))
+    return jaxpr.replace(eqns=eqns, outvars=[resolve(a) for a in jaxpr.outvars])
+
+
+def inline_calls(jaxpr: Jaxpr) -> Jaxpr:
+    """With the bodies of calls that only name or cache (``prim.inline``) put in their place, to any depth."""
+
+    def step(eqn, invars, alias):
+        if not getattr(eqn.prim, "inline", False):
+            return [eqn.with_vars(invars, eqn.outvars)]
+        body = inline_calls(eqn.params["jaxpr"])
+        env: dict[Var, Atom] = dict(zip(body.invars, invars, strict=True))
+        inlined = []
+        for e in body.eqns:
+            fresh = [DropVar(v.aval) if v.__class__ is DropVar else Var(v.aval) for v in e.outvars]
+            inlined.append(e.with_vars([a if a.__class__ is Literal else env[a] for a in e.invars], fresh))
+            env.update(zip(e.outvars, fresh, strict=True))
+        for var, atom in zip(eqn.outvars, body.outvars, strict=True):
+            alias(var, atom if atom.__class__ is Literal else env[atom])
+        return inlined
+
+    if not any(getattr(e.prim, "inline", False) for e in jaxpr.eqns):
+        return jaxpr
+    return _rewrite(jaxpr, step)
+
+
+def fold(jaxpr: Jaxpr) -> Jaxpr:
+    """With equations on literals evaluated, where the result is small enough to be a literal."""
+
+    def step(eqn, invars, alias):
+        foldable = invars and not eqn.effects and all(a.__class__ is Literal for a in invars)
+        if foldable and all(v.aval.ndim == 0 for v in eqn.outvars):
+            with set_trace(EVAL):
+                out = eqn.prim.bind(*[a.array for a in invars], **eqn.params)
+            for var, value in zip(eqn.outvars, out if eqn.prim.multiple_results else [out], strict=True):
+                alias(var, Literal(Array(value.buffer, var.aval, value.device)))
+            return []
+        return [eqn.with_vars(invars, eqn.outvars)]
+
+    return _rewrite(jaxpr, step)
+
+
+def cse(jaxpr: Jaxpr) -> Jaxpr:
+    """With each distinct computation done once. Equations with effects are all kept."""
+    seen: dict[Any, Eqn] = {}
+
+    def step(eqn, invars, alias):
+        if eqn.effects or getattr(eqn.prim, "prevent_cse", False):
+            return [eqn.with_vars(invars, eqn.outvars)]
+        key = (eqn.prim, tuple(map(_atom_key, invars)), tuple(eqn.params.items()))
+        first = seen.get(key)
+        if first is not None and not any(v.__class__ is DropVar for v in first.outvars):
+            for mine, theirs in zip(eqn.outvars, first.outvars, strict=True):
+                alias(mine, theirs)
+            return []
+        seen[key] = eqn = eqn.with_vars(invars, eqn.outvars)
+        return [eqn]
+
+    return _rewrite(jaxpr, step)
+
+
+def _atom_key(atom: Atom) -> Any:
+    if atom.__class__ is Literal:
+        value: np.generic = atom.value  # type: ignore[union-attr]
+        return (atom.aval.dtype, value.tobytes())
+    return atom
+
+
+def simplify(jaxpr: Jaxpr) -> Jaxpr:
+    """All passes, in the order in which each makes work for the next."""
+    return dce(cse(fold(inline_calls(jaxpr))))

@@ -1,0 +1,198 @@
+"""Primitives: one object holds all that is known of an operation.
+
+Core. ``bind`` sends an operation to the current trace (stage 1); each transform then asks the
+primitive for its rule. There are no tables of rules elsewhere: to know what ``sin`` is, read
+``sin_p``. Kinds (``core/kinds.py``) supply the usual rules for whole families.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from blufunc import errors
+from blufunc.core import backend, source
+from blufunc.core.array import Array, lift
+from blufunc.core.avals import ShapedArray
+from blufunc.core.trace import Tracer, Value, leak_error, state
+
+RULES = ("impl", "abstract", "jvp", "transpose", "batch")
+"""The rules that the completeness test asks of every primitive."""
+
+
+class Primitive:
+    """An operation and its rules. Subclass it, or make an instance of one of its kinds.
+
+    A rule that cannot exist is set to ``unsupported("reason")``, so that a gap is a decision and
+    never an accident.
+
+    Attributes:
+      name: as printed in jaxprs.
+      kind: the family: elementwise, reduce, movement, contract, index, random, call, ...
+      multiple_results: whether ``bind`` returns a list.
+      fresh: whether ``impl`` always returns new storage, never a view of an operand.
+      effects: what it does besides computing its results; programs never drop or reorder these.
+    """
+
+    name: str
+    kind = "custom"
+    multiple_results = False
+    fresh = False
+    effects: frozenset[str] = frozenset()
+
+    def __init__(self, name: str | None = None):
+        if name is not None:
+            self.name = name
+        self._typed: dict[tuple, Any] = {}
+
+    def __repr__(self) -> str:
+        return self.name
+
+    def bind(self, *args: Any, **params: Any) -> Any:
+        """Apply the primitive under the current trace."""
+        return state.trace.process(self, args, params)
+
+    # -- rules ---------------------------------------------------------------------------------
+
+    def impl(self, *args: Any, **params: Any) -> Any:
+        """The value: NumPy arrays in, NumPy array (or list of them) out. The definition of the primitive."""
+        raise self._missing("impl")
+
+    def abstract(self, *avals: ShapedArray, **params: Any) -> Any:
+        """The type of the result (or list of them) from the types of the arguments; checks both."""
+        raise self._missing("abstract")
+
+    def jvp(self, primals: Sequence, tangents: Sequence, **params: Any) -> Any:
+        """``(out, out_tangent)`` from primals and tangents; a tangent may be a symbolic ``Zero``."""
+        raise self._missing("jvp")
+
+    def transpose(self, ct: Any, *args: Any, **params: Any) -> None:
+        """Reverse of a linear use: adds to the ``Accumulator`` that stands for each linear argument."""
+        raise self._missing("transpose")
+
+    def batch(self, axis: Any, args: Sequence, dims: Sequence[int | None], **params: Any) -> Any:
+        """``(out, out_dim)`` for arguments with an extra axis at ``dims`` (None: not batched)."""
+        raise self._missing("batch")
+
+    linearize: Callable | None = None
+    """``(trace, primals, tangents, **params) -> (outs, out_tangents)`` where the jvp rule, split into its
+    primal and its tangent operations, would not do: primitives that call jaxprs."""
+
+    reference: Callable | None = None
+    """``(compile, **params) -> function`` from a list of NumPy arrays to a sequence of them: the definition, in the
+    place of ``impl``, of primitives that run jaxprs. ``compile(jaxpr)`` gives such a function for a body."""
+
+    def effects_of(self, params: dict) -> frozenset[str]:
+        """The effects of one use."""
+        return self.effects
+
+    # -- mechanics -----------------------------------------------------------------------------
+
+    def typed(self, avals: tuple[ShapedArray, ...], params: dict) -> Any:
+        """``abstract``, memoised, with the user's line added to errors."""
+        key = (avals, *params.items())
+        try:
+            return self._typed[key]
+        except KeyError:
+            pass
+        except TypeError:
+            bad = [k for k, v in params.items() if not _hashable(v)]
+            raise errors.ArgumentError(
+                f"parameters of {self.name} must be hashable: {', '.join(bad)} is not.", where=source.here()
+            ) from None
+        try:
+            result = self.abstract(*avals, **params)
+        except errors.BlufuncError as e:
+            if e.where is None and (where := source.here()):
+                raise type(e)(e.what, where=where, why=e.why, fix=e.fix) from None
+            raise
+        if self.multiple_results:
+            result = tuple(result)
+        self._typed[key] = result
+        return result
+
+    def evaluate(self, args: Sequence, params: dict) -> Any:
+        """Compute now, on the device of the arguments."""
+        arrays = [a if a.__class__ is Array else concrete(a) for a in args]
+        outs = self.typed(tuple([a.aval for a in arrays]), params)
+        device = device_of(arrays, self.name)
+        results = device.backend.run(
+            self, [a.buffer_on(device) for a in arrays], params, outs if self.multiple_results else (outs,)
+        )
+        if self.multiple_results:
+            return [Array(r, aval, device) for r, aval in zip(results, outs, strict=True)]
+        return Array(results[0], outs, device)
+
+    def _missing(self, rule: str) -> errors.UnsupportedError:
+        return errors.UnsupportedError(
+            f"the primitive {self.name} has no {rule} rule.",
+            where=source.here(),
+            fix=f"define {rule} in its class, or set it to unsupported('reason')",
+        )
+
+
+class unsupported:
+    """A rule that does not exist, and why: set it in the place of the rule."""
+
+    def __init__(self, reason: str):
+        self.reason = reason
+
+    def __set_name__(self, owner: type, rule: str) -> None:
+        self.rule = rule
+
+    def __get__(self, prim: Primitive | None, owner: type) -> Any:
+        if prim is None:
+            return self
+        return self._refuse(prim)
+
+    def _refuse(self, prim: Primitive) -> Callable[..., NoReturn]:
+        def refuse(*args: Any, **params: Any) -> NoReturn:
+            error = errors.GradError if self.rule in ("jvp", "transpose") else errors.UnsupportedError
+            raise error(f"{prim.name} has no {self.rule}: {self.reason}.", where=source.here())
+
+        refuse.reason = self.reason  # type: ignore[attr-defined]
+        return refuse
+
+
+def concrete(x: Any) -> Array:
+    """``x`` as an ``Array``; a tracer here has outlived its trace."""
+    if isinstance(x, Tracer):
+        raise leak_error(x)
+    value = lift(x)
+    if isinstance(value, Tracer):
+        raise leak_error(value)
+    return value  # type: ignore[return-value]
+
+
+def device_of(arrays: Sequence[Array], name: str) -> Any:
+    """The one device of the arguments; the default device where there are none.
+
+    Rank-0 arrays go wherever the others are: a number has no place of its own.
+    """
+    device = None
+    for a in arrays:
+        if device is None:
+            device, extent = a.device, a.aval.ndim
+        elif a.device is not device and a.device != device:
+            if not extent:
+                device, extent = a.device, a.aval.ndim
+            elif a.aval.ndim:
+                raise errors.ArgumentError(
+                    f"{name} was given arrays on {device} and on {a.device}.",
+                    where=source.here(),
+                    fix="move one of them: bf.device_put(x, device)",
+                )
+    return device if device is not None else backend.default_device()
+
+
+def _hashable(x: Any) -> bool:
+    try:
+        hash(x)
+    except TypeError:
+        return False
+    return True
+
+
+def aval_of(x: Any) -> ShapedArray:
+    """The type of a value, tracer, Python scalar or NumPy array."""
+    return x.aval if isinstance(x, Value) else lift(x).aval

@@ -1,0 +1,75 @@
+"""User source lines, for equations and error messages.
+
+Core, before tracing: a staged equation or an error asks here for the innermost frame that is not
+ours, and gets a ``Source``. Capture happens for every equation, so it must be cheap: the frame's
+code object and instruction index are kept, and the line is only worked out when somebody reads it.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from types import CodeType
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_STDLIB_WRAPPERS = ("functools.py", "contextlib.py")
+_is_internal: dict[str, bool] = {}  # file name -> whether the file is part of blufunc
+
+Source = tuple[CodeType, int]
+"""A code object and the index of the instruction in it that was running."""
+
+
+def _classify(filename: str) -> bool:
+    internal = os.path.abspath(filename).startswith(_PACKAGE) or (
+        os.path.basename(filename) in _STDLIB_WRAPPERS
+        and os.path.dirname(filename) == os.path.dirname(os.__file__)
+    )
+    _is_internal[filename] = internal
+    return internal
+
+
+def current() -> Source | None:
+    """The innermost frame outside blufunc that led here, or None if there is none."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        filename = code.co_filename
+        internal = _is_internal.get(filename)
+        if internal is None:
+            internal = _classify(filename)
+        if not internal:
+            return code, frame.f_lasti
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def line_of(source: Source) -> int:
+    """The line number of ``source`` in its file."""
+    code, lasti = source
+    for i, (line, *_) in enumerate(code.co_positions()):
+        if i == lasti // 2 and line is not None:
+            return line
+    return code.co_firstlineno
+
+
+def summary(source: Source | None) -> str:
+    """``file.py:12 (function)``, with the file's base name: short enough for a column."""
+    if source is None:
+        return "<unknown>"
+    code = source[0]
+    return f"{os.path.basename(code.co_filename)}:{line_of(source)} ({code.co_name})"
+
+
+def describe(source: Source | None) -> str | None:
+    """``path/file.py:12 (function): the line's text``, or None where the frame is not known."""
+    if source is None:
+        return None
+    code, line = source[0], line_of(source)
+    text = linecache.getline(code.co_filename, line).strip()
+    return f"{code.co_filename}:{line} ({code.co_name})" + (f": {text}" if text else "")
+
+
+def here() -> str | None:
+    """``describe(current())``: where the user's code is now, for error messages."""
+    return describe(current())

@@ -1,0 +1,748 @@
+"""Pytrees: nested containers taken apart into a list of leaves, and put together again.
+
+Stands in core, before tracing: every transform flattens what the user passes, works on the list, and
+unflattens the result. In comes any nesting of dict, OrderedDict, defaultdict, list, tuple, namedtuple, None,
+dataclasses and registered classes; out come the leaves, in a fixed order, and a ``TreeDef``.
+
+A ``TreeDef`` wraps a spec made of plain tuples, ``(kind, aux, child specs)`` for a node and ``None`` for a
+leaf, so that comparing and hashing structures (the key of every ``jit`` call) is done by tuples, in C. The
+fast paths carry no key paths; when one fails, the structures are walked again to say where.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import functools
+import itertools
+import operator
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar, overload
+
+from blufunc.errors import ArgumentError, TreeError
+
+Leaf = Any
+PyTree = Any
+Path = tuple[Any, ...]
+IsLeaf = Callable[[Any], bool] | None
+_C = TypeVar("_C", bound=type)
+
+
+# Keys: one step of a path, printed as the Python that takes it.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DictKey:
+    """The value under ``key`` of a dict."""
+
+    key: Hashable
+
+    def __str__(self) -> str:
+        return f"[{self.key!r}]"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SequenceKey:
+    """Element ``idx`` of a list or tuple."""
+
+    idx: int
+
+    def __str__(self) -> str:
+        return f"[{self.idx}]"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GetAttrKey:
+    """Field ``name`` of a namedtuple or dataclass."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f".{self.name}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FlattenedIndexKey:
+    """Child number ``key`` of a registered class that does not name its children."""
+
+    key: int
+
+    def __str__(self) -> str:
+        return f"[<flat index {self.key}>]"
+
+
+# Kinds: what the tree functions know of one container class.
+
+
+class Kind:
+    """How one class is split into ``(children, aux)``, joined again, and how its children are called.
+
+    ``keys(aux, n)`` names the children knowing only the spec. ``keys_of(x)`` does so for a live object, where
+    the class chose its own names at registration.
+    """
+
+    __slots__ = ("cls", "join", "keys", "keys_of", "split", "static_names")
+
+    def __init__(
+        self,
+        cls: type,
+        split: Callable[[Any], tuple[Sequence[Any], Hashable]],
+        join: Callable[[Any, list[Any]], Any],
+        keys: Callable[[Any, int], list[Any]],
+        *,
+        static_names: tuple[str, ...] = (),
+        keys_of: Callable[[Any], list[Any]] | None = None,
+    ):
+        self.cls, self.split, self.join, self.keys = cls, split, join, keys
+        self.static_names, self.keys_of = static_names, keys_of
+
+    def __reduce__(self) -> Any:  # a TreeDef is loaded by a process that has registered the same classes
+        return _load_kind, (self.cls,)
+
+
+class _Kinds(dict[type, "Kind | None"]):
+    """From class to Kind, or to None for leaves. Each class is looked at once, when first met."""
+
+    def __missing__(self, cls: type) -> Kind | None:
+        kind = self[cls] = _discover(cls)
+        return kind
+
+
+class _UnsortableKeys(Exception):
+    """A dict whose keys have no order; ``flatten`` turns it into a TreeError that knows the path."""
+
+
+def _split_dict(x: dict[Any, Any]) -> tuple[Sequence[Any], Hashable]:
+    try:
+        keys = tuple(sorted(x))
+    except TypeError:
+        raise _UnsortableKeys(x) from None
+    return tuple(builtins.map(x.__getitem__, keys)), keys
+
+
+def _split_defaultdict(x: defaultdict[Any, Any]) -> tuple[Sequence[Any], Hashable]:
+    children, keys = _split_dict(x)
+    return children, (x.default_factory, keys)
+
+
+def _dict_keys(aux: tuple[Any, ...], n: int) -> list[Any]:
+    return [DictKey(k) for k in aux]
+
+
+def _sequence_keys(aux: Any, n: int) -> list[Any]:
+    return [SequenceKey(i) for i in range(n)]
+
+
+def _flat_keys(aux: Any, n: int) -> list[Any]:
+    return [FlattenedIndexKey(i) for i in range(n)]
+
+
+_NONE = Kind(type(None), lambda x: ((), None), lambda aux, xs: None, _sequence_keys)
+# The spec guarantees that keys and children are equally many, so the joins zip without checking.
+_DICT = Kind(dict, _split_dict, lambda aux, xs: dict(zip(aux, xs)), _dict_keys)  # noqa: B905
+_ORDERED = Kind(
+    OrderedDict,
+    lambda x: (list(x.values()), tuple(x)),  # its own order is part of its meaning: not sorted
+    lambda aux, xs: OrderedDict(zip(aux, xs)),  # noqa: B905
+    _dict_keys,
+)
+_DEFAULT = Kind(
+    defaultdict,
+    _split_defaultdict,
+    lambda aux, xs: defaultdict(aux[0], zip(aux[1], xs)),  # noqa: B905
+    lambda aux, n: _dict_keys(aux[1], n),
+)
+_LIST = Kind(list, lambda x: (x, None), lambda aux, xs: xs, _sequence_keys)
+_TUPLE = Kind(tuple, lambda x: (x, None), lambda aux, xs: tuple(xs), _sequence_keys)
+
+_KINDS = _Kinds({kind.cls: kind for kind in (_NONE, _DICT, _ORDERED, _DEFAULT, _LIST, _TUPLE)})
+_explicit: set[type] = set(_KINDS)
+
+
+def _discover(cls: type) -> Kind | None:
+    fields = getattr(cls, "_fields", None)
+    if issubclass(cls, tuple) and isinstance(fields, tuple):
+        return Kind(
+            cls,
+            lambda x: (x, None),
+            lambda aux, xs: cls._make(xs),  # type: ignore[attr-defined]
+            lambda aux, n: [GetAttrKey(f) for f in fields],
+        )
+    if dataclasses.is_dataclass(cls):
+        static = tuple(f.name for f in dataclasses.fields(cls) if f.metadata.get("static"))
+        data = tuple(f.name for f in dataclasses.fields(cls) if not f.metadata.get("static"))
+        return _attribute_kind(cls, data, static)
+    return None
+
+
+def _load_kind(cls: type) -> Kind:
+    kind = _KINDS[cls]
+    if kind is None:
+        raise TreeError(
+            f"a saved tree holds {cls.__name__}, which is not registered here", fix="register_node(...)"
+        )
+    return kind
+
+
+def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    if len(names) >= 2:
+        return operator.attrgetter(*names)
+    return lambda x: tuple([getattr(x, name) for name in names])
+
+
+def _attribute_kind(cls: type, data: tuple[str, ...], static: tuple[str, ...]) -> Kind:
+    get_data, get_static, new, set_ = _getter(data), _getter(static), object.__new__, object.__setattr__
+
+    def join(aux: tuple[Any, ...], xs: list[Any]) -> Any:
+        # Not through __init__: the children may be tracers, placeholders or None, which it need not accept.
+        x = new(cls)
+        for name, value in zip(data, xs):  # noqa: B905
+            set_(x, name, value)
+        for name, value in zip(static, aux):  # noqa: B905
+            set_(x, name, value)
+        return x
+
+    return Kind(
+        cls,
+        lambda x: (get_data(x), get_static(x)),
+        join,
+        lambda aux, n: [GetAttrKey(name) for name in data],
+        static_names=static,
+    )
+
+
+# Registration.
+
+
+def _register(cls: type, kind: Kind | None) -> None:
+    if not isinstance(cls, type):
+        raise ArgumentError(f"a pytree node is registered by its class, got {cls!r}")
+    if cls in _explicit:
+        raise TreeError(f"{cls.__name__} is already a pytree node", fix="register each class once")
+    _explicit.add(cls)
+    _KINDS[cls] = kind
+
+
+def register_node(
+    cls: type,
+    flatten_fn: Callable[[Any], tuple[Iterable[Any], Hashable]],
+    unflatten_fn: Callable[[Any, Sequence[Any]], Any],
+    flatten_with_keys: Callable[[Any], tuple[Iterable[tuple[Any, Any]], Hashable]] | None = None,
+) -> None:
+    """Makes instances of ``cls`` (exactly, not of its subclasses) nodes of pytrees.
+
+    Args:
+      flatten_fn: object -> ``(children, aux)``; ``aux`` is hashable, and equal for equal structures.
+      unflatten_fn: ``(aux, children)`` -> object; it must accept children of any type.
+      flatten_with_keys: object -> ``([(key, child), ...], aux)``, for paths in messages; a key is one of
+        ``DictKey``, ``SequenceKey``, ``GetAttrKey``, or anything that prints itself by ``str``.
+    """
+
+    def split(x: Any) -> tuple[Sequence[Any], Hashable]:
+        result = flatten_fn(x)
+        if type(result) is not tuple or len(result) != 2:
+            raise TreeError(
+                f"the flatten function of {cls.__name__} returned {type(result).__name__}",
+                fix="return (children, aux)",
+            )
+        return tuple(result[0]), result[1]
+
+    def join(aux: Any, xs: list[Any]) -> Any:
+        return unflatten_fn(aux, tuple(xs))
+
+    if flatten_with_keys is None:
+        _register(cls, Kind(cls, split, join, _flat_keys))
+        return
+
+    def keys_of(x: Any) -> list[Any]:
+        return [key for key, _ in flatten_with_keys(x)[0]]
+
+    def keys(aux: Any, n: int) -> list[Any]:
+        # Only an object can be asked for its keys, so one is made of placeholders. A class whose constructor
+        # looks into its children may refuse them: then the numbers have to do.
+        try:
+            named = keys_of(join(aux, [object()] * n))
+        except Exception:
+            return _flat_keys(aux, n)
+        return named if len(named) == n else _flat_keys(aux, n)
+
+    _register(cls, Kind(cls, split, join, keys, keys_of=keys_of))
+
+
+@overload
+def register_dataclass(
+    cls: _C, data_fields: Iterable[str] | None = ..., static_fields: Iterable[str] | None = ...
+) -> _C: ...
+@overload
+def register_dataclass(
+    cls: None = ..., data_fields: Iterable[str] | None = ..., static_fields: Iterable[str] | None = ...
+) -> Callable[[_C], _C]: ...
+def register_dataclass(
+    cls: Any = None, data_fields: Iterable[str] | None = None, static_fields: Iterable[str] | None = None
+) -> Any:
+    """Says which attributes of ``cls`` are children and which are static; usable as a decorator.
+
+    Dataclasses are nodes without it, with ``field(metadata={'static': True})`` for static fields. It is for
+    classes whose fields cannot be edited, and for classes that are not dataclasses (give both lists then). If
+    one list is given, it is the rest of the fields that make the other.
+    """
+    if cls is None:
+        return functools.partial(register_dataclass, data_fields=data_fields, static_fields=static_fields)
+    data = None if data_fields is None else tuple(data_fields)
+    static = None if static_fields is None else tuple(static_fields)
+    if isinstance(cls, type) and dataclasses.is_dataclass(cls):
+        fields = {f.name: bool(f.metadata.get("static")) for f in dataclasses.fields(cls)}
+        if data is None and static is None:
+            static = tuple(name for name, is_static in fields.items() if is_static)
+        if data is None:
+            data = tuple(name for name in fields if name not in (static or ()))
+        if static is None:
+            static = tuple(name for name in fields if name not in data)
+        if sorted(data + static) != sorted(fields):
+            raise TreeError(
+                f"data_fields {data} and static_fields {static} are not the fields of {cls.__name__}",
+                why=f"each field is in exactly one of them, and {cls.__name__} has {', '.join(fields)}",
+            )
+    elif data is None or static is None:
+        raise TreeError(
+            f"{getattr(cls, '__name__', cls)} is not a dataclass, so its fields are unknown",
+            fix="decorate it with @dataclasses.dataclass first, or give both data_fields and static_fields",
+        )
+    _register(cls, _attribute_kind(cls, data, static))
+    return cls
+
+
+def register_leaf(cls: _C) -> _C:
+    """Makes instances of ``cls``, a dataclass or namedtuple, leaves; usable as a decorator."""
+    _register(cls, None)
+    return cls
+
+
+for _key in (DictKey, SequenceKey, GetAttrKey, FlattenedIndexKey):
+    register_leaf(_key)
+
+
+# TreeDef.
+
+Spec = tuple[Kind, Any, tuple[Any, ...]] | None
+
+
+class TreeDef:
+    """The structure of a pytree without its leaves. Immutable, hashable, comparable, and picklable."""
+
+    __slots__ = ("_hash", "num_leaves", "spec")
+
+    spec: Spec
+    num_leaves: int
+
+    def __init__(self, spec: Spec, num_leaves: int):
+        self.spec = spec
+        self.num_leaves = num_leaves
+        self._hash: int | None = None
+
+    @property
+    def node_type(self) -> type | None:
+        """The class of the outermost container; None for a leaf."""
+        return None if self.spec is None else self.spec[0].cls
+
+    def children(self) -> list[TreeDef]:
+        return [] if self.spec is None else [_treedef(c) for c in self.spec[2]]
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if type(other) is not TreeDef:
+            return NotImplemented
+        return self.num_leaves == other.num_leaves and self.spec == other.spec
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            try:
+                self._hash = hash(self.spec)
+            except TypeError:
+                raise _unhashable(self.spec) from None
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"PyTreeDef({_repr(self.spec)})"
+
+    def __reduce__(self) -> Any:
+        return _treedef, (self.spec,)
+
+
+LEAF = TreeDef(None, 1)
+"""The structure of every bare leaf: one object, so that ``treedef is LEAF`` tells."""
+
+
+def _treedef(spec: Spec) -> TreeDef:
+    return LEAF if spec is None else TreeDef(spec, _count(spec))
+
+
+def _count(spec: Spec) -> int:
+    return 1 if spec is None else sum([_count(c) for c in spec[2]])
+
+
+def _repr(spec: Spec) -> str:
+    if spec is None:
+        return "*"
+    kind, aux, specs = spec
+    parts = [_repr(c) for c in specs]
+    if kind is _NONE:
+        return "None"
+    if kind is _LIST:
+        return f"[{', '.join(parts)}]"
+    if kind is _TUPLE:
+        return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
+    if kind in (_DICT, _ORDERED, _DEFAULT):
+        names = aux[1] if kind is _DEFAULT else aux
+        text = "{" + ", ".join(f"{k!r}: {p}" for k, p in zip(names, parts, strict=True)) + "}"
+        if kind is _DEFAULT:
+            text = f"{getattr(aux[0], '__name__', aux[0])}, {text}"
+        return text if kind is _DICT else f"{kind.cls.__name__}({text})"
+    keys = [f"{k.name}={p}" if type(k) is GetAttrKey else p for k, p in zip(_keys(spec), parts, strict=True)]
+    if kind.static_names:
+        keys += [f"{name}={value!r}" for name, value in zip(kind.static_names, aux, strict=True)]
+    elif aux is not None and aux != ():
+        return f"{kind.cls.__name__}[{aux!r}]({', '.join(keys)})"
+    return f"{kind.cls.__name__}({', '.join(keys)})"
+
+
+def _keys(spec: Spec) -> list[Any]:
+    """The keys of the children of a node."""
+    assert spec is not None
+    kind, aux, specs = spec
+    return kind.keys(aux, len(specs))
+
+
+def _unhashable(spec: Spec, path: Path = ()) -> TreeError:
+    """The error for the innermost node whose static data cannot be hashed."""
+    assert spec is not None
+    for key, child in zip(_keys(spec), spec[2], strict=True):
+        try:
+            hash(child)
+        except TypeError:
+            return _unhashable(child, (*path, key))
+    kind, aux, _ = spec
+    culprit = f"the static data of {kind.cls.__name__}"
+    for name, value in zip(kind.static_names, aux if kind.static_names else (), strict=True):
+        try:
+            hash(value)
+        except TypeError:
+            culprit = f"static field {name!r} of {kind.cls.__name__}, a {type(value).__name__},"
+    return TreeError(
+        f"{culprit} cannot be hashed{at(path)}",
+        why="static data is part of the key under which traced functions are kept",
+        fix="make it hashable (a tuple for a list), or a data field if it holds arrays",
+    )
+
+
+def at(path: Path) -> str:
+    """`` at ['a'][0]`` for messages; nothing for the root."""
+    return " at " + "".join([str(k) for k in path]) if path else ""
+
+
+# Flatten and unflatten.
+
+
+def flatten(tree: PyTree, is_leaf: IsLeaf = None) -> tuple[list[Leaf], TreeDef]:
+    """The leaves of ``tree`` from left to right (dicts in the order of their sorted keys), and its structure.
+
+    ``is_leaf(x)`` is asked for each object on the way; if true, ``x`` is a leaf whatever it contains.
+    """
+    leaves: list[Leaf] = []
+    if is_leaf is None:
+        kind = _KINDS[type(tree)]
+        if kind is None:
+            return [tree], LEAF
+        try:
+            return leaves, TreeDef(_flatten(tree, kind, leaves), len(leaves))
+        except _UnsortableKeys as error:
+            raise _explain_unsortable(tree, error.args[0]) from None
+    try:
+        spec = _flatten_until(tree, leaves, is_leaf)
+    except _UnsortableKeys as error:
+        raise _explain_unsortable(tree, error.args[0]) from None
+    return leaves, LEAF if spec is None else TreeDef(spec, len(leaves))
+
+
+def _flatten(x: PyTree, kind: Kind, leaves: list[Leaf]) -> Spec:
+    specs: list[Spec] = []
+    if kind is _DICT:  # most nodes are: _split_dict without its call and its list of children
+        try:
+            keys = tuple(sorted(x))
+        except TypeError:
+            raise _UnsortableKeys(x) from None
+        for key in keys:
+            child = x[key]
+            child_kind = _KINDS[type(child)]
+            if child_kind is None:
+                leaves.append(child)
+                specs.append(None)
+            else:
+                specs.append(_flatten(child, child_kind, leaves))
+        return kind, keys, tuple(specs)
+    children, aux = kind.split(x)
+    for child in children:
+        child_kind = _KINDS[type(child)]
+        if child_kind is None:
+            leaves.append(child)
+            specs.append(None)
+        else:
+            specs.append(_flatten(child, child_kind, leaves))
+    return kind, aux, tuple(specs)
+
+
+def _flatten_until(x: PyTree, leaves: list[Leaf], is_leaf: Callable[[Any], bool]) -> Spec:
+    kind = None if is_leaf(x) else _KINDS[type(x)]
+    if kind is None:
+        leaves.append(x)
+        return None
+    children, aux = kind.split(x)
+    return kind, aux, tuple([_flatten_until(child, leaves, is_leaf) for child in children])
+
+
+def _explain_unsortable(tree: PyTree, culprit: dict[Any, Any]) -> TreeError:
+    path = _find(tree, culprit, ())
+    return TreeError(
+        f"the keys of a dict{at(path or ())} cannot be sorted: {list(culprit)}",
+        why="leaves are ordered by sorted keys, so that the order of insertion does not matter",
+        fix="use keys of one type, or an OrderedDict, which keeps its own order",
+    )
+
+
+def _find(x: PyTree, target: object, path: Path) -> Path | None:
+    if x is target:
+        return path
+    kind = _KINDS[type(x)]
+    if kind is not None:
+        try:
+            children, aux = kind.split(x)
+        except _UnsortableKeys:
+            return None
+        for key, child in zip(kind.keys(aux, len(children)), children, strict=True):
+            found = _find(child, target, (*path, key))
+            if found is not None:
+                return found
+    return None
+
+
+def unflatten(treedef: TreeDef, leaves: Iterable[Leaf]) -> PyTree:
+    """The tree of structure ``treedef`` with the given leaves: the inverse of ``flatten``."""
+    if type(treedef) is not TreeDef:
+        raise ArgumentError(
+            f"unflatten needs a TreeDef, got {type(treedef).__name__}", fix="unflatten(treedef, leaves)"
+        )
+    if type(leaves) is not list:
+        leaves = list(leaves)
+    if len(leaves) != treedef.num_leaves:
+        raise TreeError(f"{len(leaves)} leaves were given for a structure of {treedef.num_leaves}: {treedef}")
+    if treedef.spec is None:
+        return leaves[0]
+    return _unflatten(treedef.spec, iter(leaves))
+
+
+def _unflatten(spec: Spec, rest: Iterator[Leaf]) -> PyTree:
+    kind, aux, specs = spec  # type: ignore[misc]
+    if not any(specs):  # only leaves: no Python for each
+        if kind is _DICT:
+            return dict(zip(aux, rest))  # noqa: B905 - zip asks aux first, so it takes no leaf too many
+        return kind.join(aux, list(itertools.islice(rest, len(specs))))
+    return kind.join(aux, [next(rest) if s is None else _unflatten(s, rest) for s in specs])
+
+
+def leaves(tree: PyTree, is_leaf: IsLeaf = None) -> list[Leaf]:
+    """The leaves of ``tree``, from left to right."""
+    return flatten(tree, is_leaf)[0]
+
+
+def structure(tree: PyTree, is_leaf: IsLeaf = None) -> TreeDef:
+    """The structure of ``tree``."""
+    return flatten(tree, is_leaf)[1]
+
+
+# Several trees at once.
+
+
+def map(f: Callable[..., Any], tree: PyTree, *rest: PyTree, is_leaf: IsLeaf = None) -> PyTree:
+    """A tree like ``tree``, with ``f`` of each leaf, and of what is in its place in each of ``rest``.
+
+    The structure of ``tree`` has to be a prefix of those of ``rest``: where it has a leaf they may have more.
+    """
+    flat, treedef = flatten(tree, is_leaf)
+    if not rest:
+        return unflatten(treedef, [f(x) for x in flat])
+    others = [_flatten_up_to(treedef, r, ("the first tree", f"tree {i}")) for i, r in enumerate(rest, 2)]
+    return unflatten(treedef, [f(*xs) for xs in zip(flat, *others, strict=True)])
+
+
+_MISSING = object()
+
+
+def reduce(
+    f: Callable[[Any, Any], Any], tree: PyTree, initializer: Any = _MISSING, is_leaf: IsLeaf = None
+) -> Any:
+    """``functools.reduce`` over the leaves."""
+    if initializer is _MISSING:
+        return functools.reduce(f, leaves(tree, is_leaf))
+    return functools.reduce(f, leaves(tree, is_leaf), initializer)
+
+
+def all(tree: PyTree, is_leaf: IsLeaf = None) -> bool:
+    """Whether all leaves are true."""
+    return builtins.all(leaves(tree, is_leaf))
+
+
+def transpose(outer: TreeDef, inner: TreeDef, tree: PyTree) -> PyTree:
+    """Exchanges an ``outer`` structure with the ``inner`` one below: a list of dicts for a dict of lists."""
+    rows = [
+        _flatten_up_to(inner, row, ("the inner structure", f"element {i} of the tree"))
+        for i, row in enumerate(_flatten_up_to(outer, tree, ("the outer structure", "the tree")))
+    ]
+    return unflatten(inner, [unflatten(outer, [row[j] for row in rows]) for j in range(inner.num_leaves)])
+
+
+def flatten_up_to(treedef: TreeDef, tree: PyTree) -> list[PyTree]:
+    """The subtrees of ``tree`` that stand where ``treedef`` has its leaves."""
+    return _flatten_up_to(treedef, tree, ("the structure", "the tree"))
+
+
+def broadcast_prefix(prefix: PyTree, tree: PyTree, is_leaf: IsLeaf = None) -> list[Leaf]:
+    """For each leaf of ``tree``, the leaf of ``prefix`` that stands at its place or above it.
+
+    ``is_leaf`` is asked of ``prefix`` only. With ``is_leaf=lambda x: x is None``, None is a value like
+    others, and without, it has to meet a None.
+    """
+    values, treedef = flatten(prefix, is_leaf)
+    if treedef is LEAF:
+        return values * len(leaves(tree))
+    result: list[Leaf] = []
+    for value, subtree in zip(values, _flatten_up_to(treedef, tree, ("the prefix", "the tree")), strict=True):
+        if _KINDS[type(subtree)] is None:
+            result.append(value)
+        else:
+            result += [value] * len(leaves(subtree))
+    return result
+
+
+class _Mismatch(Exception):
+    """``_up_to`` met another structure; turned into a TreeError that knows the path."""
+
+
+def _flatten_up_to(treedef: TreeDef, tree: PyTree, names: tuple[str, str]) -> list[PyTree]:
+    if treedef.spec is None:
+        return [tree]
+    found: list[PyTree] = []
+    try:
+        _up_to(treedef.spec, tree, found)
+    except _UnsortableKeys as error:
+        raise _explain_unsortable(tree, error.args[0]) from None
+    except _Mismatch:
+        lines = list(_mismatches(treedef.spec, tree, names, ()))
+        if len(lines) > 5:
+            lines[4:] = [f"and {len(lines) - 4} more differences"]
+        what = f"{names[1]} does not have the structure of {names[0]}"
+        raise TreeError("\n  ".join([what, *lines])) from None
+    return found
+
+
+def _up_to(spec: Spec, x: Any, found: list[PyTree]) -> None:
+    kind, aux, specs = spec  # type: ignore[misc]
+    cls: type = type(x)
+    if cls is not kind.cls:
+        raise _Mismatch
+    children: Sequence[Any]
+    if kind is _DICT:
+        # Taken in the order of the spec, so that nothing has to be sorted.
+        if len(x) != len(aux):
+            raise _Mismatch
+        try:
+            children = [x[key] for key in aux]
+        except KeyError:
+            raise _Mismatch from None
+    else:
+        children, x_aux = kind.split(x)
+        if len(children) != len(specs) or x_aux != aux:
+            raise _Mismatch
+    if not any(specs):
+        found += children
+        return
+    for s, child in zip(specs, children):  # noqa: B905
+        if s is None:
+            found.append(child)
+        else:
+            _up_to(s, child, found)
+
+
+def _mismatches(spec: Spec, x: PyTree, names: tuple[str, str], path: Path) -> Iterator[str]:
+    """The lines that say where ``x`` departs from ``spec``; it may go on below the leaves of ``spec``."""
+    if spec is None:
+        return
+    kind = _KINDS[type(x)]
+    if kind is None:
+        yield f"{_place(path)}: {names[0]} has {describe(spec)}, {names[1]} has a leaf ({type(x).__name__})"
+        return
+    try:
+        children, aux = kind.split(x)
+    except _UnsortableKeys:
+        yield f"{_place(path)}: in {names[1]}, keys that cannot be sorted: {list(x)}"
+        return
+    other = (kind, aux, (None,) * len(children))
+    yield from node_differences(spec, other, names, path)
+    if kind is spec[0]:
+        theirs = dict(zip(kind.keys(aux, len(children)), children, strict=True))
+        for key, s in zip(_keys(spec), spec[2], strict=True):
+            if key in theirs:
+                yield from _mismatches(s, theirs[key], names, (*path, key))
+
+
+def node_differences(a: Spec, b: Spec, names: tuple[str, str], path: Path) -> Iterator[str]:
+    """The lines that say how two nodes differ, leaving their common children aside."""
+    assert a is not None and b is not None
+    if a[0] is not b[0]:
+        yield f"{_place(path)}: {names[0]} has {describe(a)}, {names[1]} has {describe(b)}"
+        return
+    keys_a, keys_b = _keys(a), _keys(b)
+    for keys, others, name in ((keys_a, keys_b, names[0]), (keys_b, keys_a, names[1])):
+        yield from [f"{_place((*path, key))}: only in {name}" for key in keys if key not in others]
+    kind, aux_a, aux_b = a[0], a[1], b[1]
+    if aux_a == aux_b or kind is _DICT:
+        return
+    if kind.static_names:
+        for name, x, y in zip(kind.static_names, aux_a, aux_b, strict=True):
+            if x != y:
+                place = _place((*path, GetAttrKey(name)))
+                yield f"{place}: static, {x!r} in {names[0]}, {y!r} in {names[1]}"
+    elif kind is _DEFAULT:
+        if aux_a[0] != aux_b[0]:
+            yield f"{_place(path)}: default factory {aux_a[0]!r} in {names[0]}, {aux_b[0]!r} in {names[1]}"
+    elif kind is _ORDERED:
+        if set(aux_a) == set(aux_b):
+            yield f"{_place(path)}: keys in order {list(aux_a)} in {names[0]}, {list(aux_b)} in {names[1]}"
+    else:
+        what = f"static data of {kind.cls.__name__}"
+        yield f"{_place(path)}: {what}, {aux_a!r} in {names[0]}, {aux_b!r} in {names[1]}"
+
+
+def describe(spec: Spec) -> str:
+    """A node in words: ``a dict with keys 'a', 'b'``."""
+    if spec is None:
+        return "a leaf"
+    kind, aux, specs = spec
+    if kind is _NONE:
+        return "None"
+    if kind in (_DICT, _ORDERED, _DEFAULT):
+        keys = aux[1] if kind is _DEFAULT else aux
+        shown = ", ".join([repr(k) for k in keys[:6]]) + (", ..." if len(keys) > 6 else "")
+        return f"{_article(kind.cls)} with keys {shown}" if keys else f"an empty {kind.cls.__name__}"
+    if kind in (_LIST, _TUPLE):
+        return f"a {kind.cls.__name__} of {len(specs)}"
+    return _article(kind.cls)
+
+
+def _article(cls: type) -> str:
+    return f"{'an' if cls.__name__[0] in 'AEIOUaeiou' else 'a'} {cls.__name__}"
+
+
+def _place(path: Path) -> str:
+    return "".join([str(k) for k in path]) or "at the root"

@@ -1,0 +1,107 @@
+"""Every error class of blufunc, and the one shape that all messages take.
+
+Stands before the path of a program: nothing here imports the rest of the package.
+
+A message says what happened, where (the user's line, not ours), why, and the fix. Each class also
+derives from the builtin exception that a Python programmer would expect to catch, so that
+``except TypeError`` keeps working.
+"""
+
+from __future__ import annotations
+
+
+class BlufuncError(Exception):
+    """Base of all errors raised on purpose by blufunc.
+
+    Args:
+      what: one sentence: what happened, naming the argument, path or value.
+      where: the user's source line, as text (see ``core.source.describe``).
+      why: the reason, where it is not plain from ``what``.
+      fix: what to write instead, as code where possible.
+    """
+
+    def __init__(
+        self, what: str, *, where: str | None = None, why: str | None = None, fix: str | None = None
+    ):
+        self.what, self.where, self.why, self.fix = what, where, why, fix
+        lines = [what]
+        for label, text in (("at", where), ("why", why), ("fix", fix)):
+            if text:
+                lines.append(f"  {label + ':':<5}" + str(text).replace("\n", "\n       "))
+        super().__init__("\n".join(lines))
+
+    def __reduce__(self):
+        kwargs = {"where": self.where, "why": self.why, "fix": self.fix}
+        return (_rebuild, (type(self), self.what, kwargs))
+
+
+def _rebuild(cls, what, kwargs):
+    return cls(what, **kwargs)
+
+
+class ShapeError(BlufuncError, TypeError):
+    """Shapes that an operation cannot take."""
+
+
+class DtypeError(BlufuncError, TypeError):
+    """Dtypes that an operation cannot take, or promotion that is not allowed."""
+
+
+class ArgumentError(BlufuncError, TypeError):
+    """An argument that is not an array, pytree or option of the expected kind."""
+
+
+class ValueRangeError(BlufuncError, ValueError):
+    """An argument of the right kind whose value is out of range."""
+
+
+class TreeError(BlufuncError, ValueError):
+    """Pytrees whose structures differ, or that hold leaves that are not arrays."""
+
+
+class VmapSizeError(BlufuncError, ValueError):
+    """Arguments of ``vmap`` whose mapped axes have different sizes, or do not exist."""
+
+
+class GradError(BlufuncError, TypeError):
+    """A derivative that does not exist: a non-scalar output, an integer input, a missing rule."""
+
+
+class ConcretizationError(BlufuncError, TypeError):
+    """A traced value used where Python needs a concrete one: ``bool``, ``int``, an index, ``numpy.asarray``."""
+
+
+class LeakedTracerError(BlufuncError, RuntimeError):
+    """A traced value used after the transform that made it has ended."""
+
+
+class ImmutableArrayError(BlufuncError, TypeError):
+    """In-place assignment to an array."""
+
+
+class DonatedArrayError(BlufuncError, RuntimeError):
+    """An array used after it was donated to a ``jit`` call."""
+
+
+class StaticArgumentError(BlufuncError, ValueError):
+    """A static argument that is unhashable or missing."""
+
+
+class RetraceError(BlufuncError, RuntimeError):
+    """``jit(max_traces=...)`` was exceeded."""
+
+
+class CarryError(BlufuncError, TypeError):
+    """A loop body that returns a carry of another type than it was given."""
+
+
+class JaxprTypeError(BlufuncError, TypeError):
+    """An ill-typed jaxpr, found by ``check_jaxpr``: a mistake in a rule or transform."""
+
+
+class UnsupportedError(BlufuncError, NotImplementedError):
+    """A combination that blufunc does not support, by name."""
+
+
+class DataError(BlufuncError, ValueError):
+    """An input file that is missing, empty, truncated or of another format."""

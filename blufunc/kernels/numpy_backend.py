@@ -1,0 +1,96 @@
+"""The reference backend: NumPy arrays on the CPU.
+
+Kernels, stage 8. It is always there, and it is what every other backend is compared with: the
+meaning of a primitive is its ``impl``, and the meaning of a program is its equations run in order.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc.core import backend
+from blufunc.core.array import Array
+from blufunc.core.avals import ShapedArray
+from blufunc.core.jaxpr import Jaxpr
+from blufunc.kernels.numpy_program import Program, interpret
+from blufunc.kernels.quiet import quietly
+
+
+class NumpyBackend:
+    """``Backend`` whose buffers are NumPy arrays and whose work is done when a call returns."""
+
+    name = "cpu"
+
+    def __init__(self) -> None:
+        self._device = backend.Device("cpu", 0, self)
+
+    def devices(self) -> Sequence[backend.Device]:
+        """One device: the cores of this machine."""
+        return [self._device]
+
+    def from_host(self, x: np.ndarray, device: backend.Device) -> np.ndarray:
+        """A copy in row-major order."""
+        return np.array(x, order="C")
+
+    def to_host(self, buffer: np.ndarray) -> np.ndarray:
+        """A read-only view."""
+        view = buffer.view()
+        view.flags.writeable = False
+        return view
+
+    def block_until_ready(self, buffer: np.ndarray) -> None:
+        """Nothing to wait for."""
+
+    def run(self, prim: Any, buffers: Sequence, params: dict, outs: Sequence[ShapedArray]) -> Sequence:
+        """One primitive."""
+        if prim.reference is not None:
+            results = quietly(prim.reference(interpret, **params), list(buffers))
+        else:
+            results = quietly(_apply, prim, buffers, params)
+        return [r if r.__class__ is np.ndarray else np.asarray(r) for r in results]
+
+    def compile(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> Program:
+        """A program over buffers."""
+        return Program(jaxpr, donated)
+
+    def claim(self, array: Array) -> np.ndarray:
+        """The buffer of a donated array; a copy if a view, or another array, still sees its storage."""
+        buffer = array.buffer
+        sole = buffer.base is None and buffer.flags.writeable and _references(buffer) <= _SOLE
+        return buffer if sole else buffer.copy()
+
+
+def _apply(prim: Any, buffers: Sequence, params: dict) -> Sequence:
+    out = prim.impl(*buffers, **params)
+    return out if prim.multiple_results else (out,)
+
+
+def _references(buffer: np.ndarray) -> int:
+    return sys.getrefcount(buffer)
+
+
+class _Holder:
+    """An object like ``Array`` that holds a buffer nobody else sees, to learn what its reference count is."""
+
+    __slots__ = ("_buffer",)
+
+    def __init__(self) -> None:
+        self._buffer = np.zeros(1)
+
+    @property
+    def buffer(self) -> np.ndarray:
+        return self._buffer
+
+
+def _count_of_sole(array: Any) -> int:
+    buffer = array.buffer
+    return _references(buffer)
+
+
+_SOLE = _count_of_sole(_Holder())
+
+backend.register("cpu", NumpyBackend)

@@ -1,0 +1,222 @@
+"""Stages 6 to 8 for the reference executor: a jaxpr becomes a straight-line Python function over NumPy arrays.
+
+Kernels. Each equation is one call of its primitive's ``impl``, which is the definition of the
+primitive, so a program's text reads like the jaxpr. Two things are planned at compile time: a value
+is dropped after its last use, and a ufunc writes its result over an operand that nobody needs any more.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc.core import source
+from blufunc.core.jaxpr import DropVar, Eqn, Jaxpr, Literal, Var
+from blufunc.core.passes import simplify
+from blufunc.kernels.quiet import quietly
+
+
+class Program:
+    """A compiled jaxpr: call it with a list of argument buffers.
+
+    Attributes:
+      text: the Python source that runs.
+    """
+
+    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool]):
+        self.jaxpr = simplify(jaxpr)
+        self.text, namespace = _Writer(self.jaxpr, donated).write()
+        exec(compile(self.text, f"<blufunc {jaxpr.name or 'program'}>", "exec"), namespace)
+        self.function: Callable[[list], tuple] = namespace["program"]
+
+    def __call__(self, buffers: list) -> tuple:
+        return quietly(self.function, buffers)
+
+    def source(self) -> str:
+        """The Python source that runs."""
+        return self.text
+
+
+def interpret(jaxpr: Jaxpr) -> Callable[[list], tuple]:
+    """The body of a call or loop as a function of buffers, without the outer wrapping."""
+    return jaxpr.memoised("numpy body", lambda: Program(jaxpr, (False,) * len(jaxpr.invars)).function)
+
+
+class _Writer:
+    """Writes the function, from the first equation to the last."""
+
+    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool]):
+        self.jaxpr = jaxpr
+        self.names: dict[Var, str] = {}
+        self.namespace: dict[str, Any] = {}
+        self.storage = _Storage(jaxpr, donated)
+
+    def write(self) -> tuple[str, dict[str, Any]]:
+        """The source and the names it refers to."""
+        lines = ["def program(buffers):"]
+        params = [self.name(v) for v in self.jaxpr.invars]
+        if params:
+            lines.append(f"    {', '.join(params)}{',' if len(params) == 1 else ''} = buffers")
+            lines.append("    buffers.clear()")
+        last_use = _last_uses(self.jaxpr)
+        for i, eqn in enumerate(self.jaxpr.eqns):
+            dying = last_use[i]
+            lines.append(f"    {self.call(eqn, dying)}  # {source.summary(eqn.source)}")
+            gone = [self.name(v) for v in dying]
+            if gone:
+                lines.append(f"    del {', '.join(gone)}")
+        outs = self.outputs()
+        lines.append(f"    return ({', '.join(outs)}{',' if len(outs) == 1 else ''})")
+        return "\n".join(lines) + "\n", self.namespace
+
+    def name(self, var: Var) -> str:
+        """The Python name of a variable."""
+        found = self.names.get(var)
+        if found is None:
+            found = self.names[var] = "_" if isinstance(var, DropVar) else f"v{len(self.names)}"
+        return found
+
+    def define(self, stem: str, value: Any) -> str:
+        """A name in the namespace for ``value``."""
+        stem = re.sub(r"\W", "_", stem)
+        name = stem
+        while name in self.namespace and self.namespace[name] is not value:
+            name = f"{stem}_{len(self.namespace)}"
+        self.namespace[name] = value
+        return name
+
+    def operand(self, atom: Any) -> str:
+        """The text of an operand: a variable or a constant."""
+        if atom.__class__ is Literal:
+            value = np.asarray(atom.array)
+            text = re.sub(r"\W", "_", str(value)) if value.dtype.names is None else "key"
+            return self.define(
+                f"c_{value.dtype.name if value.dtype.names is None else 'key'}_{text}", _Constant(value).array
+            )
+        return self.name(atom)
+
+    def call(self, eqn: Eqn, dying: list[Var]) -> str:
+        """The statement that computes one equation."""
+        prim = eqn.prim
+        outs = ", ".join(self.name(v) for v in eqn.outvars)
+        ins = [self.operand(a) for a in eqn.invars]
+        if prim.reference is not None:
+            function = self.define(prim.name, prim.reference(interpret, **eqn.params))
+            return f"{outs}{',' if len(eqn.outvars) == 1 else ''} = {function}([{', '.join(ins)}])"
+        ufunc = getattr(prim, "ufunc", None)
+        if ufunc is not None:
+            over = self.storage.overwritable(eqn, dying)
+            if over is not None:
+                ins.append(self.name(over))
+            return f"{outs} = {self.define(prim.name, ufunc)}({', '.join(ins)})"
+        function = functools.partial(prim.impl, **eqn.params) if eqn.params else prim.impl
+        trailing = "," if prim.multiple_results and len(eqn.outvars) == 1 else ""
+        return f"{outs}{trailing} = {self.define(prim.name + ('_' if eqn.params else ''), function)}({', '.join(ins)})"
+
+    def outputs(self) -> list[str]:
+        """The results, none of which may share storage with another array that a user can hold."""
+        texts, returned = [], set()
+        for atom in self.jaxpr.outvars:
+            text = self.operand(atom)
+            if atom.__class__ is Literal or self.storage.shared(atom) or self.storage.root(atom) in returned:
+                text = f"{self.define('own', own)}({text})"
+            else:
+                returned.add(self.storage.root(atom))
+            texts.append(text)
+        return texts
+
+
+class _Constant:
+    """A read-only array of rank 0: NumPy takes these faster than its scalars."""
+
+    def __init__(self, value: np.ndarray):
+        self.array = value.copy()
+        self.array.flags.writeable = False
+
+
+def own(x: Any) -> np.ndarray:
+    """A copy, in storage of its own."""
+    return np.array(x)
+
+
+class _Storage:
+    """Which variables may share storage, and which of them a ufunc may write over.
+
+    Variables fall into groups that may share storage: an ``impl`` that does not promise fresh storage
+    (``prim.fresh``) may return a view of any operand.
+    """
+
+    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool]):
+        self.parent: dict[Var, Var] = {}
+        self.members: dict[Var, set[Var]] = {}
+        self.fresh: set[Var] = {v for v, d in zip(jaxpr.invars, donated, strict=True) if d}
+        self.fixed: set[Var] = {v for v in jaxpr.invars if v not in self.fresh}
+        self.outputs = {v for v in jaxpr.outvars if v.__class__ is not Literal}
+        self.dead: set[Var] = set()
+        for eqn in jaxpr.eqns:
+            is_fresh = getattr(eqn.prim, "fresh", False)
+            for out in eqn.outvars:
+                if is_fresh:
+                    self.fresh.add(out)
+                else:
+                    for a in eqn.invars:
+                        if a.__class__ is not Literal:
+                            self._join(out, a)
+
+    def root(self, v: Any) -> Var:
+        """The representative of the group of ``v``."""
+        while v in self.parent:
+            v = self.parent[v]
+        return v
+
+    def _group(self, v: Var) -> set[Var]:
+        return self.members.setdefault(self.root(v), {v})
+
+    def _join(self, a: Var, b: Var) -> None:
+        ra, rb = self.root(a), self.root(b)
+        if ra is not rb:
+            group = self._group(ra) | self._group(rb)
+            self.parent[ra] = rb
+            self.members[rb] = group
+
+    def shared(self, v: Any) -> bool:
+        """Whether ``v`` may share storage with a parameter that was not donated."""
+        return not self._group(v).isdisjoint(self.fixed)
+
+    def overwritable(self, eqn: Eqn, dying: list[Var]) -> Var | None:
+        """An operand whose storage the result may take: dead after this, of the same type, and not shared."""
+        self.dead.update(dying)
+        (out,) = eqn.outvars
+        for v in dying:
+            if v not in self.fresh or not v.aval.ndim or not v.aval.same_type(out.aval):
+                continue
+            group = self._group(v)
+            alive = group - self.dead
+            if (
+                not alive
+                and group.isdisjoint(self.fixed)
+                and group.isdisjoint(self.outputs)
+                and v in eqn.invars
+            ):
+                self._join(out, v)
+                self.fresh.add(out)
+                return v
+        return None
+
+
+def _last_uses(jaxpr: Jaxpr) -> list[list[Var]]:
+    """For each equation, the variables that are not needed after it."""
+    seen = {v for v in jaxpr.outvars if v.__class__ is not Literal}
+    uses: list[list[Var]] = []
+    for eqn in reversed(jaxpr.eqns):
+        dying: list[Var] = []
+        for a in (*eqn.invars, *eqn.outvars):
+            if a.__class__ is not Literal and not isinstance(a, DropVar) and a not in seen:
+                seen.add(a)
+                dying.append(a)
+        uses.append(dying)
+    return uses[::-1]

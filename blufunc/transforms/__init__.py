@@ -1,0 +1,1 @@
+"""Transforms of functions: derivatives, batching, compilation, control flow, custom rules."""

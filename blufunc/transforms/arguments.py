@@ -1,0 +1,165 @@
+"""Arguments of transformed functions: from pytrees to flat leaves and back, with names for messages.
+
+Transforms, at their front door: every public transform flattens its arguments here and works on
+flat lists inside.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core import dtypes, source, tree, treepath
+from blufunc.core.array import lift
+from blufunc.core.avals import ShapedArray
+from blufunc.core.trace import Value
+
+
+class ShapeDtypeStruct:
+    """The shape and dtype of an array that does not exist: an argument or result of ``eval_shape``."""
+
+    __slots__ = ("dtype", "shape")
+
+    def __init__(self, shape: Sequence[int], dtype: Any):
+        self.shape = tuple(shape)
+        self.dtype = dtypes.as_dtype(dtype)
+
+    def __repr__(self) -> str:
+        return f"ShapeDtypeStruct(shape={self.shape}, dtype={dtypes.short_name(self.dtype)})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, ShapeDtypeStruct) and (self.shape, self.dtype) == (other.shape, other.dtype)
+
+    def __hash__(self) -> int:
+        return hash((self.shape, self.dtype))
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return int(np.prod(self.shape))
+
+
+class FlatFunction:
+    """A function of pytrees as a function of flat leaves.
+
+    Attributes:
+      out_tree: the structure of the results, known after a call.
+    """
+
+    def __init__(self, fun: Callable, in_tree: tree.TreeDef):
+        self.fun = fun
+        self.in_tree = in_tree
+        self.out_tree: tree.TreeDef | None = None
+
+    def __call__(self, *leaves: Any) -> list[Any]:
+        args, kwargs = tree.unflatten(self.in_tree, leaves)
+        return self.flatten_out(self.fun(*args, **kwargs))
+
+    def flatten_out(self, out: Any) -> list[Any]:
+        """The leaves of a result, as values."""
+        flat, self.out_tree = tree.flatten(out)
+        return as_values(
+            flat, lambda i: f"the result of {name_of(self.fun)}{treepath.leaf_paths(self.out_tree)[i]}"
+        )
+
+
+def as_values(leaves: Sequence[Any], name: Callable[[int], str]) -> list[Any]:
+    """Leaves as values; ``name(i)`` names the i-th in errors."""
+    values = []
+    for i, x in enumerate(leaves):
+        if not isinstance(x, Value):
+            try:
+                x = lift(x)
+            except errors.ArgumentError:
+                x = lift(x, name(i))
+        values.append(x)
+    return values
+
+
+def abstract(x: Any, name: str | None = None) -> ShapedArray:
+    """The type of an argument: of a value, or of anything with ``shape`` and ``dtype`` that is not data."""
+    if isinstance(x, Value):
+        return x.aval
+    if isinstance(x, ShapeDtypeStruct):
+        return ShapedArray(x.shape, x.dtype)
+    return lift(x, name).aval
+
+
+def name_of(fun: Any) -> str:
+    """What to call a function in messages."""
+    while isinstance(fun, functools.partial):
+        fun = fun.func
+    return getattr(fun, "__name__", None) or type(fun).__name__
+
+
+def signature_of(fun: Callable) -> inspect.Signature | None:
+    """The signature, or None where Python does not know it."""
+    try:
+        return inspect.signature(fun)
+    except (TypeError, ValueError):
+        return None
+
+
+def labels_of(fun: Callable, in_tree: tree.TreeDef) -> list[str]:
+    """For each leaf of ``(args, kwargs)`` the argument's name and path: ``params['w']``, ``x``."""
+    parameters: list[str] = []
+    signature = signature_of(fun)
+    variadic = None
+    for p in signature.parameters.values() if signature else ():
+        if p.kind is p.VAR_POSITIONAL:
+            variadic = p.name
+            break
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD):
+            parameters.append(p.name)
+    skeleton = tree.unflatten(in_tree, [object() for _ in range(in_tree.num_leaves)])
+    labels = []
+    for path, _ in treepath.flatten_with_path(skeleton)[0]:
+        group, argument, *rest = path
+        if group == tree.SequenceKey(1):
+            head = str(argument.key)
+        elif argument.idx < len(parameters):
+            head = parameters[argument.idx]
+        else:
+            head = f"{variadic or 'args'}[{argument.idx - (len(parameters) if variadic else 0)}]"
+        labels.append(head + treepath.keystr(tuple(rest)))
+    return labels
+
+
+def argument_indices(argnums: int | Sequence[int], n_args: int, what: str) -> tuple[int, ...]:
+    """``argnums`` as non-negative indices.
+
+    Raises:
+      ValueRangeError: an index is out of range.
+    """
+    nums = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    for i in nums:
+        if not -n_args <= i < n_args:
+            raise errors.ValueRangeError(
+                f"{what}={argnums} but the function was called with {n_args} positional arguments.",
+                where=source.here(),
+                fix="pass the argument by position, or correct the index",
+            )
+    return tuple(i % n_args for i in nums)
+
+
+def check_structure(
+    expected: tree.TreeDef, got: tree.TreeDef, what: str, names: tuple[str, str], fix: str = ""
+) -> None:
+    """Raise TreeError with the differing paths unless two structures agree."""
+    if expected != got:
+        raise errors.TreeError(
+            f"{what}: {names[1]} has another structure than {names[0]}.",
+            where=source.here(),
+            why="; ".join(treepath.diff(expected, got, *names)[:5]),
+            fix=fix or None,
+        )

@@ -1,0 +1,133 @@
+"""Batching: the trace behind ``vmap``.
+
+Transforms, stage 2. A ``BatchTracer`` is an array with one more axis than the user sees; every
+operation on one is replaced by the operation that does it for all positions of that axis at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from blufunc.core import source
+from blufunc.core.array import lift
+from blufunc.core.avals import ShapedArray
+from blufunc.core.jaxpr import Jaxpr, eval_jaxpr
+from blufunc.core.ops.structure import batched_front
+from blufunc.core.stage import stage
+from blufunc.core.trace import Trace, Tracer, Value, leak_error, new_trace, set_trace, state
+
+
+class Axis:
+    """The axis that one ``vmap`` maps over.
+
+    Attributes:
+      size: its length.
+      name: what collectives call it, or None.
+    """
+
+    __slots__ = ("name", "size")
+
+    def __init__(self, size: int, name: str | None = None):
+        self.size = size
+        self.name = name
+
+
+class BatchTracer(Tracer):
+    """One element of a batch: ``value`` has the batch axis at ``dim``."""
+
+    __slots__ = ("dim", "value")
+
+    def __init__(self, trace: Trace, value: Any, dim: int, source=None, label=None):
+        aval = value.aval
+        self.trace = trace
+        self.value = value
+        self.dim = dim
+        self.aval = ShapedArray(aval.shape[:dim] + aval.shape[dim + 1 :], aval.dtype)
+        self.source = source
+        self.label = label
+
+
+class BatchTrace(Trace):
+    """Replaces operations by their batched forms."""
+
+    __slots__ = ("axis", "parent")
+    name = "vmap"
+
+    def __init__(self, parent: Trace, axis: Axis):
+        super().__init__()
+        self.parent = parent
+        self.axis = axis
+
+    def split(self, x: Any) -> tuple[Any, int | None]:
+        """The value with its batch axis, and where that is; None for constants."""
+        if x.__class__ is BatchTracer:
+            if x.trace is self:
+                return x.value, x.dim
+            if not x.trace.alive:
+                raise leak_error(x)
+        return (x if isinstance(x, Value) else lift(x)), None
+
+    def process(self, prim, args, params):
+        pairs = [self.split(a) for a in args]
+        values = [v for v, _ in pairs]
+        dims = [d for _, d in pairs]
+        with set_trace(self.parent):
+            if all(d is None for d in dims):
+                return self.parent.process(prim, values, params)
+            out, out_dims = prim.batch(self.axis, values, dims, **params)
+        line = state.source or source.current()
+        if prim.multiple_results:
+            return [self.tracer(v, d, line) for v, d in zip(out, out_dims, strict=True)]
+        return self.tracer(out, out_dims, line)
+
+    def tracer(self, value: Any, dim: int | None, line: Any = None, label: str | None = None) -> Any:
+        """A tracer; the value itself where it is not batched."""
+        return value if dim is None else BatchTracer(self, value, dim, line, label)
+
+
+def batch_flat(
+    fun: Callable, axis: Axis, args: Sequence[Any], dims: Sequence[int | None], labels=None
+) -> tuple[list[Any], list[int | None]]:
+    """Batch a function of flat lists: its results and where their batch axis is (None: not batched)."""
+    trace = BatchTrace(state.trace, axis)
+    labels = labels or [None] * len(args)
+    with new_trace(trace):
+        outs = fun(*[trace.tracer(a, d, None, n) for a, d, n in zip(args, dims, labels, strict=True)])
+        pairs = [trace.split(x) for x in outs]
+    return [v for v, _ in pairs], [d for _, d in pairs]
+
+
+def batch_jaxpr(
+    jaxpr: Jaxpr, axis: Axis, batched: tuple[bool, ...], batched_outs: tuple[bool, ...] | None = None
+) -> tuple[Jaxpr, tuple[bool, ...]]:
+    """The batched jaxpr. Batch axes are in front, in and out.
+
+    Args:
+      batched: which parameters have the axis.
+      batched_outs: which results must have it, repeated if need be.
+    Returns:
+      the jaxpr, and which results have the axis.
+    """
+    wanted = batched_outs or (False,) * len(jaxpr.outvars)
+
+    def make():
+        out_batched: tuple[bool, ...] = ()
+
+        def fun(*args):
+            nonlocal out_batched
+            dims = [0 if b else None for b in batched]
+            outs, out_dims = batch_flat(lambda *xs: eval_jaxpr(jaxpr, xs), axis, args, dims)
+            out_batched = tuple(d is not None or w for d, w in zip(out_dims, wanted, strict=True))
+            return [
+                batched_front(axis, x, d) if b else x
+                for x, d, b in zip(outs, out_dims, out_batched, strict=True)
+            ]
+
+        avals = [
+            ShapedArray((axis.size, *a.shape), a.dtype) if b else a
+            for a, b in zip(jaxpr.in_avals, batched, strict=True)
+        ]
+        return stage(fun, avals, jaxpr.name), out_batched
+
+    return jaxpr.memoised(("batch", axis.size, axis.name, batched, wanted), make)

@@ -1,0 +1,126 @@
+"""Primitives that call jaxprs: ``jit`` and the rules that all plain calls share.
+
+Transforms, stage 2. A call equation holds a closed jaxpr. Its rules transform that jaxpr (once,
+memoised on it) and call the result, so that the structure the user gave a program is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from blufunc.core.array import Array
+from blufunc.core.jaxpr import Eqn, Jaxpr
+from blufunc.core.passes import dce
+from blufunc.core.primitive import Primitive, concrete, device_of
+from blufunc.core.tangents import Zero, is_linear, zero
+from blufunc.transforms.batch import batch_jaxpr
+from blufunc.core.ops.structure import move_dim
+from blufunc.transforms.jvp import jvp_jaxpr
+from blufunc.transforms.linearize import LinearizeTrace, linearize_jaxpr
+from blufunc.transforms.transpose import transpose_jaxpr
+
+
+class Call(Primitive):
+    """A kind: calls of ``params["jaxpr"]``, a jaxpr without constants, on all operands."""
+
+    kind = "call"
+    multiple_results = True
+    inline = False
+    prevent_cse = False
+
+    def reference(self, compile, *, jaxpr: Jaxpr, **params):
+        """The body."""
+        return compile(jaxpr)
+
+    def abstract(self, *avals, jaxpr: Jaxpr, **params):
+        return [a.strong() for a in jaxpr.out_avals]
+
+    def effects_of(self, params):
+        return params["jaxpr"].effects
+
+    def derived(self, params: dict, jaxpr: Jaxpr, n_args: int) -> dict:
+        """The parameters of the call of a transformed jaxpr with ``n_args`` operands."""
+        return {**params, "jaxpr": jaxpr}
+
+    def call(self, jaxpr: Jaxpr, args: Sequence[Any], params: dict) -> list[Any]:
+        """Call a jaxpr that a transform produced, its constants first."""
+        closed, consts = jaxpr.hoist()
+        ins = [*consts, *args]
+        return self.bind(*ins, **self.derived(params, closed, len(ins)))
+
+    def evaluate(self, args, params):
+        arrays = [a if a.__class__ is Array else concrete(a) for a in args]
+        jaxpr = params["jaxpr"]
+        device = device_of(arrays, self.name)
+        program = jaxpr.memoised(
+            ("program", device.platform), lambda: device.backend.compile(jaxpr, (False,) * len(arrays))
+        )
+        outs = program([a.buffer_on(device) for a in arrays])
+        return [Array(b, v.aval.strong(), device) for b, v in zip(outs, jaxpr.outvars, strict=True)]
+
+    def jvp(self, primals, tangents, **params):
+        nonzeros = tuple(t.__class__ is not Zero for t in tangents)
+        jaxpr, out_nonzeros = jvp_jaxpr(params["jaxpr"], nonzeros, (False,) * len(params["jaxpr"].outvars))
+        outs = self.call(jaxpr, [*primals, *(t for t in tangents if t.__class__ is not Zero)], params)
+        n = len(out_nonzeros)
+        rest = iter(outs[n:])
+        return outs[:n], [
+            next(rest) if nz else zero(p.aval) for p, nz in zip(outs, out_nonzeros, strict=False)
+        ]
+
+    def linearize(self, trace: LinearizeTrace, primals, tangents, **params):
+        nonzeros = tuple(t.__class__ is not Zero for t in tangents)
+        primal, linear, out_nonzeros, _ = linearize_jaxpr(params["jaxpr"], nonzeros)
+        outs = self.call(primal, primals, params)
+        n = len(out_nonzeros)
+        outs, residuals = outs[:n], outs[n:]
+        ins = [*residuals, *(t for t in tangents if t.__class__ is not Zero)]
+        rest = iter(trace.tangents.process(self, ins, self.derived(params, linear, len(ins))))
+        return outs, [next(rest) if nz else zero(p.aval) for p, nz in zip(outs, out_nonzeros, strict=True)]
+
+    def transpose(self, cts, *args, **params):
+        linear = tuple(is_linear(a) for a in args)
+        nonzeros = tuple(ct.__class__ is not Zero for ct in cts)
+        jaxpr, out_nonzeros = transpose_jaxpr(params["jaxpr"], linear, nonzeros)
+        ins = [a for a in args if not is_linear(a)] + [ct for ct in cts if ct.__class__ is not Zero]
+        outs = iter(self.call(jaxpr, ins, params))
+        for a, nz in zip([a for a in args if is_linear(a)], out_nonzeros, strict=True):
+            if nz:
+                a.add(next(outs))
+
+    def batch(self, axis, args, dims, **params):
+        batched = tuple(d is not None for d in dims)
+        jaxpr, out_batched = batch_jaxpr(params["jaxpr"], axis, batched)
+        ins = [a if d is None else move_dim(a, d, 0) for a, d in zip(args, dims, strict=True)]
+        return self.call(jaxpr, ins, params), [0 if b else None for b in out_batched]
+
+    def drop_outputs(self, eqn: Eqn, reads: list[bool]) -> Eqn:
+        """The call without the results that nobody reads, and without the operands that only they need."""
+        key = ("drop", tuple(reads))
+        body = eqn.params["jaxpr"]
+        jaxpr: Jaxpr = body.memoised(key, lambda: dce(body, reads))
+        used = {a for e in jaxpr.eqns for a in e.invars} | set(jaxpr.outvars)
+        keep = [v in used for v in jaxpr.invars]
+        if not all(keep):
+            jaxpr = body.memoised(
+                (*key, "args"),
+                lambda: jaxpr.replace(
+                    invars=[v for v, k in zip(jaxpr.invars, keep, strict=True) if k], arg_names=()
+                ),
+            )
+        invars = [a for a, k in zip(eqn.invars, keep, strict=True) if k]
+        outvars = [v for v, r in zip(eqn.outvars, reads, strict=True) if r]
+        return Eqn(eqn.prim, invars, outvars, self.derived(eqn.params, jaxpr, len(invars)), eqn.source)
+
+
+class _Jit(Call):
+    """A function compiled as one program; inlined into the program around it."""
+
+    name, inline = "jit", True
+
+    def derived(self, params, jaxpr, n_args):
+        return {"name": params["name"], "jaxpr": jaxpr}
+
+
+jit_p = _Jit()

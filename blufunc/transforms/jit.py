@@ -1,0 +1,404 @@
+"""``jit``: trace once for each kind of argument, compile, run.
+
+Transforms; the one caller of compilation on the main path, and where all stages meet:
+
+    s = bf.jit(f).trace(*args)    # stages 1 and 2: s.jaxpr
+    l = s.lower()                 # stage 4: l.jaxpr, simplified
+    c = l.compile()               # stages 5 to 7: c.source()
+    c(*args)                      # stage 8
+
+Inside another transform a jitted function becomes a ``jit`` equation with its jaxpr.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from blufunc import errors
+from blufunc.config import config
+from blufunc.core import backend, passes, source, tree
+from blufunc.core.array import Array, Donated
+from blufunc.core.avals import ShapedArray
+from blufunc.core.cache import Key, difference
+from blufunc.core.jaxpr import Jaxpr
+from blufunc.core.primitive import concrete, device_of
+from blufunc.core.stage import stage
+from blufunc.core.trace import EVAL, Tracer, state
+from blufunc.transforms.arguments import (
+    FlatFunction,
+    abstract,
+    argument_indices,
+    as_values,
+    labels_of,
+    name_of,
+    signature_of,
+)
+from blufunc.transforms.calls import jit_p
+
+
+def jit(
+    fun: Callable | None = None,
+    *,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
+    max_traces: int | None = None,
+) -> Any:
+    """Compile ``fun`` as one program for each combination of argument types.
+
+    Args:
+      fun: a pure function of pytrees of arrays. Without it, a decorator is returned.
+      static_argnums, static_argnames: arguments that are Python values, not arrays: hashable, and a new value means
+        a new trace.
+      donate_argnums, donate_argnames: arguments whose memory the results may take. The caller's arrays may not be
+        used afterwards.
+      max_traces: how often the function may be traced before that is an error.
+    Returns:
+      a function like ``fun``, with the stages ``trace`` and ``lower``, ``clear_cache`` and ``trace_count``.
+    """
+    if fun is None:
+        return functools.partial(
+            jit,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+            donate_argnums=donate_argnums,
+            donate_argnames=donate_argnames,
+            max_traces=max_traces,
+        )
+    if not callable(fun):
+        raise errors.ArgumentError(f"jit takes a function, not {fun!r}.", where=source.here())
+    return Jitted(fun, static_argnums, static_argnames, donate_argnums, donate_argnames, max_traces)
+
+
+@dataclass
+class Entry:
+    """A trace of a function, and the programs made from it."""
+
+    jaxpr: Jaxpr  # closed: constants first among its parameters
+    consts: tuple
+    out_tree: tree.TreeDef
+    out_avals: tuple[ShapedArray, ...]
+    key: Key
+    programs: dict[Any, Callable]
+    single: bool  # one array is all it returns
+
+    def alive(self) -> bool:
+        """Whether the values it closed over may still be used."""
+        return all(c.trace.alive for c in self.consts if isinstance(c, Tracer))
+
+
+class Jitted:
+    """What ``jit`` returns."""
+
+    def __init__(self, fun, static_argnums, static_argnames, donate_argnums, donate_argnames, max_traces):
+        functools.update_wrapper(self, fun)
+        self.fun = fun
+        self.name = name_of(fun)
+        self.static_nums, self.static_names = _positions(fun, static_argnums, static_argnames, "static")
+        self.donate_nums, self.donate_names = _positions(fun, donate_argnums, donate_argnames, "donate")
+        self.max_traces = max_traces
+        self.trace_count = 0
+        self._entries: dict[Hashable, Entry] = {}
+        self._fast: dict[tuple, Entry] = {}
+        self._plain = not (self.static_nums or self.static_names or self.donate_nums or self.donate_names)
+
+    def __repr__(self) -> str:
+        return f"<jit of {self.name}>"
+
+    def __get__(self, obj: Any, owner: type | None = None) -> Any:
+        return self if obj is None else functools.partial(self, obj)
+
+    def __call__(self, *args, **kwargs):
+        if self._plain and not kwargs and state.trace is EVAL:
+            types = []
+            for a in args:
+                if a.__class__ is not Array:
+                    break
+                types.append(a.aval)
+            else:
+                entry = self._fast.get(tuple(types))
+                if entry is not None:
+                    return self._run(entry, args)
+        return self._call(args, kwargs)
+
+    def _run(self, entry: Entry, arrays: Sequence[Array]) -> Any:
+        """Run a program on arrays, nothing donated."""
+        consts = entry.consts
+        if consts:
+            arrays = [*map(concrete, consts), *arrays]
+        device = device_of(arrays, self.name)
+        program = entry.programs.get(device)
+        if program is None:
+            program = entry.programs[device] = device.backend.compile(entry.jaxpr, (False,) * len(arrays))
+        outs = program([a.buffer_on(device) for a in arrays])
+        if entry.single:
+            return Array(outs[0], entry.out_avals[0], device)
+        wrapped = [Array(b, aval, device) for b, aval in zip(outs, entry.out_avals, strict=True)]
+        return tree.unflatten(entry.out_tree, wrapped)
+
+    def _call(self, args: tuple, kwargs: dict) -> Any:
+        entry, values, given, donated = self._enter(args, kwargs)
+        if state.trace is not EVAL:
+            outs = jit_p.bind(*entry.consts, *values, jaxpr=entry.jaxpr, name=self.name)
+            return tree.unflatten(entry.out_tree, outs)
+        if not any(donated):
+            return self._run(entry, [concrete(v) for v in values])
+        return self._run_donating(entry, values, given, donated)
+
+    def _run_donating(self, entry: Entry, values: list, given: list, donated: tuple[bool, ...]) -> Any:
+        consts = [concrete(c) for c in entry.consts]
+        arrays = [concrete(v) for v in values]
+        device = device_of([*consts, *arrays], self.name)
+        key = (device, donated)
+        program = entry.programs.get(key)
+        if program is None:
+            flags = (False,) * len(consts) + donated
+            program = entry.programs[key] = device.backend.compile(entry.jaxpr, flags)
+        del values
+        call = f"{self.name} at {source.summary(source.current())}"
+        buffers = [c.buffer_on(device) for c in consts]
+        for i, give in enumerate(donated):
+            array = arrays[i]
+            if give and given[i] is array:
+                buffers.append(device.backend.claim(array))
+                array._buffer = Donated(call)
+            else:  # a number that was made an array for this call: its storage may be shared
+                buffers.append(array.buffer_on(device).copy() if give else array.buffer_on(device))
+        del arrays
+        outs = program(buffers)
+        wrapped = [Array(b, aval, device) for b, aval in zip(outs, entry.out_avals, strict=True)]
+        return tree.unflatten(entry.out_tree, wrapped)
+
+    # -- stages --------------------------------------------------------------------------------
+
+    def trace(self, *args, **kwargs) -> Traced:
+        """Trace at the types of the arguments (arrays or ``ShapeDtypeStruct``); nothing is computed."""
+        call = self._split(args, kwargs)
+        entry = self._entry(call, [abstract(x) for x in call.leaves])
+        return Traced(self, entry, call.in_tree, call.donated)
+
+    def lower(self, *args, **kwargs) -> Lowered:
+        """``trace(*args).lower()``."""
+        return self.trace(*args, **kwargs).lower()
+
+    def clear_cache(self) -> None:
+        """Forget all traces and programs."""
+        self._entries.clear()
+        self._fast.clear()
+
+    # -- tracing -------------------------------------------------------------------------------
+
+    def _split(self, args: tuple, kwargs: dict) -> _CallArguments:
+        """Divide the arguments into dynamic leaves and static values."""
+        if self._plain:
+            leaves, in_tree = tree.flatten((args, kwargs))
+            return _CallArguments(leaves, in_tree, (), (False,) * len(leaves), args, kwargs)
+        n = len(args)
+        static_nums = {i for i in self.static_nums if i < n}
+        static = [("arg", i, args[i]) for i in sorted(static_nums)]
+        static += [("kwarg", k, v) for k, v in sorted(kwargs.items()) if k in self.static_names]
+        for _, where, value in static:
+            try:
+                hash(value)
+            except TypeError:
+                raise errors.StaticArgumentError(
+                    f"the static argument {where!r} of {self.name} is a {type(value).__name__}, which is not hashable.",
+                    where=source.here(), why="a trace is kept for each value of the static arguments.",
+                    fix="pass a tuple, a frozen dataclass or another hashable value; or make it dynamic") from None  # fmt: skip
+            if isinstance(value, Tracer):
+                raise errors.StaticArgumentError(
+                    f"the static argument {where!r} of {self.name} is a traced value ({value.aval}).",
+                    where=source.here(), fix="make it static in the outer transform too, or make it dynamic here")  # fmt: skip
+        dynamic = tuple(_STATIC if i in static_nums else a for i, a in enumerate(args))
+        dynamic_kw = {k: v for k, v in kwargs.items() if k not in self.static_names}
+        leaves, in_tree = tree.flatten((dynamic, dynamic_kw))
+        donated: list[bool] = []
+        for i, a in enumerate(dynamic):
+            donated += [i in self.donate_nums] * tree.structure(a).num_leaves
+        for k in sorted(dynamic_kw):
+            donated += [k in self.donate_names] * tree.structure(dynamic_kw[k]).num_leaves
+        key = tuple((kind, where, value.__class__, value) for kind, where, value in static)
+        return _CallArguments(
+            leaves, in_tree, key, tuple(donated), dynamic, dynamic_kw, dict((w, v) for _, w, v in static)
+        )
+
+    def _enter(self, args, kwargs):
+        call = self._split(args, kwargs)
+        labels = functools.cache(lambda: labels_of(self.fun, call.in_tree))
+        values = as_values(call.leaves, lambda i: f"the argument {labels()[i]}")
+        entry = self._entry(call, [v.aval for v in values])
+        return entry, values, call.leaves, call.donated
+
+    def _entry(self, call: _CallArguments, avals: Sequence[ShapedArray]) -> Entry:
+        key = Key(call.in_tree, tuple(avals), call.static_key)
+        entry = self._entries.get(key)
+        if entry is not None and entry.alive():
+            return entry
+        if self._entries and config.shows("retrace"):
+            last = next(reversed(self._entries.values())).key
+            print(
+                f"retrace of {self.name}: {difference(last, key, labels_of(self.fun, call.in_tree))}",
+                file=sys.stderr,
+            )
+        if self.max_traces is not None and self.trace_count >= self.max_traces:
+            last = next(reversed(self._entries.values())).key if self._entries else key
+            raise errors.RetraceError(
+                f"{self.name} was traced {self.trace_count} times already (max_traces={self.max_traces}).",
+                where=source.here(), why=difference(last, key, labels_of(self.fun, call.in_tree)),
+                fix="keep shapes, dtypes and static arguments the same, or raise max_traces")  # fmt: skip
+        entry = self._entries[key] = self._trace(call, key)
+        if (
+            self._plain
+            and not call.kwargs
+            and all(a.__class__ is Array for a in call.args)
+            and not any(isinstance(c, Tracer) for c in entry.consts)
+        ):
+            self._fast[key.types] = entry
+        return entry
+
+    def _trace(self, call: _CallArguments, key: Key) -> Entry:
+        self.trace_count += 1
+        flat = FlatFunction(call.rebuild(self.fun), call.in_tree)
+        labels = labels_of(self.fun, call.in_tree)
+        jaxpr = stage(flat, key.types, self.name, labels)
+        closed, consts = jaxpr.hoist()
+        if config.shows("jaxpr"):
+            print(closed, file=sys.stderr)
+        out_avals = tuple(a.strong() for a in closed.out_avals)
+        return Entry(closed, consts, flat.out_tree, out_avals, key, {}, flat.out_tree is tree.LEAF)
+
+
+class _Static:
+    """Holds the place of a static argument among the dynamic ones; a pytree without leaves."""
+
+    def __repr__(self) -> str:
+        return "<static>"
+
+
+_STATIC = _Static()
+tree.register_node(_Static, lambda x: ((), None), lambda aux, children: _STATIC)
+
+
+@dataclass
+class _CallArguments:
+    """The arguments of one call, divided."""
+
+    leaves: list
+    in_tree: tree.TreeDef
+    static_key: tuple
+    donated: tuple[bool, ...]
+    args: tuple
+    kwargs: dict
+    static: dict | None = None
+
+    def rebuild(self, fun: Callable) -> Callable:
+        """``fun`` of the dynamic arguments, with the static ones put back."""
+        if not self.static:
+            return fun
+        static = self.static
+
+        def with_static(*args, **kwargs):
+            full = [static[i] if a is _STATIC else a for i, a in enumerate(args)]
+            return fun(*full, **kwargs, **{k: v for k, v in static.items() if isinstance(k, str)})
+
+        functools.update_wrapper(with_static, fun)
+        return with_static
+
+
+def _positions(fun: Callable, nums: Any, names: Any, what: str) -> tuple[frozenset[int], frozenset[str]]:
+    """Argument numbers and names, each completed from the other by the signature."""
+    nums = (nums,) if isinstance(nums, int) else tuple(nums)
+    names = (names,) if isinstance(names, str) else tuple(names)
+    signature = signature_of(fun)
+    if signature is None:
+        return frozenset(nums), frozenset(names)
+    parameters = list(signature.parameters.values())
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    accepted = {p.name for p in parameters} | (
+        {*names} if any(p.kind is p.VAR_KEYWORD for p in parameters) else set()
+    )
+    for name in names:
+        if name not in accepted:
+            raise errors.ValueRangeError(
+                f"{what}_argnames: {name_of(fun)} has no parameter {name!r}.", where=source.here(),
+                fix=f"its parameters are {', '.join(p.name for p in parameters)}")  # fmt: skip
+    if not variadic and nums:
+        nums = argument_indices(nums, len(positional), f"{what}_argnums")
+    all_nums = set(nums) | {positional.index(n) for n in names if n in positional}
+    all_names = set(names) | {positional[i] for i in nums if i < len(positional)}
+    return frozenset(all_nums), frozenset(all_names)
+
+
+class Traced:
+    """Stages 1 and 2 done: a jaxpr.
+
+    Attributes:
+      jaxpr: the jaxpr, constants first among its parameters.
+      out_tree: the structure of the results.
+    """
+
+    def __init__(self, owner: Jitted, entry: Entry, in_tree: tree.TreeDef, donated: tuple[bool, ...]):
+        self.owner, self.entry, self.in_tree, self.donated = owner, entry, in_tree, donated
+        self.jaxpr = entry.jaxpr
+        self.out_tree = entry.out_tree
+
+    def lower(self) -> Lowered:
+        """Simplify."""
+        return Lowered(self)
+
+
+class Lowered:
+    """Stage 4 done: a jaxpr with calls inlined, constants folded, and nothing computed twice or in vain.
+
+    Attributes:
+      jaxpr: the simplified jaxpr.
+    """
+
+    def __init__(self, traced: Traced):
+        self.traced = traced
+        self.jaxpr = passes.simplify(traced.jaxpr)
+
+    def compile(self, device: backend.Device | None = None) -> Compiled:
+        """Make the program for a device, the default one unless given."""
+        return Compiled(self, device or backend.default_device())
+
+    def source(self) -> str:
+        """The program's source for the default device."""
+        return self.compile().source()
+
+
+class Compiled:
+    """Stages 5 to 7 done: a program that takes arguments of exactly the types it was traced at."""
+
+    def __init__(self, lowered: Lowered, device: backend.Device):
+        self.traced = lowered.traced
+        self.device = device
+        n = len(lowered.jaxpr.invars)
+        self.program = device.backend.compile(lowered.jaxpr, (False,) * n)
+
+    def source(self) -> str:
+        """The generated source."""
+        return self.program.source()
+
+    def __call__(self, *args, **kwargs) -> Any:
+        traced = self.traced
+        call = traced.owner._split(args, kwargs)
+        values = as_values(call.leaves, lambda i: f"argument leaf {i}")
+        key = Key(call.in_tree, tuple(v.aval for v in values), call.static_key)
+        if key != traced.entry.key:
+            raise errors.ArgumentError(
+                f"the compiled {traced.owner.name} was called with other arguments than it was compiled for.",
+                where=source.here(),
+                why=difference(traced.entry.key, key, labels_of(traced.owner.fun, call.in_tree)),
+                fix="call the jitted function itself, which compiles for each kind of argument",
+            )
+        arrays = [concrete(v) for v in (*traced.entry.consts, *values)]
+        outs = self.program([a.buffer_on(self.device) for a in arrays])
+        wrapped = [Array(b, aval, self.device) for b, aval in zip(outs, traced.entry.out_avals, strict=True)]
+        return tree.unflatten(traced.out_tree, wrapped)

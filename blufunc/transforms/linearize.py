@@ -1,0 +1,137 @@
+"""Direct linearization: the first half of reverse mode.
+
+Transforms, stage 2. The function runs once: primal operations in the parent trace, tangent
+operations into a linear jaxpr. No rule of its own is needed: a jvp rule splits by itself when each
+operation that it makes goes to the linear jaxpr if it touches a tangent, and to the parent
+otherwise. Values that the linear jaxpr takes from the parent are its residuals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from blufunc.core import passes
+from blufunc.core.jaxpr import Jaxpr, eval_jaxpr
+from blufunc.core.ops.structure import instantiate
+from blufunc.core.stage import StagedTracer, StageTrace, stage
+from blufunc.core.tangents import Zero
+from blufunc.core.trace import Trace, new_trace, set_trace, state
+from blufunc.transforms.jvp import JVPTrace
+
+
+class SplitTrace(Trace):
+    """Sends what touches a tangent to the linear jaxpr, and the rest to the parent."""
+
+    __slots__ = ("parent", "tangents")
+
+    def __init__(self, parent: Trace, tangents: StageTrace):
+        super().__init__()
+        self.parent = parent
+        self.tangents = tangents
+
+    def process(self, prim, args, params):
+        tangents = self.tangents
+        for a in args:
+            if a.__class__ is StagedTracer and a.trace is tangents:
+                return tangents.process(prim, args, params)
+        with set_trace(self.parent):
+            return self.parent.process(prim, args, params)
+
+
+class LinearizeTrace(JVPTrace):
+    """A jvp whose tangents are variables of a linear jaxpr."""
+
+    __slots__ = ("split", "tangents")
+    name = "grad"
+
+    def __init__(self, parent: Trace):
+        super().__init__(parent)
+        self.tangents = StageTrace("linearize")
+        self.split = SplitTrace(parent, self.tangents)
+
+    def process(self, prim, args, params):
+        pairs = [self.pair(a) for a in args]
+        primals = [p for p, _ in pairs]
+        tangents = [t for _, t in pairs]
+        if all(t.__class__ is Zero for t in tangents):
+            with set_trace(self.parent):
+                return self.parent.process(prim, primals, params)
+        if prim.linearize is not None:
+            with set_trace(self.parent):
+                out, out_t = prim.linearize(self, primals, tangents, **params)
+        else:
+            with set_trace(self.split):
+                out, out_t = prim.jvp(primals, tangents, **params)
+        return self.wrap(prim, out, out_t)
+
+    def invalidate(self) -> None:
+        self.alive = self.tangents.alive = False
+
+
+def linearize_flat(
+    fun: Callable,
+    primals: Sequence[Any],
+    nonzeros: Sequence[bool] | None = None,
+    instantiate_outs: Sequence[bool] | None = None,
+    labels: Sequence[str | None] | None = None,
+) -> tuple[list, list[bool], Jaxpr]:
+    """Evaluate ``fun`` on flat primals and stage its derivative there.
+
+    Args:
+      nonzeros: which inputs have a tangent; all of them by default.
+      instantiate_outs: which outputs must have one, zeros if need be; none by default.
+      labels: paths of the arguments, for messages.
+    Returns:
+      the outputs, which of them have a tangent, and the linear jaxpr from nonzero input tangents to
+      nonzero output tangents, with the residuals attached as constants.
+    """
+    trace = LinearizeTrace(state.trace)
+    nonzeros = nonzeros or [True] * len(primals)
+    labels = labels or [None] * len(primals)
+    with new_trace(trace):
+        args = [
+            trace.tracer(p, trace.tangents.parameter(p.aval.tangent()), None, n) if nz else p
+            for p, nz, n in zip(primals, nonzeros, labels, strict=True)
+        ]
+        pairs = [trace.pair(x) for x in fun(*args)]
+        out_ts = [t for _, t in pairs]
+        if instantiate_outs:
+            with set_trace(trace.tangents):  # zeros made here are not residuals
+                out_ts = [instantiate(t) if w else t for t, w in zip(out_ts, instantiate_outs, strict=True)]
+        nonzero_outs = [t.__class__ is not Zero for t in out_ts]
+        linear = passes.dce(trace.tangents.finish([t for t in out_ts if t.__class__ is not Zero], "linear"))
+    return [p for p, _ in pairs], nonzero_outs, linear
+
+
+def linearize_jaxpr(
+    jaxpr: Jaxpr, nonzeros: tuple[bool, ...], instantiate_outs: tuple[bool, ...] | None = None
+) -> tuple[Jaxpr, Jaxpr, tuple[bool, ...], int]:
+    """Split a jaxpr into its primal and its linear half.
+
+    Args:
+      nonzeros: which inputs have a tangent.
+      instantiate_outs: which outputs must have one, zeros if need be.
+    Returns:
+      the primal jaxpr, from the inputs to the outputs and then the residuals; the linear jaxpr, from
+      the residuals and then the nonzero input tangents to the nonzero output tangents; which outputs
+      have a tangent; the number of residuals.
+    """
+
+    def make():
+        out_nonzeros: tuple[bool, ...] = ()
+        linear: Any = None
+
+        def fun(*args):
+            nonlocal out_nonzeros, linear
+            outs, nz, linear = linearize_flat(
+                lambda *xs: eval_jaxpr(jaxpr, xs), args, nonzeros, instantiate_outs
+            )
+            out_nonzeros = tuple(nz)
+            return [*outs, *linear.consts]
+
+        primal = stage(fun, jaxpr.in_avals, jaxpr.name)
+        closed, _ = linear.hoist()
+        return primal, closed.replace(name=jaxpr.name), out_nonzeros, len(linear.consts)
+
+    return jaxpr.memoised(("linearize", nonzeros, instantiate_outs), make)

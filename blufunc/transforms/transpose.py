@@ -1,0 +1,117 @@
+"""Transposition of linear jaxprs: the second half of reverse mode.
+
+Transforms, stage 2. The equations are visited from the last to the first. Each linear variable has
+an accumulator; an equation's rule is given the cotangent of its result and adds to the
+accumulators of its linear operands. What no cotangent reaches is never visited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from blufunc.core.avals import ShapedArray
+from blufunc.core.jaxpr import Jaxpr, Literal, Var
+from blufunc.core.ops.structure import add_any, instantiate
+from blufunc.core.stage import stage
+from blufunc.core.tangents import Accumulator, Zero, zero
+from blufunc.core.trace import state
+
+
+class SumAccumulator(Accumulator):
+    """Sums the cotangents of a variable as they arrive."""
+
+    __slots__ = ("total",)
+
+    def __init__(self, aval: ShapedArray):
+        self.aval = aval
+        self.total: Any = None
+
+    def add(self, ct: Any) -> None:
+        if ct is None or ct.__class__ is Zero:
+            return
+        self.total = ct if self.total is None else add_any(self.total, ct)
+
+    def result(self) -> Any:
+        """The sum, or ``Zero`` if nothing was added."""
+        return zero(self.aval) if self.total is None else self.total
+
+
+def backward_pass(jaxpr: Jaxpr, args: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
+    """Transpose ``jaxpr`` with respect to some arguments and evaluate the result.
+
+    Args:
+      jaxpr: linear in the arguments to transpose.
+      args: for each parameter its value, or None for those to transpose with respect to.
+      cts: the cotangents of the results; ``Zero`` or None where there is none.
+    Returns:
+      the cotangents of the linear arguments, in order; ``Zero`` where nothing arrived.
+    """
+    values: dict[Var, Any] = dict(zip(jaxpr.constvars, jaxpr.consts, strict=True))
+    values.update((v, a) for v, a in zip(jaxpr.invars, args, strict=True) if a is not None)
+    previous = state.source
+    try:
+        linear: dict[Var, SumAccumulator] = {
+            v: SumAccumulator(v.aval) for v, a in zip(jaxpr.invars, args, strict=True) if a is None
+        }
+        pending = []
+        for eqn in jaxpr.eqns:
+            if any(a.__class__ is not Literal and a in linear for a in eqn.invars):
+                pending.append(eqn)
+                for v in eqn.outvars:
+                    linear[v] = SumAccumulator(v.aval)
+            else:  # no tangent reaches it: it is a constant of the linear map
+                state.source = eqn.source
+                ins = [a.array if a.__class__ is Literal else values[a] for a in eqn.invars]
+                out = eqn.prim.bind(*ins, **eqn.params)
+                values.update(zip(eqn.outvars, out if eqn.prim.multiple_results else [out], strict=True))
+        for v, ct in zip(jaxpr.outvars, cts, strict=True):
+            if v.__class__ is not Literal and v in linear:
+                linear[v].add(ct)
+        while pending:
+            eqn = pending.pop()
+            state.source = eqn.source
+            outs = [linear.pop(v).result() for v in eqn.outvars]
+            if all(ct.__class__ is Zero for ct in outs):
+                continue
+            ins = [
+                a.array if a.__class__ is Literal else linear[a] if a in linear else values[a]
+                for a in eqn.invars
+            ]
+            eqn.prim.transpose(outs if eqn.prim.multiple_results else outs[0], *ins, **eqn.params)
+        return [linear[v].result() for v, a in zip(jaxpr.invars, args, strict=True) if a is None]
+    finally:
+        state.source = previous
+
+
+def transpose_jaxpr(
+    jaxpr: Jaxpr, linear: tuple[bool, ...], ct_nonzeros: tuple[bool, ...]
+) -> tuple[Jaxpr, tuple[bool, ...]]:
+    """The jaxpr from non-linear arguments and nonzero cotangents to the cotangents of the linear arguments.
+
+    Returns:
+      the jaxpr, whose results are the nonzero cotangents only, and which those are.
+    """
+
+    def make():
+        out_nonzeros: tuple[bool, ...] = ()
+
+        def fun(*args):
+            nonlocal out_nonzeros
+            values = iter(args)
+            ins = [None if lin else next(values) for lin in linear]
+            cts = [next(values) if nz else None for nz in ct_nonzeros]
+            outs = backward_pass(jaxpr, ins, cts)
+            out_nonzeros = tuple(ct.__class__ is not Zero for ct in outs)
+            return [ct for ct in outs if ct.__class__ is not Zero]
+
+        avals = [a for a, lin in zip(jaxpr.in_avals, linear, strict=True) if not lin]
+        avals += [a for a, nz in zip(jaxpr.out_avals, ct_nonzeros, strict=True) if nz]
+        return stage(fun, avals, jaxpr.name), out_nonzeros
+
+    return jaxpr.memoised(("transpose", linear, ct_nonzeros), make)
+
+
+def instantiated(cts: Sequence[Any]) -> list[Any]:
+    """Cotangents as values: zeros for those that are ``Zero``."""
+    return [instantiate(ct) for ct in cts]

@@ -1,0 +1,10 @@
+"""A GPT trained from pure functions: the main job of blufunc, and the program to read first.
+
+model.py     the transformer, as functions over a pytree of parameters
+data.py      where tokens come from, and which of them each step trains on
+weights.py   safetensors files that are whole or not there at all
+sample.py    text from a trained model
+report.py    progress, the loss curve, the summary
+train.py     the training step, and the loop around it
+cli.py       the command line: python -m examples.gpt
+"""

@@ -1,0 +1,149 @@
+"""The command line: settings from words and checkpoints, and what a run leaves behind.
+
+Stands last and ties the others together. In: the arguments. Out: a trained model's files, a sample, and the
+very command that continues. What is wrong with the user's input becomes a message and exit status 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from blufunc import random, tree
+from blufunc.errors import DataError
+from examples.gpt import data, model, report, sample, train, weights
+
+OUT = "runs/gpt"
+DATA_HELP = """a text file, a folder of text files or of token shards, a row of tokens (.npy), or GPT-2 tokens
+in llm.c's format (.bin); default: the Python standard library's own source"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; the exit status is 2 where the user's input is at fault."""
+    options = _parser().parse_args(arguments)
+    try:
+        _run(options)
+    except DataError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _run(options: argparse.Namespace) -> None:
+    began = time.perf_counter()
+    resume = _checkpoint_path(options.resume) if options.resume else None
+    settings = _settings(options, weights.facts(resume)["settings"] if resume else {})
+    dataset = data.load(settings.data)
+    prompt = dataset.encode(options.prompt) if options.prompt else [ord("\n")] if dataset.text else [0]
+    run = train.Run(settings, resume)
+    if run.done >= settings.steps:
+        raise DataError(
+            f"the run in {resume} has taken {run.done} of its {settings.steps} steps: nothing is left to do",
+            where=f"--resume {options.resume}",
+            fix=f"ask for more of them: --steps {2 * run.done}",
+        )
+    _announce(run, dataset)
+
+    score, stopped = train.train(run, dataset, options.minutes, bar=not options.no_progress)
+
+    text = None
+    if options.sample_tokens:
+        key = random.fold_in(random.key(settings.seed), run.done)
+        made = sample.generate(run.values["params"], settings.config, prompt, options.sample_tokens, key)
+        text = dataset.decode(prompt + made).strip("\n")
+    curve = Path(settings.out) / "loss.png"
+    report.loss_curve(run.history, curve, dataset.unit, f"{settings.preset} on {dataset.name}")
+    rows = {
+        "stopped early": stopped and f"{stopped}, after {run.done:,} of {settings.steps:,} steps",
+        "validation loss": f"{score:.3f} nats a {dataset.unit}"
+        + (f" = {score / math.log(2):.3f} bits a byte" if dataset.text else ""),
+        "loss curve": str(curve),
+        "weights": str(run.save_weights()),
+        "time": report.duration(time.perf_counter() - began),
+        "to continue": _continue_command(settings, run.done),
+    }
+    report.summary({name: value for name, value in rows.items() if value}, text)
+
+
+def _announce(run: train.Run, dataset: data.Dataset) -> None:
+    settings, config, unit = run.settings, run.settings.config, dataset.unit
+    batch = f"{settings.batch} x {config.context} {unit}s"
+    size = sum(leaf.size for leaf in tree.leaves(run.values["params"]))
+    seen, held_out = (sum(len(part.tokens) for part in side) for side in (dataset.train, dataset.validation))
+    sizes = ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(config).items())
+    for line in (
+        f"model   {settings.preset}: {size:,} parameters ({sizes})",
+        f"data    {dataset.name}: {seen:,} {unit}s for training, {held_out:,} for validation",
+        f"run     steps {run.done + 1:,} to {settings.steps:,} of {batch}",
+    ):
+        report.console.print(line, markup=False, soft_wrap=True)
+
+
+def _settings(options: argparse.Namespace, saved: dict) -> train.Settings:
+    """What the command line says; else what the checkpoint says; else the preset's recipe."""
+    names = [field.name for field in dataclasses.fields(train.Settings)]
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if saved:
+        folder = {"out": str(_checkpoint_path(options.resume).parent)}  # the run may have been moved
+        return train.Settings(**saved | folder | given)
+    preset = given.get("preset", "tiny")
+    usual = {"preset": preset, "vocab": model.PRESETS[preset].vocab, "data": None, "seed": 0, "out": OUT}
+    return train.Settings(**usual | train.RECIPES[preset] | given)
+
+
+def _checkpoint_path(path: str) -> Path:
+    return Path(path) / "checkpoint.safetensors" if Path(path).is_dir() else Path(path)
+
+
+def _continue_command(settings: train.Settings, done: int) -> str:
+    """The command, for the shell and the folder that this one was given in."""
+    python = sys.executable
+    if python.startswith(os.getcwd() + os.sep):
+        python = os.path.relpath(python)
+    words = [python, "-m", "examples.gpt", "--resume", settings.out]
+    if done >= settings.steps:
+        words += ["--steps", str(2 * done)]
+    return shlex.join(words)
+
+
+def _parser() -> argparse.ArgumentParser:
+    def whole(least: int) -> Callable[[str], int]:
+        def number(text: str) -> int:
+            if (value := int(text)) < least:
+                raise argparse.ArgumentTypeError(f"{value} is less than {least}")
+            return value
+
+        return number
+
+    def positive(text: str) -> float:
+        if not 0 < (value := float(text)) < float("inf"):
+            raise argparse.ArgumentTypeError(f"{value:g} is not a positive number")
+        return value
+
+    parser = argparse.ArgumentParser("python -m examples.gpt", description="Train a GPT from pure functions.")
+    add = parser.add_argument
+    add(
+        "--preset",
+        choices=model.PRESETS,
+        help="the model's sizes, and a recipe to go with them (default: tiny)",
+    )
+    add("--vocab", type=whole(2), metavar="N", help="tokens in the vocabulary, where not the preset's")
+    add("--data", metavar="PATH", help=DATA_HELP)
+    add("--steps", type=whole(1), metavar="N", help="training steps of the whole run")
+    add("--batch", type=whole(1), metavar="N", help="windows in a step")
+    add("--lr", type=positive, metavar="RATE", help="the peak learning rate")
+    add("--seed", type=whole(0), metavar="N", help="of parameters, batches and sample (default: 0)")
+    add("--minutes", type=positive, default=math.inf, metavar="M", help="save, report and stop after so long")
+    add("--out", metavar="DIR", help=f"where to write (default: {OUT})")
+    add("--resume", metavar="PATH", help="go on from a run's folder or its checkpoint, with its settings")
+    add("--sample-tokens", type=whole(0), default=400, metavar="N", help="the sample's length (default: 400)")
+    add("--prompt", metavar="TEXT", help="how the sample begins (default: a new line)")
+    add("--no-progress", action="store_true", help="lines instead of a progress bar")
+    return parser

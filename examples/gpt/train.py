@@ -1,0 +1,190 @@
+"""Training: one compiled step, the state it acts on, and the loop around it.
+
+Stands after model, data and weights, and before the command line. The whole of training is one pure function,
+
+    step(params, state, tokens) -> (params, state, loss)
+
+which ``jit`` compiles once and whose first two arguments it may overwrite (they are donated). Step k reads
+the k-th batch and nothing else, so a run that stops and continues is the same run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import blufunc as bf
+from blufunc import optim, random, tree
+from examples.gpt import data, model, report, weights
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """All that decides a run's numbers, and where it writes. Saved with its checkpoints."""
+
+    preset: str
+    vocab: int
+    data: str | None
+    steps: int
+    batch: int
+    lr: float
+    seed: int
+    out: str
+
+    @property
+    def config(self) -> model.Config:
+        return dataclasses.replace(model.PRESETS[self.preset], vocab=self.vocab)
+
+
+RECIPES = {
+    "tiny": {"steps": 1200, "batch": 8, "lr": 4e-3},  # the demo: two minutes on two CPU cores
+    "small": {"steps": 5000, "batch": 32, "lr": 1e-3},
+    "gpt2-124m": {"steps": 20000, "batch": 32, "lr": 6e-4},
+}
+EVALUATIONS = 10  # of the validation loss while training; each one also saves a checkpoint
+QUICK, FULL = 32, 256  # validation windows while training, and at the end
+
+
+# ------------------------------------------------------------------------------------------------ training
+
+
+def make_optimizer(steps: int, lr: float):
+    """AdamW: clipped gradients, a short warm-up, a cosine down to a tenth, decay of the matrices alone."""
+    warmup = max(1, steps // 20)
+    schedule = optim.warmup_cosine_decay_schedule(0.0, lr, warmup, max(2, steps), end_value=lr / 10)
+    return optim.chain(
+        optim.clip_by_global_norm(1.0),
+        optim.adamw(schedule, b1=0.9, b2=0.95, eps=1e-8, weight_decay=0.1, mask=_matrices),
+    )
+
+
+def make_step(config: model.Config, optimizer) -> Callable:
+    """The compiled training step."""
+
+    def step(params, state, tokens):
+        loss, grads = bf.value_and_grad(model.loss)(params, tokens, config)
+        updates, state = optimizer.update(grads, state, params)
+        return optim.apply_updates(params, updates), state, loss
+
+    return bf.jit(step, donate_argnums=(0, 1))
+
+
+def make_evaluate(config: model.Config, batch: int) -> Callable[[Any, np.ndarray], float]:
+    """The mean loss over many windows, a batch at a time."""
+    loss = bf.jit(lambda params, tokens: model.loss(params, tokens, config))
+
+    def evaluate(params, windows: np.ndarray) -> float:
+        batches = [windows[at : at + batch] for at in range(0, len(windows), batch)]
+        return sum(float(loss(params, tokens)) * len(tokens) for tokens in batches) / len(windows)
+
+    return evaluate
+
+
+def _matrices(params):
+    return tree.map(lambda leaf: leaf.ndim >= 2, params)
+
+
+class Run:
+    """The state of a run: what a checkpoint holds."""
+
+    def __init__(self, settings: Settings, resume: Path | None):
+        self.settings = settings
+        self.optimizer = make_optimizer(settings.steps, settings.lr)
+        self.history = report.History()
+
+        def fresh(key):
+            params = model.init(key, settings.config)
+            return {"params": params, "optimizer": self.optimizer.init(params)}
+
+        key = random.key(settings.seed)
+        if resume is None:
+            self.values = fresh(key)
+        else:
+            self.values = weights.load(resume, like=bf.eval_shape(fresh, key))
+            history = weights.facts(resume)["history"]
+            self.history = report.History(history["train"], [tuple(point) for point in history["validation"]])
+
+    @property
+    def done(self) -> int:
+        """The steps taken so far."""
+        return len(self.history.train)
+
+    def save(self) -> None:
+        """All that ``--resume`` needs."""
+        path = Path(self.settings.out) / "checkpoint.safetensors"
+        weights.save(path, self.values, {**self._facts, "history": dataclasses.asdict(self.history)})
+
+    def save_weights(self) -> Path:
+        """The parameters alone: what one gives to others."""
+        path = Path(self.settings.out) / "weights.safetensors"
+        weights.save(path, self.values["params"], self._facts)
+        return path
+
+    @property
+    def _facts(self) -> dict:
+        settings = self.settings
+        return {"settings": dataclasses.asdict(settings), "config": dataclasses.asdict(settings.config)}
+
+
+def train(run: Run, dataset: data.Dataset, minutes: float = math.inf, bar: bool = True) -> tuple[float, str]:
+    """Take the steps that remain, and save. Returns the validation loss and, if it stopped early, why."""
+    settings, config = run.settings, run.settings.config
+    train_windows, validation = data.windows(dataset, config.context, config.vocab, settings.batch)
+    batches = data.Batches(train_windows, settings.batch, settings.seed)
+    quick = validation.evenly(QUICK)
+    full = validation.evenly(FULL)
+    step, evaluate = make_step(config, run.optimizer), make_evaluate(config, settings.batch)
+    every = max(1, settings.steps // EVALUATIONS)
+    deadline = time.monotonic() + 60 * minutes
+    stopped = ""
+
+    watch = report.watch(run.done, settings.steps, settings.batch * config.context, dataset.unit, bar)
+    with watch as told, _stop_signals() as signalled:
+        params, state = run.values["params"], run.values["optimizer"]
+        for k in range(run.done, settings.steps):
+            params, state, loss = step(params, state, batches[k])
+            run.values = {"params": params, "optimizer": state}
+            run.history.train.append(float(loss))
+            score = None
+            if run.done % every == 0 and run.done < settings.steps:
+                score = evaluate(params, quick)
+                run.history.validation.append((run.done, score))
+                run.save()
+            told(run.done, run.history.train[-1], score)
+            if signalled.is_set() or time.monotonic() > deadline:
+                stopped = "interrupted" if signalled.is_set() else f"{minutes:g} minutes are over"
+                break
+        score = evaluate(params, full)
+        run.history.validation.append((run.done, score))
+        run.save()
+    return score, stopped
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[threading.Event]:
+    """Turn Ctrl-C and a polite kill into an event, so that no step is cut in two. A second Ctrl-C raises."""
+    stop = threading.Event()
+
+    def note(number, frame):
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may take signals
+        yield stop
+        return
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
