@@ -16,8 +16,8 @@ import numpy as np
 from blufunc import errors
 from blufunc.core import dtypes
 from blufunc.core.avals import ShapedArray
-from blufunc.core.ops.structure import (
-    Linear,
+from blufunc.core.primitive import Primitive
+from blufunc.core.structure import (
     add_any,
     batch_reduction,
     batched_front,
@@ -26,7 +26,6 @@ from blufunc.core.ops.structure import (
     reduced_shape,
     unbroadcast,
 )
-from blufunc.core.primitive import Primitive
 from blufunc.core.tangents import Zero, is_linear, zero
 
 TYPES: dict[str, tuple[str, Callable[[np.dtype], bool]]] = {

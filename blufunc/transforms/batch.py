@@ -13,8 +13,8 @@ from blufunc.core import source
 from blufunc.core.array import lift
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Jaxpr, eval_jaxpr
-from blufunc.core.ops.structure import batched_front
 from blufunc.core.stage import stage
+from blufunc.core.structure import batched_front
 from blufunc.core.trace import Trace, Tracer, Value, leak_error, new_trace, set_trace, state
 
 

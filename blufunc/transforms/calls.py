@@ -13,9 +13,9 @@ from blufunc.core.array import Array
 from blufunc.core.jaxpr import Eqn, Jaxpr
 from blufunc.core.passes import dce
 from blufunc.core.primitive import Primitive, concrete, device_of
+from blufunc.core.structure import move_dim
 from blufunc.core.tangents import Zero, is_linear, zero
 from blufunc.transforms.batch import batch_jaxpr
-from blufunc.core.ops.structure import move_dim
 from blufunc.transforms.jvp import jvp_jaxpr
 from blufunc.transforms.linearize import LinearizeTrace, linearize_jaxpr
 from blufunc.transforms.transpose import transpose_jaxpr

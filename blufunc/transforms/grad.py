@@ -15,7 +15,7 @@ from blufunc import errors
 from blufunc.core import dtypes, source, tree, treepath
 from blufunc.core.array import scalar
 from blufunc.core.jaxpr import Jaxpr, eval_jaxpr
-from blufunc.core.ops.structure import instantiate, zeros
+from blufunc.core.structure import instantiate, zeros
 from blufunc.core.tangents import Zero, zero
 from blufunc.core.trace import Value
 from blufunc.transforms.arguments import (

@@ -12,8 +12,8 @@ from typing import Any
 from blufunc.core import source
 from blufunc.core.array import lift
 from blufunc.core.jaxpr import Jaxpr, eval_jaxpr
-from blufunc.core.ops.structure import instantiate
 from blufunc.core.stage import stage
+from blufunc.core.structure import instantiate
 from blufunc.core.tangents import Zero, zero
 from blufunc.core.trace import Trace, Tracer, Value, leak_error, new_trace, set_trace, state
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from blufunc.core import passes
 from blufunc.core.jaxpr import Jaxpr, eval_jaxpr
-from blufunc.core.ops.structure import instantiate
 from blufunc.core.stage import StagedTracer, StageTrace, stage
+from blufunc.core.structure import instantiate
 from blufunc.core.tangents import Zero
 from blufunc.core.trace import Trace, new_trace, set_trace, state
 from blufunc.transforms.jvp import JVPTrace

@@ -12,8 +12,8 @@ from typing import Any
 
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Jaxpr, Literal, Var
-from blufunc.core.ops.structure import add_any, instantiate
 from blufunc.core.stage import stage
+from blufunc.core.structure import add_any, instantiate
 from blufunc.core.tangents import Accumulator, Zero, zero
 from blufunc.core.trace import state
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from blufunc import errors
 from blufunc.core import source, tree, treepath
-from blufunc.core.ops.structure import batched_front, move_dim
+from blufunc.core.structure import batched_front, move_dim
 from blufunc.transforms.arguments import FlatFunction, as_values, labels_of, name_of
 from blufunc.transforms.batch import Axis, batch_flat
 

@@ -6,7 +6,7 @@ and ``Batches`` that cuts the windows of step k out of it as a pure function of 
 which is continued sees exactly what an uninterrupted one would have seen.
 
 Text is read as bytes: the vocabulary is 256 and there is no tokenizer. Everything that can be wrong with a
-file raises ``DataError`` before the first step, or, for tokens out of range, on the step that would read them.
+file raises ``DataError`` before the first step or, for tokens out of range, on the step that would read them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The files: pytrees of arrays as safetensors, written so that a good file is never lost.
 
 Stands beside the training loop. In: a pytree and a few facts about it. Out: one file, in which every array
-has the name of its place in the tree (``blocks.0.attention.qkv.weight``) and the facts are JSON in the header.
-The way back needs a tree of the same shape to fill, and says exactly what differs when the file is of another
-model.
+has the name of its place in the tree (``blocks.0.attention.qkv.weight``), with the facts as JSON in its header.
+The way back fills a tree of known shapes, and says exactly what differs when the file is of another model.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def save(path: Path, values: Any, facts: dict) -> None:
 
 
 def load(path: Path, like: Any) -> Any:
-    """The pytree in ``path``, with the structure, shapes and dtypes of ``like`` (or of its ``eval_shape``)."""
+    """The pytree in ``path``, of the structure, shapes and dtypes that ``like`` has (see ``eval_shape``)."""
     facts(path)  # a broken file is reported there
     arrays = load_file(path)
     wanted = dict(_named_leaves(like))

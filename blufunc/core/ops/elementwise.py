@@ -16,8 +16,8 @@ from blufunc.core import dtypes
 from blufunc.core.array import lift, scalar
 from blufunc.core.avals import ShapedArray
 from blufunc.core.kinds import Elementwise
-from blufunc.core.ops.structure import add_any, full, zeros
 from blufunc.core.primitive import Primitive
+from blufunc.core.structure import add_any, full, zeros
 from blufunc.core.tangents import Zero, zero
 from blufunc.core.trace import Value
 
@@ -320,8 +320,8 @@ class _Select(Elementwise):
     """``where(predicate, on_true, on_false)``: the predicate is boolean, the cases share a dtype."""
 
     def __init__(self):
-        on_true = lambda ct, p, x, y: select(p, ct, zeros_of(ct))  # noqa: E731
-        on_false = lambda ct, p, x, y: select(p, zeros_of(ct), ct)  # noqa: E731
+        on_true = lambda ct, p, x, y: select(p, ct, zeros_of(ct))
+        on_false = lambda ct, p, x, y: select(p, zeros_of(ct), ct)
         super().__init__("select", np.where, "any", transposes=(None, on_true, on_false))
 
     def abstract(self, pred, x, y):

@@ -1,0 +1,295 @@
+"""The demo from end to end on a very small model: training, stopping, continuing, sampling, reporting."""
+
+import dataclasses
+import math
+import signal
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from blufunc import random, tree
+from examples.gpt import cli, data, model, report, sample, train, weights
+
+NANO = model.Config(layers=2, heads=2, width=16, context=16, vocab=256)
+
+
+@pytest.fixture(autouse=True)
+def nano(monkeypatch):
+    monkeypatch.setitem(model.PRESETS, "nano", NANO)
+    monkeypatch.setitem(train.RECIPES, "nano", {"steps": 12, "batch": 4, "lr": 1e-2})
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("the quick brown fox jumps over the lazy dog\n" * 100)
+    return path
+
+
+@pytest.fixture
+def run(tmp_path, text):
+    """Call the program on the text, writing to the folder of the given name; gives the folder."""
+
+    def run(name, *options, status=0):
+        out = tmp_path / name
+        words = [
+            "--preset",
+            "nano",
+            "--data",
+            str(text),
+            "--out",
+            str(out),
+            "--sample-tokens",
+            "20",
+            *options,
+        ]
+        assert cli.main([*words, "--no-progress"]) == status
+        return out
+
+    return run
+
+
+def history(out):
+    return weights.facts(out / "checkpoint.safetensors")["history"]
+
+
+# --------------------------------------------------------------------------------------------------- model
+
+
+def test_the_presets_have_the_sizes_they_are_named_for():
+    config = model.PRESETS["gpt2-124m"]
+    params = model.init(random.key(0), dataclasses.replace(config, layers=1, vocab=64))
+    block = sum(leaf.size for leaf in tree.leaves(params["blocks"]))
+    assert 12 * block + (50257 + 1024) * 768 + 2 * 768 == 124_439_808
+    for config in model.PRESETS.values():
+        assert config.width % config.heads == 0
+
+
+def test_initial_parameters():
+    config = dataclasses.replace(NANO, width=64, layers=8)
+    params = model.init(random.key(0), config)
+    block = params["blocks"][3]
+    assert np.std(params["tokens"]) == pytest.approx(0.02, rel=0.05)
+    assert np.std(block["attention"]["qkv"]["weight"]) == pytest.approx(0.02, rel=0.05)
+    for projection in (block["attention"]["out"], block["mlp"]["down"]):
+        assert np.std(projection["weight"]) == pytest.approx(0.02 / 4, rel=0.05)
+        assert not np.any(projection["bias"])
+    assert np.all(np.asarray(block["norm1"]["scale"]) == 1)
+    assert not np.array_equal(params["blocks"][0]["mlp"]["up"]["weight"], block["mlp"]["up"]["weight"])
+
+
+def test_logits_depend_on_the_past_alone_and_start_out_uniform():
+    params = model.init(random.key(0), NANO)
+    tokens = np.random.default_rng(0).integers(256, size=(2, 16)).astype(np.int32)
+    changed = tokens.copy()
+    changed[:, 9] += 1
+    before, after = (np.asarray(model.forward(params, t, NANO)) for t in (tokens, changed % 256))
+    assert before.shape == (2, 16, 256)
+    np.testing.assert_allclose(before[:, :9], after[:, :9], atol=1e-6)
+    assert np.abs(before[:, 9:] - after[:, 9:]).max() > 1e-3
+    assert float(model.loss(params, tokens, NANO)) == pytest.approx(math.log(256), abs=0.05)
+
+
+# ------------------------------------------------------------------------------------------------ training
+
+
+def test_a_run_from_end_to_end(run, capsys):
+    out = run("run", "--steps", "40")
+    losses = history(out)["train"]
+    assert len(losses) == 40 and losses[-1] < losses[0] - 1
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+    shapes = {name: array.shape for name, array in load_file(out / "weights.safetensors").items()}
+    assert shapes["tokens"] == (256, 16) and shapes["blocks.1.mlp.up.weight"] == (16, 64)
+    said = capsys.readouterr().out
+    for expected in (
+        "nats a byte =",
+        "bits a byte",
+        "a sample",
+        "loss.png",
+        "weights.safetensors",
+        "bytes/s",
+    ):
+        assert expected in said
+    (command,) = (line for line in said.splitlines() if line.startswith("to continue"))
+    assert command.endswith(f"-m examples.gpt --resume {out} --steps 80")
+    assert f"validation loss  {history(out)['validation'][-1][1]:.3f}" in said
+
+
+def test_the_same_settings_give_the_same_run_and_another_seed_another(run):
+    first, again, other = run("a"), run("b"), run("c", "--seed", "1")
+    assert history(first) == history(again)
+    assert history(first)["train"] != history(other)["train"]
+
+
+def test_ctrl_c_saves_and_resuming_equals_never_having_stopped(run, monkeypatch, capsys):
+    whole = run("whole")
+    with monkeypatch.context() as patch:
+        make_step, count = train.make_step, iter(range(100))
+
+        def interrupted(config, optimizer):
+            step = make_step(config, optimizer)
+
+            def counted(*args):
+                if next(count) == 4:
+                    signal.raise_signal(signal.SIGINT)
+                return step(*args)
+
+            return counted
+
+        patch.setattr(train, "make_step", interrupted)
+        out = run("parts")
+    said = capsys.readouterr().out
+    assert "interrupted, after 5 of 12 steps" in said
+    assert f"--resume {out}\n" in said  # no --steps: the run has steps left
+    assert len(history(out)["train"]) == 5
+
+    assert cli.main(["--resume", str(out), "--no-progress", "--sample-tokens", "0"]) == 0
+    assert history(out)["train"] == history(whole)["train"]
+    assert history(out)["validation"][-1] == history(whole)["validation"][-1]
+    files = [load_file(folder / "checkpoint.safetensors") for folder in (out, whole)]
+    assert files[0].keys() == files[1].keys()
+    for name, array in files[0].items():
+        assert array.tobytes() == files[1][name].tobytes(), name
+
+
+def test_minutes_stop_a_run(run, capsys):
+    out = run("run", "--minutes", "1e-6")
+    assert len(history(out)["train"]) == 1
+    assert "minutes are over, after 1 of 12 steps" in capsys.readouterr().out
+
+
+def test_a_finished_run_wants_more_steps(run, capsys):
+    out = run("run")
+    assert cli.main(["--resume", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert "has taken 12 of its 12 steps" in said and "--steps 24" in said
+    assert cli.main(["--resume", str(out / "checkpoint.safetensors"), "--steps", "14", "--no-progress"]) == 0
+    assert len(history(out)["train"]) == 14
+
+
+def test_a_moved_run_goes_on_where_it_lies(run, tmp_path):
+    moved = run("run").rename(tmp_path / "moved")
+    assert cli.main(["--resume", str(moved), "--steps", "14", "--no-progress"]) == 0
+    assert len(history(moved)["train"]) == 14
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_on_token_shards(tmp_path, capsys):
+    header = np.zeros(256, "<i4")
+    header[:3] = 20240520, 1, 600
+    tokens = np.random.default_rng(0).integers(300, size=600).astype("<u2")
+    for name in ("train.bin", "val.bin"):
+        (tmp_path / name).write_bytes(header.tobytes() + tokens.tobytes())
+    words = ["--preset", "nano", "--data", str(tmp_path), "--out", str(tmp_path / "run"), "--steps", "2"]
+    assert cli.main([*words, "--no-progress"]) == 2
+    assert "outside the vocabulary of 256" in capsys.readouterr().err
+    assert cli.main([*words, "--vocab", "320", "--no-progress"]) == 0
+    said = capsys.readouterr().out
+    assert "nats a token\n" in said and "bits" not in said
+
+
+# ------------------------------------------------------------------------------------------------ sampling
+
+
+def test_sampling_traces_once_and_goes_beyond_the_context(monkeypatch):
+    config = dataclasses.replace(NANO, layers=1, context=12)  # sizes that no other test compiles
+    params = model.init(random.key(0), config)
+    forward, traces = model.forward, []
+    monkeypatch.setattr(model, "forward", lambda *args: traces.append(1) or forward(*args))
+    tokens = sample.generate(params, config, [1, 2, 3], 30, random.key(1))
+    assert len(tokens) == 30 and all(0 <= token < 256 for token in tokens)
+    assert tokens == sample.generate(params, config, [1, 2, 3], 30, random.key(1))
+    assert tokens != sample.generate(params, config, [1, 2, 3], 30, random.key(2))
+    assert len(traces) == 1
+
+
+def test_the_likeliest_token_is_the_greedy_choice():
+    params = model.init(random.key(0), NANO)
+    prompt = [5, 6, 7]
+    (greedy,) = sample.generate(params, NANO, prompt, 1, random.key(1), top_k=1)
+    logits = model.forward(params, np.array([prompt], np.int32), NANO)[0, -1]
+    assert greedy == int(np.argmax(np.asarray(logits)))
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        sample.generate(params, NANO, [], 1, random.key(1))
+
+
+# ----------------------------------------------------------------------------------------------- reporting
+
+
+def test_smoothing_keeps_lines_straight():
+    line = list(np.linspace(5.0, 1.0, 200))
+    smooth = report.smooth(line)
+    np.testing.assert_allclose(smooth[10:-10], line[10:-10])
+    assert smooth.shape == (200,)
+    assert report.smooth([3.0]).tolist() == [3.0]
+
+
+@pytest.mark.parametrize(
+    "seconds, text", [(3.4, "3 s"), (61, "1 min 01 s"), (179.6, "3 min 00 s"), (7500, "2 h 05 min")]
+)
+def test_durations(seconds, text):
+    assert report.duration(seconds) == text
+
+
+def test_the_bar_shows_step_loss_speed_and_time_left(monkeypatch, capsys):
+    terminal = report.Console(force_terminal=True, width=120)
+    monkeypatch.setattr(report, "console", terminal)
+    with report.watch(0, steps=4, tokens_per_step=10, unit="byte", bar=True) as told:
+        for step in range(1, 5):
+            told(step, 2.5, None if step < 4 else 2.25)
+    said = capsys.readouterr().out
+    for expected in ("4/4", "loss 2.500", "validation 2.250", "bytes/s", "0:00:00"):
+        assert expected in said
+
+
+# ----------------------------------------------------------------------------------------------- bad input
+
+
+def test_bad_data_is_a_message_and_not_a_traceback(run, tmp_path, capsys):
+    run("run", "--data", str(tmp_path / "nothing.txt"), status=2)
+    said = capsys.readouterr().err
+    assert "nothing.txt" in said and "fix:" in said and "Traceback" not in said
+
+
+def test_a_checkpoint_of_another_preset(run, tmp_path, capsys):
+    out = run("run")
+    assert cli.main(["--resume", str(out), "--preset", "tiny", "--steps", "20"]) == 2
+    said = capsys.readouterr().err
+    assert str(out / "checkpoint.safetensors") in said
+    assert "shape (16,) in the file and" in said and "--preset" in said
+
+
+def test_weights_are_no_checkpoint(run, capsys):
+    out = run("run")
+    assert cli.main(["--resume", str(out / "weights.safetensors"), "--steps", "20"]) == 2
+    assert "continue from the checkpoint.safetensors" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--steps", "0"],
+        ["--batch", "x"],
+        ["--lr", "-1"],
+        ["--lr", "nan"],
+        ["--preset", "huge"],
+        ["--seed", "-1"],
+    ],
+)
+def test_bad_options(words, capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(words)
+    assert caught.value.code == 2
+    assert f"argument {words[0]}" in capsys.readouterr().err
+
+
+def test_a_text_too_short_for_a_batch(run, text, capsys):
+    text.write_text("short")
+    run("run", status=2)
+    assert "is too short" in capsys.readouterr().err
+
+
+def test_a_run_counts_as_many_windows_as_it_has(text):
+    train_windows, validation = data.windows(data.load(text), NANO.context, NANO.vocab)
+    assert len(train_windows) + len(validation) == len(text.read_bytes()) - 2 * NANO.context
