@@ -122,7 +122,8 @@ class _Writer:
         texts, returned = [], set()
         for atom in self.jaxpr.outvars:
             text = self.operand(atom)
-            if atom.__class__ is Literal or self.storage.shared(atom) or self.storage.root(atom) in returned:
+            shared = atom.__class__ is Literal or self.storage.shared(atom) or self.storage.root(atom) in returned
+            if shared or not atom.aval.ndim:  # ufuncs return NumPy scalars in the place of arrays of rank 0
                 text = f"{self.define('own', own)}({text})"
             else:
                 returned.add(self.storage.root(atom))

@@ -12,6 +12,7 @@ import math
 import os
 import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -49,6 +50,8 @@ def _run(options: argparse.Namespace) -> None:
             where=f"--resume {options.resume}",
             fix=f"ask for more of them: --steps {2 * run.done}",
         )
+    with weights.writing(Path(settings.out)):  # better known now than when all is done
+        tempfile.TemporaryFile(dir=settings.out).close()
     _announce(run, dataset)
 
     score, stopped = train.train(run, dataset, options.minutes, bar=not options.no_progress)
@@ -59,7 +62,8 @@ def _run(options: argparse.Namespace) -> None:
         made = sample.generate(run.values["params"], settings.config, prompt, options.sample_tokens, key)
         text = dataset.decode(prompt + made).strip("\n")
     curve = Path(settings.out) / "loss.png"
-    report.loss_curve(run.history, curve, dataset.unit, f"{settings.preset} on {dataset.name}")
+    with weights.writing(curve.parent):
+        report.loss_curve(run.history, curve, dataset.unit, f"{settings.preset} on {dataset.name}")
     rows = {
         "stopped early": stopped and f"{stopped}, after {run.done:,} of {settings.steps:,} steps",
         "validation loss": f"{score:.3f} nats a {dataset.unit}"

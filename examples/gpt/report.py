@@ -123,7 +123,6 @@ def loss_curve(history: History, path: Path, unit: str, title: str) -> None:
         axes.set_axisbelow(True)
         axes.margins(x=0.02)
         axes.legend(frameon=False)
-        path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path)
 
 

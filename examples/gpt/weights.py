@@ -7,8 +7,10 @@ The way back fills a tree of known shapes, and says exactly what differs when th
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,21 +33,29 @@ def save(path: Path, values: Any, facts: dict) -> None:
     """
     arrays = {name: np.asarray(leaf, order="C") for name, leaf in _named_leaves(values)}
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with writing(path.parent):
+        try:
+            save_file(arrays, unfinished, metadata={FACTS: json.dumps(facts)})
+            with unfinished.open("rb+") as file:
+                os.fsync(file.fileno())
+            os.replace(unfinished, path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Make the folder, and turn what stops us from writing there into an error that says so."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(arrays, unfinished, metadata={FACTS: json.dumps(facts)})
-        with unfinished.open("rb+") as file:
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
     except (OSError, SafetensorError) as error:
         raise DataError(
-            f"cannot write {path}",
-            where=str(path),
+            f"cannot write to {folder}",
+            where=str(folder),
             why=str(error),
             fix="check the disk's free space and your permission, or choose another folder: --out DIR",
         ) from error
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def load(path: Path, like: Any) -> Any:

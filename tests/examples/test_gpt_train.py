@@ -266,6 +266,14 @@ def test_weights_are_no_checkpoint(run, capsys):
     assert "continue from the checkpoint.safetensors" in capsys.readouterr().err
 
 
+def test_a_folder_that_cannot_be_written_is_found_out_before_training(run, tmp_path, capsys, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.delattr(train, "train")
+    run("file", status=2)
+    said = capsys.readouterr().err
+    assert f"cannot write to {tmp_path / 'file'}" in said and "--out DIR" in said
+
+
 @pytest.mark.parametrize(
     "words",
     [

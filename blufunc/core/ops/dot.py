@@ -1,0 +1,291 @@
+"""``dot_general``: sums of products over any axes of two arrays, the one contraction primitive.
+
+Core operations. Matrix products, einsum and attention all become ``dot_general`` equations. The NumPy
+definition turns each into one ``np.matmul`` of views, so that BLAS sees transposes as flags and not
+as copies; its transpose rule picks the order of operands for which the same holds in backward passes.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core import dtypes
+from blufunc.core.array import lift
+from blufunc.core.avals import ShapedArray
+from blufunc.core.kinds import check_types
+from blufunc.core.ops.elementwise import convert
+from blufunc.core.primitive import Primitive
+from blufunc.core.structure import add_tangents, transpose
+from blufunc.core.tangents import Zero, is_linear
+
+Axes = tuple[int, ...]
+DimensionNumbers = tuple[tuple[Axes, Axes], tuple[Axes, Axes]]
+
+_PRECISIONS = (None, "default", "high", "highest", "fastest")
+
+
+class _DotGeneral(Primitive):
+    """Products summed over the contracted axes; result axes are the batch, lhs free and rhs free ones."""
+
+    name, kind, fresh = "dot_general", "contract", True
+
+    def impl(self, lhs, rhs, *, dimension_numbers, precision, preferred_element_type):
+        out = preferred_element_type or _result_dtype(lhs.dtype, rhs.dtype)
+        (lc, rc), (lb, rb) = dimension_numbers
+        compute = _compute_dtype(lhs.dtype, rhs.dtype, out)
+        result = _matmul(_as(lhs, compute), _as(rhs, compute), lc, rc, lb, rb)
+        if compute == out:
+            return result
+        if dtypes.is_integer(out):  # by way of int64, so that what does not fit wraps as it would in out
+            result = result.astype(np.int64)
+        return result.astype(out)
+
+    def abstract(self, lhs, rhs, *, dimension_numbers, precision, preferred_element_type):
+        (lc, rc), (lb, rb) = dimension_numbers
+        _check_axes("lhs", lhs, lc, lb)
+        _check_axes("rhs", rhs, rc, rb)
+        for what, la, ra in (("contracts", lc, rc), ("batches", lb, rb)):
+            if len(la) != len(ra):
+                raise errors.ShapeError(
+                    f"dot_general {what} {len(la)} axes of the lhs {la} with {len(ra)} of the rhs {ra}.",
+                    fix="dimension_numbers = ((lhs_contract, rhs_contract), (lhs_batch, rhs_batch))",
+                )
+            for i, j in zip(la, ra, strict=True):
+                if lhs.shape[i] != rhs.shape[j]:
+                    raise errors.ShapeError(
+                        f"dot_general {what} axis {i} of {lhs} (size {lhs.shape[i]}) with axis {j} of {rhs} "
+                        f"(size {rhs.shape[j]})."
+                    )
+        check_types("dot_general", "numeric", lhs, rhs)
+        out = _result_dtype(lhs.dtype, rhs.dtype, preferred_element_type)
+        _check_precision(precision)
+        shape = (
+            *(lhs.shape[d] for d in lb),
+            *(lhs.shape[d] for d in _free(lhs.ndim, lc, lb)),
+            *(rhs.shape[d] for d in _free(rhs.ndim, rc, rb)),
+        )
+        return ShapedArray(shape, out)
+
+    def jvp(self, primals, tangents, **params):
+        x, y = primals
+        tx, ty = tangents
+        out = self.bind(x, y, **params)
+        left = tx if tx.__class__ is Zero else self.bind(tx, y, **params)
+        right = ty if ty.__class__ is Zero else self.bind(x, ty, **params)
+        return out, add_tangents(left, right)
+
+    def transpose(self, ct, x, y, *, dimension_numbers, precision, preferred_element_type):
+        (xc, yc), (xb, yb) = dimension_numbers
+        batch = tuple(range(len(xb)))
+        x_free, y_free = _free(x.aval.ndim, xc, xb), _free(y.aval.ndim, yc, yb)
+        ct_x = tuple(range(len(batch), len(batch) + len(x_free)))
+        ct_y = tuple(range(ct.aval.ndim - len(y_free), ct.aval.ndim))
+        if is_linear(x):
+            x.add(_cotangent(ct, ct_y, batch, y, y_free, yb, yc, xc, xb, x_free, x.aval, precision, True))
+        if is_linear(y):
+            y.add(_cotangent(ct, ct_x, batch, x, x_free, xb, xc, yc, yb, y_free, y.aval, precision, False))
+
+    def batch(self, axis, args, dims, *, dimension_numbers, **params):
+        x, y = args
+        dx, dy = dims
+        (xc, yc), (xb, yb) = dimension_numbers
+        if dx is not None:
+            xc, xb = _shifted(xc, dx), _shifted(xb, dx)
+        if dy is not None:
+            yc, yb = _shifted(yc, dy), _shifted(yb, dy)
+        if dx is not None and dy is not None:
+            numbers = ((xc, yc), ((dx, *xb), (dy, *yb)))
+            return self.bind(x, y, dimension_numbers=numbers, **params), 0
+        # an axis of one operand only is one more of its free axes: the other is not repeated along it
+        out = self.bind(x, y, dimension_numbers=((xc, yc), (xb, yb)), **params)
+        x_free = _free(x.aval.ndim, xc, xb)
+        if dx is not None:
+            return out, len(xb) + x_free.index(dx)
+        return out, len(xb) + len(x_free) + _free(y.aval.ndim, yc, yb).index(dy)
+
+
+dot_general_p = _DotGeneral()
+
+
+def _cotangent(ct, ct_contract, batch, other, free, other_batch, other_contract, contract, own_batch, own_free,
+               aval, precision, ct_first):  # fmt: skip
+    """The cotangent of one operand of ``dot_general``, with the axes in the operand's order.
+
+    The product of ``ct`` and the other operand over the other's free axes has the operand's batch axes,
+    then its free and contracted ones in either order, as the factors are ordered. If one of the orders
+    is that of the operand, no transposition is needed: this is what gives gradients of weights directly.
+    """
+    # what is left of the other operand comes in the order of its own axes
+    contract = tuple(contract[i] for i in np.argsort(other_contract))
+    for first in (ct_first, not ct_first):
+        made = (*own_batch, *own_free, *contract) if first else (*own_batch, *contract, *own_free)
+        if made == tuple(range(aval.ndim)):
+            break
+    else:
+        first = ct_first
+        made = (*own_batch, *own_free, *contract) if first else (*own_batch, *contract, *own_free)
+    other = convert(other, ct.dtype) if other.dtype != ct.dtype else other
+    if first:
+        numbers = ((ct_contract, free), (batch, other_batch))
+        out = dot_general(ct, other, numbers, precision, aval.dtype)
+    else:
+        numbers = ((free, ct_contract), (other_batch, batch))
+        out = dot_general(other, ct, numbers, precision, aval.dtype)
+    return transpose(out, tuple(made.index(d) for d in range(aval.ndim)))
+
+
+def _check_axes(side: str, x: ShapedArray, contract: Axes, batch: Axes) -> None:
+    both = (*contract, *batch)
+    if len(set(both)) != len(both) or any(not 0 <= d < x.ndim for d in both):
+        raise errors.ShapeError(
+            f"dot_general: contracted axes {contract} and batch axes {batch} of the {side} {x} must be distinct "
+            f"and between 0 and {x.ndim - 1}."
+        )
+
+
+def _check_precision(precision: Any) -> None:
+    for p in precision if isinstance(precision, tuple) else (precision,):
+        if p not in _PRECISIONS:
+            raise errors.ArgumentError(
+                f"dot_general: {p!r} is not a precision.",
+                fix="'default', 'high', 'highest' or a pair of them",
+            )
+
+
+def _result_dtype(lhs: np.dtype, rhs: np.dtype, preferred: np.dtype | None = None) -> np.dtype:
+    """The dtype of the result; raises if the operands' dtypes do not go together."""
+    if lhs != rhs and not (lhs.itemsize == rhs.itemsize == 1 and preferred and _floats(lhs, rhs)):
+        raise errors.DtypeError(
+            f"dot_general takes operands of one dtype, not {dtypes.short_name(lhs)} and {dtypes.short_name(rhs)}.",
+            why="only the two float8 formats may meet, with preferred_element_type.",
+            fix="use blufunc.numpy, which promotes, or convert with .astype",
+        )
+    if preferred is None or preferred == lhs:
+        return lhs
+    same_kind = any(
+        is_kind(lhs) and is_kind(preferred)
+        for is_kind in (dtypes.is_integer, dtypes.is_floating, dtypes.is_complex)
+    )
+    if not same_kind and not (dtypes.is_integer(lhs) and dtypes.is_floating(preferred)):
+        raise errors.DtypeError(
+            f"dot_general of {dtypes.short_name(lhs)} cannot give {dtypes.short_name(preferred)}.",
+            fix="convert the operands first",
+        )
+    return preferred
+
+
+def _floats(*kinds: np.dtype) -> bool:
+    return all(dtypes.is_floating(d) for d in kinds)
+
+
+def _compute_dtype(lhs: np.dtype, rhs: np.dtype, out: np.dtype) -> np.dtype:
+    """What to multiply and add in: never narrower than operands or result, float32 for the half precisions."""
+    wide = max(lhs, out, key=lambda d: d.itemsize)
+    if dtypes.is_floating(out):
+        return wide if dtypes.is_floating(wide) and wide.itemsize >= 4 else dtypes.float32
+    # NumPy has no BLAS for integers; sums of products of bytes are exact in float64
+    if wide.itemsize == 1 and dtypes.is_integer(wide):
+        return dtypes.float64
+    return wide
+
+
+def _as(x: Any, dtype: np.dtype) -> np.ndarray:
+    return np.asarray(x) if x.dtype == dtype else np.asarray(x, dtype)
+
+
+@functools.cache
+def _free(ndim: int, contract: Axes, batch: Axes) -> Axes:
+    """The axes that are neither contracted nor batch axes."""
+    return tuple(d for d in range(ndim) if d not in contract and d not in batch)
+
+
+def _shifted(axes: Axes, new: int) -> Axes:
+    """``axes`` after an axis was inserted at ``new``."""
+    return tuple(d + (d >= new) for d in axes)
+
+
+def _matmul(x: np.ndarray, y: np.ndarray, xc: Axes, yc: Axes, xb: Axes, yb: Axes) -> np.ndarray:
+    """``dot_general`` in the dtype of x and y, as one product of (stacks of) matrices."""
+    if x.ndim == y.ndim == 2 and not xb and xc == (1,) and yc == (0,):
+        return np.matmul(_for_blas(x), _for_blas(y))
+    x_free, y_free = _free(x.ndim, xc, xb), _free(y.ndim, yc, yb)
+    batch = tuple([x.shape[d] for d in xb])
+    rows = tuple([x.shape[d] for d in x_free])
+    columns = tuple([y.shape[d] for d in y_free])
+    if len(xc) > 1:
+        # contracted axes may come in any order: that of the larger operand's strides makes its matrix a view
+        strides = [x.strides[d] for d in xc] if x.size >= y.size else [y.strides[d] for d in yc]
+        order = sorted(range(len(xc)), key=lambda i: -strides[i])
+        xc, yc = tuple([xc[i] for i in order]), tuple([yc[i] for i in order])
+    inner, m, n = math.prod([x.shape[d] for d in xc]), math.prod(rows), math.prod(columns)
+    a = x.transpose(xb + x_free + xc).reshape(*batch, m, inner)
+    b = y.transpose(yb + yc + y_free).reshape(*batch, inner, n)
+    if not xc and batch:  # stacks of outer products: one call of multiply, not one of BLAS for each
+        return np.multiply(a, b).reshape(batch + rows + columns)
+    return np.matmul(_for_blas(a), _for_blas(b)).reshape(batch + rows + columns)
+
+
+def _for_blas(a: np.ndarray) -> np.ndarray:
+    """``a`` itself if BLAS can read its matrices as they lie, in either order; else a copy."""
+    m, n = a.shape[-2:]
+    size = a.itemsize
+    s, t = a.strides[-2:]
+    by_rows = (t == size or n == 1) and (s >= n * size or m == 1) and s % size == 0
+    by_columns = (s == size or m == 1) and (t >= m * size or n == 1) and t % size == 0
+    return a if by_rows or by_columns else np.ascontiguousarray(a)
+
+
+# -- functions -------------------------------------------------------------------------------------
+
+
+def dot_general(
+    lhs: Any,
+    rhs: Any,
+    dimension_numbers: Sequence,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+) -> Any:
+    """Sums of products of ``lhs`` and ``rhs`` over contracted axes, for each position of the batch axes.
+
+    Args:
+      lhs, rhs: arrays of one dtype.
+      dimension_numbers: ``((lhs_contract, rhs_contract), (lhs_batch, rhs_batch))``.
+      precision: None or 'default', 'high', 'highest', or one for each operand: how exactly devices that have a
+        choice must multiply float32.
+      preferred_element_type: the dtype of the result; the operands' by default. Half precisions are summed in
+        float32 either way.
+    Returns:
+      an array of the batch axes, then the lhs' other axes, then the rhs' other axes.
+    """
+    (lc, rc), (lb, rb) = dimension_numbers
+    numbers = ((_axes(lc), _axes(rc)), (_axes(lb), _axes(rb)))
+    dtype = None if preferred_element_type is None else dtypes.as_dtype(preferred_element_type)
+    precision = tuple(precision) if isinstance(precision, (tuple, list)) else precision
+    lhs, rhs = lift(lhs), lift(rhs)
+    if dtype == lhs.dtype == rhs.dtype:
+        dtype = None
+    return dot_general_p.bind(
+        lhs, rhs, dimension_numbers=numbers, precision=precision, preferred_element_type=dtype
+    )
+
+
+def dot(lhs: Any, rhs: Any, precision: Any = None, preferred_element_type: Any = None) -> Any:
+    """Products of vectors and matrices: the last axis of ``lhs`` with the first of ``rhs``, both of rank 1 or 2."""
+    lhs, rhs = lift(lhs), lift(rhs)
+    if not 1 <= lhs.ndim <= 2 or not 1 <= rhs.ndim <= 2:
+        raise errors.ShapeError(
+            f"dot takes operands of rank 1 or 2, not {lhs.aval} and {rhs.aval}.",
+            fix="use dot_general or matmul",
+        )
+    numbers = (((lhs.ndim - 1,), (0,)), ((), ()))
+    return dot_general(lhs, rhs, numbers, precision, preferred_element_type)
+
+
+def _axes(axes: Sequence) -> Axes:
+    return tuple([int(d) for d in axes])

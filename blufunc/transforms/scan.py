@@ -1,0 +1,365 @@
+"""``scan``: a loop with a carry, as one primitive with all rules.
+
+Transforms, stage 2. The body is a closed jaxpr ``(consts, carry, x) -> (carry, y)``; the operands are
+the constants, the initial carry, and the stacked inputs. Derivatives and batches of a scan are scans
+of transformed bodies; which carries have a tangent (or a batch axis) is found by iterating to a
+fixpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core import passes, source, tree, treepath
+from blufunc.core.avals import ShapedArray
+from blufunc.core.jaxpr import Eqn, Jaxpr
+from blufunc.core.ops.elementwise import convert
+from blufunc.core.primitive import Primitive
+from blufunc.core.stage import stage
+from blufunc.core.structure import add_tangents, batched_front, instantiate, move_dim, zeros
+from blufunc.core.tangents import Zero, is_linear, zero
+from blufunc.transforms.arguments import as_values, name_of
+from blufunc.transforms.batch import batch_jaxpr
+from blufunc.transforms.jvp import jvp_jaxpr
+from blufunc.transforms.linearize import linearize_jaxpr
+from blufunc.transforms.transpose import backward_pass
+
+
+def _parts(xs: Sequence, n_consts: int, n_carry: int) -> tuple[list, list, list]:
+    """Operands (or anything listed like them) as constants, carry, inputs."""
+    xs = list(xs)
+    return xs[:n_consts], xs[n_consts : n_consts + n_carry], xs[n_consts + n_carry :]
+
+
+def _is_nonzero(t: Any) -> bool:
+    return t.__class__ is not Zero
+
+
+class _Scan(Primitive):
+    """``length`` steps of ``jaxpr``.
+
+    Params: jaxpr, closed; length; reverse: whether to go from the last input to the first; n_consts, n_carry: how
+    the operands divide; unroll: a hint to compilers, how many steps to lay out in a row.
+    """
+
+    name, kind, multiple_results = "scan", "control", True
+
+    def effects_of(self, params):
+        return params["jaxpr"].effects
+
+    def abstract(self, *avals, jaxpr: Jaxpr, length, reverse, n_consts, n_carry, unroll):
+        consts, carry, xs = _parts(avals, n_consts, n_carry)
+        expected = [*consts, *carry, *(ShapedArray(x.shape[1:], x.dtype) for x in xs)]
+        for got, want in zip(jaxpr.in_avals, expected, strict=True):
+            if not got.same_type(want):
+                raise errors.ShapeError(f"scan: the body takes {got} where the operands give {want}.")
+        for before, after in zip(carry, jaxpr.out_avals, strict=False):
+            if not before.same_type(after):
+                raise errors.CarryError(f"scan: the carry goes in as {before} and comes out as {after}.")
+        ys = [ShapedArray((length, *a.shape), a.dtype) for a in jaxpr.out_avals[n_carry:]]
+        return [*(a.strong() for a in carry), *ys]
+
+    def reference(self, compile, *, jaxpr: Jaxpr, length, reverse, n_consts, n_carry, unroll):
+        body = compile(jaxpr)
+        ys_avals = jaxpr.out_avals[n_carry:]
+
+        def run(buffers):
+            consts, carry, xs = _parts(buffers, n_consts, n_carry)
+            ys = [np.empty((length, *a.shape), a.dtype) for a in ys_avals]
+            for i in range(length - 1, -1, -1) if reverse else range(length):
+                outs = body([*consts, *carry, *[x[i] for x in xs]])
+                carry = outs[:n_carry]
+                for y, out in zip(ys, outs[n_carry:], strict=True):
+                    y[i] = out
+            return [*carry, *ys]
+
+        return run
+
+    def jvp(self, primals, tangents, *, jaxpr: Jaxpr, n_consts, n_carry, **params):
+        nz_consts, nz_carry, nz_xs = _parts(map(_is_nonzero, tangents), n_consts, n_carry)
+        while True:
+            nonzeros = (*nz_consts, *nz_carry, *nz_xs)
+            wanted = (*nz_carry, *(False,) * (len(jaxpr.outvars) - n_carry))
+            derived, out_nonzeros = jvp_jaxpr(jaxpr, nonzeros, wanted)
+            if list(out_nonzeros[:n_carry]) == nz_carry:
+                break
+            nz_carry = list(out_nonzeros[:n_carry])
+        closed, extra = derived.hoist()
+        k, n_in, n_out = len(extra), len(jaxpr.invars), len(jaxpr.outvars)
+        ps = _parts(closed.invars[k : k + n_in], n_consts, n_carry)
+        ts = _parts(closed.invars[k + n_in :], sum(nz_consts), sum(nz_carry))
+        outs, out_ts = closed.outvars[:n_out], closed.outvars[n_out:]
+        m = sum(nz_carry)
+        body = closed.replace(
+            invars=[*closed.invars[:k], *ps[0], *ts[0], *ps[1], *ts[1], *ps[2], *ts[2]],
+            outvars=[*outs[:n_carry], *out_ts[:m], *outs[n_carry:], *out_ts[m:]],
+            arg_names=(),
+        )
+        body = derived.memoised("scan jvp", lambda: body)
+        p_ops, t_ops = _parts(primals, n_consts, n_carry), _parts(tangents, n_consts, n_carry)
+        t_consts, t_xs = [t for t in t_ops[0] if _is_nonzero(t)], [t for t in t_ops[2] if _is_nonzero(t)]
+        t_carry = [instantiate(t) for t, nz in zip(t_ops[1], nz_carry, strict=True) if nz]
+        results = self.bind(
+            *extra, *p_ops[0], *t_consts, *p_ops[1], *t_carry, *p_ops[2], *t_xs,
+            jaxpr=body, n_consts=k + n_consts + len(t_consts), n_carry=n_carry + m, **params,
+        )  # fmt: skip
+        carry, carry_t, rest = results[:n_carry], results[n_carry : n_carry + m], results[n_carry + m :]
+        ys, ys_t = rest[: n_out - n_carry], rest[n_out - n_carry :]
+        outs, nonzero_ts = [*carry, *ys], iter([*carry_t, *ys_t])
+        return outs, [
+            next(nonzero_ts) if nz else zero(p.aval) for p, nz in zip(outs, out_nonzeros, strict=True)
+        ]
+
+    def linearize(self, trace, primals, tangents, *, jaxpr: Jaxpr, n_consts, n_carry, length, **params):
+        nz_consts, nz_carry, nz_xs = _parts(map(_is_nonzero, tangents), n_consts, n_carry)
+        while True:
+            nonzeros = (*nz_consts, *nz_carry, *nz_xs)
+            wanted = (*nz_carry, *(False,) * (len(jaxpr.outvars) - n_carry))
+            primal, linear, out_nonzeros, n_res = linearize_jaxpr(jaxpr, nonzeros, wanted)
+            if list(out_nonzeros[:n_carry]) == nz_carry:
+                break
+            nz_carry = list(out_nonzeros[:n_carry])
+        closed, extra = primal.hoist()
+        k, n_out = len(extra), len(jaxpr.outvars)
+        consts = [*extra, *primals[:n_consts]]
+        xs = primals[n_consts + n_carry :]
+        # A residual that is a constant or an input of the body need not be stacked: its operand serves.
+        of_const = dict(zip(closed.invars[: k + n_consts], consts, strict=True))
+        of_input = dict(zip(closed.invars[k + n_consts + n_carry :], xs, strict=True))
+        residuals = closed.outvars[n_out:]
+        stacked = [v for v in residuals if v not in of_const and v not in of_input]
+        body = primal.memoised(
+            "scan primal", lambda: closed.replace(outvars=[*closed.outvars[:n_out], *stacked])
+        )
+        results = self.bind(
+            *consts,
+            *primals[n_consts:],
+            jaxpr=body,
+            n_consts=k + n_consts,
+            n_carry=n_carry,
+            length=length,
+            **params,
+        )
+        outs = results[:n_out]
+        of_stacked = dict(zip(stacked, results[n_out:], strict=True))
+
+        places = tuple(0 if v in of_const else 1 for v in residuals)
+        linear_body = linear.memoised(
+            ("scan linear", places), lambda: _linear_body(linear, places, sum(nz_consts), sum(nz_carry))
+        )
+        invariant = [of_const[v] for v in residuals if v in of_const]
+        varying = [of_input.get(v, of_stacked.get(v)) for v in residuals if v not in of_const]
+        t_consts, t_carry, t_xs = _parts(tangents, n_consts, n_carry)
+        t_consts, t_xs = [t for t in t_consts if _is_nonzero(t)], [t for t in t_xs if _is_nonzero(t)]
+        t_carry = [instantiate(t) for t, nz in zip(t_carry, nz_carry, strict=True) if nz]
+        linear_params = {
+            "jaxpr": linear_body, "n_consts": len(invariant) + len(t_consts), "n_carry": len(t_carry),
+            "length": length, **params,
+        }  # fmt: skip
+        ins = [*invariant, *t_consts, *t_carry, *t_xs, *varying]
+        out_ts = iter(trace.tangents.process(self, ins, linear_params))
+        return outs, [next(out_ts) if nz else zero(p.aval) for p, nz in zip(outs, out_nonzeros, strict=True)]
+
+    def transpose(self, cts, *args, jaxpr: Jaxpr, n_consts, n_carry, reverse, length, unroll):
+        consts, carry, xs = _parts(args, n_consts, n_carry)
+        lin_consts, lin_xs = tuple(map(is_linear, consts)), tuple(map(is_linear, xs))
+        ct_nonzeros = tuple(map(_is_nonzero, cts[n_carry:]))
+        res_consts = [c for c in consts if not is_linear(c)]
+        res_xs = [x for x in xs if not is_linear(x)]
+        key = ("scan transpose", n_carry, lin_consts, lin_xs, ct_nonzeros)
+        body, extra = jaxpr.memoised(
+            key, lambda: _backward_body(jaxpr, n_carry, lin_consts, lin_xs, ct_nonzeros)
+        )
+        ct_consts = [zeros(c.aval) for c in consts if is_linear(c)]
+        results = self.bind(
+            *extra, *res_consts, *ct_consts, *map(instantiate, cts[:n_carry]),
+            *(ct for ct in cts[n_carry:] if _is_nonzero(ct)), *res_xs,
+            jaxpr=body, n_consts=len(extra) + len(res_consts), n_carry=len(ct_consts) + n_carry,
+            reverse=not reverse, length=length, unroll=unroll,
+        )  # fmt: skip
+        targets = [c for c in consts if is_linear(c)] + carry + [x for x in xs if is_linear(x)]
+        for target, ct in zip(targets, results, strict=True):
+            if is_linear(target):
+                target.add(ct)
+
+    def batch(self, axis, args, dims, *, jaxpr: Jaxpr, n_consts, n_carry, **params):
+        b_consts, b_carry, b_xs = _parts([d is not None for d in dims], n_consts, n_carry)
+        while True:
+            wanted = (*b_carry, *(False,) * (len(jaxpr.outvars) - n_carry))
+            derived, out_batched = batch_jaxpr(jaxpr, axis, (*b_consts, *b_carry, *b_xs), wanted)
+            if list(out_batched[:n_carry]) == b_carry:
+                break
+            b_carry = list(out_batched[:n_carry])
+        body, extra = derived.hoist()
+        consts, carry, xs = _parts(zip(args, dims, strict=True), n_consts, n_carry)
+        ins = [a if d is None else move_dim(a, d, 0) for a, d in consts]
+        ins += [batched_front(axis, a, d) if b else a for (a, d), b in zip(carry, b_carry, strict=True)]
+        ins += [a if d is None else move_dim(a, d, 1) for a, d in xs]
+        outs = self.bind(*extra, *ins, jaxpr=body, n_consts=len(extra) + n_consts, n_carry=n_carry, **params)
+        return outs, [None if not b else 0 if i < n_carry else 1 for i, b in enumerate(out_batched)]
+
+    def drop_outputs(self, eqn: Eqn, reads: list[bool]) -> Eqn:
+        """The scan without the outputs that nobody reads, the carries that serve only them, and their operands."""
+        params = eqn.params
+        jaxpr, n_consts, n_carry = params["jaxpr"], params["n_consts"], params["n_carry"]
+        keep_carry, keep_ys = list(reads[:n_carry]), reads[n_carry:]
+        while True:
+            body = passes.dce(jaxpr, [*keep_carry, *keep_ys])
+            used = {a for e in body.eqns for a in e.invars} | set(body.outvars)
+            needed = [k or v in used for k, v in zip(keep_carry, jaxpr.invars[n_consts:], strict=False)]
+            if needed == keep_carry:
+                break
+            keep_carry = needed
+        v_consts, v_carry, v_xs = _parts(jaxpr.invars, n_consts, n_carry)
+        kept = [*(v in used for v in v_consts), *keep_carry, *(v in used for v in v_xs)]
+        body = body.replace(invars=[v for v, k in zip(jaxpr.invars, kept, strict=True) if k], arg_names=())
+        body = jaxpr.memoised(("scan drop", tuple(kept), tuple(keep_ys)), lambda: body)
+        new = {**params, "jaxpr": body, "n_consts": sum(kept[:n_consts]), "n_carry": sum(keep_carry)}
+        outvars = [v for v, k in zip(eqn.outvars, [*keep_carry, *keep_ys], strict=True) if k]
+        return Eqn(self, [a for a, k in zip(eqn.invars, kept, strict=True) if k], outvars, new, eqn.source)
+
+
+def _linear_body(linear: Jaxpr, places: tuple[int, ...], n_consts: int, n_carry: int) -> Jaxpr:
+    """The body of the tangent scan, operands in the order of a scan: residuals at place 0 are constants, at 1 inputs."""
+    n_res = len(places)
+    residuals = linear.invars[:n_res]
+    t_consts, t_carry, t_xs = _parts(linear.invars[n_res:], n_consts, n_carry)
+    invariant = [v for v, p in zip(residuals, places, strict=True) if p == 0]
+    varying = [v for v, p in zip(residuals, places, strict=True) if p == 1]
+    return linear.replace(invars=[*invariant, *t_consts, *t_carry, *t_xs, *varying], arg_names=())
+
+
+def _backward_body(
+    jaxpr: Jaxpr, n_carry: int, lin_consts: tuple, lin_xs: tuple, ct_nonzeros: tuple
+) -> tuple[Jaxpr, tuple]:
+    """The body of the transposed scan, and constants to hand to it first.
+
+    It goes from residual constants, cotangents of the linear constants so far, of the carry, of the outputs, and
+    residual inputs to the cotangents of the linear constants, the carry and the linear inputs.
+    """
+    consts, carry, xs = _parts(jaxpr.in_avals, len(lin_consts), n_carry)
+    res_consts = [a for a, lin in zip(consts, lin_consts, strict=True) if not lin]
+    sums = [a for a, lin in zip(consts, lin_consts, strict=True) if lin]
+    ct_ys = [a for a, nz in zip(jaxpr.out_avals[n_carry:], ct_nonzeros, strict=True) if nz]
+    res_xs = [a for a, lin in zip(xs, lin_xs, strict=True) if not lin]
+
+    def step(*args):
+        rest = iter(args)
+        take = lambda avals: [next(rest) for _ in avals]
+        r_consts, totals, c_carry, c_ys, r_xs = map(take, (res_consts, sums, carry, ct_ys, res_xs))
+        r_consts, c_ys, r_xs = iter(r_consts), iter(c_ys), iter(r_xs)
+        operands = [
+            *(None if lin else next(r_consts) for lin in lin_consts),
+            *(None for _ in carry),
+            *(None if lin else next(r_xs) for lin in lin_xs),
+        ]
+        cts = [*c_carry, *(next(c_ys) if nz else None for nz in ct_nonzeros)]
+        found = backward_pass(jaxpr, operands, cts)
+        n = len(sums)
+        totals = [add_tangents(t, ct) for t, ct in zip(totals, found[:n], strict=True)]
+        return [*totals, *map(instantiate, found[n:])]
+
+    return stage(step, [*res_consts, *sums, *carry, *ct_ys, *res_xs], jaxpr.name).hoist()
+
+
+scan_p = _Scan()
+
+
+def scan(
+    f: Callable, init: Any, xs: Any = None, length: int | None = None, reverse: bool = False, unroll: int = 1
+) -> tuple[Any, Any]:
+    """Loop with a carry: ``carry, y = f(carry, x)`` for each x along the first axis of ``xs``.
+
+    Args:
+      f: the body, from (carry, x) to (carry, y), pytrees all; the carry keeps its structure, shapes and dtypes.
+      init: the first carry.
+      xs: a pytree of arrays with one leading axis size, or None.
+      length: the number of steps; needed if ``xs`` has no arrays.
+      reverse: whether to go from the last x to the first (ys stay in the order of xs).
+      unroll: a hint to compilers: how many steps to lay out in a row.
+    Returns:
+      the last carry, and the ys stacked along a new first axis.
+    Raises:
+      CarryError: the body returns another type of carry.
+      ShapeError: the leading sizes of ``xs`` differ.
+    """
+    x_leaves, x_tree = tree.flatten(xs)
+    x_paths = treepath.leaf_paths(x_tree)
+    x_values = as_values(x_leaves, lambda i: f"xs{x_paths[i]}")
+    length = _length(x_values, x_paths, length)
+    init_leaves, init_tree = tree.flatten(init)
+    paths = treepath.leaf_paths(init_tree)
+    carry = as_values(init_leaves, lambda i: f"init{paths[i]}")
+    name = name_of(f)
+    out_tree: Any = None
+
+    def body(*leaves):
+        nonlocal out_tree
+        c = tree.unflatten(init_tree, leaves[: len(carry)])
+        out = f(c, tree.unflatten(x_tree, leaves[len(carry) :]))
+        if not (isinstance(out, tuple) and len(out) == 2):
+            raise errors.CarryError(
+                f"the body of scan, {name}, must return (carry, y); it returned a {type(out).__name__}.",
+                where=source.here(), fix="return carry, y   (y may be None)")  # fmt: skip
+        out_leaves, out_tree = tree.flatten(out)
+        return as_values(out_leaves, lambda i: f"the result of {name}")
+
+    x_avals = [ShapedArray(x.aval.shape[1:], x.aval.dtype) for x in x_values]
+    labels = [f"carry{p}" for p in paths] + [f"x{p}" for p in x_paths]
+    for _ in range(2):
+        jaxpr = stage(body, [*(c.aval.strong() for c in carry), *x_avals], name, labels)
+        skeleton = tree.unflatten(out_tree, range(out_tree.num_leaves))
+        carry_tree, y_tree = tree.structure(skeleton[0]), tree.structure(skeleton[1])
+        if carry_tree != init_tree:
+            raise errors.CarryError(
+                f"the body of scan, {name}, returns a carry of another structure than it is given.",
+                where=source.here(),
+                why="; ".join(treepath.diff(init_tree, carry_tree, "init", "the returned carry")[:4]))  # fmt: skip
+        # A weakly typed initial carry takes the dtype that the body gives it; once, to see that it stays.
+        promoted = [
+            convert(c, a.dtype)
+            if c.aval.weak_type and c.aval.dtype != a.dtype and c.aval.shape == a.shape
+            else c
+            for c, a in zip(carry, jaxpr.out_avals, strict=False)
+        ]
+        if all(p is c for p, c in zip(promoted, carry, strict=True)):
+            break
+        carry = promoted
+    for path, c, a in zip(paths, carry, jaxpr.out_avals, strict=False):
+        if not c.aval.same_type(a):
+            raise errors.CarryError(
+                f"the body of scan, {name}, is given the carry{path} as {c.aval} and returns it as {a}.",
+                where=source.here(), why="every step must take and return the same type.",
+                fix="give init the type that the body returns, or convert in the body with .astype")  # fmt: skip
+    closed, consts = jaxpr.hoist()
+    outs = scan_p.bind(
+        *consts, *carry, *x_values, jaxpr=closed, length=length, reverse=bool(reverse), n_consts=len(consts),
+        n_carry=len(carry), unroll=int(unroll),
+    )  # fmt: skip
+    n = len(carry)
+    return tree.unflatten(init_tree, outs[:n]), tree.unflatten(y_tree, outs[n:])
+
+
+def _length(xs: Sequence[Any], paths: Sequence[str], length: int | None) -> int:
+    for x, path in zip(xs, paths, strict=True):
+        if not x.aval.shape:
+            raise errors.ShapeError(
+                f"scan: xs{path} has rank 0; it needs a leading axis to loop over.", where=source.here()
+            )
+    sizes = {path: x.aval.shape[0] for x, path in zip(xs, paths, strict=True)}
+    distinct = set(sizes.values()) | ({length} if length is not None else set())
+    if len(distinct) > 1:
+        listed = [f"xs{p} has {n}" for p, n in sizes.items()] + (
+            [f"length is {length}"] if length is not None else []
+        )
+        raise errors.ShapeError(
+            "scan: the leading sizes differ.", where=source.here(), why="; ".join(listed[:6])
+        )
+    if not distinct:
+        raise errors.ArgumentError("scan: there are no xs, so the number of steps is not known.",
+                                   where=source.here(), fix="give length=")  # fmt: skip
+    return distinct.pop()

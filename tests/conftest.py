@@ -1,0 +1,95 @@
+"""What all tests share: checked jaxprs, fixed seeds, golden files, and when to skip."""
+
+import difflib
+import functools
+import importlib.util
+import os
+import random
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+import pytest
+
+from blufunc.config import config
+
+GOLDENS = Path(__file__).parent / "goldens"
+
+hypothesis.settings.register_profile(
+    "blufunc",
+    derandomize=True,
+    deadline=None,
+    max_examples=50,
+    database=None,
+    print_blob=False,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.function_scoped_fixture],
+)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "blufunc"))
+
+
+@pytest.fixture(autouse=True)
+def checked(monkeypatch):
+    """Every jaxpr that a test makes goes through ``check_jaxpr``."""
+    monkeypatch.setattr(config, "check", True)
+    monkeypatch.setattr(config, "debug", "")
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    """No test depends on which others ran before it."""
+    random.seed(0)
+    np.random.seed(0)  # noqa: NPY002  (for code under test that uses the global generator)
+
+
+@pytest.fixture
+def rng():
+    """A generator of its own for each test."""
+    return np.random.default_rng(0)
+
+
+@pytest.fixture
+def golden():
+    """``golden(name, text)`` compares ``text`` with ``tests/goldens/NAME.txt``.
+
+    ``make goldens`` rewrites the files; it runs the tests with "golden" in their name.
+    """
+
+    def compare(name: str, text: object) -> None:
+        __tracebackhide__ = True
+        path = GOLDENS / f"{name}.txt"
+        got = str(text).rstrip("\n") + "\n"
+        if os.environ.get("BLUFUNC_UPDATE_GOLDENS") == "1":
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(got, encoding="utf-8")
+            return
+        if not path.exists():
+            pytest.fail(f"{path} does not exist. To write it: make goldens", pytrace=False)
+        want = path.read_text(encoding="utf-8")
+        if got != want:
+            diff = difflib.unified_diff(
+                want.splitlines(True), got.splitlines(True), f"goldens/{name}.txt", "what the code does now"
+            )
+            pytest.fail("".join([*diff, "\nIf the change is meant: make goldens"]), pytrace=False)
+
+    return compare
+
+
+@functools.cache
+def _why_no_gpu() -> str | None:
+    if importlib.util.find_spec("cupy") is None:
+        return "CuPy is not installed: pip install 'blufunc[cuda12]'"
+    try:
+        import cupy
+
+        return None if cupy.cuda.runtime.getDeviceCount() else "this machine has no CUDA device"
+    except Exception as e:
+        return f"CUDA does not work here: {e}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    has_peers = importlib.util.find_spec("jax") is not None
+    for item in items:
+        if item.get_closest_marker("gpu") and (reason := _why_no_gpu()):
+            item.add_marker(pytest.mark.skip(reason=reason))
+        if item.get_closest_marker("peer") and not has_peers:
+            item.add_marker(pytest.mark.skip(reason="JAX is not installed: pip install 'blufunc[peers]'"))

@@ -1,0 +1,385 @@
+"""One row for every primitive and every interesting choice of its parameters.
+
+``tests/test_ops.py`` runs each row eagerly, under ``jit``, through derivatives of both modes up to
+its order, and through ``vmap`` over every axis. A row knows how to make arguments on which that is fair:
+inside the domain, and away from kinks and ties, so that finite differences converge.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import scipy.special
+
+from blufunc.core import dtypes
+from blufunc.core import structure as st
+from blufunc.core.ops import elementwise as ew
+from blufunc.core.primitive import Primitive
+
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+COMPLEX = ("complex128", "complex64")
+INEXACT = FLOATS + COMPLEX
+INTS = ("int32", "int8", "int64", "uint8", "uint32")
+BITS = (*INTS, "bool")
+NUMBERS = ("float64", "float32", "bfloat16", "complex128", "int32", "uint8")
+ANY = (*NUMBERS, "bool", "key")
+
+
+@dataclass(frozen=True)
+class Arg:
+    """How to make one argument.
+
+    Attributes:
+      shape: its shape.
+      low, high: its range.
+      dtype: its dtype; None for that of the run.
+      avoid: points, kinks of the function, to keep away from.
+      step, offset: values are multiples of ``step`` plus ``offset``: never near those of another offset.
+      distinct: no two elements are near each other.
+    """
+
+    shape: tuple[int, ...] = (2, 3)
+    low: float = -2.0
+    high: float = 2.0
+    dtype: str | None = None
+    avoid: tuple[float, ...] = ()
+    step: float = 0.0
+    offset: float = 0.0
+    distinct: bool = False
+
+    def sample(self, rng: np.random.Generator, dtype: str, batch: tuple[int, ...] = ()) -> np.ndarray:
+        """An argument, with extra axes ``batch`` in front."""
+        d = dtypes.as_dtype(self.dtype or dtype)
+        shape = batch + self.shape
+        if dtypes.is_key(d):
+            return rng.integers(0, 2**32, (*shape, 2), np.uint32).view(dtypes.key)[..., 0]
+        if dtypes.is_bool(d):
+            return rng.random(shape) < 0.5
+        if dtypes.is_integer(d):
+            low = max(math.ceil(self.low), 0) if dtypes.is_unsigned(d) else math.ceil(self.low)
+            if self.distinct:
+                n = math.prod(self.shape)
+                draws = [rng.permutation(n) + low for _ in range(math.prod(batch))]
+                return np.asarray(draws).reshape(shape).astype(d)
+            return rng.integers(low, math.floor(self.high) + 1, shape).astype(d)
+        x = self._reals(rng, batch)
+        if dtypes.is_complex(d):
+            x = x + 1j * self._reals(rng, batch)
+        return x.astype(d)
+
+    def _reals(self, rng: np.random.Generator, batch: tuple[int, ...]) -> np.ndarray:
+        shape = batch + self.shape
+        if self.distinct:
+            n = math.prod(self.shape)
+            grid = np.linspace(self.low, self.high, n)
+            return np.asarray([rng.permutation(grid) for _ in range(math.prod(batch))]).reshape(shape)
+        x = rng.uniform(self.low, self.high, shape)
+        if self.step:
+            x = np.round(x / self.step) * self.step + self.offset
+        for kink in self.avoid:
+            x = np.where(np.abs(x - kink) < 0.1, np.where(x < kink, kink - 0.2, kink + 0.2), x)
+        return x
+
+
+@dataclass(frozen=True)
+class Op:
+    """One row.
+
+    Attributes:
+      prim: the primitive.
+      args: its arguments.
+      ref: an independent definition on NumPy arrays: floats arrive in float64, the rest as they are. None where
+        the primitive's own ``impl`` is all there is.
+      params: its parameters.
+      name: tells this row from the primitive's others.
+      grad: how often it can be differentiated.
+      dtypes: what to run it in.
+      out: the dtype of the result: a name, a function of the dtype of the run, or None for the same.
+      refuses: dtypes that it must not take.
+      tol: a factor on the usual tolerances of values.
+      mixes: whether operands of different dtypes are allowed.
+      linear: sets of arguments that it is linear in, jointly; found by the tests if None.
+    """
+
+    prim: Primitive
+    args: tuple[Arg, ...]
+    ref: Callable | None = None
+    params: dict[str, Any] = field(default_factory=dict)
+    name: str = ""
+    grad: int = 0
+    dtypes: tuple[str, ...] = FLOATS
+    out: str | Callable[[str], str] | None = None
+    refuses: tuple[str, ...] = ()
+    tol: float = 1.0
+    mixes: bool = False
+
+    @property
+    def id(self) -> str:
+        """The name of the test."""
+        return f"{self.prim.name}-{self.name}" if self.name else self.prim.name
+
+    def apply(self, *args: Any) -> Any:
+        """The primitive on values."""
+        return self.prim.bind(*args, **self.params)
+
+    def sample(self, dtype: str, batch: tuple[int, ...] = (), salt: int = 0) -> list[np.ndarray]:
+        """Arguments, the same in every run."""
+        rng = np.random.default_rng([zlib.crc32(self.id.encode()), salt])
+        return [a.sample(rng, dtype, batch) for a in self.args]
+
+    def out_dtype(self, dtype: str) -> str:
+        """The dtype of the result in a run in ``dtype``."""
+        if self.out is None:
+            return dtype
+        return self.out(dtype) if callable(self.out) else self.out
+
+
+def _component(dtype: str) -> str:
+    return {"complex128": "float64", "complex64": "float32"}.get(dtype, dtype)
+
+
+def _of_components(dtype: str) -> str:
+    return {"float64": "complex128", "float32": "complex64"}[dtype]
+
+
+def _integers(f: Callable[..., int]) -> Callable:
+    """A reference from a function of Python integers and the width, with the result wrapped to the dtype."""
+
+    def ref(*xs: np.ndarray) -> np.ndarray:
+        d = np.asarray(xs[0]).dtype
+        bits = d.itemsize * 8
+        out = np.vectorize(lambda *v: f(*map(int, v), bits) % 2**bits, otypes=[object])(*xs)
+        return out.astype(np.uint64).astype(f"u{d.itemsize}").view(d)
+
+    return ref
+
+
+S, V, M = (), (3,), (2, 3)
+NOT_NUMBERS = ("bool", "key")
+NOT_INEXACT = ("int32", "bool", "key")
+NOT_FLOATS = ("complex64", "int32", "bool", "key")
+
+# -- elementwise, one operand ----------------------------------------------------------------------
+
+
+def _unary(prim, ref, low=-2.0, high=2.0, dtypes=FLOATS, grad=2, refuses=NOT_INEXACT, **kw) -> list[Op]:
+    arg = {k: kw.pop(k) for k in ("avoid", "step", "offset") if k in kw}
+    return [Op(prim, (Arg(M, low, high, **arg),), ref, grad=grad, dtypes=dtypes, refuses=refuses, **kw)]
+
+
+UNARY = [
+    *_unary(ew.neg_p, np.negative, dtypes=INEXACT, refuses=NOT_NUMBERS),
+    *_unary(ew.neg_p, np.negative, -9, 9, dtypes=INTS, grad=0, name="integers"),
+    *_unary(ew.abs_p, np.abs, avoid=(0,), refuses=("complex64", "bool", "key")),
+    *_unary(ew.abs_p, np.abs, -9, 9, dtypes=("int32", "int8"), grad=0, name="integers"),
+    *_unary(ew.sign_p, np.sign, avoid=(0,), refuses=NOT_NUMBERS),
+    *_unary(ew.sign_p, np.sign, -2, 2, dtypes=(*INTS, "complex64"), grad=0, name="integers"),
+    *_unary(ew.square_p, lambda x: x * x, dtypes=INEXACT, refuses=NOT_NUMBERS),
+    *_unary(ew.square_p, lambda x: x * x, -9, 9, dtypes=INTS, grad=0, name="integers"),
+    *_unary(ew.sqrt_p, np.sqrt, 0.2, 3, dtypes=INEXACT),
+    *_unary(ew.rsqrt_p, lambda x: x**-0.5, 0.2, 3, dtypes=INEXACT),
+    *_unary(ew.cbrt_p, np.cbrt, avoid=(0,), refuses=NOT_FLOATS),
+    *_unary(ew.exp_p, np.exp, dtypes=INEXACT),
+    *_unary(ew.exp2_p, np.exp2, refuses=NOT_FLOATS),
+    *_unary(ew.expm1_p, np.expm1, dtypes=INEXACT),
+    *_unary(ew.log_p, np.log, 0.2, 3, dtypes=INEXACT, tol=2),
+    *_unary(ew.log1p_p, np.log1p, -0.7, 2, dtypes=INEXACT),
+    *_unary(ew.logistic_p, lambda x: 1 / (1 + np.exp(-x)), dtypes=INEXACT),
+    *_unary(ew.sin_p, np.sin, dtypes=INEXACT),
+    *_unary(ew.cos_p, np.cos, dtypes=INEXACT),
+    *_unary(ew.tan_p, np.tan, -1, 1, dtypes=INEXACT),
+    *_unary(ew.asin_p, np.arcsin, -0.8, 0.8, dtypes=INEXACT),
+    *_unary(ew.acos_p, np.arccos, -0.8, 0.8, dtypes=INEXACT),
+    *_unary(ew.atan_p, np.arctan, -0.8, 0.8, dtypes=INEXACT),
+    *_unary(ew.sinh_p, np.sinh, dtypes=INEXACT),
+    *_unary(ew.cosh_p, np.cosh, dtypes=INEXACT),
+    *_unary(ew.tanh_p, np.tanh, -1, 1, dtypes=INEXACT),
+    *_unary(ew.asinh_p, np.arcsinh, -0.8, 0.8, dtypes=INEXACT),
+    *_unary(ew.acosh_p, np.arccosh, 1.3, 3, dtypes=INEXACT),
+    *_unary(ew.atanh_p, np.arctanh, -0.7, 0.7, dtypes=INEXACT),
+    *_unary(ew.erf_p, scipy.special.erf, refuses=NOT_FLOATS),
+    *_unary(ew.erfc_p, scipy.special.erfc, refuses=NOT_FLOATS, tol=2),
+    *_unary(ew.erf_inv_p, scipy.special.erfinv, -0.8, 0.8, refuses=NOT_FLOATS, tol=2),
+    *_unary(ew.floor_p, np.floor, step=0.5, offset=0.2, refuses=NOT_FLOATS),
+    *_unary(ew.ceil_p, np.ceil, step=0.5, offset=0.2, refuses=NOT_FLOATS),
+    *_unary(ew.trunc_p, np.trunc, step=0.5, offset=0.2, refuses=NOT_FLOATS),
+    *_unary(ew.round_p, np.rint, step=0.5, offset=0.2, refuses=NOT_FLOATS),
+    *_unary(ew.round_p, np.rint, -4, 4, step=0.5, grad=0, name="ties"),
+    *_unary(ew.is_finite_p, np.isfinite, dtypes=INEXACT, grad=0, out="bool"),
+    *_unary(ew.not_p, np.invert, -9, 9, dtypes=BITS, grad=0, refuses=("float32", "complex64", "key")),
+    *_unary(ew.population_count_p, _integers(lambda x, bits: (x % 2**bits).bit_count()), -99, 99, dtypes=INTS,
+            grad=0, refuses=("float32", "bool")),
+    *_unary(ew.stop_gradient_p, lambda x: x, dtypes=ANY, grad=0, refuses=()),
+    *_unary(ew.copy_p, lambda x: x, dtypes=ANY, refuses=()),
+    *_unary(ew.real_p, np.real, dtypes=COMPLEX, out=_component, refuses=("float32", *NOT_INEXACT)),
+    *_unary(ew.imag_p, np.imag, dtypes=COMPLEX, out=_component, refuses=("float32", *NOT_INEXACT)),
+    *_unary(ew.conj_p, np.conj, dtypes=COMPLEX),
+    *_unary(ew.integer_pow_p, lambda x: x**3, dtypes=INEXACT, params={"y": 3}, refuses=NOT_NUMBERS, name="3"),
+    *_unary(ew.integer_pow_p, lambda x: x**3, -4, 4, dtypes=INTS, grad=0, params={"y": 3}, name="3-integers"),
+    *_unary(ew.integer_pow_p, lambda x: x**6, 0.3, 1.3, dtypes=INEXACT, params={"y": 6}, name="6"),
+    *_unary(ew.integer_pow_p, np.ones_like, dtypes=("float64", "bfloat16", "int32"), params={"y": 0}, name="0"),
+    *_unary(ew.integer_pow_p, lambda x: x**-2.0, 0.5, 2, params={"y": -2}, name="negative"),
+]  # fmt: skip
+
+# -- elementwise, two operands and more ------------------------------------------------------------
+
+
+def _binary(prim, ref, low=-2.0, high=2.0, grad=2, dtypes=FLOATS, refuses=NOT_INEXACT, args=None, **kw):
+    """Rows with two arrays, and with a number on either side."""
+    x, y = args or (Arg(M, low, high), Arg(M, low, high))
+    scalar = lambda a: Arg(S, a.low, a.high, a.dtype, a.avoid, a.step, a.offset)
+    name = kw.pop("name", "")
+    prefix = f"{name}-" if name else ""
+    row = functools.partial(Op, prim, ref=ref, grad=grad, **kw)
+    return [
+        row(args=(x, y), dtypes=dtypes, refuses=refuses, name=name),
+        row(args=(scalar(x), y), dtypes=dtypes[:1], name=prefix + "number-left"),
+        row(args=(x, scalar(y)), dtypes=dtypes[:1], name=prefix + "number-right"),
+    ]
+
+
+_APART = (Arg(M, step=0.5), Arg(M, step=0.5, offset=0.25))
+_DIVIDE = (Arg(M), Arg(M, 0.5, 2))
+_INT_DIVIDE = (Arg(M, -50, 50), Arg(M, 1, 7))
+_SHIFT = (Arg(M, -99, 99), Arg(M, 0, 40))
+_CLOSE = (Arg(M, -1, 1, step=1), Arg(M, -1, 1, step=1))
+
+
+def _comparison(prim, ref, refuses):
+    return [
+        *_binary(prim, ref, dtypes=("float64", "float32", "float16", "bfloat16"), args=_CLOSE, grad=0, out="bool",
+                 refuses=refuses),
+        Op(prim, (Arg(M, -1, 1), Arg(M, -1, 1)), ref, dtypes=(*INTS, "bool"), out="bool", name="integers"),
+    ]  # fmt: skip
+
+
+BINARY = [
+    *_binary(ew.add_p, np.add, dtypes=INEXACT, refuses=NOT_NUMBERS),
+    *_binary(ew.add_p, np.add, -99, 99, dtypes=INTS, grad=0, name="integers"),
+    *_binary(ew.sub_p, np.subtract, dtypes=INEXACT, refuses=NOT_NUMBERS),
+    *_binary(ew.sub_p, np.subtract, -99, 99, dtypes=INTS, grad=0, name="integers"),
+    *_binary(ew.mul_p, np.multiply, dtypes=INEXACT, refuses=NOT_NUMBERS),
+    *_binary(ew.mul_p, np.multiply, -99, 99, dtypes=INTS, grad=0, name="integers"),
+    *_binary(ew.div_p, np.divide, dtypes=INEXACT, refuses=NOT_NUMBERS, args=_DIVIDE),
+    *_binary(ew.div_p, _integers(lambda x, y, bits: math.trunc(x / y)), dtypes=INTS, grad=0, args=_INT_DIVIDE,
+             name="integers"),
+    *_binary(ew.rem_p, np.fmod, args=(Arg(M, 2.3, 2.6), Arg(M, 0.95, 1.05)), refuses=("complex64", "bool"), tol=4),
+    *_binary(ew.rem_p, _integers(lambda x, y, bits: int(math.fmod(x, y))), dtypes=INTS, grad=0, args=_INT_DIVIDE,
+             name="integers"),
+    *_binary(ew.max_p, np.maximum, args=_APART, refuses=("complex64", "key")),
+    *_binary(ew.max_p, np.maximum, -9, 9, dtypes=BITS, grad=0, name="integers"),
+    *_binary(ew.min_p, np.minimum, args=_APART, refuses=("complex64", "key")),
+    *_binary(ew.min_p, np.minimum, -9, 9, dtypes=BITS, grad=0, name="integers"),
+    *_binary(ew.pow_p, np.power, 0.5, 2, dtypes=INEXACT, tol=2),
+    *_binary(ew.atan2_p, np.arctan2, 0.3, 2, refuses=NOT_FLOATS),
+    *_binary(ew.nextafter_p, None, dtypes=("float64", "float32", "float16"), grad=0, refuses=NOT_FLOATS),
+    *_comparison(ew.eq_p, np.equal, ("key",)),
+    *_comparison(ew.ne_p, np.not_equal, ("key",)),
+    *_comparison(ew.lt_p, np.less, ("complex64", "key")),
+    *_comparison(ew.le_p, np.less_equal, ("complex64", "key")),
+    *_comparison(ew.gt_p, np.greater, ("complex64", "key")),
+    *_comparison(ew.ge_p, np.greater_equal, ("complex64", "key")),
+    *_binary(ew.and_p, np.bitwise_and, -99, 99, dtypes=BITS, grad=0, refuses=("float32", "complex64")),
+    *_binary(ew.or_p, np.bitwise_or, -99, 99, dtypes=BITS, grad=0, refuses=("float32", "complex64")),
+    *_binary(ew.xor_p, np.bitwise_xor, -99, 99, dtypes=BITS, grad=0, refuses=("float32", "complex64")),
+    *_binary(ew.shift_left_p, _integers(lambda x, y, bits: x << y), args=_SHIFT, dtypes=INTS, grad=0,
+             refuses=("float32", "bool")),
+    *_binary(ew.shift_right_logical_p, _integers(lambda x, y, bits: (x % 2**bits) >> y), args=_SHIFT, dtypes=INTS,
+             grad=0, refuses=("float32", "bool")),
+    *_binary(ew.shift_right_arithmetic_p, _integers(lambda x, y, bits: x >> y), args=_SHIFT, dtypes=INTS, grad=0,
+             refuses=("float32", "bool")),
+    *_binary(ew.complex_p, lambda x, y: x + 1j * y, dtypes=("float64", "float32"), out=_of_components,
+             refuses=("float16", "bfloat16", *NOT_FLOATS)),
+    Op(st.add_any_p, (Arg(M), Arg(M)), np.add, grad=2, dtypes=INEXACT, mixes=True),
+]  # fmt: skip
+
+_BOOL = functools.partial(Arg, dtype="bool")
+
+CHOICE = [
+    Op(ew.select_p, (_BOOL(M), Arg(M), Arg(M)), np.where, grad=2, dtypes=ANY, refuses=("float0",)),
+    Op(ew.select_p, (_BOOL(S), Arg(M), Arg(M)), np.where, grad=2, dtypes=("float64",), name="one-predicate"),
+    Op(ew.select_p, (_BOOL(M), Arg(S), Arg(M)), np.where, grad=2, dtypes=("float64",), name="number-left"),
+    Op(ew.select_p, (_BOOL(M), Arg(M), Arg(S)), np.where, grad=2, dtypes=("float64",), name="number-right"),
+    Op(ew.select_p, (_BOOL(M), Arg(S), Arg(S)), np.where, grad=2, dtypes=("float64",), name="numbers"),
+    Op(ew.clamp_p, (Arg(S, -1, -0.5), Arg(M, step=0.5, offset=0.2), Arg(S, 0.5, 1)),
+       lambda low, x, high: np.clip(x, low, high), grad=2, refuses=("complex64", "key")),
+    Op(ew.clamp_p, (Arg(M, -1, -0.9), Arg(M, step=0.5, offset=0.2), Arg(M, 0.9, 1)),
+       lambda low, x, high: np.clip(x, low, high), grad=2, dtypes=("float64", "int32"), name="bounds"),
+]  # fmt: skip
+
+
+def _convert(source, target, name, low=-9.0, high=9.0, ref=None, grad=0):
+    d = dtypes.as_dtype(target)
+    ref = ref or (lambda x: np.asarray(x).astype(d))
+    return Op(ew.convert_p, (Arg(M, low, high),), ref, {"dtype": d}, name, grad, source, target)
+
+
+CONVERT = [
+    _convert(("float32", "float16", "bfloat16", "float64"), "int32", "to-int"),
+    _convert(("int32", "uint8", "bool", "int64"), "float32", "from-int"),
+    _convert(("float64", "float32", "int32", "bool"), "bfloat16", "to-bf16"),
+    _convert(("float64", "float16", "bfloat16"), "float64", "to-f64", grad=2),
+    _convert(("float64", "float32", "complex128"), "complex128", "to-complex", grad=2),
+    _convert(("complex128", "complex64"), "float64", "drop-imaginary", grad=2, ref=np.real),
+    _convert(("float32", "int32", "complex64"), "bool", "to-bool", -1, 1),
+    _convert(("int32", "int64"), "uint8", "wrap", -300, 300),
+    _convert(("float32",), "float8_e4m3fn", "to-f8"),
+    Op(ew.bitcast_p, (Arg(M),), lambda x: x.astype(np.float32).view(np.int32), {"dtype": dtypes.int32},
+       dtypes=("float32",), out="int32"),
+    Op(ew.bitcast_p, (Arg(M, -99, 99),), lambda x: x.view(np.float32), {"dtype": dtypes.float32},
+       dtypes=("int32", "uint32"), out="float32", name="back", refuses=("float64", "int8", "bool")),
+]  # fmt: skip
+
+# -- structure -------------------------------------------------------------------------------------
+
+
+def _broadcast(shape, target, dims, name=""):
+    def ref(x):
+        expanded = np.ones(len(target), int)
+        expanded[list(dims)] = shape
+        return np.tile(x.reshape(expanded), np.array(target) // expanded)
+
+    return Op(st.broadcast_in_dim_p, (Arg(shape),), ref, {"shape": target, "dims": dims}, name, 2, ANY)
+
+
+def _permuted(permutation):
+    return lambda x: np.moveaxis(x, permutation, range(x.ndim))
+
+
+STRUCTURE = [
+    _broadcast((3,), (2, 3), (1,)),
+    _broadcast((2,), (2, 3), (0,), "in-front"),
+    _broadcast((), (2, 3), (), "number"),
+    _broadcast((2, 1), (2, 3), (0, 1), "stretched"),
+    _broadcast((1, 3), (4, 2, 3), (1, 2), "stretched-new"),
+    _broadcast((1, 1), (1, 1, 1), (0, 2), "ones"),
+    Op(st.reshape_p, (Arg((2, 6)),), lambda x: x.reshape(3, 4), {"shape": (3, 4)}, "", 2, ANY),
+    Op(st.reshape_p, (Arg((2, 3)),), np.ravel, {"shape": (6,)}, "flat", 2, FLOATS),
+    Op(st.reshape_p, (Arg((1, 1)),), np.squeeze, {"shape": ()}, "number", 2, FLOATS),
+    Op(st.transpose_p, (Arg((2, 3, 4)),), _permuted((2, 0, 1)), {"permutation": (2, 0, 1)}, "", 2, ANY),
+    Op(st.transpose_p, (Arg((2, 3)),), np.transpose, {"permutation": (1, 0)}, "matrix", 2),
+    *[
+        Op(st.reduce_sum_p, (Arg((2, 3, 4)),), functools.partial(np.sum, axis=axes), {"axes": axes},
+           "-".join(map(str, axes)), 2, (*INEXACT, "int32") if axes == (1,) else ("float64",),
+           refuses=("bool", "key"), tol=4)
+        for axes in [(1,), (0,), (2,), (0, 2), (2, 0), (0, 1, 2)]
+    ],
+]  # fmt: skip
+
+SECTIONS: dict[str, list[Op]] = {
+    "unary": UNARY,
+    "binary": BINARY,
+    "choice": CHOICE,
+    "convert": CONVERT,
+    "structure": STRUCTURE,
+}
+OPS: list[Op] = [op for rows in SECTIONS.values() for op in rows]
+
+assert len({op.id for op in OPS}) == len(OPS), "two rows have one name"
