@@ -6,6 +6,7 @@ Stands before the path of a program: every layer may read it, nothing here impor
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import dataclass, fields
 
 
@@ -24,6 +25,10 @@ class Config:
     def shows(self, stage: str) -> bool:
         """Whether ``debug`` asks for ``stage``."""
         return stage in self.debug.split(",")
+
+    def show(self, text: object) -> None:
+        """Print what ``shows`` said was wanted."""
+        sys.stderr.write(f"{text}\n")
 
 
 def from_environment(environ=os.environ) -> Config:

@@ -36,6 +36,8 @@ TYPES: dict[str, tuple[str, Callable[[np.dtype], bool]]] = {
     "ordered": ("real numbers and booleans", lambda d: not dtypes.is_complex(d) and not dtypes.is_key(d)),
     "inexact": ("floating and complex numbers", dtypes.is_inexact),
     "float": ("floating numbers", dtypes.is_floating),
+    "complex": ("complex numbers", dtypes.is_complex),
+    "component": ("float32 and float64", lambda d: d in (dtypes.float32, dtypes.float64)),
     "integer": ("integers", dtypes.is_integer),
     "bits": ("integers and booleans", lambda d: dtypes.is_integer(d) or dtypes.is_bool(d)),
     "bool": ("booleans", dtypes.is_bool),

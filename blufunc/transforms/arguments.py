@@ -163,3 +163,32 @@ def check_structure(
             why="; ".join(treepath.diff(expected, got, *names)[:5]),
             fix=fix or None,
         )
+
+
+def bind_positional(fun: Callable, args: tuple, kwargs: dict) -> tuple:
+    """Positional arguments, keyword arguments put in their places."""
+    if not kwargs:
+        return args
+    bound = inspect.signature(fun).bind(*args, **kwargs)
+    bound.apply_defaults()
+    if bound.kwargs:
+        raise errors.ArgumentError(
+            f"{name_of(fun)} was given {', '.join(bound.kwargs)} by keyword only.",
+            why="functions with custom derivatives have positional arguments.",
+            where=source.here(),
+        )
+    return bound.args
+
+
+def fix_static(fun: Callable, args: tuple, nondiff: tuple[int, ...]) -> tuple[Callable, tuple, tuple]:
+    """``fun`` of the differentiable arguments only, those arguments, and the others."""
+    if not nondiff:
+        return fun, args, ()
+    static = {i % len(args): args[i] for i in nondiff}
+
+    def with_static(*dynamic):
+        rest = iter(dynamic)
+        return fun(*[static[i] if i in static else next(rest) for i in range(len(args))])
+
+    functools.update_wrapper(with_static, fun)
+    return with_static, tuple(a for i, a in enumerate(args) if i not in static), tuple(static.values())

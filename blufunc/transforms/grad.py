@@ -97,7 +97,9 @@ def value_and_grad(
                 if not (isinstance(out, tuple) and len(out) == 2):
                     raise errors.GradError(
                         f"has_aux=True, but {name_of(fun)} returned a {type(out).__name__}.",
-                        where=source.here(), fix="return (scalar, auxiliary)")  # fmt: skip
+                        where=source.here(),
+                        fix="return (scalar, auxiliary)",
+                    )
                 out, aux = out
                 aux_leaves, aux_tree = tree.flatten(aux)
                 aux_leaves = as_values(aux_leaves, lambda i: f"auxiliary output {i} of {name_of(fun)}")
@@ -179,11 +181,13 @@ def _input_error(fun, label, aval, holomorphic) -> errors.GradError:
     return errors.GradError(
         f"grad of {name_of(fun)} with respect to {label}, which is {aval}: {kind} arguments only.",
         where=source.here(),
-        why="complex functions have a gradient only if they are holomorphic." if complex_hint
+        why="complex functions have a gradient only if they are holomorphic."
+        if complex_hint
         else "functions of integers have no derivative.",
-        fix="pass holomorphic=True" if complex_hint
+        fix="pass holomorphic=True"
+        if complex_hint
         else f"convert {label} to a floating dtype, choose other argnums, or pass allow_int=True",
-    )  # fmt: skip
+    )
 
 
 def _scalar_output(fun, out: Any, holomorphic: bool) -> Any:
@@ -191,7 +195,9 @@ def _scalar_output(fun, out: Any, holomorphic: bool) -> Any:
     if structure.num_leaves != 1 or len(leaves) != 1 or structure != tree.structure(0):
         raise errors.GradError(
             f"grad needs a function that returns one scalar, {name_of(fun)} returned {structure}.",
-            where=source.here(), fix="return only the scalar; return other results with has_aux=True")  # fmt: skip
+            where=source.here(),
+            fix="return only the scalar; return other results with has_aux=True",
+        )
     (value,) = as_values(leaves, lambda i: f"the result of {name_of(fun)}")
     if value.aval.shape:
         raise errors.GradError(
@@ -202,8 +208,11 @@ def _scalar_output(fun, out: Any, holomorphic: bool) -> Any:
     wanted = dtypes.is_complex if holomorphic else dtypes.is_floating
     if not wanted(value.aval.dtype):
         raise errors.GradError(
-            f"grad needs a {'complex' if holomorphic else 'real floating'} result, {name_of(fun)} returned {value.aval}.",
-            where=source.here(), fix="convert the result, or take its real part")  # fmt: skip
+            f"grad needs a {'complex' if holomorphic else 'real floating'} result, "
+            f"{name_of(fun)} returned {value.aval}.",
+            where=source.here(),
+            fix="convert the result, or take its real part",
+        )
     return value
 
 
@@ -223,7 +232,9 @@ def jvp(fun: Callable, primals: Sequence, tangents: Sequence, has_aux: bool = Fa
     if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
         raise errors.ArgumentError(
             "jvp takes its primals and its tangents as tuples of arguments.",
-            where=source.here(), fix="jvp(f, (x,), (t,))")  # fmt: skip
+            where=source.here(),
+            fix="jvp(f, (x,), (t,))",
+        )
     leaves, in_tree = tree.flatten((tuple(primals), {}))
     t_leaves, t_tree = tree.flatten((tuple(tangents), {}))
     check_structure(in_tree, t_tree, "jvp", ("primals", "tangents"))
@@ -246,12 +257,16 @@ def _tangent(p: Value, t: Any, label: Callable[[], str]) -> Any:
     if expected.dtype == dtypes.float0:
         raise errors.GradError(
             f"the tangent of {label()} ({p.aval}) must have dtype float0, not {t.aval}.",
-            where=source.here(), why="integers and booleans have no derivative.",
-            fix=f"np.zeros({p.aval.shape}, bf.dtypes.float0), or None")  # fmt: skip
+            where=source.here(),
+            why="integers and booleans have no derivative.",
+            fix=f"np.zeros({p.aval.shape}, bf.dtypes.float0), or None",
+        )
     if not expected.same_type(t.aval):
         raise errors.GradError(
-            f"the tangent of {label()} must be {expected} like its primal, not {t.aval}.", where=source.here(),
-            fix="give it the primal's shape and dtype")  # fmt: skip
+            f"the tangent of {label()} must be {expected} like its primal, not {t.aval}.",
+            where=source.here(),
+            fix="give it the primal's shape and dtype",
+        )
     return t
 
 
@@ -259,15 +274,20 @@ def _with_aux(flat: FlatFunction, has_aux: bool) -> tuple[Callable, Callable]:
     """A flat function and how to put its results together: ``(out, ..., aux)`` with ``has_aux``."""
     if not has_aux:
         return flat, lambda outs, *rest: (
-            tree.unflatten(flat.out_tree, outs), *(tree.unflatten(flat.out_tree, r) for r in rest))  # fmt: skip
+            tree.unflatten(flat.out_tree, outs),
+            *(tree.unflatten(flat.out_tree, r) for r in rest),
+        )
     split: dict[str, Any] = {}
 
     def run(*xs):
         args, kwargs = tree.unflatten(flat.in_tree, xs)
         pair = flat.fun(*args, **kwargs)
         if not (isinstance(pair, tuple) and len(pair) == 2):
-            raise errors.GradError(f"has_aux=True, but {name_of(flat.fun)} returned a {type(pair).__name__}.",
-                                   where=source.here(), fix="return (result, auxiliary)")  # fmt: skip
+            raise errors.GradError(
+                f"has_aux=True, but {name_of(flat.fun)} returned a {type(pair).__name__}.",
+                where=source.here(),
+                fix="return (result, auxiliary)",
+            )
         aux, split["aux"] = tree.flatten(pair[1])
         out = flat.flatten_out(pair[0])
         split["n"] = len(out)
@@ -334,8 +354,10 @@ class Pullback(LinearFunction):
             (x,) = as_values([x], lambda _, path=path: f"the cotangent{path}")
             if not expected.same_type(x.aval):
                 raise errors.GradError(
-                    f"the cotangent{path} must be {expected} like the result, not {x.aval}.", where=source.here(),
-                    fix="give it the result's shape and dtype")  # fmt: skip
+                    f"the cotangent{path} must be {expected} like the result, not {x.aval}.",
+                    where=source.here(),
+                    fix="give it the result's shape and dtype",
+                )
             if nz:
                 cts.append(x)
         n = len(self.residuals)

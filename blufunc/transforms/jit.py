@@ -13,7 +13,6 @@ Inside another transform a jitted function becomes a ``jit`` equation with its j
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -208,12 +207,16 @@ class Jitted:
             except TypeError:
                 raise errors.StaticArgumentError(
                     f"the static argument {where!r} of {self.name} is a {type(value).__name__}, which is not hashable.",
-                    where=source.here(), why="a trace is kept for each value of the static arguments.",
-                    fix="pass a tuple, a frozen dataclass or another hashable value; or make it dynamic") from None  # fmt: skip
+                    where=source.here(),
+                    why="a trace is kept for each value of the static arguments.",
+                    fix="pass a tuple, a frozen dataclass or another hashable value; or make it dynamic",
+                ) from None
             if isinstance(value, Tracer):
                 raise errors.StaticArgumentError(
                     f"the static argument {where!r} of {self.name} is a traced value ({value.aval}).",
-                    where=source.here(), fix="make it static in the outer transform too, or make it dynamic here")  # fmt: skip
+                    where=source.here(),
+                    fix="make it static in the outer transform too, or make it dynamic here",
+                )
         dynamic = tuple(_STATIC if i in static_nums else a for i, a in enumerate(args))
         dynamic_kw = {k: v for k, v in kwargs.items() if k not in self.static_names}
         leaves, in_tree = tree.flatten((dynamic, dynamic_kw))
@@ -224,7 +227,7 @@ class Jitted:
             donated += [k in self.donate_names] * tree.structure(dynamic_kw[k]).num_leaves
         key = tuple((kind, where, value.__class__, value) for kind, where, value in static)
         return _CallArguments(
-            leaves, in_tree, key, tuple(donated), dynamic, dynamic_kw, dict((w, v) for _, w, v in static)
+            leaves, in_tree, key, tuple(donated), dynamic, dynamic_kw, {w: v for _, w, v in static}
         )
 
     def _enter(self, args, kwargs):
@@ -241,16 +244,15 @@ class Jitted:
             return entry
         if self._entries and config.shows("retrace"):
             last = next(reversed(self._entries.values())).key
-            print(
-                f"retrace of {self.name}: {difference(last, key, labels_of(self.fun, call.in_tree))}",
-                file=sys.stderr,
-            )
+            config.show(f"retrace of {self.name}: {difference(last, key, labels_of(self.fun, call.in_tree))}")
         if self.max_traces is not None and self.trace_count >= self.max_traces:
             last = next(reversed(self._entries.values())).key if self._entries else key
             raise errors.RetraceError(
                 f"{self.name} was traced {self.trace_count} times already (max_traces={self.max_traces}).",
-                where=source.here(), why=difference(last, key, labels_of(self.fun, call.in_tree)),
-                fix="keep shapes, dtypes and static arguments the same, or raise max_traces")  # fmt: skip
+                where=source.here(),
+                why=difference(last, key, labels_of(self.fun, call.in_tree)),
+                fix="keep shapes, dtypes and static arguments the same, or raise max_traces",
+            )
         entry = self._entries[key] = self._trace(call, key)
         if (
             self._plain
@@ -268,7 +270,7 @@ class Jitted:
         jaxpr = stage(flat, key.types, self.name, labels)
         closed, consts = jaxpr.hoist()
         if config.shows("jaxpr"):
-            print(closed, file=sys.stderr)
+            config.show(closed)
         out_avals = tuple(a.strong() for a in closed.out_avals)
         return Entry(closed, consts, flat.out_tree, out_avals, key, {}, flat.out_tree is tree.LEAF)
 
@@ -326,8 +328,10 @@ def _positions(fun: Callable, nums: Any, names: Any, what: str) -> tuple[frozens
     for name in names:
         if name not in accepted:
             raise errors.ValueRangeError(
-                f"{what}_argnames: {name_of(fun)} has no parameter {name!r}.", where=source.here(),
-                fix=f"its parameters are {', '.join(p.name for p in parameters)}")  # fmt: skip
+                f"{what}_argnames: {name_of(fun)} has no parameter {name!r}.",
+                where=source.here(),
+                fix=f"its parameters are {', '.join(p.name for p in parameters)}",
+            )
     if not variadic and nums:
         nums = argument_indices(nums, len(positional), f"{what}_argnums")
     all_nums = set(nums) | {positional.index(n) for n in names if n in positional}

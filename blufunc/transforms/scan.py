@@ -104,9 +104,18 @@ class _Scan(Primitive):
         t_consts, t_xs = [t for t in t_ops[0] if _is_nonzero(t)], [t for t in t_ops[2] if _is_nonzero(t)]
         t_carry = [instantiate(t) for t, nz in zip(t_ops[1], nz_carry, strict=True) if nz]
         results = self.bind(
-            *extra, *p_ops[0], *t_consts, *p_ops[1], *t_carry, *p_ops[2], *t_xs,
-            jaxpr=body, n_consts=k + n_consts + len(t_consts), n_carry=n_carry + m, **params,
-        )  # fmt: skip
+            *extra,
+            *p_ops[0],
+            *t_consts,
+            *p_ops[1],
+            *t_carry,
+            *p_ops[2],
+            *t_xs,
+            jaxpr=body,
+            n_consts=k + n_consts + len(t_consts),
+            n_carry=n_carry + m,
+            **params,
+        )
         carry, carry_t, rest = results[:n_carry], results[n_carry : n_carry + m], results[n_carry + m :]
         ys, ys_t = rest[: n_out - n_carry], rest[n_out - n_carry :]
         outs, nonzero_ts = [*carry, *ys], iter([*carry_t, *ys_t])
@@ -157,9 +166,12 @@ class _Scan(Primitive):
         t_consts, t_xs = [t for t in t_consts if _is_nonzero(t)], [t for t in t_xs if _is_nonzero(t)]
         t_carry = [instantiate(t) for t, nz in zip(t_carry, nz_carry, strict=True) if nz]
         linear_params = {
-            "jaxpr": linear_body, "n_consts": len(invariant) + len(t_consts), "n_carry": len(t_carry),
-            "length": length, **params,
-        }  # fmt: skip
+            "jaxpr": linear_body,
+            "n_consts": len(invariant) + len(t_consts),
+            "n_carry": len(t_carry),
+            "length": length,
+            **params,
+        }
         ins = [*invariant, *t_consts, *t_carry, *t_xs, *varying]
         out_ts = iter(trace.tangents.process(self, ins, linear_params))
         return outs, [next(out_ts) if nz else zero(p.aval) for p, nz in zip(outs, out_nonzeros, strict=True)]
@@ -176,11 +188,19 @@ class _Scan(Primitive):
         )
         ct_consts = [zeros(c.aval) for c in consts if is_linear(c)]
         results = self.bind(
-            *extra, *res_consts, *ct_consts, *map(instantiate, cts[:n_carry]),
-            *(ct for ct in cts[n_carry:] if _is_nonzero(ct)), *res_xs,
-            jaxpr=body, n_consts=len(extra) + len(res_consts), n_carry=len(ct_consts) + n_carry,
-            reverse=not reverse, length=length, unroll=unroll,
-        )  # fmt: skip
+            *extra,
+            *res_consts,
+            *ct_consts,
+            *map(instantiate, cts[:n_carry]),
+            *(ct for ct in cts[n_carry:] if _is_nonzero(ct)),
+            *res_xs,
+            jaxpr=body,
+            n_consts=len(extra) + len(res_consts),
+            n_carry=len(ct_consts) + n_carry,
+            reverse=not reverse,
+            length=length,
+            unroll=unroll,
+        )
         targets = [c for c in consts if is_linear(c)] + carry + [x for x in xs if is_linear(x)]
         for target, ct in zip(targets, results, strict=True):
             if is_linear(target):
@@ -224,7 +244,7 @@ class _Scan(Primitive):
 
 
 def _linear_body(linear: Jaxpr, places: tuple[int, ...], n_consts: int, n_carry: int) -> Jaxpr:
-    """The body of the tangent scan, operands in the order of a scan: residuals at place 0 are constants, at 1 inputs."""
+    """The body of the tangent scan, operands in a scan's order: residuals at place 0 are constants, at 1 inputs."""
     n_res = len(places)
     residuals = linear.invars[:n_res]
     t_consts, t_carry, t_xs = _parts(linear.invars[n_res:], n_consts, n_carry)
@@ -304,7 +324,9 @@ def scan(
         if not (isinstance(out, tuple) and len(out) == 2):
             raise errors.CarryError(
                 f"the body of scan, {name}, must return (carry, y); it returned a {type(out).__name__}.",
-                where=source.here(), fix="return carry, y   (y may be None)")  # fmt: skip
+                where=source.here(),
+                fix="return carry, y   (y may be None)",
+            )
         out_leaves, out_tree = tree.flatten(out)
         return as_values(out_leaves, lambda i: f"the result of {name}")
 
@@ -318,7 +340,8 @@ def scan(
             raise errors.CarryError(
                 f"the body of scan, {name}, returns a carry of another structure than it is given.",
                 where=source.here(),
-                why="; ".join(treepath.diff(init_tree, carry_tree, "init", "the returned carry")[:4]))  # fmt: skip
+                why="; ".join(treepath.diff(init_tree, carry_tree, "init", "the returned carry")[:4]),
+            )
         # A weakly typed initial carry takes the dtype that the body gives it; once, to see that it stays.
         promoted = [
             convert(c, a.dtype)
@@ -333,13 +356,22 @@ def scan(
         if not c.aval.same_type(a):
             raise errors.CarryError(
                 f"the body of scan, {name}, is given the carry{path} as {c.aval} and returns it as {a}.",
-                where=source.here(), why="every step must take and return the same type.",
-                fix="give init the type that the body returns, or convert in the body with .astype")  # fmt: skip
+                where=source.here(),
+                why="every step must take and return the same type.",
+                fix="give init the type that the body returns, or convert in the body with .astype",
+            )
     closed, consts = jaxpr.hoist()
     outs = scan_p.bind(
-        *consts, *carry, *x_values, jaxpr=closed, length=length, reverse=bool(reverse), n_consts=len(consts),
-        n_carry=len(carry), unroll=int(unroll),
-    )  # fmt: skip
+        *consts,
+        *carry,
+        *x_values,
+        jaxpr=closed,
+        length=length,
+        reverse=bool(reverse),
+        n_consts=len(consts),
+        n_carry=len(carry),
+        unroll=int(unroll),
+    )
     n = len(carry)
     return tree.unflatten(init_tree, outs[:n]), tree.unflatten(y_tree, outs[n:])
 
@@ -360,6 +392,9 @@ def _length(xs: Sequence[Any], paths: Sequence[str], length: int | None) -> int:
             "scan: the leading sizes differ.", where=source.here(), why="; ".join(listed[:6])
         )
     if not distinct:
-        raise errors.ArgumentError("scan: there are no xs, so the number of steps is not known.",
-                                   where=source.here(), fix="give length=")  # fmt: skip
+        raise errors.ArgumentError(
+            "scan: there are no xs, so the number of steps is not known.",
+            where=source.here(),
+            fix="give length=",
+        )
     return distinct.pop()

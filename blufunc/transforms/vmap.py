@@ -48,14 +48,18 @@ def vmap(
     if not isinstance(in_axes, (int, tuple, list)) and in_axes is not None:
         raise errors.ArgumentError(
             f"in_axes must be an int, None or a tuple with one entry for each argument, not {in_axes!r}.",
-            where=source.here(), fix=f"in_axes=({in_axes!r},)")  # fmt: skip
+            where=source.here(),
+            fix=f"in_axes=({in_axes!r},)",
+        )
 
     @functools.wraps(fun)
     def vmap_fun(*args, **kwargs):
         if isinstance(in_axes, (tuple, list)) and len(in_axes) != len(args):
             raise errors.TreeError(
                 f"vmap of {name_of(fun)}: in_axes has {len(in_axes)} entries for {len(args)} positional arguments.",
-                where=source.here(), fix="give one entry for each argument, None for those that are not mapped")  # fmt: skip
+                where=source.here(),
+                fix="give one entry for each argument, None for those that are not mapped",
+            )
         leaves, in_tree = tree.flatten((args, kwargs))
         axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
         dims = [
@@ -93,7 +97,9 @@ def _normal_dim(d: Any, aval: Any, label: Callable[[], str], fun: Callable) -> i
     if not -aval.ndim <= d < aval.ndim:
         raise errors.VmapSizeError(
             f"vmap of {name_of(fun)}: in_axes maps axis {d} of {label()}, which is {aval}.",
-            where=source.here(), fix="correct in_axes, or use None to pass the argument unmapped")  # fmt: skip
+            where=source.here(),
+            fix="correct in_axes, or use None to pass the argument unmapped",
+        )
     return d % aval.ndim
 
 
@@ -105,12 +111,17 @@ def _axis_size(fun, values, dims, labels, axis_size: int | None) -> int:
         if axis_size is not None:
             listed.append(f"axis_size is {axis_size}")
         raise errors.VmapSizeError(
-            f"vmap of {name_of(fun)}: mapped axes have different sizes.", where=source.here(),
-            why="; ".join(listed[:6]), fix="correct in_axes: None passes an argument unmapped")  # fmt: skip
+            f"vmap of {name_of(fun)}: mapped axes have different sizes.",
+            where=source.here(),
+            why="; ".join(listed[:6]),
+            fix="correct in_axes: None passes an argument unmapped",
+        )
     if not distinct:
         raise errors.VmapSizeError(
-            f"vmap of {name_of(fun)}: no argument is mapped.", where=source.here(),
-            fix="set in_axes for at least one argument, or give axis_size")  # fmt: skip
+            f"vmap of {name_of(fun)}: no argument is mapped.",
+            where=source.here(),
+            fix="set in_axes for at least one argument, or give axis_size",
+        )
     return distinct.pop()
 
 
@@ -119,12 +130,16 @@ def _place(axis: Axis, x: Any, d: int | None, wanted: Any, path: str, fun: Calla
         if d is not None:
             raise errors.VmapSizeError(
                 f"vmap of {name_of(fun)}: out_axes is None for the result{path}, but it differs along the axis.",
-                where=source.here(), fix="give out_axes an int there, or reduce over the axis")  # fmt: skip
+                where=source.here(),
+                fix="give out_axes an int there, or reduce over the axis",
+            )
         return x
     if d is None:
         x, d = batched_front(axis, x, None), 0
     if not isinstance(wanted, int) or not -x.aval.ndim <= wanted < x.aval.ndim:
         raise errors.VmapSizeError(
-            f"vmap of {name_of(fun)}: out_axes {wanted!r} is not an axis of the result{path} ({x.aval} with the batch axis).",
-            where=source.here())  # fmt: skip
+            f"vmap of {name_of(fun)}: out_axes {wanted!r} is not an axis of the result{path}, "
+            f"which is {x.aval} with the batch axis.",
+            where=source.here(),
+        )
     return move_dim(x, d, wanted % x.aval.ndim)

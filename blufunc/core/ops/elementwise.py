@@ -293,9 +293,12 @@ def _shift(prim_impl, arithmetic: bool):
     return impl
 
 
+def _as_unsigned(x):
+    return np.asarray(x).view(f"u{x.dtype.itemsize}")
+
+
 def _logical_right(x, y):
-    unsigned = np.dtype(f"u{x.dtype.itemsize}")
-    return np.right_shift(np.asarray(x).view(unsigned), np.asarray(y).view(unsigned)).view(x.dtype)
+    return np.right_shift(_as_unsigned(x), _as_unsigned(y)).view(x.dtype)
 
 
 not_p = Elementwise("not", np.invert, "bits", [None])
@@ -310,7 +313,10 @@ shift_right_arithmetic_p = Elementwise(
     "shift_right_arithmetic", _shift(np.right_shift, True), "integer", [None, None]
 )
 population_count_p = Elementwise(
-    "population_count", lambda x: np.bitwise_count(x).astype(x.dtype), "integer", [None]
+    "population_count",
+    lambda x: np.bitwise_count(_as_unsigned(x)).astype(x.dtype),  # of signed integers NumPy counts in |x|
+    "integer",
+    [None],
 )
 
 # -- choice, conversion, identity ------------------------------------------------------------------
@@ -437,7 +443,7 @@ def _component(dtype):
 complex_p = Elementwise(
     "complex",
     lambda x, y: (x + 1j * y).astype(f"c{2 * x.dtype.itemsize}"),
-    "float",
+    "component",
     [lambda t, ans, x, y: complex_(t, zeros_of(t)), lambda t, ans, x, y: complex_(zeros_of(t), t)],
     [lambda ct, x, y: real(ct), lambda ct, x, y: imag(neg(ct))],
     out=lambda d: np.dtype(f"c{2 * d.itemsize}"),
@@ -445,7 +451,7 @@ complex_p = Elementwise(
 real_p = Elementwise(
     "real",
     np.real,
-    "inexact",
+    "complex",
     [lambda t, ans, x: real(t)],
     [lambda ct, x: complex_(ct, zeros_of(ct))],
     out=_component,
@@ -453,7 +459,7 @@ real_p = Elementwise(
 imag_p = Elementwise(
     "imag",
     np.imag,
-    "inexact",
+    "complex",
     [lambda t, ans, x: imag(t)],
     [lambda ct, x: complex_(zeros_of(ct), neg(ct))],
     out=_component,

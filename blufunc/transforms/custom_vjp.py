@@ -1,14 +1,13 @@
-"""Custom derivatives: ``custom_jvp`` and ``custom_vjp``.
+"""``custom_vjp``: a function whose reverse-mode rule the user gives.
 
-Transforms, stage 2. A function with a rule of its own reaches a differentiating trace as a call to
-the rule. A trace that does not differentiate stages the function, so that the rule is still there
-for a transform further out; evaluation just calls it.
+Transforms, stage 2. Linearizing runs the forward rule and stages one equation that stands for the
+unknown derivative; transposing that equation runs the backward rule. A trace that does not
+differentiate stages the function and keeps the rules with it; evaluation just calls it.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,198 +15,23 @@ from blufunc.core import dtypes, source, tree, treepath
 from blufunc.core.avals import ShapedArray
 from blufunc.core.primitive import Primitive, unsupported
 from blufunc.core.stage import stage
-from blufunc.core.structure import batched_front, instantiate, move_dim, reduce_sum, zeros
+from blufunc.core.structure import batched_front, instantiate, move_dim, reduce_sum
 from blufunc.core.tangents import Zero, is_linear, zero
 from blufunc.core.trace import EVAL, set_trace, state
-from blufunc.errors import ArgumentError, GradError, TreeError
-from blufunc.transforms.arguments import FlatFunction, as_values, check_structure, labels_of, name_of
+from blufunc.errors import GradError, TreeError
+from blufunc.transforms.arguments import (
+    FlatFunction,
+    as_values,
+    bind_positional,
+    check_structure,
+    fix_static,
+    labels_of,
+    name_of,
+)
 from blufunc.transforms.batch import Axis, batch_flat, batch_jaxpr
 from blufunc.transforms.calls import Call
 from blufunc.transforms.jvp import JVPTrace
 from blufunc.transforms.linearize import LinearizeTrace
-
-# -- custom_jvp ------------------------------------------------------------------------------------
-
-
-class _CustomJVPCall(Call):
-    """A call that is differentiated by ``rule(primals, tangents) -> (outs, out_tangents)``, on flat lists."""
-
-    name, inline = "custom_jvp_call", True
-    linearize = None  # the rule splits by itself, as any jvp rule
-
-    def jvp(self, primals, tangents, *, jaxpr, rule, name):
-        return rule(primals, [instantiate(t) for t in tangents])
-
-    transpose = unsupported("it is differentiated by its own jvp rule before anything is transposed")
-
-    def batch(self, axis, args, dims, *, jaxpr, rule, name):
-        batched = tuple(d is not None for d in dims)
-        body, out_batched = batch_jaxpr(jaxpr, axis, batched)
-        body, consts = body.hoist()
-        ins = [a if d is None else move_dim(a, d, 0) for a, d in zip(args, dims, strict=True)]
-        n = len(consts)
-        rule = _BatchedRule(rule, axis, batched, out_batched, n)
-        outs = self.bind(*consts, *ins, jaxpr=body, rule=rule, name=name)
-        return outs, [0 if b else None for b in out_batched]
-
-
-class _BatchedRule:
-    """A jvp rule over a batch: batch axes in front, on the outputs named by ``out_batched``."""
-
-    def __init__(self, rule: Callable, axis: Axis, batched: tuple, out_batched: tuple, n_consts: int):
-        self.rule, self.axis, self.batched, self.out_batched, self.n = (
-            rule,
-            axis,
-            batched,
-            out_batched,
-            n_consts,
-        )
-
-    def __call__(self, primals: Sequence, tangents: Sequence) -> tuple[list, list]:
-        primals, tangents = primals[self.n :], tangents[self.n :]
-        dims = [0 if b else None for b in self.batched]
-
-        def both(*xs):
-            outs, out_ts = self.rule(xs[: len(dims)], xs[len(dims) :])
-            return [*outs, *map(instantiate, out_ts)]
-
-        results, out_dims = batch_flat(both, self.axis, [*primals, *tangents], [*dims, *dims])
-        placed = [
-            batched_front(self.axis, x, d) if b else x
-            for x, d, b in zip(results, out_dims, self.out_batched * 2, strict=True)
-        ]
-        n = len(self.out_batched)
-        return placed[:n], placed[n:]
-
-
-custom_jvp_call_p = _CustomJVPCall()
-
-
-class custom_jvp:
-    """A function whose forward-mode rule the user gives; reverse mode follows from it.
-
-        @bf.custom_jvp
-        def f(x, y): ...
-
-        @f.defjvp
-        def f_jvp(primals, tangents):
-            x, y = primals
-            x_dot, y_dot = tangents
-            return f(x, y), ...   # the second of f's structure, linear in the tangents
-
-    Args:
-      fun: a function of pytrees of arrays.
-      nondiff_argnums: positional arguments that are not differentiated: Python values or functions, handed to the
-        rule first.
-    """
-
-    def __init__(self, fun: Callable, nondiff_argnums: Sequence[int] = ()):
-        functools.update_wrapper(self, fun)
-        self.fun = fun
-        self.nondiff = tuple(nondiff_argnums)
-        self.rule: Callable | None = None
-
-    def defjvp(self, rule: Callable) -> Callable:
-        """Set the rule: ``rule(*nondiff, primals, tangents) -> (out, out_tangent)``. Returns it."""
-        self.rule = rule
-        return rule
-
-    def defjvps(self, *rules: Callable | None) -> None:
-        """Set a rule for each argument: ``rule(tangent, out, *primals) -> tangent``; None for zero."""
-
-        def rule(primals, tangents):
-            out = self(*primals)
-            terms = [r(t, out, *primals) for r, t in zip(rules, tangents, strict=True) if r is not None]
-            nothing = tree.map(lambda x: zeros(x.aval), out)
-            total = functools.reduce(lambda a, b: tree.map(lambda x, y: x + y, a, b), terms, nothing)
-            return out, total
-
-        self.rule = rule
-
-    def __get__(self, obj: Any, owner: type | None = None) -> Any:
-        return self if obj is None else functools.partial(self, obj)
-
-    def __call__(self, *args, **kwargs):
-        if self.rule is None:
-            raise GradError(
-                f"{name_of(self.fun)} is a custom_jvp without a rule.", where=source.here(),
-                fix=f"@{name_of(self.fun)}.defjvp")  # fmt: skip
-        args = _bound(self.fun, args, kwargs)
-        fun, dynamic, static = _fix_static(self.fun, args, self.nondiff)
-        return _call_custom_jvp(self, fun, dynamic, static)
-
-
-def _call_custom_jvp(owner: custom_jvp, fun: Callable, args: tuple, static: tuple) -> Any:
-    trace = state.trace
-    if trace is EVAL:
-        return fun(*args)
-    leaves, in_tree = tree.flatten((args, {}))
-    values = as_values(leaves, lambda i: f"the argument {labels_of(fun, in_tree)[i]}")
-    rule = _FlatRule(owner, in_tree, static)
-    if isinstance(trace, JVPTrace):
-        pairs = [trace.pair(v) for v in values]
-        primals, tangents = [p for p, _ in pairs], [t for _, t in pairs]
-        if all(t.__class__ is Zero for t in tangents):
-            with set_trace(trace.parent):
-                return _call_custom_jvp(owner, fun, tree.unflatten(in_tree, primals)[0], static)
-        inner = trace.split if isinstance(trace, LinearizeTrace) else trace.parent
-        with set_trace(inner):
-            outs, out_ts = rule(primals, [instantiate(t) for t in tangents])
-        return tree.unflatten(rule.out_tree, trace.wrap(custom_jvp_call_p, outs, out_ts))
-    flat = FlatFunction(fun, in_tree)
-    jaxpr, consts = stage(flat, [v.aval for v in values], name_of(owner.fun)).hoist()
-    rule.n_consts, rule.out_tree = len(consts), flat.out_tree
-    outs = custom_jvp_call_p.bind(*consts, *values, jaxpr=jaxpr, rule=rule, name=name_of(owner.fun))
-    return tree.unflatten(flat.out_tree, outs)
-
-
-class _FlatRule:
-    """The user's jvp rule on flat lists, its results checked. Closed-over values get no derivative from it."""
-
-    def __init__(self, owner: custom_jvp, in_tree: tree.TreeDef, static: tuple):
-        self.owner, self.in_tree, self.static = owner, in_tree, static
-        self.n_consts = 0
-        self.out_tree: Any = None
-
-    @property
-    def __name__(self) -> str:
-        return name_of(self.owner.rule)
-
-    def __call__(self, primals: Sequence, tangents: Sequence) -> tuple[list, list]:
-        n = self.n_consts
-        ps, _ = tree.unflatten(self.in_tree, primals[n:])
-        ts, _ = tree.unflatten(self.in_tree, tangents[n:])
-        pair = self.owner.rule(*self.static, ps, ts)
-        name = name_of(self.owner.fun)
-        if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
-            raise GradError(
-                f"the jvp rule of {name} must return (out, out_tangent), it returned a {type(pair).__name__}.",
-                where=source.here())  # fmt: skip
-        outs, out_tree = tree.flatten(pair[0])
-        out_ts, t_tree = tree.flatten(pair[1], is_leaf=lambda x: x is None)
-        if self.out_tree is not None:
-            check_structure(
-                self.out_tree, out_tree, f"the jvp rule of {name}", ("the function's result", "out")
-            )
-        check_structure(out_tree, t_tree, f"the jvp rule of {name}", ("out", "out_tangent"))
-        self.out_tree = out_tree
-        outs = as_values(outs, lambda i: "out of the jvp rule")
-        return outs, [_checked_tangent(o, t, name) for o, t in zip(outs, out_ts, strict=True)]
-
-
-def _checked_tangent(out: Any, t: Any, name: str) -> Any:
-    expected = out.aval.tangent()
-    if t is None or expected.dtype == dtypes.float0:
-        return zero(out.aval)
-    (t,) = as_values([t], lambda i: f"the tangent from the jvp rule of {name}")
-    if not expected.same_type(t.aval):
-        raise GradError(
-            f"the jvp rule of {name} returned a tangent {t.aval} for a result {out.aval}.", where=source.here(),
-            fix="give the tangent the shape and dtype of the result")  # fmt: skip
-    return t
-
-
-# -- custom_vjp ------------------------------------------------------------------------------------
 
 
 class _CustomVJPLinear(Primitive):
@@ -228,7 +52,8 @@ class _CustomVJPLinear(Primitive):
     def reference(self, compile, *, bwd, n_res, outs, name):
         raise GradError(
             f"{name} has a custom_vjp, so its forward-mode derivative does not exist.",
-            fix="define it with custom_jvp, which serves both modes")  # fmt: skip
+            fix="define it with custom_jvp, which serves both modes",
+        )
 
     def transpose(self, cts, *args, bwd, n_res, outs, name):
         for arg, ct in zip(args[n_res:], bwd(args[:n_res], [instantiate(ct) for ct in cts]), strict=True):
@@ -378,11 +203,12 @@ class custom_vjp:
     def __call__(self, *args, **kwargs):
         name = name_of(self.fun)
         if self.fwd is None or self.bwd is None:
-            raise GradError(f"{name} is a custom_vjp without rules.", where=source.here(),
-                            fix=f"{name}.defvjp(fwd, bwd)")  # fmt: skip
-        args = _bound(self.fun, args, kwargs)
-        fun, dynamic, static = _fix_static(self.fun, args, self.nondiff)
-        fwd, _, _ = _fix_static(self.fwd, args, self.nondiff)
+            raise GradError(
+                f"{name} is a custom_vjp without rules.", where=source.here(), fix=f"{name}.defvjp(fwd, bwd)"
+            )
+        args = bind_positional(self.fun, args, kwargs)
+        fun, dynamic, static = fix_static(self.fun, args, self.nondiff)
+        fwd, _, _ = fix_static(self.fwd, args, self.nondiff)
         return _call_custom_vjp(self, fun, fwd, dynamic, static)
 
 
@@ -433,7 +259,8 @@ class _FlatRules:
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
             raise GradError(
                 f"the fwd rule of {self.name} must return (out, residuals), it returned a {type(pair).__name__}.",
-                where=source.here())  # fmt: skip
+                where=source.here(),
+            )
         outs, out_tree = tree.flatten(pair[0])
         if self.out_tree is not None:
             check_structure(
@@ -455,14 +282,19 @@ class _FlatRules:
         if not isinstance(found, (tuple, list)):
             raise GradError(
                 f"the bwd rule of {self.name} must return a tuple with a cotangent for each argument, it returned a "
-                f"{type(found).__name__}.", where=source.here(), fix="return (ct,) for one argument")  # fmt: skip
+                f"{type(found).__name__}.",
+                where=source.here(),
+                fix="return (ct,) for one argument",
+            )
         skeleton = tree.unflatten(args_tree, [0] * len(self.avals))
         try:
             flat = _broadcast_nones(tuple(found), skeleton)
         except TreeError as e:
             raise GradError(
                 f"the bwd rule of {self.name} returned cotangents of another structure than the arguments.",
-                where=source.here(), why=e.what)  # fmt: skip
+                where=source.here(),
+                why=e.what,
+            ) from None
         paths = treepath.leaf_paths(args_tree)
         return [None] * self.n_consts + [
             self._checked(ct, aval, path) for ct, aval, path in zip(flat, self.avals, paths, strict=True)
@@ -475,41 +307,13 @@ class _FlatRules:
         (ct,) = as_values([ct], lambda i: f"the cotangent {path} from the bwd rule of {self.name}")
         if not expected.same_type(ct.aval):
             raise GradError(
-                f"the bwd rule of {self.name} returned {ct.aval} as the cotangent of the argument {path}, which is {aval}.",
-                where=source.here(), fix="give the cotangent the shape and dtype of the argument")  # fmt: skip
+                f"the bwd rule of {self.name} returned {ct.aval} as the cotangent of argument {path}, which is {aval}.",
+                where=source.here(),
+                fix="give the cotangent the shape and dtype of the argument",
+            )
         return ct
 
 
 def _broadcast_nones(found: tuple, skeleton: Any) -> list:
     """Flatten cotangents, where None may stand for a whole subtree of zeros."""
     return tree.broadcast_prefix(found, skeleton, is_leaf=lambda x: x is None)
-
-
-# -- shared ----------------------------------------------------------------------------------------
-
-
-def _bound(fun: Callable, args: tuple, kwargs: dict) -> tuple:
-    """Positional arguments, keyword arguments put in their places."""
-    if not kwargs:
-        return args
-    bound = inspect.signature(fun).bind(*args, **kwargs)
-    bound.apply_defaults()
-    if bound.kwargs:
-        raise ArgumentError(
-            f"{name_of(fun)} has custom derivatives, so its arguments are positional: {', '.join(bound.kwargs)} is not.",
-            where=source.here())  # fmt: skip
-    return bound.args
-
-
-def _fix_static(fun: Callable, args: tuple, nondiff: tuple[int, ...]) -> tuple[Callable, tuple, tuple]:
-    """``fun`` of the differentiable arguments only, those arguments, and the others."""
-    if not nondiff:
-        return fun, args, ()
-    static = {i % len(args): args[i] for i in nondiff}
-
-    def with_static(*dynamic):
-        rest = iter(dynamic)
-        return fun(*[static[i] if i in static else next(rest) for i in range(len(args))])
-
-    functools.update_wrapper(with_static, fun)
-    return with_static, tuple(a for i, a in enumerate(args) if i not in static), tuple(static.values())

@@ -1,0 +1,179 @@
+"""Cumulative operations along one axis: sums, products, extrema, and log of sums of exponentials.
+
+Core operations. ``reverse`` runs from the end of the axis to its front. The sum is linear; the others
+differentiate through a scan of values with tangents, in as many steps as the length has binary digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core import dtypes
+from blufunc.core.array import lift
+from blufunc.core.kinds import check_types
+from blufunc.core.ops import shape
+from blufunc.core.ops.elementwise import add, div, eq, exp, gt, is_finite, log, max, mul, select, sub
+from blufunc.core.primitive import Primitive, unsupported
+from blufunc.core.structure import add_any, full
+from blufunc.core.tangents import Zero, zero
+
+Elements = tuple[Any, ...]
+
+
+class Cumulative(Primitive):
+    """A kind: element i of the result combines the elements up to i along ``axis``.
+
+    Args:
+      ufunc: accumulates.
+      types: a key of ``kinds.TYPES``.
+      combine: joins the elements ``(value, tangent, ...)`` of two neighbouring stretches; None if the subclass has
+        its own derivative.
+    """
+
+    kind, fresh = "cumulative", True
+
+    def __init__(self, name: str, accumulate: np.ufunc, types: str, combine: Callable | None = None):
+        super().__init__(name)
+        self.accumulate, self.types, self.combine = accumulate, types, combine
+
+    def impl(self, x, *, axis, reverse):
+        dtype = x.dtype
+        if dtype.itemsize <= 2 and dtypes.is_floating(dtype):
+            x = x.astype(np.float32)
+        if reverse:
+            x = np.flip(x, axis)
+        out = self.accumulate.accumulate(x, axis=axis, dtype=x.dtype)
+        if reverse:
+            out = np.flip(out, axis)
+        return out if out.dtype == dtype else out.astype(dtype)
+
+    def abstract(self, x, *, axis, reverse):
+        check_types(self.name, self.types, x)
+        if not 0 <= axis < x.ndim:
+            raise errors.ShapeError(f"{self.name} of {x} along axis {axis}, which it does not have.")
+        return x.strong()
+
+    def jvp(self, primals, tangents, *, axis, reverse):
+        (x,), (t,) = primals, tangents
+        out = self.bind(x, axis=axis, reverse=reverse)
+        if t.__class__ is Zero:
+            return out, zero(out.aval)
+        return out, self.tangent(x, t, axis, reverse)
+
+    def tangent(self, x: Any, t: Any, axis: int, reverse: bool) -> Any:
+        """The tangent of the result, from a scan of values with tangents."""
+        return _scan(self.combine, (x, t), axis, reverse)[1]
+
+    transpose = unsupported("it is not linear: it is transposed through its derivative")
+
+    def batch(self, axis_data, args, dims, *, axis, reverse):
+        (x,), (d,) = args, dims
+        return self.bind(x, axis=axis + (axis >= d), reverse=reverse), d
+
+
+class _CumSum(Cumulative):
+    """The cumulative sum, which is linear."""
+
+    def tangent(self, x, t, axis, reverse):
+        return self.bind(t, axis=axis, reverse=reverse)
+
+    def transpose(self, ct, x, *, axis, reverse):
+        x.add(self.bind(ct, axis=axis, reverse=not reverse))
+
+
+class _CumExtremum(Cumulative):
+    """The cumulative maximum or minimum: elements that share it so far share its derivative equally."""
+
+    def __init__(self, name: str, accumulate: np.ufunc, later_wins: Callable):
+        super().__init__(name, accumulate, "ordered")
+        self.later_wins = later_wins
+
+    def tangent(self, x, t, axis, reverse):
+        # elements are the extremum, the sum of the tangents that share it, and their number
+        def combine(a: Elements, b: Elements) -> Elements:
+            (va, ta, na), (vb, tb, nb) = a, b
+            later, tie = self.later_wins(vb, va), eq(va, vb)
+            value = select(later, vb, va)
+            tangent = select(later, tb, select(tie, add_any(ta, tb), ta))
+            return value, tangent, select(later, nb, select(tie, add(na, nb), na))
+
+        _, total, count = _scan(combine, (x, t, full(x.aval.shape, 1, x.dtype)), axis, reverse)
+        return div(total, count)
+
+
+def _scan(
+    combine: Callable[[Elements, Elements], Elements], xs: Elements, axis: int, reverse: bool
+) -> Elements:
+    """An inclusive scan with an associative ``combine(earlier, later)``.
+
+    W. D. Hillis and G. L. Steele, "Data Parallel Algorithms" (1986): step k joins stretches of length 2**k.
+    """
+    n = xs[0].aval.shape[axis]
+    step = 1
+    while step < n:
+        front = [_part(x, axis, 0, n - step) for x in xs]
+        back = [_part(x, axis, step, n) for x in xs]
+        if reverse:  # from the end: the later stretch is the one in front
+            joined = combine(tuple(back), tuple(front))
+            xs = tuple(_join(j, _part(x, axis, n - step, n), axis) for j, x in zip(joined, xs, strict=True))
+        else:
+            joined = combine(tuple(front), tuple(back))
+            xs = tuple(_join(_part(x, axis, 0, step), j, axis) for j, x in zip(joined, xs, strict=True))
+        step *= 2
+    return xs
+
+
+def _part(x: Any, axis: int, start: int, stop: int) -> Any:
+    starts, stops = [0] * x.aval.ndim, list(x.aval.shape)
+    starts[axis], stops[axis] = start, stop
+    return shape.slice(x, tuple(starts), tuple(stops))
+
+
+def _join(x: Any, y: Any, axis: int) -> Any:
+    return shape.concatenate((x, y), axis)
+
+
+def _times(a: Elements, b: Elements) -> Elements:
+    (x, tx), (y, ty) = a, b
+    return mul(x, y), add_any(mul(tx, y), mul(x, ty))
+
+
+def _log_add_exp(a: Elements, b: Elements) -> Elements:
+    (x, tx), (y, ty) = a, b
+    top = max(x, y)
+    top = select(is_finite(top), top, 0.0)  # of -inf and -inf the sum is -inf, not NaN
+    ex, ey = exp(sub(x, top)), exp(sub(y, top))
+    total = add(ex, ey)
+    safe = select(eq(total, 0.0), 1.0, total)
+    return add(log(total), top), add_any(mul(tx, div(ex, safe)), mul(ty, div(ey, safe)))
+
+
+cumsum_p = _CumSum("cumsum", np.add, "number")
+cumprod_p = Cumulative("cumprod", np.multiply, "number", _times)
+cummax_p = _CumExtremum("cummax", np.maximum, lambda later, earlier: gt(later, earlier))
+cummin_p = _CumExtremum("cummin", np.minimum, lambda later, earlier: gt(earlier, later))
+cumlogsumexp_p = Cumulative("cumlogsumexp", np.logaddexp, "float", _log_add_exp)
+
+# -- functions -------------------------------------------------------------------------------------
+
+
+def _cumulative(prim: Primitive, doc: str) -> Callable:
+    def function(x: Any, axis: int = 0, reverse: bool = False) -> Any:
+        return prim.bind(lift(x), axis=axis, reverse=reverse)
+
+    function.__name__ = function.__qualname__ = prim.name
+    function.__doc__ = doc
+    return function
+
+
+cumsum = _cumulative(cumsum_p, "Sums up to each element along ``axis``; half precisions add in float32.")
+cumprod = _cumulative(
+    cumprod_p, "Products up to each element along ``axis``; half precisions multiply in float32."
+)
+cummax = _cumulative(cummax_p, "The largest element so far along ``axis``; NaN from the first NaN on.")
+cummin = _cumulative(cummin_p, "The smallest element so far along ``axis``; NaN from the first NaN on.")
+cumlogsumexp = _cumulative(cumlogsumexp_p, "``log(cumsum(exp(x)))`` along ``axis``, without overflow.")

@@ -1,0 +1,204 @@
+"""Reductions other than the sum: extrema, products, bits, and where the extrema are.
+
+Core operations. ``reduce_sum`` stands in ``core/structure.py``, since the rules of differentiation
+need it. Functions here take axes that are static, distinct and not negative; ``blufunc.numpy`` takes the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core import dtypes
+from blufunc.core.array import lift
+from blufunc.core.avals import ShapedArray
+from blufunc.core.kinds import Reduction, check_types
+from blufunc.core.ops import shape
+from blufunc.core.ops.elementwise import convert, div, eq, mul
+from blufunc.core.primitive import Primitive, unsupported
+from blufunc.core.structure import (
+    add_any,
+    batch_reduction,
+    broadcast_in_dim,
+    reduce_sum,
+    reduced_shape,
+    reshape,
+    transpose,
+)
+from blufunc.core.tangents import zero
+
+# -- extrema ---------------------------------------------------------------------------------------
+
+
+def _extremum_impl(ufunc: np.ufunc, largest: bool) -> Callable:
+    def impl(x, axes):
+        if x.size:
+            return ufunc.reduce(x, axis=axes)
+        return ufunc.reduce(x, axis=axes, initial=_limit(x.dtype, not largest))
+
+    return impl
+
+
+def _limit(dtype: np.dtype, largest: bool) -> Any:
+    """The largest or the smallest value of a dtype, as a scalar of it."""
+    if dtypes.is_bool(dtype):
+        return dtype.type(largest)
+    if dtypes.is_floating(dtype):
+        # float8_e4m3fn has no infinity: its largest finite value stands in
+        limit = np.asarray(np.inf).astype(dtype)
+        limit = limit if np.isinf(limit) else np.asarray(dtypes.finfo(dtype).max, dtype)
+        return limit[()] if largest else -limit[()]
+    info = dtypes.iinfo(dtype)
+    return dtype.type(info.max if largest else info.min)
+
+
+def _extremum_deriv(t, ans, x, axes):
+    # elements that share the extremum share its derivative equally: the symmetric subgradient
+    kept = tuple(d for d in range(x.aval.ndim) if d not in axes)
+    hit = convert(eq(x, broadcast_in_dim(ans, x.aval.shape, kept)), x.dtype)
+    return div(reduce_sum(mul(t, hit), axes), reduce_sum(hit, axes))
+
+
+reduce_max_p = Reduction(
+    "reduce_max", _extremum_impl(np.maximum, largest=True), "ordered", deriv=_extremum_deriv
+)
+reduce_min_p = Reduction(
+    "reduce_min", _extremum_impl(np.minimum, largest=False), "ordered", deriv=_extremum_deriv
+)
+
+# -- products --------------------------------------------------------------------------------------
+
+
+def _prod_impl(x, axes):
+    if x.dtype.itemsize <= 2 and dtypes.is_floating(x.dtype):
+        return np.multiply.reduce(x, axis=axes, dtype=np.float32).astype(x.dtype)
+    return np.multiply.reduce(x, axis=axes, dtype=x.dtype)
+
+
+def _prod_deriv(t, ans, x, axes):
+    """The product rule up a tree of pairwise products.
+
+    It never divides by an element, so it holds where elements are zero, as do its own derivatives.
+    """
+    kept = tuple(d for d in range(x.aval.ndim) if d not in axes)
+    count = math.prod([x.aval.shape[d] for d in axes])
+    if not count:
+        return zero(ans.aval)
+    order, flat = (*axes, *kept), (count, *ans.aval.shape)
+    value, tangent = (reshape(transpose(a, order), flat) for a in (x, t))
+    odd: list[tuple[Any, Any]] = []  # what is left over where a length is odd
+    while count > 1:
+        if count % 2:
+            odd.append((_rows(value, count - 1, count), _rows(tangent, count - 1, count)))
+        count //= 2
+        value, tangent = _times(
+            (_rows(value, 0, count), _rows(tangent, 0, count)),
+            (_rows(value, count, 2 * count), _rows(tangent, count, 2 * count)),
+        )
+    for pair in odd:
+        value, tangent = _times((value, tangent), pair)
+    return reshape(tangent, ans.aval.shape)
+
+
+def _times(a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
+    """The product of two values with tangents."""
+    (x, tx), (y, ty) = a, b
+    return mul(x, y), add_any(mul(tx, y), mul(x, ty))
+
+
+def _rows(x: Any, start: int, stop: int) -> Any:
+    rest = x.aval.shape[1:]
+    return shape.slice(x, (start, *[0] * len(rest)), (stop, *rest))
+
+
+reduce_prod_p = Reduction("reduce_prod", _prod_impl, "number", deriv=_prod_deriv)
+
+# -- bits ------------------------------------------------------------------------------------------
+
+reduce_and_p = Reduction("reduce_and", lambda x, axes: np.bitwise_and.reduce(x, axis=axes), "bits")
+reduce_or_p = Reduction("reduce_or", lambda x, axes: np.bitwise_or.reduce(x, axis=axes), "bits")
+reduce_xor_p = Reduction("reduce_xor", lambda x, axes: np.bitwise_xor.reduce(x, axis=axes), "bits")
+
+# -- where the extrema are -------------------------------------------------------------------------
+
+
+class _ArgExtremum(Primitive):
+    """The index of the first extremum along the one axis in ``axes``; of the first NaN if there is one."""
+
+    kind, fresh = "reduce", True
+
+    def __init__(self, name: str, function: Callable):
+        super().__init__(name)
+        self.function = function
+
+    def impl(self, x, *, axes, index_dtype):
+        if x.dtype.itemsize <= 2 and dtypes.is_floating(x.dtype):
+            x = x.astype(np.float32)  # NumPy finds no NaN in the dtypes of ml_dtypes
+        return self.function(x, axis=axes[0]).astype(index_dtype)
+
+    def abstract(self, x, *, axes, index_dtype):
+        check_types(self.name, "ordered", x)
+        if not dtypes.is_integer(index_dtype):
+            raise errors.DtypeError(
+                f"{self.name} gives integers, not {dtypes.short_name(index_dtype)}.",
+                fix="index_dtype='int32'",
+            )
+        if len(axes) != 1:
+            raise errors.ShapeError(f"{self.name} takes one axis, not {axes}.", fix="reshape the array first")
+        out = reduced_shape(x, axes, self.name)
+        if not x.shape[axes[0]]:
+            raise errors.ShapeError(f"{self.name} of {x} over axis {axes[0]}, which is empty.")
+        return ShapedArray(out, index_dtype)
+
+    def jvp(self, primals, tangents, **params):
+        out = self.bind(*primals, **params)
+        return out, zero(out.aval)
+
+    transpose = unsupported("its results are integers, which have no derivative")
+
+    def batch(self, axis, args, dims, *, axes, index_dtype):
+        return batch_reduction(self, args[0], dims[0], axes, index_dtype=index_dtype)
+
+
+argmax_p = _ArgExtremum("argmax", np.argmax)
+argmin_p = _ArgExtremum("argmin", np.argmin)
+
+# -- functions -------------------------------------------------------------------------------------
+
+
+def _reduction(prim: Primitive, doc: str) -> Callable:
+    def function(x: Any, axes: Sequence[int]) -> Any:
+        x, axes = lift(x), tuple(axes)
+        return prim.bind(x, axes=axes) if axes else x
+
+    function.__name__ = function.__qualname__ = prim.name
+    function.__doc__ = doc
+    return function
+
+
+reduce_max = _reduction(
+    reduce_max_p, "The largest element over ``axes``; NaN if any is; -inf or the least of none."
+)
+reduce_min = _reduction(
+    reduce_min_p, "The smallest element over ``axes``; NaN if any is; inf or the largest of none."
+)
+reduce_prod = _reduction(
+    reduce_prod_p, "The product of ``x`` over ``axes``; half precisions multiply in float32."
+)
+reduce_and = _reduction(reduce_and_p, "The bitwise (of booleans: logical) and over ``axes``.")
+reduce_or = _reduction(reduce_or_p, "The bitwise (of booleans: logical) or over ``axes``.")
+reduce_xor = _reduction(reduce_xor_p, "The bitwise (of booleans: logical) exclusive or over ``axes``.")
+
+
+def argmax(x: Any, axis: int, index_dtype: Any = "int32") -> Any:
+    """The index of the largest element along ``axis``: the first of several, and NaN counts as largest."""
+    return argmax_p.bind(lift(x), axes=(axis,), index_dtype=dtypes.as_dtype(index_dtype))
+
+
+def argmin(x: Any, axis: int, index_dtype: Any = "int32") -> Any:
+    """The index of the smallest element along ``axis``: the first of several, and NaN counts as smallest."""
+    return argmin_p.bind(lift(x), axes=(axis,), index_dtype=dtypes.as_dtype(index_dtype))

@@ -1,0 +1,307 @@
+"""User values become operands: lifting, dtype promotion, broadcasting.
+
+Face, at the mouth of a program's path: everything in ``blufunc.numpy`` goes through here before it
+binds a primitive, and nothing below promotes. In come arrays, tracers, NumPy arrays and Python numbers;
+out go values of one dtype whose shapes agree. Rank-0 operands are left alone, since elementwise
+primitives take them beside any shape; Python numbers become constants of the dtype that they meet.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core import dtypes, source
+from blufunc.core.array import lift, scalar
+from blufunc.core.avals import ShapedArray
+from blufunc.core.ops.elementwise import convert_p
+from blufunc.core.structure import broadcast_in_dim_p
+from blufunc.core.trace import Value
+
+PYTHON_SCALARS: dict[type, tuple[np.dtype, bool]] = {
+    bool: (dtypes.bool_, False),
+    int: (dtypes.int32, True),
+    float: (dtypes.float32, True),
+    complex: (dtypes.complex64, True),
+}
+"""What a Python number is in promotion, by its class."""
+
+_FLOAT32 = dtypes.float32
+_BOOL = dtypes.bool_
+
+
+def as_value(x: Any, name: str = "this function") -> Value:
+    """An argument of the function called ``name`` as a value; sequences are refused."""
+    if isinstance(x, Value):
+        return x
+    if isinstance(x, (list, tuple, set, dict, str, bytes)) or x is None:
+        text = repr(x)
+        raise errors.ArgumentError(
+            f"{name} takes arrays and numbers, not a {type(x).__name__}: "
+            f"{text if len(text) < 60 else text[:57] + '...'}",
+            where=source.here(),
+            why="turning a sequence into an array copies it element by element: it has to be asked for."
+            if isinstance(x, (list, tuple))
+            else None,
+            fix="pass bnp.asarray(...)" if isinstance(x, (list, tuple)) else "pass an array or a number",
+        )
+    return lift(x, f"an argument of {name}")
+
+
+def constant(x: bool | int | float | complex, dtype: np.dtype, weak: bool = False) -> Value:
+    """The rank-0 constant for a Python number as ``dtype``."""
+    try:
+        return scalar(x, dtype, weak)
+    except OverflowError:
+        raise errors.ValueRangeError(
+            f"the Python int {x} does not fit in {dtypes.short_name(dtype)}.",
+            where=source.here(),
+            why="a Python number takes the dtype of the array that it meets.",
+            fix=f"convert the array first (x.astype('int64')), or bnp.asarray({x}, dtype='int64')",
+        ) from None
+
+
+def to_inexact(dtype: np.dtype, weak: bool) -> tuple[np.dtype, bool]:
+    """The dtype in which a function of real numbers is computed: float32 for integers and booleans."""
+    return (dtype, weak) if dtypes.is_inexact(dtype) else (_FLOAT32, weak)
+
+
+def cast(x: Value, dtype: np.dtype, weak: bool = False) -> Value:
+    """``x`` as ``dtype``; only rank-0 values can be weak."""
+    aval = x.aval
+    if aval.dtype == dtype:
+        return x
+    if weak and not aval.ndim:
+        return convert_p.bind(x, dtype=dtype, weak=True)
+    return convert_p.bind(x, dtype=dtype)
+
+
+def inexact(x: Any, name: str) -> Value:
+    """``x`` as a floating or complex value."""
+    kind = PYTHON_SCALARS.get(x.__class__)
+    if kind is not None:
+        return constant(x, *to_inexact(kind[0], kind[1]))
+    x = as_value(x, name)
+    return cast(x, *to_inexact(x.aval.dtype, x.aval.weak_type))
+
+
+# -- two operands: how they meet depends only on their types, and is worked out once ---------------
+
+_Plan = tuple[np.dtype | None, np.dtype | None, bool, Any, Any]
+_plans: dict[tuple[ShapedArray, ShapedArray, bool], _Plan] = {}
+_scalar_plans: dict[tuple[ShapedArray, type, bool], tuple[np.dtype | None, np.dtype, bool]] = {}
+
+
+def meet(x: Any, y: Any, name: str, inexact: bool = False) -> tuple[Value, Value]:
+    """Two operands of one dtype, and of one shape or rank 0.
+
+    Args:
+      name: the function, for messages.
+      inexact: whether integers and booleans become floats.
+    """
+    if isinstance(x, Value):
+        if isinstance(y, Value):
+            return _meet_values(x, y, name, inexact)
+        if y.__class__ in PYTHON_SCALARS:
+            to, dtype, weak = _beside_scalar(x.aval, y.__class__, inexact)
+            return x if to is None else cast(x, to, weak), constant(y, dtype, weak)
+    elif x.__class__ in PYTHON_SCALARS:
+        if y.__class__ in PYTHON_SCALARS:
+            dtype, weak = dtypes.promote(PYTHON_SCALARS[x.__class__], PYTHON_SCALARS[y.__class__])
+            if inexact:
+                dtype, weak = to_inexact(dtype, weak)
+            return constant(x, dtype, weak), constant(y, dtype, weak)
+        y = as_value(y, name)
+        to, dtype, weak = _beside_scalar(y.aval, x.__class__, inexact)
+        return constant(x, dtype, weak), y if to is None else cast(y, to, weak)
+    return _meet_values(as_value(x, name), as_value(y, name), name, inexact)
+
+
+def _beside_scalar(aval: ShapedArray, cls: type, inexact: bool) -> tuple[np.dtype | None, np.dtype, bool]:
+    """``(the array's new dtype or None, the constant's dtype, weak)``."""
+    key = (aval, cls, inexact)
+    plan = _scalar_plans.get(key)
+    if plan is None:
+        dtype, weak = dtypes.promote((aval.dtype, aval.weak_type), PYTHON_SCALARS[cls])
+        if inexact:
+            dtype, weak = to_inexact(dtype, weak)
+        weak = weak and not aval.ndim
+        plan = _scalar_plans[key] = (None if aval.dtype == dtype else dtype, dtype, weak)
+    return plan
+
+
+def _meet_values(x: Value, y: Value, name: str, inexact: bool) -> tuple[Value, Value]:
+    a, b = x.aval, y.aval
+    key = (a, b, inexact)
+    plan = _plans.get(key)
+    if plan is None:
+        plan = _plans[key] = _plan(a, b, name, inexact)
+    to_x, to_y, weak, shape_x, shape_y = plan
+    if to_x is not None:
+        x = cast(x, to_x, weak)
+    if to_y is not None:
+        y = cast(y, to_y, weak)
+    if shape_x is not None:
+        x = broadcast_in_dim_p.bind(x, shape=shape_x[0], dims=shape_x[1])
+    if shape_y is not None:
+        y = broadcast_in_dim_p.bind(y, shape=shape_y[0], dims=shape_y[1])
+    return x, y
+
+
+def _plan(a: ShapedArray, b: ShapedArray, name: str, inexact: bool) -> _Plan:
+    dtype, weak = _promote(name, a, b)
+    if inexact:
+        dtype, weak = to_inexact(dtype, weak)
+    shape = a.shape if a.shape == b.shape else _common_shape((a.shape, b.shape), name)
+    return (
+        None if a.dtype == dtype else dtype,
+        None if b.dtype == dtype else dtype,
+        weak,
+        _stretch(a.shape, shape),
+        _stretch(b.shape, shape),
+    )
+
+
+def _promote(name: str, *avals: ShapedArray) -> tuple[np.dtype, bool]:
+    try:
+        if len(avals) == 2 and avals[0].dtype == avals[1].dtype:
+            return avals[0].dtype, avals[0].weak_type and avals[1].weak_type  # also where there is no arithmetic
+        return dtypes.promote(*[(a.dtype, a.weak_type) for a in avals])
+    except errors.DtypeError as e:
+        raise errors.DtypeError(
+            f"{name} of {', '.join(map(str, avals))}: {e.what}.", where=source.here(), why=e.why, fix=e.fix
+        ) from None
+
+
+def _stretch(shape: tuple[int, ...], to: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The parameters of the broadcast from one shape to the other; None where none is needed."""
+    if not shape or shape == to:
+        return None
+    return to, tuple(range(len(to) - len(shape), len(to)))
+
+
+# -- any number of operands ------------------------------------------------------------------------
+
+
+def promote_dtypes(name: str, *xs: Any, inexact: bool = False) -> list[Value]:
+    """The operands as values of one dtype; shapes are left as they are.
+
+    Args:
+      name: the function, for messages.
+      inexact: whether integers and booleans become floats.
+    """
+    operands = [x if x.__class__ in PYTHON_SCALARS else as_value(x, name) for x in xs]
+    pairs = [
+        (x.aval.dtype, x.aval.weak_type) if isinstance(x, Value) else PYTHON_SCALARS[x.__class__]
+        for x in operands
+    ]
+    if all(pair[0] == pairs[0][0] for pair in pairs):
+        dtype, weak = pairs[0][0], all(pair[1] for pair in pairs)
+    else:
+        try:
+            dtype, weak = dtypes.promote(*pairs)
+        except errors.DtypeError as e:
+            raise errors.DtypeError(
+                f"{name}: {e.what}.", where=source.here(), why=e.why, fix=e.fix
+            ) from None
+    if inexact:
+        dtype, weak = to_inexact(dtype, weak)
+    return [cast(x, dtype, weak) if isinstance(x, Value) else constant(x, dtype, weak) for x in operands]
+
+
+def match_shapes(name: str, *xs: Value) -> list[Value]:
+    """Values broadcast to their common shape, except those of rank 0."""
+    shapes = [x.aval.shape for x in xs]
+    shape = _common_shape(shapes, name)
+    return [x if not s else stretch(x, shape) for x, s in zip(xs, shapes, strict=True)]
+
+
+def stretch(x: Value, shape: tuple[int, ...]) -> Value:
+    """``x`` broadcast to ``shape``, which is known to be possible."""
+    if x.aval.shape == shape:
+        return x
+    ndim = x.aval.ndim
+    return broadcast_in_dim_p.bind(x, shape=shape, dims=tuple(range(len(shape) - ndim, len(shape))))
+
+
+def _common_shape(shapes: Sequence[tuple[int, ...]], name: str) -> tuple[int, ...]:
+    first = shapes[0]
+    if all(s == first for s in shapes):
+        return first
+    rank = max(map(len, shapes))
+    result = []
+    for d in range(-rank, 0):
+        sizes = {s[d] for s in shapes if len(s) >= -d} - {1}
+        if len(sizes) > 1:
+            raise errors.ShapeError(
+                f"{name}: the shapes {' and '.join(map(str, dict.fromkeys(shapes)))} do not broadcast.",
+                where=source.here(),
+                why=f"axis {d} has the sizes {' and '.join(map(str, sorted(sizes)))}, and neither is 1.",
+                fix="insert an axis where one is missing (x[:, None]), or reshape one of them",
+            )
+        result.append(sizes.pop() if sizes else 1)
+    return tuple(result)
+
+
+def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """The shape that arrays of the given shapes broadcast to: a tuple of int."""
+    return _common_shape([tuple(s) if not isinstance(s, int) else (s,) for s in shapes] or [()], "broadcast_shapes")
+
+
+# -- static arguments ------------------------------------------------------------------------------
+
+
+def static_int(x: Any, name: str, what: str) -> int:
+    """A Python integer given as an option of a function."""
+    try:
+        return operator.index(x)
+    except TypeError:
+        if isinstance(x, errors.BlufuncError):
+            raise
+        raise errors.ArgumentError(
+            f"{name}: {what} is an int, not {x!r}.", where=source.here(), fix="pass a Python int"
+        ) from None
+
+
+def axis_in(axis: Any, ndim: int, name: str) -> int:
+    """An axis as a number from 0 to ``ndim - 1``; negative ones count from the end."""
+    a = static_int(axis, name, "axis")
+    if not -ndim <= a < ndim:
+        raise errors.ValueRangeError(
+            f"{name}: axis {a} is out of range for an array of rank {ndim}.",
+            where=source.here(),
+            fix=f"use an axis from {-ndim} to {ndim - 1}" if ndim else "the array has no axes: reshape it first",
+        )
+    return a % ndim
+
+
+def axes_in(axis: Any, ndim: int, name: str) -> tuple[int, ...]:
+    """``axis`` (None for all, an int, or several) as a sorted tuple of axes."""
+    if axis is None:
+        return tuple(range(ndim))
+    if isinstance(axis, (tuple, list)):
+        axes = [axis_in(a, ndim, name) for a in axis]
+        if len(set(axes)) != len(axes):
+            raise errors.ValueRangeError(
+                f"{name}: axis {tuple(axis)} names an axis twice.", where=source.here(), fix="name each axis once"
+            )
+        return tuple(sorted(axes))
+    return (axis_in(axis, ndim, name),)
+
+
+def shape_of(shape: Any, name: str) -> tuple[int, ...]:
+    """A shape given as an int or a sequence of int."""
+    if isinstance(shape, (tuple, list)):
+        return tuple([static_int(n, name, "a size") for n in shape])
+    if isinstance(shape, np.ndarray) and shape.ndim == 1:
+        return tuple(shape.tolist())
+    return (static_int(shape, name, "a shape"),)
+
+
+def dtype_of(dtype: Any) -> np.dtype | None:
+    """A ``dtype=`` option; None stays None."""
+    return None if dtype is None else dtypes.as_dtype(dtype)
