@@ -15,8 +15,8 @@ from blufunc import errors
 from blufunc.core import dtypes
 from blufunc.core.array import lift
 from blufunc.core.kinds import check_types
-from blufunc.core.ops import shape
 from blufunc.core.ops.elementwise import add, div, eq, exp, gt, is_finite, log, max, mul, select, sub
+from blufunc.core.ops.shape import concatenate, slice_in_dim
 from blufunc.core.primitive import Primitive, unsupported
 from blufunc.core.structure import add_any, full
 from blufunc.core.tangents import Zero, zero
@@ -115,26 +115,17 @@ def _scan(
     n = xs[0].aval.shape[axis]
     step = 1
     while step < n:
-        front = [_part(x, axis, 0, n - step) for x in xs]
-        back = [_part(x, axis, step, n) for x in xs]
-        if reverse:  # from the end: the later stretch is the one in front
-            joined = combine(tuple(back), tuple(front))
-            xs = tuple(_join(j, _part(x, axis, n - step, n), axis) for j, x in zip(joined, xs, strict=True))
+        front = tuple([slice_in_dim(x, 0, n - step, axis=axis) for x in xs])
+        back = tuple([slice_in_dim(x, step, n, axis=axis) for x in xs])
+        if reverse:  # from the end: the stretch in front is the later one
+            rest = [slice_in_dim(x, n - step, n, axis=axis) for x in xs]
+            pairs = zip(combine(back, front), rest, strict=True)
         else:
-            joined = combine(tuple(front), tuple(back))
-            xs = tuple(_join(_part(x, axis, 0, step), j, axis) for j, x in zip(joined, xs, strict=True))
+            rest = [slice_in_dim(x, 0, step, axis=axis) for x in xs]
+            pairs = zip(rest, combine(front, back), strict=True)
+        xs = tuple([concatenate(pair, axis) for pair in pairs])
         step *= 2
     return xs
-
-
-def _part(x: Any, axis: int, start: int, stop: int) -> Any:
-    starts, stops = [0] * x.aval.ndim, list(x.aval.shape)
-    starts[axis], stops[axis] = start, stop
-    return shape.slice(x, tuple(starts), tuple(stops))
-
-
-def _join(x: Any, y: Any, axis: int) -> Any:
-    return shape.concatenate((x, y), axis)
 
 
 def _times(a: Elements, b: Elements) -> Elements:

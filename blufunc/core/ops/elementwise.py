@@ -353,34 +353,37 @@ class _Select(Elementwise):
 
 
 class _Convert(Elementwise):
-    """To another dtype. Floats to integers truncate toward zero; complex to real drops the imaginary part."""
+    """To another dtype. Floats to integers truncate toward zero; complex to real drops the imaginary part.
+
+    ``weak`` (given only where true) keeps the result weakly typed: a Python number changing its kind.
+    """
 
     fresh = False
 
     def __init__(self):
         super().__init__("convert", None, "any")
 
-    def impl(self, x, *, dtype):
+    def impl(self, x, *, dtype, weak=False):
         if x.dtype == dtype:
             return x
         if dtypes.is_complex(x.dtype) and not dtypes.is_complex(dtype):
             x = (x != 0) if dtypes.is_bool(dtype) else x.real
         return x.astype(dtype)
 
-    def abstract(self, x, *, dtype):
+    def abstract(self, x, *, dtype, weak=False):
         if dtypes.is_key(x.dtype) or dtypes.is_key(dtype):
             raise errors.DtypeError(f"a {x} cannot be converted to {dtypes.short_name(dtype)}: keys are opaque.",
                                     fix="use random.key_data and random.wrap_key_data")  # fmt: skip
-        return ShapedArray(x.shape, dtype)
+        return ShapedArray(x.shape, dtype, weak)
 
-    def jvp(self, primals, tangents, *, dtype):
+    def jvp(self, primals, tangents, *, dtype, **weak):
         (x,), (t,) = primals, tangents
-        out = convert_p.bind(x, dtype=dtype)
+        out = convert_p.bind(x, dtype=dtype, **weak)
         if t.__class__ is Zero or not dtypes.is_inexact(dtype):
             return out, zero(out.aval)
         return out, convert_p.bind(t, dtype=dtype)
 
-    def transpose(self, ct, x, *, dtype):
+    def transpose(self, ct, x, *, dtype, **weak):
         x.add(convert_p.bind(ct, dtype=x.aval.dtype))
 
 

@@ -17,8 +17,8 @@ from blufunc.core import dtypes
 from blufunc.core.array import lift
 from blufunc.core.avals import ShapedArray
 from blufunc.core.kinds import Reduction, check_types
-from blufunc.core.ops import shape
 from blufunc.core.ops.elementwise import convert, div, eq, mul
+from blufunc.core.ops.shape import slice_in_dim
 from blufunc.core.primitive import Primitive, unsupported
 from blufunc.core.structure import (
     add_any,
@@ -93,11 +93,11 @@ def _prod_deriv(t, ans, x, axes):
     odd: list[tuple[Any, Any]] = []  # what is left over where a length is odd
     while count > 1:
         if count % 2:
-            odd.append((_rows(value, count - 1, count), _rows(tangent, count - 1, count)))
+            odd.append((slice_in_dim(value, count - 1, count), slice_in_dim(tangent, count - 1, count)))
         count //= 2
         value, tangent = _times(
-            (_rows(value, 0, count), _rows(tangent, 0, count)),
-            (_rows(value, count, 2 * count), _rows(tangent, count, 2 * count)),
+            (slice_in_dim(value, 0, count), slice_in_dim(tangent, 0, count)),
+            (slice_in_dim(value, count, 2 * count), slice_in_dim(tangent, count, 2 * count)),
         )
     for pair in odd:
         value, tangent = _times((value, tangent), pair)
@@ -108,11 +108,6 @@ def _times(a: tuple[Any, Any], b: tuple[Any, Any]) -> tuple[Any, Any]:
     """The product of two values with tangents."""
     (x, tx), (y, ty) = a, b
     return mul(x, y), add_any(mul(tx, y), mul(x, ty))
-
-
-def _rows(x: Any, start: int, stop: int) -> Any:
-    rest = x.aval.shape[1:]
-    return shape.slice(x, (start, *[0] * len(rest)), (stop, *rest))
 
 
 reduce_prod_p = Reduction("reduce_prod", _prod_impl, "number", deriv=_prod_deriv)

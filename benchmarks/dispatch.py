@@ -1,0 +1,47 @@
+"""The cost of getting to the arithmetic: eager operations, cached jit calls, and grad, beside JAX on the CPU.
+
+Arrays have 8 elements, so that what is measured is dispatch. Ratios below 1 mean that blufunc is faster.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import blufunc as bf
+import blufunc.numpy as bnp
+from benchmarks.peers import report, row, together
+
+
+def small(np_like):
+    """A function of a few operations, in the terms of either library."""
+    return lambda x: np_like.sum(np_like.sin(x) * 2.0 + x)
+
+
+def main() -> None:
+    """Print the table."""
+    host = np.random.default_rng(0).normal(size=8).astype(np.float32)
+    x, jx = bnp.asarray(host), jnp.asarray(host)
+    f, jf = bf.jit(small(bnp)), jax.jit(small(jnp))
+    g, jg = bf.grad(small(bnp)), jax.grad(small(jnp))
+    h, jh = bf.jit(bf.grad(small(bnp))), jax.jit(jax.grad(small(jnp)))
+    tree, jtree = {"a": x, "b": (x, x)}, {"a": jx, "b": (jx, jx)}
+    t, jt = (
+        bf.jit(lambda p: p["a"] + p["b"][0] * p["b"][1]),
+        jax.jit(lambda p: p["a"] + p["b"][0] * p["b"][1]),
+    )
+    cases = [
+        ("eager add of two arrays", lambda: x + x, lambda: jx + jx, 2000),
+        ("eager multiply by a Python scalar", lambda: x * 2.0, lambda: jx * 2.0, 2000),
+        ("eager index x[2]", lambda: x[2], lambda: jx[2], 500),
+        ("cached jit call", lambda: f(x), lambda: jf(jx), 2000),
+        ("cached jit call on a pytree", lambda: t(tree), lambda: jt(jtree), 2000),
+        ("grad of a small function", lambda: g(x), lambda: jg(jx), 50),
+        ("cached jit of grad", lambda: h(x), lambda: jh(jx), 1000),
+    ]
+    report("dispatch", [row(name, *together(ours, theirs, calls)) for name, ours, theirs, calls in cases])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""Sorting: ``sort`` of several operands at once, and picking elements along an axis by distinct indices.
+
+Core operations. A sort is differentiated by sorting the tangents with it: an iota rides along as one
+more operand and comes out as the permutation, which ``pick_along`` applies to the tangents. ``pick_along``
+and ``place_along`` are transposes of each other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core import dtypes
+from blufunc.core.array import lift
+from blufunc.core.avals import ShapedArray
+from blufunc.core.kinds import check_types
+from blufunc.core.ops.shape import canonical_axis, iota
+from blufunc.core.primitive import Primitive, unsupported
+from blufunc.core.structure import Linear, all_front
+from blufunc.core.tangents import Zero, zero
+
+# -- picking and placing ---------------------------------------------------------------------------
+
+
+class _Along(Linear):
+    """A kind: operations that move elements along ``dimension`` by an array of distinct indices."""
+
+    kind, fresh = "index", True
+
+    def _check(self, x: ShapedArray, index: ShapedArray, dimension: int) -> None:
+        rest = [s[:dimension] + s[dimension + 1 :] for s in (x.shape, index.shape)]
+        if x.ndim != index.ndim or not 0 <= dimension < x.ndim or rest[0] != rest[1]:
+            raise errors.ShapeError(
+                f"{self.name} of {x} by {index} along axis {dimension}: the shapes must agree on the other axes."
+            )
+        if not dtypes.is_integer(index.dtype):
+            raise errors.DtypeError(f"{self.name} takes an integer index, not {index}.")
+
+    def batch(self, axis, args, dims, *, dimension, **params):
+        return self.bind(*all_front(axis, args, dims), dimension=dimension + 1, **params), 0
+
+
+class _PickAlong(_Along):
+    """``out[..., i, ...] = x[..., index[..., i, ...], ...]``; the indices of a line are distinct and in range."""
+
+    name = "pick_along"
+
+    def impl(self, x, index, *, dimension):
+        return np.take_along_axis(x, index, dimension)
+
+    def abstract(self, x, index, *, dimension):
+        self._check(x, index, dimension)
+        return ShapedArray(index.shape, x.dtype)
+
+    def transpose(self, ct, x, index, *, dimension):
+        x.add(place_along_p.bind(ct, index, dimension=dimension, size=x.aval.shape[dimension]))
+
+
+class _PlaceAlong(_Along):
+    """``out[..., index[..., i, ...], ...] = x[..., i, ...]``, 0 elsewhere; ``size`` is the result's."""
+
+    name = "place_along"
+
+    def impl(self, x, index, *, dimension, size):
+        out = np.zeros((*x.shape[:dimension], size, *x.shape[dimension + 1 :]), x.dtype)
+        np.put_along_axis(out, index, x, dimension)
+        return out
+
+    def abstract(self, x, index, *, dimension, size):
+        self._check(x, index, dimension)
+        if x.shape != index.shape:
+            raise errors.ShapeError(f"place_along takes operands of one shape, not {x} and {index}.")
+        return ShapedArray((*x.shape[:dimension], size, *x.shape[dimension + 1 :]), x.dtype)
+
+    def transpose(self, ct, x, index, *, dimension, size):
+        x.add(pick_along_p.bind(ct, index, dimension=dimension))
+
+
+pick_along_p = _PickAlong()
+place_along_p = _PlaceAlong()
+
+# -- sorting ---------------------------------------------------------------------------------------
+
+
+class _Sort(Primitive):
+    """Sorts all operands by the first ``num_keys`` of them, in lexicographic order.
+
+    Ascending; NaN comes last, and -0.0 equals 0.0.
+    """
+
+    name, kind, multiple_results, fresh = "sort", "sort", True, True
+
+    def impl(self, *xs, dimension, is_stable, num_keys):
+        if len(xs) == 1 and not _by_way_of_float32(xs[0].dtype):
+            return [np.sort(xs[0], dimension, stable=is_stable)]
+        keys = [x.astype(np.float32) if _by_way_of_float32(x.dtype) else x for x in xs[:num_keys]]
+        if num_keys == 1:
+            order = np.argsort(keys[0], dimension, stable=is_stable)
+        else:
+            order = np.lexsort(keys[::-1], dimension)
+        return [np.take_along_axis(x, order, dimension) for x in xs]
+
+    def abstract(self, *xs, dimension, is_stable, num_keys):
+        first = xs[0]
+        if any(x.shape != first.shape for x in xs):
+            raise errors.ShapeError(f"sort takes operands of one shape, not {', '.join(map(str, xs))}.")
+        if not 0 <= dimension < first.ndim:
+            raise errors.ShapeError(f"sort of {first} along axis {dimension}, which it does not have.")
+        if not 1 <= num_keys <= len(xs):
+            raise errors.ValueRangeError(f"sort of {len(xs)} operands by {num_keys} keys.")
+        check_types("sort", "numeric", *xs[:num_keys])
+        return [x.strong() for x in xs]
+
+    def jvp(self, primals, tangents, *, dimension, is_stable, num_keys):
+        positions = iota(dtypes.int32, primals[0].aval.shape, dimension)
+        *outs, order = self.bind(
+            *primals, positions, dimension=dimension, is_stable=is_stable, num_keys=num_keys
+        )
+        out_ts = [
+            zero(out.aval) if t.__class__ is Zero else pick_along_p.bind(t, order, dimension=dimension)
+            for out, t in zip(outs, tangents, strict=True)
+        ]
+        return outs, out_ts
+
+    transpose = unsupported("it is not linear: it is transposed through its derivative")
+
+    def batch(self, axis, args, dims, *, dimension, **params):
+        if len(set(dims)) == 1:  # all have the axis in one place: it may stay there
+            d = dims[0]
+            outs = self.bind(*args, dimension=dimension + (dimension >= d), **params)
+            return outs, [d] * len(outs)
+        outs = self.bind(*all_front(axis, args, dims), dimension=dimension + 1, **params)
+        return outs, [0] * len(outs)
+
+
+class _TopK(Primitive):
+    """The ``k`` largest elements along the last axis, in descending order, and their indices.
+
+    Of equal elements the first comes first. NaN counts as largest.
+    """
+
+    name, kind, multiple_results, fresh = "top_k", "sort", True, True
+
+    def impl(self, x, *, k):
+        # a stable ascending sort of the reversed line, read backwards, is a stable descending one
+        keys = x.astype(np.float32) if _by_way_of_float32(x.dtype) else x
+        order = np.argsort(keys[..., ::-1], axis=-1, stable=True)[..., ::-1][..., :k]
+        index = x.shape[-1] - 1 - order
+        return [np.take_along_axis(x, index, -1), index.astype(np.int32)]
+
+    def abstract(self, x, *, k):
+        check_types("top_k", "ordered", x)
+        if not x.ndim or not 0 <= k <= x.shape[-1]:
+            raise errors.ShapeError(f"top_k of {x}: k = {k} must be between 0 and the size of the last axis.")
+        out = (*x.shape[:-1], k)
+        return [ShapedArray(out, x.dtype), ShapedArray(out, dtypes.int32)]
+
+    def jvp(self, primals, tangents, *, k):
+        (x,), (t,) = primals, tangents
+        values, index = self.bind(x, k=k)
+        if t.__class__ is Zero:
+            return [values, index], [zero(values.aval), zero(index.aval)]
+        tangent = pick_along_p.bind(t, index, dimension=x.aval.ndim - 1)
+        return [values, index], [tangent, zero(index.aval)]
+
+    transpose = unsupported("it is not linear: it is transposed through its derivative")
+
+    def batch(self, axis, args, dims, *, k):
+        return self.bind(*all_front(axis, args, dims), k=k), [0, 0]
+
+
+sort_p = _Sort()
+top_k_p = _TopK()
+
+
+def _by_way_of_float32(dtype: np.dtype) -> bool:
+    """Whether NumPy's order of a dtype is not ours: in those of ml_dtypes it puts NaN anywhere."""
+    return dtype.itemsize <= 2 and dtypes.is_floating(dtype) and dtype != dtypes.float16
+
+
+# -- functions -------------------------------------------------------------------------------------
+
+
+def sort(x: Any, dimension: int = -1, is_stable: bool = True, num_keys: int = 1) -> Any:
+    """``x`` in ascending order along an axis; NaN last.
+
+    Args:
+      x: an array, or a sequence of arrays of one shape that are permuted alike, by the first ``num_keys`` of them.
+      dimension: the axis.
+      is_stable: whether equal elements keep their order.
+      num_keys: how many arrays take part in comparisons.
+    Returns:
+      an array, or a tuple of arrays if ``x`` is a sequence.
+    """
+    several = isinstance(x, (tuple, list))
+    xs = [lift(a) for a in x] if several else [lift(x)]
+    if not xs:
+        raise errors.ArgumentError("sort takes at least one array.")
+    d = canonical_axis(dimension, xs[0].aval.ndim, "sort")
+    outs = sort_p.bind(*xs, dimension=d, is_stable=is_stable, num_keys=num_keys)
+    return tuple(outs) if several else outs[0]
+
+
+def sort_key_val(keys: Any, values: Any, dimension: int = -1, is_stable: bool = True) -> tuple[Any, Any]:
+    """``keys`` in ascending order along an axis, and ``values`` permuted with them."""
+    keys, values = sort((keys, values), dimension, is_stable)
+    return keys, values
+
+
+def argsort(x: Any, dimension: int = -1, is_stable: bool = True) -> Any:
+    """The int32 indices that sort ``x`` along an axis."""
+    x = lift(x)
+    positions = iota(dtypes.int32, x.aval.shape, canonical_axis(dimension, x.aval.ndim, "argsort"))
+    return sort((x, positions), dimension, is_stable)[1]
+
+
+def top_k(x: Any, k: int) -> tuple[Any, Any]:
+    """The ``k`` largest elements along the last axis in descending order, and their int32 indices."""
+    values, index = top_k_p.bind(lift(x), k=k)
+    return values, index
+
+
+def pick_along(x: Any, index: Any, dimension: int) -> Any:
+    """The elements of ``x`` at ``index`` along an axis, as NumPy's take_along_axis; no index twice in a line."""
+    return pick_along_p.bind(lift(x), lift(index), dimension=dimension)

@@ -1,0 +1,621 @@
+"""Functions of array elements: arithmetic, elementary functions, comparison, bits.
+
+Face over ``core.ops.elementwise``: each function promotes and broadcasts its operands and binds
+primitives. Operands of one type, the usual case, go straight to the primitive.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from blufunc import errors
+from blufunc.core import dtypes, source
+from blufunc.core.ops import elementwise as ops
+from blufunc.core.primitive import Primitive
+from blufunc.core.trace import Value
+from blufunc.numpy.promotion import (
+    PYTHON_SCALARS,
+    as_value,
+    cast,
+    constant,
+    inexact,
+    match_shapes,
+    meet,
+    promote_dtypes,
+    static_int,
+)
+
+_BOOL = dtypes.bool_
+
+
+def _named(function: Callable, name: str, doc: str) -> Callable:
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    function.__module__ = "blufunc.numpy"
+    return function
+
+
+# -- families --------------------------------------------------------------------------------------
+
+
+def _unary_inexact(prim: Primitive, name: str, doc: str) -> Callable:
+    """A function of real or complex numbers: integers become float32."""
+
+    def function(x: Any, /) -> Value:
+        if isinstance(x, Value) and dtypes.is_inexact(x.aval.dtype):
+            return prim.bind(x)
+        return prim.bind(inexact(x, name))
+
+    return _named(function, name, f"{doc} Elementwise; integers and booleans are computed in float32.")
+
+
+def _binary(prim: Primitive, name: str, doc: str, on_bool: Primitive | None = None) -> Callable:
+    """A function of two operands; ``on_bool`` is what it means for booleans, where not an error."""
+    bind = prim.bind
+
+    def function(x: Any, y: Any, /) -> Value:
+        if not (isinstance(x, Value) and isinstance(y, Value) and x.aval is y.aval):
+            x, y = meet(x, y, name)
+        if on_bool is not None and x.aval.dtype is _BOOL:
+            return on_bool.bind(x, y)
+        return bind(x, y)
+
+    return _named(function, name, f"{doc} Elementwise, with promotion and broadcasting.")
+
+
+def _binary_inexact(prim: Primitive, name: str, doc: str) -> Callable:
+    """A function of two real numbers: integers become float32."""
+
+    def function(x: Any, y: Any, /) -> Value:
+        x, y = meet(x, y, name, inexact=True)
+        return prim.bind(x, y)
+
+    return _named(function, name, f"{doc} Elementwise, with promotion (to floats) and broadcasting.")
+
+
+sin = _unary_inexact(ops.sin_p, "sin", "The sine of x in radians.")
+cos = _unary_inexact(ops.cos_p, "cos", "The cosine of x in radians.")
+tan = _unary_inexact(ops.tan_p, "tan", "The tangent of x in radians.")
+arcsin = asin = _unary_inexact(ops.asin_p, "arcsin", "The inverse sine, in [-pi/2, pi/2].")
+arccos = acos = _unary_inexact(ops.acos_p, "arccos", "The inverse cosine, in [0, pi].")
+arctan = atan = _unary_inexact(ops.atan_p, "arctan", "The inverse tangent, in [-pi/2, pi/2].")
+sinh = _unary_inexact(ops.sinh_p, "sinh", "The hyperbolic sine.")
+cosh = _unary_inexact(ops.cosh_p, "cosh", "The hyperbolic cosine.")
+tanh = _unary_inexact(ops.tanh_p, "tanh", "The hyperbolic tangent.")
+arcsinh = asinh = _unary_inexact(ops.asinh_p, "arcsinh", "The inverse hyperbolic sine.")
+arccosh = acosh = _unary_inexact(ops.acosh_p, "arccosh", "The inverse hyperbolic cosine.")
+arctanh = atanh = _unary_inexact(ops.atanh_p, "arctanh", "The inverse hyperbolic tangent.")
+exp = _unary_inexact(ops.exp_p, "exp", "e to the power x.")
+exp2 = _unary_inexact(ops.exp2_p, "exp2", "2 to the power x.")
+expm1 = _unary_inexact(ops.expm1_p, "expm1", "``exp(x) - 1``, accurate near 0.")
+log = _unary_inexact(ops.log_p, "log", "The natural logarithm.")
+log1p = _unary_inexact(ops.log1p_p, "log1p", "``log(1 + x)``, accurate near 0.")
+sqrt = _unary_inexact(ops.sqrt_p, "sqrt", "The square root; NaN of negative numbers.")
+cbrt = _unary_inexact(ops.cbrt_p, "cbrt", "The cube root.")
+
+add = _binary(ops.add_p, "add", "``x + y``; of booleans, their disjunction.", ops.or_p)
+subtract = _binary(ops.sub_p, "subtract", "``x - y``.")
+multiply = _binary(ops.mul_p, "multiply", "``x * y``; of booleans, their conjunction.", ops.and_p)
+divide = _binary_inexact(ops.div_p, "divide", "``x / y``, also of integers.")
+true_divide = divide
+maximum = _binary(ops.max_p, "maximum", "The larger of x and y; NaN if either is.")
+minimum = _binary(ops.min_p, "minimum", "The smaller of x and y; NaN if either is.")
+arctan2 = atan2 = _binary_inexact(ops.atan2_p, "arctan2", "The angle of the point (y, x), in [-pi, pi].")
+nextafter = _binary_inexact(ops.nextafter_p, "nextafter", "The next float from x towards y.")
+
+equal = _binary(ops.eq_p, "equal", "``x == y``, as bool.")
+not_equal = _binary(ops.ne_p, "not_equal", "``x != y``, as bool.")
+less = _binary(ops.lt_p, "less", "``x < y``, as bool.")
+less_equal = _binary(ops.le_p, "less_equal", "``x <= y``, as bool.")
+greater = _binary(ops.gt_p, "greater", "``x > y``, as bool.")
+greater_equal = _binary(ops.ge_p, "greater_equal", "``x >= y``, as bool.")
+
+bitwise_and = _binary(ops.and_p, "bitwise_and", "``x & y`` of integers or booleans.")
+bitwise_or = _binary(ops.or_p, "bitwise_or", "``x | y`` of integers or booleans.")
+bitwise_xor = _binary(ops.xor_p, "bitwise_xor", "``x ^ y`` of integers or booleans.")
+left_shift = bitwise_left_shift = _binary(
+    ops.shift_left_p, "left_shift", "``x << y`` of integers; 0 from the width of the dtype on."
+)
+
+
+def right_shift(x: Any, y: Any, /) -> Value:
+    """``x >> y`` of integers: signed ones keep their sign. Elementwise, with promotion and broadcasting."""
+    x, y = meet(x, y, "right_shift")
+    prim = ops.shift_right_logical_p if dtypes.is_unsigned(x.aval.dtype) else ops.shift_right_arithmetic_p
+    return prim.bind(x, y)
+
+
+bitwise_right_shift = right_shift
+
+
+# -- signs and rounding ----------------------------------------------------------------------------
+
+
+def _number(x: Any, name: str) -> Value:
+    """``x`` as a value of its own dtype."""
+    kind = PYTHON_SCALARS.get(x.__class__)
+    return as_value(x, name) if kind is None else constant(x, *kind)
+
+
+def negative(x: Any, /) -> Value:
+    """``-x``. Elementwise, in the dtype of x, which must be a number."""
+    return ops.neg_p.bind(_number(x, "negative"))
+
+
+def positive(x: Any, /) -> Value:
+    """``+x``: x itself."""
+    return _number(x, "positive")
+
+
+def abs(x: Any, /) -> Value:
+    """The absolute value, elementwise; of complex numbers the modulus, a real number."""
+    x = _number(x, "abs")
+    return x if dtypes.is_bool(x.aval.dtype) else ops.abs(x)
+
+
+absolute = abs
+
+
+def fabs(x: Any, /) -> Value:
+    """The absolute value as a float, elementwise."""
+    return ops.abs(inexact(x, "fabs"))
+
+
+def sign(x: Any, /) -> Value:
+    """-1, 0 or 1 as x is negative, zero or positive, elementwise; NaN stays NaN. Complex: ``x / |x|``."""
+    return ops.sign_p.bind(_number(x, "sign"))
+
+
+def square(x: Any, /) -> Value:
+    """``x * x``, elementwise."""
+    x = _number(x, "square")
+    return x if dtypes.is_bool(x.aval.dtype) else ops.square_p.bind(x)
+
+
+def reciprocal(x: Any, /) -> Value:
+    """``1 / x``, elementwise; integers are computed in float32."""
+    x = inexact(x, "reciprocal")
+    return ops.div_p.bind(constant(1, x.aval.dtype, x.aval.weak_type), x)
+
+
+def _rounding(prim: Primitive, name: str, doc: str) -> Callable:
+    def function(x: Any, /) -> Value:
+        x = _number(x, name)
+        return x if not dtypes.is_inexact(x.aval.dtype) else prim.bind(x)
+
+    return _named(function, name, f"{doc} Elementwise; integers are returned as they are.")
+
+
+floor = _rounding(ops.floor_p, "floor", "The largest integer not above x, as a float.")
+ceil = _rounding(ops.ceil_p, "ceil", "The smallest integer not below x, as a float.")
+trunc = _rounding(ops.trunc_p, "trunc", "x without its fraction, as a float.")
+fix = trunc
+rint = _rounding(ops.round_p, "rint", "The nearest integer as a float, ties to even.")
+
+
+def round(x: Any, /, decimals: int = 0) -> Value:
+    """x rounded to a number of decimals, ties to even, elementwise, in the dtype of x.
+
+    Integers are rounded (half to even) only where ``decimals`` is negative.
+    """
+    decimals = static_int(decimals, "round", "decimals")
+    x = _number(x, "round")
+    dtype = x.aval.dtype
+    if not dtypes.is_inexact(dtype):
+        if decimals >= 0:
+            return x
+        return cast(round(cast(x, dtypes.float32), decimals), dtype)
+    if dtypes.is_complex(dtype):
+        return ops.complex_(round(ops.real(x), decimals), round(ops.imag(x), decimals))
+    if not decimals:
+        return ops.round_p.bind(x)
+    factor = constant(10.0 ** math.fabs(decimals), dtype, x.aval.weak_type)
+    if decimals > 0:
+        return ops.div_p.bind(ops.round_p.bind(ops.mul_p.bind(x, factor)), factor)
+    return ops.mul_p.bind(ops.round_p.bind(ops.div_p.bind(x, factor)), factor)
+
+
+around = round
+
+
+def signbit(x: Any, /) -> Value:
+    """Whether the sign bit is set (also of -0.0), elementwise, as bool."""
+    x = _number(x, "signbit")
+    dtype = x.aval.dtype
+    if dtypes.is_floating(dtype):
+        bits = dtypes.as_dtype(f"int{8 * dtype.itemsize}")
+        x = ops.bitcast_p.bind(x, dtype=bits)
+    return less(x, 0)
+
+
+def copysign(x: Any, y: Any, /) -> Value:
+    """The magnitude of x with the sign of y, elementwise, as floats."""
+    x, y = meet(x, y, "copysign", inexact=True)
+    magnitude = ops.abs(x)
+    return ops.select(signbit(y), ops.neg_p.bind(magnitude), magnitude)
+
+
+# -- division --------------------------------------------------------------------------------------
+
+
+def _signs_differ(r: Value, y: Value) -> Value:
+    """Whether a remainder has to be moved into the interval of its divisor."""
+    zero = constant(0, y.aval.dtype)
+    differ = ops.ne_p.bind(ops.lt_p.bind(r, zero), ops.lt_p.bind(y, zero))
+    return ops.and_p.bind(differ, ops.ne_p.bind(r, zero))
+
+
+def remainder(x: Any, y: Any, /) -> Value:
+    """``x % y``, elementwise: it has the sign of y, and ``x == y * (x // y) + x % y``."""
+    x, y = meet(x, y, "remainder")
+    _refuse_bool("remainder", x)
+    r = ops.rem_p.bind(x, y)
+    if dtypes.is_unsigned(x.aval.dtype):
+        return r
+    return ops.select(_signs_differ(r, y), ops.add_p.bind(r, y), r)
+
+
+mod = remainder
+
+
+def fmod(x: Any, y: Any, /) -> Value:
+    """The remainder that has the sign of x, as in C, elementwise."""
+    x, y = meet(x, y, "fmod")
+    return ops.rem_p.bind(x, y)
+
+
+def floor_divide(x: Any, y: Any, /) -> Value:
+    """``x // y``, elementwise: the largest integer not above the quotient, in the promoted dtype."""
+    x, y = meet(x, y, "floor_divide")
+    _refuse_bool("floor_divide", x)
+    dtype = x.aval.dtype
+    if dtypes.is_unsigned(dtype):
+        return ops.div_p.bind(x, y)
+    one = constant(1, dtype)
+    if dtypes.is_integer(dtype):
+        q = ops.div_p.bind(x, y)
+        r = ops.sub_p.bind(x, ops.mul_p.bind(q, y))
+        return ops.select(_signs_differ(r, y), ops.sub_p.bind(q, one), q)
+    # floor(x / y) would be wrong where the rounded quotient reaches the next integer: 1.0 // 0.1 is 9
+    r = ops.rem_p.bind(x, y)
+    q = ops.div_p.bind(ops.sub_p.bind(x, r), y)
+    q = ops.round_p.bind(ops.select(_signs_differ(r, y), ops.sub_p.bind(q, one), q))
+    return ops.select(ops.eq_p.bind(y, constant(0, dtype)), ops.div_p.bind(x, y), q)
+
+
+def divmod(x: Any, y: Any, /) -> tuple[Value, Value]:
+    """``(x // y, x % y)``, elementwise."""
+    x, y = meet(x, y, "divmod")
+    return floor_divide(x, y), remainder(x, y)
+
+
+def _refuse_bool(name: str, x: Value) -> None:
+    if dtypes.is_bool(x.aval.dtype):
+        raise errors.DtypeError(
+            f"{name} of booleans has no meaning.", where=source.here(), fix="convert first: x.astype('int32')"
+        )
+
+
+# -- powers ----------------------------------------------------------------------------------------
+
+
+def power(x: Any, y: Any, /) -> Value:
+    """``x ** y``, elementwise; integers to integer powers stay integers.
+
+    A Python int as exponent is static: small powers are products, and the derivative is defined at 0.
+    Integers to an array of negative powers are undefined.
+    """
+    if y.__class__ is int and x.__class__ not in PYTHON_SCALARS:
+        x = as_value(x, "power")
+        if dtypes.is_bool(x.aval.dtype):
+            x = cast(x, dtypes.int32)
+        return x if y == 1 else ops.integer_pow(x, y)
+    x, y = meet(x, y, "power")
+    dtype = x.aval.dtype
+    if dtypes.is_bool(dtype):
+        x, y, dtype = cast(x, dtypes.int32), cast(y, dtypes.int32), dtypes.int32
+    return _integer_power(x, y) if dtypes.is_integer(dtype) else ops.pow_p.bind(x, y)
+
+
+pow = power
+
+
+def _integer_power(x: Value, y: Value) -> Value:
+    """By squaring: six steps, so for exponents below 64, beyond which all but 0, 1 and -1 overflow."""
+    dtype = x.aval.dtype
+    one = constant(1, dtype)
+    shift = ops.shift_right_logical_p if dtypes.is_unsigned(dtype) else ops.shift_right_arithmetic_p
+    result: Value = one
+    for step in range(6):
+        odd = ops.ne_p.bind(ops.and_p.bind(y, one), constant(0, dtype))
+        result = ops.select(odd, x if step == 0 else ops.mul_p.bind(result, x), result)
+        if step < 5:
+            x, y = ops.square_p.bind(x), shift.bind(y, one)
+    return result
+
+
+def float_power(x: Any, y: Any, /) -> Value:
+    """``x ** y`` as a float, elementwise."""
+    x, y = meet(x, y, "float_power", inexact=True)
+    return ops.pow_p.bind(x, y)
+
+
+def hypot(x: Any, y: Any, /) -> Value:
+    """``sqrt(x**2 + y**2)`` without overflow on the way, elementwise, as floats."""
+    x, y = meet(x, y, "hypot", inexact=True)
+    x, y = ops.abs(x), ops.abs(y)
+    large, small = ops.max(x, y), ops.min(x, y)
+    zero, one = constant(0, x.aval.dtype), constant(1, x.aval.dtype)
+    trivial = ops.or_p.bind(ops.eq_p.bind(large, zero), ops.eq_p.bind(large, constant(math.inf, x.aval.dtype)))
+    ratio = ops.div_p.bind(small, ops.select(trivial, one, large))
+    return ops.select(
+        trivial, large, ops.mul_p.bind(large, ops.sqrt_p.bind(ops.add_p.bind(ops.square_p.bind(ratio), one)))
+    )
+
+
+# -- logarithms and exponentials built on others ---------------------------------------------------
+
+
+def log2(x: Any, /) -> Value:
+    """The logarithm to base 2, elementwise, as a float."""
+    x = inexact(x, "log2")
+    return ops.div_p.bind(ops.log_p.bind(x), constant(math.log(2), x.aval.dtype, x.aval.weak_type))
+
+
+def log10(x: Any, /) -> Value:
+    """The logarithm to base 10, elementwise, as a float."""
+    x = inexact(x, "log10")
+    return ops.div_p.bind(ops.log_p.bind(x), constant(math.log(10), x.aval.dtype, x.aval.weak_type))
+
+
+def logaddexp(x: Any, y: Any, /) -> Value:
+    """``log(exp(x) + exp(y))`` without overflow, elementwise, as floats."""
+    x, y = meet(x, y, "logaddexp", inexact=True)
+    high, gap = ops.max(x, y), ops.sub_p.bind(x, y)
+    equal_infinities = ops.ne_p.bind(gap, gap)  # inf - inf is NaN, and so is NaN itself: x + y is right for both
+    gap = ops.select(equal_infinities, constant(0, gap.aval.dtype), gap)
+    total = ops.add_p.bind(high, ops.log1p_p.bind(ops.exp_p.bind(ops.neg_p.bind(ops.abs(gap)))))
+    return ops.select(equal_infinities, ops.add_p.bind(x, y), total)
+
+
+def logaddexp2(x: Any, y: Any, /) -> Value:
+    """``log2(2**x + 2**y)`` without overflow, elementwise, as floats."""
+    x, y = meet(x, y, "logaddexp2", inexact=True)
+    ln2 = constant(math.log(2), x.aval.dtype)
+    return ops.div_p.bind(logaddexp(ops.mul_p.bind(x, ln2), ops.mul_p.bind(y, ln2)), ln2)
+
+
+def sinc(x: Any, /) -> Value:
+    """``sin(pi x) / (pi x)``, and 1 at 0, elementwise, as a float."""
+    x = inexact(x, "sinc")
+    at_zero = ops.eq_p.bind(x, constant(0, x.aval.dtype))
+    pi_x = ops.mul_p.bind(ops.select(at_zero, constant(1, x.aval.dtype), x), constant(math.pi, x.aval.dtype))
+    return ops.select(at_zero, constant(1, x.aval.dtype), ops.div_p.bind(ops.sin_p.bind(pi_x), pi_x))
+
+
+def deg2rad(x: Any, /) -> Value:
+    """Degrees to radians, elementwise, as a float."""
+    return multiply(inexact(x, "deg2rad"), math.pi / 180)
+
+
+def rad2deg(x: Any, /) -> Value:
+    """Radians to degrees, elementwise, as a float."""
+    return multiply(inexact(x, "rad2deg"), 180 / math.pi)
+
+
+radians, degrees = deg2rad, rad2deg
+
+
+def heaviside(x: Any, y: Any, /) -> Value:
+    """0 where x is negative, 1 where it is positive, y where it is 0, elementwise, as floats."""
+    x, y = meet(x, y, "heaviside", inexact=True)
+    zero, one = constant(0, x.aval.dtype), constant(1, x.aval.dtype)
+    step = ops.select(ops.lt_p.bind(x, zero), zero, ops.select(ops.gt_p.bind(x, zero), one, x))
+    return ops.select(ops.eq_p.bind(x, zero), y, step)
+
+
+# -- complex numbers -------------------------------------------------------------------------------
+
+
+def real(x: Any, /) -> Value:
+    """The real part, elementwise; x itself if it is real."""
+    return ops.real(_number(x, "real"))
+
+
+def imag(x: Any, /) -> Value:
+    """The imaginary part, elementwise; zeros if x is real."""
+    x = _number(x, "imag")
+    return ops.imag_p.bind(x) if dtypes.is_complex(x.aval.dtype) else ops.zeros_like(x)
+
+
+def conj(x: Any, /) -> Value:
+    """The complex conjugate, elementwise; x itself if it is real."""
+    return ops.conj(_number(x, "conj"))
+
+
+conjugate = conj
+
+
+def angle(x: Any, /, deg: bool = False) -> Value:
+    """The argument of complex numbers in radians (or degrees), elementwise; 0 or pi for real ones."""
+    x = inexact(x, "angle")
+    if dtypes.is_complex(x.aval.dtype):
+        result = ops.atan2(ops.imag(x), ops.real(x))
+    else:
+        zero = constant(0, x.aval.dtype)
+        result = ops.select(ops.lt_p.bind(x, zero), constant(math.pi, x.aval.dtype), zero)
+        result = ops.select(isnan(x), x, result)
+    return rad2deg(result) if deg else result
+
+
+# -- tests -----------------------------------------------------------------------------------------
+
+
+def _real_test(name: str, doc: str, test: Callable[[Value], Value], otherwise: bool) -> Callable:
+    def function(x: Any, /) -> Value:
+        x = _number(x, name)
+        dtype = x.aval.dtype
+        if dtypes.is_complex(dtype):
+            combine = ops.and_p if otherwise else ops.or_p
+            return combine.bind(function(ops.real(x)), function(ops.imag(x)))
+        if not dtypes.is_inexact(dtype):
+            return ops.full(x.aval.shape, otherwise, _BOOL)
+        return test(x)
+
+    return _named(function, name, f"{doc} Elementwise, as bool.")
+
+
+isfinite = _real_test("isfinite", "Whether x is neither infinite nor NaN.", ops.is_finite, True)
+isnan = _real_test("isnan", "Whether x is NaN.", lambda x: ops.ne_p.bind(x, x), False)
+isinf = _real_test(
+    "isinf",
+    "Whether x is infinite.",
+    lambda x: ops.eq_p.bind(ops.abs(x), constant(math.inf, x.aval.dtype)),
+    False,
+)
+
+
+def isposinf(x: Any, /) -> Value:
+    """Whether x is plus infinity, elementwise, as bool."""
+    x = inexact(x, "isposinf")
+    return ops.eq_p.bind(x, constant(math.inf, x.aval.dtype))
+
+
+def isneginf(x: Any, /) -> Value:
+    """Whether x is minus infinity, elementwise, as bool."""
+    x = inexact(x, "isneginf")
+    return ops.eq_p.bind(x, constant(-math.inf, x.aval.dtype))
+
+
+def isreal(x: Any, /) -> Value:
+    """Whether the imaginary part is 0, elementwise, as bool."""
+    return equal(imag(x), 0)
+
+
+def iscomplex(x: Any, /) -> Value:
+    """Whether the imaginary part is not 0, elementwise, as bool."""
+    return not_equal(imag(x), 0)
+
+
+def fmax(x: Any, y: Any, /) -> Value:
+    """The larger of x and y, elementwise; the other one where one of them is NaN."""
+    x, y = meet(x, y, "fmax")
+    return ops.select(ops.or_p.bind(greater(x, y), isnan(y)), *match_shapes("fmax", x, y))
+
+
+def fmin(x: Any, y: Any, /) -> Value:
+    """The smaller of x and y, elementwise; the other one where one of them is NaN."""
+    x, y = meet(x, y, "fmin")
+    return ops.select(ops.or_p.bind(less(x, y), isnan(y)), *match_shapes("fmin", x, y))
+
+
+def nan_to_num(x: Any, /, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Value:
+    """x with NaN and the infinities replaced (by 0 and the largest finite numbers), in the dtype of x."""
+    x = _number(x, "nan_to_num")
+    dtype = x.aval.dtype
+    if not dtypes.is_inexact(dtype):
+        return x
+    if dtypes.is_complex(dtype):
+        return ops.complex_(
+            nan_to_num(ops.real(x), nan, posinf, neginf), nan_to_num(ops.imag(x), nan, posinf, neginf)
+        )
+    info = dtypes.finfo(dtype)
+    high = float(info.max) if posinf is None else posinf
+    low = float(info.min) if neginf is None else neginf
+    x = ops.select(isnan(x), constant(float(nan), dtype), x)
+    x = ops.select(isposinf(x), constant(high, dtype), x)
+    return ops.select(isneginf(x), constant(low, dtype), x)
+
+
+# -- logic and bits --------------------------------------------------------------------------------
+
+
+def truth(x: Any, name: str) -> Value:
+    """x as booleans: whether it is not 0."""
+    x = _number(x, name)
+    dtype = x.aval.dtype
+    return x if dtypes.is_bool(dtype) else ops.ne_p.bind(x, constant(0, dtype))
+
+
+def _logical(prim: Primitive, name: str, doc: str) -> Callable:
+    def function(x: Any, y: Any, /) -> Value:
+        return prim.bind(*match_shapes(name, truth(x, name), truth(y, name)))
+
+    return _named(function, name, f"{doc} Elementwise, with broadcasting; numbers are true unless 0.")
+
+
+logical_and = _logical(ops.and_p, "logical_and", "Whether both x and y are true.")
+logical_or = _logical(ops.or_p, "logical_or", "Whether x or y is true.")
+logical_xor = _logical(ops.xor_p, "logical_xor", "Whether exactly one of x and y is true.")
+
+
+def logical_not(x: Any, /) -> Value:
+    """Whether x is false (0), elementwise, as bool."""
+    return ops.not_p.bind(truth(x, "logical_not"))
+
+
+def bitwise_not(x: Any, /) -> Value:
+    """``~x``: all bits of integers inverted, booleans negated."""
+    return ops.not_p.bind(_number(x, "bitwise_not"))
+
+
+invert = bitwise_invert = bitwise_not
+
+
+def bitwise_count(x: Any, /) -> Value:
+    """The number of bits set in the absolute value of integers, elementwise, as uint8."""
+    x = _number(x, "bitwise_count")
+    return ops.convert(ops.population_count_p.bind(ops.abs(x)), dtypes.uint8)
+
+
+# -- choice ----------------------------------------------------------------------------------------
+
+
+def where(condition: Any, x: Any, y: Any, /) -> Value:
+    """``x`` where ``condition`` holds, else ``y``: elementwise, with promotion of x and y, and broadcasting.
+
+    Both x and y are computed everywhere. A gradient through the side that is not chosen is exactly 0
+    times that side's derivative, so keep that finite: choose a safe argument before the function.
+    """
+    if x is None or y is None:
+        raise errors.ArgumentError(
+            "where needs condition, x and y.",
+            where=source.here(),
+            why="the positions of true elements have a number that is only known when the program runs.",
+            fix="bnp.nonzero(condition, size=...)",
+        )
+    chosen = promote_dtypes("where", x, y)
+    pred, x, y = match_shapes("where", truth(condition, "where"), *chosen)
+    shape = x.aval.shape or y.aval.shape or pred.aval.shape
+    if not pred.aval.ndim or pred.aval.shape == shape:
+        return ops.select_p.bind(pred, x, y)
+    return ops.select_p.bind(pred, x, y)
+
+
+def clip(x: Any, /, min: Any = None, max: Any = None) -> Value:
+    """x limited to [min, max], elementwise, with promotion and broadcasting; None leaves a side open."""
+    bounds = [b for b in (min, max) if b is not None]
+    if not bounds:
+        return _number(x, "clip")
+    operands = match_shapes("clip", *promote_dtypes("clip", x, *bounds))
+    x = operands[0]
+    if len(bounds) == 2 and (x.aval.ndim or not any(b.aval.ndim for b in operands[1:])):
+        return ops.clamp_p.bind(operands[1], x, operands[2])
+    if min is not None:
+        x = ops.max_p.bind(x, operands[1])
+    return x if max is None else ops.min_p.bind(x, operands[-1])
+
+
+# -- comparisons within a tolerance ----------------------------------------------------------------
+
+
+def isclose(x: Any, y: Any, /, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Value:
+    """Whether ``|x - y| <= atol + rtol * |y|``, elementwise, as bool; infinities are close to themselves."""
+    x, y = meet(x, y, "isclose")
+    if not dtypes.is_inexact(x.aval.dtype):
+        x, y = cast(x, dtypes.float32), cast(y, dtypes.float32)
+    near = less_equal(abs(subtract(x, y)), add(multiply(abs(y), rtol), atol))
+    close = logical_or(logical_and(near, isfinite(y)), equal(x, y))
+    return logical_or(close, logical_and(isnan(x), isnan(y))) if equal_nan else close
