@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass, fields
+from typing import Any
 
 
 @dataclass
@@ -33,7 +34,7 @@ class Config:
 
 def from_environment(environ=os.environ) -> Config:
     """A ``Config`` with the values that ``BLUFUNC_*`` variables give."""
-    values = {}
+    values: dict[str, Any] = {}
     for f in fields(Config):
         text = environ.get(f"BLUFUNC_{f.name.upper()}")
         if text is not None:

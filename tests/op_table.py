@@ -14,22 +14,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import scipy.special
 
 from blufunc.core import dtypes
 from blufunc.core import structure as st
+from blufunc.core.ops import cumulative, dot, reduce, shape
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.primitive import Primitive
 
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 COMPLEX = ("complex128", "complex64")
 INEXACT = FLOATS + COMPLEX
+KEY = "key<fry>"
 INTS = ("int32", "int8", "int64", "uint8", "uint32")
 BITS = (*INTS, "bool")
 NUMBERS = ("float64", "float32", "bfloat16", "complex128", "int32", "uint8")
-ANY = (*NUMBERS, "bool", "key")
+ANY = (*NUMBERS, "bool", KEY)
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,6 @@ class Op:
       refuses: dtypes that it must not take.
       tol: a factor on the usual tolerances of values.
       mixes: whether operands of different dtypes are allowed.
-      linear: sets of arguments that it is linear in, jointly; found by the tests if None.
     """
 
     prim: Primitive
@@ -162,14 +162,16 @@ def _integers(f: Callable[..., int]) -> Callable:
 
 
 S, V, M = (), (3,), (2, 3)
-NOT_NUMBERS = ("bool", "key")
-NOT_INEXACT = ("int32", "bool", "key")
-NOT_FLOATS = ("complex64", "int32", "bool", "key")
+NOT_NUMBERS = ("bool", KEY)
+NOT_INEXACT = ("int32", "bool", KEY)
+NOT_FLOATS = ("complex64", "int32", "bool", KEY)
 
 # -- elementwise, one operand ----------------------------------------------------------------------
 
 
-def _unary(prim, ref, low=-2.0, high=2.0, dtypes=FLOATS, grad=2, refuses=NOT_INEXACT, **kw) -> list[Op]:
+def _unary(prim, ref, low=-2.0, high=2.0, dtypes=FLOATS, grad=2, refuses=None, **kw) -> list[Op]:
+    if refuses is None:
+        refuses = () if kw.get("name") else NOT_INEXACT
     arg = {k: kw.pop(k) for k in ("avoid", "step", "offset") if k in kw}
     return [Op(prim, (Arg(M, low, high, **arg),), ref, grad=grad, dtypes=dtypes, refuses=refuses, **kw)]
 
@@ -177,7 +179,7 @@ def _unary(prim, ref, low=-2.0, high=2.0, dtypes=FLOATS, grad=2, refuses=NOT_INE
 UNARY = [
     *_unary(ew.neg_p, np.negative, dtypes=INEXACT, refuses=NOT_NUMBERS),
     *_unary(ew.neg_p, np.negative, -9, 9, dtypes=INTS, grad=0, name="integers"),
-    *_unary(ew.abs_p, np.abs, avoid=(0,), refuses=("complex64", "bool", "key")),
+    *_unary(ew.abs_p, np.abs, avoid=(0,), refuses=("complex64", "bool", KEY)),
     *_unary(ew.abs_p, np.abs, -9, 9, dtypes=("int32", "int8"), grad=0, name="integers"),
     *_unary(ew.sign_p, np.sign, avoid=(0,), refuses=NOT_NUMBERS),
     *_unary(ew.sign_p, np.sign, -2, 2, dtypes=(*INTS, "complex64"), grad=0, name="integers"),
@@ -213,7 +215,7 @@ UNARY = [
     *_unary(ew.round_p, np.rint, step=0.5, offset=0.2, refuses=NOT_FLOATS),
     *_unary(ew.round_p, np.rint, -4, 4, step=0.5, grad=0, name="ties"),
     *_unary(ew.is_finite_p, np.isfinite, dtypes=INEXACT, grad=0, out="bool"),
-    *_unary(ew.not_p, np.invert, -9, 9, dtypes=BITS, grad=0, refuses=("float32", "complex64", "key")),
+    *_unary(ew.not_p, np.invert, -9, 9, dtypes=BITS, grad=0, refuses=("float32", "complex64", KEY)),
     *_unary(ew.population_count_p, _integers(lambda x, bits: (x % 2**bits).bit_count()), -99, 99, dtypes=INTS,
             grad=0, refuses=("float32", "bool")),
     *_unary(ew.stop_gradient_p, lambda x: x, dtypes=ANY, grad=0, refuses=()),
@@ -221,18 +223,20 @@ UNARY = [
     *_unary(ew.real_p, np.real, dtypes=COMPLEX, out=_component, refuses=("float32", *NOT_INEXACT)),
     *_unary(ew.imag_p, np.imag, dtypes=COMPLEX, out=_component, refuses=("float32", *NOT_INEXACT)),
     *_unary(ew.conj_p, np.conj, dtypes=COMPLEX),
-    *_unary(ew.integer_pow_p, lambda x: x**3, dtypes=INEXACT, params={"y": 3}, refuses=NOT_NUMBERS, name="3"),
-    *_unary(ew.integer_pow_p, lambda x: x**3, -4, 4, dtypes=INTS, grad=0, params={"y": 3}, name="3-integers"),
-    *_unary(ew.integer_pow_p, lambda x: x**6, 0.3, 1.3, dtypes=INEXACT, params={"y": 6}, name="6"),
-    *_unary(ew.integer_pow_p, np.ones_like, dtypes=("float64", "bfloat16", "int32"), params={"y": 0}, name="0"),
+    *_unary(ew.integer_pow_p, lambda x: x**3, dtypes=INEXACT, params={"y": 3}, refuses=NOT_NUMBERS, name="cube"),
+    *_unary(ew.integer_pow_p, lambda x: x**3, -4, 4, dtypes=INTS, grad=0, params={"y": 3}, name="cube-integers"),
+    *_unary(ew.integer_pow_p, lambda x: x**6, 0.3, 1.3, dtypes=INEXACT, params={"y": 6}, name="sixth"),
+    *_unary(ew.integer_pow_p, np.ones_like, dtypes=("float64", "bfloat16", "int32"), params={"y": 0}, name="one"),
     *_unary(ew.integer_pow_p, lambda x: x**-2.0, 0.5, 2, params={"y": -2}, name="negative"),
 ]  # fmt: skip
 
 # -- elementwise, two operands and more ------------------------------------------------------------
 
 
-def _binary(prim, ref, low=-2.0, high=2.0, grad=2, dtypes=FLOATS, refuses=NOT_INEXACT, args=None, **kw):
+def _binary(prim, ref, low=-2.0, high=2.0, grad=2, dtypes=FLOATS, refuses=None, args=None, **kw):
     """Rows with two arrays, and with a number on either side."""
+    if refuses is None:
+        refuses = () if kw.get("name") else NOT_INEXACT
     x, y = args or (Arg(M, low, high), Arg(M, low, high))
     scalar = lambda a: Arg(S, a.low, a.high, a.dtype, a.avoid, a.step, a.offset)
     name = kw.pop("name", "")
@@ -273,19 +277,19 @@ BINARY = [
     *_binary(ew.rem_p, np.fmod, args=(Arg(M, 2.3, 2.6), Arg(M, 0.95, 1.05)), refuses=("complex64", "bool"), tol=4),
     *_binary(ew.rem_p, _integers(lambda x, y, bits: int(math.fmod(x, y))), dtypes=INTS, grad=0, args=_INT_DIVIDE,
              name="integers"),
-    *_binary(ew.max_p, np.maximum, args=_APART, refuses=("complex64", "key")),
+    *_binary(ew.max_p, np.maximum, args=_APART, refuses=("complex64", KEY)),
     *_binary(ew.max_p, np.maximum, -9, 9, dtypes=BITS, grad=0, name="integers"),
-    *_binary(ew.min_p, np.minimum, args=_APART, refuses=("complex64", "key")),
+    *_binary(ew.min_p, np.minimum, args=_APART, refuses=("complex64", KEY)),
     *_binary(ew.min_p, np.minimum, -9, 9, dtypes=BITS, grad=0, name="integers"),
     *_binary(ew.pow_p, np.power, 0.5, 2, dtypes=INEXACT, tol=2),
     *_binary(ew.atan2_p, np.arctan2, 0.3, 2, refuses=NOT_FLOATS),
     *_binary(ew.nextafter_p, None, dtypes=("float64", "float32", "float16"), grad=0, refuses=NOT_FLOATS),
-    *_comparison(ew.eq_p, np.equal, ("key",)),
-    *_comparison(ew.ne_p, np.not_equal, ("key",)),
-    *_comparison(ew.lt_p, np.less, ("complex64", "key")),
-    *_comparison(ew.le_p, np.less_equal, ("complex64", "key")),
-    *_comparison(ew.gt_p, np.greater, ("complex64", "key")),
-    *_comparison(ew.ge_p, np.greater_equal, ("complex64", "key")),
+    *_comparison(ew.eq_p, np.equal, (KEY,)),
+    *_comparison(ew.ne_p, np.not_equal, (KEY,)),
+    *_comparison(ew.lt_p, np.less, ("complex64", KEY)),
+    *_comparison(ew.le_p, np.less_equal, ("complex64", KEY)),
+    *_comparison(ew.gt_p, np.greater, ("complex64", KEY)),
+    *_comparison(ew.ge_p, np.greater_equal, ("complex64", KEY)),
     *_binary(ew.and_p, np.bitwise_and, -99, 99, dtypes=BITS, grad=0, refuses=("float32", "complex64")),
     *_binary(ew.or_p, np.bitwise_or, -99, 99, dtypes=BITS, grad=0, refuses=("float32", "complex64")),
     *_binary(ew.xor_p, np.bitwise_xor, -99, 99, dtypes=BITS, grad=0, refuses=("float32", "complex64")),
@@ -309,7 +313,7 @@ CHOICE = [
     Op(ew.select_p, (_BOOL(M), Arg(M), Arg(S)), np.where, grad=2, dtypes=("float64",), name="number-right"),
     Op(ew.select_p, (_BOOL(M), Arg(S), Arg(S)), np.where, grad=2, dtypes=("float64",), name="numbers"),
     Op(ew.clamp_p, (Arg(S, -1, -0.5), Arg(M, step=0.5, offset=0.2), Arg(S, 0.5, 1)),
-       lambda low, x, high: np.clip(x, low, high), grad=2, refuses=("complex64", "key")),
+       lambda low, x, high: np.clip(x, low, high), grad=2, refuses=("complex64", KEY)),
     Op(ew.clamp_p, (Arg(M, -1, -0.9), Arg(M, step=0.5, offset=0.2), Arg(M, 0.9, 1)),
        lambda low, x, high: np.clip(x, low, high), grad=2, dtypes=("float64", "int32"), name="bounds"),
 ]  # fmt: skip
@@ -368,10 +372,167 @@ STRUCTURE = [
     *[
         Op(st.reduce_sum_p, (Arg((2, 3, 4)),), functools.partial(np.sum, axis=axes), {"axes": axes},
            "-".join(map(str, axes)), 2, (*INEXACT, "int32") if axes == (1,) else ("float64",),
-           refuses=("bool", "key"), tol=4)
+           refuses=("bool", KEY), tol=4)
         for axes in [(1,), (0,), (2,), (0, 2), (2, 0), (0, 1, 2)]
     ],
 ]  # fmt: skip
+
+
+# -- cutting and joining ---------------------------------------------------------------------------
+
+
+def _slice(shape_, start, limit, strides, name=""):
+    slices = tuple(map(slice, start, limit, strides or (None,) * len(start)))
+    params = {"start_indices": start, "limit_indices": limit, "strides": strides}
+    return Op(shape.slice_p, (Arg(shape_),), lambda x: x[slices], params, name, 2, ANY if not name else FLOATS)
+
+
+def _pad_reference(config):
+    def ref(x, value):
+        """Element by element: where each one goes, if that is inside."""
+        size = [lo + hi + n + max(n - 1, 0) * k for n, (lo, hi, k) in zip(x.shape, config, strict=True)]
+        out = np.full(size, value)
+        for i in np.ndindex(*x.shape):
+            to = tuple(lo + j * (k + 1) for j, (lo, _, k) in zip(i, config, strict=True))
+            if all(0 <= t < n for t, n in zip(to, size, strict=True)):
+                out[to] = x[i]
+        return out
+
+    return ref
+
+
+def _pad(shape_, config, name="", **kw):
+    args = (Arg(shape_), Arg(S))
+    return Op(shape.pad_p, args, _pad_reference(config), {"padding_config": config}, name, 2, **kw)
+
+
+def _concatenate(shapes, dimension, name="", **kw):
+    args = tuple(Arg(s) for s in shapes)
+    ref = lambda *xs: np.concatenate(xs, dimension)
+    return Op(shape.concatenate_p, args, ref, {"dimension": dimension}, name, 2, **kw)
+
+
+CUTTING = [
+    _slice((4, 5), (1, 0), (3, 5), None),
+    _slice((4, 5), (0, 1), (4, 5), (2, 3), "strides"),
+    _slice((7,), (1,), (6,), (4,), "stride-short"),
+    _slice((4, 5), (2, 1), (2, 4), None, "empty"),
+    _pad((2, 3), ((1, 2, 0), (0, 1, 0)), dtypes=ANY),
+    _pad((2, 3), ((0, 1, 2), (1, 0, 1)), "interior"),
+    _pad((4, 3), ((-1, 2, 0), (1, -2, 0)), "negative"),
+    _pad((4,), ((-1, -2, 2),), "negative-interior"),
+    _pad((4,), ((-3, 3, 1),), "negative-many"),
+    _pad((0, 2), ((2, 0, 0), (0, 0, 0)), "empty"),
+    _concatenate([(2, 3), (1, 3)], 0, dtypes=ANY),
+    _concatenate([(2, 3), (2, 1), (2, 2)], 1, "three"),
+    _concatenate([(2, 0), (2, 3)], 1, "empty"),
+    _concatenate([(3,)], 0, "one"),
+    Op(shape.rev_p, (Arg((2, 3)),), lambda x: x[:, ::-1], {"dimensions": (1,)}, "", 2, ANY),
+    Op(shape.rev_p, (Arg((2, 3, 2)),), lambda x: x[::-1, :, ::-1], {"dimensions": (2, 0)}, "two", 2),
+    *[
+        Op(shape.iota_p, (), lambda d=d: np.repeat(np.arange(4.0).astype(d), 3).reshape(4, 3),
+           {"dtype": dtypes.as_dtype(d), "shape": (4, 3), "dimension": 0}, d, 0, (d,))
+        for d in ("int32", "float32", "uint8", "bfloat16")
+    ],
+]  # fmt: skip
+
+# -- contractions ----------------------------------------------------------------------------------
+
+
+def _dot(x, y, spec, contract, batch=((), ()), name="", grad=2, preferred=None, **kw):
+    params = {"dimension_numbers": (contract, batch), "precision": None,
+              "preferred_element_type": preferred and dtypes.as_dtype(preferred)}  # fmt: skip
+    ref = lambda x, y: np.einsum(spec, x, y)
+    kw.setdefault("dtypes", ("float64",))
+    return Op(dot.dot_general_p, (Arg(x), Arg(y)), ref, params, name, grad, out=preferred, tol=4, **kw)
+
+
+CONTRACTIONS = [
+    _dot((2, 3), (3, 4), "ij,jk->ik", ((1,), (0,)), dtypes=(*INEXACT, *INTS), refuses=(KEY,)),
+    _dot((3,), (3,), "i,i->", ((0,), (0,)), name="vectors"),
+    _dot((2, 3), (3,), "ij,j->i", ((1,), (0,)), name="matrix-vector"),
+    _dot((3, 2), (3, 4), "ji,jk->ik", ((0,), (0,)), name="left-transposed"),
+    _dot((2, 3), (4, 3), "ij,kj->ik", ((1,), (1,)), name="right-transposed"),
+    _dot((2,), (3,), "i,j->ij", ((), ()), name="outer"),
+    _dot((), (3,), ",i->i", ((), ()), name="number"),
+    _dot((2, 3, 4), (2, 4, 2), "bij,bjk->bik", ((2,), (1,)), ((0,), (0,)), name="batch",
+         dtypes=("float64", "bfloat16", "complex128")),
+    _dot((3, 2, 4), (4, 2, 2), "ibj,jkb->bik", ((2,), (0,)), ((1,), (2,)), name="batch-inside"),
+    _dot((2, 3), (2, 3), "ij,ij->ij", ((), ()), ((0, 1), (0, 1)), name="batch-only"),
+    _dot((2, 3, 2), (2, 3, 2), "abc,abd->bcd", ((0,), (0,)), ((1,), (1,)), name="batch-middle"),
+    _dot((2, 3, 4), (4, 3, 2), "ijk,kjl->il", ((1, 2), (1, 0)), name="two-contracted"),
+    _dot((3, 2, 4), (4, 3, 2), "ijk,kil->jl", ((2, 0), (0, 1)), name="two-crossed"),
+    _dot((2, 3), (3, 2), "ij,jk->ik", ((1,), (0,)), name="preferred", grad=0, preferred="float32",
+         dtypes=("bfloat16", "float16")),
+    _dot((2, 3), (3, 2), "ij,jk->ik", ((1,), (0,)), name="preferred-int", grad=0, preferred="int32",
+         dtypes=("int8",)),
+]  # fmt: skip
+
+# -- reductions ------------------------------------------------------------------------------------
+
+_AXES = [(1,), (0,), (0, 2), (2, 0), (0, 1, 2)]
+
+
+def _reduction(prim, ref, kinds, refuses, grad=2, tol=4, **arg):
+    return [
+        Op(prim, (Arg((2, 3, 4) if len(axes) < 3 else (2, 2, 2), **arg),), functools.partial(ref, axis=axes),
+           {"axes": axes}, "-".join(map(str, axes)), grad, kinds if axes == (1,) else kinds[:1],
+           refuses=refuses if axes == (1,) else (), tol=tol)
+        for axes in _AXES
+    ]  # fmt: skip
+
+
+def _ufunc(ufunc):
+    return lambda x, axis: functools.reduce(lambda y, a: ufunc.reduce(y, axis=a), sorted(axis, reverse=True), x)
+
+
+REDUCTIONS = [
+    *_reduction(reduce.reduce_max_p, np.max, (*FLOATS, "int32", "uint8"), ("complex64", KEY), distinct=True),
+    *_reduction(reduce.reduce_min_p, np.min, (*FLOATS, "int32", "uint8"), ("complex64", KEY), distinct=True),
+    Op(reduce.reduce_max_p, (Arg((2, 3)),), lambda x: x.any(1), {"axes": (1,)}, "bool", 0, ("bool",)),
+    Op(reduce.reduce_min_p, (Arg((2, 3)),), lambda x: x.all(1), {"axes": (1,)}, "bool", 0, ("bool",)),
+    Op(reduce.reduce_max_p, (Arg((2, 0)),), lambda x: np.full(2, -np.inf), {"axes": (1,)}, "empty"),
+    Op(reduce.reduce_min_p, (Arg((2, 0)),), lambda x: np.full(2, np.inf), {"axes": (1,)}, "empty"),
+    *_reduction(reduce.reduce_prod_p, np.prod, INEXACT, NOT_NUMBERS, low=0.5, high=1.5),
+    Op(reduce.reduce_prod_p, (Arg((2, 3), -1, 1, step=1),), lambda x: np.prod(x, 1), {"axes": (1,)}, "zeros", 2,
+       ("float64", "int32")),
+    Op(reduce.reduce_prod_p, (Arg((2, 0)),), lambda x: np.ones(2), {"axes": (1,)}, "empty", 2),
+    *_reduction(reduce.reduce_and_p, _ufunc(np.bitwise_and), BITS, ("float32", "complex64"), 0, low=-99, high=99),
+    *_reduction(reduce.reduce_or_p, _ufunc(np.bitwise_or), BITS, ("float32", "complex64"), 0, low=-99, high=99),
+    *_reduction(reduce.reduce_xor_p, _ufunc(np.bitwise_xor), BITS, ("float32", "complex64"), 0, low=-99, high=99),
+    *[
+        Op(prim, (Arg((2, 3, 4), -3, 3),), functools.partial(ref, axis=axis),
+           {"axes": (axis,), "index_dtype": dtypes.as_dtype(out)}, f"{axis}", 0,
+           ("float64", "bfloat16", "int32", "bool"), out, ("complex64", KEY))
+        for prim, ref in [(reduce.argmax_p, np.argmax), (reduce.argmin_p, np.argmin)]
+        for axis, out in [(0, "int32"), (1, "int64"), (2, "uint8")]
+    ],
+]  # fmt: skip
+
+
+def _cumulative(prim, accumulate, kinds, refuses, tol=4, **arg):
+    def ref(x, axis, reverse):
+        x = np.flip(x, axis) if reverse else x
+        slices = np.moveaxis(x, axis, 0)
+        out = np.stack([functools.reduce(accumulate, slices[: i + 1]) for i in range(len(slices))], axis)
+        return np.flip(out, axis) if reverse else out
+
+    return [
+        Op(prim, (Arg((3, 5), **arg),), functools.partial(ref, axis=axis, reverse=reverse),
+           {"axis": axis, "reverse": reverse}, f"{axis}" + ("-reverse" if reverse else ""), 2,
+           kinds if axis else kinds[:1], refuses=refuses if axis else (), tol=tol)
+        for axis in (0, 1)
+        for reverse in (False, True)
+    ]  # fmt: skip
+
+
+CUMULATIVE = [
+    *_cumulative(cumulative.cumsum_p, np.add, (*INEXACT, "int32"), NOT_NUMBERS),
+    *_cumulative(cumulative.cumprod_p, np.multiply, (*INEXACT, "int32"), NOT_NUMBERS, low=0.5, high=1.5),
+    *_cumulative(cumulative.cummax_p, np.maximum, (*FLOATS, "int32"), ("complex64", KEY), distinct=True),
+    *_cumulative(cumulative.cummin_p, np.minimum, (*FLOATS, "int32"), ("complex64", KEY), distinct=True),
+    *_cumulative(cumulative.cumlogsumexp_p, np.logaddexp, FLOATS, NOT_FLOATS),
+]
 
 SECTIONS: dict[str, list[Op]] = {
     "unary": UNARY,
@@ -379,6 +540,10 @@ SECTIONS: dict[str, list[Op]] = {
     "choice": CHOICE,
     "convert": CONVERT,
     "structure": STRUCTURE,
+    "cutting": CUTTING,
+    "contractions": CONTRACTIONS,
+    "reductions": REDUCTIONS,
+    "cumulative": CUMULATIVE,
 }
 OPS: list[Op] = [op for rows in SECTIONS.values() for op in rows]
 

@@ -7,6 +7,8 @@ are installed by ``blufunc.numpy``, the one place where user values are promoted
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from blufunc import errors
@@ -153,7 +155,7 @@ def scalar(value: bool | int | float | complex, dtype: np.dtype, weak_type: bool
     return array
 
 
-def lift(x: object, name: str | None = None) -> Value:
+def lift(x: Any, name: str | None = None) -> Value:
     """``x`` as a value: arrays and tracers as they are, scalars weakly typed, NumPy arrays in 32 bits.
 
     Args:
@@ -172,7 +174,7 @@ def lift(x: object, name: str | None = None) -> Value:
     if hasattr(x, "__blufunc_array__"):
         return x.__blufunc_array__()
     if hasattr(x, "__array__") or hasattr(x, "__dlpack__"):
-        host = np.asarray(x) if hasattr(x, "__array__") else np.from_dlpack(x)  # type: ignore[call-overload]
+        host = np.asarray(x) if hasattr(x, "__array__") else np.from_dlpack(x)
         return from_numpy(dtypes.canonical_numpy(host))
     what = f"{name or 'a value'} is a {type(x).__name__}"
     text = repr(x)

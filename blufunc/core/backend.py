@@ -23,8 +23,11 @@ Buffer = Any
 class Executable(Protocol):
     """A compiled program: what ``Backend.compile`` returns."""
 
-    def __call__(self, buffers: Sequence[Buffer]) -> Sequence[Buffer]:
-        """Run on argument buffers, return output buffers. May return before the work is done."""
+    def __call__(self, buffers: list[Buffer]) -> Sequence[Buffer]:
+        """Run on argument buffers, return output buffers. Empties the list, so that arguments can be freed early.
+
+        May return before the work is done.
+        """
 
     def source(self) -> str:
         """The generated program, for people to read."""

@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 from blufunc.core import printer
 from blufunc.core import source as source_lib
 from blufunc.core.array import Array
@@ -48,9 +46,9 @@ class Literal:
         self.aval = array.aval
 
     @property
-    def value(self) -> np.generic:
+    def value(self) -> Any:
         """The constant as a NumPy scalar."""
-        return np.asarray(self.array)[()]
+        return self.array.__array__()[()]
 
     def __repr__(self) -> str:
         return f"Literal({self.value})"
@@ -181,7 +179,7 @@ def eval_jaxpr(jaxpr: Jaxpr, args: Sequence[Any]) -> list[Any]:
     This is how every transform of a jaxpr works: it evaluates the jaxpr with its trace current.
     Equations keep the user's lines that they had.
     """
-    env: dict[Var, Any] = dict(zip(jaxpr.constvars, jaxpr.consts, strict=True))
+    env: dict[Any, Any] = dict(zip(jaxpr.constvars, jaxpr.consts, strict=True))
     env.update(zip(jaxpr.invars, args, strict=True))
     previous = state.source
     try:

@@ -76,14 +76,14 @@ class Elementwise(Primitive):
     def __init__(
         self,
         name: str,
-        impl: Callable,
+        impl: Callable | None,
         types: str,
         derivs: Sequence[Callable | None] | None = None,
         transposes: Sequence[Callable | None] = (),
         out: np.dtype | Callable[[np.dtype], np.dtype] | None = None,
     ):
         super().__init__(name)
-        self._impl = impl
+        self._impl: Any = impl
         self.ufunc = impl if isinstance(impl, np.ufunc) else None
         self.types = types
         self.derivs = derivs

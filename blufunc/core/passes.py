@@ -80,7 +80,7 @@ def inline_calls(jaxpr: Jaxpr) -> Jaxpr:
         if not getattr(eqn.prim, "inline", False):
             return [eqn.with_vars(invars, eqn.outvars)]
         body = inline_calls(eqn.params["jaxpr"])
-        env: dict[Var, Atom] = dict(zip(body.invars, invars, strict=True))
+        env: dict[Any, Atom] = dict(zip(body.invars, invars, strict=True))
         inlined = []
         for e in body.eqns:
             fresh = [DropVar(v.aval) if v.__class__ is DropVar else Var(v.aval) for v in e.outvars]

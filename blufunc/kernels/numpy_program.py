@@ -177,7 +177,7 @@ class _Storage:
     def _group(self, v: Var) -> set[Var]:
         return self.members.setdefault(self.root(v), {v})
 
-    def _join(self, a: Var, b: Var) -> None:
+    def _join(self, a: Any, b: Any) -> None:
         ra, rb = self.root(a), self.root(b)
         if ra is not rb:
             group = self._group(ra) | self._group(rb)
@@ -216,7 +216,7 @@ def _last_uses(jaxpr: Jaxpr) -> list[list[Var]]:
     for eqn in reversed(jaxpr.eqns):
         dying: list[Var] = []
         for a in (*eqn.invars, *eqn.outvars):
-            if a.__class__ is not Literal and not isinstance(a, DropVar) and a not in seen:
+            if isinstance(a, Var) and not isinstance(a, DropVar) and a not in seen:
                 seen.add(a)
                 dying.append(a)
         uses.append(dying)

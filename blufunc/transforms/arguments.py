@@ -59,7 +59,7 @@ class FlatFunction:
     def __init__(self, fun: Callable, in_tree: tree.TreeDef):
         self.fun = fun
         self.in_tree = in_tree
-        self.out_tree: tree.TreeDef | None = None
+        self.out_tree: Any = None
 
     def __call__(self, *leaves: Any) -> list[Any]:
         args, kwargs = tree.unflatten(self.in_tree, leaves)

@@ -103,7 +103,7 @@ def _eval_knowing(jaxpr: Jaxpr, args: tuple, known: dict[Var, Any]) -> list[Any]
         return eval_jaxpr(jaxpr, args)
     trace = state.trace
     split = trace.split  # type: ignore[attr-defined]
-    env: dict[Var, Any] = dict(zip(jaxpr.invars, args, strict=True))
+    env: dict[Any, Any] = dict(zip(jaxpr.invars, args, strict=True))
     previous = state.source
     try:
         for eqn in jaxpr.eqns:

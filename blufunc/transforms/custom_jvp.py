@@ -37,7 +37,7 @@ class _CustomJVPCall(Call):
     """A call that is differentiated by ``rule(primals, tangents) -> (outs, out_tangents)``, on flat lists."""
 
     name, inline = "custom_jvp_call", True
-    linearize = None  # the rule splits by itself, as any jvp rule
+    linearize = None  # type: ignore[assignment]  # the rule splits by itself, as any jvp rule
 
     def jvp(self, primals, tangents, *, jaxpr, rule, name):
         return rule(primals, [instantiate(t) for t in tangents])
@@ -109,7 +109,7 @@ class custom_jvp:
         functools.update_wrapper(self, fun)
         self.fun = fun
         self.nondiff = tuple(nondiff_argnums)
-        self.rule: Callable | None = None
+        self.rule: Any = None
 
     def defjvp(self, rule: Callable) -> Callable:
         """Set the rule: ``rule(*nondiff, primals, tangents) -> (out, out_tangent)``. Returns it."""

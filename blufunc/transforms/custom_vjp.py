@@ -190,8 +190,8 @@ class custom_vjp:
         functools.update_wrapper(self, fun)
         self.fun = fun
         self.nondiff = tuple(nondiff_argnums)
-        self.fwd: Callable | None = None
-        self.bwd: Callable | None = None
+        self.fwd: Any = None
+        self.bwd: Any = None
 
     def defvjp(self, fwd: Callable, bwd: Callable) -> None:
         """Set the rules: ``fwd(*args) -> (out, residuals)``, ``bwd(*nondiff, residuals, ct) -> cotangents``."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from blufunc import errors
 from blufunc.core import dtypes, source, tree, treepath
-from blufunc.core.array import scalar
+from blufunc.core.array import lift, scalar
 from blufunc.core.jaxpr import Jaxpr, eval_jaxpr
 from blufunc.core.structure import instantiate, zeros
 from blufunc.core.tangents import Zero, zero
@@ -109,7 +109,7 @@ def value_and_grad(
         outs, out_nonzeros, linear = linearize_flat(
             flat_fun, primals, nonzeros, labels=_lazy(labels, len(primals))
         )
-        cts = [None] * sum(out_nonzeros)
+        cts: list[Any] = [None] * sum(out_nonzeros)
         if out_nonzeros[0]:
             cts[0] = scalar(1, outs[0].aval.dtype)
         found = iter(backward_pass(linear, [None] * len(linear.invars), cts))
@@ -240,12 +240,16 @@ def jvp(fun: Callable, primals: Sequence, tangents: Sequence, has_aux: bool = Fa
     check_structure(in_tree, t_tree, "jvp", ("primals", "tangents"))
     ps = as_values(leaves, lambda i: f"primal {labels_of(fun, in_tree)[i]}")
     ts = [
-        _tangent(p, t, lambda i=i: labels_of(fun, in_tree)[i])
+        _tangent(p, t, functools.partial(_label, fun, in_tree, i))
         for i, (p, t) in enumerate(zip(ps, t_leaves, strict=True))
     ]
     flat, finish = _with_aux(FlatFunction(fun, in_tree), has_aux)
     outs, out_ts = jvp_flat(flat, ps, ts)
     return finish(outs, [instantiate(t) for t in out_ts])
+
+
+def _label(fun: Callable, in_tree: tree.TreeDef, i: int) -> str:
+    return labels_of(fun, in_tree)[i]
 
 
 def _tangent(p: Value, t: Any, label: Callable[[], str]) -> Any:
@@ -325,7 +329,7 @@ class Linearized(LinearFunction):
         check_structure(in_tree, t_tree, "linearize", ("the primals", "the tangents"))
         ts = []
         for i, (aval, t) in enumerate(zip(in_avals, leaves, strict=True)):
-            (t,) = as_values([t], lambda _, i=i: f"tangent {i}")
+            t = lift(t, f"tangent {i}")
             if not aval.same_type(t.aval):
                 raise errors.GradError(f"tangent {i} must be {aval}, not {t.aval}.", where=source.here())
             ts.append(t)
@@ -351,7 +355,7 @@ class Pullback(LinearFunction):
             expected = aval.tangent()
             if expected.dtype == dtypes.float0 or getattr(x, "dtype", None) == dtypes.float0:
                 continue
-            (x,) = as_values([x], lambda _, path=path: f"the cotangent{path}")
+            x = lift(x, f"the cotangent{path}")
             if not expected.same_type(x.aval):
                 raise errors.GradError(
                     f"the cotangent{path} must be {expected} like the result, not {x.aval}.",
@@ -368,11 +372,15 @@ class Pullback(LinearFunction):
         return tuple(tree.unflatten(in_tree, grads)[0])
 
 
+def _rebuild_linear(cls: type, aux: tuple, children: Sequence) -> LinearFunction:
+    return cls(list(children), *aux)
+
+
 for _cls in (Linearized, Pullback):
     tree.register_node(
         _cls,
         lambda f: (f.residuals, (f.jaxpr, f.static)),
-        lambda aux, children, cls=_cls: cls(list(children), *aux),
+        functools.partial(_rebuild_linear, _cls),
     )
 
 

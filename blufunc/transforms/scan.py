@@ -8,7 +8,7 @@ fixpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from blufunc.transforms.linearize import linearize_jaxpr
 from blufunc.transforms.transpose import backward_pass
 
 
-def _parts(xs: Sequence, n_consts: int, n_carry: int) -> tuple[list, list, list]:
+def _parts(xs: Iterable, n_consts: int, n_carry: int) -> tuple[list, list, list]:
     """Operands (or anything listed like them) as constants, carry, inputs."""
     xs = list(xs)
     return xs[:n_consts], xs[n_consts : n_consts + n_carry], xs[n_consts + n_carry :]
@@ -137,8 +137,8 @@ class _Scan(Primitive):
         consts = [*extra, *primals[:n_consts]]
         xs = primals[n_consts + n_carry :]
         # A residual that is a constant or an input of the body need not be stacked: its operand serves.
-        of_const = dict(zip(closed.invars[: k + n_consts], consts, strict=True))
-        of_input = dict(zip(closed.invars[k + n_consts + n_carry :], xs, strict=True))
+        of_const: dict[Any, Any] = dict(zip(closed.invars[: k + n_consts], consts, strict=True))
+        of_input: dict[Any, Any] = dict(zip(closed.invars[k + n_consts + n_carry :], xs, strict=True))
         residuals = closed.outvars[n_out:]
         stacked = [v for v in residuals if v not in of_const and v not in of_input]
         body = primal.memoised(

@@ -47,11 +47,11 @@ def backward_pass(jaxpr: Jaxpr, args: Sequence[Any], cts: Sequence[Any]) -> list
     Returns:
       the cotangents of the linear arguments, in order; ``Zero`` where nothing arrived.
     """
-    values: dict[Var, Any] = dict(zip(jaxpr.constvars, jaxpr.consts, strict=True))
+    values: dict[Any, Any] = dict(zip(jaxpr.constvars, jaxpr.consts, strict=True))
     values.update((v, a) for v, a in zip(jaxpr.invars, args, strict=True) if a is not None)
     previous = state.source
     try:
-        linear: dict[Var, SumAccumulator] = {
+        linear: dict[Any, SumAccumulator] = {
             v: SumAccumulator(v.aval) for v, a in zip(jaxpr.invars, args, strict=True) if a is None
         }
         pending = []

@@ -69,8 +69,7 @@ def vmap(
         labels = functools.cache(lambda: labels_of(fun, in_tree))
         values = as_values(leaves, lambda i: f"the argument {labels()[i]}")
         dims = [
-            _normal_dim(d, v.aval, lambda i=i: labels()[i], fun)
-            for i, (d, v) in enumerate(zip(dims, values, strict=True))
+            _normal_dim(d, v.aval, labels, i, fun) for i, (d, v) in enumerate(zip(dims, values, strict=True))
         ]
         axis = Axis(_axis_size(fun, values, dims, labels, axis_size), axis_name)
         flat = FlatFunction(fun, in_tree)
@@ -87,16 +86,16 @@ def vmap(
     return vmap_fun
 
 
-def _normal_dim(d: Any, aval: Any, label: Callable[[], str], fun: Callable) -> int | None:
+def _normal_dim(d: Any, aval: Any, labels: Callable[[], list[str]], i: int, fun: Callable) -> int | None:
     if d is None:
         return None
     if not isinstance(d, int):
         raise errors.ArgumentError(
-            f"in_axes holds {d!r} for {label()}; axes are ints or None.", where=source.here()
+            f"in_axes holds {d!r} for {labels()[i]}; axes are ints or None.", where=source.here()
         )
     if not -aval.ndim <= d < aval.ndim:
         raise errors.VmapSizeError(
-            f"vmap of {name_of(fun)}: in_axes maps axis {d} of {label()}, which is {aval}.",
+            f"vmap of {name_of(fun)}: in_axes maps axis {d} of {labels()[i]}, which is {aval}.",
             where=source.here(),
             fix="correct in_axes, or use None to pass the argument unmapped",
         )

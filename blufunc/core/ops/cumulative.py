@@ -28,17 +28,15 @@ class Cumulative(Primitive):
     """A kind: element i of the result combines the elements up to i along ``axis``.
 
     Args:
-      ufunc: accumulates.
+      accumulate: the ufunc that combines two elements.
       types: a key of ``kinds.TYPES``.
-      combine: joins the elements ``(value, tangent, ...)`` of two neighbouring stretches; None if the subclass has
-        its own derivative.
     """
 
     kind, fresh = "cumulative", True
 
-    def __init__(self, name: str, accumulate: np.ufunc, types: str, combine: Callable | None = None):
+    def __init__(self, name: str, accumulate: np.ufunc, types: str):
         super().__init__(name)
-        self.accumulate, self.types, self.combine = accumulate, types, combine
+        self.accumulate, self.types = accumulate, types
 
     def impl(self, x, *, axis, reverse):
         dtype = x.dtype
@@ -65,8 +63,8 @@ class Cumulative(Primitive):
         return out, self.tangent(x, t, axis, reverse)
 
     def tangent(self, x: Any, t: Any, axis: int, reverse: bool) -> Any:
-        """The tangent of the result, from a scan of values with tangents."""
-        return _scan(self.combine, (x, t), axis, reverse)[1]
+        """The tangent of the result."""
+        raise self._missing("jvp")
 
     transpose = unsupported("it is not linear: it is transposed through its derivative")
 
@@ -83,6 +81,17 @@ class _CumSum(Cumulative):
 
     def transpose(self, ct, x, *, axis, reverse):
         x.add(self.bind(ct, axis=axis, reverse=not reverse))
+
+
+class _Scanned(Cumulative):
+    """Differentiated by a scan with ``combine``, which joins the (value, tangent) of two neighbouring stretches."""
+
+    def __init__(self, name: str, accumulate: np.ufunc, types: str, combine: Callable):
+        super().__init__(name, accumulate, types)
+        self.combine = combine
+
+    def tangent(self, x, t, axis, reverse):
+        return _scan(self.combine, (x, t), axis, reverse)[1]
 
 
 class _CumExtremum(Cumulative):
@@ -144,10 +153,10 @@ def _log_add_exp(a: Elements, b: Elements) -> Elements:
 
 
 cumsum_p = _CumSum("cumsum", np.add, "number")
-cumprod_p = Cumulative("cumprod", np.multiply, "number", _times)
+cumprod_p = _Scanned("cumprod", np.multiply, "number", _times)
 cummax_p = _CumExtremum("cummax", np.maximum, lambda later, earlier: gt(later, earlier))
 cummin_p = _CumExtremum("cummin", np.minimum, lambda later, earlier: gt(earlier, later))
-cumlogsumexp_p = Cumulative("cumlogsumexp", np.logaddexp, "float", _log_add_exp)
+cumlogsumexp_p = _Scanned("cumlogsumexp", np.logaddexp, "float", _log_add_exp)
 
 # -- functions -------------------------------------------------------------------------------------
 

@@ -1,0 +1,114 @@
+"""Every primitive against every rule: present, or ``unsupported`` with a reason. And a row of the op table for each."""
+
+import importlib
+import inspect
+import pkgutil
+
+import pytest
+
+import blufunc.core.ops
+import blufunc.transforms
+from blufunc.core import kinds, structure
+from blufunc.core.primitive import RULES, Primitive, unsupported
+from tests.op_table import OPS
+
+# What has no row, because its operands are jaxprs or rules of the user's, and the file that tests it instead.
+TESTED_ELSEWHERE = {
+    "jit": "tests/transforms/test_jit.py",
+    "scan": "tests/transforms/test_scan.py",
+    "checkpoint": "tests/transforms/test_checkpoint.py",
+    "custom_jvp_call": "tests/transforms/test_custom_jvp.py",
+    "custom_vjp_call": "tests/transforms/test_custom_vjp.py",
+    "custom_vjp_linear": "tests/transforms/test_custom_vjp.py",
+}
+
+
+def modules():
+    """All modules in which primitives may stand."""
+    yield structure
+    for package in (blufunc.core.ops, blufunc.transforms):
+        for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+            yield importlib.import_module(info.name)
+
+
+def primitives():
+    found = {}
+    for module in modules():
+        for value in vars(module).values():
+            if isinstance(value, Primitive):
+                found[id(value)] = value
+    return sorted(found.values(), key=lambda p: p.name)
+
+
+PRIMITIVES = primitives()
+
+
+def state_of(prim, rule):
+    """``'present'``, ``'unsupported'`` or ``'missing'``."""
+    if rule in vars(prim):
+        return "missing"  # an instance's own attribute would not be bound to it
+    found = inspect.getattr_static(type(prim), rule)
+    if isinstance(found, unsupported):
+        return "unsupported" if len(found.reason) > 10 else "missing"
+    if rule == "impl" and prim.reference is not None:
+        return "present"
+    return "missing" if found is vars(Primitive)[rule] else "present"
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("prim", PRIMITIVES, ids=str)
+def test_every_primitive_has_every_rule(prim, rule):
+    assert state_of(prim, rule) != "missing", (
+        f"{prim.name} has no {rule}: define it in {type(prim).__qualname__}, or set it to unsupported('reason')"
+    )
+
+
+@pytest.mark.parametrize("prim", PRIMITIVES, ids=str)
+def test_values_and_types_are_never_unsupported(prim):
+    """What cannot be evaluated or typed cannot be staged or run: only a call that is always replaced may lack it."""
+    assert state_of(prim, "abstract") == "present"
+    if prim.name not in TESTED_ELSEWHERE:
+        assert state_of(prim, "impl") == "present"
+
+
+def test_names_are_unique():
+    names = [p.name for p in PRIMITIVES]
+    assert sorted(set(names)) == names
+
+
+@pytest.mark.parametrize("prim", PRIMITIVES, ids=str)
+def test_every_primitive_has_a_row(prim):
+    if prim.name in TESTED_ELSEWHERE:
+        assert (file := TESTED_ELSEWHERE[prim.name]), file
+        return
+    assert any(op.prim is prim for op in OPS), f"add a row for {prim.name} to tests/op_table.py"
+
+
+@pytest.mark.parametrize("prim", PRIMITIVES, ids=str)
+def test_differentiable_primitives_are_differentiated(prim):
+    """A primitive with derivatives has a row that runs them to order 2 at least."""
+    if prim.name in TESTED_ELSEWHERE or state_of(prim, "jvp") == "unsupported":
+        return
+    no_derivative = isinstance(prim, kinds.Elementwise) and prim.derivs is not None and not any(prim.derivs)
+    no_derivative |= isinstance(prim, kinds.Elementwise) and not _takes_inexact(prim)
+    no_derivative |= isinstance(prim, kinds.Reduction) and prim.deriv is None
+    no_derivative |= state_of(prim, "transpose") == "unsupported" and prim.name.startswith("arg")
+    if not no_derivative and not any(op.prim is prim and op.grad == 2 for op in OPS):
+        pytest.fail(f"no row of {prim.name} has grad=2")
+
+
+def _takes_inexact(prim):
+    return prim.types in ("any", "numeric", "number", "real", "ordered", "inexact", "float", "complex", "component")
+
+
+def test_there_are_primitives():
+    assert len(PRIMITIVES) > 60
+    assert {"add", "dot_general", "reduce_sum", "jit"} <= {p.name for p in PRIMITIVES}
+
+
+def test_a_missing_rule_is_found():
+    class Bare(Primitive):
+        name = "bare"
+        batch = unsupported("it is only an example here")
+
+    assert [state_of(Bare(), r) for r in ("impl", "batch")] == ["missing", "unsupported"]
