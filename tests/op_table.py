@@ -19,7 +19,8 @@ import scipy.special
 
 from blufunc.core import dtypes
 from blufunc.core import structure as st
-from blufunc.core.ops import cumulative, dot, reduce, shape
+from blufunc.core.avals import ShapedArray
+from blufunc.core.ops import cumulative, dot, index, random_bits, reduce, shape, sort
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.primitive import Primitive
 
@@ -43,7 +44,7 @@ class Arg:
       dtype: its dtype; None for that of the run.
       avoid: points, kinks of the function, to keep away from.
       step, offset: values are multiples of ``step`` plus ``offset``: never near those of another offset.
-      distinct: no two elements are near each other.
+      distinct: no two elements are near each other; of integers, no two along ``axis`` are equal.
     """
 
     shape: tuple[int, ...] = (2, 3)
@@ -54,6 +55,11 @@ class Arg:
     step: float = 0.0
     offset: float = 0.0
     distinct: bool = False
+    axis: int = 0
+
+    def aval(self, dtype: str) -> ShapedArray:
+        """The type of the argument."""
+        return ShapedArray(self.shape, dtypes.as_dtype(self.dtype or dtype))
 
     def sample(self, rng: np.random.Generator, dtype: str, batch: tuple[int, ...] = ()) -> np.ndarray:
         """An argument, with extra axes ``batch`` in front."""
@@ -66,9 +72,11 @@ class Arg:
         if dtypes.is_integer(d):
             low = max(math.ceil(self.low), 0) if dtypes.is_unsigned(d) else math.ceil(self.low)
             if self.distinct:
-                n = math.prod(self.shape)
-                draws = [rng.permutation(n) + low for _ in range(math.prod(batch))]
-                return np.asarray(draws).reshape(shape).astype(d)
+                n = self.shape[self.axis]
+                range_ = np.arange(low, max(math.floor(self.high) + 1, low + n))
+                lines = rng.permuted(np.broadcast_to(range_, (math.prod(shape) // n, len(range_))), axis=1)
+                rest = np.delete(shape, len(batch) + self.axis)
+                return np.moveaxis(lines[:, :n].reshape(*rest, n), -1, len(batch) + self.axis).astype(d)
             return rng.integers(low, math.floor(self.high) + 1, shape).astype(d)
         x = self._reals(rng, batch)
         if dtypes.is_complex(d):
@@ -106,6 +114,8 @@ class Op:
       refuses: dtypes that it must not take.
       tol: a factor on the usual tolerances of values.
       mixes: whether operands of different dtypes are allowed.
+      linear: whether it must be transposable where it happens to be linear.
+      wrt: the arguments to differentiate with respect to; None for all that are inexact.
     """
 
     prim: Primitive
@@ -119,6 +129,8 @@ class Op:
     refuses: tuple[str, ...] = ()
     tol: float = 1.0
     mixes: bool = False
+    linear: bool = True
+    wrt: tuple[int, ...] | None = None
 
     @property
     def id(self) -> str:
@@ -384,7 +396,9 @@ STRUCTURE = [
 def _slice(shape_, start, limit, strides, name=""):
     slices = tuple(map(slice, start, limit, strides or (None,) * len(start)))
     params = {"start_indices": start, "limit_indices": limit, "strides": strides}
-    return Op(shape.slice_p, (Arg(shape_),), lambda x: x[slices], params, name, 2, ANY if not name else FLOATS)
+    return Op(
+        shape.slice_p, (Arg(shape_),), lambda x: x[slices], params, name, 2, ANY if not name else FLOATS
+    )
 
 
 def _pad_reference(config):
@@ -483,7 +497,9 @@ def _reduction(prim, ref, kinds, refuses, grad=2, tol=4, **arg):
 
 
 def _ufunc(ufunc):
-    return lambda x, axis: functools.reduce(lambda y, a: ufunc.reduce(y, axis=a), sorted(axis, reverse=True), x)
+    return lambda x, axis: functools.reduce(
+        lambda y, a: ufunc.reduce(y, axis=a), sorted(axis, reverse=True), x
+    )
 
 
 REDUCTIONS = [
@@ -534,6 +550,310 @@ CUMULATIVE = [
     *_cumulative(cumulative.cumlogsumexp_p, np.logaddexp, FLOATS, NOT_FLOATS),
 ]
 
+# -- sorting ---------------------------------------------------------------------------------------
+
+
+def _lexicographic(dimension, num_keys):
+    def ref(*xs):
+        order = np.lexsort([np.moveaxis(x, dimension, -1) for x in xs[num_keys - 1 :: -1]], -1)
+        return [
+            np.moveaxis(np.take_along_axis(np.moveaxis(x, dimension, -1), order, -1), -1, dimension)
+            for x in xs
+        ]
+
+    return ref
+
+
+def _sort(args, dimension=0, num_keys=1, is_stable=True, name="", **kw):
+    params = {"dimension": dimension, "is_stable": is_stable, "num_keys": num_keys}
+    return Op(sort.sort_p, args, _lexicographic(dimension, num_keys), params, name, mixes=True, **kw)
+
+
+def _top(k):
+    def ref(x):
+        index = np.argsort(-x, axis=-1, kind="stable")[..., :k]
+        return [np.take_along_axis(x, index, -1), index]
+
+    return ref
+
+
+def _place(x, index, dimension, size):
+    one_hot = np.equal(np.expand_dims(index, dimension), np.expand_dims(
+        np.arange(size).reshape([-1 if d == dimension else 1 for d in range(x.ndim)]), dimension + 1))  # fmt: skip
+    return np.sum(np.expand_dims(x, dimension) * one_hot, dimension + 1)
+
+
+_LINES = Arg((3, 4), distinct=True)
+_POSITIONS = Arg((2, 4), 0, 2, "int32", distinct=True, axis=0)
+_TIES = Arg((4, 5), 0, 1, "int32")
+
+SORTING = [
+    _sort((_LINES,), 1, grad=2, dtypes=(*FLOATS, "int32", "uint8"), refuses=(KEY,)),
+    _sort((_LINES,), 0, grad=2, dtypes=("float64",), name="columns"),
+    _sort((_LINES,), 1, is_stable=False, grad=2, dtypes=("float64",), name="unstable"),
+    _sort((_LINES, Arg((3, 4))), 1, grad=2, dtypes=("float64", "bfloat16"), name="carries"),
+    _sort((Arg((3, 4), 0, 3, "int32", distinct=True, axis=1), Arg((3, 4)), Arg((3, 4))), 1, grad=2,
+          dtypes=("float64",), name="integer-key"),
+    _sort((_TIES, Arg((4, 5), 0, 99, "int32")), 1, dtypes=("int32",), name="ties-are-stable"),
+    _sort((_TIES, _TIES, Arg((4, 5), distinct=True)), 1, 3, grad=2, dtypes=("float64",), name="three-keys"),
+    _sort((Arg((4, 5), dtype="bool"), Arg((4, 5), 0, 9)), 1, dtypes=("int32",), name="bool-key"),
+    Op(sort.top_k_p, (Arg((3, 4), distinct=True),), _top(2), {"k": 2}, "", 2, FLOATS, refuses=("complex64", KEY)),
+    Op(sort.top_k_p, (Arg((3, 4), 0, 1),), _top(3), {"k": 3}, "ties", 0, ("int32",)),
+    Op(sort.pick_along_p, (Arg((3, 4)), _POSITIONS), lambda x, i: np.take_along_axis(x, i, 0), {"dimension": 0}, "", 2,
+       ANY, refuses=()),
+    Op(sort.pick_along_p, (Arg((2, 4)), Arg((2, 3), 0, 3, "int32", distinct=True, axis=1)),
+       lambda x, i: np.take_along_axis(x, i, 1), {"dimension": 1}, "last", 2),
+    Op(sort.place_along_p, (Arg((2, 4)), _POSITIONS), functools.partial(_place, dimension=0, size=3),
+       {"dimension": 0, "size": 3}, "", 2, NUMBERS),
+    Op(sort.place_along_p, (Arg((2, 3)), Arg((2, 3), 0, 4, "int32", distinct=True, axis=1)),
+       functools.partial(_place, dimension=1, size=5), {"dimension": 1, "size": 5}, "last", 2),
+]  # fmt: skip
+
+# -- keys and random bits --------------------------------------------------------------------------
+
+
+def _threefry(key: tuple[int, int], counter: tuple[int, int]) -> tuple[int, int]:
+    """Threefry2x32 with 20 rounds, a word at a time."""
+    mask = 2**32 - 1
+    schedule = [*key, key[0] ^ key[1] ^ 0x1BD11BDA]
+    a, b = ((c + k) & mask for c, k in zip(counter, key, strict=True))
+    for i in range(20):
+        r = (13, 15, 26, 6, 17, 29, 16, 24)[i % 8]
+        a = (a + b) & mask
+        b = a ^ ((b << r | b >> (32 - r)) & mask)
+        if i % 4 == 3:
+            n = i // 4 + 1
+            a, b = (a + schedule[n % 3]) & mask, (b + schedule[(n + 1) % 3] + n) & mask
+    return a, b
+
+
+def _keys(pairs, shape_) -> np.ndarray:
+    return np.array(pairs, np.uint32).reshape(*shape_, 2).copy().view(dtypes.key)[..., 0]
+
+
+def _words(keys) -> list[tuple[int, int]]:
+    return [(int(k["hi"]), int(k["lo"])) for k in np.ravel(keys)]
+
+
+def _counted(shape_, emit):
+    """``emit`` of the cipher of 0, 1, 2, ... under each key."""
+
+    def ref(keys):
+        blocks = [_threefry(k, (0, i)) for k in _words(keys) for i in range(math.prod(shape_))]
+        return emit(blocks, keys.shape + shape_)
+
+    return ref
+
+
+def _bits(width):
+    join = (lambda a, b: a << 32 | b) if width == 64 else (lambda a, b: (a ^ b) % 2**width)
+    ref = _counted(
+        (2, 3), lambda blocks, s: np.array([join(*b) for b in blocks], f"u{width // 8}").reshape(s)
+    )
+    params = {"shape": (2, 3), "bit_width": width}
+    return Op(random_bits.random_bits_p, (Arg((2,)),), ref, params, f"{width}", 0, (KEY,), f"uint{width}",
+              ("uint32", "float32"))  # fmt: skip
+
+
+KEYS = [
+    Op(random_bits.random_seed_p, (Arg((3,), 0, 99),), lambda x: _keys([(0, int(i)) for i in x.flat], x.shape),
+       {}, "", 0, ("int32", "uint32", "uint8", "int64"), KEY, ("float32", "bool", KEY)),
+    Op(random_bits.random_seed_p, (Arg((3,), -(2**62), 2**62),),
+       lambda x: _keys([divmod(int(i) % 2**64, 2**32) for i in x.flat], x.shape), {}, "wide", 0, ("int64",), KEY),
+    *[_bits(width) for width in (8, 16, 32, 64)],
+    Op(random_bits.random_split_p, (Arg((2,)),), _counted((3,), _keys), {"shape": (3,)}, "", 0, (KEY,), KEY,
+       ("uint32",)),
+    Op(random_bits.random_split_p, (Arg(()),), _counted((2, 2), _keys), {"shape": (2, 2)}, "one", 0, (KEY,), KEY),
+    Op(random_bits.random_fold_in_p, (Arg((3,)), Arg((3,), 0, 99, "uint32")),
+       lambda k, x: _keys([_threefry(w, (0, int(i))) for w, i in zip(_words(k), x.flat, strict=True)], k.shape),
+       {}, "", 0, (KEY,), KEY, ("uint32",)),
+    Op(random_bits.random_wrap_p, (Arg((3, 2), 0, 99),), lambda x: _keys(x, (3,)), {}, "", 0, ("uint32",), KEY),
+    Op(random_bits.random_unwrap_p, (Arg((2, 3)),), lambda k: np.array(_words(k), np.uint32).reshape(2, 3, 2),
+       {}, "", 0, (KEY,), "uint32", ("uint32",)),
+]  # fmt: skip
+
+# -- indexing --------------------------------------------------------------------------------------
+
+
+def _start(low, high, dtype="int32"):
+    return Arg(S, low, high, dtype)
+
+
+def _clamped(shape_, sizes, starts):
+    return tuple(
+        slice(at, at + size)
+        for n, size, s in zip(shape_, sizes, starts, strict=True)
+        for at in [min(max(int(s), 0), n - size)]
+    )
+
+
+def _updated(x, update, *starts):
+    x = x.copy()
+    x[_clamped(x.shape, update.shape, starts)] = update
+    return x
+
+
+def _dynamic(sizes, starts, name="", kinds=FLOATS):
+    args = (Arg((5, 4)), *starts)
+    ref = lambda x, *at: x[_clamped(x.shape, sizes, at)]
+    return [
+        Op(index.dynamic_slice_p, args, ref, {"slice_sizes": sizes}, name, 2, kinds),
+        Op(index.dynamic_update_slice_p, (args[0], Arg(sizes), *starts), _updated, {}, name, 2, kinds),
+    ]
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How gathers and scatters address windows, spelled out: the numbers of both, and a definition in loops.
+
+    Attributes:
+      shape, indices: of the operand and of the index array.
+      sizes: of a window, per axis of the operand.
+      window: the axes of the result (or updates) that run within a window.
+      dropped: operand axes that the result does not have.
+      moved: the operand axis of each component of an index.
+      along, indices_along: axes of operand and indices that go together.
+      mode: what becomes of windows outside.
+      low, high: the range of the indices.
+    """
+
+    shape: tuple[int, ...]
+    indices: tuple[int, ...]
+    sizes: tuple[int, ...]
+    window: tuple[int, ...]
+    dropped: tuple[int, ...]
+    moved: tuple[int, ...]
+    along: tuple[int, ...] = ()
+    indices_along: tuple[int, ...] = ()
+    mode: str = "clip"
+    low: int = 0
+    high: int = 2
+    distinct: bool = False
+
+    @property
+    def index(self) -> Arg:
+        return Arg(self.indices, self.low, self.high, "int32", distinct=self.distinct)
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The sizes of a window without the axes that the result lacks."""
+        removed = {*self.dropped, *self.along}
+        return tuple(n for i, n in enumerate(self.sizes) if i not in removed)
+
+    def result(self) -> tuple[int, ...]:
+        """The shape of what is gathered, or of the updates."""
+        batch, kept = list(self.indices[:-1]), list(self.kept)
+        rank = len(batch) + len(kept)
+        return tuple(kept.pop(0) if i in self.window else batch.pop(0) for i in range(rank))
+
+    def places(self, indices):
+        """For each position of the batch axes the window's slices, or None for one that is left out."""
+        for b in np.ndindex(*self.indices[:-1]):
+            at = [0] * len(self.shape)
+            for axis, i in zip(self.moved, indices[b], strict=True):
+                at[axis] = int(i)
+            for axis, k in zip(self.along, self.indices_along, strict=True):
+                at[axis] = b[k]
+            window = _clamped(self.shape, self.sizes, at)
+            inside = all(s.start == i for s, i in zip(window, at, strict=True))
+            yield b, window if inside or self.mode == "clip" else None
+
+    def front(self, x):
+        """Updates with their window axes last."""
+        n = len(self.indices) - 1
+        return np.moveaxis(x, self.window, range(n, n + len(self.window)))
+
+    def gather(self, x, indices, fill):
+        out = np.full(self.indices[:-1] + self.kept, fill, x.dtype)
+        for b, window in self.places(indices):
+            if window is not None:
+                out[b] = x[window].reshape(self.kept)
+        n = len(self.indices) - 1
+        return np.moveaxis(out, range(n, out.ndim), self.window)
+
+    def scatter(self, x, indices, updates, combine):
+        out, updates = x.copy(), self.front(updates)
+        for b, window in self.places(indices):
+            if window is not None:
+                out[window] = combine(out[window], updates[b].reshape(out[window].shape))
+        return out
+
+
+WINDOWS = {
+    "rows": Windows((3, 2), (4, 1), (1, 2), (1,), (0,), (0,)),
+    "outside-clips": Windows((3, 2), (4, 1), (1, 2), (1,), (0,), (0,), low=-2, high=5),
+    "outside-drops": Windows((3, 2), (4, 1), (1, 2), (1,), (0,), (0,), mode="fill", low=-2, high=5),
+    "elements": Windows((3, 4), (5, 2), (1, 1), (), (0, 1), (0, 1)),
+    "windows": Windows((5, 4), (2, 2), (2, 3), (1, 2), (), (0, 1), low=-1, high=4),
+    "windows-drop": Windows((5, 4), (3, 2), (2, 3), (1, 2), (), (0, 1), mode="fill", low=-1, high=4),
+    "crossed": Windows((5, 4), (2, 3, 2), (2, 3), (0, 2), (), (1, 0), high=3),
+    "middle": Windows((2, 4, 3), (2, 2, 1), (2, 1, 3), (0, 3), (1,), (1,), high=3),
+    "partial": Windows((4, 3), (3, 1), (1, 2), (1,), (0,), (0,), high=3),
+    "along": Windows((2, 5, 3), (2, 4, 1), (1, 1, 3), (2,), (1,), (1,), (0,), (0,), high=4),
+    "along-crossed": Windows((2, 4, 3), (3, 2, 1), (1, 1, 1), (), (1,), (1,), (0, 2), (1, 0), high=3),
+    "unique": Windows((5, 2), (3, 1), (1, 2), (1,), (0,), (0,), high=4, distinct=True),
+    "one": Windows((3, 2), (1,), (1, 2), (0,), (0,), (0,)),
+    "none": Windows((3, 2), (0, 1), (1, 2), (1,), (0,), (0,)),
+}
+
+
+def _gather(name, w, fill=0, kinds=FLOATS, grad=2, **kw):
+    numbers = index.GatherDimensionNumbers(w.window, w.dropped, w.moved, w.along, w.indices_along)
+    params = {"dimension_numbers": numbers, "slice_sizes": w.sizes, "indices_are_sorted": False,
+              "unique_indices": w.distinct, "mode": index.GatherScatterMode.from_any(w.mode),
+              "fill_value": fill}  # fmt: skip
+    ref = lambda x, i: w.gather(x, i, np.nan if fill is None and dtypes.is_inexact(x.dtype) else fill or 0)
+    return Op(index.gather_p, (Arg(w.shape), w.index), ref, params, name, grad, kinds, **kw)
+
+
+def _scatter(prim, combine, name, w, kinds=FLOATS, x=None, updates=None, **kw):
+    numbers = index.ScatterDimensionNumbers(w.window, w.dropped, w.moved, w.along, w.indices_along)
+    params = {"dimension_numbers": numbers, "indices_are_sorted": False, "unique_indices": w.distinct,
+              "mode": index.GatherScatterMode.from_any(w.mode)}  # fmt: skip
+    args = (Arg(w.shape, **(x or {})), w.index, Arg(w.result(), **(updates or {})))
+    ref = lambda x, i, u: w.scatter(x, i, u, combine)
+    return Op(prim, args, ref, params, name, 2, kinds, tol=4, **kw)
+
+
+def _scatters(prim, combine, kinds, refuses=(), **kw):
+    return [
+        _scatter(prim, combine, name, w, kinds if name == "rows" else ("float64",),
+                 refuses=refuses if name == "rows" else (), **kw)
+        for name, w in WINDOWS.items()
+    ]  # fmt: skip
+
+
+def _scatters_mul():
+    """The derivative in the updates exists only where no index repeats."""
+    for name, w in WINDOWS.items():
+        kinds = (*INEXACT, "int32", "uint8") if name in ("rows", "unique") else ("float64",)
+        wrt = None if w.distinct or name in ("one", "none") else (0,)
+        yield _scatter(index.scatter_mul_p, np.multiply, name, w, kinds, refuses=(KEY,), wrt=wrt)
+
+
+_EXTREME = {
+    "linear": False,
+    "x": {"distinct": True},
+    "updates": {"low": -1.9, "high": 1.95, "distinct": True},
+}
+
+INDEXING = [
+    *_dynamic((2, 3), (_start(0, 3), _start(0, 1)), kinds=ANY),
+    *_dynamic((2, 3), (_start(-3, 9), _start(-3, 9)), "outside", ("float64",)),
+    *_dynamic((5, 1), (_start(0, 0), _start(0, 3)), "column", ("float64",)),
+    *_dynamic((5, 4), (_start(-1, 1), _start(-1, 1)), "whole", ("float64",)),
+    *_dynamic((1, 2), (_start(0, 4, "uint8"), _start(0, 3, "int64")), "index-dtypes", ("float64",)),
+    *[_gather(name, w, kinds=ANY[:-1] if name == "rows" else ("float64", "float32")) for name, w in WINDOWS.items()],
+    _gather("rows-of-keys", WINDOWS["rows"], None, (KEY,), 0),
+    _gather("fill-nan", WINDOWS["outside-drops"], None, ("float64", "float32", "bfloat16"), 0),
+    _gather("fill-value", WINDOWS["windows-drop"], 7, ("float64", "int32", "bfloat16")),
+    *_scatters(index.scatter_p, lambda old, new: new, ANY),
+    *_scatters(index.scatter_add_p, np.add, (*INEXACT, "int32", "uint8"), (KEY,)),
+    *_scatters_mul(),
+    *_scatters(index.scatter_min_p, np.minimum, (*FLOATS, "int32"), ("complex64", KEY), **_EXTREME),
+    *_scatters(index.scatter_max_p, np.maximum, (*FLOATS, "int32"), ("complex64", KEY), **_EXTREME),
+]  # fmt: skip
+
 SECTIONS: dict[str, list[Op]] = {
     "unary": UNARY,
     "binary": BINARY,
@@ -544,6 +864,9 @@ SECTIONS: dict[str, list[Op]] = {
     "contractions": CONTRACTIONS,
     "reductions": REDUCTIONS,
     "cumulative": CUMULATIVE,
+    "sorting": SORTING,
+    "indexing": INDEXING,
+    "keys": KEYS,
 }
 OPS: list[Op] = [op for rows in SECTIONS.values() for op in rows]
 

@@ -8,6 +8,7 @@ is dropped after its last use, and a ufunc writes its result over an operand tha
 from __future__ import annotations
 
 import functools
+import keyword
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -83,6 +84,8 @@ class _Writer:
     def define(self, stem: str, value: Any) -> str:
         """A name in the namespace for ``value``."""
         stem = re.sub(r"\W", "_", stem)
+        if keyword.iskeyword(stem):  # and, or, not
+            stem += "_"
         name = stem
         while name in self.namespace and self.namespace[name] is not value:
             name = f"{stem}_{len(self.namespace)}"
@@ -111,7 +114,7 @@ class _Writer:
         if ufunc is not None:
             over = self.storage.overwritable(eqn, dying)
             if over is not None:
-                ins.append(self.name(over))
+                ins.append(f"out={self.name(over)}")  # by name: np.maximum takes no third operand
             return f"{outs} = {self.define(prim.name, ufunc)}({', '.join(ins)})"
         function = functools.partial(prim.impl, **eqn.params) if eqn.params else prim.impl
         trailing = "," if prim.multiple_results and len(eqn.outvars) == 1 else ""

@@ -588,9 +588,6 @@ def where(condition: Any, x: Any, y: Any, /) -> Value:
         )
     chosen = promote_dtypes("where", x, y)
     pred, x, y = match_shapes("where", truth(condition, "where"), *chosen)
-    shape = x.aval.shape or y.aval.shape or pred.aval.shape
-    if not pred.aval.ndim or pred.aval.shape == shape:
-        return ops.select_p.bind(pred, x, y)
     return ops.select_p.bind(pred, x, y)
 
 

@@ -254,7 +254,7 @@ def _label(fun: Callable, in_tree: tree.TreeDef, i: int) -> str:
 
 def _tangent(p: Value, t: Any, label: Callable[[], str]) -> Any:
     """A tangent given by the user, checked against its primal."""
-    if t is None or getattr(t, "dtype", None) == dtypes.float0:
+    if getattr(t, "dtype", None) == dtypes.float0:
         return zero(p.aval)
     (t,) = as_values([t], lambda _: f"the tangent of {label()}")
     expected = p.aval.tangent()

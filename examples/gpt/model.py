@@ -28,7 +28,7 @@ class Config:
 
 
 PRESETS = {
-    "tiny": Config(layers=4, heads=4, width=128, context=128, vocab=256),
+    "tiny": Config(layers=2, heads=2, width=128, context=64, vocab=256),
     "small": Config(layers=6, heads=6, width=384, context=256, vocab=256),
     "gpt2-124m": Config(layers=12, heads=12, width=768, context=1024, vocab=50304),  # 50257, padded to 128s
 }
@@ -37,28 +37,38 @@ PRESETS = {
 def init(key, config: Config) -> dict:
     """Fresh parameters, by GPT-2's recipe.
 
-    Weights are normal with deviation 0.02. The two projections of a block that add to the residual stream are
+    Weights are normal with deviation 0.02 at GPT-2's width of 768; narrower models get more, so that the
+    logits start out alike at every width. The two projections of a block that add to the residual stream are
     smaller by sqrt(2 * layers), so that the stream's variance does not grow with depth.
     """
-    residual = 0.02 / math.sqrt(2 * config.layers)
     C = config.width
+    usual = 0.02 * math.sqrt(768 / C)
+    residual = usual / math.sqrt(2 * config.layers)
 
     def block(key):
         qkv, out, up, down = random.split(key, 4)
         return {
-            "norm1": _init_norm(C),
-            "attention": {"qkv": _init_linear(qkv, C, 3 * C), "out": _init_linear(out, C, C, residual)},
-            "norm2": _init_norm(C),
-            "mlp": {"up": _init_linear(up, C, 4 * C), "down": _init_linear(down, 4 * C, C, residual)},
+            "norm1": _norm(C),
+            "attention": {"qkv": _linear(qkv, C, 3 * C, usual), "out": _linear(out, C, C, residual)},
+            "norm2": _norm(C),
+            "mlp": {"up": _linear(up, C, 4 * C, usual), "down": _linear(down, 4 * C, C, residual)},
         }
 
     tokens, positions, *blocks = random.split(key, 2 + config.layers)
     return {
-        "tokens": 0.02 * random.normal(tokens, (config.vocab, C)),
-        "positions": 0.02 * random.normal(positions, (config.context, C)),
+        "tokens": usual * random.normal(tokens, (config.vocab, C)),
+        "positions": usual * random.normal(positions, (config.context, C)),
         "blocks": [block(key) for key in blocks],
-        "norm": _init_norm(C),
+        "norm": _norm(C),
     }
+
+
+def _linear(key, inputs: int, outputs: int, deviation: float) -> dict:
+    return {"weight": deviation * random.normal(key, (inputs, outputs)), "bias": bnp.zeros(outputs)}
+
+
+def _norm(width: int) -> dict:
+    return {"scale": bnp.ones(width), "bias": bnp.zeros(width)}
 
 
 def forward(params: dict, tokens, config: Config):
@@ -96,11 +106,3 @@ def norm(params: dict, x):
 
 def linear(params: dict, x):
     return x @ params["weight"] + params["bias"]
-
-
-def _init_norm(width: int) -> dict:
-    return {"scale": bnp.ones(width), "bias": bnp.zeros(width)}
-
-
-def _init_linear(key, inputs: int, outputs: int, deviation: float = 0.02) -> dict:
-    return {"weight": deviation * random.normal(key, (inputs, outputs)), "bias": bnp.zeros(outputs)}

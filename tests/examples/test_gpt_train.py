@@ -67,13 +67,13 @@ def test_the_presets_have_the_sizes_they_are_named_for():
 
 
 def test_initial_parameters():
-    config = dataclasses.replace(NANO, width=64, layers=8)
+    config = dataclasses.replace(NANO, width=768 // 16, layers=8)
     params = model.init(random.key(0), config)
     block = params["blocks"][3]
-    assert np.std(params["tokens"]) == pytest.approx(0.02, rel=0.05)
-    assert np.std(block["attention"]["qkv"]["weight"]) == pytest.approx(0.02, rel=0.05)
+    assert np.std(params["tokens"]) == pytest.approx(0.08, rel=0.05)  # GPT-2's 0.02 at its width of 768
+    assert np.std(block["attention"]["qkv"]["weight"]) == pytest.approx(0.08, rel=0.05)
     for projection in (block["attention"]["out"], block["mlp"]["down"]):
-        assert np.std(projection["weight"]) == pytest.approx(0.02 / 4, rel=0.05)
+        assert np.std(projection["weight"]) == pytest.approx(0.08 / 4, rel=0.05)
         assert not np.any(projection["bias"])
     assert np.all(np.asarray(block["norm1"]["scale"]) == 1)
     assert not np.array_equal(params["blocks"][0]["mlp"]["up"]["weight"], block["mlp"]["up"]["weight"])
@@ -88,7 +88,7 @@ def test_logits_depend_on_the_past_alone_and_start_out_uniform():
     assert before.shape == (2, 16, 256)
     np.testing.assert_allclose(before[:, :9], after[:, :9], atol=1e-6)
     assert np.abs(before[:, 9:] - after[:, 9:]).max() > 1e-3
-    assert float(model.loss(params, tokens, NANO)) == pytest.approx(math.log(256), abs=0.05)
+    assert float(model.loss(params, tokens, NANO)) == pytest.approx(math.log(256), abs=0.3)
 
 
 # ------------------------------------------------------------------------------------------------ training

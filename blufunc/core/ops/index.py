@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -377,12 +378,7 @@ class _Plan:
         """The row that each window starts in, and which windows lie inside (None: all, or nobody asked)."""
         if indices.dtype == np.uint64:
             indices = np.minimum(indices, np.uint64(np.iinfo(np.intp).max))
-        at = (
-            indices.reshape(-1, len(self.bounds))
-            if indices.size
-            else np.zeros((math.prod(self.batch), len(self.bounds)))
-        )
-        at = at.astype(np.intp)
+        at = indices.reshape(math.prod(self.batch), len(self.bounds)).astype(np.intp)
         inside = None
         if drop:
             inside = ((at >= 0) & (at <= self.bounds)).all(1)
@@ -835,7 +831,7 @@ def _check_numbers(name: str, fields: tuple[str, ...], d: Any, x: ShapedArray, i
         problem = "the indices need at least one axis, the last, which holds the components of an index"
     elif indices.shape[-1] != len(index_map):
         problem = f"indices {indices} have {indices.shape[-1]} components, {fields[2]} has {len(index_map)}"
-    elif any(a >= b for dims in (window, removed, along) for a, b in zip(dims, dims[1:], strict=False)):
+    elif any(a >= b for dims in (window, removed, along) for a, b in itertools.pairwise(dims)):
         problem = f"{fields[0]}, {fields[1]} and {fields[3]} must be rising"
     elif any(not 0 <= i < x.ndim for dims in (removed, index_map, along) for i in dims):
         problem = f"{fields[1]}, {fields[2]} and {fields[3]} must be axes of the operand"

@@ -37,7 +37,7 @@ def threefry2x32(k0: Any, k1: Any, x0: Any, x1: Any) -> tuple[np.ndarray, np.nda
     shape = np.broadcast_shapes(k0.shape, x0.shape, k1.shape, x1.shape)
     a, b = (np.array(np.broadcast_to(x, shape)) for x in (x0, x1))
     spare = np.empty(shape, np.uint32)
-    # reductions modulo 2**32 are what unsigned arithmetic does; all of it happens in place
+    # all in place; ufuncs because, unlike operators, they wrap without a warning at rank 0 too
     np.add(a, k0, out=a)
     np.add(b, k1, out=b)
     for group in range(5):
@@ -48,7 +48,7 @@ def threefry2x32(k0: Any, k1: Any, x0: Any, x1: Any) -> tuple[np.ndarray, np.nda
             np.bitwise_or(b, spare, out=b)
             np.bitwise_xor(b, a, out=b)
         np.add(a, schedule[(group + 1) % 3], out=a)
-        np.add(b, schedule[(group + 2) % 3] + np.uint32(group + 1), out=b)
+        np.add(b, np.add(schedule[(group + 2) % 3], np.uint32(group + 1)), out=b)
     return a, b
 
 

@@ -225,3 +225,10 @@ def top_k(x: Any, k: int) -> tuple[Any, Any]:
 def pick_along(x: Any, index: Any, dimension: int) -> Any:
     """The elements of ``x`` at ``index`` along an axis, as NumPy's take_along_axis; no index twice in a line."""
     return pick_along_p.bind(lift(x), lift(index), dimension=dimension)
+
+
+def place_along(x: Any, index: Any, dimension: int, size: int | None = None) -> Any:
+    """The reverse of ``pick_along``: zeros but for the elements of ``x``, which go to ``index`` along an axis."""
+    x = lift(x)
+    size = x.aval.shape[dimension] if size is None else size
+    return place_along_p.bind(x, lift(index), dimension=dimension, size=size)

@@ -1,0 +1,318 @@
+"""Activations: functions of one element, and softmax with its kin.
+
+A face. Each takes an array of any shape, or what becomes one, and returns an array of its shape and dtype;
+integers become float32, except in ``relu`` and other functions that need no fractions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import blufunc.numpy as bnp
+from blufunc import errors, lax
+from blufunc.core import dtypes, source
+from blufunc.transforms.custom_jvp import custom_jvp
+
+Axis = int | Sequence[int] | None
+
+
+def as_inexact(x: Any) -> Any:
+    """``x`` as an array of floating or complex numbers: integers and booleans become float32."""
+    x = bnp.asarray(x)
+    return x if dtypes.is_inexact(x.dtype) else x.astype(dtypes.float32)
+
+
+def _sloped(value_and_slope: Callable[[Any], tuple[Any, Callable[[], Any]]]) -> Callable:
+    """An elementwise function from its value and its slope, which may share intermediate results.
+
+    The slope comes as a function, called only where a derivative is taken. Reverse mode then keeps one array,
+    the slope, and multiplies once.
+    """
+
+    @custom_jvp
+    def f(x):
+        return value_and_slope(x)[0]
+
+    @f.defjvp
+    def f_jvp(primals, tangents):
+        (x,), (t,) = primals, tangents
+        value, slope = value_and_slope(x)
+        return value, t * slope()
+
+    return f
+
+
+# -- rectifiers ------------------------------------------------------------------------------------
+
+
+def _limited(value: Callable[[Any], Any], passes: Callable[[Any], Any]) -> Callable:
+    """A function that limits x, and hands tangents through where ``passes(x)`` holds."""
+
+    @custom_jvp
+    def f(x):
+        return value(x)
+
+    @f.defjvp
+    def f_jvp(primals, tangents):
+        (x,), (t,) = primals, tangents
+        return value(x), bnp.where(passes(x), t, 0)  # a choice, since an infinite t times 0 is NaN
+
+    return f
+
+
+_relu = _limited(lambda x: bnp.maximum(x, 0), lambda x: x > 0)
+_relu6 = _limited(lambda x: bnp.clip(x, 0, 6), lambda x: (x > 0) & (x < 6))
+_hard_tanh = _limited(lambda x: bnp.clip(x, -1, 1), lambda x: bnp.abs(x) <= 1)
+
+
+def relu(x: Any) -> Any:
+    """``max(x, 0)``. The derivative at 0 is 0, and NaN stays NaN."""
+    return _relu(bnp.asarray(x))
+
+
+def relu6(x: Any) -> Any:
+    """``min(max(x, 0), 6)``. The derivative at 0 and at 6 is 0."""
+    return _relu6(bnp.asarray(x))
+
+
+def leaky_relu(x: Any, negative_slope: Any = 0.01) -> Any:
+    """``x`` where ``x >= 0``, else ``negative_slope * x``."""
+    x = as_inexact(x)
+    return bnp.where(x >= 0, x, x * negative_slope)
+
+
+def elu(x: Any, alpha: Any = 1.0) -> Any:
+    """``x`` where ``x > 0``, else ``alpha * (exp(x) - 1)`` (Clevert et al., arXiv:1511.07289)."""
+    x = as_inexact(x)
+    above = x > 0
+    # exp sees no positive x: an infinity on the side that is not chosen would make the derivative NaN
+    return bnp.where(above, x, bnp.expm1(bnp.where(above, 0, x)) * alpha)
+
+
+def selu(x: Any) -> Any:
+    """``elu`` scaled so that activations keep mean 0 and variance 1 (Klambauer et al., arXiv:1706.02515)."""
+    return elu(x, 1.6732632423543772) * 1.0507009873554805
+
+
+def celu(x: Any, alpha: Any = 1.0) -> Any:
+    """``max(x, 0) + min(0, alpha * (exp(x / alpha) - 1))``: smooth for every alpha (Barron, arXiv:1704.07483)."""
+    x = as_inexact(x)
+    return bnp.maximum(x, 0) + bnp.expm1(bnp.minimum(x, 0) / alpha) * alpha
+
+
+def hard_tanh(x: Any) -> Any:
+    """``x`` limited to [-1, 1]. The derivative at either bound is 1."""
+    return _hard_tanh(bnp.asarray(x))
+
+
+# -- smooth ones -----------------------------------------------------------------------------------
+
+_ROOT_TWO_OVER_PI = math.sqrt(2 / math.pi)
+_CUBIC = 0.044715 * _ROOT_TWO_OVER_PI
+
+
+@_sloped
+def _gelu_tanh(x):
+    square = bnp.square(x)
+    gate = bnp.tanh(x * (square * _CUBIC + _ROOT_TWO_OVER_PI)) * 0.5 + 0.5
+    value = x * gate
+    # gate' = 2 gate (1 - gate) inner', and inner' = c + 3 c3 x**2
+    return value, lambda: value * (1 - gate) * (square * (6 * _CUBIC) + 2 * _ROOT_TWO_OVER_PI) + gate
+
+
+@_sloped
+def _gelu_erf(x):
+    gate = lax.erfc(x * -math.sqrt(0.5)) * 0.5
+    density = lambda: bnp.exp(bnp.square(x) * -0.5) * (1 / math.sqrt(2 * math.pi))
+    return x * gate, lambda: x * density() + gate
+
+
+@_sloped
+def _silu(x):
+    gate = lax.logistic(x)
+    value = x * gate
+    return value, lambda: value * (1 - gate) + gate
+
+
+@custom_jvp
+def _softplus(x):
+    return bnp.log1p(bnp.exp(-bnp.abs(x))) + bnp.maximum(x, 0)
+
+
+@_softplus.defjvp
+def _softplus_jvp(primals, tangents):
+    # the value is _softplus again and not its formula, whose parts have corners at 0: higher derivatives need this
+    (x,), (t,) = primals, tangents
+    return _softplus(x), t * lax.logistic(x)
+
+
+def gelu(x: Any, approximate: bool = True) -> Any:
+    """``x`` times the probability that a standard normal number is below it (Hendrycks & Gimpel, arXiv:1606.08415).
+
+    Args:
+      x: an array.
+      approximate: use the paper's tanh formula, as GPT-2 does, instead of the error function. They differ by less
+        than 5e-4.
+    """
+    return (_gelu_tanh if approximate else _gelu_erf)(as_inexact(x))
+
+
+def sigmoid(x: Any) -> Any:
+    """``1 / (1 + exp(-x))``."""
+    return lax.logistic(as_inexact(x))
+
+
+def silu(x: Any) -> Any:
+    """``x * sigmoid(x)``, also called swish (Elfwing et al., arXiv:1702.03118)."""
+    return _silu(as_inexact(x))
+
+
+swish = silu
+
+
+def softplus(x: Any) -> Any:
+    """``log(1 + exp(x))``, for every finite x without overflow."""
+    return _softplus(as_inexact(x))
+
+
+def log_sigmoid(x: Any) -> Any:
+    """``log(sigmoid(x))``, for every finite x without overflow."""
+    return -softplus(-as_inexact(x))
+
+
+def soft_sign(x: Any) -> Any:
+    """``x / (1 + abs(x))``."""
+    x = as_inexact(x)
+    return x / (bnp.abs(x) + 1)
+
+
+def tanh(x: Any) -> Any:
+    """The hyperbolic tangent."""
+    return bnp.tanh(as_inexact(x))
+
+
+def mish(x: Any) -> Any:
+    """``x * tanh(softplus(x))`` (Misra, arXiv:1908.08681)."""
+    x = as_inexact(x)
+    return x * bnp.tanh(softplus(x))
+
+
+def glu(x: Any, axis: int = -1) -> Any:
+    """One half of ``x`` times the sigmoid of the other (Dauphin et al., arXiv:1612.08083).
+
+    Raises:
+      ShapeError: ``axis`` is of odd size.
+    """
+    x = as_inexact(x)
+    if x.shape[axis] % 2:
+        raise errors.ShapeError(
+            f"glu halves axis {axis} of an array of shape {tuple(x.shape)}, and {x.shape[axis]} is odd.",
+            where=source.here(),
+            fix="give the axis an even size: the first half is the value, the second the gate",
+        )
+    value, gate = bnp.split(x, 2, axis)
+    return value * lax.logistic(gate)
+
+
+# -- softmax and its kin ---------------------------------------------------------------------------
+
+
+def shifted(x: Any, axis: Axis) -> Any:
+    """``x`` less its maximum over ``axis``, which counts as a constant: any other would give the same softmax."""
+    return x - bnp.max(lax.stop_gradient(x), axis=axis, keepdims=True)
+
+
+def _softmax_value(x, axis):
+    unnormalized = bnp.exp(shifted(x, axis))
+    return unnormalized / bnp.sum(unnormalized, axis=axis, keepdims=True)
+
+
+_softmax = custom_jvp(_softmax_value, nondiff_argnums=(1,))
+
+
+@_softmax.defjvp
+def _softmax_jvp(axis, primals, tangents):
+    (x,), (t,) = primals, tangents
+    p = _softmax_value(x, axis)
+    pt = p * t
+    return p, pt + p * -bnp.sum(pt, axis=axis, keepdims=True)
+
+
+def softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
+    """``exp(x) / sum(exp(x))`` over ``axis``.
+
+    Args:
+      x: an array.
+      axis: an axis, several, or None for all of them.
+      where: booleans that broadcast against ``x``. Elements where they are False count as minus infinity: their
+        probability is 0, and so is every probability where they are False along the whole axis.
+    """
+    x, axis = as_inexact(x), _static(axis)
+    if where is None:
+        return _softmax(x, axis)
+    return bnp.where(where, _softmax(bnp.where(where, x, -math.inf), axis), 0)
+
+
+def log_softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
+    """The logarithm of ``softmax``, accurate for small probabilities; minus infinity where ``where`` is False."""
+    x = as_inexact(x)
+    x = shifted(x if where is None else bnp.where(where, x, -math.inf), axis)
+    # adding a negated small array: in the backward pass a subtraction would negate the large one
+    result = x + -bnp.log(bnp.sum(bnp.exp(x), axis=axis, keepdims=True))
+    return result if where is None else bnp.where(where, result, -math.inf)
+
+
+def logsumexp(a: Any, axis: Axis = None, b: Any = None, keepdims: bool = False, where: Any = None) -> Any:
+    """``log(sum(b * exp(a)))`` over ``axis``, without overflow.
+
+    Args:
+      a: an array.
+      axis: an axis, several, or None for all of them.
+      b: factors that broadcast against ``a``; 1 by default. A negative sum gives NaN.
+      keepdims: keep the summed axes, with size 1.
+      where: booleans that broadcast against ``a``: which elements to sum. A sum of none is minus infinity.
+    """
+    a = as_inexact(a)
+    if where is not None:
+        a = bnp.where(where, a, -math.inf)
+    top = bnp.max(lax.stop_gradient(a), axis=axis, keepdims=True)
+    top = bnp.where(bnp.isfinite(top), top, 0)
+    terms = bnp.exp(a - top)
+    if b is not None:
+        b = bnp.asarray(b).astype(terms.dtype)
+        # where b is 0 it leaves the sum, also where exp(a) is infinite
+        terms = bnp.where(b == 0, 0, terms * b)
+    result = bnp.log(bnp.sum(terms, axis=axis, keepdims=True)) + top
+    return result if keepdims else bnp.squeeze(result, tuple(range(a.ndim)) if axis is None else axis)
+
+
+def one_hot(x: Any, num_classes: int, *, dtype: Any = dtypes.float32, axis: int = -1) -> Any:
+    """For each integer of ``x`` a vector of zeros with a one in that position; all zeros if there is no such position.
+
+    Args:
+      x: an array of integers, of any shape.
+      num_classes: the length of the vectors.
+      dtype: the dtype of the result.
+      axis: where the new axis stands in the result.
+    Returns:
+      an array of one more axis than ``x``, of size ``num_classes``.
+    Raises:
+      DtypeError: ``x`` does not hold integers.
+    """
+    x = bnp.asarray(x)
+    if not dtypes.is_integer(x.dtype):
+        raise errors.DtypeError(
+            f"one_hot takes integers, not {x.dtype}.",
+            where=source.here(),
+            fix="convert first: x.astype('int32')",
+        )
+    axis = axis % (x.ndim + 1)
+    classes = lax.broadcasted_iota(x.dtype, (num_classes,) + (1,) * (x.ndim - axis), 0)
+    return (bnp.expand_dims(x, axis) == classes).astype(dtype)
+
+
+def _static(axis: Axis) -> int | tuple[int, ...] | None:
+    """``axis`` as a hashable value."""
+    return axis if axis is None or isinstance(axis, int) else tuple(axis)

@@ -1,0 +1,139 @@
+"""Scaled dot-product attention: its definition, by two contractions and a softmax.
+
+A face. The axes are named by one letter each: B batch, T queries, S keys and values, N query heads, K key heads,
+G = N / K query heads that share a key head, H features of a head. Nothing is transposed before the contractions,
+which take the heads as batch axes where they stand, and a causal mask is added to the scores, so that the program
+has few passes over arrays of size T x S. A fused kernel may replace all of it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import blufunc.numpy as bnp
+from blufunc import errors, lax
+from blufunc.core import dtypes, source
+from blufunc.nn.activations import softmax
+
+_MASKED = -0.7 * 3.4028234663852886e38
+"""The score of masked pairs: finite, so that a row without any key gives numbers and not NaN."""
+
+
+def dot_product_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    mask: Any = None,
+    *,
+    scale: float | None = None,
+    is_causal: bool = False,
+) -> Any:
+    """``softmax(query @ key.T * scale + bias) @ value`` for each head (Vaswani et al., arXiv:1706.03762).
+
+    Half-precision scores are summed, and their softmax is taken, in float32. In a row where everything is masked
+    all values have the same weight.
+
+    Args:
+      query: [B, T, N, H] or [T, N, H].
+      key, value: [B, S, K, H] or [S, K, H], of the query's dtype. K divides N: query heads n * G to n * G + G - 1
+        share the key head n (Ainslie et al., arXiv:2305.13245).
+      bias: floats that broadcast to [B, N, T, S], added to the scores.
+      mask: booleans that broadcast to [B, N, T, S]: False where a query must not see a key.
+      scale: factor of the scores; ``1 / sqrt(H)`` by default.
+      is_causal: let query t see keys 0 to t only.
+    Returns:
+      an array of the shape and dtype of ``query``.
+    Raises:
+      ShapeError, DtypeError: the arguments do not go together.
+    """
+    query, key, value = bnp.asarray(query), bnp.asarray(key), bnp.asarray(value)
+    if query.ndim == 3:
+        batched = [bnp.expand_dims(x, 0) for x in (query, key, value)]
+        return bnp.squeeze(dot_product_attention(*batched, bias, mask, scale=scale, is_causal=is_causal), 0)
+    _check(query, key, value)
+    B, T, N, H = query.shape
+    S, K = key.shape[1:3]
+    G = N // K
+    wide = bnp.promote_types(query.dtype, dtypes.float32)
+    scale = 1 / math.sqrt(H) if scale is None else scale
+
+    if (
+        query.dtype == wide
+    ):  # cheaper than to scale the scores, but half precisions would be rounded once more
+        query = query * scale
+    if G > 1:
+        query = bnp.reshape(query, (B, T, K, G, H))  # scores are [B, K, T, G, S] then, else [B, N, T, S]
+    last = query.ndim - 1
+    scores = lax.dot_general(query, key, (((last,), (3,)), ((0, 2), (0, 2))), preferred_element_type=wide)
+    if query.dtype != wide:
+        scores = scores * scale
+    if bias is not None:
+        scores = scores + _placed("bias", bias, (B, N, T, S), K).astype(wide)
+    if is_causal:
+        seen = lax.broadcasted_iota(dtypes.int32, (T, S), 0) >= lax.broadcasted_iota(dtypes.int32, (T, S), 1)
+        seen = _placed("causal mask", seen, (B, N, T, S), K)
+    if mask is not None:
+        mask = _placed("mask", mask, (B, N, T, S), K)
+        if not dtypes.is_bool(mask.dtype):
+            raise errors.DtypeError(
+                f"the mask must be of booleans, not {mask.dtype}.",
+                where=source.here(),
+                fix="pass an additive mask as bias, or compare: mask != 0",
+            )
+        scores = bnp.where(mask & seen if is_causal else mask, scores, _MASKED)
+    elif is_causal:
+        # Adding is cheaper than choosing, and has no backward pass. It is right here because every query sees a key:
+        # probabilities of 0 stop the gradient. A row that sees nothing would keep one, though its scores are constant.
+        scores = scores + bnp.where(seen, bnp.zeros((), wide), _MASKED)
+    weights = softmax(scores).astype(value.dtype)
+    out = lax.dot_general(weights, value, (((last,), (1,)), ((0, 1), (0, 2))))
+    return bnp.reshape(bnp.moveaxis(out, 1, 2), (B, T, N, H))
+
+
+def _placed(name: str, x: Any, shape: tuple[int, ...], K: int) -> Any:
+    """``x``, which broadcasts to [B, N, T, S] = ``shape``, as what broadcasts to the scores."""
+    x = bnp.asarray(x)
+    aligned = zip(x.shape[::-1], shape[::-1], strict=False)
+    if x.ndim > 4 or any(m not in (1, n) for m, n in aligned):
+        raise errors.ShapeError(
+            f"dot_product_attention: the {name} of shape {tuple(x.shape)} does not broadcast to {shape}.",
+            where=source.here(),
+            why="the scores are [batch, heads, queries, keys].",
+        )
+    if shape[1] == K:
+        return x
+    b, n, t, s = (1,) * (4 - x.ndim) + tuple(x.shape)  # with shared heads the scores are [B, K, T, G, S]
+    return bnp.moveaxis(bnp.reshape(x, (b, K, n // K, t, s) if n > 1 else (b, 1, 1, t, s)), 2, 3)
+
+
+def _check(query, key, value) -> None:
+    shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
+
+    def fail(why: str):
+        raise errors.ShapeError(
+            f"dot_product_attention: the shapes do not go together: {shapes}.",
+            where=source.here(),
+            why=why,
+            fix="query is [batch, queries, heads, features], key and value are [batch, keys, key heads, features]; "
+            "all three may lack the batch",
+        )
+
+    if not query.ndim == key.ndim == value.ndim == 4:
+        fail(f"they have {query.ndim}, {key.ndim} and {value.ndim} axes instead of 4 each (or 3).")
+    if tuple(key.shape) != tuple(value.shape):
+        fail("key and value differ.")
+    if query.shape[0] != key.shape[0]:
+        fail(f"a batch of {query.shape[0]} queries meets one of {key.shape[0]} keys.")
+    if query.shape[3] != key.shape[3]:
+        fail(f"heads of {query.shape[3]} features meet heads of {key.shape[3]}.")
+    if key.shape[2] == 0 or query.shape[2] % key.shape[2]:
+        fail(f"{query.shape[2]} query heads cannot share {key.shape[2]} key heads evenly.")
+    if not query.dtype == key.dtype == value.dtype or not dtypes.is_floating(query.dtype):
+        raise errors.DtypeError(
+            "dot_product_attention takes query, key and value of one floating dtype, not "
+            f"{query.dtype}, {key.dtype} and {value.dtype}.",
+            where=source.here(),
+            fix="convert with .astype",
+        )

@@ -1,0 +1,162 @@
+"""Initialisers: first values of parameters, as functions ``init(key, shape, dtype=float32) -> array``.
+
+A face. ``zeros`` and ``ones`` are initialisers; the other functions here make them. The recipes that keep the
+variance of activations (glorot, he, lecun) are ``variance_scaling`` with three choices made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import blufunc.numpy as bnp
+from blufunc import errors, random
+from blufunc.core import dtypes, source
+
+Initializer = Callable[..., Any]
+Axes = int | Sequence[int]
+
+__all__ = [
+    "constant", "normal", "ones", "truncated_normal", "uniform", "zeros",
+    "glorot_normal", "glorot_uniform", "he_normal", "he_uniform", "kaiming_normal", "kaiming_uniform", "lecun_normal",
+    "lecun_uniform", "variance_scaling", "xavier_normal", "xavier_uniform",
+]  # fmt: skip
+
+
+def zeros(key: Any, shape: Sequence[int], dtype: Any = dtypes.float32) -> Any:
+    """Zeros; the key is not used."""
+    return bnp.zeros(shape, dtype)
+
+
+def ones(key: Any, shape: Sequence[int], dtype: Any = dtypes.float32) -> Any:
+    """Ones; the key is not used."""
+    return bnp.ones(shape, dtype)
+
+
+def constant(value: Any, dtype: Any = dtypes.float32) -> Initializer:
+    """An initialiser of arrays filled with ``value``."""
+    return lambda key, shape, dtype=dtype: bnp.full(shape, value, dtype)
+
+
+def normal(stddev: float = 1e-2, dtype: Any = dtypes.float32) -> Initializer:
+    """An initialiser of normal numbers of mean 0."""
+    return lambda key, shape, dtype=dtype: random.normal(key, tuple(shape), dtype) * stddev
+
+
+def truncated_normal(
+    stddev: float = 1e-2, dtype: Any = dtypes.float32, lower: float = -2.0, upper: float = 2.0
+) -> Initializer:
+    """An initialiser of ``stddev`` times normal numbers that lie between ``lower`` and ``upper``.
+
+    ``stddev`` is the deviation before truncation; between -2 and 2 that of the result is 0.88 of it.
+    """
+    return lambda key, shape, dtype=dtype: (
+        random.truncated_normal(key, lower, upper, tuple(shape), dtype) * stddev
+    )
+
+
+def uniform(scale: float = 1e-2, dtype: Any = dtypes.float32) -> Initializer:
+    """An initialiser of uniform numbers in [0, ``scale``)."""
+    return lambda key, shape, dtype=dtype: random.uniform(key, tuple(shape), dtype) * scale
+
+
+def variance_scaling(
+    scale: float,
+    mode: str,
+    distribution: str,
+    in_axis: Axes = -2,
+    out_axis: Axes = -1,
+    batch_axis: Axes = (),
+    dtype: Any = dtypes.float32,
+) -> Initializer:
+    """An initialiser of random weights of variance ``scale / fan``.
+
+    Args:
+      scale: the variance that one layer gives to its outputs, for inputs of variance 1.
+      mode: which fan: ``fan_in`` (inputs summed for one output), ``fan_out``, ``fan_avg`` or ``fan_geo_avg`` (their
+        arithmetic and geometric mean).
+      distribution: ``truncated_normal`` (at two deviations), ``normal`` or ``uniform``.
+      in_axis, out_axis: the axes of inputs and outputs. All others, but ``batch_axis``, are a receptive field.
+      batch_axis: axes along which layers are stacked.
+      dtype: the dtype of what ``init`` returns, where it is not told otherwise.
+    Raises:
+      ValueRangeError: an unknown mode or distribution.
+      ShapeError: ``init`` was asked for a shape that has no such axes.
+    """
+    _choice("mode", mode, _FANS)
+    _choice("distribution", distribution, ("truncated_normal", "normal", "uniform"))
+
+    def init(key: Any, shape: Sequence[int], dtype: Any = dtype) -> Any:
+        shape = tuple(shape)
+        variance = scale / max(1.0, _FANS[mode](*_fans(shape, in_axis, out_axis, batch_axis)))
+        if distribution == "uniform":
+            limit = math.sqrt(3 * variance)
+            return random.uniform(key, shape, dtype, -1) * limit
+        if distribution == "normal":
+            return random.normal(key, shape, dtype) * math.sqrt(variance)
+        return random.truncated_normal(key, -2, 2, shape, dtype) * (
+            math.sqrt(variance) / _TRUNCATED_DEVIATION
+        )
+
+    return init
+
+
+def _recipe(name: str, scale: float, mode: str, distribution: str, doc: str) -> Callable[..., Initializer]:
+    def make(
+        in_axis: Axes = -2, out_axis: Axes = -1, batch_axis: Axes = (), dtype: Any = dtypes.float32
+    ) -> Initializer:
+        return variance_scaling(scale, mode, distribution, in_axis, out_axis, batch_axis, dtype)
+
+    make.__name__ = make.__qualname__ = name
+    make.__doc__ = doc
+    return make
+
+
+_GLOROT = "Variance 2 / (inputs + outputs), {} (Glorot & Bengio, AISTATS 2010)."
+_HE = "Variance 2 / inputs, for rectifiers, {} (He et al., arXiv:1502.01852)."
+_LECUN = "Variance 1 / inputs, {} (LeCun et al., Efficient BackProp, 1998)."
+_NORMAL, _UNIFORM = "truncated normal", "uniform"
+glorot_normal = _recipe("glorot_normal", 1.0, "fan_avg", "truncated_normal", _GLOROT.format(_NORMAL))
+glorot_uniform = _recipe("glorot_uniform", 1.0, "fan_avg", "uniform", _GLOROT.format(_UNIFORM))
+he_normal = _recipe("he_normal", 2.0, "fan_in", "truncated_normal", _HE.format(_NORMAL))
+he_uniform = _recipe("he_uniform", 2.0, "fan_in", "uniform", _HE.format(_UNIFORM))
+lecun_normal = _recipe("lecun_normal", 1.0, "fan_in", "truncated_normal", _LECUN.format(_NORMAL))
+lecun_uniform = _recipe("lecun_uniform", 1.0, "fan_in", "uniform", _LECUN.format(_UNIFORM))
+xavier_normal, xavier_uniform = glorot_normal, glorot_uniform
+kaiming_normal, kaiming_uniform = he_normal, he_uniform
+
+_FANS: dict[str, Callable[[float, float], float]] = {
+    "fan_in": lambda fan_in, fan_out: fan_in,
+    "fan_out": lambda fan_in, fan_out: fan_out,
+    "fan_avg": lambda fan_in, fan_out: (fan_in + fan_out) / 2,
+    "fan_geo_avg": lambda fan_in, fan_out: math.sqrt(fan_in * fan_out),
+}
+_TRUNCATED_DEVIATION = 0.8796256610342398
+"""The standard deviation of a standard normal distribution truncated at -2 and 2."""
+
+
+def _fans(shape: tuple[int, ...], in_axis: Axes, out_axis: Axes, batch_axis: Axes) -> tuple[float, float]:
+    """How many inputs one output sums over, and how many outputs one input goes to."""
+    if len(shape) < 2:
+        raise errors.ShapeError(
+            f"an initialiser that scales by fan-in or fan-out needs a shape of at least 2 axes, not {shape}.",
+            where=source.here(),
+            fix="use zeros, constant or normal for vectors",
+        )
+    groups = [(a,) if isinstance(a, int) else tuple(a) for a in (in_axis, out_axis, batch_axis)]
+    for d in sum(groups, ()):
+        if not -len(shape) <= d < len(shape):
+            raise errors.ShapeError(f"the shape {shape} has no axis {d}.", where=source.here())
+    inputs, outputs, batch = (math.prod([shape[d] for d in group]) for group in groups)
+    field = math.prod(shape) / max(1, inputs * outputs * batch)
+    return inputs * field, outputs * field
+
+
+def _choice(name: str, given: str, known: Any) -> None:
+    if given not in known:
+        raise errors.ValueRangeError(
+            f"{given!r} is not a {name} of variance_scaling.",
+            where=source.here(),
+            fix=f"use one of {', '.join(known)}",
+        )

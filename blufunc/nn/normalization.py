@@ -1,0 +1,128 @@
+"""Normalisation over axes: ``layer_norm``, ``rms_norm``, ``standardize``.
+
+A face. Half-precision input is normalised, scaled and shifted in float32, and only the result is rounded:
+squares of half-precision numbers overflow or vanish too easily.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import blufunc.numpy as bnp
+from blufunc import errors, lax
+from blufunc.core import dtypes, source
+from blufunc.nn.activations import as_inexact
+from blufunc.transforms.custom_jvp import custom_jvp
+
+Axis = int | Sequence[int]
+
+
+def layer_norm(x: Any, scale: Any = None, bias: Any = None, eps: float = 1e-5, axis: Axis = -1) -> Any:
+    """``(x - mean) / sqrt(variance + eps) * scale + bias`` (Ba et al., arXiv:1607.06450).
+
+    Args:
+      x: an array.
+      scale, bias: arrays that broadcast against ``x`` without widening it, usually of the shape of the normalised
+        axes; or None.
+      eps: added to the variance.
+      axis: the axis, or axes, over which mean and variance are taken.
+    Returns:
+      an array of the shape and dtype of ``x``.
+    Raises:
+      ShapeError: ``scale`` or ``bias`` does not broadcast against ``x``.
+    """
+    return _norm("layer_norm", x, scale, bias, eps, axis, True)
+
+
+def rms_norm(x: Any, scale: Any = None, eps: float = 1e-6, axis: Axis = -1) -> Any:
+    """``x / sqrt(mean(x**2) + eps) * scale``: ``layer_norm`` without centring (Zhang & Sennrich, arXiv:1910.07467).
+
+    Arguments, result and errors are those of ``layer_norm``; the usual ``eps`` is smaller.
+    """
+    return _norm("rms_norm", x, scale, None, eps, axis, False)
+
+
+def standardize(
+    x: Any, axis: Axis = -1, mean: Any = None, variance: Any = None, epsilon: float = 1e-5
+) -> Any:
+    """``(x - mean) / sqrt(variance + epsilon)``, with the moments of ``x`` over ``axis`` where none are given.
+
+    Given moments broadcast against ``x``. Unlike in JAX, the variance is that of the centred numbers: the mean of
+    squares less the square of the mean cancels for data far from 0.
+    """
+    x = as_inexact(x)
+    if mean is None and variance is None:
+        return _norm("standardize", x, None, None, epsilon, axis, True)
+    if mean is None:
+        mean = bnp.mean(x, axis=axis, keepdims=True)
+    centred = x - mean
+    if variance is None:
+        variance = bnp.mean(bnp.square(centred), axis=axis, keepdims=True)
+    return centred * lax.rsqrt(bnp.asarray(variance) + epsilon)
+
+
+def _norm(name: str, x, scale, bias, eps, axis, centred: bool):
+    x = as_inexact(x)
+    axes = _axes(name, x, axis)
+    wide = dtypes.is_floating(x.dtype) and x.dtype.itemsize < 4
+    y = _normalized(x.astype(dtypes.float32) if wide else x, axes, eps, centred)
+    if scale is not None:
+        y = y * _parameter(name, "scale", scale, y)
+    if bias is not None:
+        y = y + _parameter(name, "bias", bias, y)
+    return y.astype(x.dtype)
+
+
+def _moments(x, axes, eps, centred):
+    """The normalised x, and the factor 1 / sqrt(second moment + eps)."""
+    n = math.prod([x.shape[d] for d in axes])
+    if centred:
+        x = x + bnp.sum(x, axis=axes, keepdims=True) * (-1 / n)
+    factor = lax.rsqrt(bnp.sum(bnp.square(x), axis=axes, keepdims=True) * (1 / n) + eps)
+    return x * factor, factor
+
+
+def _normalized_value(x, axes, eps, centred):
+    return _moments(x, axes, eps, centred)[0]
+
+
+_normalized = custom_jvp(_normalized_value, nondiff_argnums=(1, 2, 3))
+
+
+@_normalized.defjvp
+def _normalized_jvp(axes, eps, centred, primals, tangents):
+    # The derivative takes out what would change the mean and the length: two projections. It needs the result
+    # only, so that reverse mode keeps one array where the derivatives of the steps would keep three.
+    (x,), (t,) = primals, tangents
+    y, factor = _moments(x, axes, eps, centred)
+    per_element = -1 / math.prod([x.shape[d] for d in axes])
+    t = t * factor
+    out = t + y * (bnp.sum(y * t, axis=axes, keepdims=True) * per_element)
+    if centred:
+        out = out + bnp.sum(t, axis=axes, keepdims=True) * per_element
+    return y, out
+
+
+def _axes(name: str, x, axis: Axis) -> tuple[int, ...]:
+    given = (axis,) if isinstance(axis, int) else tuple(axis)
+    for d in given:
+        if not -x.ndim <= d < x.ndim:
+            raise errors.ShapeError(
+                f"{name} over axis {d} of an array of shape {tuple(x.shape)}, which has {x.ndim} axes.",
+                where=source.here(),
+            )
+    return tuple(sorted({d % x.ndim for d in given}))
+
+
+def _parameter(name: str, role: str, p, y):
+    p = bnp.asarray(p).astype(y.dtype)
+    aligned = zip(p.shape[::-1], y.shape[::-1], strict=False)
+    if p.ndim > y.ndim or any(m not in (1, n) for m, n in aligned):
+        raise errors.ShapeError(
+            f"{name}: {role} of shape {tuple(p.shape)} does not broadcast against x of shape {tuple(y.shape)}.",
+            where=source.here(),
+            fix=f"give {role} the shape of the normalised axes, {tuple(y.shape[-1:])} for the last one",
+        )
+    return p

@@ -1,0 +1,474 @@
+"""Arrays from nothing, from numbers and from other people's arrays.
+
+Face. What is made outside of a trace lies on the default device (or ``device``) in storage of its
+own; inside a trace, constants are equations (``broadcast_in_dim`` of a number, ``iota``), so that
+programs hold no large arrays.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core import backend, dtypes, source
+from blufunc.core.array import Array, from_numpy
+from blufunc.core.ops import elementwise as ops
+from blufunc.core.ops.shape import concatenate, iota
+from blufunc.core.structure import broadcast_in_dim_p, broadcast_to, reshape
+from blufunc.core.structure import full as full_of
+from blufunc.core.trace import EVAL, Value, state
+from blufunc.numpy import elementwise as ew
+from blufunc.numpy.promotion import (
+    PYTHON_SCALARS,
+    as_value,
+    axis_in,
+    cast,
+    constant,
+    dtype_of,
+    match_shapes,
+    promote_dtypes,
+    shape_of,
+    static_int,
+    stretch,
+)
+
+# -- from values -----------------------------------------------------------------------------------
+
+
+def asarray(x: Any, dtype: Any = None, *, copy: bool | None = None, device: Any = None) -> Value:
+    """An array with the values of x: numbers, nested lists, NumPy arrays, or anything that NumPy reads.
+
+    Without ``dtype``, Python numbers and 64-bit NumPy arrays become 32-bit; with it, 64-bit is honoured
+    and no value passes through 32 bits. An array is returned as it is where nothing has to change
+    and ``copy`` is not true.
+    """
+    want = dtype_of(dtype)
+    if isinstance(x, Value):
+        return _from_value(x, want, copy, device)
+    if isinstance(x, (list, tuple)):
+        if _holds_values(x):
+            return _stack_nested(x, want)
+        if not x:
+            x = np.zeros((0,), want or dtypes.float32)
+    if hasattr(x, "__blufunc_array__"):
+        return _from_value(x.__blufunc_array__(), want, copy, device)
+    weak = want is None and x.__class__ in PYTHON_SCALARS
+    return from_numpy(_host(x, want), _device(device), weak)
+
+
+def array(x: Any, dtype: Any = None, *, copy: bool = True, ndmin: int = 0, device: Any = None) -> Value:
+    """Like ``asarray``, but in storage of its own, and of rank ``ndmin`` at least (axes are added in front)."""
+    result = asarray(x, dtype, copy=copy, device=device)
+    missing = ndmin - result.aval.ndim
+    return reshape(result, (1,) * missing + result.aval.shape) if missing > 0 else result
+
+
+def _device(device: Any) -> backend.Device | None:
+    """A ``device=`` option: a device, or its name such as ``'cpu:0'``."""
+    if not isinstance(device, str):
+        return device
+    platform, _, index = device.partition(":")
+    devices = backend.get(platform).devices()
+    if int(index or 0) >= len(devices):
+        raise errors.ValueRangeError(
+            f"there is no device {device!r}.", where=source.here(), fix=f"use one of {', '.join(map(str, devices))}"
+        )
+    return devices[int(index or 0)]
+
+
+def _from_value(x: Value, want: np.dtype | None, copy: bool | None, device: Any) -> Value:
+    place = _device(device)
+    if place is not None and isinstance(x, Array) and x.device != place:
+        x = from_numpy(np.asarray(x), place, x.aval.weak_type)
+    if want is not None and (x.aval.dtype != want or x.aval.weak_type):
+        return ops.convert(x, want)
+    return ops.copy_p.bind(x) if copy else x
+
+
+def _holds_values(x: Any) -> bool:
+    return any(isinstance(e, Value) or (isinstance(e, (list, tuple)) and _holds_values(e)) for e in x)
+
+
+def _stack_nested(x: Sequence, want: np.dtype | None) -> Value:
+    rows = [asarray(e, want) if not isinstance(e, (bool, int, float, complex)) else e for e in x]
+    rows = promote_dtypes("asarray", *rows)
+    shapes = {r.aval.shape for r in rows}
+    if len(shapes) > 1:
+        raise errors.ShapeError(
+            f"asarray of elements of shapes {', '.join(map(str, sorted(shapes)))}.",
+            where=source.here(),
+            fix="make all rows equally long",
+        )
+    result = concatenate([reshape(r, (1, *r.aval.shape)) for r in rows], 0)
+    return result if want is None else ops.convert(result, want)
+
+
+def _host(x: Any, want: np.dtype | None) -> np.ndarray:
+    if isinstance(x, np.ndarray) or not hasattr(x, "__dlpack__") or hasattr(x, "__array__"):
+        source_array = x
+    else:
+        source_array = np.from_dlpack(x)
+    try:
+        if want is None:
+            if x.__class__ in PYTHON_SCALARS:
+                return np.asarray(x, dtypes.scalar_dtype(x)[0])
+            return dtypes.canonical_numpy(np.asarray(source_array))
+        host = np.asarray(source_array)
+        if host.dtype != want and host.dtype.kind in "iu" and not isinstance(x, (np.ndarray, np.generic)):
+            return np.asarray(source_array, want)  # lists and numbers: NumPy refuses integers that do not fit
+        with np.errstate(all="ignore"):
+            return host if host.dtype == want else host.astype(want)
+    except errors.BlufuncError as e:
+        if e.where is None:
+            raise type(e)(e.what, where=source.here(), why=e.why, fix=e.fix) from None
+        raise
+    except OverflowError as e:
+        raise errors.ValueRangeError(
+            f"asarray: {e}.", where=source.here(), fix="use a wider dtype, or convert in NumPy first"
+        ) from None
+    except (TypeError, ValueError) as e:
+        raise errors.ArgumentError(
+            f"asarray cannot make an array of a {type(x).__name__}: {e}",
+            where=source.here(),
+            fix="pass numbers, nested lists of numbers with rows of one length, or an array",
+        ) from None
+
+
+def copy(x: Any, /) -> Value:
+    """x in storage of its own."""
+    return array(x)
+
+
+def astype(x: Any, dtype: Any, /, *, copy: bool = False, device: Any = None) -> Value:
+    """x in another dtype. Floats become integers toward zero; complex numbers lose their imaginary part."""
+    return _from_value(as_value(x, "astype"), dtypes.as_dtype(dtype), copy, device)
+
+
+# -- constants -------------------------------------------------------------------------------------
+
+
+def _filled(shape: tuple[int, ...], value: Any, dtype: np.dtype, device: Any = None) -> Value:
+    if any(n < 0 for n in shape):
+        raise errors.ValueRangeError(f"the shape {shape} has a negative size.", where=source.here())
+    if state.trace is not EVAL:
+        if not shape:
+            return broadcast_in_dim_p.bind(constant(value, dtype), shape=(), dims=())
+        return full_of(shape, value, dtype)
+    # the number on its device first, so that the array is made there; rank 0 must not be the memoised constant
+    return broadcast_to(from_numpy(np.asarray(value, dtype), _device(device)), shape)
+
+
+def zeros(shape: Any, dtype: Any = None, *, device: Any = None) -> Value:
+    """Zeros of a shape (an int or a tuple of int), float32 unless ``dtype`` says otherwise."""
+    return _filled(shape_of(shape, "zeros"), 0, dtype_of(dtype) or dtypes.float32, device)
+
+
+def ones(shape: Any, dtype: Any = None, *, device: Any = None) -> Value:
+    """Ones of a shape (an int or a tuple of int), float32 unless ``dtype`` says otherwise."""
+    return _filled(shape_of(shape, "ones"), 1, dtype_of(dtype) or dtypes.float32, device)
+
+
+def empty(shape: Any, dtype: Any = None, *, device: Any = None) -> Value:
+    """Zeros: arrays are immutable, so one that is not initialised would be of no use."""
+    return _filled(shape_of(shape, "empty"), 0, dtype_of(dtype) or dtypes.float32, device)
+
+
+def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: Any = None) -> Value:
+    """An array of a shape filled with a value, in its dtype (32-bit for Python numbers) or ``dtype``.
+
+    ``fill_value`` may be an array, which is broadcast to the shape.
+    """
+    shape, want = shape_of(shape, "full"), dtype_of(dtype)
+    if fill_value.__class__ in PYTHON_SCALARS:
+        return _filled(shape, fill_value, want or dtypes.scalar_dtype(fill_value)[0], device)
+    value = as_value(fill_value, "full")
+    value = value if want is None else ops.convert(value, want)
+    (stretched,) = match_to("full", shape, value)
+    return stretched
+
+
+def match_to(name: str, shape: tuple[int, ...], *xs: Value) -> list[Value]:
+    """Values broadcast to ``shape``, which they may not exceed."""
+    for x in xs:
+        own = x.aval.shape
+        fits = len(own) <= len(shape) and all(
+            a in (1, b) for a, b in zip(own[::-1], shape[::-1], strict=False)
+        )
+        if not fits:
+            raise errors.ShapeError(
+                f"{name}: an array of shape {own} does not broadcast to {shape}.",
+                where=source.here(),
+                why="axes align at the right, and only axes of size 1 stretch.",
+                fix="insert or drop axes first (x[:, None], x.reshape(...))",
+            )
+    return [stretch(x, shape) for x in xs]
+
+
+def _like(x: Any, name: str, dtype: Any, shape: Any) -> tuple[tuple[int, ...], np.dtype]:
+    """The shape and dtype of the result of a ``*_like`` function."""
+    if x.__class__ in PYTHON_SCALARS:
+        own_shape, kind = (), PYTHON_SCALARS[x.__class__][0]
+    elif not isinstance(x, Value) and hasattr(x, "shape") and hasattr(x, "dtype"):
+        own_shape, kind = tuple(x.shape), dtypes.as_dtype(x.dtype)  # a ShapeDtypeStruct, or a NumPy array
+        if isinstance(x, (np.ndarray, np.generic)):
+            kind = dtypes.implicit(kind)
+    else:
+        aval = as_value(x, name).aval
+        own_shape, kind = aval.shape, aval.dtype
+    return own_shape if shape is None else shape_of(shape, name), dtype_of(dtype) or kind
+
+
+def zeros_like(x: Any, dtype: Any = None, *, shape: Any = None, device: Any = None) -> Value:
+    """Zeros of the shape and dtype of x, unless given."""
+    own, kind = _like(x, "zeros_like", dtype, shape)
+    return _filled(own, 0, kind, device or getattr(x, "device", None))
+
+
+def ones_like(x: Any, dtype: Any = None, *, shape: Any = None, device: Any = None) -> Value:
+    """Ones of the shape and dtype of x, unless given."""
+    own, kind = _like(x, "ones_like", dtype, shape)
+    return _filled(own, 1, kind, device or getattr(x, "device", None))
+
+
+empty_like = zeros_like
+
+
+def full_like(x: Any, fill_value: Any, dtype: Any = None, *, shape: Any = None, device: Any = None) -> Value:
+    """An array of the shape and dtype of x, unless given, filled with a value."""
+    own, kind = _like(x, "full_like", dtype, shape)
+    return full(own, fill_value, kind, device=device or getattr(x, "device", None))
+
+
+# -- sequences -------------------------------------------------------------------------------------
+
+
+def arange(start: Any, stop: Any = None, step: Any = None, dtype: Any = None, *, device: Any = None) -> Value:
+    """``start``, ``start + step``, ... below ``stop``: rank 1; int32, or float32 if one of them is a float.
+
+    The length must be known while tracing, so all three are Python or NumPy numbers.
+    """
+    start, stop, step = (_static_number(v, "arange") for v in (start, stop, step))
+    if stop is None:
+        start, stop = 0, start
+    step = 1 if step is None else step
+    if step == 0:
+        raise errors.ValueRangeError("arange: the step is 0.", where=source.here(), fix="use linspace")
+    is_int = all(isinstance(v, int) for v in (start, stop, step))
+    want = dtype_of(dtype) or (dtypes.int32 if is_int else dtypes.float32)
+    if state.trace is EVAL and not (is_int and start == 0 and step == 1):
+        host = np.arange(start, stop, step)
+        if dtype is None and is_int and host.size:
+            for end in (host[0], host[-1]):
+                dtypes.scalar_dtype(int(end))
+        return from_numpy(host.astype(want), _device(device))
+    count = max(0, -(-(stop - start) // step) if is_int else math.ceil((stop - start) / step))
+    place = _device(device)
+    if place is not None and state.trace is EVAL:
+        return from_numpy(np.arange(start, stop, step).astype(want), place)
+    if not dtypes.is_integer(want) and not dtypes.is_inexact(want):
+        raise errors.DtypeError(f"arange of dtype {dtypes.short_name(want)}.", where=source.here())
+    result = iota(want, (count,), 0)
+    if step != 1:
+        result = ops.mul_p.bind(result, constant(step, want))
+    return result if start == 0 else ops.add_p.bind(result, constant(start, want))
+
+
+def _static_number(x: Any, name: str) -> Any:
+    if x is None or x.__class__ in PYTHON_SCALARS:
+        return int(x) if x.__class__ is bool else x
+    if isinstance(x, (np.generic, np.ndarray)) and np.ndim(x) == 0:
+        return x.item()
+    if isinstance(x, Array) and not x.aval.ndim:
+        return x.item()
+    if isinstance(x, Value):
+        if x.aval.ndim:
+            raise errors.ShapeError(f"{name} takes numbers, not {x.aval}.", where=source.here())
+        return x.__index__()  # raises, and says why
+    raise errors.ArgumentError(
+        f"{name} takes numbers, not a {type(x).__name__}.", where=source.here(), fix="pass Python numbers"
+    )
+
+
+def linspace(
+    start: Any,
+    stop: Any,
+    num: int = 50,
+    endpoint: bool = True,
+    retstep: bool = False,
+    dtype: Any = None,
+    axis: int = 0,
+    *,
+    device: Any = None,
+) -> Any:
+    """``num`` evenly spaced values from ``start`` to ``stop`` (included if ``endpoint``), as floats.
+
+    The ends may be arrays, which broadcast; the new axis is ``axis``. With ``retstep``, also the spacing.
+    """
+    num = static_int(num, "linspace", "num")
+    if num < 0:
+        raise errors.ValueRangeError(f"linspace: num is {num}.", where=source.here(), fix="use 0 or more")
+    want = dtype_of(dtype)
+    lo, hi = promote_dtypes("linspace", start, stop, inexact=True)
+    if want is not None and dtypes.is_inexact(want):
+        lo, hi = promote_dtypes("linspace", start, stop, np.zeros((), want) if want.itemsize < 8 else lo)[:2]
+        lo, hi = cast(lo, want), cast(hi, want)
+    lo, hi = match_shapes("linspace", lo, hi)
+    kind = lo.aval.dtype
+    shape = lo.aval.shape or hi.aval.shape
+    axis = axis_in(axis, len(shape) + 1, "linspace")
+    parts = num - 1 if endpoint else num
+    gap = ops.sub_p.bind(hi, lo)
+    step = ops.div_p.bind(gap, constant(max(parts, 1), kind))
+    full_shape = (*shape[:axis], num, *shape[axis:])
+    spread = tuple(d for d in range(len(full_shape)) if d != axis)
+
+    def along(v: Value) -> Value:
+        return broadcast_in_dim_p.bind(v, shape=full_shape, dims=spread) if v.aval.ndim else v
+
+    real = np.dtype(f"f{kind.itemsize // 2}") if dtypes.is_complex(kind) else kind
+    t = cast(iota(dtypes.float32 if real.itemsize < 4 else real, full_shape, axis), real)
+    fraction = cast(ops.div_p.bind(t, constant(max(parts, 1), real)), kind)
+    # lo + f (hi - lo) may miss hi: weigh the ends instead, which is exact at both
+    rest = ops.sub_p.bind(constant(1, kind), fraction)
+    result = ops.add_p.bind(ops.mul_p.bind(along(lo), rest), ops.mul_p.bind(along(hi), fraction))
+    if want is not None and want != kind:
+        result = ops.convert(ew.floor(result) if dtypes.is_integer(want) else result, want)
+    return (result, step) if retstep else result
+
+
+def logspace(
+    start: Any, stop: Any, num: int = 50, endpoint: bool = True, base: Any = 10.0, dtype: Any = None, axis: int = 0
+) -> Value:
+    """``base`` to the powers ``linspace(start, stop, num)``, as floats."""
+    result = ew.power(base, linspace(start, stop, num, endpoint, axis=axis))
+    return result if dtype is None else astype(result, dtype)
+
+
+def geomspace(
+    start: Any, stop: Any, num: int = 50, endpoint: bool = True, dtype: Any = None, axis: int = 0
+) -> Value:
+    """``num`` values from ``start`` to ``stop`` with a constant ratio, as floats; both ends of one sign."""
+    sign = ew.sign(start)
+    logs = linspace(ew.log(ew.abs(start)), ew.log(ew.abs(stop)), num, endpoint, axis=axis)
+    result = ew.multiply(sign, ew.exp(logs))
+    return result if dtype is None else astype(result, dtype)
+
+
+# -- matrices --------------------------------------------------------------------------------------
+
+
+def _below(rows: int, columns: int, k: int) -> Value:
+    """Whether ``column - row <= k``."""
+    row, column = (iota(dtypes.int32, (rows, columns), d) for d in (0, 1))
+    return ops.ge_p.bind(row if not k else ops.add_p.bind(row, constant(k, dtypes.int32)), column)
+
+
+def eye(N: int, M: int | None = None, k: int = 0, dtype: Any = None, *, device: Any = None) -> Value:
+    """An ``(N, M)`` matrix with ones on diagonal ``k`` and zeros elsewhere, float32 unless given."""
+    n = static_int(N, "eye", "N")
+    m = n if M is None else static_int(M, "eye", "M")
+    k = static_int(k, "eye", "k")
+    want = dtype_of(dtype) or dtypes.float32
+    if state.trace is EVAL:
+        return from_numpy(np.eye(n, m, k).astype(want), _device(device))
+    row, column = (iota(dtypes.int32, (n, m), d) for d in (0, 1))
+    row = row if not k else ops.add_p.bind(row, constant(k, dtypes.int32))
+    return ops.convert(ops.eq_p.bind(row, column), want)
+
+
+def identity(n: int, dtype: Any = None) -> Value:
+    """The ``(n, n)`` identity matrix, float32 unless given."""
+    return eye(n, dtype=dtype)
+
+
+def tri(N: int, M: int | None = None, k: int = 0, dtype: Any = None) -> Value:
+    """An ``(N, M)`` matrix with ones on and below diagonal ``k``, zeros above, float32 unless given."""
+    n = static_int(N, "tri", "N")
+    mask = _below(n, n if M is None else static_int(M, "tri", "M"), static_int(k, "tri", "k"))
+    return ops.convert(mask, dtype_of(dtype) or dtypes.float32)
+
+
+def _triangle(x: Any, k: int, name: str, keep_below: bool) -> Value:
+    x = as_value(x, name)
+    if x.aval.ndim < 2:
+        raise errors.ShapeError(f"{name} takes matrices, not {x.aval}.", where=source.here(), fix="x[None, :]")
+    mask = _below(*x.aval.shape[-2:], static_int(k, name, "k") - (not keep_below))
+    mask = stretch(mask, x.aval.shape)
+    zero = constant(0, x.aval.dtype)
+    return ops.select_p.bind(mask, x, zero) if keep_below else ops.select_p.bind(mask, zero, x)
+
+
+def tril(x: Any, /, k: int = 0) -> Value:
+    """Matrices ``(..., n, m)`` with zeros above diagonal ``k``."""
+    return _triangle(x, k, "tril", True)
+
+
+def triu(x: Any, /, k: int = 0) -> Value:
+    """Matrices ``(..., n, m)`` with zeros below diagonal ``k``."""
+    return _triangle(x, k, "triu", False)
+
+
+def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Value, Value]:
+    """Rows and columns, int32, of the elements on and below diagonal ``k`` of an ``(n, m)`` matrix."""
+    rows, columns = np.tril_indices(n, k, m)
+    return asarray(rows), asarray(columns)
+
+
+def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Value, Value]:
+    """Rows and columns, int32, of the elements on and above diagonal ``k`` of an ``(n, m)`` matrix."""
+    rows, columns = np.triu_indices(n, k, m)
+    return asarray(rows), asarray(columns)
+
+
+def meshgrid(*xs: Any, sparse: bool = False, indexing: str = "xy") -> list[Value]:
+    """Coordinate arrays of a grid from its coordinates along each axis.
+
+    ``indexing='ij'`` gives arrays of shape ``(n1, n2, ...)``; ``'xy'`` exchanges the first two axes. With
+    ``sparse`` they keep size 1 along the axes on which they do not depend.
+    """
+    if indexing not in ("xy", "ij"):
+        raise errors.ValueRangeError(
+            f"meshgrid: indexing is {indexing!r}.", where=source.here(), fix="use 'xy' or 'ij'"
+        )
+    values = [as_value(x, "meshgrid") for x in xs]
+    values = [reshape(v, (v.aval.size,)) for v in values]
+    order = list(range(len(values)))
+    if indexing == "xy" and len(values) > 1:
+        order[:2] = [1, 0]
+    shape = [0] * len(values)
+    for v, axis in zip(values, order, strict=True):
+        shape[axis] = v.aval.size
+    result = []
+    for v, axis in zip(values, order, strict=True):
+        if sparse:
+            result.append(reshape(v, tuple(v.aval.size if d == axis else 1 for d in range(len(shape)))))
+        else:
+            result.append(broadcast_in_dim_p.bind(v, shape=tuple(shape), dims=(axis,)))
+    return result
+
+
+def indices(dimensions: Sequence[int], dtype: Any = None, sparse: bool = False) -> Any:
+    """The coordinates of the elements of an array of shape ``dimensions``, int32 unless given.
+
+    One array ``(rank, *dimensions)``; with ``sparse`` a tuple of arrays that broadcast to ``dimensions``.
+    """
+    shape, kind = shape_of(dimensions, "indices"), dtype_of(dtype) or dtypes.int32
+    if sparse:
+        return tuple(
+            iota(kind, tuple(n if d == i else 1 for d in range(len(shape))), i) for i, n in enumerate(shape)
+        )
+    rows = [reshape(iota(kind, shape, d), (1, *shape)) for d in range(len(shape))]
+    return concatenate(rows, 0) if rows else zeros((0, *shape), kind)
+
+
+def vander(x: Any, /, N: int | None = None, increasing: bool = False) -> Value:
+    """The powers of the elements of a vector as columns of a matrix ``(n, N)``, descending unless ``increasing``."""
+    x = as_value(x, "vander")
+    n = x.aval.shape[0] if N is None else static_int(N, "vander", "N")
+    powers = range(n) if increasing else range(n - 1, -1, -1)
+    columns = [reshape(ew.power(x, p), (x.aval.shape[0], 1)) for p in powers]
+    return concatenate(columns, 1) if columns else zeros((x.aval.shape[0], 0), x.aval.dtype)

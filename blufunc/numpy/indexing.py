@@ -1,0 +1,711 @@
+"""Indexing: ``x[...]`` and ``x.at[...]``, NumPy's rules lowered to a few primitives.
+
+Face. An index expression is read once (``_parse``) into one item per axis. What is static becomes a
+slice, a reversal and a reshape; positions that are scalars at run time become one ``dynamic_slice``;
+arrays of positions become one ``gather``, of the axes that static items have left. Writing takes the
+same routes: ``dynamic_update_slice`` at static positions, one scatter otherwise.
+
+Negative positions count from the end. Out of range, reading gives the nearest element and writing
+does nothing, as in JAX; ``x.at[i].get(mode=)`` and ``.set(mode=)`` choose otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from operator import index as to_index
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core import dtypes, source
+from blufunc.core.array import Array, from_numpy
+from blufunc.core.ops import elementwise as ops
+from blufunc.core.ops import index as index_ops
+from blufunc.core.ops import shape as shape_ops
+from blufunc.core.ops.index import GatherScatterMode
+from blufunc.core.ops.shape import rev_p, slice_p
+from blufunc.core.primitive import Primitive
+from blufunc.core.structure import broadcast_in_dim, reshape, reshape_p
+from blufunc.core.trace import Value
+from blufunc.numpy import elementwise as ew
+from blufunc.numpy.promotion import PYTHON_SCALARS, as_value, broadcast_shapes, cast, constant, stretch
+
+_INT32 = dtypes.int32
+
+# -- reading an index expression -------------------------------------------------------------------
+
+
+class _Slice:
+    """Axis ``axis`` at ``start``, ``start + step``, ...: ``size`` positions, all of them valid."""
+
+    __slots__ = ("axis", "size", "start", "step")
+
+    def __init__(self, axis: int, start: int, size: int, step: int):
+        self.axis, self.start, self.size, self.step = axis, start, size, step
+
+
+class _Point:
+    """Axis ``axis`` at one position: an int that may be out of range, or a value of rank 0."""
+
+    __slots__ = ("at", "axis")
+
+    def __init__(self, axis: int, at: Any):
+        self.axis, self.at = axis, at
+
+
+class _Positions:
+    """Axis ``axis`` at an array of positions: a NumPy array (static) or a value."""
+
+    __slots__ = ("at", "axis")
+
+    def __init__(self, axis: int, at: Any):
+        self.axis, self.at = axis, at
+
+
+class _New:
+    """A new axis of size 1; ``keep`` false for ``x[False]``, which has size 0."""
+
+    __slots__ = ()
+
+
+_NEW = _New()
+_ALL = slice(None)
+
+
+class _Parsed:
+    """An index expression, item by item.
+
+    Attributes:
+      items: ``_Slice``, ``_Point``, ``_Positions`` and ``_NEW``, in the order of the expression.
+      advanced: whether there are arrays of positions.
+      dynamic: whether there are positions of rank 0 that are values.
+      distinct: whether no element can be named twice.
+    """
+
+    __slots__ = ("advanced", "distinct", "dynamic", "items")
+
+    def __init__(self, items: list, distinct: bool):
+        self.items = items
+        self.advanced = any(i.__class__ is _Positions for i in items)
+        self.dynamic = any(i.__class__ is _Point and i.at.__class__ is not int for i in items)
+        self.distinct = not self.advanced or distinct
+
+
+def _parse(shape: tuple[int, ...], index: Any) -> _Parsed:
+    entries = list(index) if index.__class__ is tuple else [index]
+    used, dots = 0, None
+    for i, e in enumerate(entries):
+        if e is Ellipsis:
+            if dots is not None:
+                raise errors.ArgumentError("an index may hold one Ellipsis (...).", where=source.here())
+            dots = i
+        elif e is not None:
+            entries[i] = e = _entry(e)
+            if e.__class__ is not bool:
+                used += e.ndim if _is_mask(e) else 1
+    rank = len(shape)
+    if used > rank:
+        raise errors.ValueRangeError(
+            f"too many indices: {used} for an array of shape {shape}, which has {rank} axes.",
+            where=source.here(),
+            fix="drop indices, or add axes first: x[None]",
+        )
+    fill = [_ALL] * (rank - used)
+    entries = entries + fill if dots is None else entries[:dots] + fill + entries[dots + 1 :]
+
+    items: list[Any] = []
+    axis, masks, arrays, lone_true = 0, 0, 0, False
+    for e in entries:
+        if e is None:
+            items.append(_NEW)
+        elif e.__class__ is slice:
+            items.append(_slice(axis, shape[axis], e))
+            axis += 1
+        elif e.__class__ is int:
+            items.append(_point(axis, shape[axis], e))
+            axis += 1
+        elif e.__class__ is bool:
+            items.append(_Positions(-1, np.zeros(int(e), np.int64)))  # an axis of its own, kept or not
+            arrays += 1
+            lone_true = e
+        elif _is_mask(e):
+            items += _mask(axis, shape, e)
+            axis += e.ndim
+            masks += 1
+        elif isinstance(e, Value) and not e.aval.ndim:
+            items.append(_Point(axis, wrapped(e, shape[axis])))
+            axis += 1
+        else:
+            n = shape[axis]
+            items.append(_Positions(axis, np.where(e < 0, e + n, e) if isinstance(e, np.ndarray) else wrapped(e, n)))
+            axis += 1
+            arrays += 1
+    if lone_true and not masks and arrays == 1 and not any(i.__class__ is _Point for i in items):
+        items = [_NEW if i.__class__ is _Positions and i.axis < 0 else i for i in items]
+    return _Parsed(items, masks <= 1 and arrays == 0)
+
+
+def _is_mask(e: Any) -> bool:
+    return isinstance(e, np.ndarray) and e.dtype.kind == "b"
+
+
+def _entry(e: Any) -> Any:
+    """An entry as int, bool, slice, NumPy array of integers or booleans, or value of integers."""
+    cls = e.__class__
+    if cls is int or cls is bool or cls is slice:
+        return e
+    if isinstance(e, Value):
+        dtype = e.aval.dtype
+        if dtypes.is_bool(dtype):
+            if not isinstance(e, Array):
+                raise errors.ConcretizationError(
+                    f"indexing by a traced boolean array ({e.aval}): the size of the result would not be known.",
+                    where=source.here(),
+                    why="while a function is traced its arrays have a shape and a dtype but no value yet.",
+                    fix="bnp.where(mask, x, 0) keeps the shape; x.at[mask].set(number) works; "
+                    "bnp.nonzero(mask, size=...) bounds the size",
+                )
+            host = np.asarray(e)
+            return host if host.ndim else bool(host)
+        if not dtypes.is_integer(dtype):
+            raise _not_an_index(f"an array of dtype {dtypes.short_name(dtype)}")
+        return e
+    if isinstance(e, np.bool_):
+        return bool(e)
+    if isinstance(e, np.ndarray):
+        if e.dtype.kind not in "iub":
+            raise _not_an_index(f"an array of dtype {e.dtype}")
+        if e.ndim:
+            return e if e.dtype.kind == "b" else e.astype(np.int64)
+        return bool(e) if e.dtype.kind == "b" else int(e)
+    if isinstance(e, (list, tuple)):
+        raise errors.ArgumentError(
+            f"an index is a {cls.__name__}: {e!r}.",
+            where=source.here(),
+            why="a sequence as index is ambiguous, and is turned into an array at every call.",
+            fix="x[bnp.asarray(index)] for positions, x[tuple(index)] for one index per axis",
+        )
+    if isinstance(e, (float, complex, str)) or not (hasattr(e, "__index__") or hasattr(e, "__array__")):
+        raise _not_an_index(f"{e!r} ({cls.__name__})")
+    return to_index(e) if hasattr(e, "__index__") else _entry(as_value(e, "indexing"))
+
+
+def _not_an_index(what: str) -> errors.ArgumentError:
+    return errors.ArgumentError(
+        f"{what} cannot be an index.",
+        where=source.here(),
+        why="indices are integers, slices, None, ..., and arrays of integers or booleans.",
+        fix="convert first: i.astype('int32'), or use // in the place of /",
+    )
+
+
+def _slice(axis: int, n: int, s: slice) -> _Slice:
+    start, stop, step = s.start, s.stop, s.step
+    if start is None and stop is None and (step is None or step == 1):
+        return _Slice(axis, 0, n, 1)
+    for bound in (start, stop, step):
+        if isinstance(bound, Value) and not isinstance(bound, Array):
+            raise errors.ConcretizationError(
+                f"a slice with the traced bound {bound.aval}: the size of the result would not be known.",
+                where=source.here(),
+                fix="lax.dynamic_slice_in_dim(x, start, size, axis) with a static size, or make the bound static",
+            )
+        if isinstance(bound, float):
+            raise _not_an_index(f"the slice bound {bound!r} (float)")
+    start, stop, step = slice(*[b if b is None else to_index(b) for b in (start, stop, step)]).indices(n)
+    size = len(range(start, stop, step))
+    return _Slice(axis, start if size else 0, size, step if size > 1 else 1)
+
+
+def _point(axis: int, n: int, i: int) -> _Point:
+    return _Point(axis, i + n if i < 0 else i)
+
+
+def _mask(axis: int, shape: tuple[int, ...], mask: np.ndarray) -> list[_Positions]:
+    own = shape[axis : axis + mask.ndim]
+    if mask.shape != own:
+        raise errors.ShapeError(
+            f"a boolean index of shape {mask.shape} for axes of shape {own}.",
+            where=source.here(),
+            why="a mask has to cover the axes that it stands for.",
+            fix="compare the array itself (x[x > 0]), or broadcast the mask: bnp.broadcast_to(mask, shape)",
+        )
+    return [_Positions(axis + i, p) for i, p in enumerate(np.nonzero(mask))]
+
+
+def wrapped(i: Value, n: int) -> Value:
+    """Positions with negative ones counted from the end of an axis of size ``n``."""
+    unsigned = dtypes.is_unsigned(i.aval.dtype)
+    if i.aval.dtype.itemsize < 4:
+        i = ops.convert(i, _INT32)
+    if unsigned:
+        return i
+    dtype = i.aval.dtype
+    from_end = ops.add_p.bind(i, constant(n, dtype))
+    return ops.select_p.bind(ops.lt_p.bind(i, constant(0, dtype)), from_end, i)
+
+
+# -- reading elements ------------------------------------------------------------------------------
+
+
+def gather_mode(mode: Any) -> GatherScatterMode:
+    """A ``mode=`` option as a GatherScatterMode."""
+    return GatherScatterMode.from_any(mode)
+
+
+def getitem(
+    x: Value,
+    index: Any,
+    mode: GatherScatterMode = GatherScatterMode.CLIP,
+    fill_value: Any = None,
+    unique: bool = False,
+    is_sorted: bool = False,
+) -> Value:
+    """``x[index]``: NumPy's indexing, basic and advanced; see the module for what is out of range."""
+    if index.__class__ is int and mode is GatherScatterMode.CLIP:
+        shape = x.aval.shape
+        if shape and shape[0]:
+            n, rest = shape[0], shape[1:]
+            i = index + n if index < 0 else index
+            i = 0 if i < 0 else n - 1 if i >= n else i
+            start = (i,) + (0,) * len(rest)
+            row = slice_p.bind(x, start_indices=start, limit_indices=(i + 1, *rest), strides=None)
+            return reshape_p.bind(row, shape=rest)
+    p = _parse(x.aval.shape, index)
+    if mode is GatherScatterMode.FILL_OR_DROP and not p.advanced and any(
+        i.__class__ is _Point for i in p.items
+    ):
+        return _gather(x, p, mode, fill_value, True, True)
+    if not p.advanced:
+        return _window(x, p)
+    return _gather(x, p, mode, fill_value, unique or p.distinct, is_sorted or p.distinct)
+
+
+def _clipped(i: int, n: int, axis: int) -> int:
+    if not n:
+        raise errors.ValueRangeError(f"index {i} into axis {axis}, which is empty.", where=source.here())
+    return min(max(i, 0), n - 1)
+
+
+def _window(x: Value, p: _Parsed) -> Value:
+    """Slices and points: a slice or dynamic slice, reversals, a reshape."""
+    shape = x.aval.shape
+    start, limit, strides, backwards = [0] * len(shape), list(shape), [1] * len(shape), []
+    out: list[int] = []
+    points: list[tuple[int, Value]] = []
+    for item in p.items:
+        if item is _NEW:
+            out.append(1)
+        elif item.__class__ is _Slice:
+            d, step = item.axis, abs(item.step)
+            low = item.start if item.step > 0 else item.start + (item.size - 1) * item.step
+            start[d], strides[d] = low, step
+            limit[d] = low + (item.size - 1) * step + 1 if item.size else low
+            if item.step < 0:
+                backwards.append(d)
+            out.append(item.size)
+        elif item.at.__class__ is int:
+            i = _clipped(item.at, shape[item.axis], item.axis)
+            start[item.axis], limit[item.axis] = i, i + 1
+        else:
+            points.append((item.axis, item.at))
+    stepped = any(s != 1 for s in strides)
+    if points and not stepped:
+        starts = [constant(s, _INT32) for s in start]
+        sizes = [b - a for a, b in zip(start, limit, strict=True)]
+        for axis, at in points:
+            if not shape[axis]:
+                _clipped(0, 0, axis)
+            starts[axis], sizes[axis] = at, 1
+        x = index_ops.dynamic_slice_p.bind(x, *starts, slice_sizes=tuple(sizes))
+    else:
+        if stepped or any(start) or tuple(limit) != shape:
+            x = slice_p.bind(
+                x,
+                start_indices=tuple(start),
+                limit_indices=tuple(limit),
+                strides=tuple(strides) if stepped else None,
+            )
+        if points:
+            starts, sizes = [constant(0, _INT32)] * len(shape), list(x.aval.shape)
+            for axis, at in points:
+                starts[axis], sizes[axis] = at, 1
+            x = index_ops.dynamic_slice_p.bind(x, *starts, slice_sizes=tuple(sizes))
+    if backwards:
+        x = rev_p.bind(x, dimensions=tuple(backwards))
+    return reshape(x, tuple(out))
+
+
+class _Layout:
+    """Where the axes of an advanced index come from.
+
+    Attributes:
+      first: the position, among the result's axes without new ones, of the arrays' broadcast axes.
+      batch: the broadcast shape of the arrays of positions.
+      shape: the shape of the result.
+    """
+
+    __slots__ = ("batch", "first", "shape")
+
+    def __init__(self, p: _Parsed):
+        places = [k for k, i in enumerate(p.items) if i.__class__ in (_Positions, _Point)]
+        arrays = [i.at.shape for i in p.items if i.__class__ is _Positions]
+        try:
+            self.batch = broadcast_shapes(*arrays) if arrays else ()
+        except errors.ShapeError as e:
+            raise errors.ShapeError(
+                f"index arrays of shapes {' and '.join(map(str, dict.fromkeys(arrays)))} do not broadcast.",
+                where=source.here(),
+                why=e.why,
+                fix="bnp.ix_(rows, columns) picks a grid; x[rows][:, columns] does so in two steps",
+            ) from None
+        # NumPy: the broadcast axes replace adjacent arrays in place; if anything stands between, they come first
+        together = places == list(range(places[0], places[-1] + 1)) if places else True
+        first = places[0] if places and together else 0
+        before = p.items[:first]
+        sizes = [
+            (1 if i is _NEW else i.size) for i in p.items if i is _NEW or i.__class__ is _Slice
+        ]
+        self.first = sum(i.__class__ is _Slice for i in before)
+        at = len(before)
+        self.shape = (*sizes[:at], *self.batch, *sizes[at:])
+
+
+def _gather(
+    x: Value, p: _Parsed, mode: GatherScatterMode, fill_value: Any, unique: bool, is_sorted: bool
+) -> Value:
+    layout = _Layout(p)
+    strict = mode is GatherScatterMode.FILL_OR_DROP
+    # static items first: what the gather then sees are whole axes and positions
+    entries: list[Any] = []
+    columns: list[tuple[int, Any]] = []
+    for item in p.items:
+        if item.__class__ is _Slice:
+            entries.append(item)
+        elif item.__class__ is _Point and item.at.__class__ is int and not strict:
+            entries.append(item)
+        elif item is not _NEW:
+            if item.axis < 0:
+                continue
+            columns.append((sum(e.__class__ is _Slice for e in entries), item.at))
+            entries.append(_Slice(item.axis, 0, x.aval.shape[item.axis], 1))
+    static = _Parsed(entries, True)
+    y = _window(x, static)
+    axes = tuple([axis for axis, _ in columns])
+    indices = _stacked([at for _, at in columns], layout.batch, y)
+    kept = [d for d in range(y.aval.ndim) if d not in axes]
+    nb = len(layout.batch)
+    first = layout.first
+    offset = tuple([k if k < first else k + nb for k in range(len(kept))])
+    if 0 in layout.batch and 0 in [y.aval.shape[a] for a in axes]:
+        # nothing is read, from nothing: a window of size 1 would not fit
+        return stretch(constant(0, y.aval.dtype), layout.shape)
+    if not columns:  # x[False], x[True, True]: an axis of its own, kept or not
+        return stretch(constant(0, y.aval.dtype), layout.shape) if 0 in layout.batch else reshape(y, layout.shape)
+    for a in axes:
+        if not y.aval.shape[a]:
+            _clipped(0, 0, a)
+    out = index_ops.gather_p.bind(
+        y,
+        indices,
+        dimension_numbers=index_ops.GatherDimensionNumbers(offset, axes, axes),
+        slice_sizes=tuple([1 if d in axes else n for d, n in enumerate(y.aval.shape)]),
+        indices_are_sorted=is_sorted,
+        unique_indices=unique,
+        mode=mode,
+        fill_value=fill_value,
+    )
+    return reshape(out, layout.shape)
+
+
+def _stacked(columns: list[Any], batch: tuple[int, ...], x: Value) -> Value:
+    """Positions along several axes as one array ``(*batch, number of axes)`` of int32 (int64 if need be)."""
+    wide = any(n > 2**31 - 1 for n in x.aval.shape)
+    kind = dtypes.int64 if wide else _INT32
+    if all(not isinstance(c, Value) for c in columns):
+        host = np.stack([np.broadcast_to(c, batch) for c in columns], -1)
+        return from_numpy(np.clip(host, *_RANGE).astype(kind) if not wide else host)
+    values = []
+    for c in columns:
+        if isinstance(c, int):
+            c = constant(c, kind)
+        elif not isinstance(c, Value):
+            c = from_numpy(np.clip(c, *_RANGE).astype(kind) if not wide else c)
+        c = cast(c, kind)
+        if c.aval.shape == batch:
+            values.append(reshape(c, (*batch, 1)))
+        else:
+            into = tuple(range(len(batch) - c.aval.ndim, len(batch)))
+            values.append(broadcast_in_dim(c, (*batch, 1), into))
+    return shape_ops.concatenate(values, len(batch))
+
+
+_RANGE = (-(2**31), 2**31 - 1)
+
+# -- writing elements ------------------------------------------------------------------------------
+
+
+class At:
+    """``x.at``: index it to name the elements that an update is about."""
+
+    __slots__ = ("x",)
+
+    def __init__(self, x: Value):
+        self.x = x
+
+    def __getitem__(self, index: Any) -> Place:
+        return Place(self.x, index)
+
+    def __repr__(self) -> str:
+        return f"<at of {self.x.aval}>"
+
+
+class Place:
+    """``x.at[index]``: its methods return x with these elements changed, and leave x as it is.
+
+    Where an element is named several times, ``add``, ``mul``, ``min`` and ``max`` apply all updates, ``set`` the
+    last one. Options of all methods: ``mode``, for positions that are out of range (``'drop'`` by default,
+    ``'clip'``, ``'promise_in_bounds'``); ``indices_are_sorted`` and ``unique_indices``, promises that make for
+    faster programs.
+    """
+
+    __slots__ = ("index", "x")
+
+    def __init__(self, x: Value, index: Any):
+        self.x, self.index = x, index
+
+    def __repr__(self) -> str:
+        return f"<{self.x.aval} at {self.index!r}>"
+
+    def set(self, values: Any, **options: Any) -> Value:
+        """The elements replaced by ``values``, which broadcast to the shape of ``x[index]``."""
+        return _update(self.x, self.index, values, "set", **options)
+
+    def add(self, values: Any, **options: Any) -> Value:
+        """``values`` added to the elements."""
+        return _update(self.x, self.index, values, "add", **options)
+
+    def subtract(self, values: Any, **options: Any) -> Value:
+        """``values`` subtracted from the elements."""
+        return _update(self.x, self.index, ew.negative(values), "add", **options)
+
+    def multiply(self, values: Any, **options: Any) -> Value:
+        """The elements multiplied by ``values``."""
+        return _update(self.x, self.index, values, "multiply", **options)
+
+    mul = multiply
+
+    def divide(self, values: Any, **options: Any) -> Value:
+        """The elements divided by ``values``."""
+        ones = _update(stretch(constant(1, self.x.aval.dtype), self.x.aval.shape), self.index, values, "multiply",
+                       **options)  # fmt: skip
+        return ops.div(self.x, ones)
+
+    def power(self, values: Any, **options: Any) -> Value:
+        """The elements raised to the power ``values``."""
+        ones = _update(stretch(constant(1, self.x.aval.dtype), self.x.aval.shape), self.index, values, "multiply",
+                       **options)  # fmt: skip
+        return ew.power(self.x, ones)
+
+    def min(self, values: Any, **options: Any) -> Value:
+        """The smaller ones of the elements and ``values``."""
+        return _update(self.x, self.index, values, "min", **options)
+
+    def max(self, values: Any, **options: Any) -> Value:
+        """The larger ones of the elements and ``values``."""
+        return _update(self.x, self.index, values, "max", **options)
+
+    def apply(self, function: Callable[[Value], Any], **options: Any) -> Value:
+        """The elements replaced by ``function`` of them, applied once to each."""
+        return self.set(function(self.get()), **options)
+
+    def get(
+        self,
+        *,
+        mode: Any = None,
+        fill_value: Any = None,
+        indices_are_sorted: bool = False,
+        unique_indices: bool = False,
+    ) -> Value:
+        """``x[index]``; out of range ``'clip'`` (default), or ``'fill'`` with ``fill_value`` (default NaN)."""
+        if mode is None:
+            mode = GatherScatterMode.CLIP if fill_value is None else GatherScatterMode.FILL_OR_DROP
+        return getitem(
+            self.x, self.index, gather_mode(mode), fill_value, unique_indices, indices_are_sorted
+        )
+
+
+_COMBINE: dict[str, tuple[Callable, Primitive]] = {
+    "set": (lambda old, new: new, index_ops.scatter_p),
+    "add": (lambda old, new: ew.add(old, new), index_ops.scatter_add_p),
+    "multiply": (lambda old, new: ew.multiply(old, new), index_ops.scatter_mul_p),
+    "min": (lambda old, new: ops.min_p.bind(old, new), index_ops.scatter_min_p),
+    "max": (lambda old, new: ops.max_p.bind(old, new), index_ops.scatter_max_p),
+}
+"""For each update: the operation on elements, and the scatter."""
+
+
+def _update(
+    x: Value,
+    index: Any,
+    values: Any,
+    how: str,
+    *,
+    mode: Any = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+) -> Value:
+    new = _as_update(x, values, how)
+    mask = _whole_mask(x, index)
+    if mask is not None and not new.aval.ndim:
+        kept = tuple(range(mask.aval.ndim))
+        return ops.select_p.bind(broadcast_in_dim(mask, x.aval.shape, kept), _COMBINE[how][0](x, new), x)
+    p = _parse(x.aval.shape, index)
+    mode = GatherScatterMode.from_any(mode)
+    if not p.advanced and not p.dynamic:
+        points = [i for i in p.items if i.__class__ is _Point]
+        if mode is GatherScatterMode.CLIP:
+            for i in points:
+                i.at = _clipped(i.at, x.aval.shape[i.axis], i.axis)
+        if any(not 0 <= i.at < x.aval.shape[i.axis] for i in points):
+            _fitted(x, new, _Layout(_Parsed(p.items, True)), p, how)
+            return x  # out of range: nothing is written
+        if all(i.__class__ is not _Slice or i.step == 1 for i in p.items):
+            return _update_window(x, p, new, how)
+    return _scatter(x, p, new, how, mode, unique_indices or p.distinct, indices_are_sorted)
+
+
+def _whole_mask(x: Value, index: Any) -> Value | None:
+    """A single boolean array as index: it needs no positions when a number is to be written."""
+    if not isinstance(index, (Value, np.ndarray)) or index.dtype.kind != "b" or not index.ndim:
+        return None
+    mask = as_value(index)
+    if mask.aval.shape != x.aval.shape[: mask.aval.ndim]:
+        _mask(0, x.aval.shape, np.zeros(mask.aval.shape, bool))
+    return mask
+
+
+def _as_update(x: Value, values: Any, how: str) -> Value:
+    dtype = x.aval.dtype
+    if values.__class__ in PYTHON_SCALARS:
+        kind = PYTHON_SCALARS[values.__class__][0]
+    else:
+        values = as_value(values, f".at[...].{how}")
+        kind = values.aval.dtype
+    if kind != dtype and _rank(kind) > _rank(dtype):
+        given = values.aval if isinstance(values, Value) else repr(values)
+        raise errors.DtypeError(
+            f"x.at[...].{how}({given}) into an array of dtype {dtypes.short_name(dtype)} would lose information.",
+            where=source.here(),
+            why="the result has the dtype of x.",
+            fix=f"convert x first (x.astype('{kind}')), or the values (values.astype('{dtype}'))",
+        )
+    return cast(values, dtype) if isinstance(values, Value) else constant(values, dtype)
+
+
+def _rank(dtype: np.dtype) -> int:
+    if dtypes.is_bool(dtype):
+        return 0
+    if dtypes.is_key(dtype):
+        return 9
+    return 1 if dtypes.is_integer(dtype) else 2 if dtypes.is_floating(dtype) else 3
+
+
+def _fitted(x: Value, new: Value, layout: _Layout, p: _Parsed, how: str) -> Value:
+    """``new`` broadcast to the shape of ``x[index]``."""
+    own, shape = new.aval.shape, layout.shape
+    while len(own) > len(shape) and own[0] == 1:
+        own = own[1:]
+    new = reshape(new, own)
+    fits = len(own) <= len(shape) and all(a in (1, b) for a, b in zip(own[::-1], shape[::-1], strict=False))
+    if not fits:
+        raise errors.ShapeError(
+            f"x.at[...].{how}: values of shape {own} do not broadcast to the shape {shape} of x[...].",
+            where=source.here(),
+            why=f"x has shape {x.aval.shape}, and the index picks {math.prod(shape)} of its elements.",
+            fix="reshape the values, or index other elements",
+        )
+    return stretch(new, shape)
+
+
+def _update_window(x: Value, p: _Parsed, new: Value, how: str) -> Value:
+    """Static positions without steps: the window is rewritten as a whole."""
+    start, sizes = [0] * x.aval.ndim, [1] * x.aval.ndim
+    for item in p.items:
+        if item.__class__ is _Slice:
+            start[item.axis], sizes[item.axis] = item.start, item.size
+        elif item is not _NEW:
+            start[item.axis] = item.at
+    new = reshape(_fitted(x, new, _Layout(p), p, how), tuple(sizes))
+    if 0 in sizes:
+        return x
+    combine = _COMBINE[how][0]
+    if tuple(sizes) == x.aval.shape:
+        return combine(x, new)
+    if how != "set":
+        limit = tuple([a + n for a, n in zip(start, sizes, strict=True)])
+        new = combine(slice_p.bind(x, start_indices=tuple(start), limit_indices=limit, strides=None), new)
+    starts = [constant(s, _INT32) for s in start]
+    return index_ops.dynamic_update_slice_p.bind(x, new, *starts)
+
+
+def _scatter(
+    x: Value, p: _Parsed, new: Value, how: str, mode: GatherScatterMode, unique: bool, is_sorted: bool
+) -> Value:
+    layout = _Layout(p)
+    new = _fitted(x, new, layout, p, how)
+    shape = x.aval.shape
+    # The updates' axes in order: windows over whole or partial axes, grids for stepped slices, and the arrays.
+    # A grid is one more axis of the indices, whose axes keep their order in the updates.
+    slices = [i for i in p.items if i.__class__ is _Slice]
+    sizes = [i.size for i in slices]
+    nb = len(layout.batch)
+    updates_shape = (*sizes[: layout.first], *layout.batch, *sizes[layout.first :])
+    new = reshape(new, updates_shape)
+    place = [k if k < layout.first else k + nb for k in range(len(slices))]
+    gridded = [k for k, s in enumerate(slices) if s.step != 1]
+    window = tuple([place[k] for k in range(len(slices)) if k not in gridded])
+    batch_places = [d for d in range(len(updates_shape)) if d not in window]
+    batch = tuple([updates_shape[d] for d in batch_places])
+    columns: list[tuple[int, Any]] = []
+    inserted: list[int] = []
+    at = batch_places.index(layout.first) if nb else 0  # where the arrays' axes are among those of the indices
+    for k, s in enumerate(slices):
+        if k in gridded:
+            d = batch_places.index(place[k])
+            line = np.arange(s.size, dtype=np.int64) * s.step + s.start
+            columns.append((s.axis, line.reshape([-1 if i == d else 1 for i in range(len(batch))])))
+            inserted.append(s.axis)
+        elif s.size != shape[s.axis]:
+            columns.append((s.axis, s.start))
+    for item in p.items:
+        if item.__class__ in (_Positions, _Point) and item.axis >= 0:
+            c = item.at
+            if len(batch) > nb and not isinstance(c, int) and c.ndim:
+                c = _padded_rank(c, at, nb, len(batch))
+            columns.append((item.axis, c))
+            inserted.append(item.axis)
+    if 0 in batch:
+        return x
+    if not columns:
+        return _COMBINE[how][0](x, reshape(new, shape))
+    axes = tuple([a for a, _ in columns])
+    indices = _stacked([c for _, c in columns], batch, x)
+    return _COMBINE[how][1].bind(
+        x,
+        indices,
+        new,
+        dimension_numbers=index_ops.ScatterDimensionNumbers(window, tuple(sorted(inserted)), axes),
+        indices_are_sorted=is_sorted,
+        unique_indices=unique,
+        mode=mode,
+    )
+
+
+def _padded_rank(c: Any, at: int, nb: int, rank: int) -> Any:
+    """Positions over the arrays' broadcast axes as positions over all axes of the indices."""
+    own = (1,) * (nb - c.ndim) + tuple(c.shape)
+    full = (1,) * at + own + (1,) * (rank - at - nb)
+    return c.reshape(full) if isinstance(c, np.ndarray) else reshape(c, full)

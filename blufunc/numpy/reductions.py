@@ -1,0 +1,547 @@
+"""Sums, means, extrema, tests and running totals over axes.
+
+Face over ``reduce_*`` and the cumulative primitives. All take ``axis`` as None, an int or a tuple, and
+``keepdims``; those that can take ``where`` (a mask of what counts) and ``initial``. Sums and products of
+integers narrower than 32 bits are computed in 32; half-precision means and variances in float32.
+"""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core import dtypes, source
+from blufunc.core.ops import cumulative, reduce
+from blufunc.core.ops import elementwise as ops
+from blufunc.core.ops import shape as shape_ops
+from blufunc.core.ops.sort import sort as sort_values
+from blufunc.core.primitive import Primitive
+from blufunc.core.structure import reduce_sum, reshape
+from blufunc.core.structure import transpose as permute
+from blufunc.core.trace import Value
+from blufunc.numpy import elementwise as ew
+from blufunc.numpy import indexing
+from blufunc.numpy.creation import match_to
+from blufunc.numpy.promotion import (
+    PYTHON_SCALARS,
+    as_value,
+    axes_in,
+    axis_in,
+    cast,
+    constant,
+    dtype_of,
+    inexact,
+    meet,
+    stretch,
+)
+
+
+def _given(x: Any, name: str) -> Value:
+    kind = PYTHON_SCALARS.get(x.__class__)
+    return as_value(x, name) if kind is None else constant(x, *kind)
+
+
+def _kept(x: Value, result: Value, axes: tuple[int, ...], keepdims: bool) -> Value:
+    if not keepdims:
+        return result
+    return reshape(result, tuple([1 if d in axes else n for d, n in enumerate(x.aval.shape)]))
+
+
+def _masked(x: Value, where: Any, neutral: Any, name: str) -> Value:
+    if where is None:
+        return x
+    mask = ew.truth(where, name)
+    if len(mask.aval.shape) > x.aval.ndim:
+        raise errors.ShapeError(
+            f"{name}: where has shape {mask.aval.shape}, x {x.aval.shape}.",
+            where=source.here(),
+            fix="the mask must broadcast to x",
+        )
+    (mask,) = match_to(name, x.aval.shape, mask)
+    return ops.select_p.bind(mask, x, constant(neutral, x.aval.dtype))
+
+
+def _summed_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype of sums and products: integers have 32 bits at least."""
+    if dtypes.is_bool(dtype):
+        return dtypes.int32
+    if dtypes.is_integer(dtype) and dtype.itemsize < 4:
+        return dtypes.uint32 if dtypes.is_unsigned(dtype) else dtypes.int32
+    return dtype
+
+
+def sum(
+    x: Any,
+    /,
+    axis: Any = None,
+    dtype: Any = None,
+    *,
+    keepdims: bool = False,
+    initial: Any = None,
+    where: Any = None,
+    promote_integers: bool = True,
+) -> Value:
+    """The sum over axes, in the dtype of x; integers narrower than 32 bits, and booleans, are summed in 32."""
+    x = _given(x, "sum")
+    axes = axes_in(axis, x.aval.ndim, "sum")
+    want = dtype_of(dtype) or (_summed_dtype(x.aval.dtype) if promote_integers else x.aval.dtype)
+    x = cast(x, dtypes.int32 if dtypes.is_bool(want) else want)
+    y = _masked(x, where, 0, "sum")
+    result = _kept(x, reduce_sum(y, axes), axes, keepdims)
+    result = result if initial is None else cast(ew.add(result, initial), result.aval.dtype)
+    return cast(result, want)
+
+
+def prod(
+    x: Any,
+    /,
+    axis: Any = None,
+    dtype: Any = None,
+    *,
+    keepdims: bool = False,
+    initial: Any = None,
+    where: Any = None,
+    promote_integers: bool = True,
+) -> Value:
+    """The product over axes, in the dtype of x; integers narrower than 32 bits are multiplied in 32."""
+    x = _given(x, "prod")
+    axes = axes_in(axis, x.aval.ndim, "prod")
+    want = dtype_of(dtype) or (_summed_dtype(x.aval.dtype) if promote_integers else x.aval.dtype)
+    x = cast(x, dtypes.int32 if dtypes.is_bool(want) else want)
+    y = _masked(x, where, 1, "prod")
+    result = _kept(x, reduce.reduce_prod(y, axes), axes, keepdims)
+    result = result if initial is None else cast(ew.multiply(result, initial), result.aval.dtype)
+    return cast(result, want)
+
+
+def _limit(dtype: np.dtype, largest: bool) -> Any:
+    """What no element exceeds, or is below."""
+    if dtypes.is_bool(dtype):
+        return largest
+    if dtypes.is_integer(dtype):
+        info = dtypes.iinfo(dtype)
+        return int(info.max if largest else info.min)
+    if dtype == dtypes.float8_e4m3fn:
+        return float(dtypes.finfo(dtype).max if largest else dtypes.finfo(dtype).min)
+    return math.inf if largest else -math.inf
+
+
+def _extremum(prim: Primitive, name: str, combine: Callable, lowest: bool, doc: str) -> Callable:
+    def function(
+        x: Any, /, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = None
+    ) -> Value:
+        x = _given(x, name)
+        axes = axes_in(axis, x.aval.ndim, name)
+        if initial is None:
+            if where is not None:
+                raise errors.ArgumentError(
+                    f"{name} with where= needs initial=.",
+                    where=source.here(),
+                    why="where nothing counts there is no extremum.",
+                    fix=f"bnp.{name}(x, where=mask, initial={'-' if lowest else ''}bnp.inf)",
+                )
+            if 0 in [x.aval.shape[a] for a in axes]:
+                raise errors.ValueRangeError(
+                    f"{name} of no elements: {x.aval} over axes {axes}.",
+                    where=source.here(),
+                    fix="give initial=, the result where there is nothing",
+                )
+        y = _masked(x, where, _limit(x.aval.dtype, not lowest), name)
+        result = _kept(x, prim.bind(y, axes=axes) if axes else y, axes, keepdims)
+        return result if initial is None else cast(combine(result, initial), x.aval.dtype)
+
+    return ew._named(function, name, doc)
+
+
+max = amax = _extremum(
+    reduce.reduce_max_p,
+    "max",
+    ew.maximum,
+    True,
+    "The largest element over axes, in the dtype of x; NaN if any is. ``initial`` is one more element; "
+    "``where`` needs it.",
+)
+min = amin = _extremum(
+    reduce.reduce_min_p,
+    "min",
+    ew.minimum,
+    False,
+    "The smallest element over axes, in the dtype of x; NaN if any is. ``initial`` is one more element; "
+    "``where`` needs it.",
+)
+
+
+def _logical(prim: Primitive, name: str, neutral: bool, doc: str) -> Callable:
+    def function(x: Any, /, axis: Any = None, *, keepdims: bool = False, where: Any = None) -> Value:
+        x = ew.truth(x, name)
+        axes = axes_in(axis, x.aval.ndim, name)
+        y = _masked(x, where, neutral, name)
+        return _kept(x, prim.bind(y, axes=axes) if axes else y, axes, keepdims)
+
+    return ew._named(function, name, doc)
+
+
+all = _logical(reduce.reduce_and_p, "all", True, "Whether all elements over axes are true (not 0), as bool.")
+any = _logical(reduce.reduce_or_p, "any", False, "Whether any element over axes is true (not 0), as bool.")
+
+
+def count_nonzero(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
+    """The number of elements over axes that are not 0, as int32."""
+    return sum(ew.truth(x, "count_nonzero"), axis, keepdims=keepdims)
+
+
+# -- moments ---------------------------------------------------------------------------------------
+
+
+def _computation(dtype: np.dtype) -> np.dtype:
+    """What means are computed in: float32 for half precision."""
+    return dtypes.float32 if dtypes.is_floating(dtype) and dtype.itemsize < 4 else dtype
+
+
+def _count(x: Value, axes: tuple[int, ...], where: Any, keepdims: bool, name: str) -> Any:
+    if where is None:
+        return float(math.prod([x.aval.shape[a] for a in axes]))
+    (mask,) = match_to(name, x.aval.shape, ew.truth(where, name))
+    return sum(mask, axes, keepdims=keepdims)
+
+
+def mean(x: Any, /, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, where: Any = None) -> Value:
+    """The arithmetic mean over axes: the sum divided by the count, in the dtype of x, float32 for integers."""
+    x = inexact(x, "mean")
+    axes = axes_in(axis, x.aval.ndim, "mean")
+    want = dtype_of(dtype) or x.aval.dtype
+    y = cast(x, _computation(want) if dtypes.is_inexact(want) else dtypes.float32)
+    total = sum(y, axes, keepdims=keepdims, where=where)
+    return cast(ew.divide(total, _count(x, axes, where, keepdims, "mean")), want)
+
+
+def average(
+    x: Any, axis: Any = None, weights: Any = None, returned: bool = False, *, keepdims: bool = False
+) -> Any:
+    """The mean over axes, weighted; with ``returned`` also the sum of the weights.
+
+    ``weights`` has the shape of x, or of its one axis.
+    """
+    x = inexact(x, "average")
+    axes = axes_in(axis, x.aval.ndim, "average")
+    if weights is None:
+        result = mean(x, axes, keepdims=keepdims)
+        total = stretch(constant(_count(x, axes, None, False, "average"), result.aval.dtype), result.aval.shape)
+    else:
+        w = as_value(weights, "average")
+        if w.aval.shape != x.aval.shape:
+            if w.aval.ndim != 1 or len(axes) != 1 or w.aval.size != x.aval.shape[axes[0]]:
+                raise errors.ShapeError(
+                    f"average: weights {w.aval} do not fit {x.aval} over axis {axis}.",
+                    where=source.here(),
+                    fix="weights have the shape of x, or of the one axis",
+                )
+            w = reshape(w, tuple([w.aval.size if d == axes[0] else 1 for d in range(x.aval.ndim)]))
+        x, w = meet(x, w, "average", inexact=True)
+        total = sum(w, axes, keepdims=keepdims)
+        result = ew.divide(sum(ew.multiply(x, w), axes, keepdims=keepdims), total)
+    return (result, total) if returned else result
+
+
+def var(
+    x: Any,
+    /,
+    axis: Any = None,
+    dtype: Any = None,
+    *,
+    ddof: float = 0,
+    correction: float | None = None,
+    keepdims: bool = False,
+    where: Any = None,
+) -> Value:
+    """The variance over axes: the mean of ``|x - mean|**2``, as a real float.
+
+    The sum is divided by the count less ``ddof`` (also called ``correction``).
+    """
+    x = inexact(x, "var")
+    axes = axes_in(axis, x.aval.ndim, "var")
+    y = cast(x, _computation(x.aval.dtype) if dtype is None else dtypes.as_dtype(dtype))
+    centered = ops.sub_p.bind(*ew.match_shapes("var", y, mean(y, axes, keepdims=True, where=where)))
+    if dtypes.is_complex(centered.aval.dtype):
+        squares = ops.add(ops.square(ops.real(centered)), ops.square(ops.imag(centered)))
+    else:
+        squares = ops.square_p.bind(centered)
+    real = squares.aval.dtype
+    count = _count(x, axes, where, keepdims, "var")
+    less = ddof if correction is None else correction
+    if isinstance(count, float):
+        count = constant(builtins.max(count - less, 0.0), real)
+    else:
+        count = ew.maximum(ew.subtract(count, less), 0)
+    result = ew.divide(sum(squares, axes, keepdims=keepdims, where=where), count)
+    return cast(result, real if dtype is not None or dtypes.is_complex(x.aval.dtype) else x.aval.dtype)
+
+
+def std(
+    x: Any,
+    /,
+    axis: Any = None,
+    dtype: Any = None,
+    *,
+    ddof: float = 0,
+    correction: float | None = None,
+    keepdims: bool = False,
+    where: Any = None,
+) -> Value:
+    """The standard deviation over axes: the square root of ``var``."""
+    variance = var(x, axis, dtype, ddof=ddof, correction=correction, keepdims=keepdims, where=where)
+    return ops.sqrt_p.bind(variance)
+
+
+def ptp(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
+    """The range of values over axes: the largest less the smallest."""
+    return ew.subtract(max(x, axis, keepdims=keepdims), min(x, axis, keepdims=keepdims))
+
+
+# -- positions -------------------------------------------------------------------------------------
+
+
+def _position(prim: Primitive, name: str, doc: str) -> Callable:
+    def function(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Value:
+        x = _given(x, name)
+        if dtypes.is_bool(x.aval.dtype):
+            x = ops.convert(x, dtypes.int8)
+        given, rank = axis, x.aval.ndim
+        shape = x.aval.shape
+        if axis is None:
+            x, axis = reshape(x, (x.aval.size,)), 0
+        d = axis_in(axis, x.aval.ndim, name)
+        if not x.aval.shape[d]:
+            raise errors.ValueRangeError(f"{name} of no elements: axis {d} of {x.aval}.", where=source.here())
+        result = prim.bind(x, axes=(d,), index_dtype=dtypes.int32)
+        if not keepdims:
+            return result
+        if given is None:
+            return reshape(result, (1,) * rank)
+        return reshape(result, tuple([1 if i == d else n for i, n in enumerate(shape)]))
+
+    return ew._named(function, name, doc)
+
+
+argmax = _position(
+    reduce.argmax_p,
+    "argmax",
+    "The position of the largest element along an axis (of x flattened, by default), as int32; the first of equals.",
+)
+argmin = _position(
+    reduce.argmin_p,
+    "argmin",
+    "The position of the smallest element along an axis (of x flattened, by default), as int32; the first of equals.",
+)
+
+# -- running totals --------------------------------------------------------------------------------
+
+
+def _running(prim: Primitive, name: str, doc: str, widen: bool = True) -> Callable:
+    def function(x: Any, /, axis: int | None = None, dtype: Any = None) -> Value:
+        x = _given(x, name)
+        want = dtype_of(dtype)
+        if want is None:
+            want = dtypes.int32 if widen and dtypes.is_bool(x.aval.dtype) else x.aval.dtype
+        x = cast(x, want)
+        if axis is None:
+            x, axis = reshape(x, (x.aval.size,)), 0
+        return prim.bind(x, axis=axis_in(axis, x.aval.ndim, name), reverse=False)
+
+    return ew._named(function, name, doc)
+
+
+cumsum = _running(
+    cumulative.cumsum_p, "cumsum", "The sums up to each element along an axis (of x flattened, by default)."
+)
+cumprod = _running(
+    cumulative.cumprod_p, "cumprod", "The products up to each element along an axis (of x flattened, by default)."
+)
+
+
+def cumulative_sum(
+    x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
+) -> Value:
+    """``cumsum`` as in the array API standard; with ``include_initial`` a 0 comes first."""
+    return _with_initial(cumsum, "cumulative_sum", 0, x, axis, dtype, include_initial)
+
+
+def cumulative_prod(
+    x: Any, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False
+) -> Value:
+    """``cumprod`` as in the array API standard; with ``include_initial`` a 1 comes first."""
+    return _with_initial(cumprod, "cumulative_prod", 1, x, axis, dtype, include_initial)
+
+
+def _with_initial(
+    function: Callable, name: str, first: int, x: Any, axis: int | None, dtype: Any, include: bool
+) -> Value:
+    x = _given(x, name)
+    if axis is None:
+        if x.aval.ndim != 1:
+            raise errors.ArgumentError(
+                f"{name} of {x.aval} needs an axis.", where=source.here(), fix="axis=0, or ravel x first"
+            )
+        axis = 0
+    d = axis_in(axis, x.aval.ndim, name)
+    result = function(x, d, dtype or _summed_dtype(x.aval.dtype))
+    if not include:
+        return result
+    config = [(1 if i == d else 0, 0, 0) for i in range(result.aval.ndim)]
+    return shape_ops.pad(result, constant(first, result.aval.dtype), config)
+
+
+# -- order statistics ------------------------------------------------------------------------------
+
+
+def quantile(
+    x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: bool = False
+) -> Value:
+    """The values below which fractions ``q`` of the elements over axes lie, as floats.
+
+    Args:
+      x: real numbers.
+      q: fractions between 0 and 1; its axes come first in the result.
+      axis: None, an int or a tuple.
+      method: ``'linear'`` between neighbours, ``'lower'``, ``'higher'``, ``'nearest'`` or ``'midpoint'``.
+      keepdims: whether reduced axes stay with size 1.
+    """
+    if method not in ("linear", "lower", "higher", "nearest", "midpoint"):
+        raise errors.ValueRangeError(
+            f"quantile: method {method!r}.",
+            where=source.here(),
+            fix="use 'linear', 'lower', 'higher', 'nearest' or 'midpoint'",
+        )
+    x, q = inexact(x, "quantile"), inexact(q, "quantile")
+    dtype = x.aval.dtype
+    axes = axes_in(axis, x.aval.ndim, "quantile")
+    rest = tuple([d for d in range(x.aval.ndim) if d not in axes])
+    n = math.prod([x.aval.shape[a] for a in axes])
+    if not n:
+        raise errors.ValueRangeError(f"quantile of no elements: {x.aval}.", where=source.here())
+    kept_shape = tuple([1 if d in axes else m for d, m in enumerate(x.aval.shape)])
+    lines = reshape(permute(x, (*rest, *axes)), (*[x.aval.shape[d] for d in rest], n))
+    ordered = sort_values(lines, lines.aval.ndim - 1)
+    place = ops.mul(cast(q, dtypes.float32 if dtype.itemsize < 4 else dtype), float(n - 1))
+    low, high = ops.floor(place), ops.ceil(place)
+    if method == "nearest":
+        low = high = ops.round(place)
+    position = {"lower": (low, low), "higher": (high, high)}.get(method, (low, high))
+    below, above = (_at(ordered, p) for p in position)  # (*rest, *q)
+    if method == "midpoint":
+        result = ops.mul(ops.add(below, above), 0.5)
+    elif position[0] is position[1]:
+        result = below
+    else:
+        weight = cast(ops.sub(place, low), dtype)
+        low_part, high_part = (
+            ops.mul(*ew.match_shapes("quantile", v, w))
+            for v, w in ((below, ops.sub(1, weight)), (above, weight))
+        )
+        result = ops.add(low_part, high_part)
+    if dtypes.is_inexact(dtype):
+        some_nan = reduce.reduce_or(ew.isnan(lines), (lines.aval.ndim - 1,))
+        some_nan = stretch(reshape(some_nan, some_nan.aval.shape + (1,) * q.aval.ndim), result.aval.shape)
+        result = ops.select(some_nan, math.nan, result)
+    nr = len(rest)
+    result = permute(result, (*range(nr, nr + q.aval.ndim), *range(nr)))
+    return reshape(result, (*q.aval.shape, *kept_shape)) if keepdims else result
+
+
+def _at(x: Value, position: Value) -> Value:
+    from_last = ops.convert(position, dtypes.int32)
+    return indexing.getitem(x, (Ellipsis, from_last))
+
+
+def percentile(x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: bool = False) -> Value:
+    """``quantile`` with ``q`` in percent."""
+    return quantile(x, ew.divide(q, 100), axis, method=method, keepdims=keepdims)
+
+
+def median(x: Any, axis: Any = None, *, keepdims: bool = False) -> Value:
+    """The middle value over axes, or the mean of the middle two, as a float."""
+    return quantile(x, 0.5, axis, keepdims=keepdims)
+
+
+# -- ignoring NaN ----------------------------------------------------------------------------------
+
+
+def _valid(x: Any, name: str) -> tuple[Value, Any]:
+    """x, and the mask of what is not NaN; None for dtypes without NaN."""
+    x = _given(x, name)
+    return x, ew.logical_not(ew.isnan(x)) if dtypes.is_inexact(x.aval.dtype) else None
+
+
+def _ignoring(function: Callable, name: str, doc: str) -> Callable:
+    def wrapper(x: Any, /, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Value:
+        x, mask = _valid(x, name)
+        return function(x, axis, dtype, keepdims=keepdims, where=mask)
+
+    return ew._named(wrapper, name, doc)
+
+
+nansum = _ignoring(sum, "nansum", "``sum`` over the elements that are not NaN.")
+nanprod = _ignoring(prod, "nanprod", "``prod`` over the elements that are not NaN.")
+nanmean = _ignoring(mean, "nanmean", "``mean`` over the elements that are not NaN; NaN where there are none.")
+
+
+def nanvar(
+    x: Any, /, axis: Any = None, dtype: Any = None, *, ddof: float = 0, keepdims: bool = False
+) -> Value:
+    """``var`` over the elements that are not NaN."""
+    x, mask = _valid(x, "nanvar")
+    return var(x, axis, dtype, ddof=ddof, keepdims=keepdims, where=mask)
+
+
+def nanstd(
+    x: Any, /, axis: Any = None, dtype: Any = None, *, ddof: float = 0, keepdims: bool = False
+) -> Value:
+    """``std`` over the elements that are not NaN."""
+    return ops.sqrt_p.bind(nanvar(x, axis, dtype, ddof=ddof, keepdims=keepdims))
+
+
+def _nan_extremum(function: Callable, name: str, lowest: bool) -> Callable:
+    def wrapper(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
+        x, mask = _valid(x, name)
+        if mask is None:
+            return function(x, axis, keepdims=keepdims)
+        limit = constant(_limit(x.aval.dtype, not lowest), x.aval.dtype)
+        result = function(ops.select(mask, x, limit), axis, keepdims=keepdims)
+        return ops.select(any(mask, axis, keepdims=keepdims), result, constant(math.nan, x.aval.dtype))
+
+    return ew._named(
+        wrapper, name, f"``{name[3:]}`` over the elements that are not NaN; NaN where there are none."
+    )
+
+
+nanmax = _nan_extremum(max, "nanmax", True)
+nanmin = _nan_extremum(min, "nanmin", False)
+
+
+def nanargmax(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Value:
+    """``argmax`` over the elements that are not NaN; 0 where there are none."""
+    x, mask = _valid(x, "nanargmax")
+    return argmax(x if mask is None else ops.select(mask, x, -math.inf), axis, keepdims=keepdims)
+
+
+def nanargmin(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Value:
+    """``argmin`` over the elements that are not NaN; 0 where there are none."""
+    x, mask = _valid(x, "nanargmin")
+    return argmin(x if mask is None else ops.select(mask, x, math.inf), axis, keepdims=keepdims)
+
+
+def nancumsum(x: Any, /, axis: int | None = None, dtype: Any = None) -> Value:
+    """``cumsum`` with NaN counted as 0."""
+    x, mask = _valid(x, "nancumsum")
+    return cumsum(x if mask is None else ops.select(mask, x, 0.0), axis, dtype)
+
+
+def nancumprod(x: Any, /, axis: int | None = None, dtype: Any = None) -> Value:
+    """``cumprod`` with NaN counted as 1."""
+    x, mask = _valid(x, "nancumprod")
+    return cumprod(x if mask is None else ops.select(mask, x, 1.0), axis, dtype)

@@ -1,0 +1,188 @@
+"""Dtypes as users write them: ``bnp.float32``, their hierarchy, limits and promotion.
+
+Face over ``core.dtypes``. A dtype name here is usable wherever a dtype is expected, equal to the
+``np.dtype`` it stands for, and callable: ``bnp.float32(3)`` is an array of rank 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core import dtypes, source
+from blufunc.core.trace import Value
+from blufunc.numpy.creation import asarray
+from blufunc.numpy.promotion import PYTHON_SCALARS, as_value
+
+
+class ScalarType:
+    """A dtype under its name in this namespace.
+
+    Attributes:
+      dtype: the ``np.dtype``.
+    """
+
+    __slots__ = ("dtype",)
+
+    def __init__(self, dtype: np.dtype):
+        self.dtype = dtype
+
+    def __call__(self, x: Any = 0) -> Value:
+        """``x`` as an array of this dtype."""
+        return asarray(x, dtype=self.dtype)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, ScalarType):
+            return self.dtype == other.dtype
+        return isinstance(other, (np.dtype, type, str)) and self.dtype == other
+
+    def __hash__(self) -> int:
+        return hash(self.dtype)
+
+    def __repr__(self) -> str:
+        return f"blufunc.numpy.{self.dtype.name}"
+
+    def __str__(self) -> str:
+        return self.dtype.name
+
+    def __reduce__(self):
+        return (ScalarType, (self.dtype,))
+
+    @property
+    def name(self) -> str:
+        """The name, such as ``'float32'``."""
+        return self.dtype.name
+
+    @property
+    def itemsize(self) -> int:
+        """The bytes of one element."""
+        return self.dtype.itemsize
+
+
+bool_ = ScalarType(dtypes.bool_)
+int8, int16, int32, int64 = map(ScalarType, (dtypes.int8, dtypes.int16, dtypes.int32, dtypes.int64))
+uint8, uint16, uint32, uint64 = map(ScalarType, (dtypes.uint8, dtypes.uint16, dtypes.uint32, dtypes.uint64))
+float8_e4m3fn, float8_e5m2 = map(ScalarType, (dtypes.float8_e4m3fn, dtypes.float8_e5m2))
+float16, bfloat16, float32, float64 = map(
+    ScalarType, (dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64)
+)
+complex64, complex128 = map(ScalarType, (dtypes.complex64, dtypes.complex128))
+int_, uint, float_, complex_ = int32, uint32, float32, complex64
+single, double, csingle, cdouble = float32, float64, complex64, complex128
+
+# Kinds of dtypes, for issubdtype. NumPy's own classes, so that either spelling works.
+generic, number, inexact = np.generic, np.number, np.inexact
+integer, signedinteger, unsignedinteger = np.integer, np.signedinteger, np.unsignedinteger
+floating, complexfloating = np.floating, np.complexfloating
+
+_KINDS = {
+    np.generic: lambda d: True,
+    np.number: dtypes.is_numeric,
+    np.inexact: dtypes.is_inexact,
+    np.integer: dtypes.is_integer,
+    np.signedinteger: lambda d: dtypes.is_integer(d) and not dtypes.is_unsigned(d),
+    np.unsignedinteger: dtypes.is_unsigned,
+    np.floating: dtypes.is_floating,
+    np.complexfloating: dtypes.is_complex,
+}
+
+
+def issubdtype(dtype: Any, kind: Any) -> bool:
+    """Whether ``dtype`` is of a kind (``bnp.floating``, ``bnp.integer``, ...) or equal to a dtype.
+
+    bfloat16 and the 8-bit floats count as floating.
+    """
+    if isinstance(dtype, type) and dtype in _KINDS:
+        return isinstance(kind, type) and issubclass(dtype, kind)
+    d = dtypes.as_dtype(dtype)
+    test = _KINDS.get(kind) if isinstance(kind, type) else None
+    return bool(test(d)) if test is not None else d == dtypes.as_dtype(kind)
+
+
+def isdtype(dtype: Any, kind: Any) -> bool:
+    """Whether ``dtype`` is of a kind named as in the array API standard (``'real floating'``, ...).
+
+    ``kind`` is a name, a dtype, or a tuple of these of which one has to fit.
+    """
+    if isinstance(kind, tuple):
+        return any(isdtype(dtype, k) for k in kind)
+    d = dtypes.as_dtype(dtype)
+    names = {
+        "bool": dtypes.is_bool,
+        "signed integer": lambda d: dtypes.is_integer(d) and not dtypes.is_unsigned(d),
+        "unsigned integer": dtypes.is_unsigned,
+        "integral": dtypes.is_integer,
+        "real floating": dtypes.is_floating,
+        "complex floating": dtypes.is_complex,
+        "numeric": dtypes.is_numeric,
+    }
+    if isinstance(kind, str):
+        if kind in names:
+            return names[kind](d)
+        raise errors.ValueRangeError(
+            f"isdtype: {kind!r} is not a kind of dtype.",
+            where=source.here(),
+            fix=f"use one of {', '.join(map(repr, names))}",
+        )
+    return d == dtypes.as_dtype(kind)
+
+
+def _pair(x: Any) -> tuple[np.dtype, bool]:
+    if isinstance(x, Value):
+        return x.aval.dtype, x.aval.weak_type
+    if x.__class__ in PYTHON_SCALARS:
+        return PYTHON_SCALARS[x.__class__]
+    if x in (bool, int, float, complex) if isinstance(x, type) else False:
+        return PYTHON_SCALARS[x]
+    if isinstance(x, (str, type, np.dtype, ScalarType)):
+        return dtypes.as_dtype(x), False
+    aval = as_value(x, "result_type").aval
+    return aval.dtype, aval.weak_type
+
+
+def result_type(*xs: Any) -> np.dtype:
+    """The dtype of arithmetic between arrays, Python numbers and dtypes."""
+    return dtypes.promote(*[_pair(x) for x in xs])[0]
+
+
+def promote_types(a: Any, b: Any) -> np.dtype:
+    """The dtype of arithmetic between two dtypes."""
+    return dtypes.promote(_pair(a), _pair(b))[0]
+
+
+def can_cast(x: Any, to: Any, casting: str = "safe") -> bool:
+    """Whether arrays of a dtype (or an array) can become ``to`` under NumPy's casting rules."""
+    frm = _pair(x)[0] if not isinstance(x, (str, type, np.dtype, ScalarType)) else dtypes.as_dtype(x)
+    return bool(np.can_cast(frm, dtypes.as_dtype(to), casting))  # type: ignore[arg-type]
+
+
+def dtype(x: Any) -> np.dtype:
+    """The ``np.dtype`` for a name, scalar type or dtype."""
+    return dtypes.as_dtype(x)
+
+
+def finfo(x: Any) -> Any:
+    """Limits of a floating dtype, or of an array's: ``eps``, ``max``, ``min``, ``tiny``, ``bits``."""
+    return dtypes.finfo(x.aval.dtype if isinstance(x, Value) else x)
+
+
+def iinfo(x: Any) -> Any:
+    """Limits of an integer dtype, or of an array's: ``min``, ``max``, ``bits``."""
+    return dtypes.iinfo(x.aval.dtype if isinstance(x, Value) else x)
+
+
+def isscalar(x: Any) -> bool:
+    """Whether x is a number or an array of rank 0."""
+    return isinstance(x, (bool, int, float, complex, np.generic)) or (isinstance(x, Value) and not x.aval.ndim)
+
+
+def iscomplexobj(x: Any) -> bool:
+    """Whether x has a complex dtype."""
+    return dtypes.is_complex(_pair(x)[0])
+
+
+def isrealobj(x: Any) -> bool:
+    """Whether x has a dtype that is not complex."""
+    return not iscomplexobj(x)

@@ -1,0 +1,283 @@
+"""Gradient transformations: the parts that optimisers are chained from.
+
+A face, above ``optim.base``. Whatever is the same for all parameters (bias corrections, the learning rate, the norm of
+all gradients) is computed once, as numbers, so that each parameter array sees as few operations as possible.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import blufunc.numpy as bnp
+from blufunc import errors
+from blufunc.core import dtypes, source, tree
+from blufunc.optim.base import (
+    GradientTransformation,
+    PyTree,
+    Scalars,
+    aligned,
+    required,
+    stateless,
+    wide_dtype,
+)
+
+Schedule = Callable[[Any], Any]
+"""From the number of steps taken so far to a number."""
+
+
+class ScaleByScheduleState(NamedTuple):
+    """``count``: the steps taken, int32."""
+
+    count: Any
+
+
+class TraceState(NamedTuple):
+    """``trace``: the decaying sum of past updates, like the parameters."""
+
+    trace: PyTree
+
+
+class ScaleByAdamState(NamedTuple):
+    """``count``: the steps taken, int32. ``mu``, ``nu``: mean and mean square of the gradients, like the parameters."""
+
+    count: Any
+    mu: PyTree
+    nu: PyTree
+
+
+# -- scaling ---------------------------------------------------------------------------------------
+
+
+def scale(step_size: Any) -> GradientTransformation:
+    """Multiply updates by ``step_size``, a number or an array of rank 0."""
+    return stateless(lambda updates, params: _scaled(updates, step_size))
+
+
+def scale_by_schedule(step_size_fn: Schedule) -> GradientTransformation:
+    """Multiply updates by ``step_size_fn(count)``, where count is the number of steps taken before."""
+
+    def init(params):
+        return ScaleByScheduleState(_zero())
+
+    def update(updates, state, params=None):
+        return _scaled(updates, step_size_fn(state.count)), ScaleByScheduleState(_next(state.count))
+
+    return GradientTransformation(init, update)
+
+
+def scale_by_learning_rate(learning_rate: Any, *, flip_sign: bool = True) -> GradientTransformation:
+    """Multiply updates by minus the learning rate, a number or a schedule; plus it without ``flip_sign``."""
+    sign = -1 if flip_sign else 1
+    if callable(learning_rate):
+        return scale_by_schedule(lambda count: learning_rate(count) * sign)
+    return scale(learning_rate * sign)
+
+
+def trace(decay: Any, nesterov: bool = False, accumulator_dtype: Any = None) -> GradientTransformation:
+    """Momentum: replace updates by a decaying sum of them, ``trace = updates + decay * trace``.
+
+    Args:
+      decay: how much of the sum survives a step.
+      nesterov: look one step ahead: return ``updates + decay * trace`` of the new trace (Sutskever et al., ICML 2013).
+      accumulator_dtype: the dtype in which the sum is kept; the parameters' by default.
+    """
+
+    def init(params):
+        return TraceState(tree.map(lambda p: _zeros_like(p, accumulator_dtype), params))
+
+    def update(updates, state, params=None):
+        treedef, us, ts = aligned({"updates": updates, "state.trace": state.trace})
+        sums = [u + t * decay for u, t in zip(us, ts, strict=True)]
+        new = [u + s * decay for u, s in zip(us, sums, strict=True)] if nesterov else sums
+        new = [n.astype(u.dtype) for n, u in zip(new, us, strict=True)]
+        sums = [s.astype(t.dtype) for s, t in zip(sums, ts, strict=True)]
+        return tree.unflatten(treedef, new), TraceState(tree.unflatten(treedef, sums))
+
+    return GradientTransformation(init, update)
+
+
+# -- limits ----------------------------------------------------------------------------------------
+
+
+def clip(max_delta: Any) -> GradientTransformation:
+    """Limit each element of the updates to [-max_delta, max_delta]."""
+    return stateless(lambda updates, params: tree.map(lambda u: bnp.clip(u, -max_delta, max_delta), updates))
+
+
+def global_norm(updates: PyTree) -> Any:
+    """The Euclidean norm of all leaves together, as an array of rank 0; half precisions are summed in float32.
+
+    The norm of an empty tree is 0.
+    """
+    squares = [
+        bnp.sum(bnp.square(u.astype(wide_dtype(u.dtype)))) for u in map(bnp.asarray, tree.leaves(updates))
+    ]
+    return bnp.sqrt(sum(squares)) if squares else bnp.zeros((), dtypes.float32)
+
+
+def clip_by_global_norm(max_norm: Any) -> GradientTransformation:
+    """Scale all updates by one factor so that their ``global_norm`` is at most ``max_norm``.
+
+    Updates within the limit stay as they are, to the bit (Pascanu et al., arXiv:1211.5063).
+    """
+
+    def update(updates, params):
+        norm = global_norm(updates)
+        return _scaled(updates, bnp.where(norm < max_norm, 1, max_norm / norm))
+
+    return stateless(update)
+
+
+# -- weight decay ----------------------------------------------------------------------------------
+
+
+def add_decayed_weights(weight_decay: Any = 0.0, mask: PyTree = None) -> GradientTransformation:
+    """Add ``weight_decay * params`` to the updates.
+
+    Args:
+      weight_decay: a number or an array of rank 0.
+      mask: which parameters decay: a pytree of bools that is a prefix of the parameters, or a function that makes one
+        of them. All by default.
+    Raises:
+      ArgumentError: ``update`` was called without ``params``.
+    """
+
+    def update(updates, params):
+        treedef, us, ps = aligned({"updates": updates, "params": required(params, "add_decayed_weights")})
+        decay, new = Scalars(_number(weight_decay)), []
+        for u, p, decays in zip(us, ps, _mask_leaves(mask, params), strict=True):
+            if decays:
+                (d,) = decay.of(p.dtype)
+                u = (u + p * d).astype(u.dtype)
+            new.append(u)
+        return tree.unflatten(treedef, new)
+
+    return stateless(update)
+
+
+def _mask_leaves(mask: PyTree, params: PyTree) -> list[bool]:
+    """For each leaf of the parameters whether it decays."""
+    if mask is None:
+        return [True] * len(tree.leaves(params))
+    return [bool(m) for m in tree.broadcast_prefix(mask(params) if callable(mask) else mask, params)]
+
+
+# -- adam ------------------------------------------------------------------------------------------
+
+
+def scale_by_adam(
+    b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8, eps_root: Any = 0.0, mu_dtype: Any = None
+) -> GradientTransformation:
+    """Divide the mean of the gradients by the root of their mean square (Kingma & Ba, arXiv:1412.6980).
+
+    Args:
+      b1, b2: how much of the mean, and of the mean square, survives a step.
+      eps: added to the root.
+      eps_root: added under the root; positive, to differentiate through the update.
+      mu_dtype: the dtype in which the mean is kept. By default that of the parameters, and float32 for half
+        precisions, whose 8 bits could not hold what a step changes; the mean square is always kept so.
+    """
+    return adam_update(None, b1, b2, eps, eps_root, mu_dtype)
+
+
+def adam_update(
+    learning_rate: Any, b1: Any, b2: Any, eps: Any, eps_root: Any, mu_dtype: Any, weight_decay: Any = 0.0,
+    mask: PyTree = None,
+) -> GradientTransformation:  # fmt: skip
+    """``scale_by_adam``, and with a learning rate also decoupled weight decay and the final scaling, in one.
+
+    With m and v the means, c1 and c2 their bias corrections, an update is ``-rate * (m / c1 / (sqrt(v / c2) + eps) +
+    decay * p)``. It is computed as ``m * a / (sqrt(v) + e) + p * d``, with ``a = -rate * sqrt(c2) / c1``,
+    ``e = eps * sqrt(c2)`` and ``d = -rate * decay``: 13 operations for each parameter array, with the means.
+    """
+    decays_any = not (isinstance(weight_decay, (int, float)) and weight_decay == 0)
+    root = not (isinstance(eps_root, (int, float)) and eps_root == 0)
+
+    def init(params):
+        return ScaleByAdamState(
+            _zero(),
+            tree.map(lambda p: _zeros_like(p, mu_dtype or wide_dtype(bnp.asarray(p).dtype)), params),
+            tree.map(lambda p: _zeros_like(p, wide_dtype(bnp.asarray(p).dtype)), params),
+        )
+
+    def update(updates, state, params=None):
+        trees = {"updates": updates, "state.mu": state.mu, "state.nu": state.nu}
+        if decays_any:
+            trees["params"] = required(params, "weight decay")
+        treedef, gs, ms, vs, *rest = aligned(trees)
+        ps = rest[0] if decays_any else gs
+        decays = _mask_leaves(mask, params) if decays_any else [False] * len(gs)
+
+        count = _next(state.count)
+        steps = count.astype(dtypes.float32)
+        root_c2 = bnp.sqrt(_bias_correction(b2, steps))
+        a = root_c2 / _bias_correction(b1, steps)
+        d: Any = 0.0
+        if learning_rate is not None:
+            rate = learning_rate(state.count) if callable(learning_rate) else learning_rate
+            a, d = a * -rate, _number(rate * weight_decay) * -1
+        numbers = Scalars(a, root_c2 * eps, d, bnp.square(root_c2) * eps_root if root else 0.0)
+
+        new, mus, nus = [], [], []
+        for g, m, v, p, is_decayed in zip(gs, ms, vs, ps, decays, strict=True):
+            dtype = v.dtype
+            a, e, d, e_root = numbers.of(dtype)
+            x = g.astype(dtype)
+            mu = m.astype(dtype) * b1 + x * (1 - b1)
+            nu = v * b2 + bnp.square(x) * (1 - b2)
+            u = mu * a / (bnp.sqrt(nu + e_root if root else nu) + e)
+            if is_decayed:
+                u = u + p.astype(dtype) * d
+            new.append(u.astype(g.dtype))
+            mus.append(mu.astype(m.dtype))
+            nus.append(nu)
+        new, mus, nus = (tree.unflatten(treedef, leaves) for leaves in (new, mus, nus))
+        return new, ScaleByAdamState(count, mus, nus)
+
+    return GradientTransformation(init, update)
+
+
+def _bias_correction(decay: Any, steps: Any) -> Any:
+    """``1 - decay**steps``, without the cancellation of the subtraction for decays close to 1."""
+    if not isinstance(decay, (int, float)):
+        return -bnp.expm1(bnp.log(decay) * steps)
+    if not 0 <= decay < 1:
+        raise errors.ValueRangeError(
+            f"b1 and b2 of adam must be in [0, 1), one of them is {decay}.", where=source.here()
+        )
+    return -bnp.expm1(steps * math.log(decay)) if decay else bnp.ones((), dtypes.float32)
+
+
+# -- parts -----------------------------------------------------------------------------------------
+
+
+def _zero() -> Any:
+    return bnp.zeros((), dtypes.int32)
+
+
+def _next(count: Any) -> Any:
+    """One more, up to the largest int32."""
+    return bnp.minimum(count, 2**31 - 2) + 1
+
+
+def _zeros_like(p: Any, dtype: Any) -> Any:
+    p = bnp.asarray(p)
+    return bnp.zeros(p.shape, dtype or p.dtype)
+
+
+def _number(x: Any) -> Any:
+    """A Python number as it is, anything else as an array of rank 0."""
+    return x if isinstance(x, (int, float)) else bnp.asarray(x)
+
+
+def _scaled(updates: PyTree, factor: Any) -> PyTree:
+    """All leaves times one number; each keeps its dtype."""
+    numbers = Scalars(_number(factor))
+
+    def one(u):
+        u = bnp.asarray(u)
+        return u * numbers.of(u.dtype)[0]
+
+    return tree.map(one, updates)

@@ -1,0 +1,395 @@
+"""Random numbers: the cipher's known answers, frozen samples, JAX's values, errors, and the transforms."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from blufunc import errors, random
+from blufunc.core import dtypes
+from blufunc.core.array import from_numpy
+from blufunc.core.ops.elementwise import mul
+from blufunc.core.ops.random_bits import random_fold_in_p, random_seed_p, random_unwrap_p, threefry2x32
+from blufunc.transforms.grad import grad, jvp
+from blufunc.transforms.jit import jit
+from blufunc.transforms.vmap import vmap
+
+KEY = random.key(42)
+
+
+def data(key):
+    return np.asarray(random.key_data(key))
+
+
+# -- the generator ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "key, counter, want",
+    [
+        # the known answers of the Random123 distribution
+        ((0, 0), (0, 0), (0x6B200159, 0x99BA4EFE)),
+        ((0xFFFFFFFF, 0xFFFFFFFF), (0xFFFFFFFF, 0xFFFFFFFF), (0x1CB996FC, 0xBB002BE7)),
+        ((0x13198A2E, 0x03707344), (0x243F6A88, 0x85A308D3), (0xC4923A9C, 0x483DF7A0)),
+    ],
+)
+def test_known_answers(key, counter, want):
+    assert tuple(map(int, threefry2x32(*key, *counter))) == want
+    tiled = [np.full((3, 5), word, np.uint32) for word in (*key, *counter)]
+    for word, expected in zip(threefry2x32(*tiled), want):
+        assert (word == expected).all()
+
+
+def test_long_arrays_are_enciphered_by_blocks():
+    """Position i has the same bits however many there are, across the blocks that the cipher works in."""
+    whole = np.asarray(random.bits(KEY, (70_001,)))
+    np.testing.assert_array_equal(whole[:5], np.asarray(random.bits(KEY, (5,))))
+    counters = np.arange(70_001, dtype=np.uint32)
+    a, b = threefry2x32(*data(KEY), np.uint32(0), counters)
+    np.testing.assert_array_equal(whole, a ^ b)
+
+
+@pytest.mark.parametrize(
+    "seed, want",
+    [
+        (0, (0, 0)),
+        (42, (0, 42)),
+        (-1, (0, 2**32 - 1)),
+        (-(2**31), (0, 2**31)),
+        (2**32 - 1, (0, 2**32 - 1)),
+        (2**32 + 5, (1, 5)),
+        (-(2**40), (2**32 - 256, 0)),
+        (2**64 - 1, (2**32 - 1, 2**32 - 1)),
+        (np.int64(7), (0, 7)),
+        (np.uint8(200), (0, 200)),
+        (np.array(-5, np.int8), (0, 2**32 - 5)),
+    ],
+)
+def test_seeds(seed, want):
+    assert tuple(data(random.key(seed))) == want
+
+
+def test_wrapping_and_unwrapping():
+    keys = random.split(KEY, (2, 3))
+    assert keys.dtype == dtypes.key and keys.shape == (2, 3)
+    words = random.key_data(keys)
+    assert words.dtype == np.uint32 and words.shape == (2, 3, 2)
+    np.testing.assert_array_equal(data(random.wrap_key_data(words)), words)
+
+
+def test_frozen_values():
+    """Recorded once, with JAX agreeing: these may never change."""
+    assert data(random.split(KEY)).tolist() == [[1832780943, 270669613], [64467757, 2916123636]]
+    assert data(random.fold_in(KEY, 7)).tolist() == [2547012911, 1371500959]
+    assert int(random.bits(KEY)) == 2098992034
+    assert np.asarray(random.randint(KEY, (5,), -10, 10)).tolist() == FROZEN["randint"]
+    assert np.asarray(random.uniform(KEY, (3,))).tolist() == FROZEN["uniform"]
+    assert np.asarray(random.permutation(KEY, 8)).tolist() == FROZEN["permutation"]
+    assert np.asarray(random.bernoulli(KEY, 0.6, (6,))).tolist() == FROZEN["bernoulli"]
+    np.testing.assert_allclose(random.normal(KEY, (3,)), FROZEN["normal"], rtol=1e-6)
+    np.testing.assert_allclose(random.gumbel(KEY, (3,)), FROZEN["gumbel"], rtol=1e-6)
+
+
+FROZEN = {
+    "randint": [-6, 4, 1, -1, -1],
+    "uniform": [0.48870956897735596, 0.6797971725463867, 0.6162714958190918],
+    "permutation": [7, 4, 2, 5, 3, 6, 0, 1],
+    "bernoulli": [True, False, False, True, True, True],
+    "normal": [-0.02830461598932743, 0.4671318531036377, 0.2957029640674591],
+    "gumbel": [0.3340933918952942, 0.952019453048706, 0.7255305647850037],
+}
+
+# -- as JAX ----------------------------------------------------------------------------------------
+
+LOGITS = np.linspace(-1, 2, 60, dtype=np.float32).reshape(3, 4, 5)
+LOW, HIGH = np.array([[0], [-9]], np.int32), np.array([5, 1000, 2**31 - 1], np.int32)
+EXACT = {
+    "bits8": lambda r, k: r.bits(k, (3, 4), dtype="uint8"),
+    "bits16": lambda r, k: r.bits(k, (7,), dtype="uint16"),
+    "bits32": lambda r, k: r.bits(k, (2, 3, 5)),
+    "scalar": lambda r, k: r.bits(k),
+    "empty": lambda r, k: r.bits(k, (0, 3)),
+    "uniform": lambda r, k: r.uniform(k, (1000,)),
+    "uniform f16": lambda r, k: r.uniform(k, (100,), "float16"),
+    "uniform bf16": lambda r, k: r.uniform(k, (100,), "bfloat16"),
+    "uniform range": lambda r, k: r.uniform(k, (1000,), minval=-2.0, maxval=2.0),
+    "uniform int bounds": lambda r, k: r.uniform(k, (10,), minval=1, maxval=3),
+    "randint": lambda r, k: r.randint(k, (1000,), 0, 10),
+    "randint wide": lambda r, k: r.randint(k, (1000,), -(2**31), 2**31 - 1),
+    "randint large span": lambda r, k: r.randint(k, (1000,), -5, 100_000),
+    "randint empty": lambda r, k: r.randint(k, (4,), 5, 5),
+    "randint arrays": lambda r, k: r.randint(k, (2, 3), LOW, HIGH),
+    "randint u8": lambda r, k: r.randint(k, (1000,), 0, 256, "uint8"),
+    "randint u8 clipped": lambda r, k: r.randint(k, (100,), -7, 3000, "uint8"),
+    "randint i8": lambda r, k: r.randint(k, (1000,), -128, 128, "int8"),
+    "randint i16": lambda r, k: r.randint(k, (1000,), -300, 300, "int16"),
+    "randint u32": lambda r, k: r.randint(k, (1000,), 3, 1000, "uint32"),
+    "randint u32 bounds": lambda r, k: r.randint(k, (100,), np.uint32(3), np.uint32(2**32 - 1), "int32"),
+    "bernoulli": lambda r, k: r.bernoulli(k, 0.3, (1000,)),
+    "bernoulli array": lambda r, k: r.bernoulli(k, np.linspace(0, 1, 11, dtype=np.float32)),
+    "bernoulli broadcast": lambda r, k: r.bernoulli(k, np.float32([0.1, 0.9]), (5, 2)),
+    "permutation int": lambda r, k: r.permutation(k, 1000),
+    "permutation 1": lambda r, k: r.permutation(k, 1),
+    "permutation rows": lambda r, k: r.permutation(k, np.arange(12).reshape(4, 3)),
+    "permutation axis": lambda r, k: r.permutation(k, np.arange(60).reshape(4, 5, 3), axis=1),
+    "permutation independent": lambda r, k: r.permutation(k, np.arange(60).reshape(4, 15), -1, True),
+    "choice": lambda r, k: r.choice(k, 10, (3, 4)),
+    "choice array": lambda r, k: r.choice(k, np.arange(10.0, dtype=np.float32) * 2, (7,)),
+    "choice axis": lambda r, k: r.choice(k, np.arange(24).reshape(2, 4, 3), (5, 2), axis=1),
+    "choice once": lambda r, k: r.choice(k, 10, (2, 3), replace=False),
+    "choice array once": lambda r, k: r.choice(k, np.arange(24).reshape(8, 3), (5,), replace=False),
+    "choice weighted": lambda r, k: r.choice(k, 4, (50,), p=np.float32([0.1, 0.2, 0.3, 0.4])),
+    "choice weighted once": lambda r, k: r.choice(k, 4, (3,), False, np.float32([0.1, 0.2, 0.3, 0.4])),
+    "categorical": lambda r, k: r.categorical(k, LOGITS),
+    "categorical axis": lambda r, k: r.categorical(k, LOGITS, axis=1),
+    "categorical leading": lambda r, k: r.categorical(k, LOGITS, axis=0, shape=(6, 2, 4, 5)),
+    "categorical broadcast": lambda r, k: r.categorical(k, LOGITS[:1], shape=(6, 3, 4)),
+    "split": lambda r, k: r.key_data(r.split(k, 5)),
+    "split shape": lambda r, k: r.key_data(r.split(k, (2, 3))),
+    "split ()": lambda r, k: r.key_data(r.split(k, ())),
+    "fold_in": lambda r, k: r.key_data(r.fold_in(k, 2**32 - 1)),
+    "fold_in array": lambda r, k: r.key_data(r.fold_in(k, np.int32(-7))),
+}
+CLOSE = {
+    "uniform odd range": lambda r, k: r.uniform(k, (1000,), minval=-0.3, maxval=1.7),
+    "uniform arrays": lambda r, k: r.uniform(
+        k, (4, 3), minval=np.float32([1, 2, 3]), maxval=np.float32([[4], [5], [6], [7]])
+    ),
+    "normal": lambda r, k: r.normal(k, (1000,)),
+    "normal bf16": lambda r, k: r.normal(k, (100,), "bfloat16"),
+    "normal f16": lambda r, k: r.normal(k, (100,), "float16"),
+    "normal c64": lambda r, k: r.normal(k, (100,), "complex64"),
+    "truncated": lambda r, k: r.truncated_normal(k, -2.0, 2.0, (1000,)),
+    "truncated arrays": lambda r, k: r.truncated_normal(k, np.float32([-1, 0.5]), np.float32([[0.8], [3.0]])),
+    "exponential": lambda r, k: r.exponential(k, (1000,)),
+    "gumbel": lambda r, k: r.gumbel(k, (1000,)),
+}
+
+
+@pytest.fixture
+def jax():
+    """JAX, compiling quickly rather than well."""
+    import jax
+
+    before = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield jax
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("name", EXACT)
+def test_exactly_as_jax(name, jax):
+    for seed in (0, -3, 123456789):
+        want = np.asarray(EXACT[name](jax.random, jax.random.key(seed)))
+        got = np.asarray(EXACT[name](random, random.key(seed)))
+        assert got.dtype == want.dtype and got.shape == want.shape
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("name", CLOSE)
+def test_close_to_jax(name, jax):
+    want = np.asarray(CLOSE[name](jax.random, jax.random.key(7)))
+    got = np.asarray(CLOSE[name](random, random.key(7)))
+    assert got.dtype == want.dtype and got.shape == want.shape
+    wide = np.complex128 if np.iscomplexobj(want) else np.float64
+    tolerance = 2e-6 if want.dtype.itemsize >= 4 else 2e-2
+    np.testing.assert_allclose(got.astype(wide), want.astype(wide), rtol=tolerance, atol=tolerance / 10)
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize(
+    "sample",
+    [
+        lambda r, k: r.bits(k, (7,), "uint64"),
+        lambda r, k: r.uniform(k, (100,), "float64"),
+        lambda r, k: r.randint(k, (100,), -(2**40), 2**50, "int64"),
+        lambda r, k: r.randint(k, (100,), 0, 2**32, "uint32"),
+        lambda r, k: r.randint(k, (100,), -(2**31), 2**31, "int32"),
+        lambda r, k: r.randint(k, (100,), 2**31 - 2, 2**31, "int32"),
+        lambda r, k: r.randint(k, (100,), 5, 2**62, "uint64"),
+    ],
+)
+def test_64_bits_as_jax_with_x64(sample, jax):
+    with jax.enable_x64(True):
+        want = np.asarray(sample(jax.random, jax.random.key(2**40 + 9)))
+    got = np.asarray(sample(random, random.key(2**40 + 9)))
+    assert got.dtype == want.dtype
+    np.testing.assert_array_equal(got, want)
+
+
+def test_randint_reaches_the_whole_range():
+    x = np.asarray(random.randint(KEY, (1000,), 0, 2**32, "uint32"))
+    assert x.dtype == np.uint32 and x.min() < 2**27 and x.max() > 2**32 - 2**27
+    wide = from_numpy(np.array(2**32, np.int64))
+    np.testing.assert_array_equal(random.randint(KEY, (1000,), 0, wide, "uint32"), x)
+    assert set(np.asarray(random.randint(KEY, (100,), 2**31 - 2, 2**31)).tolist()) == {2**31 - 2, 2**31 - 1}
+
+
+# -- distributions ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "samples, cdf",
+    [
+        (lambda: random.uniform(KEY, (20_000,), minval=-1, maxval=3), scipy.stats.uniform(-1, 4).cdf),
+        (lambda: random.normal(KEY, (20_000,)), scipy.stats.norm.cdf),
+        (lambda: random.normal(KEY, (20_000,), "float64"), scipy.stats.norm.cdf),
+        (lambda: random.exponential(KEY, (20_000,)), scipy.stats.expon.cdf),
+        (lambda: random.gumbel(KEY, (20_000,)), scipy.stats.gumbel_r.cdf),
+        (lambda: random.truncated_normal(KEY, -1, 2, (20_000,)), scipy.stats.truncnorm(-1, 2).cdf),
+    ],
+)
+def test_distributions(samples, cdf):
+    assert scipy.stats.kstest(np.asarray(samples(), np.float64), cdf).pvalue > 1e-3
+
+
+def test_categorical_frequencies():
+    p = np.array([0.1, 0.6, 0.3])
+    drawn = np.asarray(random.categorical(KEY, np.log(p), shape=(20_000,)))
+    counts = np.bincount(drawn, minlength=3)
+    assert scipy.stats.chisquare(counts, p * 20_000).pvalue > 1e-3
+
+
+def test_choice_without_replacement_is_distinct():
+    for p in (None, np.full(10, 0.1, np.float32)):
+        drawn = np.asarray(random.choice(KEY, 10, (10,), replace=False, p=p))
+        assert sorted(drawn.tolist()) == list(range(10))
+
+
+def test_permutation_keeps_lines_together():
+    x = np.arange(12).reshape(4, 3)
+    y = np.asarray(random.permutation(KEY, x))
+    np.testing.assert_array_equal(y[np.argsort(y[:, 0])], x)
+    z = np.asarray(random.permutation(KEY, x, axis=1, independent=True))
+    np.testing.assert_array_equal(np.sort(z, 1), x)
+    keys = random.split(KEY, 5)
+    assert sorted(data(random.permutation(KEY, keys)).tolist()) == sorted(data(keys).tolist())
+
+
+# -- transforms ------------------------------------------------------------------------------------
+
+SAMPLERS = {
+    "bits": lambda k: random.bits(k, (3, 2)),
+    "split": lambda k: random.key_data(random.split(k, 3)),
+    "fold_in": lambda k: random.key_data(random.fold_in(k, 3)),
+    "uniform": lambda k: random.uniform(k, (3,), minval=-1.0),
+    "normal": lambda k: random.normal(k, (2, 3)),
+    "randint": lambda k: random.randint(k, (5,), 0, 9),
+    "permutation": lambda k: random.permutation(k, np.arange(6).reshape(3, 2)),
+    "categorical": lambda k: random.categorical(k, LOGITS),
+    "choice": lambda k: random.choice(k, 5, (4,), p=np.full(5, 0.2, np.float32)),
+    "choice once": lambda k: random.choice(k, 5, (4,), False, np.full(5, 0.2, np.float32)),
+    "truncated": lambda k: random.truncated_normal(k, -1.0, 1.0, (3,)),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_jit_and_vmap_draw_the_same(name):
+    f = SAMPLERS[name]
+    keys = random.split(KEY, 4)
+    each = [np.asarray(f(random.wrap_key_data(w))) for w in data(keys)]
+    np.testing.assert_array_equal(jit(f)(KEY), f(KEY))
+    np.testing.assert_array_equal(vmap(f)(keys), each)
+    np.testing.assert_array_equal(jit(vmap(f))(keys), each)
+    grid = random.wrap_key_data(data(keys).reshape(2, 2, 2))
+    nested = vmap(vmap(f, 0), 1)(grid)
+    np.testing.assert_array_equal(np.asarray(nested)[1, 0], each[1])
+
+
+def test_vmap_over_seeds_data_and_words():
+    seeds = np.arange(4, dtype=np.int32)
+    keys = vmap(random.key)(seeds)
+    np.testing.assert_array_equal(data(keys)[:, 1], seeds)
+    folded = vmap(random.fold_in, in_axes=(None, 0))(KEY, seeds)
+    np.testing.assert_array_equal(data(folded)[3], data(random.fold_in(KEY, 3)))
+    columns = data(keys).T  # the mapped axis behind the words
+    np.testing.assert_array_equal(data(vmap(random.wrap_key_data, in_axes=1)(columns)), data(keys))
+
+
+def test_uniform_is_differentiable_in_its_bounds():
+    u = np.asarray(random.uniform(KEY, (5,)))
+    f = lambda low, high: random.uniform(KEY, (5,), minval=low, maxval=high)
+    low, high = np.float32(-1), np.float32(2)
+    _, t = jvp(f, (low, high), (np.float32(1), np.float32(0)))
+    np.testing.assert_allclose(t, 1 - u, rtol=1e-6)
+    _, t = jvp(f, (low, high), (np.float32(0), np.float32(1)))
+    np.testing.assert_allclose(t, u, rtol=1e-6)
+
+
+def test_keys_have_no_derivative():
+    g = grad(lambda x: mul(x, random.normal(random.fold_in(KEY, 1))))(np.float32(2))
+    np.testing.assert_allclose(g, random.normal(random.fold_in(KEY, 1)))
+    for prim, args in (
+        (random_seed_p, (from_numpy(np.int32(1)),)),
+        (random_unwrap_p, (KEY,)),
+        (random_fold_in_p, (KEY, from_numpy(np.uint32(1)))),
+    ):
+        with pytest.raises(errors.GradError, match="no derivative"):
+            prim.transpose(None, *args)
+
+
+# -- errors ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "call, error, match",
+    [
+        (lambda: random.normal(0, (3,)), errors.ArgumentError, r"random\.key\(seed\)"),
+        (lambda: random.normal(random.key_data(KEY)), errors.ArgumentError, r"u32\[2\].*"),
+        (lambda: random.split(None), errors.ArgumentError, "takes a key, not a NoneType"),
+        (lambda: random.key_data(np.zeros(2, np.uint32)), errors.ArgumentError, "takes a key, not a ndarray"),
+        (lambda: random.normal(random.split(KEY)), errors.ShapeError, r"one key, not key<fry>\[2\]"),
+        (lambda: random.key(1.5), errors.ArgumentError, "one integer"),
+        (lambda: random.key(np.arange(3)), errors.ArgumentError, r"one integer, not i32\[3\]"),
+        (lambda: random.key(2**64), errors.ValueRangeError, "64 bits"),
+        (lambda: random.fold_in(KEY, -1), errors.ValueRangeError, "uint32"),
+        (lambda: random.fold_in(KEY, 1.5), errors.ArgumentError, "one integer"),
+        (lambda: random.fold_in(KEY, np.arange(3)), errors.ArgumentError, "one integer"),
+        (lambda: random.wrap_key_data(np.zeros((2, 3), np.uint32)), errors.ArgumentError, r"u32\[2,3\]"),
+        (lambda: random.wrap_key_data(np.zeros(2, np.int32)), errors.ArgumentError, "uint32 words"),
+        (lambda: random.normal(KEY, (3, -1)), errors.ValueRangeError, "negative"),
+        (lambda: random.normal(KEY, (2.5,)), errors.ArgumentError, "tuple of ints"),
+        (lambda: random.normal(KEY, (3,), "int32"), errors.DtypeError, "randint"),
+        (lambda: random.bits(KEY, (3,), "int32"), errors.DtypeError, "unsigned"),
+        (lambda: random.uniform(KEY, (3,), minval=1j), errors.DtypeError, "real minval"),
+        (lambda: random.uniform(KEY, (3,), maxval=np.ones(2)), errors.ShapeError, "does not broadcast"),
+        (lambda: random.uniform(KEY, (3,), maxval=np.ones((2, 3))), errors.ShapeError, "does not broadcast"),
+        (lambda: random.randint(KEY, (3,), 0.0, 5), errors.DtypeError, "integer minval"),
+        (lambda: random.randint(KEY, (3,), 0, np.float32(5)), errors.DtypeError, "integer maxval"),
+        (lambda: random.randint(KEY, (3,), 0, 5, "float32"), errors.DtypeError, "gives integers"),
+        (lambda: random.randint(KEY, (3,), np.zeros(4, int), 5), errors.ShapeError, "minval"),
+        (lambda: random.bernoulli(KEY, 1), errors.DtypeError, "floating probability"),
+        (lambda: random.bernoulli(KEY, np.ones(3, np.float32), (2,)), errors.ShapeError, "does not broadcast"),
+        (lambda: random.categorical(KEY, np.arange(3)), errors.DtypeError, "floating logits"),
+        (lambda: random.categorical(KEY, LOGITS, shape=(2, 4)), errors.ShapeError, "does not broadcast"),
+        (lambda: random.categorical(KEY, LOGITS, axis=3), errors.ShapeError, "axis 3"),
+        (lambda: random.permutation(KEY, np.float32(3)), errors.ArgumentError, "an axis to permute"),
+        (lambda: random.permutation(KEY, -1), errors.ValueRangeError, "-1"),
+        (lambda: random.choice(KEY, 3, (4,), replace=False), errors.ValueRangeError, "without replacement"),
+        (lambda: random.choice(KEY, 0, (4,)), errors.ValueRangeError, "nothing to draw"),
+        (lambda: random.choice(KEY, 3, p=np.ones(4, np.float32)), errors.ShapeError, "one probability for each"),
+        (lambda: random.choice(KEY, 2, p=np.array([0, 1])), errors.DtypeError, "floating probabilities"),
+        (
+            lambda: random.truncated_normal(KEY, np.zeros(2), np.zeros(3)),
+            errors.ShapeError,
+            "do not broadcast together",
+        ),
+    ],
+)  # fmt: skip
+def test_errors(call, error, match):
+    with pytest.raises(error, match=match) as raised:
+        call()
+    assert "test_random.py" in (raised.value.where or "")
+
+
+def test_a_traced_shape_says_so():
+    with pytest.raises(errors.ConcretizationError):
+        jit(lambda n: random.normal(KEY, (n,)))(3)
+
+
+def test_finite_extremes():
+    assert np.isfinite(np.asarray(random.normal(KEY, (100_000,), "bfloat16"), np.float32)).all()
+    assert math.isfinite(float(np.asarray(random.gumbel(KEY, (100_000,))).max()))
