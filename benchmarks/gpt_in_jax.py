@@ -6,6 +6,7 @@ JAX counterparts, so that both sides of a benchmark are the same program to the 
 
 from __future__ import annotations
 
+import sys
 import types
 from pathlib import Path
 
@@ -35,7 +36,7 @@ def _load() -> types.ModuleType:
     source = source.replace("import blufunc.numpy as bnp\n", "").replace(
         "from blufunc import nn, random\n", ""
     )
-    module = types.ModuleType("gpt_model_in_jax")
+    module = sys.modules["gpt_model_in_jax"] = types.ModuleType("gpt_model_in_jax")  # dataclasses look it up
     module.__dict__.update(bnp=jnp, nn=nn, random=jax.random)
     exec(compile(source, "gpt_model_in_jax.py", "exec"), module.__dict__)
     return module

@@ -214,6 +214,24 @@ def test_second_derivative(op: Op, dtype):
     check_derivatives(lambda *xs: p.gradient(p.cotangent, *xs), p.point, p, "order 2")
 
 
+@pytest.mark.parametrize(
+    "op, dtype",
+    [
+        pytest.param(op, d, id=f"{op.id}-{d}")
+        for op in DIFFERENTIABLE
+        for d in op.dtypes
+        if dtypes.is_inexact(dtypes.as_dtype(d))
+    ],
+)
+def test_derivative_types(op: Op, dtype):
+    """In every dtype, tangents are of the type of the results and cotangents of that of the arguments."""
+    p = Problem(op, dtype)
+    out, out_t = jvp(p.fun, tuple(p.point), tuple(p.like(p.point)))
+    assert [t.aval.strong() for t in out_t] == [x.aval.strong() for x in out]
+    grads = p.gradient(p.like(out), *p.point)
+    assert [g.aval.strong() for g in grads] == [x.aval.strong() for x in p.point]
+
+
 # -- linearity: what is linear must have a transpose -----------------------------------------------
 
 

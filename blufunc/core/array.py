@@ -166,16 +166,19 @@ def lift(x: Any, name: str | None = None) -> Value:
     """
     if isinstance(x, Value):
         return x
-    if isinstance(x, (bool, int, float, complex)) and not isinstance(x, np.generic):
-        dtype, weak = dtypes.scalar_dtype(x)
-        return scalar(x, dtype, weak)
-    if isinstance(x, (np.ndarray, np.generic)):
-        return from_numpy(dtypes.canonical_numpy(x))
-    if hasattr(x, "__blufunc_array__"):
-        return x.__blufunc_array__()
-    if hasattr(x, "__array__") or hasattr(x, "__dlpack__"):
-        host = np.asarray(x) if hasattr(x, "__array__") else np.from_dlpack(x)
-        return from_numpy(dtypes.canonical_numpy(host))
+    try:
+        if isinstance(x, (bool, int, float, complex)) and not isinstance(x, np.generic):
+            dtype, weak = dtypes.scalar_dtype(x)
+            return scalar(x, dtype, weak)
+        if isinstance(x, (np.ndarray, np.generic)):
+            return from_numpy(dtypes.canonical_numpy(x))
+        if hasattr(x, "__blufunc_array__"):
+            return x.__blufunc_array__()
+        if hasattr(x, "__array__") or hasattr(x, "__dlpack__"):
+            host = np.asarray(x) if hasattr(x, "__array__") else np.from_dlpack(x)
+            return from_numpy(dtypes.canonical_numpy(host))
+    except (errors.DtypeError, errors.ValueRangeError) as e:
+        raise source.located(e) from None
     what = f"{name or 'a value'} is a {type(x).__name__}"
     text = repr(x)
     raise errors.ArgumentError(

@@ -137,12 +137,14 @@ class Elementwise(Primitive):
         if len(ranks) == 1 and all(d is not None or not a.aval.ndim for a, d in pairs):
             ((_, d),) = ranks
             return self.bind(*args, **params), d
-        shape = next(
-            (a.aval.shape[:d] + a.aval.shape[d + 1 :] for a, d in pairs if d is not None and a.aval.ndim > 1),
-            (),
-        )
-        shape = shape or next((a.aval.shape for a, d in pairs if d is None and a.aval.ndim), ())
+        # the type on one example: errors are in its terms
+        shape = self.typed(tuple([_example(a.aval, d) for a, d in pairs]), params).shape
         return self.bind(*[_align(axis, a, d, shape) for a, d in pairs], **params), 0
+
+
+def _example(aval: ShapedArray, d: int | None) -> ShapedArray:
+    """The type of one example of a batch along ``d``."""
+    return aval if d is None else aval.with_shape(aval.shape[:d] + aval.shape[d + 1 :])
 
 
 def _align(axis: Any, x: Any, d: int | None, shape: tuple[int, ...]) -> Any:

@@ -3,7 +3,8 @@
 Core. Each pass takes a jaxpr and returns a new one:
 
 - ``inline_calls``: the bodies of ``jit`` equations in the place of the calls;
-- ``fold``: equations whose operands are all literals become literals;
+- ``fold``: equations whose operands are all literals become literals, products with one vanish, and numbers
+  are not broadcast for operations that take them as they are;
 - ``cse``: of equations that compute the same, the first serves;
 - ``dce``: equations that nobody reads go, except for their effects.
 """
@@ -17,6 +18,9 @@ import numpy as np
 
 from blufunc.core.array import Array
 from blufunc.core.jaxpr import Atom, DropVar, Eqn, Jaxpr, Literal, Var
+from blufunc.core.kinds import Elementwise
+from blufunc.core.ops.elementwise import div_p, mul_p
+from blufunc.core.structure import broadcast_in_dim_p
 from blufunc.core.trace import EVAL, set_trace
 
 
@@ -96,9 +100,21 @@ def inline_calls(jaxpr: Jaxpr) -> Jaxpr:
 
 
 def fold(jaxpr: Jaxpr) -> Jaxpr:
-    """With equations on literals evaluated, where the result is small enough to be a literal."""
+    """With equations on literals evaluated, products with one removed, and numbers used without broadcasting them."""
+    numbers: dict[Any, Atom] = {}  # variables that are a number repeated, and the number
 
     def step(eqn, invars, alias):
+        if eqn.prim is broadcast_in_dim_p and not invars[0].aval.ndim:
+            numbers[eqn.outvars[0]] = invars[0]
+        elif isinstance(eqn.prim, Elementwise):
+            scalars = [a if a.__class__ is Literal else numbers.get(a, a) for a in invars]
+            if any(a.aval.ndim for a in scalars):  # else nothing would give the result its shape
+                invars = scalars
+            if eqn.prim is mul_p or eqn.prim is div_p:
+                x, y = invars if eqn.prim is div_p or _is_one(invars[1]) else invars[::-1]
+                if _is_one(y) and x.aval.same_type(eqn.outvars[0].aval):
+                    alias(eqn.outvars[0], x)
+                    return []
         foldable = invars and not eqn.effects and all(a.__class__ is Literal for a in invars)
         if foldable and all(v.aval.ndim == 0 for v in eqn.outvars):
             with set_trace(EVAL):
@@ -109,6 +125,10 @@ def fold(jaxpr: Jaxpr) -> Jaxpr:
         return [eqn.with_vars(invars, eqn.outvars)]
 
     return _rewrite(jaxpr, step)
+
+
+def _is_one(atom: Any) -> bool:
+    return atom.__class__ is Literal and bool(atom.value == 1)
 
 
 def cse(jaxpr: Jaxpr) -> Jaxpr:

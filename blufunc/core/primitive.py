@@ -103,9 +103,7 @@ class Primitive:
         try:
             result = self.abstract(*avals, **params)
         except errors.BlufuncError as e:
-            if e.where is None and (where := source.here()):
-                raise type(e)(e.what, where=where, why=e.why, fix=e.fix) from None
-            raise
+            raise source.located(e) from None
         if self.multiple_results:
             result = tuple(result)
         self._typed[key] = result

@@ -12,6 +12,8 @@ import os
 import sys
 from types import CodeType
 
+from blufunc.errors import BlufuncError
+
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STDLIB_WRAPPERS = ("functools.py", "contextlib.py")
 _is_internal: dict[str, bool] = {}  # file name -> whether the file is part of blufunc
@@ -73,3 +75,10 @@ def describe(source: Source | None) -> str | None:
 def here() -> str | None:
     """``describe(current())``: where the user's code is now, for error messages."""
     return describe(current())
+
+
+def located(error: BlufuncError) -> BlufuncError:
+    """The error with the user's line, if it was raised by what knows nothing of lines."""
+    if error.where or not (where := here()):
+        return error
+    return type(error)(error.what, where=where, why=error.why, fix=error.fix)

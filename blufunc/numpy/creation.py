@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from blufunc import errors
+from blufunc import errors, lax
 from blufunc.core import backend, dtypes, source
 from blufunc.core.array import Array, from_numpy
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops.shape import concatenate, iota
-from blufunc.core.structure import broadcast_in_dim_p, broadcast_to, reshape
-from blufunc.core.structure import full as full_of
+from blufunc.core.structure import broadcast_in_dim_p, reshape
 from blufunc.core.trace import EVAL, Value, state
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy.promotion import (
@@ -57,7 +56,7 @@ def asarray(x: Any, dtype: Any = None, *, copy: bool | None = None, device: Any 
     if hasattr(x, "__blufunc_array__"):
         return _from_value(x.__blufunc_array__(), want, copy, device)
     weak = want is None and x.__class__ in PYTHON_SCALARS
-    return from_numpy(_host(x, want), _device(device), weak)
+    return from_numpy(_host(x, want), parse_device(device), weak)
 
 
 def array(x: Any, dtype: Any = None, *, copy: bool = True, ndmin: int = 0, device: Any = None) -> Value:
@@ -67,7 +66,7 @@ def array(x: Any, dtype: Any = None, *, copy: bool = True, ndmin: int = 0, devic
     return reshape(result, (1,) * missing + result.aval.shape) if missing > 0 else result
 
 
-def _device(device: Any) -> backend.Device | None:
+def parse_device(device: Any) -> backend.Device | None:
     """A ``device=`` option: a device, or its name such as ``'cpu:0'``."""
     if not isinstance(device, str):
         return device
@@ -75,13 +74,15 @@ def _device(device: Any) -> backend.Device | None:
     devices = backend.get(platform).devices()
     if int(index or 0) >= len(devices):
         raise errors.ValueRangeError(
-            f"there is no device {device!r}.", where=source.here(), fix=f"use one of {', '.join(map(str, devices))}"
+            f"there is no device {device!r}.",
+            where=source.here(),
+            fix=f"use one of {', '.join(map(str, devices))}",
         )
     return devices[int(index or 0)]
 
 
 def _from_value(x: Value, want: np.dtype | None, copy: bool | None, device: Any) -> Value:
-    place = _device(device)
+    place = parse_device(device)
     if place is not None and isinstance(x, Array) and x.device != place:
         x = from_numpy(np.asarray(x), place, x.aval.weak_type)
     if want is not None and (x.aval.dtype != want or x.aval.weak_type):
@@ -154,12 +155,7 @@ def astype(x: Any, dtype: Any, /, *, copy: bool = False, device: Any = None) -> 
 def _filled(shape: tuple[int, ...], value: Any, dtype: np.dtype, device: Any = None) -> Value:
     if any(n < 0 for n in shape):
         raise errors.ValueRangeError(f"the shape {shape} has a negative size.", where=source.here())
-    if state.trace is not EVAL:
-        if not shape:
-            return broadcast_in_dim_p.bind(constant(value, dtype), shape=(), dims=())
-        return full_of(shape, value, dtype)
-    # the number on its device first, so that the array is made there; rank 0 must not be the memoised constant
-    return broadcast_to(from_numpy(np.asarray(value, dtype), _device(device)), shape)
+    return lax.full(shape, value, dtype, device=parse_device(device))
 
 
 def zeros(shape: Any, dtype: Any = None, *, device: Any = None) -> Value:
@@ -264,9 +260,9 @@ def arange(start: Any, stop: Any = None, step: Any = None, dtype: Any = None, *,
         if dtype is None and is_int and host.size:
             for end in (host[0], host[-1]):
                 dtypes.scalar_dtype(int(end))
-        return from_numpy(host.astype(want), _device(device))
+        return from_numpy(host.astype(want), parse_device(device))
     count = max(0, -(-(stop - start) // step) if is_int else math.ceil((stop - start) / step))
-    place = _device(device)
+    place = parse_device(device)
     if place is not None and state.trace is EVAL:
         return from_numpy(np.arange(start, stop, step).astype(want), place)
     if not dtypes.is_integer(want) and not dtypes.is_inexact(want):
@@ -341,7 +337,13 @@ def linspace(
 
 
 def logspace(
-    start: Any, stop: Any, num: int = 50, endpoint: bool = True, base: Any = 10.0, dtype: Any = None, axis: int = 0
+    start: Any,
+    stop: Any,
+    num: int = 50,
+    endpoint: bool = True,
+    base: Any = 10.0,
+    dtype: Any = None,
+    axis: int = 0,
 ) -> Value:
     """``base`` to the powers ``linspace(start, stop, num)``, as floats."""
     result = ew.power(base, linspace(start, stop, num, endpoint, axis=axis))
@@ -374,7 +376,7 @@ def eye(N: int, M: int | None = None, k: int = 0, dtype: Any = None, *, device: 
     k = static_int(k, "eye", "k")
     want = dtype_of(dtype) or dtypes.float32
     if state.trace is EVAL:
-        return from_numpy(np.eye(n, m, k).astype(want), _device(device))
+        return from_numpy(np.eye(n, m, k).astype(want), parse_device(device))
     row, column = (iota(dtypes.int32, (n, m), d) for d in (0, 1))
     row = row if not k else ops.add_p.bind(row, constant(k, dtypes.int32))
     return ops.convert(ops.eq_p.bind(row, column), want)
@@ -395,7 +397,9 @@ def tri(N: int, M: int | None = None, k: int = 0, dtype: Any = None) -> Value:
 def _triangle(x: Any, k: int, name: str, keep_below: bool) -> Value:
     x = as_value(x, name)
     if x.aval.ndim < 2:
-        raise errors.ShapeError(f"{name} takes matrices, not {x.aval}.", where=source.here(), fix="x[None, :]")
+        raise errors.ShapeError(
+            f"{name} takes matrices, not {x.aval}.", where=source.here(), fix="x[None, :]"
+        )
     mask = _below(*x.aval.shape[-2:], static_int(k, name, "k") - (not keep_below))
     mask = stretch(mask, x.aval.shape)
     zero = constant(0, x.aval.dtype)

@@ -348,7 +348,9 @@ def hypot(x: Any, y: Any, /) -> Value:
     x, y = ops.abs(x), ops.abs(y)
     large, small = ops.max(x, y), ops.min(x, y)
     zero, one = constant(0, x.aval.dtype), constant(1, x.aval.dtype)
-    trivial = ops.or_p.bind(ops.eq_p.bind(large, zero), ops.eq_p.bind(large, constant(math.inf, x.aval.dtype)))
+    trivial = ops.or_p.bind(
+        ops.eq_p.bind(large, zero), ops.eq_p.bind(large, constant(math.inf, x.aval.dtype))
+    )
     ratio = ops.div_p.bind(small, ops.select(trivial, one, large))
     return ops.select(
         trivial, large, ops.mul_p.bind(large, ops.sqrt_p.bind(ops.add_p.bind(ops.square_p.bind(ratio), one)))
@@ -374,7 +376,9 @@ def logaddexp(x: Any, y: Any, /) -> Value:
     """``log(exp(x) + exp(y))`` without overflow, elementwise, as floats."""
     x, y = meet(x, y, "logaddexp", inexact=True)
     high, gap = ops.max(x, y), ops.sub_p.bind(x, y)
-    equal_infinities = ops.ne_p.bind(gap, gap)  # inf - inf is NaN, and so is NaN itself: x + y is right for both
+    equal_infinities = ops.ne_p.bind(
+        gap, gap
+    )  # inf - inf is NaN, and so is NaN itself: x + y is right for both
     gap = ops.select(equal_infinities, constant(0, gap.aval.dtype), gap)
     total = ops.add_p.bind(high, ops.log1p_p.bind(ops.exp_p.bind(ops.neg_p.bind(ops.abs(gap)))))
     return ops.select(equal_infinities, ops.add_p.bind(x, y), total)
@@ -511,7 +515,9 @@ def fmin(x: Any, y: Any, /) -> Value:
     return ops.select(ops.or_p.bind(less(x, y), isnan(y)), *match_shapes("fmin", x, y))
 
 
-def nan_to_num(x: Any, /, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Value:
+def nan_to_num(
+    x: Any, /, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
+) -> Value:
     """x with NaN and the infinities replaced (by 0 and the largest finite numbers), in the dtype of x."""
     x = _number(x, "nan_to_num")
     dtype = x.aval.dtype

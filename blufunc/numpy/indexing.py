@@ -139,7 +139,9 @@ def _parse(shape: tuple[int, ...], index: Any) -> _Parsed:
             axis += 1
         else:
             n = shape[axis]
-            items.append(_Positions(axis, np.where(e < 0, e + n, e) if isinstance(e, np.ndarray) else wrapped(e, n)))
+            items.append(
+                _Positions(axis, np.where(e < 0, e + n, e) if isinstance(e, np.ndarray) else wrapped(e, n))
+            )
             axis += 1
             arrays += 1
     if lone_true and not masks and arrays == 1 and not any(i.__class__ is _Point for i in items):
@@ -274,8 +276,10 @@ def getitem(
             row = slice_p.bind(x, start_indices=start, limit_indices=(i + 1, *rest), strides=None)
             return reshape_p.bind(row, shape=rest)
     p = _parse(x.aval.shape, index)
-    if mode is GatherScatterMode.FILL_OR_DROP and not p.advanced and any(
-        i.__class__ is _Point for i in p.items
+    if (
+        mode is GatherScatterMode.FILL_OR_DROP
+        and not p.advanced
+        and any(i.__class__ is _Point for i in p.items)
     ):
         return _gather(x, p, mode, fill_value, True, True)
     if not p.advanced:
@@ -365,9 +369,7 @@ class _Layout:
         together = places == list(range(places[0], places[-1] + 1)) if places else True
         first = places[0] if places and together else 0
         before = p.items[:first]
-        sizes = [
-            (1 if i is _NEW else i.size) for i in p.items if i is _NEW or i.__class__ is _Slice
-        ]
+        sizes = [(1 if i is _NEW else i.size) for i in p.items if i is _NEW or i.__class__ is _Slice]
         self.first = sum(i.__class__ is _Slice for i in before)
         at = len(before)
         self.shape = (*sizes[:at], *self.batch, *sizes[at:])
@@ -382,9 +384,7 @@ def _gather(
     entries: list[Any] = []
     columns: list[tuple[int, Any]] = []
     for item in p.items:
-        if item.__class__ is _Slice:
-            entries.append(item)
-        elif item.__class__ is _Point and item.at.__class__ is int and not strict:
+        if item.__class__ is _Slice or (item.__class__ is _Point and item.at.__class__ is int and not strict):
             entries.append(item)
         elif item is not _NEW:
             if item.axis < 0:
@@ -403,7 +403,11 @@ def _gather(
         # nothing is read, from nothing: a window of size 1 would not fit
         return stretch(constant(0, y.aval.dtype), layout.shape)
     if not columns:  # x[False], x[True, True]: an axis of its own, kept or not
-        return stretch(constant(0, y.aval.dtype), layout.shape) if 0 in layout.batch else reshape(y, layout.shape)
+        return (
+            stretch(constant(0, y.aval.dtype), layout.shape)
+            if 0 in layout.batch
+            else reshape(y, layout.shape)
+        )
     for a in axes:
         if not y.aval.shape[a]:
             _clipped(0, 0, a)
@@ -532,9 +536,7 @@ class Place:
         """``x[index]``; out of range ``'clip'`` (default), or ``'fill'`` with ``fill_value`` (default NaN)."""
         if mode is None:
             mode = GatherScatterMode.CLIP if fill_value is None else GatherScatterMode.FILL_OR_DROP
-        return getitem(
-            self.x, self.index, gather_mode(mode), fill_value, unique_indices, indices_are_sorted
-        )
+        return getitem(self.x, self.index, gather_mode(mode), fill_value, unique_indices, indices_are_sorted)
 
 
 _COMBINE: dict[str, tuple[Callable, Primitive]] = {
@@ -671,7 +673,9 @@ def _scatter(
     batch = tuple([updates_shape[d] for d in batch_places])
     columns: list[tuple[int, Any]] = []
     inserted: list[int] = []
-    at = batch_places.index(layout.first) if nb else 0  # where the arrays' axes are among those of the indices
+    at = (
+        batch_places.index(layout.first) if nb else 0
+    )  # where the arrays' axes are among those of the indices
     for k, s in enumerate(slices):
         if k in gridded:
             d = batch_places.index(place[k])

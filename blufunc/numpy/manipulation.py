@@ -6,6 +6,7 @@ depends on them becomes slices, pads and reshapes, and never a gather.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -78,7 +79,9 @@ def reshape(x: Any, /, shape: Any, order: str = "C", *, copy: bool | None = None
         backwards = _transpose(x, tuple(range(x.aval.ndim))[::-1])
         return _transpose(_reshape(backwards, wanted[::-1]), tuple(range(len(wanted)))[::-1])
     if order != "C":
-        raise errors.ValueRangeError(f"reshape: order is {order!r}.", where=source.here(), fix="use 'C' or 'F'")
+        raise errors.ValueRangeError(
+            f"reshape: order is {order!r}.", where=source.here(), fix="use 'C' or 'F'"
+        )
     result = _reshape(x, wanted)
     return ops.copy_p.bind(result) if copy else result
 
@@ -183,7 +186,9 @@ def matrix_transpose(x: Any, /) -> Value:
     x = as_value(x, "matrix_transpose")
     if x.aval.ndim < 2:
         raise errors.ShapeError(
-            f"matrix_transpose takes matrices, not {x.aval}.", where=source.here(), fix="x[:, None] is a column"
+            f"matrix_transpose takes matrices, not {x.aval}.",
+            where=source.here(),
+            fix="x[:, None] is a column",
         )
     return swapaxes(x, -1, -2)
 
@@ -268,7 +273,9 @@ def rot90(x: Any, /, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Value:
 def _sequence(xs: Any, name: str) -> list[Any]:
     if isinstance(xs, (tuple, list)):
         if not xs:
-            raise errors.ValueRangeError(f"{name} of no arrays.", where=source.here(), fix="pass one at least")
+            raise errors.ValueRangeError(
+                f"{name} of no arrays.", where=source.here(), fix="pass one at least"
+            )
         return list(xs)
     if isinstance(xs, (Value, np.ndarray)):
         x = as_value(xs, name)
@@ -383,7 +390,7 @@ def array_split(x: Any, indices_or_sections: Any, axis: int = 0) -> list[Value]:
     if isinstance(indices_or_sections, (tuple, list, np.ndarray)):
         cuts = [static_int(i, "array_split", "a position") for i in indices_or_sections]
         edges = [0, *cuts, n]
-        pieces = [slice(a, b).indices(n)[:2] for a, b in zip(edges, edges[1:], strict=False)]
+        pieces = [slice(a, b).indices(n)[:2] for a, b in itertools.pairwise(edges)]
     else:
         count = static_int(indices_or_sections, "array_split", "the number of sections")
         if count < 1:
@@ -391,7 +398,7 @@ def array_split(x: Any, indices_or_sections: Any, axis: int = 0) -> list[Value]:
         quotient, extra = divmod(n, count)
         sizes = [quotient + (i < extra) for i in range(count)]
         edges = [0, *np.cumsum(sizes).tolist()]
-        pieces = list(zip(edges, edges[1:], strict=False))
+        pieces = list(itertools.pairwise(edges))
     return [shape_ops.slice_in_dim(x, a, max(a, b), axis=d) for a, b in pieces]
 
 
@@ -413,7 +420,9 @@ def dsplit(x: Any, indices_or_sections: Any) -> list[Value]:
 # -- repetition ------------------------------------------------------------------------------------
 
 
-def repeat(x: Any, /, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None) -> Value:
+def repeat(
+    x: Any, /, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None
+) -> Value:
     """Each element of x along an axis ``repeats`` times (an int, or one for each); flattened by default.
 
     Traced ``repeats`` need ``total_repeat_length``, the size of the result, which cuts it off or fills it
@@ -432,16 +441,16 @@ def repeat(x: Any, /, repeats: Any, axis: int | None = None, *, total_repeat_len
                 fix="give total_repeat_length=...",
             )
         from_end = shape_ops.iota(dtypes.int32, (total_repeat_length, n), 0)
-        ends = broadcast_in_dim(
-            ops_cumsum(broadcast_to(repeats, (n,))), (total_repeat_length, n), (1,)
-        )
+        ends = broadcast_in_dim(ops_cumsum(broadcast_to(repeats, (n,))), (total_repeat_length, n), (1,))
         which = _count(ops.ge_p.bind(from_end, cast(ends, dtypes.int32)), 1)
         return take(x, which, d, mode="clip")
     counts = np.asarray(repeats)
     if counts.ndim and counts.size != 1:
         if counts.shape != (n,):
             raise errors.ShapeError(
-                f"repeat: {counts.size} counts for axis {d} of {x.aval}.", where=source.here(), fix="give one each"
+                f"repeat: {counts.size} counts for axis {d} of {x.aval}.",
+                where=source.here(),
+                fix="give one each",
             )
         which_host = np.repeat(np.arange(n), counts)
         if total_repeat_length is not None:
@@ -499,7 +508,9 @@ def roll(x: Any, /, shift: Any, axis: Any = None) -> Value:
     axes = axes * len(shifts) if len(axes) == 1 else axes
     if len(shifts) != len(axes):
         raise errors.ValueRangeError(
-            f"roll: {len(shifts)} shifts for {len(axes)} axes.", where=source.here(), fix="give one shift per axis"
+            f"roll: {len(shifts)} shifts for {len(axes)} axes.",
+            where=source.here(),
+            fix="give one shift per axis",
         )
     for amount, a in zip(shifts, axes, strict=True):
         d = axis_in(a, x.aval.ndim, "roll")
@@ -535,7 +546,9 @@ def pad(x: Any, pad_width: Any, mode: str = "constant", *, constant_values: Any 
     rank = x.aval.ndim
     widths = _pairs(pad_width, rank, "pad_width")
     if any(w < 0 for pair in widths for w in pair):
-        raise errors.ValueRangeError(f"pad: {pad_width} has a negative width.", where=source.here(), fix="slice x")
+        raise errors.ValueRangeError(
+            f"pad: {pad_width} has a negative width.", where=source.here(), fix="slice x"
+        )
     if mode == "constant":
         return _pad_constant(x, widths, constant_values)
     if mode not in ("edge", "reflect", "symmetric", "wrap"):
@@ -566,7 +579,9 @@ def _pairs(width: Any, rank: int, what: str) -> list[tuple[int, int]]:
 
 
 def _pad_constant(x: Value, widths: list[tuple[int, int]], values: Any) -> Value:
-    nested = isinstance(values, (tuple, list)) or np.ndim(values) > 0 if not isinstance(values, Value) else False
+    nested = (
+        isinstance(values, (tuple, list)) or np.ndim(values) > 0 if not isinstance(values, Value) else False
+    )
     if not nested:
         value = _element(values, x)
         return shape_ops.pad(x, value, [(a, b, 0) for a, b in widths])
@@ -586,7 +601,9 @@ def _element(value: Any, x: Value) -> Value:
         return constant(value, x.aval.dtype)
     value = as_value(value, "pad")
     if value.aval.size != 1:
-        raise errors.ShapeError(f"pad: constant_values is {value.aval}.", where=source.here(), fix="pass a number")
+        raise errors.ShapeError(
+            f"pad: constant_values is {value.aval}.", where=source.here(), fix="pass a number"
+        )
     return cast(_reshape(value, ()), x.aval.dtype)
 
 
@@ -637,7 +654,9 @@ def _from_runs(x: Value, d: int, positions: np.ndarray) -> Value:
 # -- picking ---------------------------------------------------------------------------------------
 
 
-def take(x: Any, indices: Any, axis: int | None = None, *, mode: str | None = None, fill_value: Any = None) -> Value:
+def take(
+    x: Any, indices: Any, axis: int | None = None, *, mode: str | None = None, fill_value: Any = None
+) -> Value:
     """The elements of x at integer positions along an axis (of x flattened, by default).
 
     The result has the shape of ``indices`` in the place of the axis. Out of range: ``mode='fill'`` (the
@@ -647,12 +666,16 @@ def take(x: Any, indices: Any, axis: int | None = None, *, mode: str | None = No
     if axis is None:
         x, axis = _reshape(x, (x.aval.size,)), 0
     d = axis_in(axis, x.aval.ndim, "take")
-    positions = as_value(indices, "take") if not isinstance(indices, (np.ndarray, np.integer, int)) else indices
+    positions = (
+        as_value(indices, "take") if not isinstance(indices, (np.ndarray, np.integer, int)) else indices
+    )
     if isinstance(positions, (int, np.integer)) and not isinstance(positions, bool):
         positions = np.asarray(positions, np.int64)
     dtype = positions.dtype
     if dtype.kind not in "iu":
-        raise errors.DtypeError(f"take at indices of dtype {dtype}.", where=source.here(), fix="astype('int32')")
+        raise errors.DtypeError(
+            f"take at indices of dtype {dtype}.", where=source.here(), fix="astype('int32')"
+        )
     if mode == "wrap":
         positions, mode = ew.remainder(positions, x.aval.shape[d]), "clip"
     index = (slice(None),) * d + (positions if positions.ndim else _reshape(asarray(positions), (1,)),)
@@ -686,7 +709,9 @@ def take_along_axis(x: Any, indices: Any, axis: int | None = -1, *, mode: str | 
             )
         common.append(max(m, n) if m and n else 0)
     to_x = tuple([m if i == d else n for i, (m, n) in enumerate(zip(x.aval.shape, common, strict=True))])
-    to_i = tuple([m if i == d else n for i, (m, n) in enumerate(zip(positions.aval.shape, common, strict=True))])
+    to_i = tuple(
+        [m if i == d else n for i, (m, n) in enumerate(zip(positions.aval.shape, common, strict=True))]
+    )
     x, positions = stretch(x, to_x), stretch(positions, to_i)
     positions = wrapped(positions, to_x[d])
     batching = tuple([i for i in range(rank) if i != d])
@@ -716,7 +741,10 @@ def ix_(*xs: Any) -> tuple[Value, ...]:
     """Index arrays that together pick a grid: the i-th gets all axes but the i-th with size 1."""
     values = [as_value(x, "ix_") for x in xs]
     return tuple(
-        [_reshape(v, tuple([v.aval.size if d == i else 1 for d in range(len(xs))])) for i, v in enumerate(values)]
+        [
+            _reshape(v, tuple([v.aval.size if d == i else 1 for d in range(len(xs))]))
+            for i, v in enumerate(values)
+        ]
     )
 
 
@@ -799,4 +827,3 @@ def allclose(x: Any, y: Any, /, rtol: float = 1e-5, atol: float = 1e-8, equal_na
 
 def _all(x: Value) -> Value:
     return reduce_and(x, tuple(range(x.aval.ndim)))
-

@@ -52,8 +52,16 @@ def as_value(x: Any, name: str = "this function") -> Value:
     return lift(x, f"an argument of {name}")
 
 
+_zeros: dict[tuple[np.dtype, bool], Value] = {}
+
+
 def constant(x: bool | int | float | complex, dtype: np.dtype, weak: bool = False) -> Value:
     """The rank-0 constant for a Python number as ``dtype``."""
+    if x == 0 and str(x)[0] != "-":  # zeros are everywhere; the one with a sign is another number
+        zero = _zeros.get((dtype, weak))
+        if zero is None:
+            zero = _zeros[dtype, weak] = scalar(0, dtype, weak)
+        return zero
     try:
         return scalar(x, dtype, weak)
     except OverflowError:
@@ -169,7 +177,9 @@ def _plan(a: ShapedArray, b: ShapedArray, name: str, inexact: bool) -> _Plan:
 def _promote(name: str, *avals: ShapedArray) -> tuple[np.dtype, bool]:
     try:
         if len(avals) == 2 and avals[0].dtype == avals[1].dtype:
-            return avals[0].dtype, avals[0].weak_type and avals[1].weak_type  # also where there is no arithmetic
+            return avals[0].dtype, avals[0].weak_type and avals[
+                1
+            ].weak_type  # also where there is no arithmetic
         return dtypes.promote(*[(a.dtype, a.weak_type) for a in avals])
     except errors.DtypeError as e:
         raise errors.DtypeError(
@@ -205,9 +215,7 @@ def promote_dtypes(name: str, *xs: Any, inexact: bool = False) -> list[Value]:
         try:
             dtype, weak = dtypes.promote(*pairs)
         except errors.DtypeError as e:
-            raise errors.DtypeError(
-                f"{name}: {e.what}.", where=source.here(), why=e.why, fix=e.fix
-            ) from None
+            raise errors.DtypeError(f"{name}: {e.what}.", where=source.here(), why=e.why, fix=e.fix) from None
     if inexact:
         dtype, weak = to_inexact(dtype, weak)
     return [cast(x, dtype, weak) if isinstance(x, Value) else constant(x, dtype, weak) for x in operands]
@@ -249,7 +257,9 @@ def _common_shape(shapes: Sequence[tuple[int, ...]], name: str) -> tuple[int, ..
 
 def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
     """The shape that arrays of the given shapes broadcast to: a tuple of int."""
-    return _common_shape([tuple(s) if not isinstance(s, int) else (s,) for s in shapes] or [()], "broadcast_shapes")
+    return _common_shape(
+        [tuple(s) if not isinstance(s, int) else (s,) for s in shapes] or [()], "broadcast_shapes"
+    )
 
 
 # -- static arguments ------------------------------------------------------------------------------
@@ -274,7 +284,9 @@ def axis_in(axis: Any, ndim: int, name: str) -> int:
         raise errors.ValueRangeError(
             f"{name}: axis {a} is out of range for an array of rank {ndim}.",
             where=source.here(),
-            fix=f"use an axis from {-ndim} to {ndim - 1}" if ndim else "the array has no axes: reshape it first",
+            fix=f"use an axis from {-ndim} to {ndim - 1}"
+            if ndim
+            else "the array has no axes: reshape it first",
         )
     return a % ndim
 
@@ -287,7 +299,9 @@ def axes_in(axis: Any, ndim: int, name: str) -> tuple[int, ...]:
         axes = [axis_in(a, ndim, name) for a in axis]
         if len(set(axes)) != len(axes):
             raise errors.ValueRangeError(
-                f"{name}: axis {tuple(axis)} names an axis twice.", where=source.here(), fix="name each axis once"
+                f"{name}: axis {tuple(axis)} names an axis twice.",
+                where=source.here(),
+                fix="name each axis once",
             )
         return tuple(sorted(axes))
     return (axis_in(axis, ndim, name),)

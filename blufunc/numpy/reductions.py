@@ -210,7 +210,9 @@ def _count(x: Value, axes: tuple[int, ...], where: Any, keepdims: bool, name: st
     return sum(mask, axes, keepdims=keepdims)
 
 
-def mean(x: Any, /, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, where: Any = None) -> Value:
+def mean(
+    x: Any, /, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, where: Any = None
+) -> Value:
     """The arithmetic mean over axes: the sum divided by the count, in the dtype of x, float32 for integers."""
     x = inexact(x, "mean")
     axes = axes_in(axis, x.aval.ndim, "mean")
@@ -231,7 +233,9 @@ def average(
     axes = axes_in(axis, x.aval.ndim, "average")
     if weights is None:
         result = mean(x, axes, keepdims=keepdims)
-        total = stretch(constant(_count(x, axes, None, False, "average"), result.aval.dtype), result.aval.shape)
+        total = stretch(
+            constant(_count(x, axes, None, False, "average"), result.aval.dtype), result.aval.shape
+        )
     else:
         w = as_value(weights, "average")
         if w.aval.shape != x.aval.shape:
@@ -360,7 +364,9 @@ cumsum = _running(
     cumulative.cumsum_p, "cumsum", "The sums up to each element along an axis (of x flattened, by default)."
 )
 cumprod = _running(
-    cumulative.cumprod_p, "cumprod", "The products up to each element along an axis (of x flattened, by default)."
+    cumulative.cumprod_p,
+    "cumprod",
+    "The products up to each element along an axis (of x flattened, by default).",
 )
 
 
@@ -399,9 +405,7 @@ def _with_initial(
 # -- order statistics ------------------------------------------------------------------------------
 
 
-def quantile(
-    x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: bool = False
-) -> Value:
+def quantile(x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: bool = False) -> Value:
     """The values below which fractions ``q`` of the elements over axes lie, as floats.
 
     Args:

@@ -175,7 +175,9 @@ def iinfo(x: Any) -> Any:
 
 def isscalar(x: Any) -> bool:
     """Whether x is a number or an array of rank 0."""
-    return isinstance(x, (bool, int, float, complex, np.generic)) or (isinstance(x, Value) and not x.aval.ndim)
+    return isinstance(x, (bool, int, float, complex, np.generic)) or (
+        isinstance(x, Value) and not x.aval.ndim
+    )
 
 
 def iscomplexobj(x: Any) -> bool:

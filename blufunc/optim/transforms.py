@@ -88,7 +88,7 @@ def trace(decay: Any, nesterov: bool = False, accumulator_dtype: Any = None) -> 
         return TraceState(tree.map(lambda p: _zeros_like(p, accumulator_dtype), params))
 
     def update(updates, state, params=None):
-        treedef, us, ts = aligned({"updates": updates, "state.trace": state.trace})
+        treedef, us, ts = aligned({"grads": updates, "state.trace": state.trace})
         sums = [u + t * decay for u, t in zip(us, ts, strict=True)]
         new = [u + s * decay for u, s in zip(us, sums, strict=True)] if nesterov else sums
         new = [n.astype(u.dtype) for n, u in zip(new, us, strict=True)]
@@ -145,7 +145,7 @@ def add_decayed_weights(weight_decay: Any = 0.0, mask: PyTree = None) -> Gradien
     """
 
     def update(updates, params):
-        treedef, us, ps = aligned({"updates": updates, "params": required(params, "add_decayed_weights")})
+        treedef, us, ps = aligned({"grads": updates, "params": required(params, "add_decayed_weights")})
         decay, new = Scalars(_number(weight_decay)), []
         for u, p, decays in zip(us, ps, _mask_leaves(mask, params), strict=True):
             if decays:
@@ -203,7 +203,7 @@ def adam_update(
         )
 
     def update(updates, state, params=None):
-        trees = {"updates": updates, "state.mu": state.mu, "state.nu": state.nu}
+        trees = {"grads": updates, "state.mu": state.mu, "state.nu": state.nu}
         if decays_any:
             trees["params"] = required(params, "weight decay")
         treedef, gs, ms, vs, *rest = aligned(trees)
@@ -211,7 +211,7 @@ def adam_update(
         decays = _mask_leaves(mask, params) if decays_any else [False] * len(gs)
 
         count = _next(state.count)
-        steps = count.astype(dtypes.float32)
+        steps = count.astype(dtypes.float64 if any(v.dtype == dtypes.float64 for v in vs) else dtypes.float32)
         root_c2 = bnp.sqrt(_bias_correction(b2, steps))
         a = root_c2 / _bias_correction(b1, steps)
         d: Any = 0.0
@@ -247,7 +247,7 @@ def _bias_correction(decay: Any, steps: Any) -> Any:
         raise errors.ValueRangeError(
             f"b1 and b2 of adam must be in [0, 1), one of them is {decay}.", where=source.here()
         )
-    return -bnp.expm1(steps * math.log(decay)) if decay else bnp.ones((), dtypes.float32)
+    return -bnp.expm1(steps * math.log(decay)) if decay else bnp.ones((), steps.dtype)
 
 
 # -- parts -----------------------------------------------------------------------------------------

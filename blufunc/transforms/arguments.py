@@ -102,6 +102,31 @@ def name_of(fun: Any) -> str:
     return getattr(fun, "__name__", None) or type(fun).__name__
 
 
+class LazyLabels(Sequence):
+    """Labels of flat arguments that are not worked out until somebody prints one."""
+
+    def __init__(self, labels: Callable[[], Sequence[str]], n: int):
+        self.labels, self.n = labels, n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i):
+        if i >= self.n:
+            raise IndexError(i)
+        return _LazyLabel(self, i)
+
+
+class _LazyLabel:
+    __slots__ = ("i", "owner")
+
+    def __init__(self, owner: LazyLabels, i: int):
+        self.owner, self.i = owner, i
+
+    def __str__(self) -> str:
+        return self.owner.labels()[self.i]
+
+
 def signature_of(fun: Callable) -> inspect.Signature | None:
     """The signature, or None where Python does not know it."""
     try:

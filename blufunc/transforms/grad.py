@@ -20,6 +20,7 @@ from blufunc.core.tangents import Zero, zero
 from blufunc.core.trace import Value
 from blufunc.transforms.arguments import (
     FlatFunction,
+    LazyLabels,
     argument_indices,
     as_values,
     check_structure,
@@ -107,7 +108,7 @@ def value_and_grad(
 
         nonzeros = [dtypes.is_inexact(p.aval.dtype) for p in primals]
         outs, out_nonzeros, linear = linearize_flat(
-            flat_fun, primals, nonzeros, labels=_lazy(labels, len(primals))
+            flat_fun, primals, nonzeros, labels=LazyLabels(labels, len(primals))
         )
         cts: list[Any] = [None] * sum(out_nonzeros)
         if out_nonzeros[0]:
@@ -148,31 +149,6 @@ def _labels(fun, args, nums, in_tree) -> Callable[[], list[str]]:
         return [name for k in range(len(nums)) for name in groups[k]]
 
     return labels
-
-
-class _lazy(Sequence):
-    """A sequence of labels that are not worked out until somebody prints one."""
-
-    def __init__(self, labels: Callable[[], list[str]], n: int):
-        self.labels, self.n = labels, n
-
-    def __len__(self) -> int:
-        return self.n
-
-    def __getitem__(self, i):
-        if i >= self.n:
-            raise IndexError(i)
-        return _LazyLabel(self, i)
-
-
-class _LazyLabel:
-    __slots__ = ("i", "owner")
-
-    def __init__(self, owner: _lazy, i: int):
-        self.owner, self.i = owner, i
-
-    def __str__(self) -> str:
-        return self.owner.labels()[self.i]
 
 
 def _input_error(fun, label, aval, holomorphic) -> errors.GradError:
@@ -244,7 +220,8 @@ def jvp(fun: Callable, primals: Sequence, tangents: Sequence, has_aux: bool = Fa
         for i, (p, t) in enumerate(zip(ps, t_leaves, strict=True))
     ]
     flat, finish = _with_aux(FlatFunction(fun, in_tree), has_aux)
-    outs, out_ts = jvp_flat(flat, ps, ts)
+    labels = LazyLabels(lambda: labels_of(fun, in_tree), len(ps))
+    outs, out_ts = jvp_flat(flat, ps, ts, labels)
     return finish(outs, [instantiate(t) for t in out_ts])
 
 
@@ -391,7 +368,7 @@ def _linear_at(cls: type, fun: Callable, primals: tuple, has_aux: bool) -> tuple
     nonzeros = [dtypes.is_inexact(p.aval.dtype) for p in ps]
     flat = FlatFunction(fun, in_tree)
     run, finish = _with_aux(flat, has_aux)
-    labels = _lazy(functools.cache(lambda: labels_of(fun, in_tree)), len(ps))
+    labels = LazyLabels(functools.cache(lambda: labels_of(fun, in_tree)), len(ps))
     outs, out_nonzeros, linear = linearize_flat(run, ps, nonzeros, labels=labels)
     out, *aux = finish(outs)
     n = flat.out_tree.num_leaves

@@ -85,6 +85,7 @@ class Entry:
     key: Key
     programs: dict[Any, Callable]
     single: bool  # one array is all it returns
+    device: backend.Device | None = None  # where it ran last
 
     def alive(self) -> bool:
         """Whether the values it closed over may still be used."""
@@ -113,28 +114,31 @@ class Jitted:
         return self if obj is None else functools.partial(self, obj)
 
     def __call__(self, *args, **kwargs):
-        if self._plain and not kwargs and state.trace is EVAL:
-            types = []
-            for a in args:
-                if a.__class__ is not Array:
-                    break
-                types.append(a.aval)
-            else:
+        if self._plain and state.trace is EVAL:
+            leaves: Sequence = args
+            types = [a.aval for a in args if a.__class__ is Array]
+            if len(types) == len(args) and not kwargs:
                 entry = self._fast.get(tuple(types))
-                if entry is not None:
-                    return self._run(entry, args)
+            else:  # a leaf that is no Array leaves the key too short to be found
+                leaves, in_tree = tree.flatten((args, kwargs))
+                entry = self._fast.get((in_tree, *[a.aval for a in leaves if a.__class__ is Array]))
+            if entry is not None:
+                return self._run(entry, leaves)
         return self._call(args, kwargs)
 
     def _run(self, entry: Entry, arrays: Sequence[Array]) -> Any:
         """Run a program on arrays, nothing donated."""
-        consts = entry.consts
-        if consts:
-            arrays = [*map(concrete, consts), *arrays]
-        device = device_of(arrays, self.name)
+        if entry.consts:
+            arrays = [*map(concrete, entry.consts), *arrays]
+        device = entry.device
+        buffers = [a.buffer for a in arrays if a.device is device]
+        if device is None or len(buffers) != len(arrays):
+            device = entry.device = device_of(arrays, self.name)
+            buffers = [a.buffer_on(device) for a in arrays]
         program = entry.programs.get(device)
         if program is None:
             program = entry.programs[device] = device.backend.compile(entry.jaxpr, (False,) * len(arrays))
-        outs = program([a.buffer_on(device) for a in arrays])
+        outs = program(buffers)
         if entry.single:
             return Array(outs[0], entry.out_avals[0], device)
         wrapped = [Array(b, aval, device) for b, aval in zip(outs, entry.out_avals, strict=True)]
@@ -202,21 +206,22 @@ class Jitted:
         static = [("arg", i, args[i]) for i in sorted(static_nums)]
         static += [("kwarg", k, v) for k, v in sorted(kwargs.items()) if k in self.static_names]
         for _, where, value in static:
+            if isinstance(value, Tracer):
+                raise errors.StaticArgumentError(
+                    f"the static argument {self._name(where)} of {self.name} is a traced value ({value.aval}).",
+                    where=source.here(),
+                    fix="make it static in the outer transform too, or make it dynamic here",
+                )
             try:
                 hash(value)
             except TypeError:
                 raise errors.StaticArgumentError(
-                    f"the static argument {where!r} of {self.name} is a {type(value).__name__}, which is not hashable.",
+                    f"the static argument {self._name(where)} of {self.name} is a {type(value).__name__}, "
+                    "which is not hashable.",
                     where=source.here(),
                     why="a trace is kept for each value of the static arguments.",
                     fix="pass a tuple, a frozen dataclass or another hashable value; or make it dynamic",
                 ) from None
-            if isinstance(value, Tracer):
-                raise errors.StaticArgumentError(
-                    f"the static argument {where!r} of {self.name} is a traced value ({value.aval}).",
-                    where=source.here(),
-                    fix="make it static in the outer transform too, or make it dynamic here",
-                )
         dynamic = tuple(_STATIC if i in static_nums else a for i, a in enumerate(args))
         dynamic_kw = {k: v for k, v in kwargs.items() if k not in self.static_names}
         leaves, in_tree = tree.flatten((dynamic, dynamic_kw))
@@ -229,6 +234,12 @@ class Jitted:
         return _CallArguments(
             leaves, in_tree, key, tuple(donated), dynamic, dynamic_kw, {w: v for _, w, v in static}
         )
+
+    def _name(self, where: int | str) -> str:
+        """What the function calls an argument that was given by position or name."""
+        signature = signature_of(self.fun)
+        names = list(signature.parameters) if signature else []
+        return str(names[where] if isinstance(where, int) and where < len(names) else where)
 
     def _enter(self, args, kwargs):
         call = self._split(args, kwargs)
@@ -254,13 +265,10 @@ class Jitted:
                 fix="keep shapes, dtypes and static arguments the same, or raise max_traces",
             )
         entry = self._entries[key] = self._trace(call, key)
-        if (
-            self._plain
-            and not call.kwargs
-            and all(a.__class__ is Array for a in call.args)
-            and not any(isinstance(c, Tracer) for c in entry.consts)
-        ):
-            self._fast[key.types] = entry
+        if self._plain and not any(isinstance(c, Tracer) for c in entry.consts):
+            self._fast[(call.in_tree, *key.types)] = entry
+            if not call.kwargs and all(a.__class__ is Array for a in call.args):
+                self._fast[key.types] = entry
         return entry
 
     def _trace(self, call: _CallArguments, key: Key) -> Entry:

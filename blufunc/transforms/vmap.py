@@ -13,7 +13,7 @@ from typing import Any
 from blufunc import errors
 from blufunc.core import source, tree, treepath
 from blufunc.core.structure import batched_front, move_dim
-from blufunc.transforms.arguments import FlatFunction, as_values, labels_of, name_of
+from blufunc.transforms.arguments import FlatFunction, LazyLabels, as_values, labels_of, name_of
 from blufunc.transforms.batch import Axis, batch_flat
 
 
@@ -63,7 +63,7 @@ def vmap(
         leaves, in_tree = tree.flatten((args, kwargs))
         axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
         dims = [
-            *tree.broadcast_prefix(axes, args, is_leaf=_is_axis),
+            *_broadcast(axes, args, fun, "in_axes", "the arguments"),
             *[0] * tree.structure(kwargs).num_leaves,
         ]
         labels = functools.cache(lambda: labels_of(fun, in_tree))
@@ -73,10 +73,10 @@ def vmap(
         ]
         axis = Axis(_axis_size(fun, values, dims, labels, axis_size), axis_name)
         flat = FlatFunction(fun, in_tree)
-        outs, out_dims = batch_flat(flat, axis, values, dims)
+        outs, out_dims = batch_flat(flat, axis, values, dims, LazyLabels(labels, len(values)))
         out_tree = flat.out_tree
         skeleton = tree.unflatten(out_tree, [0] * out_tree.num_leaves)
-        wanted = tree.broadcast_prefix(out_axes, skeleton, is_leaf=_is_axis)
+        wanted = _broadcast(out_axes, skeleton, fun, "out_axes", "the results")
         paths = treepath.leaf_paths(out_tree)
         placed = [
             _place(axis, x, d, w, p, fun) for x, d, w, p in zip(outs, out_dims, wanted, paths, strict=True)
@@ -84,6 +84,19 @@ def vmap(
         return tree.unflatten(out_tree, placed)
 
     return vmap_fun
+
+
+def _broadcast(axes: Any, whole: Any, fun: Callable, name: str, what: str) -> list:
+    """``in_axes`` or ``out_axes`` with one entry for each leaf."""
+    try:
+        return tree.broadcast_prefix(axes, whole, is_leaf=_is_axis)
+    except errors.TreeError as e:
+        raise errors.TreeError(
+            f"vmap of {name_of(fun)}: {name} is not a pytree prefix of {what}.",
+            where=source.here(),
+            why=e.what,
+            fix="give each container of which the leaves differ an entry of its structure; None means not mapped",
+        ) from None
 
 
 def _normal_dim(d: Any, aval: Any, labels: Callable[[], list[str]], i: int, fun: Callable) -> int | None:

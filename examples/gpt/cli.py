@@ -42,7 +42,7 @@ def _run(options: argparse.Namespace) -> None:
     resume = _checkpoint_path(options.resume) if options.resume else None
     settings = _settings(options, weights.facts(resume)["settings"] if resume else {})
     dataset = data.load(settings.data)
-    prompt = dataset.encode(options.prompt) if options.prompt else [ord("\n")] if dataset.text else [0]
+    prompt = dataset.encode(options.prompt) if options.prompt else list(dataset.opening)
     run = train.Run(settings, resume)
     if run.done >= settings.steps:
         raise DataError(
@@ -148,6 +148,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", metavar="DIR", help=f"where to write (default: {OUT})")
     add("--resume", metavar="PATH", help="go on from a run's folder or its checkpoint, with its settings")
     add("--sample-tokens", type=whole(0), default=400, metavar="N", help="the sample's length (default: 400)")
-    add("--prompt", metavar="TEXT", help="how the sample begins (default: a new line)")
+    add("--prompt", metavar="TEXT", help="how the sample begins")
     add("--no-progress", action="store_true", help="lines instead of a progress bar")
     return parser

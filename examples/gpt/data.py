@@ -42,12 +42,13 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """Training and validation tokens; ``text`` says that they are bytes."""
+    """Training and validation tokens; ``text`` says that they are bytes, ``opening`` how a sample may begin."""
 
     name: str
     train: tuple[Part, ...]
     validation: tuple[Part, ...]
     text: bool
+    opening: tuple[int, ...] = tuple(b"\n")
 
     @property
     def unit(self) -> str:
@@ -103,7 +104,8 @@ def standard_library() -> Dataset:
             why="some builds of Python ship it compiled or inside a zip file",
             fix="name a text of your own: --data PATH",
         )
-    return _split_by_file("the Python standard library", root, files)
+    dataset = _split_by_file("the Python standard library", root, files)
+    return dataclasses.replace(dataset, opening=tuple(b"\nclass "))
 
 
 def read_text(path: Path) -> np.ndarray:
@@ -172,7 +174,8 @@ def read_shard(path: Path) -> np.ndarray:
 def _one_file(path: Path, tokens: np.ndarray, text: bool) -> Dataset:
     """Hold out the end of a single file."""
     train, validation = _without_tail(Part(tokens, str(path)))
-    return Dataset(str(path), (train,), (validation,), text)
+    dataset = Dataset(str(path), (train,), (validation,), text)
+    return dataset if text else dataclasses.replace(dataset, opening=_first(train))
 
 
 def _shards(root: Path, paths: list[Path]) -> Dataset:
@@ -190,7 +193,7 @@ def _shards(root: Path, paths: list[Path]) -> Dataset:
     if not validation:
         train[-1], tail = _without_tail(train[-1])
         validation = [tail]
-    return Dataset(str(root), tuple(train), tuple(validation), text=False)
+    return Dataset(str(root), tuple(train), tuple(validation), text=False, opening=_first(train[0]))
 
 
 def _text_folder(root: Path) -> Dataset:
@@ -240,6 +243,11 @@ def _split_by_file(name: str, root: Path, files: list[Path]) -> Dataset:
         validation=join([path for path in files if path in held_out]),
         text=True,
     )
+
+
+def _first(part: Part) -> tuple[int, ...]:
+    """The token that token data begins with: in shards, the one that parts documents."""
+    return (int(part.tokens[0]),)
 
 
 def _without_tail(part: Part) -> tuple[Part, Part]:

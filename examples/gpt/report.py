@@ -115,9 +115,8 @@ def loss_curve(history: History, path: Path, unit: str, title: str) -> None:
         axes.plot(steps, smooth(history.train), color=ink, linewidth=1.8, label="training, smoothed")
         if history.validation:
             at, losses = zip(*history.validation, strict=True)
-            axes.plot(at, losses, "o-", color="#c8553d", linewidth=1.2, markersize=4, label="validation")
-            last = {"xy": (at[-1], losses[-1]), "xytext": (0, 8), "textcoords": "offset points"}
-            axes.annotate(f"{losses[-1]:.3f}", **last, color="#c8553d", ha="center", fontweight="bold")
+            label = f"validation, {losses[-1]:.3f} at the end"
+            axes.plot(at, losses, "o-", color="#c8553d", linewidth=1.2, markersize=4, label=label)
         axes.set(xlabel="step", ylabel=f"cross-entropy (nats a {unit})", title=title)
         axes.grid(axis="y", color="0.92")
         axes.set_axisbelow(True)

@@ -69,8 +69,9 @@ def test_the_presets_have_the_sizes_they_are_named_for():
 def test_initial_parameters():
     config = dataclasses.replace(NANO, width=768 // 16, layers=8)
     params = model.init(random.key(0), config)
-    block = params["blocks"][3]
+    params = tree.map(np.asarray, params)
     assert np.std(params["tokens"]) == pytest.approx(0.08, rel=0.05)  # GPT-2's 0.02 at its width of 768
+    block = params["blocks"][3]
     assert np.std(block["attention"]["qkv"]["weight"]) == pytest.approx(0.08, rel=0.05)
     for projection in (block["attention"]["out"], block["mlp"]["down"]):
         assert np.std(projection["weight"]) == pytest.approx(0.08 / 4, rel=0.05)

@@ -149,10 +149,10 @@ def test_softmax(axis):
     np.testing.assert_allclose(np.asarray(nn.softmax(f64(X), axis)), p, rtol=1e-12)
     np.testing.assert_allclose(np.asarray(nn.log_softmax(f64(X), axis)), np.log(p), rtol=1e-12, atol=1e-14)
     c = np.random.default_rng(2).normal(size=X.shape)
-    g = grad(lambda x: (nn.softmax(x, axis) * c).sum())(f64(X))
+    g = grad(lambda x: (nn.softmax(x, axis) * f64(c)).sum())(f64(X))
     expected = p * (c - (p * c).sum(axis, keepdims=True))
     np.testing.assert_allclose(np.asarray(g), expected, atol=1e-12)
-    g = grad(lambda x: (nn.log_softmax(x, axis) * c).sum())(f64(X))
+    g = grad(lambda x: (nn.log_softmax(x, axis) * f64(c)).sum())(f64(X))
     np.testing.assert_allclose(np.asarray(g), c - p * c.sum(axis, keepdims=True), atol=1e-12)
 
 
@@ -213,18 +213,29 @@ def test_one_hot():
         nn.one_hot(bnp.asarray([0.0]), 3)
 
 
-@pytest.mark.peer
-@pytest.mark.parametrize(
-    "name", [*(n for n in TABLE if "(" not in n), "glu", "softmax", "log_softmax", "logsumexp"]
-)
-def test_against_jax(name):
+# -- peers -----------------------------------------------------------------------------------------
+
+PEERS = [*(name for name in TABLE if "(" not in name), "glu", "softmax", "log_softmax", "logsumexp"]
+AT = np.concatenate([POINTS, [0.0]]).astype(np.float32)
+WEIGHTS = np.linspace(0.5, 2, 14, dtype=np.float32)
+
+
+def weighted(y):
+    return (y * WEIGHTS[: y.size].reshape(y.shape)).sum()
+
+
+@pytest.fixture(scope="module")
+def peers():
     jax = pytest.importorskip("jax")
-    ours, theirs = getattr(nn, name), getattr(jax.nn, name)
-    x = np.concatenate([POINTS, [0.0]]).astype(np.float32)
-    np.testing.assert_allclose(np.asarray(ours(f32(x))), np.asarray(theirs(x)), rtol=2e-6, atol=2e-6)
-    weights = np.linspace(0.5, 2, 14, dtype=np.float32)
-    weight = lambda y: (y * weights[: y.size].reshape(y.shape)).sum()
-    mine = np.asarray(grad(lambda x: weight(ours(x)))(f32(x)))
-    np.testing.assert_allclose(
-        mine, np.asarray(jax.grad(lambda x: weight(theirs(x)))(x)), rtol=1e-5, atol=2e-6
-    )
+    value_and_slopes = lambda f, x: (f(x), jax.grad(lambda x: weighted(f(x)))(x))
+    return jax.jit(lambda x: {name: value_and_slopes(getattr(jax.nn, name), x) for name in PEERS})(AT)
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize("name", PEERS)
+def test_against_jax(name, peers):
+    f = getattr(nn, name)
+    value, slope = peers[name]
+    np.testing.assert_allclose(np.asarray(f(f32(AT))), np.asarray(value), rtol=2e-6, atol=2e-6)
+    found = grad(lambda x: weighted(f(x)))(f32(AT))
+    np.testing.assert_allclose(np.asarray(found), np.asarray(slope), rtol=1e-5, atol=2e-6)

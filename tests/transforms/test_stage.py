@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from blufunc import errors
+from blufunc.config import config
 from blufunc.core import dtypes, source, structure
 from blufunc.core.array import from_numpy
 from blufunc.core.avals import ShapedArray
+from blufunc.core.check import check_jaxpr
 from blufunc.core.ops import elementwise as ew
-from blufunc.core.stage import stage
 from blufunc.core.trace import EVAL, state
 from blufunc.transforms.arguments import ShapeDtypeStruct
 from blufunc.transforms.grad import grad, jvp
@@ -170,17 +171,13 @@ def test_lines_are_those_of_the_innermost_function_of_the_user():
 # -- traces ----------------------------------------------------------------------------------------
 
 
-def test_the_outer_trace_is_current_again_afterwards():
-    for f in (grad(lambda x: x), jit(lambda x: x), vmap(lambda x: x)):
-        f(np.float32(1)) if f.__name__ != "<lambda>" or not _is_vmap(f) else f(X)
-        assert state.trace is EVAL
-    with pytest.raises(ZeroDivisionError):
-        jit(lambda x: 1 / 0)(X)
+@pytest.mark.parametrize("transform", [grad, jit, vmap, make_jaxpr])
+def test_the_outer_trace_is_current_again_afterwards(transform):
+    transform(lambda x: x)(X if transform is vmap else 1.0)
     assert state.trace is EVAL and state.source is None
-
-
-def _is_vmap(f):
-    return "vmap" in getattr(f, "__qualname__", "") or "vmap" in str(getattr(f, "__code__", ""))
+    with pytest.raises(ZeroDivisionError):
+        transform(lambda x: 1 / 0)(X if transform is vmap else 1.0)
+    assert state.trace is EVAL and state.source is None
 
 
 def test_each_thread_has_its_own_trace():
@@ -213,13 +210,11 @@ def test_deep_nesting():
     np.testing.assert_allclose(np.asarray(vmap(jit(grad(f)))(X)), np.cos(X), rtol=1e-6)
 
 
-def test_stage_checks_what_it_makes():
-    class Wrong(type(ew.sin_p)):
-        def __init__(self):
-            super().__init__("wrong", np.sin, "inexact", derivs=[lambda t, ans, x: total(t)])
-
-    wrong = Wrong()
-    with pytest.raises((errors.JaxprTypeError, errors.ShapeError)):
-        # a tangent of another shape than its primal
-        stage(lambda x: jvp(jit(lambda y: wrong.bind(y)), (x,), (x,)), [ShapedArray((3,), dtypes.float32)])
-        raise errors.ShapeError("broadcast by the kind")
+def test_stage_checks_what_it_makes(monkeypatch):
+    """A rule that contradicts itself is found by the check that ``config.check`` runs after every trace."""
+    monkeypatch.setattr(ew.sin_p, "typed", lambda avals, params: ShapedArray((7,), dtypes.float32))
+    monkeypatch.setattr(config, "check", False)
+    jaxpr = make_jaxpr(ew.sin)(X)
+    monkeypatch.undo()
+    with pytest.raises(errors.JaxprTypeError, match=r"binds a f32\[7\], its rule gives f32\[3\]"):
+        check_jaxpr(jaxpr)

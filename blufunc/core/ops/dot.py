@@ -36,9 +36,9 @@ class _DotGeneral(Primitive):
     name, kind, fresh = "dot_general", "contract", True
 
     def impl(self, lhs, rhs, *, dimension_numbers, precision, preferred_element_type):
-        out = preferred_element_type or _result_dtype(lhs.dtype, rhs.dtype)
+        out = preferred_element_type or lhs.dtype
         (lc, rc), (lb, rb) = dimension_numbers
-        compute = _compute_dtype(lhs.dtype, rhs.dtype, out)
+        compute = _compute_dtype(lhs.dtype, out)
         result = _matmul(_as(lhs, compute), _as(rhs, compute), lc, rc, lb, rb)
         if compute == out:
             return result
@@ -184,7 +184,8 @@ def _floats(*kinds: np.dtype) -> bool:
     return all(dtypes.is_floating(d) for d in kinds)
 
 
-def _compute_dtype(lhs: np.dtype, rhs: np.dtype, out: np.dtype) -> np.dtype:
+@functools.cache
+def _compute_dtype(lhs: np.dtype, out: np.dtype) -> np.dtype:
     """What to multiply and add in: never narrower than operands or result, float32 for the half precisions."""
     wide = max(lhs, out, key=lambda d: d.itemsize)
     if dtypes.is_floating(out):

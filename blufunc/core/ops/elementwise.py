@@ -12,7 +12,7 @@ import numpy as np
 import scipy.special
 
 from blufunc import errors
-from blufunc.core import dtypes
+from blufunc.core import dtypes, source
 from blufunc.core.array import lift, scalar
 from blufunc.core.avals import ShapedArray
 from blufunc.core.kinds import Elementwise
@@ -33,7 +33,9 @@ def operand(x: Any, like: Any) -> Any:
         exact = isinstance(x, int) or dtypes.is_inexact(dtype)
         if not exact or (isinstance(x, complex) and not dtypes.is_complex(dtype)):
             raise errors.DtypeError(
-                f"the Python scalar {x!r} does not fit {like.aval}.", fix="convert one of them first"
+                f"the Python scalar {x!r} does not fit {like.aval}.",
+                where=source.here(),
+                fix="convert one of them first",
             )
         return scalar(x, dtype)
     return lift(x)

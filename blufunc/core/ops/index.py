@@ -21,7 +21,7 @@ import numpy as np
 import scipy.sparse
 
 from blufunc import errors
-from blufunc.core import dtypes
+from blufunc.core import dtypes, source
 from blufunc.core.array import lift, scalar
 from blufunc.core.avals import ShapedArray
 from blufunc.core.kinds import check_types
@@ -92,6 +92,7 @@ class GatherScatterMode(enum.Enum):
         except (KeyError, TypeError):
             raise errors.ValueRangeError(
                 f"{mode!r} is not a mode of gather and scatter.",
+                where=source.here(),
                 fix="use 'clip', 'fill', 'drop' or 'promise_in_bounds'",
             ) from None
 
@@ -667,21 +668,19 @@ class _ScatterAdd(_Scatter):
     name = "scatter_add"
 
     def combine(self, x, rows, updates, n, unique):
-        wide = _wide(x.dtype)
-        if wide != x.dtype:
-            return self.combine(x.astype(wide), rows, updates.astype(wide), n, unique).astype(x.dtype)
+        wide, width = _wide(x.dtype), updates.shape[1]
         blank = not any(x.strides) and not any(
             x.flat[0].tobytes()
         )  # zeros that were broadcast: a gradient begins
-        width = updates.shape[1]
-        if not blank and unique:
-            out = np.array(x, order="C")
-            out.reshape(n, width)[rows] += updates
-        elif blank or 2 * len(rows) > n:
-            total = _sum_rows(rows, updates, n).reshape(x.shape)
-            out = total if blank else np.add(total, x, out=total)
-        else:  # few rows of many: leave the others alone
-            out = _combine_at(np.add, x, rows, updates)
+        if blank or (not unique and 2 * len(rows) > n):
+            out = _sum_rows(rows, updates.astype(wide, copy=False), n).reshape(x.shape)
+            if not blank:
+                np.add(out, x, out=out)
+            return out.astype(x.dtype, copy=False)
+        if not unique:  # few rows of many: leave the others alone
+            return _combine_at(np.add, x, rows, updates)
+        out = np.array(x, order="C")
+        out.reshape(n, width)[rows] += updates
         return out
 
     def jvp(self, primals, tangents, **params):
@@ -728,6 +727,7 @@ class _ScatterMul(_Scatter):
         if not _unique(indices, params):
             raise errors.GradError(
                 "scatter_mul has a derivative with respect to its updates only if no index repeats.",
+                where=source.here(),
                 why="the derivative for one factor is the product of all the others.",
                 fix="pass unique_indices=True if that is so: x.at[i].mul(y, unique_indices=True)",
             )
@@ -906,6 +906,7 @@ def _starts(x: Any, starts: Any, allow_negative: bool | Sequence[bool]) -> list[
         if starts.aval.ndim != 1:
             raise errors.ShapeError(
                 f"start indices are a sequence of integers or an array of rank 1, not {starts.aval}.",
+                where=source.here(),
                 fix="pass a tuple: dynamic_slice(x, (i, j), sizes)",
             )
         starts = [squeeze(slice_in_dim(starts, i, i + 1), (0,)) for i in range(starts.aval.shape[0])]
@@ -913,6 +914,7 @@ def _starts(x: Any, starts: Any, allow_negative: bool | Sequence[bool]) -> list[
     if len(starts) != ndim:
         raise errors.ShapeError(
             f"a window of {x.aval} needs {ndim} start indices, not {len(starts)}.",
+            where=source.here(),
             fix="give one start per axis, or use lax.dynamic_slice_in_dim for a single axis",
         )
     allow = [allow_negative] * ndim if isinstance(allow_negative, bool) else allow_negative
@@ -976,6 +978,7 @@ def dynamic_update_index_in_dim(
     elif update.aval.ndim != operand.aval.ndim or update.aval.shape[axis] != 1:
         raise errors.ShapeError(
             f"dynamic_update_index_in_dim along axis {axis} of {operand.aval} cannot take the update {update.aval}.",
+            where=source.here(),
             fix="give it size 1 along that axis, or leave the axis out",
         )
     return dynamic_update_slice_in_dim(

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
+from blufunc.core import source
 from blufunc.core.array import lift, scalar
 from blufunc.core.avals import ShapedArray
 from blufunc.core.kinds import check_types
@@ -335,6 +336,7 @@ def index_in_dim(x: Any, i: int, axis: int = 0, keepdims: bool = True) -> Any:
     if not -n <= i < n:
         raise errors.ValueRangeError(
             f"index_in_dim: {i} is out of range for axis {axis} of {x.aval}.",
+            where=source.here(),
             fix=f"give an index in [{-n}, {n})",
         )
     out = slice_in_dim(x, i % n, i % n + 1, axis=axis)
@@ -386,6 +388,7 @@ def squeeze(x: Any, dims: Sequence[int]) -> Any:
     if any(shape[d] != 1 for d in gone):
         raise errors.ShapeError(
             f"squeeze of {x.aval}: axes {tuple(sorted(gone))} do not all have size 1.",
+            where=source.here(),
             fix="index the axis (x[0]) or reduce over it",
         )
     return reshape(x, tuple([n for d, n in enumerate(shape) if d not in gone]))
@@ -398,7 +401,9 @@ def expand_dims(x: Any, dims: Sequence[int]) -> Any:
     new = {canonical_axis(d, ndim, "expand_dims") for d in dims}
     if len(new) != len(dims):
         raise errors.ShapeError(
-            f"expand_dims of {x.aval}: positions {tuple(dims)} repeat.", fix="give each once"
+            f"expand_dims of {x.aval}: positions {tuple(dims)} repeat.",
+            where=source.here(),
+            fix="give each once",
         )
     old = iter(x.aval.shape)
     return reshape(x, tuple([1 if d in new else next(old) for d in range(ndim)]))
@@ -412,6 +417,7 @@ def canonical_axis(axis: int, ndim: int, name: str) -> int:
     if not -ndim <= axis < ndim:
         raise errors.ShapeError(
             f"{name}: axis {axis} is out of range for an array of {ndim} axes.",
+            where=source.here(),
             fix=f"give an axis in [{-ndim}, {ndim})" if ndim else "give the array an axis first: x[None]",
         )
     return axis + ndim if axis < 0 else axis

@@ -1,0 +1,479 @@
+"""Products of vectors, matrices and tensors, einsum, diagonals.
+
+Face over ``dot_general``. Every product is a sum of products over labelled axes (``_contract``): labels
+that both operands have and the result keeps are batch axes, labels that it drops are contracted. einsum
+orders more than two operands with ``opt_einsum``.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import opt_einsum
+
+from blufunc import errors
+from blufunc.core import dtypes, source
+from blufunc.core.ops import dot as dot_ops
+from blufunc.core.ops import elementwise as ops
+from blufunc.core.ops import shape as shape_ops
+from blufunc.core.ops.shape import iota
+from blufunc.core.structure import broadcast_in_dim, reduce_sum, reshape
+from blufunc.core.structure import transpose as permute
+from blufunc.core.trace import Value
+from blufunc.numpy import elementwise as ew
+from blufunc.numpy.manipulation import moveaxis
+from blufunc.numpy.promotion import (
+    as_value,
+    axis_in,
+    broadcast_shapes,
+    cast,
+    constant,
+    dtype_of,
+    promote_dtypes,
+    static_int,
+)
+
+# -- contraction by labels -------------------------------------------------------------------------
+
+
+def _contract(
+    x: Value, x_labels: Sequence, y: Value, y_labels: Sequence, out: Sequence, precision: Any, preferred: Any
+) -> Value:
+    """The sum of products of x and y over the labels that are not in ``out``, with axes in the order of ``out``.
+
+    Labels are distinct within an operand, and sizes agree except that an axis of size 1 goes along with any.
+    """
+    x, x_labels = _own_labels_summed(x, list(x_labels), y_labels, out)
+    y, y_labels = _own_labels_summed(y, list(y_labels), x_labels, out)
+    size_y = dict(zip(y_labels, y.aval.shape, strict=True))
+    size_x = dict(zip(x_labels, x.aval.shape, strict=True))
+    # an axis of size 1 beside a longer one takes no part: the other operand has it alone
+    x, x_labels = _without(x, x_labels, [k for k in x_labels if size_x[k] == 1 and size_y.get(k, 1) != 1])
+    y, y_labels = _without(y, y_labels, [k for k in y_labels if size_y[k] == 1 and size_x.get(k, 1) != 1])
+    x, x_labels = _own_labels_summed(x, x_labels, y_labels, out)
+    y, y_labels = _own_labels_summed(y, y_labels, x_labels, out)
+    shared = [k for k in x_labels if k in y_labels]
+    batch = [k for k in out if k in shared]
+    inner = [k for k in shared if k not in batch]
+    made = [
+        *batch,
+        *[k for k in x_labels if k not in shared],
+        *[k for k in y_labels if k not in shared],
+    ]
+    result = _dot(
+        x, y,
+        (tuple([x_labels.index(k) for k in inner]), tuple([y_labels.index(k) for k in inner])),
+        (tuple([x_labels.index(k) for k in batch]), tuple([y_labels.index(k) for k in batch])),
+        precision, preferred,
+    )  # fmt: skip
+    return permute(result, tuple([made.index(k) for k in out]))
+
+
+def _own_labels_summed(x: Value, labels: list, others: Sequence, out: Sequence) -> tuple[Value, list]:
+    """x summed over the axes that neither the other operand nor the result has."""
+    gone = tuple([d for d, k in enumerate(labels) if k not in others and k not in out])
+    if not gone:
+        return x, labels
+    if dtypes.is_bool(x.aval.dtype):
+        x = ops.convert(x, dtypes.int32)
+    return reduce_sum(x, gone), [k for d, k in enumerate(labels) if d not in gone]
+
+
+def _without(x: Value, labels: list, gone: list) -> tuple[Value, list]:
+    if not gone:
+        return x, labels
+    kept = [(k, n) for k, n in zip(labels, x.aval.shape, strict=True) if k not in gone]
+    return reshape(x, tuple([n for _, n in kept])), [k for k, _ in kept]
+
+
+def _dot(x: Value, y: Value, contracted: tuple, batch: tuple, precision: Any, preferred: Any) -> Value:
+    dtype = x.aval.dtype
+    if y.aval.dtype != dtype and preferred is None:
+        x, y = promote_dtypes("dot", x, y)
+    if dtypes.is_bool(dtype):
+        x, y = ops.convert(x, dtypes.int32), ops.convert(y, dtypes.int32)
+        return ops.ne(_dot(x, y, contracted, batch, precision, None), 0)
+    return dot_ops.dot_general(x, y, (contracted, batch), precision, preferred)
+
+
+def _operands(name: str, x: Any, y: Any, preferred: Any) -> tuple[Value, Value, Any]:
+    x, y = promote_dtypes(name, as_value(x, name), as_value(y, name))
+    return x, y, dtype_of(preferred)
+
+
+# -- products --------------------------------------------------------------------------------------
+
+
+def matmul(x: Any, y: Any, /, *, precision: Any = None, preferred_element_type: Any = None) -> Value:
+    """``x @ y``: the matrix product of the last two axes, for each position of the others, which broadcast.
+
+    A vector on the left is a row, on the right a column, and the axis it lacks is missing in the result.
+    ``preferred_element_type`` is the dtype of the result; ``precision`` how exactly devices multiply float32.
+    """
+    if not (isinstance(x, Value) and isinstance(y, Value) and x.aval.dtype is y.aval.dtype):
+        x, y = promote_dtypes("matmul", as_value(x, "matmul"), as_value(y, "matmul"))
+    preferred = dtype_of(preferred_element_type)
+    a, b = x.aval.shape, y.aval.shape
+    if not a or not b:
+        raise errors.ShapeError(
+            f"matmul takes operands of rank 1 at least, not {x.aval} and {y.aval}.",
+            where=source.here(),
+            fix="use * to multiply by a number",
+        )
+    if a[-1] != b[-2 if len(b) > 1 else 0]:
+        raise errors.ShapeError(
+            f"matmul of shapes {a} and {b}: the last axis of the first has size {a[-1]}, "
+            f"the {'next to last' if len(b) > 1 else 'only'} axis of the second {b[-2 if len(b) > 1 else 0]}.",
+            where=source.here(),
+            why="these are the axes that are summed over.",
+            fix="transpose one of them (x.mT exchanges the last two axes), or use bnp.einsum",
+        )
+    if len(b) <= 2:  # no batch axes on the right: all axes of x but the last are rows
+        return _dot(x, y, ((len(a) - 1,), (0,)), ((), ()), precision, preferred)
+    lead = broadcast_shapes(a[:-2], b[:-2])  # raises if they do not fit
+    axes = list(range(len(lead)))
+    x_labels: list[Any] = [*axes[len(axes) - len(a[:-2]) :], *(["m"] if len(a) > 1 else []), "k"]
+    y_labels: list[Any] = [*axes[len(axes) - len(b[:-2]) :], "k", "n"]
+    out = [*axes, *(["m"] if len(a) > 1 else []), "n"]
+    return _contract(x, x_labels, y, y_labels, out, precision, preferred)
+
+
+def dot(x: Any, y: Any, /, *, precision: Any = None, preferred_element_type: Any = None) -> Value:
+    """The sum of products over the last axis of x and the next to last (or only) axis of y.
+
+    The result has the other axes of x, then those of y; with a number, it is the product.
+    """
+    x, y, preferred = _operands("dot", x, y, preferred_element_type)
+    if not x.aval.ndim or not y.aval.ndim:
+        result = ew.multiply(x, y)
+        return result if preferred is None else ops.convert(result, preferred)
+    d = max(y.aval.ndim - 2, 0)
+    if x.aval.shape[-1] != y.aval.shape[d]:
+        raise errors.ShapeError(
+            f"dot of shapes {x.aval.shape} and {y.aval.shape}: axis {x.aval.ndim - 1} of the first and {d} of the "
+            "second differ.",
+            where=source.here(),
+            fix="transpose one of them, or use bnp.einsum",
+        )
+    return _dot(x, y, ((x.aval.ndim - 1,), (d,)), ((), ()), precision, preferred)
+
+
+def vdot(x: Any, y: Any, /, *, precision: Any = None, preferred_element_type: Any = None) -> Value:
+    """The sum of products of all elements, those of x conjugated: a number."""
+    x, y, preferred = _operands("vdot", x, y, preferred_element_type)
+    return dot(
+        reshape(ops.conj(x), (x.aval.size,)),
+        reshape(y, (y.aval.size,)),
+        precision=precision,
+        preferred_element_type=preferred,
+    )
+
+
+def vecdot(
+    x: Any, y: Any, /, *, axis: int = -1, precision: Any = None, preferred_element_type: Any = None
+) -> Value:
+    """The sum of products along one axis, x conjugated, for each position of the others, which broadcast."""
+    x, y, preferred = _operands("vecdot", x, y, preferred_element_type)
+    x, y = moveaxis(x, axis, -1), moveaxis(y, axis, -1)
+    if x.aval.shape[-1] != y.aval.shape[-1]:
+        raise errors.ShapeError(
+            f"vecdot of shapes {x.aval.shape} and {y.aval.shape} along axis {axis}.",
+            where=source.here(),
+            fix="the sizes along the axis must agree",
+        )
+    lead = broadcast_shapes(x.aval.shape[:-1], y.aval.shape[:-1])
+    axes: list[Any] = list(range(len(lead)))
+    labels = [[*axes[len(axes) - v.aval.ndim + 1 :], "k"] for v in (x, y)]
+    return _contract(ops.conj(x), labels[0], y, labels[1], axes, precision, preferred)
+
+
+def inner(x: Any, y: Any, /, *, precision: Any = None, preferred_element_type: Any = None) -> Value:
+    """The sum of products over the last axes of both; with a number, the product."""
+    x, y, preferred = _operands("inner", x, y, preferred_element_type)
+    if not x.aval.ndim or not y.aval.ndim:
+        return ew.multiply(x, y)
+    return tensordot(x, y, ((-1,), (-1,)), precision=precision, preferred_element_type=preferred)
+
+
+def outer(x: Any, y: Any, /) -> Value:
+    """The matrix of the products of each element of x with each of y, both flattened."""
+    x, y, _ = _operands("outer", x, y, None)
+    m, n = x.aval.size, y.aval.size
+    return ew.multiply(
+        broadcast_in_dim(reshape(x, (m,)), (m, n), (0,)), broadcast_in_dim(reshape(y, (n,)), (m, n), (1,))
+    )
+
+
+def tensordot(
+    x: Any, y: Any, /, axes: Any = 2, *, precision: Any = None, preferred_element_type: Any = None
+) -> Value:
+    """The sum of products over several axes: the last and first ``axes`` ones, or ``(axes of x, axes of y)``."""
+    x, y, preferred = _operands("tensordot", x, y, preferred_element_type)
+    if isinstance(axes, (tuple, list)):
+        given = [a if isinstance(a, (tuple, list)) else (a,) for a in axes]
+        xs = tuple([axis_in(a, x.aval.ndim, "tensordot") for a in given[0]])
+        ys = tuple([axis_in(a, y.aval.ndim, "tensordot") for a in given[1]])
+    else:
+        n = static_int(axes, "tensordot", "axes")
+        xs, ys = tuple(range(x.aval.ndim - n, x.aval.ndim)), tuple(range(n))
+    sizes = [tuple([v.aval.shape[a] for a in d]) for v, d in ((x, xs), (y, ys))]
+    if sizes[0] != sizes[1]:
+        raise errors.ShapeError(
+            f"tensordot of shapes {x.aval.shape} and {y.aval.shape} over axes {xs} and {ys}: sizes {sizes[0]} and "
+            f"{sizes[1]}.",
+            where=source.here(),
+            fix="the axes summed over must have equal sizes",
+        )
+    return _dot(x, y, (xs, ys), ((), ()), precision, preferred)
+
+
+def kron(x: Any, y: Any, /) -> Value:
+    """The Kronecker product: each element of x times all of y, as blocks."""
+    x, y = promote_dtypes("kron", as_value(x, "kron"), as_value(y, "kron"))
+    rank = max(x.aval.ndim, y.aval.ndim)
+    a, b = ((1,) * (rank - v.aval.ndim) + v.aval.shape for v in (x, y))
+    wide = tuple(n for pair in zip(a, b, strict=True) for n in pair)
+    odd, even = tuple(range(1, 2 * rank, 2)), tuple(range(0, 2 * rank, 2))
+    product = ew.multiply(
+        broadcast_in_dim(reshape(x, a), wide, even), broadcast_in_dim(reshape(y, b), wide, odd)
+    )
+    return reshape(product, tuple([m * n for m, n in zip(a, b, strict=True)]))
+
+
+def cross(x: Any, y: Any, /, axis: int = -1) -> Value:
+    """The cross product of vectors of three elements along an axis; the other axes broadcast."""
+    x, y = promote_dtypes("cross", as_value(x, "cross"), as_value(y, "cross"))
+    x, y = moveaxis(x, axis, -1), moveaxis(y, axis, -1)
+    if x.aval.shape[-1:] != (3,) or y.aval.shape[-1:] != (3,):
+        raise errors.ShapeError(
+            f"cross of shapes {x.aval.shape} and {y.aval.shape}: the axis has 3 elements.",
+            where=source.here(),
+        )
+    a, b = ([shape_ops.slice_in_dim(v, i, i + 1, axis=-1) for i in range(3)] for v in (x, y))
+    parts = [
+        ew.subtract(ew.multiply(a[i], b[j]), ew.multiply(a[j], b[i])) for i, j in ((1, 2), (2, 0), (0, 1))
+    ]
+    return moveaxis(shape_ops.concatenate(parts, parts[0].aval.ndim - 1), -1, axis)
+
+
+# -- einsum ----------------------------------------------------------------------------------------
+
+
+def einsum(
+    subscripts: Any,
+    /,
+    *operands: Any,
+    optimize: Any = "auto",
+    precision: Any = None,
+    preferred_element_type: Any = None,
+) -> Value:
+    """Sums of products in Einstein's notation: ``einsum('bqd,bkd->bqk', q, k)``.
+
+    Args:
+      subscripts: labels of the axes of each operand and, after ``->``, of the result; ``...`` stands for any further
+        axes, which broadcast. Without ``->``, the result has the labels that occur once, in alphabetic order. Operands
+        and lists of labels may also alternate, as in NumPy.
+      operands: arrays, promoted to one dtype.
+      optimize: how to order more than two operands: an ``opt_einsum`` strategy, or a path.
+      precision, preferred_element_type: as of ``matmul``, for each product.
+    """
+    if not isinstance(subscripts, str):
+        text, *operands = opt_einsum.parser.convert_interleaved_input((subscripts, *operands))
+        subscripts, operands = text, tuple(operands)
+    values = promote_dtypes("einsum", *[as_value(x, "einsum") for x in operands])
+    shapes = tuple([v.aval.shape for v in values])
+    inputs, out = _labels(subscripts, shapes)
+    _check_sizes(subscripts, inputs, shapes)
+    preferred = dtype_of(preferred_element_type)
+    terms: list[tuple[Value, str]] = [_diagonals(v, labels) for v, labels in zip(values, inputs, strict=True)]
+    for positions in _path(
+        inputs, out, shapes, optimize if isinstance(optimize, (str, bool)) else tuple(optimize)
+    ):
+        chosen = [terms[i] for i in positions]
+        terms = [t for i, t in enumerate(terms) if i not in positions]
+        if len(chosen) == 1:
+            terms.append(chosen[0])
+            continue
+        (x, a), (y, b) = chosen
+        needed = set(out).union(*[labels for _, labels in terms])
+        if terms:
+            made = "".join(dict.fromkeys([k for k in a + b if k in needed]))
+            # the axes in the order in which the product has them, so that it is not transposed
+            both = [k for k in made if k in a and k in b]
+            made = "".join(both + [k for k in made if k not in both])
+        else:
+            made = out
+        terms.append((_contract(x, a, y, b, made, precision, preferred), made))
+    x, labels = terms[0]
+    x, kept = _own_labels_summed(x, list(labels), (), out)
+    if preferred is not None:
+        x = cast(x, preferred)
+    return permute(x, tuple([kept.index(k) for k in out]))
+
+
+def _labels(subscripts: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[list[str], str]:
+    """The labels of each operand and of the result, with ``...`` spelled out."""
+    text = subscripts.replace(" ", "")
+    left, arrow, out = text.partition("->")
+    inputs = left.split(",")
+
+    def bad(why: str, fix: str | None = None) -> errors.ShapeError:
+        return errors.ShapeError(
+            f"einsum({subscripts!r}) of shapes {', '.join(map(str, shapes))}: {why}.",
+            where=source.here(),
+            fix=fix,
+        )
+
+    if len(inputs) != len(shapes):
+        raise bad(f"{len(inputs)} terms for {len(shapes)} operands", "separate the terms with commas")
+    used = set(text)
+    free = [c for c in map(chr, range(ord("A"), ord("Z") + 1)) if c not in used]
+    free += [chr(c) for c in range(0x100, 0x140)]
+    extra = [
+        len(s) - len(t.replace("...", "")) if "..." in t else 0 for t, s in zip(inputs, shapes, strict=True)
+    ]
+    rest = "".join(free[: max([0, *extra])])
+    spelled = []
+    for term, s, n in zip(inputs, shapes, extra, strict=True):
+        plain = term.replace("...", rest[len(rest) - n :] if n > 0 else "")
+        if "." in plain or not all(c.isalpha() for c in plain):
+            raise bad(f"{term!r} is not made of letters and one '...'")
+        if len(plain) != len(s) or n < 0:
+            raise bad(f"{term!r} labels {len(term.replace('...', ''))} axes of an operand of rank {len(s)}")
+        spelled.append(plain)
+    every = "".join(spelled)
+    if arrow:
+        result = out.replace("...", rest)
+        for c in result:
+            if c not in every or result.count(c) > 1:
+                raise bad(f"the result has {c!r} {'twice' if c in every else 'and no operand has it'}")
+        if rest and "..." not in out:
+            raise bad(
+                "the operands have '...' and the result does not", f"{subscripts} ... -> write '->...{out}'"
+            )
+    else:
+        result = rest + "".join(sorted(c for c in set(every) if every.count(c) == 1 and c not in rest))
+    return spelled, result
+
+
+def _check_sizes(subscripts: str, inputs: list[str], shapes: Sequence[tuple[int, ...]]) -> None:
+    sizes: dict[str, tuple[int, int]] = {}
+    for i, (labels, s) in enumerate(zip(inputs, shapes, strict=True)):
+        for k, n in zip(labels, s, strict=True):
+            first, known = sizes.setdefault(k, (i, n))
+            if known == 1:
+                sizes[k] = (i, n)
+            elif n not in (1, known):
+                raise errors.ShapeError(
+                    f"einsum({subscripts!r}): label {k!r} has size {known} in operand {first} of shape "
+                    f"{shapes[first]} and {n} in operand {i} of shape {s}.",
+                    where=source.here(),
+                    why="axes of one label go along with each other.",
+                    fix="check the order of the labels, or use another label",
+                )
+
+
+def _diagonals(x: Value, labels: str) -> tuple[Value, str]:
+    """x with axes of one label merged into their diagonal."""
+    for k in dict.fromkeys(labels):
+        while labels.count(k) > 1:
+            a = labels.index(k)
+            b = labels.index(k, a + 1)
+            x = diagonal(x, 0, a, b)
+            labels = labels[:a] + labels[a + 1 : b] + labels[b + 1 :] + k
+    return x, labels
+
+
+def _path(inputs: list[str], out: str, shapes: tuple, optimize: Any) -> Sequence[tuple[int, ...]]:
+    """The order of pairwise products."""
+    if len(inputs) == 1:
+        return [(0,)]
+    if len(inputs) == 2:
+        return [(0, 1)]
+    return _optimized(",".join(inputs) + "->" + out, shapes, optimize)
+
+
+@functools.lru_cache(1024)
+def _optimized(subscripts: str, shapes: tuple, optimize: Any) -> Sequence[tuple[int, ...]]:
+    if optimize is False or optimize is None:
+        n = len(shapes)
+        return [(0, 1)] + [(0, k) for k in range(n - 2, 0, -1)]
+    strategy = "auto" if optimize is True else list(optimize) if isinstance(optimize, tuple) else optimize
+    path, _ = opt_einsum.contract_path(subscripts, *shapes, shapes=True, optimize=strategy)
+    pairs: list[tuple[int, ...]] = []
+    for step in path:  # opt_einsum may take three at once where order does not matter
+        step = tuple(sorted(step))
+        if len(step) <= 2:
+            pairs.append(step)
+            continue
+        raise errors.UnsupportedError(f"einsum path with a product of {len(step)} operands: {step}.")
+    return pairs
+
+
+# -- diagonals -------------------------------------------------------------------------------------
+
+
+def _diagonal_mask(rows: int, columns: int, offset: int) -> Value:
+    row, column = (iota(dtypes.int32, (rows, columns), d) for d in (0, 1))
+    return ops.eq_p.bind(row if not offset else ops.add(row, offset), column)
+
+
+def diagonal(x: Any, /, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value:
+    """The elements whose position on ``axis2`` is that on ``axis1`` plus ``offset``, as the last axis."""
+    x = as_value(x, "diagonal")
+    if x.aval.ndim < 2:
+        raise errors.ShapeError(
+            f"diagonal of {x.aval}.", where=source.here(), fix="x needs two axes at least"
+        )
+    a, b = axis_in(axis1, x.aval.ndim, "diagonal"), axis_in(axis2, x.aval.ndim, "diagonal")
+    offset = static_int(offset, "diagonal", "offset")
+    x = moveaxis(x, (a, b), (-2, -1))
+    *lead, m, n = x.aval.shape
+    size = max(0, min(m, n - offset) if offset >= 0 else min(m + offset, n))
+    row, column = max(-offset, 0), max(offset, 0)
+    rank = len(lead)
+    if not size:
+        return broadcast_in_dim(constant(0, x.aval.dtype), (*lead, 0), ())
+    # A walk through the square in row-major order meets its diagonal every size + 1 steps. With one column of
+    # padding, the rows are that long and the diagonal is the first column: a pad, a reshape and a slice.
+    x = shape_ops.slice_(x, (*[0] * rank, row, column), (*lead, row + size, column + size))
+    x = shape_ops.pad(x, constant(0, x.aval.dtype), [*[(0, 0, 0)] * rank, (0, 0, 0), (0, 1, 0)])
+    x = reshape(x, (*lead, size * (size + 1)))
+    return shape_ops.slice_in_dim(x, 0, size * (size + 1), size + 1, axis=rank)
+
+
+def diag(x: Any, /, k: int = 0) -> Value:
+    """Diagonal ``k`` of a matrix; of a vector, the matrix with it on diagonal ``k`` and zeros elsewhere."""
+    x = as_value(x, "diag")
+    k = static_int(k, "diag", "k")
+    if x.aval.ndim == 2:
+        return diagonal(x, k)
+    if x.aval.ndim != 1:
+        raise errors.ShapeError(
+            f"diag of {x.aval}.", where=source.here(), fix="x has rank 1 or 2; see diagonal"
+        )
+    n = x.aval.size
+    before, after = max(k, 0), max(-k, 0)
+    line = shape_ops.pad(x, constant(0, x.aval.dtype), [(before, after, 0)])
+    size = n + abs(k)
+    mask = _diagonal_mask(size, size, k)
+    return ops.select(mask, broadcast_in_dim(line, (size, size), (1,)), constant(0, x.aval.dtype))
+
+
+def diagflat(x: Any, /, k: int = 0) -> Value:
+    """The matrix with the elements of x on diagonal ``k``."""
+    x = as_value(x, "diagflat")
+    return diag(reshape(x, (x.aval.size,)), k)
+
+
+def trace(x: Any, /, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None) -> Value:
+    """The sum of a diagonal: that of positions ``i`` on ``axis1`` and ``i + offset`` on ``axis2``."""
+    x = as_value(x, "trace")
+    if dtype is not None:
+        x = ops.convert(x, dtypes.as_dtype(dtype))
+    elif dtypes.is_bool(x.aval.dtype) or (dtypes.is_integer(x.aval.dtype) and x.aval.dtype.itemsize < 4):
+        x = ops.convert(x, dtypes.uint32 if dtypes.is_unsigned(x.aval.dtype) else dtypes.int32)
+    line = diagonal(x, offset, axis1, axis2)
+    return reduce_sum(line, (line.aval.ndim - 1,))

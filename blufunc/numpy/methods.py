@@ -1,0 +1,336 @@
+"""Operators and methods of arrays and tracers, installed once on their common base class.
+
+Face. ``install`` runs when ``blufunc.numpy`` is imported: the core knows no promotion, so its ``Value``
+gets ``+``, ``[]``, ``.sum``, ``.at`` and printing from here. Operators between values of one type bind their
+primitive at once; all else takes the way of the function of the same name.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core import dtypes, source
+from blufunc.core.array import Array, Donated, from_numpy
+from blufunc.core.ops import elementwise as ops
+from blufunc.core.primitive import Primitive
+from blufunc.core.structure import reshape as reshape_to
+from blufunc.core.trace import Tracer, Value
+from blufunc.numpy import creation, linear, manipulation, reductions, sorting
+from blufunc.numpy import elementwise as ew
+from blufunc.numpy.creation import parse_device
+from blufunc.numpy.indexing import At, getitem
+from blufunc.numpy.promotion import PYTHON_SCALARS
+
+_BOOL = dtypes.bool_
+
+# -- operators -------------------------------------------------------------------------------------
+
+
+def _foreign(y: Any) -> bool:
+    """Whether an operand is left to its own class: it is no array, number or sequence."""
+    return not (
+        y.__class__ in PYTHON_SCALARS
+        or isinstance(y, (Value, np.ndarray, np.generic, bool, int, float, complex, list, tuple))
+        or hasattr(y, "__array__")
+        or hasattr(y, "__blufunc_array__")
+    )
+
+
+def _operator(prim: Primitive, function: Callable, bools: bool) -> Callable:
+    """A binary operator; ``bools``: whether the primitive is right for booleans too."""
+    bind = prim.bind
+
+    def method(self: Value, other: Any) -> Any:
+        if other.__class__ is self.__class__:
+            aval = self.aval
+            if aval is other.aval and (bools or aval.dtype is not _BOOL):
+                return bind(self, other)
+        elif other.__class__ not in PYTHON_SCALARS and _foreign(other):
+            return NotImplemented
+        return function(self, other)
+
+    return method
+
+
+def _from_function(function: Callable) -> Callable:
+    def method(self: Value, other: Any) -> Any:
+        if other.__class__ not in PYTHON_SCALARS and _foreign(other):
+            return NotImplemented
+        return function(self, other)
+
+    return method
+
+
+def _reflected(function: Callable) -> Callable:
+    def method(self: Value, other: Any) -> Any:
+        if other.__class__ not in PYTHON_SCALARS and _foreign(other):
+            return NotImplemented
+        return function(other, self)
+
+    return method
+
+
+def _inexact_operator(prim: Primitive, function: Callable) -> Callable:
+    bind = prim.bind
+
+    def method(self: Value, other: Any) -> Any:
+        if other.__class__ is self.__class__:
+            aval = self.aval
+            if aval is other.aval and dtypes.is_inexact(aval.dtype):
+                return bind(self, other)
+        elif other.__class__ not in PYTHON_SCALARS and _foreign(other):
+            return NotImplemented
+        return function(self, other)
+
+    return method
+
+
+_BINARY: dict[str, tuple[Callable, Callable]] = {
+    "add": (_operator(ops.add_p, ew.add, False), ew.add),
+    "sub": (_operator(ops.sub_p, ew.subtract, False), ew.subtract),
+    "mul": (_operator(ops.mul_p, ew.multiply, False), ew.multiply),
+    "truediv": (_inexact_operator(ops.div_p, ew.divide), ew.divide),
+    "floordiv": (_from_function(ew.floor_divide), ew.floor_divide),
+    "mod": (_from_function(ew.remainder), ew.remainder),
+    "divmod": (_from_function(ew.divmod), ew.divmod),
+    "matmul": (_from_function(linear.matmul), linear.matmul),
+    "and": (_operator(ops.and_p, ew.bitwise_and, True), ew.bitwise_and),
+    "or": (_operator(ops.or_p, ew.bitwise_or, True), ew.bitwise_or),
+    "xor": (_operator(ops.xor_p, ew.bitwise_xor, True), ew.bitwise_xor),
+    "lshift": (_from_function(ew.left_shift), ew.left_shift),
+    "rshift": (_from_function(ew.right_shift), ew.right_shift),
+    "pow": (_from_function(ew.power), ew.power),
+}
+"""For each operator that has a reflected form: the method, and the function."""
+
+_COMPARISONS = {
+    "eq": (ops.eq_p, ew.equal),
+    "ne": (ops.ne_p, ew.not_equal),
+    "lt": (ops.lt_p, ew.less),
+    "le": (ops.le_p, ew.less_equal),
+    "gt": (ops.gt_p, ew.greater),
+    "ge": (ops.ge_p, ew.greater_equal),
+}
+
+
+def _iterate(self: Value) -> Iterator[Value]:
+    if not self.aval.ndim:
+        raise errors.ArgumentError(
+            f"iteration over an array of rank 0 ({self.aval}).",
+            where=source.here(),
+            fix="x.item() is its element, if it is concrete",
+        )
+    return iter([getitem(self, i) for i in range(self.aval.shape[0])])
+
+
+def _contains(self: Value, x: Any) -> bool:
+    return bool(reductions.any(ew.equal(self, x)))
+
+
+# -- methods ---------------------------------------------------------------------------------------
+
+
+def _reshape(self: Value, *shape: Any, order: str = "C") -> Value:
+    """The elements in another shape, given as a tuple or as several ints, one of which may be -1."""
+    given = shape[0] if len(shape) == 1 else shape
+    return manipulation.reshape(self, given, order)
+
+
+def _transpose(self: Value, *axes: Any) -> Value:
+    """The array with its axes in the order of ``axes`` (a tuple or several ints), reversed by default."""
+    given = None if not axes else axes[0] if len(axes) == 1 and not isinstance(axes[0], int) else axes
+    return manipulation.transpose(self, given)
+
+
+def _flatten(self: Value, order: str = "C") -> Value:
+    """The elements in row-major order, as rank 1."""
+    return manipulation.ravel(self, order)
+
+
+def _astype(self: Value, dtype: Any, copy: bool = False) -> Value:
+    """The array in another dtype; see ``blufunc.numpy.astype``."""
+    return creation.astype(self, dtype, copy=copy)
+
+
+def _view(self: Value, dtype: Any) -> Value:
+    """The bits of the elements as another dtype of the same width."""
+    return ops.bitcast(self, dtypes.as_dtype(dtype))
+
+
+def _to_device(self: Value, device: Any, *, stream: Any = None) -> Value:
+    """The array on a device (or its name, such as ``'cpu:0'``)."""
+    place = parse_device(device)
+    if isinstance(self, Tracer) or place is None or self.device == place:  # type: ignore[attr-defined]
+        return self
+    return from_numpy(np.asarray(self), place, self.aval.weak_type)
+
+
+def _array_namespace(self: Value, *, api_version: str | None = None) -> Any:
+    return sys.modules["blufunc.numpy"]
+
+
+def _pow(self: Value, other: Any, modulus: Any = None) -> Any:
+    if modulus is not None:
+        return NotImplemented
+    return _BINARY["pow"][0](self, other)
+
+
+def _round(self: Value, ndigits: int | None = None) -> Value:
+    return ew.round(self, ndigits or 0)
+
+
+_METHODS: dict[str, Callable] = {
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "flatten": _flatten,
+    "astype": _astype,
+    "view": _view,
+    "to_device": _to_device,
+    "ravel": manipulation.ravel,
+    "squeeze": manipulation.squeeze,
+    "swapaxes": manipulation.swapaxes,
+    "repeat": manipulation.repeat,
+    "take": manipulation.take,
+    "nonzero": manipulation.nonzero,
+    "copy": creation.copy,
+    "clip": ew.clip,
+    "conj": ew.conj,
+    "conjugate": ew.conj,
+    "round": ew.round,
+    "sum": reductions.sum,
+    "prod": reductions.prod,
+    "mean": reductions.mean,
+    "var": reductions.var,
+    "std": reductions.std,
+    "max": reductions.max,
+    "min": reductions.min,
+    "ptp": reductions.ptp,
+    "all": reductions.all,
+    "any": reductions.any,
+    "argmax": reductions.argmax,
+    "argmin": reductions.argmin,
+    "cumsum": reductions.cumsum,
+    "cumprod": reductions.cumprod,
+    "sort": sorting.sort,
+    "argsort": sorting.argsort,
+    "searchsorted": sorting.searchsorted,
+    "dot": linear.dot,
+    "diagonal": linear.diagonal,
+    "trace": linear.trace,
+}
+
+# -- printing --------------------------------------------------------------------------------------
+
+
+def _shown(x: Array) -> np.ndarray:
+    """The values as NumPy can print them."""
+    host = np.asarray(x)
+    narrow = dtypes.is_floating(host.dtype) and host.dtype not in (dtypes.float32, dtypes.float64)
+    return host.astype(np.float32) if narrow and host.dtype != dtypes.float16 else host
+
+
+def _array_repr(self: Array) -> str:
+    aval = self.aval
+    if self._buffer.__class__ is Donated:
+        return f"Array(shape={aval.shape}, dtype={aval.dtype.name}, donated)"
+    if dtypes.is_key(aval.dtype):
+        return f"Array({aval.shape}) key<fry>"
+    if aval.dtype == dtypes.float0:
+        return f"Array(shape={aval.shape}, dtype=float0)"
+    suffix = f", dtype={aval.dtype.name}" + (", weak_type=True" if aval.weak_type else "")
+    if not aval.size:
+        return f"Array([], shape={aval.shape}{suffix})"
+    text = np.array2string(_shown(self), separator=", ", prefix="Array(", suffix=suffix + ")")
+    return f"Array({text}{suffix})"
+
+
+def _array_str(self: Array) -> str:
+    if self._buffer.__class__ is Donated or self.aval.dtype.fields is not None:
+        return _array_repr(self)
+    return str(_shown(self))
+
+
+def _array_format(self: Array, spec: str) -> str:
+    if not spec:
+        return str(self)
+    if self.aval.ndim:
+        raise errors.ArgumentError(
+            f"the format {spec!r} is for numbers, this is {self.aval}.",
+            where=source.here(),
+            fix="format the elements, or np.array2string(np.asarray(x), ...)",
+        )
+    return format(self.item(), spec)
+
+
+def _tracer_format(self: Tracer, spec: str) -> str:
+    if not spec:
+        return str(self)
+    raise self._not_concrete(
+        f"the format {spec!r}", "f'{x}' shows the type; print values outside the transform"
+    )
+
+
+def _tracer_item(self: Tracer) -> Any:
+    raise self._not_concrete("item()", "keep it an array, or compute it outside the transform")
+
+
+def _tracer_tolist(self: Tracer) -> Any:
+    raise self._not_concrete("tolist()", "keep it an array, or compute it outside the transform")
+
+
+# -- installation ----------------------------------------------------------------------------------
+
+
+def install() -> None:
+    """Give arrays and tracers their operators and methods."""
+    for name, (method, function) in _BINARY.items():
+        _set(f"__{name}__", method)
+        _set(f"__r{name}__", _reflected(function))
+    for name, (prim, function) in _COMPARISONS.items():
+        _set(f"__{name}__", _operator(prim, function, True))
+    for name, function in {
+        "neg": ew.negative, "pos": ew.positive, "abs": ew.abs, "invert": ew.bitwise_not,
+    }.items():  # fmt: skip
+        _set(f"__{name}__", function)
+    _set("__pow__", _pow)
+    _set("__round__", _round)
+    _set("__getitem__", lambda self, index: getitem(self, index))
+    _set("__iter__", _iterate)
+    _set("__contains__", _contains)
+    _set("__array_namespace__", _array_namespace)
+    _set("__copy__", lambda self: self)
+    for name, function in _METHODS.items():
+        setattr(Value, name, function)
+    for name, getter in {
+        "at": At,
+        "T": lambda self: manipulation.transpose(self),
+        "mT": lambda self: manipulation.matrix_transpose(self),
+        "real": ew.real,
+        "imag": ew.imag,
+        "itemsize": lambda self: self.aval.dtype.itemsize,
+        "flat": lambda self: iter(reshape_to(self, (self.aval.size,))),
+    }.items():
+        setattr(Value, name, property(getter))
+    for name, function in {
+        "__repr__": _array_repr,
+        "__str__": _array_str,
+        "__format__": _array_format,
+        "__deepcopy__": lambda self, memo: creation.copy(self),
+    }.items():
+        setattr(Array, name, function)
+    for name, function in {
+        "__format__": _tracer_format,
+        "item": _tracer_item,
+        "tolist": _tracer_tolist,
+        "__deepcopy__": lambda self, memo: self,
+    }.items():
+        setattr(Tracer, name, function)
+
+
+def _set(name: str, function: Callable) -> None:
+    setattr(Value, name, function)

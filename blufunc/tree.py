@@ -1,0 +1,60 @@
+"""Pytrees: nested containers of arrays, mapped over, flattened and put together again.
+
+Face over ``core.tree`` and ``core.treepath``. The names are those of ``jax.tree``; registration of one's
+own classes is here too.
+"""
+
+from blufunc.core.tree import (
+    DictKey,
+    FlattenedIndexKey,
+    GetAttrKey,
+    SequenceKey,
+    TreeDef,
+    all,
+    broadcast_prefix,
+    flatten,
+    flatten_up_to,
+    leaves,
+    map,
+    reduce,
+    register_dataclass,
+    register_leaf,
+    register_node,
+    structure,
+    transpose,
+    unflatten,
+)
+from blufunc.core.treepath import flatten_with_path, keystr, leaf_paths, leaves_with_path, map_with_path
+
+register_pytree_node = register_node
+
+__all__ = [
+    # whole trees
+    "all",
+    "flatten",
+    "leaves",
+    "map",
+    "reduce",
+    "structure",
+    "transpose",
+    "unflatten",
+    # prefixes
+    "broadcast_prefix",
+    "flatten_up_to",
+    # paths
+    "DictKey",
+    "FlattenedIndexKey",
+    "GetAttrKey",
+    "SequenceKey",
+    "flatten_with_path",
+    "keystr",
+    "leaf_paths",
+    "leaves_with_path",
+    "map_with_path",
+    # one's own classes
+    "TreeDef",
+    "register_dataclass",
+    "register_leaf",
+    "register_node",
+    "register_pytree_node",
+]
