@@ -237,10 +237,7 @@ from blufunc.core.structure import (
 )
 from blufunc.core.trace import EVAL, Value, state
 from blufunc.core.tree import map as _tree_map
-
-# Control flow and collectives, to be re-exported here when they are in place:
-# LAX-CONTROL-FLOW: from blufunc.transforms.scan import scan (and cond, switch, while_loop, fori_loop, map,
-# associative_scan, custom_root); from blufunc.parallel ... import psum, pmean, all_gather, axis_index, ...
+from blufunc.transforms.scan import scan as scan
 
 # -- conversion ------------------------------------------------------------------------------------
 

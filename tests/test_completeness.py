@@ -3,6 +3,7 @@
 import importlib
 import inspect
 import pkgutil
+from pathlib import Path
 
 import pytest
 
@@ -14,13 +15,14 @@ from tests.op_table import OPS
 
 # What has no row, because its operands are jaxprs or rules of the user's, and the file that tests it instead.
 TESTED_ELSEWHERE = {
-    "jit": "tests/transforms/test_jit.py",
-    "scan": "tests/transforms/test_scan.py",
-    "checkpoint": "tests/transforms/test_checkpoint.py",
-    "custom_jvp_call": "tests/transforms/test_custom_jvp.py",
-    "custom_vjp_call": "tests/transforms/test_custom_vjp.py",
-    "custom_vjp_linear": "tests/transforms/test_custom_vjp.py",
+    "jit": ("tests/transforms/test_jit.py", "jit("),
+    "scan": ("tests/transforms/test_compositions.py", "scan("),
+    "checkpoint": ("tests/transforms/test_compositions.py", "checkpoint("),
+    "custom_jvp_call": ("tests/transforms/test_compositions.py", "@custom_jvp"),
+    "custom_vjp_call": ("tests/transforms/test_grad.py", "@custom_vjp"),
+    "custom_vjp_linear": ("tests/transforms/test_grad.py", "@custom_vjp"),
 }
+ROOT = Path(__file__).parent.parent
 
 
 def modules():
@@ -79,7 +81,8 @@ def test_names_are_unique():
 @pytest.mark.parametrize("prim", PRIMITIVES, ids=str)
 def test_every_primitive_has_a_row(prim):
     if prim.name in TESTED_ELSEWHERE:
-        assert (file := TESTED_ELSEWHERE[prim.name]), file
+        file, text = TESTED_ELSEWHERE[prim.name]
+        assert text in (ROOT / file).read_text(encoding="utf-8")
         return
     assert any(op.prim is prim for op in OPS), f"add a row for {prim.name} to tests/op_table.py"
 

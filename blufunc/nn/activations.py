@@ -219,25 +219,48 @@ def glu(x: Any, axis: int = -1) -> Any:
 # -- softmax and its kin ---------------------------------------------------------------------------
 
 
-def shifted(x: Any, axis: Axis) -> Any:
-    """``x`` less its maximum over ``axis``, which counts as a constant: any other would give the same softmax."""
-    return x - bnp.max(lax.stop_gradient(x), axis=axis, keepdims=True)
+def axes_of(name: str, x: Any, axis: Axis) -> tuple[int, ...]:
+    """``axis``, for the function ``name`` of ``x``, as sorted non-negative axes.
+
+    Raises:
+      ShapeError: ``x`` has no such axis.
+    """
+    if axis is None:
+        return tuple(range(x.ndim))
+    given = (axis,) if isinstance(axis, int) else tuple(axis)
+    for d in given:
+        if not -x.ndim <= d < x.ndim:
+            raise errors.ShapeError(
+                f"{name} over axis {d} of an array of shape {tuple(x.shape)}, which has {x.ndim} axes.",
+                where=source.here(),
+            )
+    return tuple(sorted({d % x.ndim for d in given}))
 
 
-def _softmax_value(x, axis):
-    unnormalized = bnp.exp(shifted(x, axis))
-    return unnormalized / bnp.sum(unnormalized, axis=axis, keepdims=True)
+def spread(x: Any, shape: Sequence[int], axes: tuple[int, ...]) -> Any:
+    """``x``, which was reduced over ``axes``, repeated along them: ``keepdims`` and broadcasting, in one operation."""
+    return lax.broadcast_in_dim(x, shape, [d for d in range(len(shape)) if d not in axes])
+
+
+def shifted(x: Any, axes: tuple[int, ...]) -> Any:
+    """``x`` less its maximum over ``axes``, which counts as a constant: any other would give the same softmax."""
+    return x - spread(bnp.max(lax.stop_gradient(x), axis=axes), x.shape, axes)
+
+
+def _softmax_value(x, axes):
+    unnormalized = bnp.exp(shifted(x, axes))
+    return unnormalized / spread(bnp.sum(unnormalized, axis=axes), x.shape, axes)
 
 
 _softmax = custom_jvp(_softmax_value, nondiff_argnums=(1,))
 
 
 @_softmax.defjvp
-def _softmax_jvp(axis, primals, tangents):
+def _softmax_jvp(axes, primals, tangents):
     (x,), (t,) = primals, tangents
-    p = _softmax_value(x, axis)
+    p = _softmax_value(x, axes)
     pt = p * t
-    return p, pt + p * -bnp.sum(pt, axis=axis, keepdims=True)
+    return p, pt + p * spread(-bnp.sum(pt, axis=axes), x.shape, axes)
 
 
 def softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
@@ -249,18 +272,20 @@ def softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
       where: booleans that broadcast against ``x``. Elements where they are False count as minus infinity: their
         probability is 0, and so is every probability where they are False along the whole axis.
     """
-    x, axis = as_inexact(x), _static(axis)
+    x = as_inexact(x)
+    axes = axes_of("softmax", x, axis)
     if where is None:
-        return _softmax(x, axis)
-    return bnp.where(where, _softmax(bnp.where(where, x, -math.inf), axis), 0)
+        return _softmax(x, axes)
+    return bnp.where(where, _softmax(bnp.where(where, x, -math.inf), axes), 0)
 
 
 def log_softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
     """The logarithm of ``softmax``, accurate for small probabilities; minus infinity where ``where`` is False."""
     x = as_inexact(x)
-    x = shifted(x if where is None else bnp.where(where, x, -math.inf), axis)
+    axes = axes_of("log_softmax", x, axis)
+    x = shifted(x if where is None else bnp.where(where, x, -math.inf), axes)
     # adding a negated small array: in the backward pass a subtraction would negate the large one
-    result = x + -bnp.log(bnp.sum(bnp.exp(x), axis=axis, keepdims=True))
+    result = x + spread(-bnp.log(bnp.sum(bnp.exp(x), axis=axes)), x.shape, axes)
     return result if where is None else bnp.where(where, result, -math.inf)
 
 
@@ -277,15 +302,16 @@ def logsumexp(a: Any, axis: Axis = None, b: Any = None, keepdims: bool = False, 
     a = as_inexact(a)
     if where is not None:
         a = bnp.where(where, a, -math.inf)
-    top = bnp.max(lax.stop_gradient(a), axis=axis, keepdims=True)
+    axes = axes_of("logsumexp", a, axis)
+    top = bnp.max(lax.stop_gradient(a), axis=axes)
     top = bnp.where(bnp.isfinite(top), top, 0)
-    terms = bnp.exp(a - top)
+    terms = bnp.exp(a - spread(top, a.shape, axes))
     if b is not None:
         b = bnp.asarray(b).astype(terms.dtype)
         # where b is 0 it leaves the sum, also where exp(a) is infinite
         terms = bnp.where(b == 0, 0, terms * b)
-    result = bnp.log(bnp.sum(terms, axis=axis, keepdims=True)) + top
-    return result if keepdims else bnp.squeeze(result, tuple(range(a.ndim)) if axis is None else axis)
+    result = bnp.log(bnp.sum(terms, axis=axes)) + top
+    return bnp.expand_dims(result, axes) if keepdims else result
 
 
 def one_hot(x: Any, num_classes: int, *, dtype: Any = dtypes.float32, axis: int = -1) -> Any:
@@ -310,9 +336,4 @@ def one_hot(x: Any, num_classes: int, *, dtype: Any = dtypes.float32, axis: int 
         )
     axis = axis % (x.ndim + 1)
     classes = lax.broadcasted_iota(x.dtype, (num_classes,) + (1,) * (x.ndim - axis), 0)
-    return (bnp.expand_dims(x, axis) == classes).astype(dtype)
-
-
-def _static(axis: Axis) -> int | tuple[int, ...] | None:
-    """``axis`` as a hashable value."""
-    return axis if axis is None or isinstance(axis, int) else tuple(axis)
+    return bnp.equal(bnp.expand_dims(x, axis), classes).astype(dtype)

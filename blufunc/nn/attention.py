@@ -50,8 +50,8 @@ def dot_product_attention(
     """
     query, key, value = bnp.asarray(query), bnp.asarray(key), bnp.asarray(value)
     if query.ndim == 3:
-        batched = [bnp.expand_dims(x, 0) for x in (query, key, value)]
-        return bnp.squeeze(dot_product_attention(*batched, bias, mask, scale=scale, is_causal=is_causal), 0)
+        q, k, v = (bnp.expand_dims(x, 0) for x in (query, key, value))
+        return bnp.squeeze(dot_product_attention(q, k, v, bias, mask, scale=scale, is_causal=is_causal), 0)
     _check(query, key, value)
     B, T, N, H = query.shape
     S, K = key.shape[1:3]

@@ -67,7 +67,7 @@ def softmax_cross_entropy_with_integer_labels(
         )
     if where is not None:
         logits = bnp.where(where, logits, -math.inf)
-    logits = shifted(logits, axis)
+    logits = shifted(logits, (axis,))
     picked = bnp.take_along_axis(logits, bnp.expand_dims(labels, axis), axis)
     return bnp.log(bnp.sum(bnp.exp(logits), axis=axis)) - bnp.squeeze(picked, axis)
 

@@ -7,16 +7,13 @@ squares of half-precision numbers overflow or vanish too easily.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
 from blufunc.core import dtypes, source
-from blufunc.nn.activations import as_inexact
+from blufunc.nn.activations import Axis, as_inexact, axes_of, spread
 from blufunc.transforms.custom_jvp import custom_jvp
-
-Axis = int | Sequence[int]
 
 
 def layer_norm(x: Any, scale: Any = None, bias: Any = None, eps: float = 1e-5, axis: Axis = -1) -> Any:
@@ -65,7 +62,7 @@ def standardize(
 
 def _norm(name: str, x, scale, bias, eps, axis, centred: bool):
     x = as_inexact(x)
-    axes = _axes(name, x, axis)
+    axes = axes_of(name, x, axis)
     wide = dtypes.is_floating(x.dtype) and x.dtype.itemsize < 4
     y = _normalized(x.astype(dtypes.float32) if wide else x, axes, eps, centred)
     if scale is not None:
@@ -76,11 +73,12 @@ def _norm(name: str, x, scale, bias, eps, axis, centred: bool):
 
 
 def _moments(x, axes, eps, centred):
-    """The normalised x, and the factor 1 / sqrt(second moment + eps)."""
+    """The normalised x, and the factor 1 / sqrt(second moment + eps), of the shape of x."""
     n = math.prod([x.shape[d] for d in axes])
     if centred:
-        x = x + bnp.sum(x, axis=axes, keepdims=True) * (-1 / n)
-    factor = lax.rsqrt(bnp.sum(bnp.square(x), axis=axes, keepdims=True) * (1 / n) + eps)
+        x = x + spread(bnp.sum(x, axis=axes) * (-1 / n), x.shape, axes)
+    factor = lax.rsqrt(bnp.sum(bnp.square(x), axis=axes) * (1 / n) + eps)
+    factor = spread(factor, x.shape, axes)
     return x * factor, factor
 
 
@@ -99,21 +97,10 @@ def _normalized_jvp(axes, eps, centred, primals, tangents):
     y, factor = _moments(x, axes, eps, centred)
     per_element = -1 / math.prod([x.shape[d] for d in axes])
     t = t * factor
-    out = t + y * (bnp.sum(y * t, axis=axes, keepdims=True) * per_element)
+    out = t + y * spread(bnp.sum(y * t, axis=axes) * per_element, x.shape, axes)
     if centred:
-        out = out + bnp.sum(t, axis=axes, keepdims=True) * per_element
+        out = out + spread(bnp.sum(t, axis=axes) * per_element, x.shape, axes)
     return y, out
-
-
-def _axes(name: str, x, axis: Axis) -> tuple[int, ...]:
-    given = (axis,) if isinstance(axis, int) else tuple(axis)
-    for d in given:
-        if not -x.ndim <= d < x.ndim:
-            raise errors.ShapeError(
-                f"{name} over axis {d} of an array of shape {tuple(x.shape)}, which has {x.ndim} axes.",
-                where=source.here(),
-            )
-    return tuple(sorted({d % x.ndim for d in given}))
 
 
 def _parameter(name: str, role: str, p, y):

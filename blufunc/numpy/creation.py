@@ -55,7 +55,7 @@ def asarray(x: Any, dtype: Any = None, *, copy: bool | None = None, device: Any 
             x = np.zeros((0,), want or dtypes.float32)
     if hasattr(x, "__blufunc_array__"):
         return _from_value(x.__blufunc_array__(), want, copy, device)
-    weak = want is None and x.__class__ in PYTHON_SCALARS
+    weak = want is None and x.__class__ in PYTHON_SCALARS and x.__class__ is not bool
     return from_numpy(_host(x, want), parse_device(device), weak)
 
 

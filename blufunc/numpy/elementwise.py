@@ -171,7 +171,7 @@ def sign(x: Any, /) -> Value:
 def square(x: Any, /) -> Value:
     """``x * x``, elementwise."""
     x = _number(x, "square")
-    return x if dtypes.is_bool(x.aval.dtype) else ops.square_p.bind(x)
+    return ops.square_p.bind(cast(x, dtypes.int32) if dtypes.is_bool(x.aval.dtype) else x)
 
 
 def reciprocal(x: Any, /) -> Value:

@@ -616,7 +616,7 @@ def _rank(dtype: np.dtype) -> int:
 
 
 def _fitted(x: Value, new: Value, layout: _Layout, p: _Parsed, how: str) -> Value:
-    """``new`` broadcast to the shape of ``x[index]``."""
+    """``new`` broadcast to the shape of ``x[index]``; numbers stay as they are."""
     own, shape = new.aval.shape, layout.shape
     while len(own) > len(shape) and own[0] == 1:
         own = own[1:]
@@ -629,7 +629,11 @@ def _fitted(x: Value, new: Value, layout: _Layout, p: _Parsed, how: str) -> Valu
             why=f"x has shape {x.aval.shape}, and the index picks {math.prod(shape)} of its elements.",
             fix="reshape the values, or index other elements",
         )
-    return stretch(new, shape)
+    return stretch(new, shape) if own else new
+
+
+def _shaped(new: Value, shape: tuple[int, ...]) -> Value:
+    return reshape(new, shape) if new.aval.ndim else stretch(new, shape)
 
 
 def _update_window(x: Value, p: _Parsed, new: Value, how: str) -> Value:
@@ -640,7 +644,7 @@ def _update_window(x: Value, p: _Parsed, new: Value, how: str) -> Value:
             start[item.axis], sizes[item.axis] = item.start, item.size
         elif item is not _NEW:
             start[item.axis] = item.at
-    new = reshape(_fitted(x, new, _Layout(p), p, how), tuple(sizes))
+    new = _shaped(_fitted(x, new, _Layout(p), p, how), tuple(sizes))
     if 0 in sizes:
         return x
     combine = _COMBINE[how][0]
@@ -665,7 +669,7 @@ def _scatter(
     sizes = [i.size for i in slices]
     nb = len(layout.batch)
     updates_shape = (*sizes[: layout.first], *layout.batch, *sizes[layout.first :])
-    new = reshape(new, updates_shape)
+    new = _shaped(new, updates_shape)
     place = [k if k < layout.first else k + nb for k in range(len(slices))]
     gridded = [k for k, s in enumerate(slices) if s.step != 1]
     window = tuple([place[k] for k in range(len(slices)) if k not in gridded])
@@ -694,7 +698,7 @@ def _scatter(
     if 0 in batch:
         return x
     if not columns:
-        return _COMBINE[how][0](x, reshape(new, shape))
+        return _COMBINE[how][0](x, _shaped(new, shape))
     axes = tuple([a for a, _ in columns])
     indices = _stacked([c for _, c in columns], batch, x)
     return _COMBINE[how][1].bind(

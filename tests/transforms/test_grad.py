@@ -10,6 +10,7 @@ from blufunc import errors
 from blufunc.core import dtypes, structure
 from blufunc.core.array import from_numpy
 from blufunc.core.ops import elementwise as ew
+from blufunc.transforms.custom_vjp import custom_vjp
 from blufunc.transforms.grad import grad, jvp, linearize, value_and_grad, vjp
 from blufunc.transforms.jit import jit
 from blufunc.transforms.make_jaxpr import make_jaxpr
@@ -283,6 +284,49 @@ def test_residuals_are_computed_once():
     _, df = linearize(lambda x: ew.sin(ew.exp(x)), X)
     jaxpr = make_jaxpr(df)(X)
     assert {e.prim.name for e in jaxpr.eqns} == {"mul"}
+
+
+# -- rules of the user's ---------------------------------------------------------------------------
+
+
+@custom_vjp
+def scaled(w, x):
+    """w * sin(x), with a backward pass that says which rule ran: it is doubled."""
+    return ew.mul(w, ew.sin(x))
+
+
+def _scaled_fwd(w, x):
+    return scaled(w, x), (w, x)
+
+
+def _scaled_bwd(residuals, ct):
+    w, x = residuals
+    return ew.mul(ct, ew.mul(ew.sin(x), 2.0)), ew.mul(ct, ew.mul(ew.mul(w, ew.cos(x)), 2.0))
+
+
+scaled.defvjp(_scaled_fwd, _scaled_bwd)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jit], ids=["eager", "jit"])
+def test_custom_vjp_in_compositions(wrap):
+    w, x = arr(1.5, np.float64), arr(X, np.float64)
+    f = wrap(scaled)
+    check(f(w, x), 1.5 * np.sin(X))
+    g = wrap(vmap(wrap(grad(f, (0, 1))), in_axes=(None, 0)))
+    check(g(w, x)[0], 2 * np.sin(X.astype(float)), 1e-12)
+    check(g(w, x)[1], 3 * np.cos(X.astype(float)), 1e-12)
+    batched = lambda w, x: total(wrap(vmap(f, in_axes=(None, 0)))(w, x))
+    g = wrap(grad(batched, (0, 1)))
+    check(g(w, x)[0], 2 * np.sum(np.sin(X.astype(float))), 1e-12)
+    check(g(w, x)[1], 3 * np.cos(X.astype(float)), 1e-12)
+    twice = wrap(grad(wrap(grad(f, 1)), 0))  # of the backward pass, which is ordinary code
+    check(twice(w, arr(0.3, np.float64)), 2 * np.cos(0.3), 1e-12)
+
+
+def test_custom_vjp_has_no_forward_mode():
+    with pytest.raises(errors.GradError, match="forward-mode") as info:
+        jvp(scaled, (1.5, 0.3), (1.0, 1.0))
+    assert "test_grad.py" in info.value.where
 
 
 # -- higher orders ---------------------------------------------------------------------------------

@@ -380,7 +380,7 @@ class _Plan:
         if indices.dtype == np.uint64:
             indices = np.minimum(indices, np.uint64(np.iinfo(np.intp).max))
         at = indices.reshape(math.prod(self.batch), len(self.bounds)).astype(np.intp)
-        inside = None
+        inside: Any = None
         if drop:
             inside = ((at >= 0) & (at <= self.bounds)).all(1)
             if inside.all():
