@@ -31,6 +31,7 @@ class Primitive:
       kind: the family: elementwise, reduce, movement, contract, index, random, call, ...
       multiple_results: whether ``bind`` returns a list.
       fresh: whether ``impl`` always returns new storage, never a view of an operand.
+      ufunc: the ``np.ufunc`` that ``impl`` is, if it is one: executors may then write over an operand.
       effects: what it does besides computing its results; programs never drop or reorder these.
     """
 
@@ -38,6 +39,7 @@ class Primitive:
     kind = "custom"
     multiple_results = False
     fresh = False
+    ufunc: Any = None
     effects: frozenset[str] = frozenset()
 
     def __init__(self, name: str | None = None):
@@ -81,6 +83,10 @@ class Primitive:
     reference: Callable | None = None
     """``(compile, **params) -> function`` from a list of NumPy arrays to a sequence of them: the definition, in the
     place of ``impl``, of primitives that run jaxprs. ``compile(jaxpr)`` gives such a function for a body."""
+
+    def ufunc_for(self, dtype: Any) -> Any:
+        """The ufunc that ``impl`` is for results of ``dtype``, or None."""
+        return self.ufunc
 
     def effects_of(self, params: dict) -> frozenset[str]:
         """The effects of one use."""

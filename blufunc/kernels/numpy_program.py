@@ -66,6 +66,7 @@ class _Writer:
         last_use = _last_uses(self.jaxpr)
         for i, eqn in enumerate(self.jaxpr.eqns):
             dying = last_use[i]
+            self.storage.dead.update(dying)
             lines.append(f"    {self.call(eqn, dying)}  # {source.summary(eqn.source)}")
             gone = [self.name(v) for v in dying]
             if gone:
@@ -110,7 +111,7 @@ class _Writer:
         if prim.reference is not None:
             function = self.define(prim.name, prim.reference(interpret, **eqn.params))
             return f"{outs}{',' if len(eqn.outvars) == 1 else ''} = {function}([{', '.join(ins)}])"
-        ufunc = getattr(prim, "ufunc", None)
+        ufunc = prim.ufunc_for(eqn.outvars[0].aval.dtype)
         if ufunc is not None:
             over = self.storage.overwritable(eqn, dying)
             if over is not None:
@@ -193,7 +194,6 @@ class _Storage:
 
     def overwritable(self, eqn: Eqn, dying: list[Var]) -> Var | None:
         """An operand whose storage the result may take: dead after this, of the same type, and not shared."""
-        self.dead.update(dying)
         (out,) = eqn.outvars
         for v in dying:
             if v not in self.fresh or not v.aval.ndim or not v.aval.same_type(out.aval):

@@ -68,6 +68,13 @@ def _div_impl(x, y):
     return np.asarray(quotient + ((quotient < 0) & (quotient * y != x)), x.dtype)
 
 
+class _Div(Elementwise):
+    """Division: NumPy's own for all but integers."""
+
+    def ufunc_for(self, dtype):
+        return None if dtypes.is_integer(dtype) else np.true_divide
+
+
 def _pow_deriv_x(t, ans, x, y):
     safe = select(eq(y, zeros_of(y)), ones_of(y), y)
     return mul(t, mul(y, pow(x, sub(safe, ones_of(y)))))
@@ -111,7 +118,7 @@ mul_p = Elementwise(
     [lambda t, ans, x, y: mul(t, y), lambda t, ans, x, y: mul(x, t)],
     [lambda ct, x, y: mul(ct, y), lambda ct, x, y: mul(x, ct)],
 )
-div_p = Elementwise(
+div_p = _Div(
     "div",
     _div_impl,
     "number",
