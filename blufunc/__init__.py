@@ -1,6 +1,6 @@
 """blufunc: gradients, batches and compiled programs from pure Python functions over immutable arrays."""
 
-from blufunc import kernels as _kernels  # registers the backends
+from blufunc import kernels as kernels  # registers the backends
 from blufunc import lax as lax
 from blufunc import nn as nn
 from blufunc import numpy as numpy

@@ -142,7 +142,7 @@ _scalars: dict[tuple, Array] = {}
 _SCALAR_LIMIT = 4096
 
 
-def scalar(value: bool | int | float | complex, dtype: np.dtype, weak_type: bool = False) -> Array:
+def scalar(value: Any, dtype: np.dtype, weak_type: bool = False) -> Array:
     """A rank-0 array. Memoised: rules ask for the same few constants again and again."""
     key = (value, value.__class__, dtype, weak_type)
     if value:  # zeros are not memoised by value: 0.0 == -0.0

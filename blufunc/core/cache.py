@@ -21,6 +21,11 @@ class Key(NamedTuple):
     context: Any = None
 
 
+def exact(value: Any) -> Any:
+    """A key that tells apart what ``==`` does not: 1, 1.0 and True; 0.0 and -0.0."""
+    return (value.__class__, repr(value)) if isinstance(value, (bool, int, float, complex)) else value
+
+
 def difference(old: Key, new: Key, labels: list[str]) -> str:
     """One line that says how ``new`` differs from ``old``; ``labels`` name the new leaves."""
     if old.structure != new.structure:

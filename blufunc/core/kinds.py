@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes
+from blufunc.core import dtypes, source
 from blufunc.core.avals import ShapedArray
 from blufunc.core.primitive import Primitive
 from blufunc.core.structure import (
@@ -125,10 +125,13 @@ class Elementwise(Primitive):
 
     def transpose(self, ct, *args, **params):
         rules = self.transposes or (None,) * len(args)
-        for rule, x in zip(rules, args, strict=True):
+        for i, (rule, x) in enumerate(zip(rules, args, strict=True)):
             if is_linear(x):
                 if rule is None:
-                    raise self._missing("transpose")
+                    raise errors.GradError(
+                        f"{self.name} is not linear in operand {i}: it is transposed through its derivative.",
+                        where=source.here(),
+                    )
                 x.add(unbroadcast(rule(ct, *args, **params), x.aval))
 
     def batch(self, axis, args, dims, **params):

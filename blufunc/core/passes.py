@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from blufunc.core.array import Array
+from blufunc.core.cache import exact
 from blufunc.core.jaxpr import Atom, DropVar, Eqn, Jaxpr, Literal, Var
 from blufunc.core.kinds import Elementwise
 from blufunc.core.ops.elementwise import div_p, mul_p
@@ -138,7 +139,7 @@ def cse(jaxpr: Jaxpr) -> Jaxpr:
     def step(eqn, invars, alias):
         if eqn.effects or getattr(eqn.prim, "prevent_cse", False):
             return [eqn.with_vars(invars, eqn.outvars)]
-        key = (eqn.prim, tuple(map(_atom_key, invars)), tuple(eqn.params.items()))
+        key = (eqn.prim, tuple(map(_atom_key, invars)), tuple((k, exact(v)) for k, v in eqn.params.items()))
         first = seen.get(key)
         if first is not None and not any(v.__class__ is DropVar for v in first.outvars):
             for mine, theirs in zip(eqn.outvars, first.outvars, strict=True):

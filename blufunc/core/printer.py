@@ -68,7 +68,7 @@ def _atom(atom: Any, name: Callable[[Any], str]) -> str:
     return name(atom)
 
 
-def scalar_text(value: np.generic) -> str:
+def scalar_text(value: Any) -> str:
     """A scalar as short as it can be read back."""
     if dtypes.is_key(value.dtype):
         return f"key({int(value['hi'])}, {int(value['lo'])})"

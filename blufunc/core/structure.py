@@ -6,6 +6,7 @@ round), so they live together; all other operations build on them.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -47,7 +48,7 @@ class _BroadcastInDim(Linear):
         return np.lib.stride_tricks.as_strided(x, shape, strides, writeable=False)
 
     def abstract(self, x, *, shape, dims):
-        rising = all(a < b for a, b in zip(dims, dims[1:], strict=False))
+        rising = all(a < b for a, b in itertools.pairwise(dims))
         if len(dims) != x.ndim or not rising or any(not 0 <= d < len(shape) for d in dims):
             raise errors.ShapeError(
                 f"broadcast_in_dim of {x} to {shape} needs {x.ndim} increasing axes of the result, not {dims}."

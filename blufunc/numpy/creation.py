@@ -53,6 +53,12 @@ def asarray(x: Any, dtype: Any = None, *, copy: bool | None = None, device: Any 
             return _stack_nested(x, want)
         if not x:
             x = np.zeros((0,), want or dtypes.float32)
+    if x is None or isinstance(x, (str, bytes, dict, set)):
+        raise errors.ArgumentError(
+            f"asarray cannot make an array of a {type(x).__name__}: {x!r:.60}",
+            where=source.here(),
+            fix="pass numbers, nested lists of numbers, or an array",
+        )
     if hasattr(x, "__blufunc_array__"):
         return _from_value(x.__blufunc_array__(), want, copy, device)
     weak = want is None and x.__class__ in PYTHON_SCALARS and x.__class__ is not bool

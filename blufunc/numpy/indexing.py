@@ -393,21 +393,17 @@ def _gather(
             entries.append(_Slice(item.axis, 0, x.aval.shape[item.axis], 1))
     static = _Parsed(entries, True)
     y = _window(x, static)
+    if not columns:  # x[False], x[True, True]: an axis of its own, kept or not
+        nothing = 0 in layout.batch
+        return stretch(constant(0, y.aval.dtype), layout.shape) if nothing else reshape(y, layout.shape)
     axes = tuple([axis for axis, _ in columns])
-    indices = _stacked([at for _, at in columns], layout.batch, y)
-    kept = [d for d in range(y.aval.ndim) if d not in axes]
-    nb = len(layout.batch)
-    first = layout.first
-    offset = tuple([k if k < first else k + nb for k in range(len(kept))])
     if 0 in layout.batch and 0 in [y.aval.shape[a] for a in axes]:
         # nothing is read, from nothing: a window of size 1 would not fit
         return stretch(constant(0, y.aval.dtype), layout.shape)
-    if not columns:  # x[False], x[True, True]: an axis of its own, kept or not
-        return (
-            stretch(constant(0, y.aval.dtype), layout.shape)
-            if 0 in layout.batch
-            else reshape(y, layout.shape)
-        )
+    indices = _stacked([at for _, at in columns], layout.batch, y)
+    kept = [d for d in range(y.aval.ndim) if d not in axes]
+    nb, first = len(layout.batch), layout.first
+    offset = tuple([k if k < first else k + nb for k in range(len(kept))])
     for a in axes:
         if not y.aval.shape[a]:
             _clipped(0, 0, a)
@@ -428,6 +424,8 @@ def _stacked(columns: list[Any], batch: tuple[int, ...], x: Value) -> Value:
     """Positions along several axes as one array ``(*batch, number of axes)`` of int32 (int64 if need be)."""
     wide = any(n > 2**31 - 1 for n in x.aval.shape)
     kind = dtypes.int64 if wide else _INT32
+    if len(columns) == 1 and isinstance(columns[0], Value):
+        kind = columns[0].aval.dtype
     if all(not isinstance(c, Value) for c in columns):
         host = np.stack([np.broadcast_to(c, batch) for c in columns], -1)
         return from_numpy(np.clip(host, *_RANGE).astype(kind) if not wide else host)

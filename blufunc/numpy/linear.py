@@ -280,8 +280,7 @@ def einsum(
       precision, preferred_element_type: as of ``matmul``, for each product.
     """
     if not isinstance(subscripts, str):
-        text, *operands = opt_einsum.parser.convert_interleaved_input((subscripts, *operands))
-        subscripts, operands = text, tuple(operands)
+        subscripts, operands = opt_einsum.parser.convert_interleaved_input((subscripts, *operands))
     values = promote_dtypes("einsum", *[as_value(x, "einsum") for x in operands])
     shapes = tuple([v.aval.shape for v in values])
     inputs, out = _labels(subscripts, shapes)
@@ -436,12 +435,10 @@ def diagonal(x: Any, /, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Valu
     rank = len(lead)
     if not size:
         return broadcast_in_dim(constant(0, x.aval.dtype), (*lead, 0), ())
-    # A walk through the square in row-major order meets its diagonal every size + 1 steps. With one column of
-    # padding, the rows are that long and the diagonal is the first column: a pad, a reshape and a slice.
+    # in row-major order, a square's diagonal comes every size + 1 elements: a reshape and a strided slice
     x = shape_ops.slice_(x, (*[0] * rank, row, column), (*lead, row + size, column + size))
-    x = shape_ops.pad(x, constant(0, x.aval.dtype), [*[(0, 0, 0)] * rank, (0, 0, 0), (0, 1, 0)])
-    x = reshape(x, (*lead, size * (size + 1)))
-    return shape_ops.slice_in_dim(x, 0, size * (size + 1), size + 1, axis=rank)
+    x = reshape(x, (*lead, size * size))
+    return shape_ops.slice_in_dim(x, 0, size * size, size + 1, axis=rank)
 
 
 def diag(x: Any, /, k: int = 0) -> Value:

@@ -21,6 +21,7 @@ from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import index as index_ops
 from blufunc.core.ops import shape as shape_ops
 from blufunc.core.ops.reduce import reduce_and
+from blufunc.core.source import here
 from blufunc.core.structure import broadcast_in_dim, reduce_sum
 from blufunc.core.structure import reshape as _reshape
 from blufunc.core.structure import transpose as _transpose
@@ -215,6 +216,7 @@ def moveaxis(x: Any, /, source: Any, destination: Any) -> Value:
     if len(src) != len(dst) or len(set(src)) != len(src) or len(set(dst)) != len(dst):
         raise errors.ValueRangeError(
             f"moveaxis: {source} and {destination} are not equally many distinct axes.",
+            where=here(),
             fix="name for each axis that moves one place",
         )
     order: list[int] = [d for d in range(rank) if d not in src]

@@ -184,6 +184,7 @@ def _round(self: Value, ndigits: int | None = None) -> Value:
     return ew.round(self, ndigits or 0)
 
 
+# No method ``trace``: a tracer's ``trace`` is the run that it belongs to. ``bnp.trace(x)`` is the sum.
 _METHODS: dict[str, Callable] = {
     "reshape": _reshape,
     "transpose": _transpose,
@@ -221,7 +222,6 @@ _METHODS: dict[str, Callable] = {
     "searchsorted": sorting.searchsorted,
     "dot": linear.dot,
     "diagonal": linear.diagonal,
-    "trace": linear.trace,
 }
 
 # -- printing --------------------------------------------------------------------------------------

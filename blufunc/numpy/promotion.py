@@ -269,9 +269,9 @@ def static_int(x: Any, name: str, what: str) -> int:
     """A Python integer given as an option of a function."""
     try:
         return operator.index(x)
+    except errors.BlufuncError:  # a traced value
+        raise
     except TypeError:
-        if isinstance(x, errors.BlufuncError):
-            raise
         raise errors.ArgumentError(
             f"{name}: {what} is an int, not {x!r}.", where=source.here(), fix="pass a Python int"
         ) from None

@@ -72,9 +72,11 @@ class Call(Primitive):
     def linearize(self, trace: LinearizeTrace, primals, tangents, **params):
         nonzeros = tuple(t.__class__ is not Zero for t in tangents)
         primal, linear, out_nonzeros, _ = linearize_jaxpr(params["jaxpr"], nonzeros)
-        outs = self.call(primal, primals, params)
         n = len(out_nonzeros)
-        outs, residuals = outs[:n], outs[n:]
+        # A residual that is a parameter or already a result need not be returned: the value is at hand.
+        primal, places = primal.memoised("forwarded", lambda: _forward_residuals(primal, n))
+        results = self.call(primal, primals, params)
+        outs, residuals = results[:n], [(primals if of_input else results)[i] for of_input, i in places]
         ins = [*residuals, *(t for t in tangents if t.__class__ is not Zero)]
         rest = iter(trace.tangents.process(self, ins, self.derived(params, linear, len(ins))))
         return outs, [next(rest) if nz else zero(p.aval) for p, nz in zip(outs, out_nonzeros, strict=True)]
@@ -112,6 +114,26 @@ class Call(Primitive):
         invars = [a for a, k in zip(eqn.invars, keep, strict=True) if k]
         outvars = [v for v, r in zip(eqn.outvars, reads, strict=True) if r]
         return Eqn(eqn.prim, invars, outvars, self.derived(eqn.params, jaxpr, len(invars)), eqn.source)
+
+
+def _forward_residuals(primal: Jaxpr, n: int) -> tuple[Jaxpr, list[tuple[bool, int]]]:
+    """The primal jaxpr without residuals (outputs from ``n`` on) that its caller has anyway.
+
+    Also where each residual is found: ``(True, i)`` is argument i, ``(False, i)`` is result i.
+    """
+    inputs = {v: i for i, v in enumerate(primal.invars)}
+    outvars = list(primal.outvars[:n])
+    results = {v: i for i, v in reversed(list(enumerate(outvars)))}
+    places = []
+    for v in primal.outvars[n:]:
+        if v in inputs:
+            places.append((True, inputs[v]))
+            continue
+        if v not in results:
+            results[v] = len(outvars)
+            outvars.append(v)
+        places.append((False, results[v]))
+    return primal.replace(outvars=outvars), places
 
 
 class _Jit(Call):

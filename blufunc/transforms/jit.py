@@ -230,7 +230,7 @@ class Jitted:
             donated += [i in self.donate_nums] * tree.structure(a).num_leaves
         for k in sorted(dynamic_kw):
             donated += [k in self.donate_names] * tree.structure(dynamic_kw[k]).num_leaves
-        key = tuple((kind, where, value.__class__, value) for kind, where, value in static)
+        key = tuple((kind, where, value.__class__, exact(value)) for kind, where, value in static)
         return _CallArguments(
             leaves, in_tree, key, tuple(donated), dynamic, dynamic_kw, {w: v for _, w, v in static}
         )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from blufunc.core.avals import ShapedArray
-from blufunc.core.jaxpr import Jaxpr, Literal, Var
+from blufunc.core.jaxpr import Jaxpr, Literal
 from blufunc.core.stage import stage
 from blufunc.core.structure import add_any, instantiate
 from blufunc.core.tangents import Accumulator, Zero, zero

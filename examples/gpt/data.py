@@ -42,7 +42,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-    """Training and validation tokens; ``text`` says that they are bytes, ``opening`` how a sample may begin."""
+    """Training and validation tokens. ``text``: they are bytes; ``opening``: how a sample may begin."""
 
     name: str
     train: tuple[Part, ...]
@@ -105,7 +105,7 @@ def standard_library() -> Dataset:
             fix="name a text of your own: --data PATH",
         )
     dataset = _split_by_file("the Python standard library", root, files)
-    return dataclasses.replace(dataset, opening=tuple(b"\nclass "))
+    return dataclasses.replace(dataset, opening=tuple(b"\ndef "))
 
 
 def read_text(path: Path) -> np.ndarray:

@@ -127,11 +127,10 @@ def loss_curve(history: History, path: Path, unit: str, title: str) -> None:
 
 def smooth(losses: list[float]) -> np.ndarray:
     """The centred moving average over a twentieth of the run; its window narrows towards both ends."""
-    reach = max(1, len(losses) // 40)
-    sums = np.concatenate([[0.0], np.cumsum(losses)])
     at = np.arange(len(losses))
-    low, high = np.maximum(at - reach, 0), np.minimum(at + reach + 1, len(losses))
-    return (sums[high] - sums[low]) / (high - low)
+    reach = np.minimum(np.minimum(at, at[::-1]), max(1, len(losses) // 40))
+    sums = np.concatenate([[0.0], np.cumsum(losses)])
+    return (sums[at + reach + 1] - sums[at - reach]) / (2 * reach + 1)
 
 
 # --------------------------------------------------------------------------------------------- the summary

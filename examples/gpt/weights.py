@@ -1,7 +1,7 @@
 """The files: pytrees of arrays as safetensors, written so that a good file is never lost.
 
 Stands beside the training loop. In: a pytree and a few facts about it. Out: one file, in which every array
-has the name of its place in the tree (``blocks.0.attention.qkv.weight``) and the facts are JSON in the header.
+bears the name of its place in the tree (``blocks.0.mlp.up.weight``), and the header has the facts as JSON.
 The way back fills a tree of known shapes, and says exactly what differs when the file is of another model.
 """
 

@@ -54,7 +54,13 @@ def check(f, ref, *xs, rtol=1e-5, atol=1e-6, dtype=True, traced=True):
             out = f(*full)
             return tuple(out) if isinstance(out, list) else out
 
-        same(jit(run)(*[args[i] for i in numbers]), tuple(want) if isinstance(want, list) else want, rtol, atol, dtype)
+        same(
+            jit(run)(*[args[i] for i in numbers]),
+            tuple(want) if isinstance(want, list) else want,
+            rtol,
+            atol,
+            dtype,
+        )
 
 
 def f32(*shape, low=-2.0, high=2.0, seed=0):

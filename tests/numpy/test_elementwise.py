@@ -62,7 +62,15 @@ BINARY = ["add", "subtract", "multiply", "divide", "true_divide", "floor_divide"
           "minimum", "fmax", "fmin", "arctan2", "hypot", "logaddexp", "logaddexp2", "copysign", "nextafter", "equal",
           "not_equal", "less", "less_equal", "greater", "greater_equal", "logical_and", "logical_or", "logical_xor",
           "heaviside", "float_power", "isclose"]  # fmt: skip
-SHAPES = [((3,), (3,)), ((), (3,)), ((2, 3), (3,)), ((2, 1), (1, 3)), ((4, 1, 3), (2, 1)), ((0, 3), (1,)), ((), ())]
+SHAPES = [
+    ((3,), (3,)),
+    ((), (3,)),
+    ((2, 3), (3,)),
+    ((2, 1), (1, 3)),
+    ((4, 1, 3), (2, 1)),
+    ((0, 3), (1,)),
+    ((), ()),
+]
 
 
 @pytest.mark.parametrize("name", BINARY)
@@ -73,7 +81,16 @@ def test_binary(name):
         if name == "float_power":
             x = np.abs(x)
         check(f, lambda p, q: ref(p, q), x, y, traced=len(a) != 1)
-    if name in ("arctan2", "hypot", "logaddexp", "logaddexp2", "copysign", "nextafter", "heaviside", "float_power"):
+    if name in (
+        "arctan2",
+        "hypot",
+        "logaddexp",
+        "logaddexp2",
+        "copysign",
+        "nextafter",
+        "heaviside",
+        "float_power",
+    ):
         return
     x, y = i32(4, 1), i32(5, seed=1)
     y[y == 0] = 3
@@ -255,7 +272,9 @@ def test_gradients():
 def test_errors():
     with pytest.raises(errors.ShapeError) as e:
         bnp.ones((2, 3)) + bnp.ones(4)
-    assert "(2, 3) and (4,)" in str(e.value) and "fix:" in str(e.value) and "test_elementwise.py" in str(e.value)
+    assert (
+        "(2, 3) and (4,)" in str(e.value) and "fix:" in str(e.value) and "test_elementwise.py" in str(e.value)
+    )
     with pytest.raises(errors.ArgumentError, match=r"asarray"):
         bnp.sin([1.0, 2.0])
     with pytest.raises(errors.ArgumentError, match="str"):

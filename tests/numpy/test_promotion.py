@@ -10,7 +10,19 @@ from blufunc import errors
 from blufunc.transforms.jit import jit
 from blufunc.transforms.make_jaxpr import make_jaxpr
 
-DTYPES = ["bool", "int8", "int16", "int32", "uint8", "uint16", "uint32", "float16", "bfloat16", "float32", "complex64"]
+DTYPES = [
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "uint8",
+    "uint16",
+    "uint32",
+    "float16",
+    "bfloat16",
+    "float32",
+    "complex64",
+]
 
 
 def test_scalars_are_weak():
@@ -90,12 +102,26 @@ def test_against_jax():
         x = bnp.ones(2, a)
         assert (x * s).dtype == theirs(lambda v, s=s: v * s, a), (a, s)
         assert (x / s).dtype == theirs(lambda v, s=s: v / s, a), (a, s)
-        assert (bnp.asarray(1, a) * s).weak_type == jax.eval_shape(lambda v, s=s: v * s, jnp.asarray(1, a)).weak_type
+        assert (bnp.asarray(1, a) * s).weak_type == jax.eval_shape(
+            lambda v, s=s: v * s, jnp.asarray(1, a)
+        ).weak_type
     for s, t in itertools.product(scalars, scalars):
         got, want = bnp.multiply(s, t), jax.eval_shape(lambda s=s, t=t: jnp.multiply(s, t))
         assert (got.dtype, got.weak_type) == (want.dtype, want.weak_type), (s, t)
     for a in DTYPES:
-        for name in ("sum", "prod", "mean", "cumsum", "max", "std", "argmax", "sin", "floor", "abs", "square"):
+        for name in (
+            "sum",
+            "prod",
+            "mean",
+            "cumsum",
+            "max",
+            "std",
+            "argmax",
+            "sin",
+            "floor",
+            "abs",
+            "square",
+        ):
             if a == "complex64" and name in ("max", "argmax", "floor"):
                 continue
             assert getattr(bnp, name)(bnp.ones(2, a)).dtype == theirs(getattr(jnp, name), a), (name, a)
@@ -105,7 +131,9 @@ def test_types():
     assert bnp.result_type(bnp.int8, 2.0) == bnp.float32
     assert bnp.result_type(bnp.ones(2, "bfloat16"), 2.0) == bnp.bfloat16
     assert bnp.promote_types("int8", "uint8") == bnp.int16
-    assert bnp.float32 == np.dtype("float32") == bnp.float32 and hash(bnp.float32) == hash(np.dtype("float32"))
+    assert bnp.float32 == np.dtype("float32") == bnp.float32 and hash(bnp.float32) == hash(
+        np.dtype("float32")
+    )
     assert np.dtype("float32") == bnp.float32 and bnp.float32 != bnp.float64
     assert bnp.zeros(2, bnp.bfloat16).dtype == bnp.bfloat16 == bnp.dtype("bfloat16")
     assert np.zeros(2, bnp.float32).dtype == np.float32

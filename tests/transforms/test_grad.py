@@ -188,6 +188,11 @@ def test_derivatives_at_the_edges_of_domains():
     assert derivative(ew.tanh, 1000.0) == 0.0
 
 
+def test_mixed_derivatives_of_powers_at_zero():
+    both = grad(lambda y: grad(ew.pow)(arr(2.0, np.float64), y))
+    check(both(arr(0.0, np.float64)), 0.5)
+
+
 def test_clamp_passes_the_derivative_inside_and_at_the_bounds():
     f = lambda x: ew.clamp(-1.0, x, 1.0)
     assert [derivative(f, x) for x in (-2.0, -1.0, 0.0, 1.0, 2.0)] == [0, 1, 1, 1, 0]

@@ -180,6 +180,13 @@ def test_a_missing_transpose_names_the_primitive_and_the_line():
     assert "test_linearize.py" in info.value.where
 
 
+def test_elementwise_operations_say_which_operand_they_are_not_linear_in():
+    jaxpr = stage(lambda x: [ew.div(T, x)], [F])
+    with pytest.raises(errors.GradError, match="div is not linear in operand 1") as info:
+        backward_pass(jaxpr, [None], [T])
+    assert "test_linearize.py" in info.value.where
+
+
 def test_a_missing_batch_rule_is_an_error_of_its_own():
     from blufunc.transforms.vmap import vmap
 

@@ -76,7 +76,9 @@ class _Div(Elementwise):
 
 
 def _pow_deriv_x(t, ans, x, y):
-    safe = select(eq(y, zeros_of(y)), ones_of(y), y)
+    # 0 * 0**-1 is NaN where the derivative of x**0 is 0; at other x the exponent must stay what it is
+    corner = logical_and(eq(x, zeros_of(x)), eq(y, zeros_of(y)))
+    safe = select(corner, ones_of(y), y)
     return mul(t, mul(y, pow(x, sub(safe, ones_of(y)))))
 
 

@@ -543,7 +543,7 @@ class _Scatter(Primitive):
         rows = plan.window_rows(starts)
         if plan.outer > 1:
             rows = (np.arange(plan.outer, dtype=np.intp)[:, None] * plan.rows + rows).reshape(-1)
-        if not len(rows) or not plan.inner:
+        if not updates.size:
             return np.array(x, order="C")
         updates = updates.reshape(len(rows), plan.inner)
         unique = unique_indices or len(rows) == 1
