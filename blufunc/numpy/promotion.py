@@ -55,7 +55,7 @@ def as_value(x: Any, name: str = "this function") -> Value:
 _zeros: dict[tuple[np.dtype, bool], Value] = {}
 
 
-def constant(x: bool | int | float | complex, dtype: np.dtype, weak: bool = False) -> Value:
+def constant(x: Any, dtype: np.dtype, weak: bool = False) -> Value:
     """The rank-0 constant for a Python number as ``dtype``."""
     if x == 0 and str(x)[0] != "-":  # zeros are everywhere; the one with a sign is another number
         zero = _zeros.get((dtype, weak))

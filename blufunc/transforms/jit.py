@@ -22,7 +22,7 @@ from blufunc.config import config
 from blufunc.core import backend, passes, source, tree
 from blufunc.core.array import Array, Donated
 from blufunc.core.avals import ShapedArray
-from blufunc.core.cache import Key, difference
+from blufunc.core.cache import Key, difference, exact
 from blufunc.core.jaxpr import Jaxpr
 from blufunc.core.primitive import concrete, device_of
 from blufunc.core.stage import stage

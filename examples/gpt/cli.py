@@ -56,20 +56,21 @@ def _run(options: argparse.Namespace) -> None:
 
     score, stopped = train.train(run, dataset, options.minutes, bar=not options.no_progress)
 
+    weights_path = run.save_weights()
+    curve = Path(settings.out) / "loss.png"
+    with weights.writing(curve.parent):
+        report.loss_curve(run.history, curve, dataset.unit, f"{settings.preset} on {dataset.name}")
     text = None
     if options.sample_tokens:
         key = random.fold_in(random.key(settings.seed), run.done)
         made = sample.generate(run.values["params"], settings.config, prompt, options.sample_tokens, key)
         text = dataset.decode(prompt + made).strip("\n")
-    curve = Path(settings.out) / "loss.png"
-    with weights.writing(curve.parent):
-        report.loss_curve(run.history, curve, dataset.unit, f"{settings.preset} on {dataset.name}")
     rows = {
         "stopped early": stopped and f"{stopped}, after {run.done:,} of {settings.steps:,} steps",
         "validation loss": f"{score:.3f} nats a {dataset.unit}"
         + (f" = {score / math.log(2):.3f} bits a byte" if dataset.text else ""),
         "loss curve": str(curve),
-        "weights": str(run.save_weights()),
+        "weights": str(weights_path),
         "time": report.duration(time.perf_counter() - began),
         "to continue": _continue_command(settings, run.done),
     }

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.numpy
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file, save_file
 
 import blufunc.numpy as bnp
 from blufunc import tree
@@ -35,8 +35,9 @@ def save(path: Path, values: Any, facts: dict) -> None:
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
     with writing(path.parent):
         try:
-            save_file(arrays, unfinished, metadata={FACTS: json.dumps(facts)})
-            with unfinished.open("rb+") as file:
+            with unfinished.open("wb") as file:
+                file.write(safetensors.numpy.save(arrays, metadata={FACTS: json.dumps(facts)}))
+                file.flush()
                 os.fsync(file.fileno())
             os.replace(unfinished, path)
         finally:
@@ -61,7 +62,7 @@ def writing(folder: Path) -> Iterator[None]:
 def load(path: Path, like: Any) -> Any:
     """The pytree in ``path``, of the structure, shapes and dtypes that ``like`` has (see ``eval_shape``)."""
     facts(path)  # a broken file is reported there
-    arrays = load_file(path)
+    arrays = safetensors.numpy.load_file(path)
     wanted = dict(_named_leaves(like))
     _check(path, found=arrays, wanted=wanted)
     return tree.map_with_path(lambda where, _: bnp.asarray(arrays[_name(where)]), like)
