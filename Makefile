@@ -39,7 +39,7 @@ demo: $(STAMPS)/examples ## set up, train a small GPT, write its outputs to runs
 	$(PY) -m examples.gpt --preset $(PRESET) --out $(OUT)
 
 test: $(STAMPS)/dev ## set up, run the tests (PYTEST="-k name -x" adds options)
-	$(PY) -m pytest -q -n $(WORKERS) --dist worksteal $(PYTEST)
+	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(WORKERS) --dist worksteal $(PYTEST)
 
 test-peers: $(STAMPS)/dev $(STAMPS)/peers ## run the tests that compare with JAX and optax
 	$(PY) -m pytest -q -m peer $(PYTEST)
@@ -48,7 +48,7 @@ check: $(STAMPS)/dev ## ruff, mypy and import-linter
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
-	$(PY) -c 'from importlinter.cli import lint_imports_command as main; main()' --no-logo
+	$(PY) -c 'from importlinter.cli import lint_imports_command as main; main()' --no-logo --no-cache
 
 format: $(STAMPS)/dev ## let ruff mend and lay out the code
 	$(PY) -m ruff check --fix .

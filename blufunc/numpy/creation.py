@@ -406,7 +406,8 @@ def _triangle(x: Any, k: int, name: str, keep_below: bool) -> Value:
         raise errors.ShapeError(
             f"{name} takes matrices, not {x.aval}.", where=source.here(), fix="x[None, :]"
         )
-    mask = _below(*x.aval.shape[-2:], static_int(k, name, "k") - (not keep_below))
+    rows, columns = x.aval.shape[-2:]
+    mask = _below(rows, columns, static_int(k, name, "k") - (not keep_below))
     mask = stretch(mask, x.aval.shape)
     zero = constant(0, x.aval.dtype)
     return ops.select_p.bind(mask, x, zero) if keep_below else ops.select_p.bind(mask, zero, x)

@@ -25,6 +25,7 @@ from blufunc.numpy.promotion import (
     meet,
     promote_dtypes,
     static_int,
+    value_of,
 )
 
 _BOOL = dtypes.bool_
@@ -133,25 +134,19 @@ bitwise_right_shift = right_shift
 # -- signs and rounding ----------------------------------------------------------------------------
 
 
-def _number(x: Any, name: str) -> Value:
-    """``x`` as a value of its own dtype."""
-    kind = PYTHON_SCALARS.get(x.__class__)
-    return as_value(x, name) if kind is None else constant(x, *kind)
-
-
 def negative(x: Any, /) -> Value:
     """``-x``. Elementwise, in the dtype of x, which must be a number."""
-    return ops.neg_p.bind(_number(x, "negative"))
+    return ops.neg_p.bind(value_of(x, "negative"))
 
 
 def positive(x: Any, /) -> Value:
     """``+x``: x itself."""
-    return _number(x, "positive")
+    return value_of(x, "positive")
 
 
 def abs(x: Any, /) -> Value:
     """The absolute value, elementwise; of complex numbers the modulus, a real number."""
-    x = _number(x, "abs")
+    x = value_of(x, "abs")
     return x if dtypes.is_bool(x.aval.dtype) else ops.abs(x)
 
 
@@ -165,12 +160,12 @@ def fabs(x: Any, /) -> Value:
 
 def sign(x: Any, /) -> Value:
     """-1, 0 or 1 as x is negative, zero or positive, elementwise; NaN stays NaN. Complex: ``x / |x|``."""
-    return ops.sign_p.bind(_number(x, "sign"))
+    return ops.sign_p.bind(value_of(x, "sign"))
 
 
 def square(x: Any, /) -> Value:
     """``x * x``, elementwise."""
-    x = _number(x, "square")
+    x = value_of(x, "square")
     return ops.square_p.bind(cast(x, dtypes.int32) if dtypes.is_bool(x.aval.dtype) else x)
 
 
@@ -182,7 +177,7 @@ def reciprocal(x: Any, /) -> Value:
 
 def _rounding(prim: Primitive, name: str, doc: str) -> Callable:
     def function(x: Any, /) -> Value:
-        x = _number(x, name)
+        x = value_of(x, name)
         return x if not dtypes.is_inexact(x.aval.dtype) else prim.bind(x)
 
     return _named(function, name, f"{doc} Elementwise; integers are returned as they are.")
@@ -201,7 +196,7 @@ def round(x: Any, /, decimals: int = 0) -> Value:
     Integers are rounded (half to even) only where ``decimals`` is negative.
     """
     decimals = static_int(decimals, "round", "decimals")
-    x = _number(x, "round")
+    x = value_of(x, "round")
     dtype = x.aval.dtype
     if not dtypes.is_inexact(dtype):
         if decimals >= 0:
@@ -222,7 +217,7 @@ around = round
 
 def signbit(x: Any, /) -> Value:
     """Whether the sign bit is set (also of -0.0), elementwise, as bool."""
-    x = _number(x, "signbit")
+    x = value_of(x, "signbit")
     dtype = x.aval.dtype
     if dtypes.is_floating(dtype):
         bits = dtypes.as_dtype(f"int{8 * dtype.itemsize}")
@@ -425,18 +420,18 @@ def heaviside(x: Any, y: Any, /) -> Value:
 
 def real(x: Any, /) -> Value:
     """The real part, elementwise; x itself if it is real."""
-    return ops.real(_number(x, "real"))
+    return ops.real(value_of(x, "real"))
 
 
 def imag(x: Any, /) -> Value:
     """The imaginary part, elementwise; zeros if x is real."""
-    x = _number(x, "imag")
+    x = value_of(x, "imag")
     return ops.imag_p.bind(x) if dtypes.is_complex(x.aval.dtype) else ops.zeros_like(x)
 
 
 def conj(x: Any, /) -> Value:
     """The complex conjugate, elementwise; x itself if it is real."""
-    return ops.conj(_number(x, "conj"))
+    return ops.conj(value_of(x, "conj"))
 
 
 conjugate = conj
@@ -459,7 +454,7 @@ def angle(x: Any, /, deg: bool = False) -> Value:
 
 def _real_test(name: str, doc: str, test: Callable[[Value], Value], otherwise: bool) -> Callable:
     def function(x: Any, /) -> Value:
-        x = _number(x, name)
+        x = value_of(x, name)
         dtype = x.aval.dtype
         if dtypes.is_complex(dtype):
             combine = ops.and_p if otherwise else ops.or_p
@@ -519,7 +514,7 @@ def nan_to_num(
     x: Any, /, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
 ) -> Value:
     """x with NaN and the infinities replaced (by 0 and the largest finite numbers), in the dtype of x."""
-    x = _number(x, "nan_to_num")
+    x = value_of(x, "nan_to_num")
     dtype = x.aval.dtype
     if not dtypes.is_inexact(dtype):
         return x
@@ -540,7 +535,7 @@ def nan_to_num(
 
 def truth(x: Any, name: str) -> Value:
     """x as booleans: whether it is not 0."""
-    x = _number(x, name)
+    x = value_of(x, name)
     dtype = x.aval.dtype
     return x if dtypes.is_bool(dtype) else ops.ne_p.bind(x, constant(0, dtype))
 
@@ -564,7 +559,7 @@ def logical_not(x: Any, /) -> Value:
 
 def bitwise_not(x: Any, /) -> Value:
     """``~x``: all bits of integers inverted, booleans negated."""
-    return ops.not_p.bind(_number(x, "bitwise_not"))
+    return ops.not_p.bind(value_of(x, "bitwise_not"))
 
 
 invert = bitwise_invert = bitwise_not
@@ -572,7 +567,7 @@ invert = bitwise_invert = bitwise_not
 
 def bitwise_count(x: Any, /) -> Value:
     """The number of bits set in the absolute value of integers, elementwise, as uint8."""
-    x = _number(x, "bitwise_count")
+    x = value_of(x, "bitwise_count")
     return ops.convert(ops.population_count_p.bind(ops.abs(x)), dtypes.uint8)
 
 
@@ -601,7 +596,7 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Value:
     """x limited to [min, max], elementwise, with promotion and broadcasting; None leaves a side open."""
     bounds = [b for b in (min, max) if b is not None]
     if not bounds:
-        return _number(x, "clip")
+        return value_of(x, "clip")
     operands = match_shapes("clip", *promote_dtypes("clip", x, *bounds))
     x = operands[0]
     if len(bounds) == 2 and (x.aval.ndim or not any(b.aval.ndim for b in operands[1:])):

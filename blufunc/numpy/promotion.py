@@ -73,6 +73,12 @@ def constant(x: Any, dtype: np.dtype, weak: bool = False) -> Value:
         ) from None
 
 
+def value_of(x: Any, name: str) -> Value:
+    """An argument of the function called ``name`` as a value of its own dtype; Python numbers are weak."""
+    kind = PYTHON_SCALARS.get(x.__class__)
+    return as_value(x, name) if kind is None else constant(x, *kind)
+
+
 def to_inexact(dtype: np.dtype, weak: bool) -> tuple[np.dtype, bool]:
     """The dtype in which a function of real numbers is computed: float32 for integers and booleans."""
     return (dtype, weak) if dtypes.is_inexact(dtype) else (_FLOAT32, weak)

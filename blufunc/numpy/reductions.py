@@ -28,7 +28,6 @@ from blufunc.numpy import elementwise as ew
 from blufunc.numpy import indexing
 from blufunc.numpy.creation import match_to
 from blufunc.numpy.promotion import (
-    PYTHON_SCALARS,
     as_value,
     axes_in,
     axis_in,
@@ -38,12 +37,8 @@ from blufunc.numpy.promotion import (
     inexact,
     meet,
     stretch,
+    value_of,
 )
-
-
-def _given(x: Any, name: str) -> Value:
-    kind = PYTHON_SCALARS.get(x.__class__)
-    return as_value(x, name) if kind is None else constant(x, *kind)
 
 
 def _kept(x: Value, result: Value, axes: tuple[int, ...], keepdims: bool) -> Value:
@@ -87,7 +82,7 @@ def sum(
     promote_integers: bool = True,
 ) -> Value:
     """The sum over axes, in the dtype of x; integers narrower than 32 bits, and booleans, are summed in 32."""
-    x = _given(x, "sum")
+    x = value_of(x, "sum")
     axes = axes_in(axis, x.aval.ndim, "sum")
     want = dtype_of(dtype) or (_summed_dtype(x.aval.dtype) if promote_integers else x.aval.dtype)
     x = cast(x, dtypes.int32 if dtypes.is_bool(want) else want)
@@ -109,7 +104,7 @@ def prod(
     promote_integers: bool = True,
 ) -> Value:
     """The product over axes, in the dtype of x; integers narrower than 32 bits are multiplied in 32."""
-    x = _given(x, "prod")
+    x = value_of(x, "prod")
     axes = axes_in(axis, x.aval.ndim, "prod")
     want = dtype_of(dtype) or (_summed_dtype(x.aval.dtype) if promote_integers else x.aval.dtype)
     x = cast(x, dtypes.int32 if dtypes.is_bool(want) else want)
@@ -135,7 +130,7 @@ def _extremum(prim: Primitive, name: str, combine: Callable, lowest: bool, doc: 
     def function(
         x: Any, /, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = None
     ) -> Value:
-        x = _given(x, name)
+        x = value_of(x, name)
         axes = axes_in(axis, x.aval.ndim, name)
         if initial is None:
             if where is not None:
@@ -312,7 +307,7 @@ def ptp(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
 
 def _position(prim: Primitive, name: str, doc: str) -> Callable:
     def function(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Value:
-        x = _given(x, name)
+        x = value_of(x, name)
         if dtypes.is_bool(x.aval.dtype):
             x = ops.convert(x, dtypes.int8)
         given, rank = axis, x.aval.ndim
@@ -348,7 +343,7 @@ argmin = _position(
 
 def _running(prim: Primitive, name: str, doc: str, widen: bool = True) -> Callable:
     def function(x: Any, /, axis: int | None = None, dtype: Any = None) -> Value:
-        x = _given(x, name)
+        x = value_of(x, name)
         want = dtype_of(dtype)
         if want is None:
             want = dtypes.int32 if widen and dtypes.is_bool(x.aval.dtype) else x.aval.dtype
@@ -387,7 +382,7 @@ def cumulative_prod(
 def _with_initial(
     function: Callable, name: str, first: int, x: Any, axis: int | None, dtype: Any, include: bool
 ) -> Value:
-    x = _given(x, name)
+    x = value_of(x, name)
     if axis is None:
         if x.aval.ndim != 1:
             raise errors.ArgumentError(
@@ -477,7 +472,7 @@ def median(x: Any, axis: Any = None, *, keepdims: bool = False) -> Value:
 
 def _valid(x: Any, name: str) -> tuple[Value, Any]:
     """x, and the mask of what is not NaN; None for dtypes without NaN."""
-    x = _given(x, name)
+    x = value_of(x, name)
     return x, ew.logical_not(ew.isnan(x)) if dtypes.is_inexact(x.aval.dtype) else None
 
 

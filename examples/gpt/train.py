@@ -162,6 +162,7 @@ def train(run: Run, dataset: data.Dataset, minutes: float = math.inf, bar: bool 
             told(run.done, run.history.train[-1], score)
             if signalled.is_set() or time.monotonic() > deadline:
                 stopped = "interrupted" if signalled.is_set() else f"{minutes:g} minutes are over"
+                run.save()  # at once: whoever asked may not wait for the rest
                 break
         score = evaluate(params, full)
         run.history.validation.append((run.done, score))

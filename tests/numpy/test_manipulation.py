@@ -116,7 +116,7 @@ ONE = [
 
 @pytest.mark.parametrize("i", range(len(ONE)))
 def test_one(i):
-    check(lambda x: ONE[i](bnp, x), lambda x: ONE[i](np, x), X, dtype=i not in ())
+    check(lambda x: ONE[i](bnp, x), lambda x: ONE[i](np, x), X)
 
 
 def test_values_given_to_nonzero():
@@ -156,8 +156,10 @@ def test_promotion_in_joins():
 
 def test_gradients():
     w = f32(2, 5, 4)
-    same(grad(lambda x: (bnp.pad(x, ((0, 0), (1, 1), (0, 0)), mode="edge") * w).sum())(bnp.asarray(X)),
-         w[:, 1:4] + np.pad(np.stack([w[:, 0], w[:, 4]], 1), ((0, 0), (0, 1), (0, 0)))[:, [0, 2, 1]], rtol=1e-4)  # fmt: skip
+    want = w[:, 1:4].copy()
+    want[:, 0] += w[:, 0]
+    want[:, 2] += w[:, 4]
+    same(grad(lambda x: (bnp.pad(x, ((0, 0), (1, 1), (0, 0)), mode="edge") * w).sum())(bnp.asarray(X)), want)
     same(
         grad(lambda x: (bnp.tile(x, 2) * bnp.arange(10.0)).sum())(bnp.asarray(Z)),
         np.arange(5) + np.arange(5.0) + 5,

@@ -35,7 +35,7 @@ def test_axes(name, axis):
         kind = x.dtype
         want = lambda v: ref(v, axis=axis)
         check(lambda v: f(v, axis), want, x, rtol=1e-4, dtype=kind != np.int32 or name not in ("median",))
-        check(lambda v: f(v, axis=axis, keepdims=True), lambda v: ref(v, axis=axis, keepdims=True), x, rtol=1e-4,
+        check(lambda v: f(v, axis=axis, keepdims=True), lambda v, ref=ref: ref(v, axis=axis, keepdims=True), x, rtol=1e-4,
               traced=False)  # fmt: skip
         if hasattr(np.ndarray, name) and name != "ptp":
             same(getattr(bnp.asarray(x), name)(axis), want(x), rtol=1e-4)
@@ -48,10 +48,10 @@ def test_along_one_axis(name):
     for x in (X, N, np.array([1, 3, 3, 0], np.float32)):
         for axis in (None, 0, -1):
             check(lambda v, a=axis: f(v, a), lambda v, a=axis: ref(v, a), x, rtol=1e-4)
-    check(lambda v: f(v, 0), lambda v: ref(v, 0), X > 0)
+    check(lambda v: f(v, 0), lambda v, ref=ref: ref(v, 0), X > 0)
     if "arg" in name:
-        check(lambda v: f(v, keepdims=True), lambda v: ref(v, keepdims=True), X)
-        check(lambda v: f(v, axis=1, keepdims=True), lambda v: ref(v, axis=1, keepdims=True), X)
+        check(lambda v: f(v, keepdims=True), lambda v, ref=ref: ref(v, keepdims=True), X)
+        check(lambda v: f(v, axis=1, keepdims=True), lambda v, ref=ref: ref(v, axis=1, keepdims=True), X)
 
 
 def test_options():
@@ -60,7 +60,7 @@ def test_options():
         ref = getattr(np, name)
         check(
             lambda v, n=name: getattr(bnp, n)(v, 1, where=mask),
-            lambda v: ref(v, axis=1, where=mask),
+            lambda v, ref=ref: ref(v, axis=1, where=mask),
             X,
             rtol=1e-4,
         )
@@ -68,8 +68,8 @@ def test_options():
     for name in ("max", "min"):
         ref = getattr(np, name)
         check(lambda v, n=name: getattr(bnp, n)(v, 1, where=mask, initial=0.5),
-              lambda v: ref(v, axis=1, where=mask, initial=0.5), X)  # fmt: skip
-        check(lambda v, n=name: getattr(bnp, n)(v, initial=3), lambda v: ref(v, initial=3), N)
+              lambda v, ref=ref: ref(v, axis=1, where=mask, initial=0.5), X)  # fmt: skip
+        check(lambda v, n=name: getattr(bnp, n)(v, initial=3), lambda v, ref=ref: ref(v, initial=3), N)
     check(lambda v: bnp.sum(v, initial=10), lambda v: np.sum(v, initial=10), X)
     check(lambda v: bnp.prod(v, axis=0, initial=2), lambda v: np.prod(v, axis=0, initial=2), X)
     check(lambda v: bnp.var(v, 0, ddof=1), lambda v: np.var(v, 0, ddof=1), X)

@@ -1,0 +1,435 @@
+"""Arrays put together, cut apart, repeated and padded.
+
+Face over ``core.ops.shape``. What only depends on static sizes becomes concatenations, slices, pads and
+broadcasts; positions that are arrays become a gather.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core import dtypes, source
+from blufunc.core.array import Array, from_numpy
+from blufunc.core.ops import cumulative
+from blufunc.core.ops import elementwise as ops
+from blufunc.core.ops import index as index_ops
+from blufunc.core.ops import shape as shape_ops
+from blufunc.core.ops.reduce import reduce_and
+from blufunc.core.source import here
+from blufunc.core.structure import broadcast_in_dim, reduce_sum
+from blufunc.core.structure import reshape as _reshape
+from blufunc.core.structure import transpose as _transpose
+from blufunc.core.trace import Value
+from blufunc.numpy import elementwise as ew
+from blufunc.numpy.creation import asarray, match_to
+from blufunc.numpy.indexing import gather_mode, getitem, wrapped
+from blufunc.numpy.promotion import (
+    PYTHON_SCALARS,
+    as_value,
+    axes_in,
+    axis_in,
+    cast,
+    constant,
+    dtype_of,
+    match_shapes,
+    promote_dtypes,
+    shape_of,
+    static_int,
+    stretch,
+    value_of,
+)
+
+
+from blufunc.numpy.manipulation import *
+
+
+# -- joining and splitting -------------------------------------------------------------------------
+
+
+def _sequence(xs: Any, name: str) -> list[Any]:
+    if isinstance(xs, (tuple, list)):
+        if not xs:
+            raise errors.ValueRangeError(
+                f"{name} of no arrays.", where=source.here(), fix="pass one at least"
+            )
+        return list(xs)
+    if isinstance(xs, (Value, np.ndarray)):
+        x = as_value(xs, name)
+        return [getitem(x, i) for i in range(len(x))]
+    raise errors.ArgumentError(
+        f"{name} takes a sequence of arrays, not a {type(xs).__name__}.",
+        where=source.here(),
+        fix=f"bnp.{name}([x, y])",
+    )
+
+
+def concatenate(xs: Any, /, axis: int | None = 0, *, dtype: Any = None) -> Value:
+    """Arrays of one shape, but for their size along ``axis``, one after the other along it.
+
+    They are promoted to one dtype. With ``axis=None`` they are flattened first.
+    """
+    values = promote_dtypes("concatenate", *_sequence(xs, "concatenate"))
+    if axis is None:
+        values, axis = [_reshape(v, (v.aval.size,)) for v in values], 0
+    ranks = {v.aval.ndim for v in values}
+    shapes = " and ".join(map(str, dict.fromkeys(v.aval.shape for v in values)))
+    if len(ranks) > 1 or ranks == {0}:
+        raise errors.ShapeError(
+            f"concatenate of shapes {shapes}: the ranks must agree and be 1 at least.",
+            where=source.here(),
+            fix="bnp.stack makes a new axis; x[None] adds one",
+        )
+    d = axis_in(axis, values[0].aval.ndim, "concatenate")
+    if len({v.aval.shape[:d] + v.aval.shape[d + 1 :] for v in values}) > 1:
+        raise errors.ShapeError(
+            f"concatenate of shapes {shapes} along axis {d}: the other axes must agree.",
+            where=source.here(),
+            fix="check the axis, or pad or slice the arrays first",
+        )
+    want = dtype_of(dtype)
+    result = shape_ops.concatenate(values, d)
+    return result if want is None else ops.convert(result, want)
+
+
+concat = concatenate
+
+
+def stack(xs: Any, /, axis: int = 0, *, dtype: Any = None) -> Value:
+    """Arrays of one shape along a new axis at position ``axis`` of the result."""
+    values = promote_dtypes("stack", *_sequence(xs, "stack"))
+    shapes = dict.fromkeys(v.aval.shape for v in values)
+    if len(shapes) > 1:
+        raise errors.ShapeError(
+            f"stack of shapes {' and '.join(map(str, shapes))}: they must be equal.",
+            where=source.here(),
+            fix="bnp.broadcast_arrays first, or concatenate along an axis that exists",
+        )
+    d = axis_in(axis, values[0].aval.ndim + 1, "stack")
+    s = values[0].aval.shape
+    return concatenate([_reshape(v, (*s[:d], 1, *s[d:])) for v in values], d, dtype=dtype)
+
+
+def unstack(x: Any, /, *, axis: int = 0) -> tuple[Value, ...]:
+    """The slices of x along an axis, without it."""
+    x = as_value(x, "unstack")
+    d = axis_in(axis, x.aval.ndim, "unstack")
+    return tuple([shape_ops.index_in_dim(x, i, d, keepdims=False) for i in range(x.aval.shape[d])])
+
+
+def vstack(xs: Any, /, *, dtype: Any = None) -> Value:
+    """Arrays one below the other: along axis 0, vectors as rows."""
+    return concatenate([atleast_2d(x) for x in _sequence(xs, "vstack")], 0, dtype=dtype)
+
+
+def hstack(xs: Any, /, *, dtype: Any = None) -> Value:
+    """Arrays side by side: along axis 1, vectors along axis 0."""
+    values = [atleast_1d(x) for x in _sequence(xs, "hstack")]
+    return concatenate(values, 0 if values[0].aval.ndim == 1 else 1, dtype=dtype)
+
+
+def dstack(xs: Any, /, *, dtype: Any = None) -> Value:
+    """Arrays along a third axis."""
+    return concatenate([atleast_3d(x) for x in _sequence(xs, "dstack")], 2, dtype=dtype)
+
+
+def column_stack(xs: Any, /) -> Value:
+    """Vectors as the columns of a matrix, beside matrices."""
+    values = [atleast_1d(x) for x in _sequence(xs, "column_stack")]
+    return concatenate([_reshape(v, (v.aval.size, 1)) if v.aval.ndim == 1 else v for v in values], 1)
+
+
+def append(x: Any, values: Any, axis: int | None = None) -> Value:
+    """``values`` after x along an axis; both flattened by default."""
+    return concatenate([x, values], axis)
+
+
+def split(x: Any, indices_or_sections: Any, axis: int = 0) -> list[Value]:
+    """x cut along an axis: into equal parts, or before each of the given positions."""
+    x = as_value(x, "split")
+    d = axis_in(axis, x.aval.ndim, "split")
+    if not isinstance(indices_or_sections, (tuple, list, np.ndarray)):
+        count = static_int(indices_or_sections, "split", "the number of sections")
+        if count < 1 or x.aval.shape[d] % count:
+            raise errors.ValueRangeError(
+                f"split: axis {d} of {x.aval} does not divide into {count} equal parts.",
+                where=source.here(),
+                fix="bnp.array_split makes parts of nearly equal size",
+            )
+    return array_split(x, indices_or_sections, d)
+
+
+def array_split(x: Any, indices_or_sections: Any, axis: int = 0) -> list[Value]:
+    """x cut along an axis: into parts whose sizes differ by 1 at most, or before each of the given positions."""
+    x = as_value(x, "array_split")
+    d = axis_in(axis, x.aval.ndim, "array_split")
+    n = x.aval.shape[d]
+    if isinstance(indices_or_sections, (tuple, list, np.ndarray)):
+        cuts = [static_int(i, "array_split", "a position") for i in indices_or_sections]
+        edges = [0, *cuts, n]
+        pieces = [slice(a, b).indices(n)[:2] for a, b in itertools.pairwise(edges)]
+    else:
+        count = static_int(indices_or_sections, "array_split", "the number of sections")
+        if count < 1:
+            raise errors.ValueRangeError(f"array_split into {count} parts.", where=source.here())
+        quotient, extra = divmod(n, count)
+        sizes = [quotient + (i < extra) for i in range(count)]
+        edges = [0, *np.cumsum(sizes).tolist()]
+        pieces = list(itertools.pairwise(edges))
+    return [shape_ops.slice_in_dim(x, a, max(a, b), axis=d) for a, b in pieces]
+
+
+def vsplit(x: Any, indices_or_sections: Any) -> list[Value]:
+    """``split`` along axis 0."""
+    return split(x, indices_or_sections, 0)
+
+
+def hsplit(x: Any, indices_or_sections: Any) -> list[Value]:
+    """``split`` along axis 1, or axis 0 of a vector."""
+    return split(x, indices_or_sections, 0 if ndim(x) == 1 else 1)
+
+
+def dsplit(x: Any, indices_or_sections: Any) -> list[Value]:
+    """``split`` along axis 2."""
+    return split(x, indices_or_sections, 2)
+
+
+# -- repetition ------------------------------------------------------------------------------------
+
+
+def repeat(
+    x: Any, /, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None
+) -> Value:
+    """Each element of x along an axis ``repeats`` times (an int, or one for each); flattened by default.
+
+    Traced ``repeats`` need ``total_repeat_length``, the size of the result, which cuts it off or fills it
+    with the last element.
+    """
+    x = value_of(x, "repeat")
+    if axis is None:
+        x, axis = _reshape(x, (x.aval.size,)), 0
+    d = axis_in(axis, x.aval.ndim, "repeat")
+    s, n = x.aval.shape, x.aval.shape[d]
+    if isinstance(repeats, Value) and not (isinstance(repeats, Array) and total_repeat_length is None):
+        if total_repeat_length is None:
+            raise errors.ConcretizationError(
+                "repeat by a traced array: the size of the result would not be known.",
+                where=source.here(),
+                fix="give total_repeat_length=...",
+            )
+        from_end = shape_ops.iota(dtypes.int32, (total_repeat_length, n), 0)
+        ends = broadcast_in_dim(ops_cumsum(broadcast_to(repeats, (n,))), (total_repeat_length, n), (1,))
+        which = _count(ops.ge_p.bind(from_end, cast(ends, dtypes.int32)), 1)
+        return take(x, which, d, mode="clip")
+    counts = np.asarray(repeats)
+    if counts.ndim and counts.size != 1:
+        if counts.shape != (n,):
+            raise errors.ShapeError(
+                f"repeat: {counts.size} counts for axis {d} of {x.aval}.",
+                where=source.here(),
+                fix="give one each",
+            )
+        which_host = np.repeat(np.arange(n), counts)
+        if total_repeat_length is not None:
+            which_host = np.resize(
+                np.pad(which_host, (0, max(0, total_repeat_length - which_host.size)), mode="edge"),
+                total_repeat_length,
+            )
+        return take(x, which_host, d, mode="clip")
+    count = static_int(counts.reshape(())[()], "repeat", "the count")
+    if count < 0:
+        raise errors.ValueRangeError(f"repeat {count} times.", where=source.here(), fix="use 0 or more")
+    wide = broadcast_in_dim(
+        x, (*s[: d + 1], count, *s[d + 1 :]), tuple([i if i <= d else i + 1 for i in range(len(s))])
+    )
+    result = _reshape(wide, (*s[:d], n * count, *s[d + 1 :]))
+    if total_repeat_length is not None and total_repeat_length != n * count:
+        return repeat(x, np.full(n, count), d, total_repeat_length=total_repeat_length)
+    return result
+
+
+def ops_cumsum(x: Value) -> Value:
+    """The running sum of a vector."""
+    return cumulative.cumsum_p.bind(x, axis=0, reverse=False)
+
+
+def _count(mask: Value, axis: int) -> Value:
+    return reduce_sum(ops.convert(mask, dtypes.int32), (axis,))
+
+
+def tile(x: Any, /, reps: Any) -> Value:
+    """x repeated as a whole ``reps`` times along each axis (an int, or a tuple aligned at the right)."""
+    x = value_of(x, "tile")
+    counts = shape_of(reps, "tile")
+    rank = max(len(counts), x.aval.ndim)
+    counts = (1,) * (rank - len(counts)) + counts
+    s = (1,) * (rank - x.aval.ndim) + x.aval.shape
+    wide = tuple(n for pair in zip(counts, s, strict=True) for n in pair)
+    kept = tuple([2 * i + 1 for i in range(rank)])
+    result = broadcast_in_dim(_reshape(x, s), wide, kept)
+    return _reshape(result, tuple([c * n for c, n in zip(counts, s, strict=True)]))
+
+
+def roll(x: Any, /, shift: Any, axis: Any = None) -> Value:
+    """x with its elements moved by ``shift`` along ``axis``, those that leave coming back at the other end.
+
+    ``shift`` may be traced. Without an axis, x is rolled as if flattened.
+    """
+    x = value_of(x, "roll")
+    if axis is None:
+        return _reshape(roll(_reshape(x, (x.aval.size,)), shift, 0), x.aval.shape)
+    axes = list(axis) if isinstance(axis, (tuple, list)) else [axis]
+    shifts = list(shift) if isinstance(shift, (tuple, list)) else [shift] * len(axes)
+    if len(shifts) == 1:
+        shifts = shifts * len(axes)
+    axes = axes * len(shifts) if len(axes) == 1 else axes
+    if len(shifts) != len(axes):
+        raise errors.ValueRangeError(
+            f"roll: {len(shifts)} shifts for {len(axes)} axes.",
+            where=source.here(),
+            fix="give one shift per axis",
+        )
+    for amount, a in zip(shifts, axes, strict=True):
+        d = axis_in(a, x.aval.ndim, "roll")
+        n = x.aval.shape[d]
+        if not n:
+            continue
+        if isinstance(amount, Value):
+            start = ew.remainder(ops.neg_p.bind(ops.convert(amount, dtypes.int32)), n)
+            twice = shape_ops.concatenate([x, x], d)
+            x = index_ops.dynamic_slice_in_dim(twice, start, n, d, allow_negative_indices=False)
+            continue
+        cut = n - static_int(amount, "roll", "shift") % n
+        if cut != n:
+            parts = [shape_ops.slice_in_dim(x, cut, n, axis=d), shape_ops.slice_in_dim(x, 0, cut, axis=d)]
+            x = shape_ops.concatenate(parts, d)
+    return x
+
+
+# -- padding ---------------------------------------------------------------------------------------
+
+
+def pad(x: Any, pad_width: Any, mode: str = "constant", *, constant_values: Any = 0) -> Value:
+    """x with elements added at both ends of its axes.
+
+    Args:
+      x: an array.
+      pad_width: one int for all ends, ``(before, after)`` for all axes, or one such pair for each axis.
+      mode: ``'constant'``; ``'edge'``, the last element again; ``'reflect'``, mirrored without it; ``'symmetric'``,
+        mirrored with it; ``'wrap'``, from the other end.
+      constant_values: for ``'constant'``: a number, or numbers arranged like ``pad_width``.
+    """
+    x = as_value(x, "pad")
+    rank = x.aval.ndim
+    widths = _pairs(pad_width, rank, "pad_width")
+    if any(w < 0 for pair in widths for w in pair):
+        raise errors.ValueRangeError(
+            f"pad: {pad_width} has a negative width.", where=source.here(), fix="slice x"
+        )
+    if mode == "constant":
+        return _pad_constant(x, widths, constant_values)
+    if mode not in ("edge", "reflect", "symmetric", "wrap"):
+        raise errors.UnsupportedError(
+            f"pad has no mode {mode!r}.",
+            where=source.here(),
+            fix="use 'constant', 'edge', 'reflect', 'symmetric' or 'wrap'",
+        )
+    for d, (before, after) in enumerate(widths):
+        if before or after:
+            x = _pad_axis(x, d, before, after, mode)
+    return x
+
+
+def _pairs(width: Any, rank: int, what: str) -> list[tuple[int, int]]:
+    if isinstance(width, dict):
+        given = {axis_in(a, rank, "pad"): w for a, w in width.items()}
+        return [_pairs(given[d], 1, what)[0] if d in given else (0, 0) for d in range(rank)]
+    try:
+        host = np.broadcast_to(np.asarray(width), (rank, 2))
+    except (TypeError, ValueError):
+        raise errors.ShapeError(
+            f"pad: {what} {width} does not fit an array of rank {rank}.",
+            where=source.here(),
+            fix="give an int, (before, after), or one pair for each axis",
+        ) from None
+    return [(static_int(a, "pad", what), static_int(b, "pad", what)) for a, b in host]
+
+
+def _pad_constant(x: Value, widths: list[tuple[int, int]], values: Any) -> Value:
+    nested = (
+        isinstance(values, (tuple, list)) or np.ndim(values) > 0 if not isinstance(values, Value) else False
+    )
+    if not nested:
+        value = _element(values, x)
+        return shape_ops.pad(x, value, [(a, b, 0) for a, b in widths])
+    pairs = np.broadcast_to(np.asarray(values), (x.aval.ndim, 2))
+    for d, (pair, ends) in enumerate(zip(pairs.tolist(), widths, strict=True)):
+        for end, (value, width) in enumerate(zip(pair, ends, strict=True)):
+            config = [(0, 0, 0)] * x.aval.ndim
+            config[d] = (width, 0, 0) if end == 0 else (0, width, 0)
+            x = shape_ops.pad(x, _element(value, x), config)
+    return x
+
+
+def _element(value: Any, x: Value) -> Value:
+    if value.__class__ in PYTHON_SCALARS:
+        if not dtypes.is_inexact(x.aval.dtype) and not isinstance(value, int):
+            value = int(value)  # as NumPy does
+        return constant(value, x.aval.dtype)
+    value = as_value(value, "pad")
+    if value.aval.size != 1:
+        raise errors.ShapeError(
+            f"pad: constant_values is {value.aval}.", where=source.here(), fix="pass a number"
+        )
+    return cast(_reshape(value, ()), x.aval.dtype)
+
+
+def _pad_axis(x: Value, d: int, before: int, after: int, mode: str) -> Value:
+    n = x.aval.shape[d]
+    if n == 0:
+        raise errors.ValueRangeError(
+            f"pad: axis {d} of {x.aval} is empty, so mode {mode!r} has nothing to take.",
+            where=source.here(),
+            fix="mode='constant'",
+        )
+    if mode == "edge":
+        parts = [x]
+        if before:
+            parts.insert(0, _edge(x, d, 0, before))
+        if after:
+            parts.append(_edge(x, d, n - 1, after))
+        return shape_ops.concatenate(parts, d)
+    if mode == "reflect" and n == 1:
+        return _pad_axis(x, d, before, after, "edge")
+    # one period of the extended line, of which the result is a window
+    host = np.pad(np.arange(n), (before, after), mode=mode)  # type: ignore[call-overload]
+    return _from_runs(x, d, host)
+
+
+def _edge(x: Value, d: int, at: int, width: int) -> Value:
+    """The elements at one position of an axis, ``width`` times."""
+    to = tuple([width if i == d else n for i, n in enumerate(x.aval.shape)])
+    return stretch(shape_ops.slice_in_dim(x, at, at + 1, axis=d), to)
+
+
+def _from_runs(x: Value, d: int, positions: np.ndarray) -> Value:
+    """The elements of x at ``positions`` along an axis, in runs of slices, forwards and backwards."""
+    parts, i = [], 0
+    while i < len(positions):
+        j, step = i + 1, 0
+        if j < len(positions) and abs(int(positions[j]) - int(positions[i])) == 1:
+            step = int(positions[j] - positions[i])
+            while j < len(positions) and positions[j] - positions[j - 1] == step:
+                j += 1
+        low, high = sorted((int(positions[i]), int(positions[j - 1])))
+        run = shape_ops.slice_in_dim(x, low, high + 1, axis=d)
+        parts.append(shape_ops.rev(run, (d,)) if step < 0 else run)
+        i = j
+    return shape_ops.concatenate(parts, d)
+
+

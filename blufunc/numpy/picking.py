@@ -1,0 +1,227 @@
+"""Elements by position, and positions by value: take, nonzero, differences, equality of arrays.
+
+Face over indexing and gather. Positions that depend on values make results of a size that is only
+known when the program runs; while tracing, such functions ask for a ``size``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core import dtypes, source
+from blufunc.core.array import Array, from_numpy
+from blufunc.core.ops import cumulative
+from blufunc.core.ops import elementwise as ops
+from blufunc.core.ops import index as index_ops
+from blufunc.core.ops import shape as shape_ops
+from blufunc.core.ops.reduce import reduce_and
+from blufunc.core.source import here
+from blufunc.core.structure import broadcast_in_dim, reduce_sum
+from blufunc.core.structure import reshape as _reshape
+from blufunc.core.structure import transpose as _transpose
+from blufunc.core.trace import Value
+from blufunc.numpy import elementwise as ew
+from blufunc.numpy.creation import asarray, match_to
+from blufunc.numpy.indexing import gather_mode, getitem, wrapped
+from blufunc.numpy.promotion import (
+    PYTHON_SCALARS,
+    as_value,
+    axes_in,
+    axis_in,
+    cast,
+    constant,
+    dtype_of,
+    match_shapes,
+    promote_dtypes,
+    shape_of,
+    static_int,
+    stretch,
+    value_of,
+)
+
+
+from blufunc.numpy.manipulation import *
+
+
+# -- picking ---------------------------------------------------------------------------------------
+
+
+def take(
+    x: Any, indices: Any, axis: int | None = None, *, mode: str | None = None, fill_value: Any = None
+) -> Value:
+    """The elements of x at integer positions along an axis (of x flattened, by default).
+
+    The result has the shape of ``indices`` in the place of the axis. Out of range: ``mode='fill'`` (the
+    default) gives NaN, or the extreme of integers; ``'clip'`` the nearest element; ``'wrap'`` counts round.
+    """
+    x = as_value(x, "take")
+    if axis is None:
+        x, axis = _reshape(x, (x.aval.size,)), 0
+    d = axis_in(axis, x.aval.ndim, "take")
+    positions: Any = indices
+    if indices.__class__ is int or isinstance(indices, np.integer):
+        positions = np.asarray(indices, np.int64)
+    elif not isinstance(indices, np.ndarray):
+        positions = as_value(indices, "take")
+    dtype = positions.dtype
+    if dtype.kind not in "iu":
+        raise errors.DtypeError(
+            f"take at indices of dtype {dtype}.", where=source.here(), fix="astype('int32')"
+        )
+    if mode == "wrap":
+        positions, mode = ew.remainder(positions, x.aval.shape[d]), "clip"
+    index = (slice(None),) * d + (positions if positions.ndim else _reshape(asarray(positions), (1,)),)
+    result = getitem(x, index, gather_mode(mode or "fill"), fill_value)
+    return result if positions.ndim else squeeze(result, d)
+
+
+def take_along_axis(x: Any, indices: Any, axis: int | None = -1, *, mode: str | None = None) -> Value:
+    """For each position of ``indices``, the element of x there along ``axis``, the other axes going along.
+
+    Both have the same rank, and sizes that broadcast except along the axis.
+    """
+    x, positions = as_value(x, "take_along_axis"), as_value(indices, "take_along_axis")
+    if axis is None:
+        x, axis = _reshape(x, (x.aval.size,)), 0
+    rank = x.aval.ndim
+    d = axis_in(axis, rank, "take_along_axis")
+    if positions.aval.ndim != rank or not dtypes.is_integer(positions.aval.dtype):
+        raise errors.ShapeError(
+            f"take_along_axis of {x.aval} at {positions.aval}: the indices are integers of the same rank.",
+            where=source.here(),
+            fix="insert axes of size 1: indices[:, None]",
+        )
+    common = []
+    for i, (m, n) in enumerate(zip(x.aval.shape, positions.aval.shape, strict=True)):
+        if i != d and m != n and 1 not in (m, n):
+            raise errors.ShapeError(
+                f"take_along_axis: {x.aval.shape} and {positions.aval.shape} do not agree on axis {i}.",
+                where=source.here(),
+                fix="only the size along the axis may differ",
+            )
+        common.append(max(m, n) if m and n else 0)
+    to_x = tuple([m if i == d else n for i, (m, n) in enumerate(zip(x.aval.shape, common, strict=True))])
+    to_i = tuple(
+        [m if i == d else n for i, (m, n) in enumerate(zip(positions.aval.shape, common, strict=True))]
+    )
+    x, positions = stretch(x, to_x), stretch(positions, to_i)
+    positions = wrapped(positions, to_x[d])
+    batching = tuple([i for i in range(rank) if i != d])
+    numbers = index_ops.GatherDimensionNumbers((), (d,), (d,), batching, batching)
+    return index_ops.gather(
+        x,
+        _reshape(positions, (*to_i, 1)),
+        numbers,
+        (1,) * rank,
+        mode=gather_mode(mode or "fill"),
+    )
+
+
+def choose_by(conditions: Sequence, choices: Sequence, default: Any = 0) -> Value:
+    """For each element, the first of ``choices`` whose condition holds; else ``default``."""
+    if len(conditions) != len(choices) or not conditions:
+        raise errors.ValueRangeError(
+            f"select: {len(conditions)} conditions for {len(choices)} choices.", where=source.here()
+        )
+    result = default
+    for condition, choice in zip(reversed(conditions), reversed(choices), strict=True):
+        result = ew.where(condition, choice, result)
+    return result
+
+
+def ix_(*xs: Any) -> tuple[Value, ...]:
+    """Index arrays that together pick a grid: the i-th gets all axes but the i-th with size 1."""
+    values = [as_value(x, "ix_") for x in xs]
+    return tuple(
+        [
+            _reshape(v, tuple([v.aval.size if d == i else 1 for d in range(len(xs))]))
+            for i, v in enumerate(values)
+        ]
+    )
+
+
+def diff(x: Any, /, n: int = 1, axis: int = -1) -> Value:
+    """The differences of neighbours along an axis, taken ``n`` times."""
+    x = as_value(x, "diff")
+    d = axis_in(axis, x.aval.ndim, "diff")
+    for _ in range(static_int(n, "diff", "n")):
+        size = x.aval.shape[d]
+        after = shape_ops.slice_in_dim(x, min(1, size), size, axis=d)
+        before = shape_ops.slice_in_dim(x, 0, max(size - 1, 0), axis=d)
+        x = ew.not_equal(after, before) if dtypes.is_bool(x.aval.dtype) else ew.subtract(after, before)
+    return x
+
+
+def unravel_index(indices: Any, shape: Any) -> tuple[Value, ...]:
+    """Positions in a flattened array as one array of positions for each axis of ``shape``."""
+    rest = as_value(indices, "unravel_index")
+    result = []
+    for n in reversed(shape_of(shape, "unravel_index")):
+        result.append(ew.remainder(rest, n))
+        rest = ew.floor_divide(rest, n)
+    return tuple(reversed(result))
+
+
+def nonzero(x: Any, /, *, size: int | None = None, fill_value: Any = 0) -> tuple[Value, ...]:
+    """The positions of the elements that are not 0, one int32 vector for each axis.
+
+    How many there are is only known from the values: while tracing, ``size`` must be given, which cuts the
+    result off or fills it with ``fill_value``.
+    """
+    x = as_value(x, "nonzero")
+    if size is None:
+        if not isinstance(x, Array):
+            raise errors.ConcretizationError(
+                f"nonzero of a traced array ({x.aval}): the size of the result would not be known.",
+                where=source.here(),
+                fix="give size=..., or use bnp.where(condition, x, y)",
+            )
+        return tuple([from_numpy(p.astype(np.int32)) for p in np.nonzero(np.asarray(x))])
+    size = static_int(size, "nonzero", "size")
+    flags = _reshape(ew.truth(x, "nonzero"), (x.aval.size,))
+    rank = ops_cumsum(ops.convert(flags, dtypes.int32))
+    slots = ops.select(flags, ops.sub(rank, 1), constant(size, dtypes.int32))
+    n = shape_ops.iota(dtypes.int32, (x.aval.size,), 0)
+    start = broadcast_in_dim(constant(x.aval.size, dtypes.int32), (size,), ())
+    numbers = index_ops.ScatterDimensionNumbers((), (0,), (0,))
+    flat = index_ops.scatter(start, _reshape(slots, (x.aval.size, 1)), n, numbers)
+    found = ops.lt(flat, x.aval.size)
+    fills = fill_value if isinstance(fill_value, (tuple, list)) else [fill_value] * x.aval.ndim
+    axes = unravel_index(flat, x.aval.shape)
+    return tuple([ew.where(found, p, f) for p, f in zip(axes, fills, strict=True)])
+
+
+def flatnonzero(x: Any, /, *, size: int | None = None, fill_value: Any = 0) -> Value:
+    """The positions in x flattened of the elements that are not 0; see ``nonzero``."""
+    return nonzero(ravel(x), size=size, fill_value=fill_value)[0]
+
+
+def argwhere(x: Any, /, *, size: int | None = None, fill_value: Any = 0) -> Value:
+    """The positions of the elements that are not 0 as rows of an ``(n, rank)`` array; see ``nonzero``."""
+    return stack(nonzero(x, size=size, fill_value=fill_value), 1)
+
+
+def array_equal(x: Any, y: Any, /, equal_nan: bool = False) -> Value:
+    """Whether two arrays have one shape and equal elements, as bool of rank 0."""
+    x, y = as_value(x, "array_equal"), as_value(y, "array_equal")
+    if x.aval.shape != y.aval.shape:
+        return asarray(False)
+    same = ew.equal(x, y)
+    if equal_nan:
+        same = ew.logical_or(same, ew.logical_and(ew.isnan(x), ew.isnan(y)))
+    return _all(same)
+
+
+def allclose(x: Any, y: Any, /, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Value:
+    """Whether all elements are close (see ``isclose``), as bool of rank 0."""
+    return _all(ew.isclose(x, y, rtol, atol, equal_nan))
+
+
+def _all(x: Value) -> Value:
+    return reduce_and(x, tuple(range(x.aval.ndim)))

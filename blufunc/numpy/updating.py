@@ -1,0 +1,299 @@
+"""``x.at[index]``: arrays with some elements changed.
+
+Face, beside ``indexing``, whose reading of index expressions it shares. Static positions become a
+``dynamic_update_slice`` of the window that they make; a mask and a number become a choice; all else is
+one scatter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from operator import index as to_index
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core import dtypes, source
+from blufunc.core.array import Array, from_numpy
+from blufunc.core.ops import elementwise as ops
+from blufunc.core.ops import index as index_ops
+from blufunc.core.ops import shape as shape_ops
+from blufunc.core.ops.index import GatherScatterMode
+from blufunc.core.ops.shape import rev_p, slice_p
+from blufunc.core.primitive import Primitive
+from blufunc.core.structure import broadcast_in_dim, reshape, reshape_p
+from blufunc.core.trace import Value
+from blufunc.numpy import elementwise as ew
+from blufunc.numpy.promotion import PYTHON_SCALARS, as_value, broadcast_shapes, cast, constant, stretch
+
+# -- writing elements ------------------------------------------------------------------------------
+
+
+class At:
+    """``x.at``: index it to name the elements that an update is about."""
+
+    __slots__ = ("x",)
+
+    def __init__(self, x: Value):
+        self.x = x
+
+    def __getitem__(self, index: Any) -> Place:
+        return Place(self.x, index)
+
+    def __repr__(self) -> str:
+        return f"<at of {self.x.aval}>"
+
+
+class Place:
+    """``x.at[index]``: its methods return x with these elements changed, and leave x as it is.
+
+    Where an element is named several times, ``add``, ``mul``, ``min`` and ``max`` apply all updates, ``set`` the
+    last one. Options of all methods: ``mode``, for positions that are out of range (``'drop'`` by default,
+    ``'clip'``, ``'promise_in_bounds'``); ``indices_are_sorted`` and ``unique_indices``, promises that make for
+    faster programs.
+    """
+
+    __slots__ = ("index", "x")
+
+    def __init__(self, x: Value, index: Any):
+        self.x, self.index = x, index
+
+    def __repr__(self) -> str:
+        return f"<{self.x.aval} at {self.index!r}>"
+
+    def set(self, values: Any, **options: Any) -> Value:
+        """The elements replaced by ``values``, which broadcast to the shape of ``x[index]``."""
+        return _update(self.x, self.index, values, "set", **options)
+
+    def add(self, values: Any, **options: Any) -> Value:
+        """``values`` added to the elements."""
+        return _update(self.x, self.index, values, "add", **options)
+
+    def subtract(self, values: Any, **options: Any) -> Value:
+        """``values`` subtracted from the elements."""
+        return _update(self.x, self.index, ew.negative(values), "add", **options)
+
+    def multiply(self, values: Any, **options: Any) -> Value:
+        """The elements multiplied by ``values``."""
+        return _update(self.x, self.index, values, "multiply", **options)
+
+    mul = multiply
+
+    def divide(self, values: Any, **options: Any) -> Value:
+        """The elements divided by ``values``."""
+        ones = _update(stretch(constant(1, self.x.aval.dtype), self.x.aval.shape), self.index, values, "multiply",
+                       **options)  # fmt: skip
+        return ops.div(self.x, ones)
+
+    def power(self, values: Any, **options: Any) -> Value:
+        """The elements raised to the power ``values``."""
+        ones = _update(stretch(constant(1, self.x.aval.dtype), self.x.aval.shape), self.index, values, "multiply",
+                       **options)  # fmt: skip
+        return ew.power(self.x, ones)
+
+    def min(self, values: Any, **options: Any) -> Value:
+        """The smaller ones of the elements and ``values``."""
+        return _update(self.x, self.index, values, "min", **options)
+
+    def max(self, values: Any, **options: Any) -> Value:
+        """The larger ones of the elements and ``values``."""
+        return _update(self.x, self.index, values, "max", **options)
+
+    def apply(self, function: Callable[[Value], Any], **options: Any) -> Value:
+        """The elements replaced by ``function`` of them, applied once to each."""
+        return self.set(function(self.get()), **options)
+
+    def get(
+        self,
+        *,
+        mode: Any = None,
+        fill_value: Any = None,
+        indices_are_sorted: bool = False,
+        unique_indices: bool = False,
+    ) -> Value:
+        """``x[index]``; out of range ``'clip'`` (default), or ``'fill'`` with ``fill_value`` (default NaN)."""
+        if mode is None:
+            mode = GatherScatterMode.CLIP if fill_value is None else GatherScatterMode.FILL_OR_DROP
+        return getitem(self.x, self.index, gather_mode(mode), fill_value, unique_indices, indices_are_sorted)
+
+
+_COMBINE: dict[str, tuple[Callable, Primitive]] = {
+    "set": (lambda old, new: new, index_ops.scatter_p),
+    "add": (lambda old, new: ew.add(old, new), index_ops.scatter_add_p),
+    "multiply": (lambda old, new: ew.multiply(old, new), index_ops.scatter_mul_p),
+    "min": (lambda old, new: ops.min_p.bind(old, new), index_ops.scatter_min_p),
+    "max": (lambda old, new: ops.max_p.bind(old, new), index_ops.scatter_max_p),
+}
+"""For each update: the operation on elements, and the scatter."""
+
+
+def _update(
+    x: Value,
+    index: Any,
+    values: Any,
+    how: str,
+    *,
+    mode: Any = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+) -> Value:
+    new = _as_update(x, values, how)
+    mask = _whole_mask(x, index)
+    if mask is not None and not new.aval.ndim:
+        kept = tuple(range(mask.aval.ndim))
+        return ops.select_p.bind(broadcast_in_dim(mask, x.aval.shape, kept), _COMBINE[how][0](x, new), x)
+    p = _parse(x.aval.shape, index)
+    mode = GatherScatterMode.from_any(mode)
+    if not p.advanced and not p.dynamic:
+        points = [i for i in p.items if i.__class__ is _Point]
+        if mode is GatherScatterMode.CLIP:
+            for i in points:
+                i.at = _clipped(i.at, x.aval.shape[i.axis], i.axis)
+        if any(not 0 <= i.at < x.aval.shape[i.axis] for i in points):
+            _fitted(x, new, _Layout(_Parsed(p.items, True)), p, how)
+            return x  # out of range: nothing is written
+        if all(i.__class__ is not _Slice or i.step == 1 for i in p.items):
+            return _update_window(x, p, new, how)
+    return _scatter(x, p, new, how, mode, unique_indices or p.distinct, indices_are_sorted)
+
+
+def _whole_mask(x: Value, index: Any) -> Value | None:
+    """A single boolean array as index: it needs no positions when a number is to be written."""
+    if not isinstance(index, (Value, np.ndarray)) or index.dtype.kind != "b" or not index.ndim:
+        return None
+    mask = as_value(index)
+    if mask.aval.shape != x.aval.shape[: mask.aval.ndim]:
+        _mask(0, x.aval.shape, np.zeros(mask.aval.shape, bool))
+    return mask
+
+
+def _as_update(x: Value, values: Any, how: str) -> Value:
+    dtype = x.aval.dtype
+    if values.__class__ in PYTHON_SCALARS:
+        kind = PYTHON_SCALARS[values.__class__][0]
+    else:
+        values = as_value(values, f".at[...].{how}")
+        kind = values.aval.dtype
+    if kind != dtype and _rank(kind) > _rank(dtype):
+        given = values.aval if isinstance(values, Value) else repr(values)
+        raise errors.DtypeError(
+            f"x.at[...].{how}({given}) into an array of dtype {dtypes.short_name(dtype)} would lose information.",
+            where=source.here(),
+            why="the result has the dtype of x.",
+            fix=f"convert x first (x.astype('{kind}')), or the values (values.astype('{dtype}'))",
+        )
+    return cast(values, dtype) if isinstance(values, Value) else constant(values, dtype)
+
+
+def _rank(dtype: np.dtype) -> int:
+    if dtypes.is_bool(dtype):
+        return 0
+    if dtypes.is_key(dtype):
+        return 9
+    return 1 if dtypes.is_integer(dtype) else 2 if dtypes.is_floating(dtype) else 3
+
+
+def _fitted(x: Value, new: Value, layout: _Layout, p: _Parsed, how: str) -> Value:
+    """``new`` broadcast to the shape of ``x[index]``; numbers stay as they are."""
+    own, shape = new.aval.shape, layout.shape
+    while len(own) > len(shape) and own[0] == 1:
+        own = own[1:]
+    new = reshape(new, own)
+    fits = len(own) <= len(shape) and all(a in (1, b) for a, b in zip(own[::-1], shape[::-1], strict=False))
+    if not fits:
+        raise errors.ShapeError(
+            f"x.at[...].{how}: values of shape {own} do not broadcast to the shape {shape} of x[...].",
+            where=source.here(),
+            why=f"x has shape {x.aval.shape}, and the index picks {math.prod(shape)} of its elements.",
+            fix="reshape the values, or index other elements",
+        )
+    return stretch(new, shape) if own else new
+
+
+def _shaped(new: Value, shape: tuple[int, ...]) -> Value:
+    return reshape(new, shape) if new.aval.ndim else stretch(new, shape)
+
+
+def _update_window(x: Value, p: _Parsed, new: Value, how: str) -> Value:
+    """Static positions without steps: the window is rewritten as a whole."""
+    start, sizes = [0] * x.aval.ndim, [1] * x.aval.ndim
+    for item in p.items:
+        if item.__class__ is _Slice:
+            start[item.axis], sizes[item.axis] = item.start, item.size
+        elif item is not _NEW:
+            start[item.axis] = item.at
+    new = _shaped(_fitted(x, new, _Layout(p), p, how), tuple(sizes))
+    if 0 in sizes:
+        return x
+    combine = _COMBINE[how][0]
+    if tuple(sizes) == x.aval.shape:
+        return combine(x, new)
+    if how != "set":
+        limit = tuple([a + n for a, n in zip(start, sizes, strict=True)])
+        new = combine(slice_p.bind(x, start_indices=tuple(start), limit_indices=limit, strides=None), new)
+    starts = [constant(s, _INT32) for s in start]
+    return index_ops.dynamic_update_slice_p.bind(x, new, *starts)
+
+
+def _scatter(
+    x: Value, p: _Parsed, new: Value, how: str, mode: GatherScatterMode, unique: bool, is_sorted: bool
+) -> Value:
+    layout = _Layout(p)
+    new = _fitted(x, new, layout, p, how)
+    shape = x.aval.shape
+    # The updates' axes in order: windows over whole or partial axes, grids for stepped slices, and the arrays.
+    # A grid is one more axis of the indices, whose axes keep their order in the updates.
+    slices = [i for i in p.items if i.__class__ is _Slice]
+    sizes = [i.size for i in slices]
+    nb = len(layout.batch)
+    updates_shape = (*sizes[: layout.first], *layout.batch, *sizes[layout.first :])
+    new = _shaped(new, updates_shape)
+    place = [k if k < layout.first else k + nb for k in range(len(slices))]
+    gridded = [k for k, s in enumerate(slices) if s.step != 1]
+    window = tuple([place[k] for k in range(len(slices)) if k not in gridded])
+    batch_places = [d for d in range(len(updates_shape)) if d not in window]
+    batch = tuple([updates_shape[d] for d in batch_places])
+    columns: list[tuple[int, Any]] = []
+    inserted: list[int] = []
+    at = (
+        batch_places.index(layout.first) if nb else 0
+    )  # where the arrays' axes are among those of the indices
+    for k, s in enumerate(slices):
+        if k in gridded:
+            d = batch_places.index(place[k])
+            line = np.arange(s.size, dtype=np.int64) * s.step + s.start
+            columns.append((s.axis, line.reshape([-1 if i == d else 1 for i in range(len(batch))])))
+            inserted.append(s.axis)
+        elif s.size != shape[s.axis]:
+            columns.append((s.axis, s.start))
+    for item in p.items:
+        if item.__class__ in (_Positions, _Point) and item.axis >= 0:
+            c = item.at
+            if len(batch) > nb and not isinstance(c, int) and c.ndim:
+                c = _padded_rank(c, at, nb, len(batch))
+            columns.append((item.axis, c))
+            inserted.append(item.axis)
+    if 0 in batch:
+        return x
+    if not columns:
+        return _COMBINE[how][0](x, _shaped(new, shape))
+    axes = tuple([a for a, _ in columns])
+    indices = _stacked([c for _, c in columns], batch, x)
+    return _COMBINE[how][1].bind(
+        x,
+        indices,
+        new,
+        dimension_numbers=index_ops.ScatterDimensionNumbers(window, tuple(sorted(inserted)), axes),
+        indices_are_sorted=is_sorted,
+        unique_indices=unique,
+        mode=mode,
+    )
+
+
+def _padded_rank(c: Any, at: int, nb: int, rank: int) -> Any:
+    """Positions over the arrays' broadcast axes as positions over all axes of the indices."""
+    own = (1,) * (nb - c.ndim) + tuple(c.shape)
+    full = (1,) * at + own + (1,) * (rank - at - nb)
+    return c.reshape(full) if isinstance(c, np.ndarray) else reshape(c, full)
