@@ -26,6 +26,10 @@ from blufunc.transforms.grad import vjp as vjp
 from blufunc.transforms.jit import jit as jit
 from blufunc.transforms.make_jaxpr import eval_shape as eval_shape
 from blufunc.transforms.make_jaxpr import make_jaxpr as make_jaxpr
+from blufunc.transforms.transfer import block_until_ready as block_until_ready
+from blufunc.transforms.transfer import device_get as device_get
+from blufunc.transforms.transfer import device_put as device_put
+from blufunc.transforms.transfer import devices as devices
 from blufunc.transforms.vmap import vmap as vmap
 
 __version__ = "0.1.0.dev0"

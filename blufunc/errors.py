@@ -55,6 +55,10 @@ class ValueRangeError(BlufuncError, ValueError):
     """An argument of the right kind whose value is out of range."""
 
 
+class IndexRangeError(BlufuncError, IndexError):
+    """An index, or a number of indices, that an array does not have."""
+
+
 class TreeError(BlufuncError, ValueError):
     """Pytrees whose structures differ, or that hold leaves that are not arrays."""
 

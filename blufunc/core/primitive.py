@@ -169,11 +169,11 @@ def concrete(x: Any) -> Array:
 
 
 def device_of(arrays: Sequence[Array], name: str) -> Any:
-    """The one device of the arguments; the default device where there are none.
+    """The one device of the arguments; the default device where they are all numbers on the host, or there are none.
 
     Rank-0 arrays go wherever the others are: a number has no place of its own.
     """
-    device = None
+    device, extent = None, 0
     for a in arrays:
         if device is None:
             device, extent = a.device, a.aval.ndim
@@ -186,7 +186,9 @@ def device_of(arrays: Sequence[Array], name: str) -> Any:
                     where=source.here(),
                     fix="move one of them: bf.device_put(x, device)",
                 )
-    return device if device is not None else backend.default_device()
+    if device is None or (not extent and device is backend.host_device()):
+        return backend.default_device()
+    return device
 
 
 def _hashable(x: Any) -> bool:

@@ -21,14 +21,14 @@ from blufunc.core.trace import Trace, Tracer, leak_error, new_trace, state
 class StagedTracer(Tracer):
     """A tracer that stands for a variable of the jaxpr being built."""
 
-    __slots__ = ("var",)
+    __slots__ = ("variable",)
 
     def __init__(self, trace: Trace, var: Var, source=None, label: str | None = None):
         self.trace = trace
         self.aval = var.aval
         self.source = source
         self.label = label
-        self.var = var
+        self.variable = var
 
 
 class StageTrace(Trace):
@@ -51,7 +51,7 @@ class StageTrace(Trace):
         return StagedTracer(self, var, None, label)
 
     def process(self, prim, args, params):
-        invars = [a.var if a.__class__ is StagedTracer and a.trace is self else self.atom(a) for a in args]
+        invars = [a.variable if a.__class__ is StagedTracer and a.trace is self else self.atom(a) for a in args]
         outs = prim.typed(tuple([v.aval for v in invars]), params)
         line = state.source or source.current()
         if prim.multiple_results:
@@ -65,7 +65,7 @@ class StageTrace(Trace):
     def atom(self, x: Any) -> Atom:
         """The variable or literal for a value."""
         if x.__class__ is StagedTracer and x.trace is self:
-            return x.var
+            return x.variable
         known = self._literals.get(id(x))
         if known is not None:
             return known[0]
@@ -75,7 +75,7 @@ class StageTrace(Trace):
         value = lift(x)
         if isinstance(value, Tracer):
             if value.trace is self:
-                return value.var  # type: ignore[attr-defined]
+                return value.variable  # type: ignore[attr-defined]
             if not value.trace.alive:
                 raise leak_error(value)
         elif not value.aval.ndim and value.device.platform == "cpu":  # type: ignore[attr-defined]

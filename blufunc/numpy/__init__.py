@@ -2,8 +2,8 @@
 
 Promotion and broadcasting of user values happen here and nowhere below. Importing this package gives
 arrays and tracers their operators and methods. Modules: ``promotion`` (values become operands),
-``elementwise``, ``creation``, ``manipulation``, ``indexing``, ``reductions``, ``linear``, ``sorting``,
-``types`` (dtypes), ``methods``.
+``elementwise``, ``creation``, ``manipulation``, ``joining``, ``picking``, ``indexing`` and ``updating``
+(``x.at``), ``reductions``, ``linear``, ``sorting``, ``types`` (dtypes), ``methods``.
 """
 
 from __future__ import annotations
@@ -151,6 +151,26 @@ from blufunc.numpy.elementwise import (
     trunc,
     where,
 )
+from blufunc.numpy.joining import (
+    append,
+    array_split,
+    column_stack,
+    concat,
+    concatenate,
+    dsplit,
+    dstack,
+    hsplit,
+    hstack,
+    pad,
+    repeat,
+    roll,
+    split,
+    stack,
+    tile,
+    unstack,
+    vsplit,
+    vstack,
+)
 from blufunc.numpy.linear import (
     cross,
     diag,
@@ -168,58 +188,42 @@ from blufunc.numpy.linear import (
     vecdot,
 )
 from blufunc.numpy.manipulation import (
-    allclose,
-    append,
-    argwhere,
-    array_equal,
-    array_split,
     atleast_1d,
     atleast_2d,
     atleast_3d,
     broadcast_arrays,
     broadcast_to,
-    column_stack,
-    concat,
-    concatenate,
-    diff,
-    dsplit,
-    dstack,
     expand_dims,
-    flatnonzero,
     flip,
     fliplr,
     flipud,
-    hsplit,
-    hstack,
-    ix_,
     matrix_transpose,
     moveaxis,
     ndim,
-    nonzero,
-    pad,
     permute_dims,
     ravel,
-    repeat,
     reshape,
-    roll,
     rot90,
     shape,
     size,
-    split,
     squeeze,
-    stack,
     swapaxes,
+    transpose,
+)
+from blufunc.numpy.methods import install as _install
+from blufunc.numpy.picking import (
+    allclose,
+    argwhere,
+    array_equal,
+    diff,
+    flatnonzero,
+    ix_,
+    nonzero,
     take,
     take_along_axis,
-    tile,
-    transpose,
     unravel_index,
-    unstack,
-    vsplit,
-    vstack,
 )
-from blufunc.numpy.manipulation import choose_by as select
-from blufunc.numpy.methods import install as _install
+from blufunc.numpy.picking import choose_by as select
 from blufunc.numpy.promotion import broadcast_shapes
 from blufunc.numpy.reductions import (
     all,

@@ -1,9 +1,9 @@
-"""Indexing: ``x[...]`` and ``x.at[...]``, NumPy's rules lowered to a few primitives.
+"""Indexing: ``x[...]``, NumPy's rules lowered to a few primitives.
 
-Face. An index expression is read once (``_parse``) into one item per axis. What is static becomes a
+Face. An index expression is read once (``parse``) into one item per axis. What is static becomes a
 slice, a reversal and a reshape; positions that are scalars at run time become one ``dynamic_slice``;
-arrays of positions become one ``gather``, of the axes that static items have left. Writing takes the
-same routes: ``dynamic_update_slice`` at static positions, one scatter otherwise.
+arrays of positions become one ``gather``, of the axes that static items have left. ``updating`` writes
+by the same reading.
 
 Negative positions count from the end. Out of range, reading gives the nearest element and writing
 does nothing, as in JAX; ``x.at[i].get(mode=)`` and ``.set(mode=)`` choose otherwise.
@@ -11,8 +11,6 @@ does nothing, as in JAX; ``x.at[i].get(mode=)`` and ``.set(mode=)`` choose other
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from operator import index as to_index
 from typing import Any
 
@@ -26,18 +24,16 @@ from blufunc.core.ops import index as index_ops
 from blufunc.core.ops import shape as shape_ops
 from blufunc.core.ops.index import GatherScatterMode
 from blufunc.core.ops.shape import rev_p, slice_p
-from blufunc.core.primitive import Primitive
 from blufunc.core.structure import broadcast_in_dim, reshape, reshape_p
 from blufunc.core.trace import Value
-from blufunc.numpy import elementwise as ew
-from blufunc.numpy.promotion import PYTHON_SCALARS, as_value, broadcast_shapes, cast, constant, stretch
+from blufunc.numpy.promotion import as_value, broadcast_shapes, cast, constant, stretch
 
 _INT32 = dtypes.int32
 
 # -- reading an index expression -------------------------------------------------------------------
 
 
-class _Slice:
+class Slice:
     """Axis ``axis`` at ``start``, ``start + step``, ...: ``size`` positions, all of them valid."""
 
     __slots__ = ("axis", "size", "start", "step")
@@ -46,7 +42,7 @@ class _Slice:
         self.axis, self.start, self.size, self.step = axis, start, size, step
 
 
-class _Point:
+class Point:
     """Axis ``axis`` at one position: an int that may be out of range, or a value of rank 0."""
 
     __slots__ = ("at", "axis")
@@ -55,7 +51,7 @@ class _Point:
         self.axis, self.at = axis, at
 
 
-class _Positions:
+class Positions:
     """Axis ``axis`` at an array of positions: a NumPy array (static) or a value."""
 
     __slots__ = ("at", "axis")
@@ -64,21 +60,21 @@ class _Positions:
         self.axis, self.at = axis, at
 
 
-class _New:
-    """A new axis of size 1; ``keep`` false for ``x[False]``, which has size 0."""
+class New:
+    """A new axis of size 1."""
 
     __slots__ = ()
 
 
-_NEW = _New()
+NEW = New()
 _ALL = slice(None)
 
 
-class _Parsed:
+class Parsed:
     """An index expression, item by item.
 
     Attributes:
-      items: ``_Slice``, ``_Point``, ``_Positions`` and ``_NEW``, in the order of the expression.
+      items: ``Slice``, ``Point``, ``Positions`` and ``NEW``, in the order of the expression.
       advanced: whether there are arrays of positions.
       dynamic: whether there are positions of rank 0 that are values.
       distinct: whether no element can be named twice.
@@ -88,12 +84,12 @@ class _Parsed:
 
     def __init__(self, items: list, distinct: bool):
         self.items = items
-        self.advanced = any(i.__class__ is _Positions for i in items)
-        self.dynamic = any(i.__class__ is _Point and i.at.__class__ is not int for i in items)
+        self.advanced = any(i.__class__ is Positions for i in items)
+        self.dynamic = any(i.__class__ is Point and i.at.__class__ is not int for i in items)
         self.distinct = not self.advanced or distinct
 
 
-def _parse(shape: tuple[int, ...], index: Any) -> _Parsed:
+def parse(shape: tuple[int, ...], index: Any) -> Parsed:
     entries = list(index) if index.__class__ is tuple else [index]
     used, dots = 0, None
     for i, e in enumerate(entries):
@@ -107,7 +103,7 @@ def _parse(shape: tuple[int, ...], index: Any) -> _Parsed:
                 used += e.ndim if _is_mask(e) else 1
     rank = len(shape)
     if used > rank:
-        raise errors.ValueRangeError(
+        raise errors.IndexRangeError(
             f"too many indices: {used} for an array of shape {shape}, which has {rank} axes.",
             where=source.here(),
             fix="drop indices, or add axes first: x[None]",
@@ -119,7 +115,7 @@ def _parse(shape: tuple[int, ...], index: Any) -> _Parsed:
     axis, masks, arrays, lone_true = 0, 0, 0, False
     for e in entries:
         if e is None:
-            items.append(_NEW)
+            items.append(NEW)
         elif e.__class__ is slice:
             items.append(_slice(axis, shape[axis], e))
             axis += 1
@@ -127,26 +123,26 @@ def _parse(shape: tuple[int, ...], index: Any) -> _Parsed:
             items.append(_point(axis, shape[axis], e))
             axis += 1
         elif e.__class__ is bool:
-            items.append(_Positions(-1, np.zeros(int(e), np.int64)))  # an axis of its own, kept or not
+            items.append(Positions(-1, np.zeros(int(e), np.int64)))  # an axis of its own, kept or not
             arrays += 1
             lone_true = e
         elif _is_mask(e):
-            items += _mask(axis, shape, e)
+            items += mask_positions(axis, shape, e)
             axis += e.ndim
             masks += 1
         elif isinstance(e, Value) and not e.aval.ndim:
-            items.append(_Point(axis, wrapped(e, shape[axis])))
+            items.append(Point(axis, wrapped(e, shape[axis])))
             axis += 1
         else:
             n = shape[axis]
             items.append(
-                _Positions(axis, np.where(e < 0, e + n, e) if isinstance(e, np.ndarray) else wrapped(e, n))
+                Positions(axis, np.where(e < 0, e + n, e) if isinstance(e, np.ndarray) else wrapped(e, n))
             )
             axis += 1
             arrays += 1
-    if lone_true and not masks and arrays == 1 and not any(i.__class__ is _Point for i in items):
-        items = [_NEW if i.__class__ is _Positions and i.axis < 0 else i for i in items]
-    return _Parsed(items, masks <= 1 and arrays == 0)
+    if lone_true and not masks and arrays == 1 and not any(i.__class__ is Point for i in items):
+        items = [NEW if i.__class__ is Positions and i.axis < 0 else i for i in items]
+    return Parsed(items, masks <= 1 and arrays == 0)
 
 
 def _is_mask(e: Any) -> bool:
@@ -203,10 +199,10 @@ def _not_an_index(what: str) -> errors.ArgumentError:
     )
 
 
-def _slice(axis: int, n: int, s: slice) -> _Slice:
+def _slice(axis: int, n: int, s: slice) -> Slice:
     start, stop, step = s.start, s.stop, s.step
     if start is None and stop is None and (step is None or step == 1):
-        return _Slice(axis, 0, n, 1)
+        return Slice(axis, 0, n, 1)
     for bound in (start, stop, step):
         if isinstance(bound, Value) and not isinstance(bound, Array):
             raise errors.ConcretizationError(
@@ -218,14 +214,14 @@ def _slice(axis: int, n: int, s: slice) -> _Slice:
             raise _not_an_index(f"the slice bound {bound!r} (float)")
     start, stop, step = slice(*[b if b is None else to_index(b) for b in (start, stop, step)]).indices(n)
     size = len(range(start, stop, step))
-    return _Slice(axis, start if size else 0, size, step if size > 1 else 1)
+    return Slice(axis, start if size else 0, size, step if size > 1 else 1)
 
 
-def _point(axis: int, n: int, i: int) -> _Point:
-    return _Point(axis, i + n if i < 0 else i)
+def _point(axis: int, n: int, i: int) -> Point:
+    return Point(axis, i + n if i < 0 else i)
 
 
-def _mask(axis: int, shape: tuple[int, ...], mask: np.ndarray) -> list[_Positions]:
+def mask_positions(axis: int, shape: tuple[int, ...], mask: np.ndarray) -> list[Positions]:
     own = shape[axis : axis + mask.ndim]
     if mask.shape != own:
         raise errors.ShapeError(
@@ -234,7 +230,7 @@ def _mask(axis: int, shape: tuple[int, ...], mask: np.ndarray) -> list[_Position
             why="a mask has to cover the axes that it stands for.",
             fix="compare the array itself (x[x > 0]), or broadcast the mask: bnp.broadcast_to(mask, shape)",
         )
-    return [_Positions(axis + i, p) for i, p in enumerate(np.nonzero(mask))]
+    return [Positions(axis + i, p) for i, p in enumerate(np.nonzero(mask))]
 
 
 def wrapped(i: Value, n: int) -> Value:
@@ -275,11 +271,11 @@ def getitem(
             start = (i,) + (0,) * len(rest)
             row = slice_p.bind(x, start_indices=start, limit_indices=(i + 1, *rest), strides=None)
             return reshape_p.bind(row, shape=rest)
-    p = _parse(x.aval.shape, index)
+    p = parse(x.aval.shape, index)
     if (
         mode is GatherScatterMode.FILL_OR_DROP
         and not p.advanced
-        and any(i.__class__ is _Point for i in p.items)
+        and any(i.__class__ is Point for i in p.items)
     ):
         return _gather(x, p, mode, fill_value, True, True)
     if not p.advanced:
@@ -287,22 +283,22 @@ def getitem(
     return _gather(x, p, mode, fill_value, unique or p.distinct, is_sorted or p.distinct)
 
 
-def _clipped(i: int, n: int, axis: int) -> int:
+def clipped(i: int, n: int, axis: int) -> int:
     if not n:
-        raise errors.ValueRangeError(f"index {i} into axis {axis}, which is empty.", where=source.here())
+        raise errors.IndexRangeError(f"index {i} into axis {axis}, which is empty.", where=source.here())
     return min(max(i, 0), n - 1)
 
 
-def _window(x: Value, p: _Parsed) -> Value:
+def _window(x: Value, p: Parsed) -> Value:
     """Slices and points: a slice or dynamic slice, reversals, a reshape."""
     shape = x.aval.shape
     start, limit, strides, backwards = [0] * len(shape), list(shape), [1] * len(shape), []
     out: list[int] = []
     points: list[tuple[int, Value]] = []
     for item in p.items:
-        if item is _NEW:
+        if item is NEW:
             out.append(1)
-        elif item.__class__ is _Slice:
+        elif item.__class__ is Slice:
             d, step = item.axis, abs(item.step)
             low = item.start if item.step > 0 else item.start + (item.size - 1) * item.step
             start[d], strides[d] = low, step
@@ -311,7 +307,7 @@ def _window(x: Value, p: _Parsed) -> Value:
                 backwards.append(d)
             out.append(item.size)
         elif item.at.__class__ is int:
-            i = _clipped(item.at, shape[item.axis], item.axis)
+            i = clipped(item.at, shape[item.axis], item.axis)
             start[item.axis], limit[item.axis] = i, i + 1
         else:
             points.append((item.axis, item.at))
@@ -321,7 +317,7 @@ def _window(x: Value, p: _Parsed) -> Value:
         sizes = [b - a for a, b in zip(start, limit, strict=True)]
         for axis, at in points:
             if not shape[axis]:
-                _clipped(0, 0, axis)
+                clipped(0, 0, axis)
             starts[axis], sizes[axis] = at, 1
         x = index_ops.dynamic_slice_p.bind(x, *starts, slice_sizes=tuple(sizes))
     else:
@@ -342,7 +338,7 @@ def _window(x: Value, p: _Parsed) -> Value:
     return reshape(x, tuple(out))
 
 
-class _Layout:
+class Layout:
     """Where the axes of an advanced index come from.
 
     Attributes:
@@ -353,9 +349,9 @@ class _Layout:
 
     __slots__ = ("batch", "first", "shape")
 
-    def __init__(self, p: _Parsed):
-        places = [k for k, i in enumerate(p.items) if i.__class__ in (_Positions, _Point)]
-        arrays = [i.at.shape for i in p.items if i.__class__ is _Positions]
+    def __init__(self, p: Parsed):
+        places = [k for k, i in enumerate(p.items) if i.__class__ in (Positions, Point)]
+        arrays = [i.at.shape for i in p.items if i.__class__ is Positions]
         try:
             self.batch = broadcast_shapes(*arrays) if arrays else ()
         except errors.ShapeError as e:
@@ -369,29 +365,29 @@ class _Layout:
         together = places == list(range(places[0], places[-1] + 1)) if places else True
         first = places[0] if places and together else 0
         before = p.items[:first]
-        sizes = [getattr(i, "size", 1) for i in p.items if i is _NEW or i.__class__ is _Slice]
-        self.first = sum(i.__class__ is _Slice for i in before)
+        sizes = [getattr(i, "size", 1) for i in p.items if i is NEW or i.__class__ is Slice]
+        self.first = sum(i.__class__ is Slice for i in before)
         at = len(before)
         self.shape = (*sizes[:at], *self.batch, *sizes[at:])
 
 
 def _gather(
-    x: Value, p: _Parsed, mode: GatherScatterMode, fill_value: Any, unique: bool, is_sorted: bool
+    x: Value, p: Parsed, mode: GatherScatterMode, fill_value: Any, unique: bool, is_sorted: bool
 ) -> Value:
-    layout = _Layout(p)
+    layout = Layout(p)
     strict = mode is GatherScatterMode.FILL_OR_DROP
     # static items first: what the gather then sees are whole axes and positions
     entries: list[Any] = []
     columns: list[tuple[int, Any]] = []
     for item in p.items:
-        if item.__class__ is _Slice or (item.__class__ is _Point and item.at.__class__ is int and not strict):
+        if item.__class__ is Slice or (item.__class__ is Point and item.at.__class__ is int and not strict):
             entries.append(item)
-        elif item is not _NEW:
+        elif item is not NEW:
             if item.axis < 0:
                 continue
-            columns.append((sum(e.__class__ is _Slice for e in entries), item.at))
-            entries.append(_Slice(item.axis, 0, x.aval.shape[item.axis], 1))
-    static = _Parsed(entries, True)
+            columns.append((sum(e.__class__ is Slice for e in entries), item.at))
+            entries.append(Slice(item.axis, 0, x.aval.shape[item.axis], 1))
+    static = Parsed(entries, True)
     y = _window(x, static)
     if not columns:  # x[False], x[True, True]: an axis of its own, kept or not
         nothing = 0 in layout.batch
@@ -400,13 +396,13 @@ def _gather(
     if 0 in layout.batch and 0 in [y.aval.shape[a] for a in axes]:
         # nothing is read, from nothing: a window of size 1 would not fit
         return stretch(constant(0, y.aval.dtype), layout.shape)
-    indices = _stacked([at for _, at in columns], layout.batch, y)
+    indices = stacked([at for _, at in columns], layout.batch, y)
     kept = [d for d in range(y.aval.ndim) if d not in axes]
     nb, first = len(layout.batch), layout.first
     offset = tuple([k if k < first else k + nb for k in range(len(kept))])
     for a in axes:
         if not y.aval.shape[a]:
-            _clipped(0, 0, a)
+            clipped(0, 0, a)
     out = index_ops.gather_p.bind(
         y,
         indices,
@@ -420,7 +416,7 @@ def _gather(
     return reshape(out, layout.shape)
 
 
-def _stacked(columns: list[Any], batch: tuple[int, ...], x: Value) -> Value:
+def stacked(columns: list[Any], batch: tuple[int, ...], x: Value) -> Value:
     """Positions along several axes as one array ``(*batch, number of axes)`` of int32 (int64 if need be)."""
     wide = any(n > 2**31 - 1 for n in x.aval.shape)
     kind = dtypes.int64 if wide else _INT32
@@ -445,4 +441,3 @@ def _stacked(columns: list[Any], batch: tuple[int, ...], x: Value) -> Value:
 
 
 _RANGE = (-(2**31), 2**31 - 1)
-

@@ -7,47 +7,37 @@ broadcasts; positions that are arrays become a gather.
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from blufunc import errors
 from blufunc.core import dtypes, source
-from blufunc.core.array import Array, from_numpy
+from blufunc.core.array import Array
 from blufunc.core.ops import cumulative
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import index as index_ops
 from blufunc.core.ops import shape as shape_ops
-from blufunc.core.ops.reduce import reduce_and
-from blufunc.core.source import here
 from blufunc.core.structure import broadcast_in_dim, reduce_sum
 from blufunc.core.structure import reshape as _reshape
-from blufunc.core.structure import transpose as _transpose
 from blufunc.core.trace import Value
 from blufunc.numpy import elementwise as ew
-from blufunc.numpy.creation import asarray, match_to
-from blufunc.numpy.indexing import gather_mode, getitem, wrapped
+from blufunc.numpy.indexing import getitem
+from blufunc.numpy.manipulation import atleast_1d, atleast_2d, atleast_3d, broadcast_to, ndim
+from blufunc.numpy.picking import take
 from blufunc.numpy.promotion import (
     PYTHON_SCALARS,
     as_value,
-    axes_in,
     axis_in,
     cast,
     constant,
     dtype_of,
-    match_shapes,
     promote_dtypes,
     shape_of,
     static_int,
     stretch,
     value_of,
 )
-
-
-from blufunc.numpy.manipulation import *
-
 
 # -- joining and splitting -------------------------------------------------------------------------
 
@@ -222,9 +212,13 @@ def repeat(
                 where=source.here(),
                 fix="give total_repeat_length=...",
             )
-        from_end = shape_ops.iota(dtypes.int32, (total_repeat_length, n), 0)
-        ends = broadcast_in_dim(ops_cumsum(broadcast_to(repeats, (n,))), (total_repeat_length, n), (1,))
-        which = _count(ops.ge_p.bind(from_end, cast(ends, dtypes.int32)), 1)
+        slot = shape_ops.iota(dtypes.int32, (total_repeat_length, n), 0)
+        ends = broadcast_in_dim(
+            cumulative.cumsum_p.bind(broadcast_to(repeats, (n,)), axis=0, reverse=False),
+            (total_repeat_length, n),
+            (1,),
+        )
+        which = _count(ops.ge_p.bind(slot, cast(ends, dtypes.int32)), 1)
         return take(x, which, d, mode="clip")
     counts = np.asarray(repeats)
     if counts.ndim and counts.size != 1:
@@ -251,11 +245,6 @@ def repeat(
     if total_repeat_length is not None and total_repeat_length != n * count:
         return repeat(x, np.full(n, count), d, total_repeat_length=total_repeat_length)
     return result
-
-
-def ops_cumsum(x: Value) -> Value:
-    """The running sum of a vector."""
-    return cumulative.cumsum_p.bind(x, axis=0, reverse=False)
 
 
 def _count(mask: Value, axis: int) -> Value:
@@ -379,7 +368,7 @@ def _pad_constant(x: Value, widths: list[tuple[int, int]], values: Any) -> Value
 def _element(value: Any, x: Value) -> Value:
     if value.__class__ in PYTHON_SCALARS:
         if not dtypes.is_inexact(x.aval.dtype) and not isinstance(value, int):
-            value = int(value)  # as NumPy does
+            value = np.asarray(value).real.astype(int).item()  # as NumPy does
         return constant(value, x.aval.dtype)
     value = as_value(value, "pad")
     if value.aval.size != 1:
@@ -431,5 +420,3 @@ def _from_runs(x: Value, d: int, positions: np.ndarray) -> Value:
         parts.append(shape_ops.rev(run, (d,)) if step < 0 else run)
         i = j
     return shape_ops.concatenate(parts, d)
-
-

@@ -6,39 +6,24 @@ reshapes, transposes, slices and reversals, and never a gather.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.array import Array, from_numpy
-from blufunc.core.ops import cumulative
+from blufunc.core import source
 from blufunc.core.ops import elementwise as ops
-from blufunc.core.ops import index as index_ops
 from blufunc.core.ops import shape as shape_ops
-from blufunc.core.ops.reduce import reduce_and
 from blufunc.core.source import here
-from blufunc.core.structure import broadcast_in_dim, reduce_sum
 from blufunc.core.structure import reshape as _reshape
 from blufunc.core.structure import transpose as _transpose
 from blufunc.core.trace import Value
-from blufunc.numpy import elementwise as ew
-from blufunc.numpy.creation import asarray, match_to
-from blufunc.numpy.indexing import gather_mode, getitem, wrapped
+from blufunc.numpy.creation import match_to
 from blufunc.numpy.promotion import (
-    PYTHON_SCALARS,
     as_value,
     axes_in,
     axis_in,
-    cast,
-    constant,
-    dtype_of,
     match_shapes,
-    promote_dtypes,
     shape_of,
     static_int,
     stretch,
@@ -263,5 +248,3 @@ def rot90(x: Any, /, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Value:
     if k == 2:
         return flip(x, (a, b))
     return swapaxes(flip(x, b), a, b) if k == 1 else flip(swapaxes(x, a, b), b)
-
-

@@ -20,11 +20,12 @@ from blufunc.core.ops import elementwise as ops
 from blufunc.core.primitive import Primitive
 from blufunc.core.structure import reshape as reshape_to
 from blufunc.core.trace import Tracer, Value
-from blufunc.numpy import creation, linear, manipulation, reductions, sorting
+from blufunc.numpy import creation, joining, linear, manipulation, picking, reductions, sorting
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy.creation import parse_device
-from blufunc.numpy.indexing import At, getitem
+from blufunc.numpy.indexing import getitem
 from blufunc.numpy.promotion import PYTHON_SCALARS
+from blufunc.numpy.updating import At
 
 _BOOL = dtypes.bool_
 
@@ -195,9 +196,9 @@ _METHODS: dict[str, Callable] = {
     "ravel": manipulation.ravel,
     "squeeze": manipulation.squeeze,
     "swapaxes": manipulation.swapaxes,
-    "repeat": manipulation.repeat,
-    "take": manipulation.take,
-    "nonzero": manipulation.nonzero,
+    "repeat": joining.repeat,
+    "take": picking.take,
+    "nonzero": picking.nonzero,
     "copy": creation.copy,
     "clip": ew.clip,
     "conj": ew.conj,

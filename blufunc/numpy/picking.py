@@ -6,8 +6,6 @@ known when the program runs; while tracing, such functions ask for a ``size``.
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,33 +19,21 @@ from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import index as index_ops
 from blufunc.core.ops import shape as shape_ops
 from blufunc.core.ops.reduce import reduce_and
-from blufunc.core.source import here
-from blufunc.core.structure import broadcast_in_dim, reduce_sum
+from blufunc.core.structure import broadcast_in_dim
 from blufunc.core.structure import reshape as _reshape
-from blufunc.core.structure import transpose as _transpose
 from blufunc.core.trace import Value
 from blufunc.numpy import elementwise as ew
-from blufunc.numpy.creation import asarray, match_to
+from blufunc.numpy.creation import asarray
 from blufunc.numpy.indexing import gather_mode, getitem, wrapped
+from blufunc.numpy.manipulation import ravel, squeeze
 from blufunc.numpy.promotion import (
-    PYTHON_SCALARS,
     as_value,
-    axes_in,
     axis_in,
-    cast,
     constant,
-    dtype_of,
-    match_shapes,
-    promote_dtypes,
     shape_of,
     static_int,
     stretch,
-    value_of,
 )
-
-
-from blufunc.numpy.manipulation import *
-
 
 # -- picking ---------------------------------------------------------------------------------------
 
@@ -185,7 +171,7 @@ def nonzero(x: Any, /, *, size: int | None = None, fill_value: Any = 0) -> tuple
         return tuple([from_numpy(p.astype(np.int32)) for p in np.nonzero(np.asarray(x))])
     size = static_int(size, "nonzero", "size")
     flags = _reshape(ew.truth(x, "nonzero"), (x.aval.size,))
-    rank = ops_cumsum(ops.convert(flags, dtypes.int32))
+    rank = cumulative.cumsum_p.bind(ops.convert(flags, dtypes.int32), axis=0, reverse=False)
     slots = ops.select(flags, ops.sub(rank, 1), constant(size, dtypes.int32))
     n = shape_ops.iota(dtypes.int32, (x.aval.size,), 0)
     start = broadcast_in_dim(constant(x.aval.size, dtypes.int32), (size,), ())
@@ -204,7 +190,8 @@ def flatnonzero(x: Any, /, *, size: int | None = None, fill_value: Any = 0) -> V
 
 def argwhere(x: Any, /, *, size: int | None = None, fill_value: Any = 0) -> Value:
     """The positions of the elements that are not 0 as rows of an ``(n, rank)`` array; see ``nonzero``."""
-    return stack(nonzero(x, size=size, fill_value=fill_value), 1)
+    columns = nonzero(x, size=size, fill_value=fill_value)
+    return shape_ops.concatenate([_reshape(c, (c.aval.size, 1)) for c in columns], 1)
 
 
 def array_equal(x: Any, y: Any, /, equal_nan: bool = False) -> Value:

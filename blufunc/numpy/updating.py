@@ -9,24 +9,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from operator import index as to_index
 from typing import Any
 
 import numpy as np
 
 from blufunc import errors
 from blufunc.core import dtypes, source
-from blufunc.core.array import Array, from_numpy
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import index as index_ops
-from blufunc.core.ops import shape as shape_ops
 from blufunc.core.ops.index import GatherScatterMode
-from blufunc.core.ops.shape import rev_p, slice_p
+from blufunc.core.ops.shape import slice_p
 from blufunc.core.primitive import Primitive
-from blufunc.core.structure import broadcast_in_dim, reshape, reshape_p
+from blufunc.core.structure import broadcast_in_dim, reshape
 from blufunc.core.trace import Value
 from blufunc.numpy import elementwise as ew
-from blufunc.numpy.promotion import PYTHON_SCALARS, as_value, broadcast_shapes, cast, constant, stretch
+from blufunc.numpy.indexing import (
+    NEW,
+    Layout,
+    Parsed,
+    Point,
+    Positions,
+    Slice,
+    clipped,
+    gather_mode,
+    getitem,
+    mask_positions,
+    parse,
+    stacked,
+)
+from blufunc.numpy.promotion import PYTHON_SCALARS, as_value, cast, constant, stretch
+
+_INT32 = dtypes.int32
 
 # -- writing elements ------------------------------------------------------------------------------
 
@@ -144,17 +157,17 @@ def _update(
     if mask is not None and not new.aval.ndim:
         kept = tuple(range(mask.aval.ndim))
         return ops.select_p.bind(broadcast_in_dim(mask, x.aval.shape, kept), _COMBINE[how][0](x, new), x)
-    p = _parse(x.aval.shape, index)
+    p = parse(x.aval.shape, index)
     mode = GatherScatterMode.from_any(mode)
     if not p.advanced and not p.dynamic:
-        points = [i for i in p.items if i.__class__ is _Point]
+        points = [i for i in p.items if i.__class__ is Point]
         if mode is GatherScatterMode.CLIP:
             for i in points:
-                i.at = _clipped(i.at, x.aval.shape[i.axis], i.axis)
+                i.at = clipped(i.at, x.aval.shape[i.axis], i.axis)
         if any(not 0 <= i.at < x.aval.shape[i.axis] for i in points):
-            _fitted(x, new, _Layout(_Parsed(p.items, True)), p, how)
+            _fitted(x, new, Layout(Parsed(p.items, True)), p, how)
             return x  # out of range: nothing is written
-        if all(i.__class__ is not _Slice or i.step == 1 for i in p.items):
+        if all(i.__class__ is not Slice or i.step == 1 for i in p.items):
             return _update_window(x, p, new, how)
     return _scatter(x, p, new, how, mode, unique_indices or p.distinct, indices_are_sorted)
 
@@ -165,7 +178,7 @@ def _whole_mask(x: Value, index: Any) -> Value | None:
         return None
     mask = as_value(index)
     if mask.aval.shape != x.aval.shape[: mask.aval.ndim]:
-        _mask(0, x.aval.shape, np.zeros(mask.aval.shape, bool))
+        mask_positions(0, x.aval.shape, np.zeros(mask.aval.shape, bool))
     return mask
 
 
@@ -195,7 +208,7 @@ def _rank(dtype: np.dtype) -> int:
     return 1 if dtypes.is_integer(dtype) else 2 if dtypes.is_floating(dtype) else 3
 
 
-def _fitted(x: Value, new: Value, layout: _Layout, p: _Parsed, how: str) -> Value:
+def _fitted(x: Value, new: Value, layout: Layout, p: Parsed, how: str) -> Value:
     """``new`` broadcast to the shape of ``x[index]``; numbers stay as they are."""
     own, shape = new.aval.shape, layout.shape
     while len(own) > len(shape) and own[0] == 1:
@@ -216,15 +229,15 @@ def _shaped(new: Value, shape: tuple[int, ...]) -> Value:
     return reshape(new, shape) if new.aval.ndim else stretch(new, shape)
 
 
-def _update_window(x: Value, p: _Parsed, new: Value, how: str) -> Value:
+def _update_window(x: Value, p: Parsed, new: Value, how: str) -> Value:
     """Static positions without steps: the window is rewritten as a whole."""
     start, sizes = [0] * x.aval.ndim, [1] * x.aval.ndim
     for item in p.items:
-        if item.__class__ is _Slice:
+        if item.__class__ is Slice:
             start[item.axis], sizes[item.axis] = item.start, item.size
-        elif item is not _NEW:
+        elif item is not NEW:
             start[item.axis] = item.at
-    new = _shaped(_fitted(x, new, _Layout(p), p, how), tuple(sizes))
+    new = _shaped(_fitted(x, new, Layout(p), p, how), tuple(sizes))
     if 0 in sizes:
         return x
     combine = _COMBINE[how][0]
@@ -238,14 +251,14 @@ def _update_window(x: Value, p: _Parsed, new: Value, how: str) -> Value:
 
 
 def _scatter(
-    x: Value, p: _Parsed, new: Value, how: str, mode: GatherScatterMode, unique: bool, is_sorted: bool
+    x: Value, p: Parsed, new: Value, how: str, mode: GatherScatterMode, unique: bool, is_sorted: bool
 ) -> Value:
-    layout = _Layout(p)
+    layout = Layout(p)
     new = _fitted(x, new, layout, p, how)
     shape = x.aval.shape
     # The updates' axes in order: windows over whole or partial axes, grids for stepped slices, and the arrays.
     # A grid is one more axis of the indices, whose axes keep their order in the updates.
-    slices = [i for i in p.items if i.__class__ is _Slice]
+    slices = [i for i in p.items if i.__class__ is Slice]
     sizes = [i.size for i in slices]
     nb = len(layout.batch)
     updates_shape = (*sizes[: layout.first], *layout.batch, *sizes[layout.first :])
@@ -269,7 +282,7 @@ def _scatter(
         elif s.size != shape[s.axis]:
             columns.append((s.axis, s.start))
     for item in p.items:
-        if item.__class__ in (_Positions, _Point) and item.axis >= 0:
+        if item.__class__ in (Positions, Point) and item.axis >= 0:
             c = item.at
             if len(batch) > nb and not isinstance(c, int) and c.ndim:
                 c = _padded_rank(c, at, nb, len(batch))
@@ -280,7 +293,7 @@ def _scatter(
     if not columns:
         return _COMBINE[how][0](x, _shaped(new, shape))
     axes = tuple([a for a, _ in columns])
-    indices = _stacked([c for _, c in columns], batch, x)
+    indices = stacked([c for _, c in columns], batch, x)
     return _COMBINE[how][1].bind(
         x,
         indices,

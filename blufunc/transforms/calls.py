@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from blufunc.core.array import Array
-from blufunc.core.jaxpr import Eqn, Jaxpr
+from blufunc.core.jaxpr import Eqn, Jaxpr, eval_jaxpr
 from blufunc.core.passes import dce
 from blufunc.core.primitive import Primitive, concrete, device_of
 from blufunc.core.structure import move_dim
@@ -80,6 +80,10 @@ class Call(Primitive):
         ins = [*residuals, *(t for t in tangents if t.__class__ is not Zero)]
         rest = iter(trace.tangents.process(self, ins, self.derived(params, linear, len(ins))))
         return outs, [next(rest) if nz else zero(p.aval) for p, nz in zip(outs, out_nonzeros, strict=True)]
+
+    def split(self, trace, args, *, jaxpr: Jaxpr, **params):
+        """The body, each of its equations on its side."""
+        return eval_jaxpr(jaxpr, args)
 
     def transpose(self, cts, *args, **params):
         linear = tuple(is_linear(a) for a in args)

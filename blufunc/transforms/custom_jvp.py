@@ -11,10 +11,12 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from blufunc.core import dtypes, source, tree
+from blufunc.core import dtypes, source, tree, treepath
+from blufunc.core.avals import ShapedArray
+from blufunc.core.jaxpr import Jaxpr
 from blufunc.core.primitive import unsupported
 from blufunc.core.stage import stage
-from blufunc.core.structure import add_any, batched_front, instantiate, move_dim, zeros
+from blufunc.core.structure import add_any, all_front, instantiate, move_dim, zeros
 from blufunc.core.tangents import Zero, zero
 from blufunc.core.trace import EVAL, set_trace, state
 from blufunc.errors import GradError
@@ -22,7 +24,6 @@ from blufunc.transforms.arguments import (
     FlatFunction,
     as_values,
     bind_positional,
-    check_structure,
     fix_static,
     labels_of,
     name_of,
@@ -30,45 +31,71 @@ from blufunc.transforms.arguments import (
 from blufunc.transforms.batch import Axis, batch_flat, batch_jaxpr
 from blufunc.transforms.calls import Call
 from blufunc.transforms.jvp import JVPTrace
-from blufunc.transforms.linearize import LinearizeTrace
+from blufunc.transforms.linearize import LinearizeTrace, SplitTrace
 
 
 class _CustomJVPCall(Call):
-    """A call that is differentiated by ``rule(primals, tangents) -> (outs, out_tangents)``, on flat lists."""
+    """A call that is differentiated by ``rule(primals, tangents) -> (outs, out_tangents)``, on flat lists.
+
+    The first ``n_consts`` operands are what the function closes over: the rule does not take them.
+    """
 
     name, inline = "custom_jvp_call", True
     linearize = None  # type: ignore[assignment]  # the rule splits by itself, as any jvp rule
 
-    def jvp(self, primals, tangents, *, jaxpr, rule, name):
-        return rule(primals, [instantiate(t) for t in tangents])
+    def jvp(self, primals, tangents, *, jaxpr, rule, n_consts, name):
+        check_closure(tangents[:n_consts], name)
+        return rule(primals[n_consts:], [instantiate(t) for t in tangents[n_consts:]])
 
     transpose = unsupported("it is differentiated by its own jvp rule before anything is transposed")
 
-    def batch(self, axis, args, dims, *, jaxpr, rule, name):
-        batched = tuple(d is not None for d in dims)
-        body, out_batched = batch_jaxpr(jaxpr, axis, batched)
-        body, consts = body.hoist()
-        ins = [a if d is None else move_dim(a, d, 0) for a, d in zip(args, dims, strict=True)]
-        n = len(consts)
-        rule = _BatchedRule(rule, axis, batched, out_batched, n)
-        outs = self.bind(*consts, *ins, jaxpr=body, rule=rule, name=name)
-        return outs, [0 if b else None for b in out_batched]
+    def batch(self, axis, args, dims, *, jaxpr, rule, n_consts, name):
+        body, consts, ins, batched = batched_call(jaxpr, axis, args, dims)
+        params = {"rule": _BatchedRule(rule, axis, batched[n_consts:]), "n_consts": len(consts) + n_consts}
+        outs = self.bind(*consts, *ins, jaxpr=body, name=name, **params)
+        return outs, [0] * len(outs)
+
+    def drop_outputs(self, eqn, reads):
+        """The call as it is: its rule returns all results."""
+        return None
+
+
+def batched_call(jaxpr: Jaxpr, axis: Axis, args: Sequence, dims: Sequence) -> tuple:
+    """A call with rules of its own over a batch: its body, constants, operands, and which of these are batched.
+
+    All results are: a rule may mix what the function keeps apart.
+    """
+    batched = tuple(d is not None for d in dims)
+    body, _ = batch_jaxpr(jaxpr, axis, batched, (True,) * len(jaxpr.outvars))
+    body, consts = body.hoist()
+    return (
+        body,
+        consts,
+        [a if d is None else move_dim(a, d, 0) for a, d in zip(args, dims, strict=True)],
+        batched,
+    )
+
+
+def check_closure(tangents: Sequence, name: str) -> None:
+    """Raise GradError if a function with rules of its own closes over a value that is differentiated."""
+    for t in tangents:
+        if t.__class__ is not Zero:
+            raise GradError(
+                f"{name}, which has derivative rules of its own, closes over a value ({t.aval}) that is differentiated.",
+                where=source.here(),
+                why="its rules give derivatives with respect to its arguments only.",
+                fix="pass the value as an argument",
+            )
 
 
 class _BatchedRule:
-    """A jvp rule over a batch: batch axes in front, on the outputs named by ``out_batched``."""
+    """A jvp rule over a batch: batch axes in front."""
 
-    def __init__(self, rule: Callable, axis: Axis, batched: tuple, out_batched: tuple, n_consts: int):
-        self.rule, self.axis, self.batched, self.out_batched, self.n = (
-            rule,
-            axis,
-            batched,
-            out_batched,
-            n_consts,
-        )
+    def __init__(self, rule: Callable, axis: Axis, batched: tuple[bool, ...]):
+        self.rule, self.axis, self.batched = rule, axis, batched
+        self.__name__ = rule.__name__
 
     def __call__(self, primals: Sequence, tangents: Sequence) -> tuple[list, list]:
-        primals, tangents = primals[self.n :], tangents[self.n :]
         dims = [0 if b else None for b in self.batched]
 
         def both(*xs):
@@ -76,12 +103,9 @@ class _BatchedRule:
             return [*outs, *map(instantiate, out_ts)]
 
         results, out_dims = batch_flat(both, self.axis, [*primals, *tangents], [*dims, *dims])
-        placed = [
-            batched_front(self.axis, x, d) if b else x
-            for x, d, b in zip(results, out_dims, self.out_batched * 2, strict=True)
-        ]
-        n = len(self.out_batched)
-        return placed[:n], placed[n:]
+        results = all_front(self.axis, results, out_dims)
+        n = len(results) // 2
+        return results[:n], results[n:]
 
 
 custom_jvp_call_p = _CustomJVPCall()
@@ -118,8 +142,21 @@ class custom_jvp:
 
     def defjvps(self, *rules: Callable | None) -> None:
         """Set a rule for each argument: ``rule(tangent, out, *primals) -> tangent``; None for zero."""
+        name = name_of(self.fun)
+        if self.nondiff:
+            raise GradError(
+                f"defjvps of {name}, which has nondiff_argnums.",
+                where=source.here(),
+                fix=f"@{name}.defjvp, whose rule is given those arguments first",
+            )
 
         def rule(primals, tangents):
+            if len(rules) != len(primals):
+                raise GradError(
+                    f"defjvps gave {name} {len(rules)} rules, and it is called with {len(primals)} arguments.",
+                    where=source.here(),
+                    fix="give one rule for each argument, None where the derivative is zero",
+                )
             out = self(*primals)
             terms = [r(t, out, *primals) for r, t in zip(rules, tangents, strict=True) if r is not None]
             nothing = tree.map(lambda x: zeros(x.aval), out)
@@ -150,6 +187,9 @@ def _call_custom_jvp(owner: custom_jvp, fun: Callable, args: tuple, static: tupl
     leaves, in_tree = tree.flatten((args, {}))
     values = as_values(leaves, lambda i: f"the argument {labels_of(fun, in_tree)[i]}")
     rule = _FlatRule(owner, in_tree, static)
+    if isinstance(trace, SplitTrace) and not any(map(trace.is_tangent, values)):
+        with set_trace(trace.parent):  # a rule calls the function: its Python code runs where the rule's does
+            return _call_custom_jvp(owner, fun, args, static)
     if isinstance(trace, JVPTrace):
         pairs = [trace.pair(v) for v in values]
         primals, tangents = [p for p, _ in pairs], [t for _, t in pairs]
@@ -162,27 +202,28 @@ def _call_custom_jvp(owner: custom_jvp, fun: Callable, args: tuple, static: tupl
         return tree.unflatten(rule.out_tree, trace.wrap(custom_jvp_call_p, outs, out_ts))
     flat = FlatFunction(fun, in_tree)
     jaxpr, consts = stage(flat, [v.aval for v in values], name_of(owner.fun)).hoist()
-    rule.n_consts, rule.out_tree = len(consts), flat.out_tree
-    outs = custom_jvp_call_p.bind(*consts, *values, jaxpr=jaxpr, rule=rule, name=name_of(owner.fun))
+    rule.out_tree, rule.out_avals = flat.out_tree, jaxpr.out_avals
+    outs = custom_jvp_call_p.bind(
+        *consts, *values, jaxpr=jaxpr, rule=rule, n_consts=len(consts), name=name_of(owner.fun)
+    )
     return tree.unflatten(flat.out_tree, outs)
 
 
 class _FlatRule:
-    """The user's jvp rule on flat lists, its results checked. Closed-over values get no derivative from it."""
+    """The user's jvp rule on flat lists, its results checked."""
 
     def __init__(self, owner: custom_jvp, in_tree: tree.TreeDef, static: tuple):
         self.owner, self.in_tree, self.static = owner, in_tree, static
-        self.n_consts = 0
-        self.out_tree: Any = None
+        self.out_tree: Any = None  # of the function's result, where it is known, and the types
+        self.out_avals: Any = None
 
     @property
     def __name__(self) -> str:
         return name_of(self.owner.rule)
 
     def __call__(self, primals: Sequence, tangents: Sequence) -> tuple[list, list]:
-        n = self.n_consts
-        ps, _ = tree.unflatten(self.in_tree, primals[n:])
-        ts, _ = tree.unflatten(self.in_tree, tangents[n:])
+        ps, _ = tree.unflatten(self.in_tree, primals)
+        ts, _ = tree.unflatten(self.in_tree, tangents)
         pair = self.owner.rule(*self.static, ps, ts)
         name = name_of(self.owner.fun)
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
@@ -190,16 +231,43 @@ class _FlatRule:
                 f"the jvp rule of {name} must return (out, out_tangent), it returned a {type(pair).__name__}.",
                 where=source.here(),
             )
-        outs, out_tree = tree.flatten(pair[0])
+        outs, self.out_tree = rule_results(
+            pair[0], self.out_tree, self.out_avals, f"the jvp rule of {name}", "out"
+        )
         out_ts, t_tree = tree.flatten(pair[1], is_leaf=lambda x: x is None)
-        if self.out_tree is not None:
-            check_structure(
-                self.out_tree, out_tree, f"the jvp rule of {name}", ("the function's result", "out")
-            )
-        check_structure(out_tree, t_tree, f"the jvp rule of {name}", ("out", "out_tangent"))
-        self.out_tree = out_tree
-        outs = as_values(outs, lambda i: "out of the jvp rule")
+        check_rule_structure(self.out_tree, t_tree, f"the jvp rule of {name}", ("out", "out_tangent"))
         return outs, [_checked_tangent(o, t, name) for o, t in zip(outs, out_ts, strict=True)]
+
+
+def rule_results(
+    out: Any, expected: tree.TreeDef | None, avals: Sequence[ShapedArray] | None, rule: str, what: str
+) -> tuple[list, tree.TreeDef]:
+    """What a rule returns as the function's result, flat, and its structure; both as the function has them."""
+    leaves, structure = tree.flatten(out)
+    values = as_values(leaves, lambda i: f"{what} of {rule}")
+    if expected is not None:
+        check_rule_structure(expected, structure, rule, ("the function's result", what))
+    for i, (got, want) in enumerate(zip(values, avals or (), strict=bool(avals))):
+        if not got.aval.same_type(want):
+            raise GradError(
+                f"{rule} returned {what}{treepath.leaf_paths(structure)[i]} as {got.aval}, "
+                f"where the function returns {want}.",
+                where=source.here(),
+                fix="return the value of the function itself first",
+            )
+    return values, structure
+
+
+def check_rule_structure(
+    expected: tree.TreeDef, got: tree.TreeDef, rule: str, names: tuple[str, str]
+) -> None:
+    """Raise GradError with the differing paths unless two structures agree."""
+    if expected != got:
+        raise GradError(
+            f"{rule}: {names[1]} has another structure than {names[0]}.",
+            where=source.here(),
+            why="; ".join(treepath.diff(expected, got, *names)[:5]),
+        )
 
 
 def _checked_tangent(out: Any, t: Any, name: str) -> Any:

@@ -15,7 +15,7 @@ from blufunc.core import dtypes, source, tree, treepath
 from blufunc.core.avals import ShapedArray
 from blufunc.core.primitive import Primitive, unsupported
 from blufunc.core.stage import stage
-from blufunc.core.structure import batched_front, instantiate, move_dim, reduce_sum
+from blufunc.core.structure import all_front, instantiate, reduce_sum
 from blufunc.core.tangents import Zero, is_linear, zero
 from blufunc.core.trace import EVAL, set_trace, state
 from blufunc.errors import GradError, TreeError
@@ -23,15 +23,15 @@ from blufunc.transforms.arguments import (
     FlatFunction,
     as_values,
     bind_positional,
-    check_structure,
     fix_static,
     labels_of,
     name_of,
 )
-from blufunc.transforms.batch import Axis, batch_flat, batch_jaxpr
+from blufunc.transforms.batch import Axis, batch_flat
 from blufunc.transforms.calls import Call
+from blufunc.transforms.custom_jvp import batched_call, check_closure, rule_results
 from blufunc.transforms.jvp import JVPTrace
-from blufunc.transforms.linearize import LinearizeTrace
+from blufunc.transforms.linearize import LinearizeTrace, SplitTrace
 
 
 class _CustomVJPLinear(Primitive):
@@ -65,28 +65,33 @@ custom_vjp_linear_p = _CustomVJPLinear()
 
 
 class _CustomVJPCall(Call):
-    """A call differentiated by ``fwd(args) -> (outs, residuals)`` and ``bwd(residuals, cts) -> cts``, on flat lists."""
+    """A call differentiated by ``fwd(args) -> (outs, residuals)`` and ``bwd(residuals, cts) -> cts``, on flat lists.
+
+    The first ``n_consts`` operands are what the function closes over: the rules do not take them.
+    """
 
     name, inline = "custom_vjp_call", True
 
-    def linearize(self, trace, primals, tangents, *, jaxpr, fwd, bwd, name):
-        outs, residuals = fwd(primals)
-        return outs, linear_outputs(trace, outs, residuals, tangents, bwd, name)
+    def linearize(self, trace, primals, tangents, *, jaxpr, fwd, bwd, n_consts, name):
+        check_closure(tangents[:n_consts], name)
+        outs, residuals = fwd(primals[n_consts:])
+        return outs, linear_outputs(trace, outs, residuals, tangents[n_consts:], bwd, name)
 
-    def jvp(self, primals, tangents, *, jaxpr, fwd, bwd, name):
+    def jvp(self, primals, tangents, *, jaxpr, fwd, bwd, n_consts, name):
         raise forward_mode_error(name)
 
     transpose = unsupported("it is differentiated by its own rules before anything is transposed")
 
-    def batch(self, axis, args, dims, *, jaxpr, fwd, bwd, name):
-        batched = tuple(d is not None for d in dims)
-        body, out_batched = batch_jaxpr(jaxpr, axis, batched)
-        body, consts = body.hoist()
-        ins = [a if d is None else move_dim(a, d, 0) for a, d in zip(args, dims, strict=True)]
-        batched_fwd = _BatchedFwd(fwd, axis, batched, out_batched, len(consts))
-        batched_bwd = _BatchedBwd(bwd, batched_fwd)
-        outs = self.bind(*consts, *ins, jaxpr=body, fwd=batched_fwd, bwd=batched_bwd, name=name)
-        return outs, [0 if b else None for b in out_batched]
+    def batch(self, axis, args, dims, *, jaxpr, fwd, bwd, n_consts, name):
+        body, consts, ins, batched = batched_call(jaxpr, axis, args, dims)
+        fwd = _BatchedFwd(fwd, axis, batched[n_consts:])
+        params = {"fwd": fwd, "bwd": _BatchedBwd(bwd, fwd), "n_consts": len(consts) + n_consts}
+        outs = self.bind(*consts, *ins, jaxpr=body, name=name, **params)
+        return outs, [0] * len(outs)
+
+    def drop_outputs(self, eqn, reads):
+        """The call as it is: its rules are for all results."""
+        return None
 
 
 custom_vjp_call_p = _CustomVJPCall()
@@ -117,31 +122,23 @@ def forward_mode_error(name: str) -> GradError:
 class _BatchedFwd:
     """The forward rule over a batch; remembers where the residuals of its last run have their batch axis."""
 
-    def __init__(self, fwd: Callable, axis: Axis, batched: tuple, out_batched: tuple, n_consts: int):
-        self.fwd, self.axis, self.batched, self.out_batched, self.n = (
-            fwd,
-            axis,
-            batched,
-            out_batched,
-            n_consts,
-        )
+    def __init__(self, fwd: Callable, axis: Axis, batched: tuple[bool, ...]):
+        self.fwd, self.axis, self.batched = fwd, axis, batched
         self.res_dims: list[int | None] = []
+        self.__name__ = fwd.__name__
 
     def __call__(self, primals: Sequence) -> tuple[list, list]:
-        n_outs = len(self.out_batched)
+        n_outs = 0
 
         def both(*xs):
+            nonlocal n_outs
             outs, residuals = self.fwd(xs)
+            n_outs = len(outs)
             return [*outs, *residuals]
 
-        dims = [0 if b else None for b in self.batched]
-        results, out_dims = batch_flat(both, self.axis, primals[self.n :], dims)
-        outs = [
-            batched_front(self.axis, x, d) if b else x
-            for x, d, b in zip(results, out_dims, self.out_batched, strict=False)
-        ]
-        self.res_dims = out_dims[n_outs:]
-        return outs, results[n_outs:]
+        results, dims = batch_flat(both, self.axis, primals, [0 if b else None for b in self.batched])
+        self.res_dims = dims[n_outs:]
+        return all_front(self.axis, results[:n_outs], dims[:n_outs]), results[n_outs:]
 
 
 class _BatchedBwd:
@@ -149,21 +146,23 @@ class _BatchedBwd:
 
     def __init__(self, bwd: Callable, fwd: _BatchedFwd):
         self.bwd, self.fwd = bwd, fwd
+        self.__name__ = bwd.__name__
 
     def __call__(self, residuals: Sequence, cts: Sequence) -> list:
-        fwd = self.fwd
-        n_res = len(residuals)
-        dims = [*fwd.res_dims, *(0 if b else None for b in fwd.out_batched)]
+        axis, n_res = self.fwd.axis, len(residuals)
+        found: list[Any] = []
 
         def flat(*xs):
-            return [instantiate(ct) for ct in self.bwd(xs[:n_res], xs[n_res:])]
+            found[:] = self.bwd(xs[:n_res], xs[n_res:])
+            return [ct for ct in found if ct is not None]
 
-        results, out_dims = batch_flat(flat, fwd.axis, [*residuals, *cts], dims)
-        summed: list[Any] = [None] * fwd.n
-        for x, d, b in zip(results, out_dims, fwd.batched, strict=True):
-            front = batched_front(fwd.axis, x, d)
-            summed.append(front if b else reduce_sum(front, (0,)))
-        return summed
+        results, dims = batch_flat(flat, axis, [*residuals, *cts], [*self.fwd.res_dims, *[0] * len(cts)])
+        fronts = iter(all_front(axis, results, dims))
+        whole = [None if ct is None else next(fronts) for ct in found]
+        return [
+            ct if ct is None or b else reduce_sum(ct, (0,))
+            for ct, b in zip(whole, self.fwd.batched, strict=True)
+        ]
 
 
 class custom_vjp:
@@ -220,6 +219,9 @@ def _call_custom_vjp(owner: custom_vjp, fun: Callable, fwd: Callable, args: tupl
     leaves, in_tree = tree.flatten((args, {}))
     values = as_values(leaves, lambda i: f"the argument {labels_of(fun, in_tree)[i]}")
     rules = _FlatRules(owner, fwd, in_tree, static, [v.aval for v in values])
+    if isinstance(trace, SplitTrace) and not any(map(trace.is_tangent, values)):
+        with set_trace(trace.parent):
+            return _call_custom_vjp(owner, fun, fwd, args, static)
     if isinstance(trace, JVPTrace):
         pairs = [trace.pair(v) for v in values]
         primals, tangents = [p for p, _ in pairs], [t for _, t in pairs]
@@ -233,49 +235,48 @@ def _call_custom_vjp(owner: custom_vjp, fun: Callable, fwd: Callable, args: tupl
         return tree.unflatten(rules.out_tree, trace.wrap(custom_vjp_call_p, outs, out_ts))
     flat = FlatFunction(fun, in_tree)
     jaxpr, consts = stage(flat, [v.aval for v in values], name).hoist()
-    rules.n_consts, rules.out_tree = len(consts), flat.out_tree
+    rules.out_tree, rules.out_avals = flat.out_tree, jaxpr.out_avals
     outs = custom_vjp_call_p.bind(
-        *consts, *values, jaxpr=jaxpr, fwd=rules.forward, bwd=rules.backward, name=name
+        *consts,
+        *values,
+        jaxpr=jaxpr,
+        fwd=rules.forward,
+        bwd=rules.backward,
+        n_consts=len(consts),
+        name=name,
     )
     return tree.unflatten(flat.out_tree, outs)
 
 
 class _FlatRules:
-    """The user's rules on flat lists, their results checked. Closed-over values get no derivative from them."""
+    """The user's rules on flat lists, their results checked."""
 
     def __init__(
         self, owner: custom_vjp, fwd: Callable, in_tree: tree.TreeDef, static: tuple, avals: list[ShapedArray]
     ):
         self.owner, self.fwd, self.in_tree, self.static, self.avals = owner, fwd, in_tree, static, avals
         self.name = name_of(owner.fun)
-        self.n_consts = 0
-        self.out_tree: Any = None
+        self.out_tree: Any = None  # of the function's result, where it is known, and the types
+        self.out_avals: Any = None
         self.res_tree: Any = None
 
     def forward(self, primals: Sequence) -> tuple[list, list]:
         """Results and residuals."""
-        args, _ = tree.unflatten(self.in_tree, primals[self.n_consts :])
+        args, _ = tree.unflatten(self.in_tree, primals)
         pair = self.fwd(*args)
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
             raise GradError(
                 f"the fwd rule of {self.name} must return (out, residuals), it returned a {type(pair).__name__}.",
                 where=source.here(),
             )
-        outs, out_tree = tree.flatten(pair[0])
-        if self.out_tree is not None:
-            check_structure(
-                self.out_tree,
-                out_tree,
-                f"the fwd rule of {self.name}",
-                ("the function's result", "fwd's result"),
-            )
-        self.out_tree = out_tree
+        outs, self.out_tree = rule_results(
+            pair[0], self.out_tree, self.out_avals, f"the fwd rule of {self.name}", "out"
+        )
         residuals, self.res_tree = tree.flatten(pair[1])
-        name = f"a residual of {self.name}"
-        return as_values(outs, lambda i: f"the result of {self.name}"), as_values(residuals, lambda i: name)
+        return outs, as_values(residuals, lambda i: f"a residual of {self.name}")
 
     def backward(self, residuals: Sequence, cts: Sequence) -> list:
-        """A cotangent, or None, for each operand of the call."""
+        """For each argument its cotangent, or None for zero."""
         ct = tree.unflatten(self.out_tree, cts)
         found = self.owner.bwd(*self.static, tree.unflatten(self.res_tree, residuals), ct)
         args_tree = tree.structure(tree.unflatten(self.in_tree, [0] * len(self.avals))[0])
@@ -296,14 +297,12 @@ class _FlatRules:
                 why=e.what,
             ) from None
         paths = treepath.leaf_paths(args_tree)
-        return [None] * self.n_consts + [
-            self._checked(ct, aval, path) for ct, aval, path in zip(flat, self.avals, paths, strict=True)
-        ]
+        return [self._checked(ct, aval, path) for ct, aval, path in zip(flat, self.avals, paths, strict=True)]
 
     def _checked(self, ct: Any, aval: ShapedArray, path: str) -> Any:
         expected = aval.tangent()
         if ct is None or expected.dtype == dtypes.float0:
-            return zero(aval)
+            return None
         (ct,) = as_values([ct], lambda i: f"the cotangent {path} from the bwd rule of {self.name}")
         if not expected.same_type(ct.aval):
             raise GradError(

@@ -21,7 +21,11 @@ from blufunc.transforms.jvp import JVPTrace
 
 
 class SplitTrace(Trace):
-    """Sends what touches a tangent to the linear jaxpr, and the rest to the parent."""
+    """Sends what touches a tangent to the linear jaxpr, and the rest to the parent.
+
+    What runs a jaxpr may touch tangents and still compute primal values: it is divided by its own ``split`` rule,
+    ``(trace, args, **params) -> outs``.
+    """
 
     __slots__ = ("parent", "tangents")
 
@@ -30,11 +34,16 @@ class SplitTrace(Trace):
         self.parent = parent
         self.tangents = tangents
 
+    def is_tangent(self, x: Any) -> bool:
+        """Whether a value is a variable of the linear jaxpr."""
+        return x.__class__ is StagedTracer and x.trace is self.tangents
+
     def process(self, prim, args, params):
         tangents = self.tangents
         for a in args:
             if a.__class__ is StagedTracer and a.trace is tangents:
-                return tangents.process(prim, args, params)
+                split = getattr(prim, "split", None) if prim.multiple_results else None
+                return split(self, args, **params) if split else tangents.process(prim, args, params)
         with set_trace(self.parent):
             return self.parent.process(prim, args, params)
 
@@ -135,3 +144,43 @@ def linearize_jaxpr(
         return primal, closed.replace(name=jaxpr.name), out_nonzeros, len(linear.consts)
 
     return jaxpr.memoised(("linearize", nonzeros, instantiate_outs), make)
+
+
+def split_jaxpr(
+    jaxpr: Jaxpr, tangents: tuple[bool, ...], tangent_outs: tuple[bool, ...]
+) -> tuple[Jaxpr, Jaxpr, tuple[bool, ...]]:
+    """Divide a jaxpr in which some parameters are tangents already, as the jaxpr of a jvp.
+
+    Args:
+      tangents: which parameters are tangents.
+      tangent_outs: which results to count among them in any case.
+    Returns:
+      the primal jaxpr, from the other parameters to the other results and then the residuals; the linear jaxpr,
+      from the residuals and then the tangents to the tangents among the results; which results those are.
+    """
+
+    def make():
+        flags: tuple[bool, ...] = ()
+        linear: Any = None
+
+        def fun(*primals):
+            nonlocal flags, linear
+            trace = SplitTrace(state.trace, StageTrace("linearize"))
+            rest = iter(primals)
+            with new_trace(trace):
+                args = [
+                    trace.tangents.parameter(a) if t else next(rest)
+                    for a, t in zip(jaxpr.in_avals, tangents, strict=True)
+                ]
+                outs = eval_jaxpr(jaxpr, args)
+                flags = tuple(w or trace.is_tangent(x) for x, w in zip(outs, tangent_outs, strict=True))
+                linear = passes.dce(
+                    trace.tangents.finish([x for x, t in zip(outs, flags, strict=True) if t], jaxpr.name)
+                )
+            return [*(x for x, t in zip(outs, flags, strict=True) if not t), *linear.consts]
+
+        avals = [a for a, t in zip(jaxpr.in_avals, tangents, strict=True) if not t]
+        primal = stage(fun, avals, jaxpr.name)
+        return primal, linear.hoist()[0], flags
+
+    return jaxpr.memoised(("split", tangents, tangent_outs), make)

@@ -22,10 +22,11 @@ from blufunc.core.primitive import Primitive
 from blufunc.core.stage import stage
 from blufunc.core.structure import add_tangents, batched_front, instantiate, move_dim, zeros
 from blufunc.core.tangents import Zero, is_linear, zero
+from blufunc.core.trace import set_trace
 from blufunc.transforms.arguments import as_values, name_of
 from blufunc.transforms.batch import batch_jaxpr
 from blufunc.transforms.jvp import jvp_jaxpr
-from blufunc.transforms.linearize import linearize_jaxpr
+from blufunc.transforms.linearize import linearize_jaxpr, split_jaxpr
 from blufunc.transforms.transpose import backward_pass
 
 
@@ -123,58 +124,86 @@ class _Scan(Primitive):
             next(nonzero_ts) if nz else zero(p.aval) for p, nz in zip(outs, out_nonzeros, strict=True)
         ]
 
-    def linearize(self, trace, primals, tangents, *, jaxpr: Jaxpr, n_consts, n_carry, length, **params):
+    def linearize(self, trace, primals, tangents, *, jaxpr: Jaxpr, n_consts, n_carry, **params):
         nz_consts, nz_carry, nz_xs = _parts(map(_is_nonzero, tangents), n_consts, n_carry)
         while True:
             nonzeros = (*nz_consts, *nz_carry, *nz_xs)
             wanted = (*nz_carry, *(False,) * (len(jaxpr.outvars) - n_carry))
-            primal, linear, out_nonzeros, n_res = linearize_jaxpr(jaxpr, nonzeros, wanted)
+            primal, linear, out_nonzeros, _ = linearize_jaxpr(jaxpr, nonzeros, wanted)
             if list(out_nonzeros[:n_carry]) == nz_carry:
                 break
             nz_carry = list(out_nonzeros[:n_carry])
+        t_consts, t_carry, t_xs = _parts(tangents, n_consts, n_carry)
+        with set_trace(trace.tangents):  # zeros made here are not residuals
+            t_carry = [instantiate(t) for t, nz in zip(t_carry, nz_carry, strict=True) if nz]
+        ts = [*filter(_is_nonzero, t_consts)], t_carry, [*filter(_is_nonzero, t_xs)]
+        outs, out_ts = self._two_scans(
+            trace.tangents, primal, linear, _parts(primals, n_consts, n_carry), ts, len(jaxpr.outvars), params
+        )
+        rest = iter(out_ts)
+        return outs, [next(rest) if nz else zero(p.aval) for p, nz in zip(outs, out_nonzeros, strict=True)]
+
+    def split(self, trace, args, *, jaxpr: Jaxpr, n_consts, n_carry, **params):
+        """Two scans, where the carry has values and tangents side by side."""
+        consts, carry, xs = _parts(map(trace.is_tangent, args), n_consts, n_carry)
+        while True:
+            wanted = (*carry, *(False,) * (len(jaxpr.outvars) - n_carry))
+            primal, linear, flags = split_jaxpr(jaxpr, (*consts, *carry, *xs), wanted)
+            if list(flags[:n_carry]) == carry:
+                break
+            carry = list(flags[:n_carry])
+        pairs = _parts(zip(args, (*consts, *carry, *xs), strict=True), n_consts, n_carry)
+        ps, ts = ([[x for x, t in part if t is side] for part in pairs] for side in (False, True))
+        with set_trace(trace.parent):
+            outs, out_ts = self._two_scans(trace.tangents, primal, linear, ps, ts, flags.count(False), params)
+        sides = iter(outs), iter(out_ts)
+        return [next(sides[t]) for t in flags]
+
+    def _two_scans(
+        self,
+        tangents,
+        primal: Jaxpr,
+        linear: Jaxpr,
+        ps: Sequence[list],
+        ts: Sequence[list],
+        n_out: int,
+        params,
+    ) -> tuple[list, list]:
+        """Scan a body that was divided: now over the values ``ps``, and in the linear jaxpr over the tangents ``ts``.
+
+        Returns:
+          the ``n_out`` results of the first scan, without the residuals, and those of the second.
+        """
         closed, extra = primal.hoist()
-        k, n_out = len(extra), len(jaxpr.outvars)
-        consts = [*extra, *primals[:n_consts]]
-        xs = primals[n_consts + n_carry :]
-        # A residual that is a constant or an input of the body need not be stacked: its operand serves.
-        of_const: dict[Any, Any] = dict(zip(closed.invars[: k + n_consts], consts, strict=True))
-        of_input: dict[Any, Any] = dict(zip(closed.invars[k + n_consts + n_carry :], xs, strict=True))
+        consts, carry, xs = [*extra, *ps[0]], ps[1], ps[2]
+        p_consts, _, p_xs = _parts(closed.invars, len(consts), len(carry))
         residuals = closed.outvars[n_out:]
-        stacked = [v for v in residuals if v not in of_const and v not in of_input]
+        # A residual that is a constant, an input or a result of the body need not be stacked: that serves.
+        of_const: dict[Any, Any] = dict(zip(p_consts, consts, strict=True))
+        at_hand = {*p_consts, *p_xs, *closed.outvars[len(carry) : n_out]}
+        stacked = [v for v in residuals if v not in at_hand]
         body = primal.memoised(
-            "scan primal", lambda: closed.replace(outvars=[*closed.outvars[:n_out], *stacked])
+            ("scan primal", n_out), lambda: closed.replace(outvars=[*closed.outvars[:n_out], *stacked])
         )
         results = self.bind(
-            *consts,
-            *primals[n_consts:],
-            jaxpr=body,
-            n_consts=k + n_consts,
-            n_carry=n_carry,
-            length=length,
-            **params,
+            *consts, *carry, *xs, jaxpr=body, n_consts=len(consts), n_carry=len(carry), **params
         )
-        outs = results[:n_out]
-        of_stacked = dict(zip(stacked, results[n_out:], strict=True))
+        varying: dict[Any, Any] = dict(zip(body.outvars[len(carry) :], results[len(carry) :], strict=True))
+        varying.update(zip(p_xs, xs, strict=True))
 
         places = tuple(0 if v in of_const else 1 for v in residuals)
         linear_body = linear.memoised(
-            ("scan linear", places), lambda: _linear_body(linear, places, sum(nz_consts), sum(nz_carry))
+            ("scan linear", places), lambda: _linear_body(linear, places, len(ts[0]), len(ts[1]))
         )
         invariant = [of_const[v] for v in residuals if v in of_const]
-        varying = [of_input.get(v, of_stacked.get(v)) for v in residuals if v not in of_const]
-        t_consts, t_carry, t_xs = _parts(tangents, n_consts, n_carry)
-        t_consts, t_xs = [t for t in t_consts if _is_nonzero(t)], [t for t in t_xs if _is_nonzero(t)]
-        t_carry = [instantiate(t) for t, nz in zip(t_carry, nz_carry, strict=True) if nz]
         linear_params = {
             "jaxpr": linear_body,
-            "n_consts": len(invariant) + len(t_consts),
-            "n_carry": len(t_carry),
-            "length": length,
+            "n_consts": len(invariant) + len(ts[0]),
+            "n_carry": len(ts[1]),
             **params,
         }
-        ins = [*invariant, *t_consts, *t_carry, *t_xs, *varying]
-        out_ts = iter(trace.tangents.process(self, ins, linear_params))
-        return outs, [next(out_ts) if nz else zero(p.aval) for p, nz in zip(outs, out_nonzeros, strict=True)]
+        ins = [*invariant, *ts[0], *ts[1], *ts[2], *(varying[v] for v in residuals if v not in of_const)]
+        return results[:n_out], tangents.process(self, ins, linear_params)
 
     def transpose(self, cts, *args, jaxpr: Jaxpr, n_consts, n_carry, reverse, length, unroll):
         consts, carry, xs = _parts(args, n_consts, n_carry)

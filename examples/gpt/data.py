@@ -105,7 +105,7 @@ def standard_library() -> Dataset:
             fix="name a text of your own: --data PATH",
         )
     dataset = _split_by_file("the Python standard library", root, files)
-    return dataclasses.replace(dataset, opening=tuple(b"\ndef "))
+    return dataclasses.replace(dataset, opening=tuple(b"\n    def "))
 
 
 def read_text(path: Path) -> np.ndarray:

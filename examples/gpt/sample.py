@@ -17,7 +17,7 @@ from blufunc import lax, random
 from examples.gpt import model
 
 
-def generate(params, config: model.Config, prompt, steps: int, key, temperature=0.7, top_k=None) -> list[int]:
+def generate(params, config: model.Config, prompt, steps: int, key, temperature=0.8, top_k=None) -> list[int]:
     """``steps`` tokens that follow the tokens ``prompt``.
 
     Args:

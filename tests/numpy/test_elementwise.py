@@ -186,6 +186,8 @@ def test_operators_with_everything(op):
     same(op(np.float32(1.5), a), op(np.float32(1.5), x))
     same(op(a, np.float32(1.5)), op(x, np.float32(1.5)))
     same(jit(op)(a, b), op(x, y))
+    same(jit(lambda v: op(np.float32(1.5), v))(a), op(np.float32(1.5), x))
+    same(jit(lambda v: op(x, v))(b), op(x, y))
 
 
 def test_more_operators():

@@ -120,6 +120,20 @@ def test_at(shape, index):
     same(a.at[index].get(), x[index])
 
 
+@pytest.mark.parametrize("shape, index", CASES)
+def test_vmap(shape, index):
+    x = f32(3, *shape)
+    want = np.stack([v[index] for v in x])
+    same(vmap(lambda v: v[index])(x), want)
+    new = f32(*want.shape, seed=1)
+    added, changed = x.copy(), x.copy()
+    for k in range(3):
+        np.add.at(added[k : k + 1].reshape(shape), index, new[k])
+        changed[k : k + 1].reshape(shape)[index] = 7
+    same(vmap(lambda v, n: v.at[index].add(n))(x, new), added)
+    same(vmap(lambda v: v.at[index].set(7))(x), changed)
+
+
 def test_updates_broadcast():
     x = f32(3, 4)
     a = bnp.asarray(x)
@@ -265,7 +279,7 @@ def test_iteration_and_length():
 @pytest.mark.parametrize(
     "index, error, words",
     [
-        (s_[0, 0, 0], errors.ValueRangeError, ["too many indices", "3", "(3, 4)"]),
+        (s_[0, 0, 0], errors.IndexRangeError, ["too many indices", "3", "(3, 4)"]),
         (s_[1.0], errors.ArgumentError, ["1.0", "index", "astype"]),
         (s_["a"], errors.ArgumentError, ["'a'"]),
         (s_[np.ones(2, np.float32)], errors.ArgumentError, ["float32", "astype"]),
@@ -301,7 +315,7 @@ def test_more_errors():
         x[0] = 1.0
     with pytest.raises(errors.ArgumentError, match="asarray"):
         x.at[0:2].set([1.0, 2.0])
-    with pytest.raises(errors.ValueRangeError, match="empty"):
+    with pytest.raises(errors.IndexRangeError, match="empty"):
         bnp.zeros((0, 2))[0]
 
 

@@ -10,8 +10,11 @@ import blufunc.numpy as bnp
 from blufunc import errors, lax, tree
 from blufunc.core import dtypes
 from blufunc.core.array import from_numpy
+from blufunc.core.trace import Tracer
+from blufunc.numpy import methods
 from blufunc.transforms.jit import jit
 from blufunc.transforms.make_jaxpr import make_jaxpr
+from blufunc.transforms.vmap import vmap
 from tests.numpy.common import f32, same
 
 
@@ -69,6 +72,26 @@ def test_copies_and_properties():
         hash(x)
     same(np.sin(x), np.sin(np.asarray(x))) if isinstance(np.sin(x), bnp.ndarray) else None
     assert bnp.pi == math.pi and bnp.newaxis is None and math.isnan(bnp.nan) and bnp.inf > 0
+
+
+def test_methods_work_on_tracers():
+    """No attribute of a tracer may stand in the way of a method."""
+    x = np.abs(f32(3, 4)) + 1
+    plain = {
+        "reshape": ((4, 3),), "astype": ("int32",), "view": ("int32",), "to_device": ("cpu",), "repeat": (2,),
+        "swapaxes": (0, 1), "take": (1,), "dot": (x.T,), "clip": (0, 1), "searchsorted": None, "nonzero": None,
+    }  # fmt: skip
+    for name in methods._METHODS:
+        args = plain.get(name, ())
+        if args is not None:
+            got = jit(lambda v, name=name, args=args: getattr(v, name)(*args))(x)
+            same(got, np.asarray(getattr(bnp.asarray(x), name)(*args)))
+            batched = vmap(lambda v, name=name, args=args: getattr(v, name)(*args))(x[None])
+            same(batched[0], np.asarray(got))
+    waiting = [Tracer]
+    for cls in waiting:
+        waiting += cls.__subclasses__()
+        assert not set(cls.__slots__) & (set(methods._METHODS) | {"at", "T", "mT", "real", "imag"}), cls
 
 
 def test_every_public_name_is_there_and_documented():

@@ -35,8 +35,8 @@ def test_axes(name, axis):
         kind = x.dtype
         want = lambda v: ref(v, axis=axis)
         check(lambda v: f(v, axis), want, x, rtol=1e-4, dtype=kind != np.int32 or name not in ("median",))
-        check(lambda v: f(v, axis=axis, keepdims=True), lambda v, ref=ref: ref(v, axis=axis, keepdims=True), x, rtol=1e-4,
-              traced=False)  # fmt: skip
+        kept = lambda v: ref(v, axis=axis, keepdims=True)
+        check(lambda v: f(v, axis=axis, keepdims=True), kept, x, rtol=1e-4, traced=False)
         if hasattr(np.ndarray, name) and name != "ptp":
             same(getattr(bnp.asarray(x), name)(axis), want(x), rtol=1e-4)
 
