@@ -47,7 +47,7 @@ model = _load()
 
 def step(config, steps: int = 1000, lr: float = 1e-3):
     """The optimiser and the training step, as in ``examples/gpt/train.py``, not yet jitted."""
-    schedule = optax.warmup_cosine_decay_schedule(0.0, lr, max(1, steps // 20), steps, end_value=lr / 10)
+    schedule = optax.warmup_cosine_decay_schedule(0.0, lr, max(1, steps // 10), steps, end_value=lr / 10)
     mask = lambda params: jax.tree.map(lambda leaf: leaf.ndim >= 2, params)
     optimizer = optax.chain(
         optax.clip_by_global_norm(1.0),

@@ -29,6 +29,16 @@ from blufunc.core.ops.cumulative import (
     cumsum_p,
 )
 from blufunc.core.ops.dot import dot, dot_general, dot_general_p
+from blufunc.core.ops.dynamic import (
+    dynamic_index_in_dim,
+    dynamic_slice,
+    dynamic_slice_in_dim,
+    dynamic_slice_p,
+    dynamic_update_index_in_dim,
+    dynamic_update_slice,
+    dynamic_update_slice_in_dim,
+    dynamic_update_slice_p,
+)
 from blufunc.core.ops.elementwise import (
     abs,
     abs_p,
@@ -167,18 +177,7 @@ from blufunc.core.ops.elementwise import bitcast as _bitcast
 from blufunc.core.ops.elementwise import complex_ as complex
 from blufunc.core.ops.elementwise import convert as _convert
 from blufunc.core.ops.elementwise import stop_gradient as _stop_gradient
-from blufunc.core.ops.index import (
-    GatherDimensionNumbers,
-    GatherScatterMode,
-    ScatterDimensionNumbers,
-    dynamic_index_in_dim,
-    dynamic_slice,
-    dynamic_slice_in_dim,
-    dynamic_slice_p,
-    dynamic_update_index_in_dim,
-    dynamic_update_slice,
-    dynamic_update_slice_in_dim,
-    dynamic_update_slice_p,
+from blufunc.core.ops.gather_scatter import (
     gather,
     gather_p,
     scatter,
@@ -228,6 +227,7 @@ from blufunc.core.ops.shape import (
 from blufunc.core.ops.shape import iota as _iota
 from blufunc.core.ops.shape import slice_ as slice
 from blufunc.core.ops.sort import sort, sort_key_val, sort_p, top_k, top_k_p
+from blufunc.core.ops.windows import GatherDimensionNumbers, GatherScatterMode, ScatterDimensionNumbers
 from blufunc.core.structure import (
     add_any_p,
     broadcast_in_dim_p,

@@ -51,10 +51,11 @@ from blufunc.core.ops.elementwise import (
     stop_gradient,
     sub,
 )
-from blufunc.core.ops.index import GatherDimensionNumbers, gather
+from blufunc.core.ops.gather_scatter import gather
 from blufunc.core.ops.reduce import argmax
 from blufunc.core.ops.shape import concatenate, iota, slice_in_dim
 from blufunc.core.ops.sort import place_along, sort, sort_key_val, top_k
+from blufunc.core.ops.windows import GatherDimensionNumbers
 from blufunc.core.structure import broadcast_to, full, reshape
 from blufunc.core.trace import Value
 

@@ -1,14 +1,10 @@
 """Pytrees: nested containers of arrays, mapped over, flattened and put together again.
 
-Face over ``core.tree`` and ``core.treepath``. The names are those of ``jax.tree``; registration of one's
-own classes is here too.
+Face over ``core.tree``, ``core.treenode`` and ``core.treepath``. The names are those of ``jax.tree``;
+registration of one's own classes is here too.
 """
 
 from blufunc.core.tree import (
-    DictKey,
-    FlattenedIndexKey,
-    GetAttrKey,
-    SequenceKey,
     TreeDef,
     all,
     broadcast_prefix,
@@ -17,12 +13,18 @@ from blufunc.core.tree import (
     leaves,
     map,
     reduce,
-    register_dataclass,
-    register_leaf,
-    register_node,
     structure,
     transpose,
     unflatten,
+)
+from blufunc.core.treenode import (
+    DictKey,
+    FlattenedIndexKey,
+    GetAttrKey,
+    SequenceKey,
+    register_dataclass,
+    register_leaf,
+    register_node,
 )
 from blufunc.core.treepath import flatten_with_path, keystr, leaf_paths, leaves_with_path, map_with_path
 

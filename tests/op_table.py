@@ -1,156 +1,35 @@
 """One row for every primitive and every interesting choice of its parameters.
 
-``tests/test_ops.py`` runs each row eagerly, under ``jit``, through derivatives of both modes up to
-its order, and through ``vmap`` over every axis. A row knows how to make arguments on which that is fair:
-inside the domain, and away from kinks and ties, so that finite differences converge.
+Above ``tests/op_row.py``, which says what a row is, and ``tests/op_references.py``, the definitions that NumPy does
+not have. Out comes ``OPS``, which ``tests/test_ops.py`` runs: eagerly, under ``jit``, through derivatives of both
+modes up to a row's order, and through ``vmap`` over every axis.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-import zlib
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import scipy.special
 
 from blufunc.core import dtypes
 from blufunc.core import structure as st
-from blufunc.core.avals import ShapedArray
-from blufunc.core.ops import cumulative, dot, index, random_bits, reduce, shape, sort
+from blufunc.core.ops import (
+    cumulative,
+    dot,
+    dynamic,
+    gather_scatter,
+    random_bits,
+    reduce,
+    shape,
+    sort,
+    windows,
+)
 from blufunc.core.ops import elementwise as ew
-from blufunc.core.primitive import Primitive
-
-FLOATS = ("float64", "float32", "float16", "bfloat16")
-COMPLEX = ("complex128", "complex64")
-INEXACT = FLOATS + COMPLEX
-KEY = "key<fry>"
-INTS = ("int32", "int8", "int64", "uint8", "uint32")
-BITS = (*INTS, "bool")
-NUMBERS = ("float64", "float32", "bfloat16", "complex128", "int32", "uint8")
-ANY = (*NUMBERS, "bool", KEY)
-
-
-@dataclass(frozen=True)
-class Arg:
-    """How to make one argument.
-
-    Attributes:
-      shape: its shape.
-      low, high: its range.
-      dtype: its dtype; None for that of the run.
-      avoid: points, kinks of the function, to keep away from.
-      step, offset: values are multiples of ``step`` plus ``offset``: never near those of another offset.
-      distinct: no two elements are near each other; of integers, no two along ``axis`` are equal.
-    """
-
-    shape: tuple[int, ...] = (2, 3)
-    low: float = -2.0
-    high: float = 2.0
-    dtype: str | None = None
-    avoid: tuple[float, ...] = ()
-    step: float = 0.0
-    offset: float = 0.0
-    distinct: bool = False
-    axis: int = 0
-
-    def aval(self, dtype: str) -> ShapedArray:
-        """The type of the argument."""
-        return ShapedArray(self.shape, dtypes.as_dtype(self.dtype or dtype))
-
-    def sample(self, rng: np.random.Generator, dtype: str, batch: tuple[int, ...] = ()) -> np.ndarray:
-        """An argument, with extra axes ``batch`` in front."""
-        d = dtypes.as_dtype(self.dtype or dtype)
-        shape = batch + self.shape
-        if dtypes.is_key(d):
-            return rng.integers(0, 2**32, (*shape, 2), np.uint32).view(dtypes.key)[..., 0]
-        if dtypes.is_bool(d):
-            return rng.random(shape) < 0.5
-        if dtypes.is_integer(d):
-            low = max(math.ceil(self.low), 0) if dtypes.is_unsigned(d) else math.ceil(self.low)
-            if self.distinct:
-                n = self.shape[self.axis]
-                range_ = np.arange(low, max(math.floor(self.high) + 1, low + n))
-                lines = rng.permuted(np.broadcast_to(range_, (math.prod(shape) // n, len(range_))), axis=1)
-                rest = np.delete(shape, len(batch) + self.axis)
-                return np.moveaxis(lines[:, :n].reshape(*rest, n), -1, len(batch) + self.axis).astype(d)
-            return rng.integers(low, math.floor(self.high) + 1, shape).astype(d)
-        x = self._reals(rng, batch)
-        if dtypes.is_complex(d):
-            x = x + 1j * self._reals(rng, batch)
-        return x.astype(d)
-
-    def _reals(self, rng: np.random.Generator, batch: tuple[int, ...]) -> np.ndarray:
-        shape = batch + self.shape
-        if self.distinct:
-            n = math.prod(self.shape)
-            grid = np.linspace(self.low, self.high, n)
-            return np.asarray([rng.permutation(grid) for _ in range(math.prod(batch))]).reshape(shape)
-        x = rng.uniform(self.low, self.high, shape)
-        if self.step:
-            x = np.round(x / self.step) * self.step + self.offset
-        for kink in self.avoid:
-            x = np.where(np.abs(x - kink) < 0.1, np.where(x < kink, kink - 0.2, kink + 0.2), x)
-        return x
-
-
-@dataclass(frozen=True)
-class Op:
-    """One row.
-
-    Attributes:
-      prim: the primitive.
-      args: its arguments.
-      ref: an independent definition on NumPy arrays: floats arrive in float64, the rest as they are. None where
-        the primitive's own ``impl`` is all there is.
-      params: its parameters.
-      name: tells this row from the primitive's others.
-      grad: how often it can be differentiated.
-      dtypes: what to run it in.
-      out: the dtype of the result: a name, a function of the dtype of the run, or None for the same.
-      refuses: dtypes that it must not take.
-      tol: a factor on the usual tolerances of values.
-      mixes: whether operands of different dtypes are allowed.
-      linear: whether it must be transposable where it happens to be linear.
-      wrt: the arguments to differentiate with respect to; None for all that are inexact.
-    """
-
-    prim: Primitive
-    args: tuple[Arg, ...]
-    ref: Callable | None = None
-    params: dict[str, Any] = field(default_factory=dict)
-    name: str = ""
-    grad: int = 0
-    dtypes: tuple[str, ...] = FLOATS
-    out: str | Callable[[str], str] | None = None
-    refuses: tuple[str, ...] = ()
-    tol: float = 1.0
-    mixes: bool = False
-    linear: bool = True
-    wrt: tuple[int, ...] | None = None
-
-    @property
-    def id(self) -> str:
-        """The name of the test."""
-        return f"{self.prim.name}-{self.name}" if self.name else self.prim.name
-
-    def apply(self, *args: Any) -> Any:
-        """The primitive on values."""
-        return self.prim.bind(*args, **self.params)
-
-    def sample(self, dtype: str, batch: tuple[int, ...] = (), salt: int = 0) -> list[np.ndarray]:
-        """Arguments, the same in every run."""
-        rng = np.random.default_rng([zlib.crc32(self.id.encode()), salt])
-        return [a.sample(rng, dtype, batch) for a in self.args]
-
-    def out_dtype(self, dtype: str) -> str:
-        """The dtype of the result in a run in ``dtype``."""
-        if self.out is None:
-            return dtype
-        return self.out(dtype) if callable(self.out) else self.out
+from tests import op_references as refs
+from tests.op_references import Windows
+from tests.op_row import ANY, BITS, COMPLEX, FLOATS, INEXACT, INTS, KEY, NUMBERS, Arg, Op
 
 
 def _component(dtype: str) -> str:
@@ -159,18 +38,6 @@ def _component(dtype: str) -> str:
 
 def _of_components(dtype: str) -> str:
     return {"float64": "complex128", "float32": "complex64"}[dtype]
-
-
-def _integers(f: Callable[..., int]) -> Callable:
-    """A reference from a function of Python integers and the width, with the result wrapped to the dtype."""
-
-    def ref(*xs: np.ndarray) -> np.ndarray:
-        d = np.asarray(xs[0]).dtype
-        bits = d.itemsize * 8
-        out = np.vectorize(lambda *v: f(*map(int, v), bits) % 2**bits, otypes=[object])(*xs)
-        return out.astype(np.uint64).astype(f"u{d.itemsize}").view(d)
-
-    return ref
 
 
 S, V, M = (), (3,), (2, 3)
@@ -228,7 +95,7 @@ UNARY = [
     *_unary(ew.round_p, np.rint, -4, 4, step=0.5, grad=0, name="ties"),
     *_unary(ew.is_finite_p, np.isfinite, dtypes=INEXACT, grad=0, out="bool"),
     *_unary(ew.not_p, np.invert, -9, 9, dtypes=BITS, grad=0, refuses=("float32", "complex64", KEY)),
-    *_unary(ew.population_count_p, _integers(lambda x, bits: (x % 2**bits).bit_count()), -99, 99, dtypes=INTS,
+    *_unary(ew.population_count_p, refs.integers(lambda x, bits: (x % 2**bits).bit_count()), -99, 99, dtypes=INTS,
             grad=0, refuses=("float32", "bool")),
     *_unary(ew.stop_gradient_p, lambda x: x, dtypes=ANY, grad=0, refuses=()),
     *_unary(ew.copy_p, lambda x: x, dtypes=ANY, refuses=()),
@@ -284,10 +151,10 @@ BINARY = [
     *_binary(ew.mul_p, np.multiply, dtypes=INEXACT, refuses=NOT_NUMBERS),
     *_binary(ew.mul_p, np.multiply, -99, 99, dtypes=INTS, grad=0, name="integers"),
     *_binary(ew.div_p, np.divide, dtypes=INEXACT, refuses=NOT_NUMBERS, args=_DIVIDE),
-    *_binary(ew.div_p, _integers(lambda x, y, bits: math.trunc(x / y)), dtypes=INTS, grad=0, args=_INT_DIVIDE,
+    *_binary(ew.div_p, refs.integers(lambda x, y, bits: math.trunc(x / y)), dtypes=INTS, grad=0, args=_INT_DIVIDE,
              name="integers"),
     *_binary(ew.rem_p, np.fmod, args=(Arg(M, 2.3, 2.6), Arg(M, 0.95, 1.05)), refuses=("complex64", "bool"), tol=4),
-    *_binary(ew.rem_p, _integers(lambda x, y, bits: int(math.fmod(x, y))), dtypes=INTS, grad=0, args=_INT_DIVIDE,
+    *_binary(ew.rem_p, refs.integers(lambda x, y, bits: int(math.fmod(x, y))), dtypes=INTS, grad=0, args=_INT_DIVIDE,
              name="integers"),
     *_binary(ew.max_p, np.maximum, args=_APART, refuses=("complex64", KEY)),
     *_binary(ew.max_p, np.maximum, -9, 9, dtypes=BITS, grad=0, name="integers"),
@@ -305,11 +172,11 @@ BINARY = [
     *_binary(ew.and_p, np.bitwise_and, -99, 99, dtypes=BITS, grad=0, refuses=("float32", "complex64")),
     *_binary(ew.or_p, np.bitwise_or, -99, 99, dtypes=BITS, grad=0, refuses=("float32", "complex64")),
     *_binary(ew.xor_p, np.bitwise_xor, -99, 99, dtypes=BITS, grad=0, refuses=("float32", "complex64")),
-    *_binary(ew.shift_left_p, _integers(lambda x, y, bits: x << y), args=_SHIFT, dtypes=INTS, grad=0,
+    *_binary(ew.shift_left_p, refs.integers(lambda x, y, bits: x << y), args=_SHIFT, dtypes=INTS, grad=0,
              refuses=("float32", "bool")),
-    *_binary(ew.shift_right_logical_p, _integers(lambda x, y, bits: (x % 2**bits) >> y), args=_SHIFT, dtypes=INTS,
+    *_binary(ew.shift_right_logical_p, refs.integers(lambda x, y, bits: (x % 2**bits) >> y), args=_SHIFT, dtypes=INTS,
              grad=0, refuses=("float32", "bool")),
-    *_binary(ew.shift_right_arithmetic_p, _integers(lambda x, y, bits: x >> y), args=_SHIFT, dtypes=INTS, grad=0,
+    *_binary(ew.shift_right_arithmetic_p, refs.integers(lambda x, y, bits: x >> y), args=_SHIFT, dtypes=INTS, grad=0,
              refuses=("float32", "bool")),
     *_binary(ew.complex_p, lambda x, y: x + 1j * y, dtypes=("float64", "float32"), out=_of_components,
              refuses=("float16", "bfloat16", *NOT_FLOATS)),
@@ -357,16 +224,8 @@ CONVERT = [
 
 
 def _broadcast(shape, target, dims, name=""):
-    def ref(x):
-        expanded = np.ones(len(target), int)
-        expanded[list(dims)] = shape
-        return np.tile(x.reshape(expanded), np.array(target) // expanded)
-
+    ref = refs.broadcast(shape, target, dims)
     return Op(st.broadcast_in_dim_p, (Arg(shape),), ref, {"shape": target, "dims": dims}, name, 2, ANY)
-
-
-def _permuted(permutation):
-    return lambda x: np.moveaxis(x, permutation, range(x.ndim))
 
 
 STRUCTURE = [
@@ -379,7 +238,7 @@ STRUCTURE = [
     Op(st.reshape_p, (Arg((2, 6)),), lambda x: x.reshape(3, 4), {"shape": (3, 4)}, "", 2, ANY),
     Op(st.reshape_p, (Arg((2, 3)),), np.ravel, {"shape": (6,)}, "flat", 2, FLOATS),
     Op(st.reshape_p, (Arg((1, 1)),), np.squeeze, {"shape": ()}, "number", 2, FLOATS),
-    Op(st.transpose_p, (Arg((2, 3, 4)),), _permuted((2, 0, 1)), {"permutation": (2, 0, 1)}, "", 2, ANY),
+    Op(st.transpose_p, (Arg((2, 3, 4)),), refs.permuted((2, 0, 1)), {"permutation": (2, 0, 1)}, "", 2, ANY),
     Op(st.transpose_p, (Arg((2, 3)),), np.transpose, {"permutation": (1, 0)}, "matrix", 2),
     *[
         Op(st.reduce_sum_p, (Arg((2, 3, 4)),), functools.partial(np.sum, axis=axes), {"axes": axes},
@@ -401,23 +260,9 @@ def _slice(shape_, start, limit, strides, name=""):
     )
 
 
-def _pad_reference(config):
-    def ref(x, value):
-        """Element by element: where each one goes, if that is inside."""
-        size = [lo + hi + n + max(n - 1, 0) * k for n, (lo, hi, k) in zip(x.shape, config, strict=True)]
-        out = np.full(size, value)
-        for i in np.ndindex(*x.shape):
-            to = tuple(lo + j * (k + 1) for j, (lo, _, k) in zip(i, config, strict=True))
-            if all(0 <= t < n for t, n in zip(to, size, strict=True)):
-                out[to] = x[i]
-        return out
-
-    return ref
-
-
 def _pad(shape_, config, name="", **kw):
     args = (Arg(shape_), Arg(S))
-    return Op(shape.pad_p, args, _pad_reference(config), {"padding_config": config}, name, 2, **kw)
+    return Op(shape.pad_p, args, refs.pad(config), {"padding_config": config}, name, 2, **kw)
 
 
 def _concatenate(shapes, dimension, name="", **kw):
@@ -496,12 +341,6 @@ def _reduction(prim, ref, kinds, refuses, grad=2, tol=4, **arg):
     ]  # fmt: skip
 
 
-def _ufunc(ufunc):
-    return lambda x, axis: functools.reduce(
-        lambda y, a: ufunc.reduce(y, axis=a), sorted(axis, reverse=True), x
-    )
-
-
 REDUCTIONS = [
     *_reduction(reduce.reduce_max_p, np.max, (*FLOATS, "int32", "uint8"), ("complex64", KEY), distinct=True),
     *_reduction(reduce.reduce_min_p, np.min, (*FLOATS, "int32", "uint8"), ("complex64", KEY), distinct=True),
@@ -513,9 +352,12 @@ REDUCTIONS = [
     Op(reduce.reduce_prod_p, (Arg((2, 3), -1, 1, step=1),), lambda x: np.prod(x, 1), {"axes": (1,)}, "zeros", 2,
        ("float64", "int32")),
     Op(reduce.reduce_prod_p, (Arg((2, 0)),), lambda x: np.ones(2), {"axes": (1,)}, "empty", 2),
-    *_reduction(reduce.reduce_and_p, _ufunc(np.bitwise_and), BITS, ("float32", "complex64"), 0, low=-99, high=99),
-    *_reduction(reduce.reduce_or_p, _ufunc(np.bitwise_or), BITS, ("float32", "complex64"), 0, low=-99, high=99),
-    *_reduction(reduce.reduce_xor_p, _ufunc(np.bitwise_xor), BITS, ("float32", "complex64"), 0, low=-99, high=99),
+    *_reduction(reduce.reduce_and_p, refs.over_axes(np.bitwise_and), BITS, ("float32", "complex64"), 0,
+                low=-99, high=99),
+    *_reduction(reduce.reduce_or_p, refs.over_axes(np.bitwise_or), BITS, ("float32", "complex64"), 0,
+                low=-99, high=99),
+    *_reduction(reduce.reduce_xor_p, refs.over_axes(np.bitwise_xor), BITS, ("float32", "complex64"), 0,
+                low=-99, high=99),
     *[
         Op(prim, (Arg((2, 3, 4), -3, 3),), functools.partial(ref, axis=axis),
            {"axes": (axis,), "index_dtype": dtypes.as_dtype(out)}, f"{axis}", 0,
@@ -527,12 +369,7 @@ REDUCTIONS = [
 
 
 def _cumulative(prim, accumulate, kinds, refuses, tol=4, **arg):
-    def ref(x, axis, reverse):
-        x = np.flip(x, axis) if reverse else x
-        slices = np.moveaxis(x, axis, 0)
-        out = np.stack([functools.reduce(accumulate, slices[: i + 1]) for i in range(len(slices))], axis)
-        return np.flip(out, axis) if reverse else out
-
+    ref = refs.cumulative(accumulate)
     return [
         Op(prim, (Arg((3, 5), **arg),), functools.partial(ref, axis=axis, reverse=reverse),
            {"axis": axis, "reverse": reverse}, f"{axis}" + ("-reverse" if reverse else ""), 2,
@@ -553,34 +390,9 @@ CUMULATIVE = [
 # -- sorting ---------------------------------------------------------------------------------------
 
 
-def _lexicographic(dimension, num_keys):
-    def ref(*xs):
-        order = np.lexsort([np.moveaxis(x, dimension, -1) for x in xs[num_keys - 1 :: -1]], -1)
-        return [
-            np.moveaxis(np.take_along_axis(np.moveaxis(x, dimension, -1), order, -1), -1, dimension)
-            for x in xs
-        ]
-
-    return ref
-
-
 def _sort(args, dimension=0, num_keys=1, is_stable=True, name="", **kw):
     params = {"dimension": dimension, "is_stable": is_stable, "num_keys": num_keys}
-    return Op(sort.sort_p, args, _lexicographic(dimension, num_keys), params, name, mixes=True, **kw)
-
-
-def _top(k):
-    def ref(x):
-        index = np.argsort(-x, axis=-1, kind="stable")[..., :k]
-        return [np.take_along_axis(x, index, -1), index]
-
-    return ref
-
-
-def _place(x, index, dimension, size):
-    one_hot = np.equal(np.expand_dims(index, dimension), np.expand_dims(
-        np.arange(size).reshape([-1 if d == dimension else 1 for d in range(x.ndim)]), dimension + 1))  # fmt: skip
-    return np.sum(np.expand_dims(x, dimension) * one_hot, dimension + 1)
+    return Op(sort.sort_p, args, refs.lexicographic(dimension, num_keys), params, name, mixes=True, **kw)
 
 
 _LINES = Arg((3, 4), distinct=True)
@@ -597,57 +409,24 @@ SORTING = [
     _sort((_TIES, Arg((4, 5), 0, 99, "int32")), 1, dtypes=("int32",), name="ties-are-stable"),
     _sort((_TIES, _TIES, Arg((4, 5), distinct=True)), 1, 3, grad=2, dtypes=("float64",), name="three-keys"),
     _sort((Arg((4, 5), dtype="bool"), Arg((4, 5), 0, 9)), 1, dtypes=("int32",), name="bool-key"),
-    Op(sort.top_k_p, (Arg((3, 4), distinct=True),), _top(2), {"k": 2}, "", 2, FLOATS, refuses=("complex64", KEY)),
-    Op(sort.top_k_p, (Arg((3, 4), 0, 1),), _top(3), {"k": 3}, "ties", 0, ("int32",)),
+    Op(sort.top_k_p, (Arg((3, 4), distinct=True),), refs.top(2), {"k": 2}, "", 2, FLOATS, refuses=("complex64", KEY)),
+    Op(sort.top_k_p, (Arg((3, 4), 0, 1),), refs.top(3), {"k": 3}, "ties", 0, ("int32",)),
     Op(sort.pick_along_p, (Arg((3, 4)), _POSITIONS), lambda x, i: np.take_along_axis(x, i, 0), {"dimension": 0}, "", 2,
        ANY, refuses=()),
     Op(sort.pick_along_p, (Arg((2, 4)), Arg((2, 3), 0, 3, "int32", distinct=True, axis=1)),
        lambda x, i: np.take_along_axis(x, i, 1), {"dimension": 1}, "last", 2),
-    Op(sort.place_along_p, (Arg((2, 4)), _POSITIONS), functools.partial(_place, dimension=0, size=3),
+    Op(sort.place_along_p, (Arg((2, 4)), _POSITIONS), functools.partial(refs.place, dimension=0, size=3),
        {"dimension": 0, "size": 3}, "", 2, NUMBERS),
     Op(sort.place_along_p, (Arg((2, 3)), Arg((2, 3), 0, 4, "int32", distinct=True, axis=1)),
-       functools.partial(_place, dimension=1, size=5), {"dimension": 1, "size": 5}, "last", 2),
+       functools.partial(refs.place, dimension=1, size=5), {"dimension": 1, "size": 5}, "last", 2),
 ]  # fmt: skip
 
 # -- keys and random bits --------------------------------------------------------------------------
 
 
-def _threefry(key: tuple[int, int], counter: tuple[int, int]) -> tuple[int, int]:
-    """Threefry2x32 with 20 rounds, a word at a time."""
-    mask = 2**32 - 1
-    schedule = [*key, key[0] ^ key[1] ^ 0x1BD11BDA]
-    a, b = ((c + k) & mask for c, k in zip(counter, key, strict=True))
-    for i in range(20):
-        r = (13, 15, 26, 6, 17, 29, 16, 24)[i % 8]
-        a = (a + b) & mask
-        b = a ^ ((b << r | b >> (32 - r)) & mask)
-        if i % 4 == 3:
-            n = i // 4 + 1
-            a, b = (a + schedule[n % 3]) & mask, (b + schedule[(n + 1) % 3] + n) & mask
-    return a, b
-
-
-def _keys(pairs, shape_) -> np.ndarray:
-    return np.array(pairs, np.uint32).reshape(*shape_, 2).copy().view(dtypes.key)[..., 0]
-
-
-def _words(keys) -> list[tuple[int, int]]:
-    return [(int(k["hi"]), int(k["lo"])) for k in np.ravel(keys)]
-
-
-def _counted(shape_, emit):
-    """``emit`` of the cipher of 0, 1, 2, ... under each key."""
-
-    def ref(keys):
-        blocks = [_threefry(k, (0, i)) for k in _words(keys) for i in range(math.prod(shape_))]
-        return emit(blocks, keys.shape + shape_)
-
-    return ref
-
-
 def _bits(width):
     join = (lambda a, b: a << 32 | b) if width == 64 else (lambda a, b: (a ^ b) % 2**width)
-    ref = _counted(
+    ref = refs.counted(
         (2, 3), lambda blocks, s: np.array([join(*b) for b in blocks], f"u{width // 8}").reshape(s)
     )
     params = {"shape": (2, 3), "bit_width": width}
@@ -656,19 +435,21 @@ def _bits(width):
 
 
 KEYS = [
-    Op(random_bits.random_seed_p, (Arg((3,), 0, 99),), lambda x: _keys([(0, int(i)) for i in x.flat], x.shape),
+    Op(random_bits.random_seed_p, (Arg((3,), 0, 99),), lambda x: refs.keys([(0, int(i)) for i in x.flat], x.shape),
        {}, "", 0, ("int32", "uint32", "uint8", "int64"), KEY, ("float32", "bool", KEY)),
     Op(random_bits.random_seed_p, (Arg((3,), -(2**62), 2**62),),
-       lambda x: _keys([divmod(int(i) % 2**64, 2**32) for i in x.flat], x.shape), {}, "wide", 0, ("int64",), KEY),
+       lambda x: refs.keys([divmod(int(i) % 2**64, 2**32) for i in x.flat], x.shape), {}, "wide", 0, ("int64",), KEY),
     *[_bits(width) for width in (8, 16, 32, 64)],
-    Op(random_bits.random_split_p, (Arg((2,)),), _counted((3,), _keys), {"shape": (3,)}, "", 0, (KEY,), KEY,
+    Op(random_bits.random_split_p, (Arg((2,)),), refs.counted((3,), refs.keys), {"shape": (3,)}, "", 0, (KEY,), KEY,
        ("uint32",)),
-    Op(random_bits.random_split_p, (Arg(()),), _counted((2, 2), _keys), {"shape": (2, 2)}, "one", 0, (KEY,), KEY),
+    Op(random_bits.random_split_p, (Arg(()),), refs.counted((2, 2), refs.keys), {"shape": (2, 2)}, "one", 0,
+       (KEY,), KEY),
     Op(random_bits.random_fold_in_p, (Arg((3,)), Arg((3,), 0, 99, "uint32")),
-       lambda k, x: _keys([_threefry(w, (0, int(i))) for w, i in zip(_words(k), x.flat, strict=True)], k.shape),
+       lambda k, x: refs.keys(
+           [refs.threefry(w, (0, int(i))) for w, i in zip(refs.words(k), x.flat, strict=True)], k.shape),
        {}, "", 0, (KEY,), KEY, ("uint32",)),
-    Op(random_bits.random_wrap_p, (Arg((3, 2), 0, 99),), lambda x: _keys(x, (3,)), {}, "", 0, ("uint32",), KEY),
-    Op(random_bits.random_unwrap_p, (Arg((2, 3)),), lambda k: np.array(_words(k), np.uint32).reshape(2, 3, 2),
+    Op(random_bits.random_wrap_p, (Arg((3, 2), 0, 99),), lambda x: refs.keys(x, (3,)), {}, "", 0, ("uint32",), KEY),
+    Op(random_bits.random_unwrap_p, (Arg((2, 3)),), lambda k: np.array(refs.words(k), np.uint32).reshape(2, 3, 2),
        {}, "", 0, (KEY,), "uint32", ("uint32",)),
 ]  # fmt: skip
 
@@ -679,104 +460,13 @@ def _start(low, high, dtype="int32"):
     return Arg(S, low, high, dtype)
 
 
-def _clamped(shape_, sizes, starts):
-    return tuple(
-        slice(at, at + size)
-        for n, size, s in zip(shape_, sizes, starts, strict=True)
-        for at in [min(max(int(s), 0), n - size)]
-    )
-
-
-def _updated(x, update, *starts):
-    x = x.copy()
-    x[_clamped(x.shape, update.shape, starts)] = update
-    return x
-
-
 def _dynamic(sizes, starts, name="", kinds=FLOATS):
     args = (Arg((5, 4)), *starts)
-    ref = lambda x, *at: x[_clamped(x.shape, sizes, at)]
+    ref = lambda x, *at: x[refs.clamped(x.shape, sizes, at)]
     return [
-        Op(index.dynamic_slice_p, args, ref, {"slice_sizes": sizes}, name, 2, kinds),
-        Op(index.dynamic_update_slice_p, (args[0], Arg(sizes), *starts), _updated, {}, name, 2, kinds),
+        Op(dynamic.dynamic_slice_p, args, ref, {"slice_sizes": sizes}, name, 2, kinds),
+        Op(dynamic.dynamic_update_slice_p, (args[0], Arg(sizes), *starts), refs.updated, {}, name, 2, kinds),
     ]
-
-
-@dataclass(frozen=True)
-class Windows:
-    """How gathers and scatters address windows, spelled out: the numbers of both, and a definition in loops.
-
-    Attributes:
-      shape, indices: of the operand and of the index array.
-      sizes: of a window, per axis of the operand.
-      window: the axes of the result (or updates) that run within a window.
-      dropped: operand axes that the result does not have.
-      moved: the operand axis of each component of an index.
-      along, indices_along: axes of operand and indices that go together.
-      mode: what becomes of windows outside.
-      low, high: the range of the indices.
-    """
-
-    shape: tuple[int, ...]
-    indices: tuple[int, ...]
-    sizes: tuple[int, ...]
-    window: tuple[int, ...]
-    dropped: tuple[int, ...]
-    moved: tuple[int, ...]
-    along: tuple[int, ...] = ()
-    indices_along: tuple[int, ...] = ()
-    mode: str = "clip"
-    low: int = 0
-    high: int = 2
-    distinct: bool = False
-
-    @property
-    def index(self) -> Arg:
-        return Arg(self.indices, self.low, self.high, "int32", distinct=self.distinct)
-
-    @property
-    def kept(self) -> tuple[int, ...]:
-        """The sizes of a window without the axes that the result lacks."""
-        removed = {*self.dropped, *self.along}
-        return tuple(n for i, n in enumerate(self.sizes) if i not in removed)
-
-    def result(self) -> tuple[int, ...]:
-        """The shape of what is gathered, or of the updates."""
-        batch, kept = list(self.indices[:-1]), list(self.kept)
-        rank = len(batch) + len(kept)
-        return tuple(kept.pop(0) if i in self.window else batch.pop(0) for i in range(rank))
-
-    def places(self, indices):
-        """For each position of the batch axes the window's slices, or None for one that is left out."""
-        for b in np.ndindex(*self.indices[:-1]):
-            at = [0] * len(self.shape)
-            for axis, i in zip(self.moved, indices[b], strict=True):
-                at[axis] = int(i)
-            for axis, k in zip(self.along, self.indices_along, strict=True):
-                at[axis] = b[k]
-            window = _clamped(self.shape, self.sizes, at)
-            inside = all(s.start == i for s, i in zip(window, at, strict=True))
-            yield b, window if inside or self.mode == "clip" else None
-
-    def front(self, x):
-        """Updates with their window axes last."""
-        n = len(self.indices) - 1
-        return np.moveaxis(x, self.window, range(n, n + len(self.window)))
-
-    def gather(self, x, indices, fill):
-        out = np.full(self.indices[:-1] + self.kept, fill, x.dtype)
-        for b, window in self.places(indices):
-            if window is not None:
-                out[b] = x[window].reshape(self.kept)
-        n = len(self.indices) - 1
-        return np.moveaxis(out, range(n, out.ndim), self.window)
-
-    def scatter(self, x, indices, updates, combine):
-        out, updates = x.copy(), self.front(updates)
-        for b, window in self.places(indices):
-            if window is not None:
-                out[window] = combine(out[window], updates[b].reshape(out[window].shape))
-        return out
 
 
 WINDOWS = {
@@ -797,20 +487,24 @@ WINDOWS = {
 }
 
 
+def _index(w):
+    return Arg(w.indices, w.low, w.high, "int32", distinct=w.distinct)
+
+
 def _gather(name, w, fill=0, kinds=FLOATS, grad=2, **kw):
-    numbers = index.GatherDimensionNumbers(w.window, w.dropped, w.moved, w.along, w.indices_along)
+    numbers = windows.GatherDimensionNumbers(w.window, w.dropped, w.moved, w.along, w.indices_along)
     params = {"dimension_numbers": numbers, "slice_sizes": w.sizes, "indices_are_sorted": False,
-              "unique_indices": w.distinct, "mode": index.GatherScatterMode.from_any(w.mode),
+              "unique_indices": w.distinct, "mode": windows.GatherScatterMode.from_any(w.mode),
               "fill_value": fill}  # fmt: skip
     ref = lambda x, i: w.gather(x, i, np.nan if fill is None and dtypes.is_inexact(x.dtype) else fill or 0)
-    return Op(index.gather_p, (Arg(w.shape), w.index), ref, params, name, grad, kinds, **kw)
+    return Op(gather_scatter.gather_p, (Arg(w.shape), _index(w)), ref, params, name, grad, kinds, **kw)
 
 
 def _scatter(prim, combine, name, w, kinds=FLOATS, x=None, updates=None, **kw):
-    numbers = index.ScatterDimensionNumbers(w.window, w.dropped, w.moved, w.along, w.indices_along)
+    numbers = windows.ScatterDimensionNumbers(w.window, w.dropped, w.moved, w.along, w.indices_along)
     params = {"dimension_numbers": numbers, "indices_are_sorted": False, "unique_indices": w.distinct,
-              "mode": index.GatherScatterMode.from_any(w.mode)}  # fmt: skip
-    args = (Arg(w.shape, **(x or {})), w.index, Arg(w.result(), **(updates or {})))
+              "mode": windows.GatherScatterMode.from_any(w.mode)}  # fmt: skip
+    args = (Arg(w.shape, **(x or {})), _index(w), Arg(w.result(), **(updates or {})))
     ref = lambda x, i, u: w.scatter(x, i, u, combine)
     return Op(prim, args, ref, params, name, 2, kinds, tol=4, **kw)
 
@@ -828,7 +522,7 @@ def _scatters_mul():
     for name, w in WINDOWS.items():
         kinds = (*INEXACT, "int32", "uint8") if name in ("rows", "unique") else ("float64",)
         wrt = None if w.distinct or name in ("one", "none") else (0,)
-        yield _scatter(index.scatter_mul_p, np.multiply, name, w, kinds, refuses=(KEY,), wrt=wrt)
+        yield _scatter(gather_scatter.scatter_mul_p, np.multiply, name, w, kinds, refuses=(KEY,), wrt=wrt)
 
 
 _EXTREME = {
@@ -847,11 +541,11 @@ INDEXING = [
     _gather("rows-of-keys", WINDOWS["rows"], None, (KEY,), 0),
     _gather("fill-nan", WINDOWS["outside-drops"], None, ("float64", "float32", "bfloat16"), 0),
     _gather("fill-value", WINDOWS["windows-drop"], 7, ("float64", "int32", "bfloat16")),
-    *_scatters(index.scatter_p, lambda old, new: new, ANY),
-    *_scatters(index.scatter_add_p, np.add, (*INEXACT, "int32", "uint8"), (KEY,)),
+    *_scatters(gather_scatter.scatter_p, lambda old, new: new, ANY),
+    *_scatters(gather_scatter.scatter_add_p, np.add, (*INEXACT, "int32", "uint8"), (KEY,)),
     *_scatters_mul(),
-    *_scatters(index.scatter_min_p, np.minimum, (*FLOATS, "int32"), ("complex64", KEY), **_EXTREME),
-    *_scatters(index.scatter_max_p, np.maximum, (*FLOATS, "int32"), ("complex64", KEY), **_EXTREME),
+    *_scatters(gather_scatter.scatter_min_p, np.minimum, (*FLOATS, "int32"), ("complex64", KEY), **_EXTREME),
+    *_scatters(gather_scatter.scatter_max_p, np.maximum, (*FLOATS, "int32"), ("complex64", KEY), **_EXTREME),
 ]  # fmt: skip
 
 SECTIONS: dict[str, list[Op]] = {

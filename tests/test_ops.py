@@ -14,7 +14,8 @@ from blufunc.transforms.grad import jvp, linearize, vjp
 from blufunc.transforms.jit import jit
 from blufunc.transforms.transpose import backward_pass
 from blufunc.transforms.vmap import vmap
-from tests.op_table import OPS, Op
+from tests.op_row import Op
+from tests.op_table import OPS
 
 # Units in the last place that a result may be off: 64-bit results are compared with 64-bit references.
 _ULPS = {"float64": 64, "complex128": 64, "float32": 16, "complex64": 16, "float16": 4, "bfloat16": 4}

@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
+from blufunc.core import backend
 from blufunc.core.array import Array
 from blufunc.core.cache import exact
 from blufunc.core.jaxpr import Atom, DropVar, Eqn, Jaxpr, Literal, Var
 from blufunc.core.kinds import Elementwise
-from blufunc.core.ops.elementwise import div_p, mul_p
-from blufunc.core.structure import broadcast_in_dim_p
-from blufunc.core.trace import EVAL, set_trace
+from blufunc.core.ops.elementwise import add_p, div_p, mul_p
+from blufunc.core.primitive import Primitive
+from blufunc.core.structure import add_any_p, broadcast_in_dim_p
 
 
 def dce(jaxpr: Jaxpr, used_outputs: Sequence[bool] | None = None) -> Jaxpr:
@@ -105,27 +106,40 @@ def fold(jaxpr: Jaxpr) -> Jaxpr:
     numbers: dict[Any, Atom] = {}  # variables that are a number repeated, and the number
 
     def step(eqn, invars, alias):
-        if eqn.prim is broadcast_in_dim_p and not invars[0].aval.ndim:
-            numbers[eqn.outvars[0]] = invars[0]
-        elif isinstance(eqn.prim, Elementwise):
+        prim, out = eqn.prim, eqn.outvars[0]
+        if prim is broadcast_in_dim_p and not invars[0].aval.ndim:
+            numbers[out] = invars[0]
+        elif isinstance(prim, Elementwise) or prim is add_any_p:
             scalars = [a if a.__class__ is Literal else numbers.get(a, a) for a in invars]
-            if any(a.aval.ndim for a in scalars):  # else nothing would give the result its shape
+            prim = add_p if prim is add_any_p and scalars != invars else prim
+            if any(a.aval.ndim for a in scalars):
                 invars = scalars
-            if eqn.prim is mul_p or eqn.prim is div_p:
-                x, y = invars if eqn.prim is div_p or _is_one(invars[1]) else invars[::-1]
-                if _is_one(y) and x.aval.same_type(eqn.outvars[0].aval):
-                    alias(eqn.outvars[0], x)
+            elif out.aval.ndim and all(a.__class__ is Literal for a in scalars):
+                (numbers[out],) = _evaluate(prim, scalars, eqn.params)
+                repeated = {"shape": out.aval.shape, "dims": ()}
+                return [Eqn(broadcast_in_dim_p, [numbers[out]], [out], repeated, eqn.source)]
+            if prim is mul_p or prim is div_p:
+                x, y = invars if prim is div_p or _is_one(invars[1]) else invars[::-1]
+                if _is_one(y) and x.aval.same_type(out.aval):
+                    alias(out, x)
                     return []
-        foldable = invars and not eqn.effects and all(a.__class__ is Literal for a in invars)
-        if foldable and all(v.aval.ndim == 0 for v in eqn.outvars):
-            with set_trace(EVAL):
-                out = eqn.prim.bind(*[a.array for a in invars], **eqn.params)
-            for var, value in zip(eqn.outvars, out if eqn.prim.multiple_results else [out], strict=True):
-                alias(var, Literal(Array(value.buffer, var.aval, value.device)))
-            return []
-        return [eqn.with_vars(invars, eqn.outvars)]
+        if invars and all(a.__class__ is Literal for a in invars) and not eqn.effects:
+            if all(v.aval.ndim == 0 for v in eqn.outvars) and prim.reference is None:
+                for var, literal in zip(eqn.outvars, _evaluate(prim, invars, eqn.params), strict=True):
+                    alias(var, literal)
+                return []
+        return [Eqn(prim, invars, eqn.outvars, eqn.params, eqn.source)]
 
     return _rewrite(jaxpr, step)
+
+
+def _evaluate(prim: Primitive, literals: list[Any], params: dict) -> list[Literal]:
+    """The results of an operation on literals, computed on the host."""
+    host = backend.host_device()
+    outs = prim.typed(tuple([a.aval for a in literals]), params)
+    outs = outs if prim.multiple_results else (outs,)
+    results = host.backend.run(prim, [a.array.buffer for a in literals], params, outs)
+    return [Literal(Array(r, aval, host)) for r, aval in zip(results, outs, strict=True)]
 
 
 def _is_one(atom: Any) -> bool:

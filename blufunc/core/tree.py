@@ -1,8 +1,9 @@
 """Pytrees: nested containers taken apart into a list of leaves, and put together again.
 
-Stands in core, before tracing: every transform flattens what the user passes, works on the list, and
-unflattens the result. In comes any nesting of dict, OrderedDict, defaultdict, list, tuple, namedtuple, None,
-dataclasses and registered classes; out come the leaves, in a fixed order, and a ``TreeDef``.
+Stands in core, before tracing, upon ``treenode``, which knows the classes of containers: every transform flattens
+what the user passes, works on the list, and unflattens the result. In comes any nesting of dict, OrderedDict,
+defaultdict, list, tuple, namedtuple, None, dataclasses and registered classes; out come the leaves, in a fixed
+order, and a ``TreeDef``.
 
 A ``TreeDef`` wraps a spec made of plain tuples, ``(kind, aux, child specs)`` for a node and ``None`` for a
 leaf, so that comparing and hashing structures (the key of every ``jit`` call) is done by tuples, in C. The
@@ -12,315 +13,29 @@ fast paths carry no key paths; when one fails, the structures are walked again t
 from __future__ import annotations
 
 import builtins
-import dataclasses
 import functools
 import itertools
-import operator
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar, overload
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
+from blufunc.core.treenode import (
+    DEFAULT,
+    DICT,
+    KINDS,
+    LIST,
+    NONE,
+    ORDERED,
+    TUPLE,
+    GetAttrKey,
+    Kind,
+    UnsortableKeys,
+)
 from blufunc.errors import ArgumentError, TreeError
 
 Leaf = Any
 PyTree = Any
 Path = tuple[Any, ...]
 IsLeaf = Callable[[Any], bool] | None
-_C = TypeVar("_C", bound=type)
-
-
-# Keys: one step of a path, printed as the Python that takes it.
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class DictKey:
-    """The value under ``key`` of a dict."""
-
-    key: Hashable
-
-    def __str__(self) -> str:
-        return f"[{self.key!r}]"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class SequenceKey:
-    """Element ``idx`` of a list or tuple."""
-
-    idx: int
-
-    def __str__(self) -> str:
-        return f"[{self.idx}]"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class GetAttrKey:
-    """Field ``name`` of a namedtuple or dataclass."""
-
-    name: str
-
-    def __str__(self) -> str:
-        return f".{self.name}"
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class FlattenedIndexKey:
-    """Child number ``key`` of a registered class that does not name its children."""
-
-    key: int
-
-    def __str__(self) -> str:
-        return f"[<flat index {self.key}>]"
-
-
-# Kinds: what the tree functions know of one container class.
-
-
-class Kind:
-    """How one class is split into ``(children, aux)``, joined again, and how its children are called.
-
-    ``keys(aux, n)`` names the children knowing only the spec. ``keys_of(x)`` does so for a live object, where
-    the class chose its own names at registration.
-    """
-
-    __slots__ = ("cls", "join", "keys", "keys_of", "split", "static_names")
-
-    def __init__(
-        self,
-        cls: type,
-        split: Callable[[Any], tuple[Sequence[Any], Hashable]],
-        join: Callable[[Any, list[Any]], Any],
-        keys: Callable[[Any, int], list[Any]],
-        *,
-        static_names: tuple[str, ...] = (),
-        keys_of: Callable[[Any], list[Any]] | None = None,
-    ):
-        self.cls, self.split, self.join, self.keys = cls, split, join, keys
-        self.static_names, self.keys_of = static_names, keys_of
-
-    def __reduce__(self) -> Any:  # a TreeDef is loaded by a process that has registered the same classes
-        return _load_kind, (self.cls,)
-
-
-class _Kinds(dict[type, "Kind | None"]):
-    """From class to Kind, or to None for leaves. Each class is looked at once, when first met."""
-
-    def __missing__(self, cls: type) -> Kind | None:
-        kind = self[cls] = _discover(cls)
-        return kind
-
-
-class _UnsortableKeys(Exception):
-    """A dict whose keys have no order; ``flatten`` turns it into a TreeError that knows the path."""
-
-
-def _split_dict(x: dict[Any, Any]) -> tuple[Sequence[Any], Hashable]:
-    try:
-        keys = tuple(sorted(x))
-    except TypeError:
-        raise _UnsortableKeys(x) from None
-    return tuple(builtins.map(x.__getitem__, keys)), keys
-
-
-def _split_defaultdict(x: defaultdict[Any, Any]) -> tuple[Sequence[Any], Hashable]:
-    children, keys = _split_dict(x)
-    return children, (x.default_factory, keys)
-
-
-def _dict_keys(aux: tuple[Any, ...], n: int) -> list[Any]:
-    return [DictKey(k) for k in aux]
-
-
-def _sequence_keys(aux: Any, n: int) -> list[Any]:
-    return [SequenceKey(i) for i in range(n)]
-
-
-def _flat_keys(aux: Any, n: int) -> list[Any]:
-    return [FlattenedIndexKey(i) for i in range(n)]
-
-
-_NONE = Kind(type(None), lambda x: ((), None), lambda aux, xs: None, _sequence_keys)
-# The spec guarantees that keys and children are equally many, so the joins zip without checking.
-_DICT = Kind(dict, _split_dict, lambda aux, xs: dict(zip(aux, xs)), _dict_keys)  # noqa: B905
-_ORDERED = Kind(
-    OrderedDict,
-    lambda x: (list(x.values()), tuple(x)),  # its own order is part of its meaning: not sorted
-    lambda aux, xs: OrderedDict(zip(aux, xs)),  # noqa: B905
-    _dict_keys,
-)
-_DEFAULT = Kind(
-    defaultdict,
-    _split_defaultdict,
-    lambda aux, xs: defaultdict(aux[0], zip(aux[1], xs)),  # noqa: B905
-    lambda aux, n: _dict_keys(aux[1], n),
-)
-_LIST = Kind(list, lambda x: (x, None), lambda aux, xs: xs, _sequence_keys)
-_TUPLE = Kind(tuple, lambda x: (x, None), lambda aux, xs: tuple(xs), _sequence_keys)
-
-_KINDS = _Kinds({kind.cls: kind for kind in (_NONE, _DICT, _ORDERED, _DEFAULT, _LIST, _TUPLE)})
-_explicit: set[type] = set(_KINDS)
-
-
-def _discover(cls: type) -> Kind | None:
-    fields = getattr(cls, "_fields", None)
-    if issubclass(cls, tuple) and isinstance(fields, tuple):
-        return Kind(
-            cls,
-            lambda x: (x, None),
-            lambda aux, xs: cls._make(xs),  # type: ignore[attr-defined]
-            lambda aux, n: [GetAttrKey(f) for f in fields],
-        )
-    if dataclasses.is_dataclass(cls):
-        static = tuple(f.name for f in dataclasses.fields(cls) if f.metadata.get("static"))
-        data = tuple(f.name for f in dataclasses.fields(cls) if not f.metadata.get("static"))
-        return _attribute_kind(cls, data, static)
-    return None
-
-
-def _load_kind(cls: type) -> Kind:
-    kind = _KINDS[cls]
-    if kind is None:
-        raise TreeError(
-            f"a saved tree holds {cls.__name__}, which is not registered here", fix="register_node(...)"
-        )
-    return kind
-
-
-def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
-    if len(names) >= 2:
-        return operator.attrgetter(*names)
-    return lambda x: tuple([getattr(x, name) for name in names])
-
-
-def _attribute_kind(cls: type, data: tuple[str, ...], static: tuple[str, ...]) -> Kind:
-    get_data, get_static, new, set_ = _getter(data), _getter(static), object.__new__, object.__setattr__
-
-    def join(aux: tuple[Any, ...], xs: list[Any]) -> Any:
-        # Not through __init__: the children may be tracers, placeholders or None, which it need not accept.
-        x = new(cls)
-        for name, value in zip(data, xs):  # noqa: B905
-            set_(x, name, value)
-        for name, value in zip(static, aux):  # noqa: B905
-            set_(x, name, value)
-        return x
-
-    return Kind(
-        cls,
-        lambda x: (get_data(x), get_static(x)),
-        join,
-        lambda aux, n: [GetAttrKey(name) for name in data],
-        static_names=static,
-    )
-
-
-# Registration.
-
-
-def _register(cls: type, kind: Kind | None) -> None:
-    if not isinstance(cls, type):
-        raise ArgumentError(f"a pytree node is registered by its class, got {cls!r}")
-    if cls in _explicit:
-        raise TreeError(f"{cls.__name__} is already a pytree node", fix="register each class once")
-    _explicit.add(cls)
-    _KINDS[cls] = kind
-
-
-def register_node(
-    cls: type,
-    flatten_fn: Callable[[Any], tuple[Iterable[Any], Hashable]],
-    unflatten_fn: Callable[[Any, Sequence[Any]], Any],
-    flatten_with_keys: Callable[[Any], tuple[Iterable[tuple[Any, Any]], Hashable]] | None = None,
-) -> None:
-    """Makes instances of ``cls`` (exactly, not of its subclasses) nodes of pytrees.
-
-    Args:
-      flatten_fn: object -> ``(children, aux)``; ``aux`` is hashable, and equal for equal structures.
-      unflatten_fn: ``(aux, children)`` -> object; it must accept children of any type.
-      flatten_with_keys: object -> ``([(key, child), ...], aux)``, for paths in messages; a key is one of
-        ``DictKey``, ``SequenceKey``, ``GetAttrKey``, or anything that prints itself by ``str``.
-    """
-
-    def split(x: Any) -> tuple[Sequence[Any], Hashable]:
-        result = flatten_fn(x)
-        if type(result) is not tuple or len(result) != 2:
-            raise TreeError(
-                f"the flatten function of {cls.__name__} returned {type(result).__name__}",
-                fix="return (children, aux)",
-            )
-        return tuple(result[0]), result[1]
-
-    def join(aux: Any, xs: list[Any]) -> Any:
-        return unflatten_fn(aux, tuple(xs))
-
-    if flatten_with_keys is None:
-        _register(cls, Kind(cls, split, join, _flat_keys))
-        return
-
-    def keys_of(x: Any) -> list[Any]:
-        return [key for key, _ in flatten_with_keys(x)[0]]
-
-    def keys(aux: Any, n: int) -> list[Any]:
-        # Only an object can be asked for its keys, so one is made of placeholders. A class whose constructor
-        # looks into its children may refuse them: then the numbers have to do.
-        try:
-            named = keys_of(join(aux, [object()] * n))
-        except Exception:
-            return _flat_keys(aux, n)
-        return named if len(named) == n else _flat_keys(aux, n)
-
-    _register(cls, Kind(cls, split, join, keys, keys_of=keys_of))
-
-
-@overload
-def register_dataclass(
-    cls: _C, data_fields: Iterable[str] | None = ..., static_fields: Iterable[str] | None = ...
-) -> _C: ...
-@overload
-def register_dataclass(
-    cls: None = ..., data_fields: Iterable[str] | None = ..., static_fields: Iterable[str] | None = ...
-) -> Callable[[_C], _C]: ...
-def register_dataclass(
-    cls: Any = None, data_fields: Iterable[str] | None = None, static_fields: Iterable[str] | None = None
-) -> Any:
-    """Says which attributes of ``cls`` are children and which are static; usable as a decorator.
-
-    Dataclasses are nodes without it, with ``field(metadata={'static': True})`` for static fields. It is for
-    classes whose fields cannot be edited, and for classes that are not dataclasses (give both lists then). If
-    one list is given, it is the rest of the fields that make the other.
-    """
-    if cls is None:
-        return functools.partial(register_dataclass, data_fields=data_fields, static_fields=static_fields)
-    data = None if data_fields is None else tuple(data_fields)
-    static = None if static_fields is None else tuple(static_fields)
-    if isinstance(cls, type) and dataclasses.is_dataclass(cls):
-        fields = {f.name: bool(f.metadata.get("static")) for f in dataclasses.fields(cls)}
-        if data is None and static is None:
-            static = tuple(name for name, is_static in fields.items() if is_static)
-        if data is None:
-            data = tuple(name for name in fields if name not in (static or ()))
-        if static is None:
-            static = tuple(name for name in fields if name not in data)
-        if sorted(data + static) != sorted(fields):
-            raise TreeError(
-                f"data_fields {data} and static_fields {static} are not the fields of {cls.__name__}",
-                why=f"each field is in exactly one of them, and {cls.__name__} has {', '.join(fields)}",
-            )
-    elif data is None or static is None:
-        raise TreeError(
-            f"{getattr(cls, '__name__', cls)} is not a dataclass, so its fields are unknown",
-            fix="decorate it with @dataclasses.dataclass first, or give both data_fields and static_fields",
-        )
-    _register(cls, _attribute_kind(cls, data, static))
-    return cls
-
-
-def register_leaf(cls: _C) -> _C:
-    """Makes instances of ``cls``, a dataclass or namedtuple, leaves; usable as a decorator."""
-    _register(cls, None)
-    return cls
-
-
-for _key in (DictKey, SequenceKey, GetAttrKey, FlattenedIndexKey):
-    register_leaf(_key)
 
 
 # TreeDef.
@@ -388,18 +103,18 @@ def _repr(spec: Spec) -> str:
         return "*"
     kind, aux, specs = spec
     parts = [_repr(c) for c in specs]
-    if kind is _NONE:
+    if kind is NONE:
         return "None"
-    if kind is _LIST:
+    if kind is LIST:
         return f"[{', '.join(parts)}]"
-    if kind is _TUPLE:
+    if kind is TUPLE:
         return f"({', '.join(parts)}{',' if len(parts) == 1 else ''})"
-    if kind in (_DICT, _ORDERED, _DEFAULT):
-        names = aux[1] if kind is _DEFAULT else aux
+    if kind in (DICT, ORDERED, DEFAULT):
+        names = aux[1] if kind is DEFAULT else aux
         text = "{" + ", ".join(f"{k!r}: {p}" for k, p in zip(names, parts, strict=True)) + "}"
-        if kind is _DEFAULT:
+        if kind is DEFAULT:
             text = f"{getattr(aux[0], '__name__', aux[0])}, {text}"
-        return text if kind is _DICT else f"{kind.cls.__name__}({text})"
+        return text if kind is DICT else f"{kind.cls.__name__}({text})"
     keys = [f"{k.name}={p}" if type(k) is GetAttrKey else p for k, p in zip(_keys(spec), parts, strict=True)]
     if kind.static_names:
         keys += [f"{name}={value!r}" for name, value in zip(kind.static_names, aux, strict=True)]
@@ -452,30 +167,30 @@ def flatten(tree: PyTree, is_leaf: IsLeaf = None) -> tuple[list[Leaf], TreeDef]:
     """
     leaves: list[Leaf] = []
     if is_leaf is None:
-        kind = _KINDS[type(tree)]
+        kind = KINDS[type(tree)]
         if kind is None:
             return [tree], LEAF
         try:
             return leaves, TreeDef(_flatten(tree, kind, leaves), len(leaves))
-        except _UnsortableKeys as error:
+        except UnsortableKeys as error:
             raise _explain_unsortable(tree, error.args[0]) from None
     try:
         spec = _flatten_until(tree, leaves, is_leaf)
-    except _UnsortableKeys as error:
+    except UnsortableKeys as error:
         raise _explain_unsortable(tree, error.args[0]) from None
     return leaves, LEAF if spec is None else TreeDef(spec, len(leaves))
 
 
 def _flatten(x: PyTree, kind: Kind, leaves: list[Leaf]) -> Spec:
     specs: list[Spec] = []
-    if kind is _DICT:  # most nodes are: _split_dict without its call and its list of children
+    if kind is DICT:  # most nodes are: what DICT.split does, without its call and its list of children
         try:
             keys = tuple(sorted(x))
         except TypeError:
-            raise _UnsortableKeys(x) from None
+            raise UnsortableKeys(x) from None
         for key in keys:
             child = x[key]
-            child_kind = _KINDS[type(child)]
+            child_kind = KINDS[type(child)]
             if child_kind is None:
                 leaves.append(child)
                 specs.append(None)
@@ -484,7 +199,7 @@ def _flatten(x: PyTree, kind: Kind, leaves: list[Leaf]) -> Spec:
         return kind, keys, tuple(specs)
     children, aux = kind.split(x)
     for child in children:
-        child_kind = _KINDS[type(child)]
+        child_kind = KINDS[type(child)]
         if child_kind is None:
             leaves.append(child)
             specs.append(None)
@@ -494,7 +209,7 @@ def _flatten(x: PyTree, kind: Kind, leaves: list[Leaf]) -> Spec:
 
 
 def _flatten_until(x: PyTree, leaves: list[Leaf], is_leaf: Callable[[Any], bool]) -> Spec:
-    kind = None if is_leaf(x) else _KINDS[type(x)]
+    kind = None if is_leaf(x) else KINDS[type(x)]
     if kind is None:
         leaves.append(x)
         return None
@@ -514,11 +229,11 @@ def _explain_unsortable(tree: PyTree, culprit: dict[Any, Any]) -> TreeError:
 def _find(x: PyTree, target: object, path: Path) -> Path | None:
     if x is target:
         return path
-    kind = _KINDS[type(x)]
+    kind = KINDS[type(x)]
     if kind is not None:
         try:
             children, aux = kind.split(x)
-        except _UnsortableKeys:
+        except UnsortableKeys:
             return None
         for key, child in zip(kind.keys(aux, len(children)), children, strict=True):
             found = _find(child, target, (*path, key))
@@ -545,7 +260,7 @@ def unflatten(treedef: TreeDef, leaves: Iterable[Leaf]) -> PyTree:
 def _unflatten(spec: Spec, rest: Iterator[Leaf]) -> PyTree:
     kind, aux, specs = spec  # type: ignore[misc]
     if not any(specs):  # only leaves: no Python for each
-        if kind is _DICT:
+        if kind is DICT:
             return dict(zip(aux, rest))  # noqa: B905 - zip asks aux first, so it takes no leaf too many
         return kind.join(aux, list(itertools.islice(rest, len(specs))))
     return kind.join(aux, [next(rest) if s is None else _unflatten(s, rest) for s in specs])
@@ -618,7 +333,7 @@ def broadcast_prefix(prefix: PyTree, tree: PyTree, is_leaf: IsLeaf = None) -> li
         return values * len(leaves(tree))
     result: list[Leaf] = []
     for value, subtree in zip(values, _flatten_up_to(treedef, tree, ("the prefix", "the tree")), strict=True):
-        if _KINDS[type(subtree)] is None:
+        if KINDS[type(subtree)] is None:
             result.append(value)
         else:
             result += [value] * len(leaves(subtree))
@@ -635,7 +350,7 @@ def _flatten_up_to(treedef: TreeDef, tree: PyTree, names: tuple[str, str]) -> li
     found: list[PyTree] = []
     try:
         _up_to(treedef.spec, tree, found)
-    except _UnsortableKeys as error:
+    except UnsortableKeys as error:
         raise _explain_unsortable(tree, error.args[0]) from None
     except _Mismatch:
         lines = list(_mismatches(treedef.spec, tree, names, ()))
@@ -652,7 +367,7 @@ def _up_to(spec: Spec, x: Any, found: list[PyTree]) -> None:
     if cls is not kind.cls:
         raise _Mismatch
     children: Sequence[Any]
-    if kind is _DICT:
+    if kind is DICT:
         # Taken in the order of the spec, so that nothing has to be sorted.
         if len(x) != len(aux):
             raise _Mismatch
@@ -678,13 +393,13 @@ def _mismatches(spec: Spec, x: PyTree, names: tuple[str, str], path: Path) -> It
     """The lines that say where ``x`` departs from ``spec``; it may go on below the leaves of ``spec``."""
     if spec is None:
         return
-    kind = _KINDS[type(x)]
+    kind = KINDS[type(x)]
     if kind is None:
         yield f"{_place(path)}: {names[0]} has {describe(spec)}, {names[1]} has a leaf ({type(x).__name__})"
         return
     try:
         children, aux = kind.split(x)
-    except _UnsortableKeys:
+    except UnsortableKeys:
         yield f"{_place(path)}: in {names[1]}, keys that cannot be sorted: {list(x)}"
         return
     other = (kind, aux, (None,) * len(children))
@@ -706,17 +421,17 @@ def node_differences(a: Spec, b: Spec, names: tuple[str, str], path: Path) -> It
     for keys, others, name in ((keys_a, keys_b, names[0]), (keys_b, keys_a, names[1])):
         yield from [f"{_place((*path, key))}: only in {name}" for key in keys if key not in others]
     kind, aux_a, aux_b = a[0], a[1], b[1]
-    if aux_a == aux_b or kind is _DICT:
+    if aux_a == aux_b or kind is DICT:
         return
     if kind.static_names:
         for name, x, y in zip(kind.static_names, aux_a, aux_b, strict=True):
             if x != y:
                 place = _place((*path, GetAttrKey(name)))
                 yield f"{place}: static, {x!r} in {names[0]}, {y!r} in {names[1]}"
-    elif kind is _DEFAULT:
+    elif kind is DEFAULT:
         if aux_a[0] != aux_b[0]:
             yield f"{_place(path)}: default factory {aux_a[0]!r} in {names[0]}, {aux_b[0]!r} in {names[1]}"
-    elif kind is _ORDERED:
+    elif kind is ORDERED:
         if set(aux_a) == set(aux_b):
             yield f"{_place(path)}: keys in order {list(aux_a)} in {names[0]}, {list(aux_b)} in {names[1]}"
     else:
@@ -729,13 +444,13 @@ def describe(spec: Spec) -> str:
     if spec is None:
         return "a leaf"
     kind, aux, specs = spec
-    if kind is _NONE:
+    if kind is NONE:
         return "None"
-    if kind in (_DICT, _ORDERED, _DEFAULT):
-        keys = aux[1] if kind is _DEFAULT else aux
+    if kind in (DICT, ORDERED, DEFAULT):
+        keys = aux[1] if kind is DEFAULT else aux
         shown = ", ".join([repr(k) for k in keys[:6]]) + (", ..." if len(keys) > 6 else "")
         return f"{_article(kind.cls)} with keys {shown}" if keys else f"an empty {kind.cls.__name__}"
-    if kind in (_LIST, _TUPLE):
+    if kind in (LIST, TUPLE):
         return f"a {kind.cls.__name__} of {len(specs)}"
     return _article(kind.cls)
 

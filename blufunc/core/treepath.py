@@ -2,7 +2,7 @@
 
 Stands in core, before tracing, upon ``tree``. In come pytrees or their TreeDefs; out come paths, which are
 tuples of keys, and lines of text for error messages, argument names and checkpoints. The keys themselves are
-defined in ``tree``, with the containers that they index.
+defined in ``treenode``, with the containers that they index.
 """
 
 from __future__ import annotations
@@ -11,17 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from blufunc.core import tree as _tree
-from blufunc.core.tree import (
-    DictKey,
-    FlattenedIndexKey,
-    GetAttrKey,
-    IsLeaf,
-    Path,
-    PyTree,
-    SequenceKey,
-    Spec,
-    TreeDef,
-)
+from blufunc.core.tree import IsLeaf, Path, PyTree, Spec, TreeDef
+from blufunc.core.treenode import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 
 __all__ = [
     "DictKey",

@@ -19,11 +19,11 @@ import numpy as np
 from blufunc import errors
 from blufunc.core import dtypes, source
 from blufunc.core.array import Array, from_numpy
+from blufunc.core.ops import dynamic, gather_scatter
 from blufunc.core.ops import elementwise as ops
-from blufunc.core.ops import index as index_ops
 from blufunc.core.ops import shape as shape_ops
-from blufunc.core.ops.index import GatherScatterMode
 from blufunc.core.ops.shape import rev_p, slice_p
+from blufunc.core.ops.windows import GatherDimensionNumbers, GatherScatterMode
 from blufunc.core.structure import broadcast_in_dim, reshape, reshape_p
 from blufunc.core.trace import Value
 from blufunc.numpy.promotion import as_value, broadcast_shapes, cast, constant, stretch
@@ -319,7 +319,7 @@ def _window(x: Value, p: Parsed) -> Value:
             if not shape[axis]:
                 clipped(0, 0, axis)
             starts[axis], sizes[axis] = at, 1
-        x = index_ops.dynamic_slice_p.bind(x, *starts, slice_sizes=tuple(sizes))
+        x = dynamic.dynamic_slice_p.bind(x, *starts, slice_sizes=tuple(sizes))
     else:
         if stepped or any(start) or tuple(limit) != shape:
             x = slice_p.bind(
@@ -332,7 +332,7 @@ def _window(x: Value, p: Parsed) -> Value:
             starts, sizes = [constant(0, _INT32)] * len(shape), list(x.aval.shape)
             for axis, at in points:
                 starts[axis], sizes[axis] = at, 1
-            x = index_ops.dynamic_slice_p.bind(x, *starts, slice_sizes=tuple(sizes))
+            x = dynamic.dynamic_slice_p.bind(x, *starts, slice_sizes=tuple(sizes))
     if backwards:
         x = rev_p.bind(x, dimensions=tuple(backwards))
     return reshape(x, tuple(out))
@@ -403,10 +403,10 @@ def _gather(
     for a in axes:
         if not y.aval.shape[a]:
             clipped(0, 0, a)
-    out = index_ops.gather_p.bind(
+    out = gather_scatter.gather_p.bind(
         y,
         indices,
-        dimension_numbers=index_ops.GatherDimensionNumbers(offset, axes, axes),
+        dimension_numbers=GatherDimensionNumbers(offset, axes, axes),
         slice_sizes=tuple([1 if d in axes else n for d, n in enumerate(y.aval.shape)]),
         indices_are_sorted=is_sorted,
         unique_indices=unique,

@@ -14,9 +14,8 @@ import numpy as np
 from blufunc import errors
 from blufunc.core import dtypes, source
 from blufunc.core.array import Array
-from blufunc.core.ops import cumulative
+from blufunc.core.ops import cumulative, dynamic
 from blufunc.core.ops import elementwise as ops
-from blufunc.core.ops import index as index_ops
 from blufunc.core.ops import shape as shape_ops
 from blufunc.core.structure import broadcast_in_dim, reduce_sum
 from blufunc.core.structure import reshape as _reshape
@@ -291,7 +290,7 @@ def roll(x: Any, /, shift: Any, axis: Any = None) -> Value:
         if isinstance(amount, Value):
             start = ew.remainder(ops.neg_p.bind(ops.convert(amount, dtypes.int32)), n)
             twice = shape_ops.concatenate([x, x], d)
-            x = index_ops.dynamic_slice_in_dim(twice, start, n, d, allow_negative_indices=False)
+            x = dynamic.dynamic_slice_in_dim(twice, start, n, d, allow_negative_indices=False)
             continue
         cut = n - static_int(amount, "roll", "shift") % n
         if cut != n:

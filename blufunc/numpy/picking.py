@@ -14,11 +14,11 @@ import numpy as np
 from blufunc import errors
 from blufunc.core import dtypes, source
 from blufunc.core.array import Array, from_numpy
-from blufunc.core.ops import cumulative
+from blufunc.core.ops import cumulative, gather_scatter
 from blufunc.core.ops import elementwise as ops
-from blufunc.core.ops import index as index_ops
 from blufunc.core.ops import shape as shape_ops
 from blufunc.core.ops.reduce import reduce_and
+from blufunc.core.ops.windows import GatherDimensionNumbers, ScatterDimensionNumbers
 from blufunc.core.structure import broadcast_in_dim
 from blufunc.core.structure import reshape as _reshape
 from blufunc.core.trace import Value
@@ -99,8 +99,8 @@ def take_along_axis(x: Any, indices: Any, axis: int | None = -1, *, mode: str | 
     x, positions = stretch(x, to_x), stretch(positions, to_i)
     positions = wrapped(positions, to_x[d])
     batching = tuple([i for i in range(rank) if i != d])
-    numbers = index_ops.GatherDimensionNumbers((), (d,), (d,), batching, batching)
-    return index_ops.gather(
+    numbers = GatherDimensionNumbers((), (d,), (d,), batching, batching)
+    return gather_scatter.gather(
         x,
         _reshape(positions, (*to_i, 1)),
         numbers,
@@ -175,8 +175,8 @@ def nonzero(x: Any, /, *, size: int | None = None, fill_value: Any = 0) -> tuple
     slots = ops.select(flags, ops.sub(rank, 1), constant(size, dtypes.int32))
     n = shape_ops.iota(dtypes.int32, (x.aval.size,), 0)
     start = broadcast_in_dim(constant(x.aval.size, dtypes.int32), (size,), ())
-    numbers = index_ops.ScatterDimensionNumbers((), (0,), (0,))
-    flat = index_ops.scatter(start, _reshape(slots, (x.aval.size, 1)), n, numbers)
+    numbers = ScatterDimensionNumbers((), (0,), (0,))
+    flat = gather_scatter.scatter(start, _reshape(slots, (x.aval.size, 1)), n, numbers)
     found = ops.lt(flat, x.aval.size)
     fills = fill_value if isinstance(fill_value, (tuple, list)) else [fill_value] * x.aval.ndim
     axes = unravel_index(flat, x.aval.shape)

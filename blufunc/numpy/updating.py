@@ -15,10 +15,10 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core import dtypes, source
+from blufunc.core.ops import dynamic, gather_scatter
 from blufunc.core.ops import elementwise as ops
-from blufunc.core.ops import index as index_ops
-from blufunc.core.ops.index import GatherScatterMode
 from blufunc.core.ops.shape import slice_p
+from blufunc.core.ops.windows import GatherScatterMode, ScatterDimensionNumbers
 from blufunc.core.primitive import Primitive
 from blufunc.core.structure import broadcast_in_dim, reshape
 from blufunc.core.trace import Value
@@ -133,11 +133,11 @@ class Place:
 
 
 _COMBINE: dict[str, tuple[Callable, Primitive]] = {
-    "set": (lambda old, new: new, index_ops.scatter_p),
-    "add": (lambda old, new: ew.add(old, new), index_ops.scatter_add_p),
-    "multiply": (lambda old, new: ew.multiply(old, new), index_ops.scatter_mul_p),
-    "min": (lambda old, new: ops.min_p.bind(old, new), index_ops.scatter_min_p),
-    "max": (lambda old, new: ops.max_p.bind(old, new), index_ops.scatter_max_p),
+    "set": (lambda old, new: new, gather_scatter.scatter_p),
+    "add": (lambda old, new: ew.add(old, new), gather_scatter.scatter_add_p),
+    "multiply": (lambda old, new: ew.multiply(old, new), gather_scatter.scatter_mul_p),
+    "min": (lambda old, new: ops.min_p.bind(old, new), gather_scatter.scatter_min_p),
+    "max": (lambda old, new: ops.max_p.bind(old, new), gather_scatter.scatter_max_p),
 }
 """For each update: the operation on elements, and the scatter."""
 
@@ -247,7 +247,7 @@ def _update_window(x: Value, p: Parsed, new: Value, how: str) -> Value:
         limit = tuple([a + n for a, n in zip(start, sizes, strict=True)])
         new = combine(slice_p.bind(x, start_indices=tuple(start), limit_indices=limit, strides=None), new)
     starts = [constant(s, _INT32) for s in start]
-    return index_ops.dynamic_update_slice_p.bind(x, new, *starts)
+    return dynamic.dynamic_update_slice_p.bind(x, new, *starts)
 
 
 def _scatter(
@@ -298,7 +298,7 @@ def _scatter(
         x,
         indices,
         new,
-        dimension_numbers=index_ops.ScatterDimensionNumbers(window, tuple(sorted(inserted)), axes),
+        dimension_numbers=ScatterDimensionNumbers(window, tuple(sorted(inserted)), axes),
         indices_are_sorted=is_sorted,
         unique_indices=unique,
         mode=mode,

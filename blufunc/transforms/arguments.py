@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source, tree, treepath
+from blufunc.core import dtypes, source, tree, treenode, treepath
 from blufunc.core.array import lift
 from blufunc.core.avals import ShapedArray
 from blufunc.core.trace import Value
@@ -150,7 +150,7 @@ def labels_of(fun: Callable, in_tree: tree.TreeDef) -> list[str]:
     labels = []
     for path, _ in treepath.flatten_with_path(skeleton)[0]:
         group, argument, *rest = path
-        if group == tree.SequenceKey(1):
+        if group == treenode.SequenceKey(1):
             head = str(argument.key)
         elif argument.idx < len(parameters):
             head = parameters[argument.idx]

@@ -18,7 +18,7 @@ from blufunc.core.jaxpr import Eqn, Jaxpr, Literal, Var, eval_jaxpr
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.stage import stage
 from blufunc.core.tangents import Zero, zero
-from blufunc.core.trace import Trace, state
+from blufunc.core.trace import Trace, set_trace, state
 from blufunc.errors import ArgumentError
 from blufunc.transforms.arguments import FlatFunction, as_values, labels_of, name_of
 from blufunc.transforms.calls import Call, jit_p
@@ -34,7 +34,7 @@ def nothing_saveable(prim, *avals: ShapedArray, **params: Any) -> bool:
 
 
 def everything_saveable(prim, *avals: ShapedArray, **params: Any) -> bool:
-    """Keep everything, as without ``checkpoint``."""
+    """Keep everything that the derivative reads; only what is inside loops and other calls is recomputed."""
     return True
 
 
@@ -55,23 +55,25 @@ class _Checkpoint(Call):
 
     def linearize(self, trace, primals, tangents, *, jaxpr: Jaxpr, policy: Policy, name: str):
         nonzeros = tuple(t.__class__ is not Zero for t in tangents)
-        forward, tangent, out_nonzeros = _split(jaxpr, nonzeros, policy)
+        forward, tangent, extra, reads, out_nonzeros = _split(jaxpr, nonzeros, policy)
         n = len(jaxpr.outvars)
         results = jit_p.bind(*primals, jaxpr=forward, name=name)
         outs, saved = results[:n], results[n:]
-        ins = [*primals, *saved, *(t for t in tangents if t.__class__ is not Zero)]
+        arguments = [p for p, read in zip(primals, reads, strict=True) if read]
+        ins = [*extra, *arguments, *saved, *(t for t in tangents if t.__class__ is not Zero)]
         rest = iter(trace.tangents.process(self, ins, {"jaxpr": tangent, "policy": policy, "name": name}))
         return outs, [next(rest) if nz else zero(p.aval) for p, nz in zip(outs, out_nonzeros, strict=True)]
 
 
-def _split(jaxpr: Jaxpr, nonzeros: tuple[bool, ...], policy: Policy) -> tuple[Jaxpr, Jaxpr, tuple[bool, ...]]:
-    """The forward jaxpr, which also returns what the policy keeps, and the jaxpr of the tangent map.
+def _split(jaxpr: Jaxpr, nonzeros: tuple[bool, ...], policy: Policy) -> tuple:
+    """The forward jaxpr, which also returns what is kept, and the jaxpr of the tangent map with its constants.
 
-    The latter goes from the arguments, the kept values and the nonzero tangents to the nonzero output tangents.
+    The latter goes from the constants, the arguments and the kept values that it reads, and the nonzero tangents to
+    the nonzero output tangents. Also returned: which arguments it reads, and which outputs have a tangent.
     """
 
     def make():
-        body = passes.inline_calls(jaxpr)
+        body = _inline_jit(jaxpr)
         kept = [v for e in body.eqns if _keeps(policy, e) for v in e.outvars]
         out_nonzeros: tuple[bool, ...] = ()
         n, m = len(body.invars), len(kept)
@@ -86,9 +88,15 @@ def _split(jaxpr: Jaxpr, nonzeros: tuple[bool, ...], policy: Policy) -> tuple[Ja
 
         avals = [v.aval for v in (*body.invars, *kept)]
         avals += [v.aval.tangent() for v, nz in zip(body.invars, nonzeros, strict=True) if nz]
-        tangent, _ = stage(tangent_map, avals, jaxpr.name).hoist()
-        forward = body.replace(outvars=[*body.outvars, *kept])
-        return forward, passes.dce(tangent), out_nonzeros
+        tangent = passes.dce(stage(tangent_map, avals, jaxpr.name))
+        used = {a for e in tangent.eqns for a in e.invars}.union(tangent.outvars)
+        reads = [v in used for v in tangent.invars[: n + m]]
+        forward = body.replace(
+            outvars=[*body.outvars, *(v for v, read in zip(kept, reads[n:], strict=True) if read)]
+        )
+        read_invars = [v for v, read in zip(tangent.invars, reads, strict=False) if read]
+        tangent = tangent.replace(invars=[*read_invars, *tangent.invars[n + m :]])
+        return forward, *tangent.hoist(), reads[:n], out_nonzeros
 
     return jaxpr.memoised(("checkpoint", nonzeros, policy), make)
 
@@ -97,42 +105,73 @@ def _keeps(policy: Policy, eqn: Eqn) -> bool:
     return eqn.prim.linearize is None and policy(eqn.prim, *[a.aval for a in eqn.invars], **eqn.params)
 
 
+def _inline_jit(jaxpr: Jaxpr) -> Jaxpr:
+    """With what jitted functions do in the place of their calls; all other calls have derivatives of their own."""
+    if not any(e.prim is jit_p for e in jaxpr.eqns):
+        return jaxpr
+
+    def run(*xs):
+        with set_trace(_Inlining(state.trace)):
+            return eval_jaxpr(jaxpr, xs)
+
+    return stage(run, jaxpr.in_avals, jaxpr.name)
+
+
+class _Inlining(Trace):
+    """Evaluates the bodies of ``jit`` equations."""
+
+    __slots__ = ("inner",)
+
+    def __init__(self, inner: Trace):
+        super().__init__()
+        self.inner = inner
+
+    def process(self, prim, args, params):
+        if prim is jit_p:
+            return eval_jaxpr(params["jaxpr"], args)
+        return self.inner.process(prim, args, params)
+
+
 def _eval_knowing(jaxpr: Jaxpr, args: tuple, known: dict[Var, Any]) -> list[Any]:
     """``eval_jaxpr`` under a ``LinearizeTrace``, where the primal values of some variables are known already."""
     if not known:
         return eval_jaxpr(jaxpr, args)
-    trace = state.trace
-    split = trace.split  # type: ignore[attr-defined]
+    trace: Any = state.trace
+    split = trace.split
     env: dict[Any, Any] = dict(zip(jaxpr.invars, args, strict=True))
     previous = state.source
     try:
         for eqn in jaxpr.eqns:
             state.source = eqn.source
             values = [a.array if a.__class__ is Literal else env[a] for a in eqn.invars]
-            if eqn.outvars[0] in known:
-                primal = [known[v] for v in eqn.outvars]
-                trace.split = _Known(split, eqn, primal)  # type: ignore[attr-defined]
+            if any(v in known for v in eqn.outvars):
+                outs = [known[v] for v in eqn.outvars]
+                pairs = [trace.pair(v) for v in values]
+                if all(t.__class__ is Zero for _, t in pairs):
+                    env.update(zip(eqn.outvars, outs, strict=True))
+                    continue
+                trace.split = _Known(split, eqn, [p for p, _ in pairs], outs)
             out = trace.process(eqn.prim, values, eqn.params)
-            trace.split = split  # type: ignore[attr-defined]
+            trace.split = split
             env.update(zip(eqn.outvars, out if eqn.prim.multiple_results else [out], strict=True))
     finally:
-        trace.split, state.source = split, previous  # type: ignore[attr-defined]
+        trace.split, state.source = split, previous
     return [a.array if a.__class__ is Literal else env[a] for a in jaxpr.outvars]
 
 
 class _Known(Trace):
     """While the jvp rule of one equation runs: its primal result is known, so it is not computed again."""
 
-    __slots__ = ("eqn", "inner", "primal")
+    __slots__ = ("args", "eqn", "inner", "outs")
 
-    def __init__(self, inner: Trace, eqn: Eqn, primal: list[Any]):
+    def __init__(self, inner: Trace, eqn: Eqn, args: list[Any], outs: list[Any]):
         super().__init__()
-        self.inner, self.eqn, self.primal = inner, eqn, primal
+        self.inner, self.eqn, self.args, self.outs = inner, eqn, args, outs
 
     def process(self, prim, args, params):
-        if prim is self.eqn.prim and params == self.eqn.params and self.primal:
-            primal, self.primal = self.primal, []
-            return primal if prim.multiple_results else primal[0]
+        same = prim is self.eqn.prim and params == self.eqn.params and len(args) == len(self.args)
+        if same and all(a is b for a, b in zip(args, self.args, strict=True)):
+            return self.outs if prim.multiple_results else self.outs[0]
         return self.inner.process(prim, args, params)
 
 

@@ -81,7 +81,7 @@ def check_closure(tangents: Sequence, name: str) -> None:
     for t in tangents:
         if t.__class__ is not Zero:
             raise GradError(
-                f"{name}, which has derivative rules of its own, closes over a value ({t.aval}) that is differentiated.",
+                f"{name} has derivative rules of its own and closes over a value that is differentiated ({t.aval}).",
                 where=source.here(),
                 why="its rules give derivatives with respect to its arguments only.",
                 fix="pass the value as an argument",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from blufunc import errors
-from blufunc.core import dtypes, source, tree, treepath
+from blufunc.core import dtypes, source, tree, treenode, treepath
 from blufunc.core.array import lift, scalar
 from blufunc.core.jaxpr import Jaxpr, eval_jaxpr
 from blufunc.core.structure import instantiate, zeros
@@ -354,7 +354,7 @@ def _rebuild_linear(cls: type, aux: tuple, children: Sequence) -> LinearFunction
 
 
 for _cls in (Linearized, Pullback):
-    tree.register_node(
+    treenode.register_node(
         _cls,
         lambda f: (f.residuals, (f.jaxpr, f.static)),
         functools.partial(_rebuild_linear, _cls),

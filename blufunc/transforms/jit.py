@@ -19,7 +19,7 @@ from typing import Any
 
 from blufunc import errors
 from blufunc.config import config
-from blufunc.core import backend, passes, source, tree
+from blufunc.core import backend, passes, source, tree, treenode
 from blufunc.core.array import Array, Donated
 from blufunc.core.avals import ShapedArray
 from blufunc.core.cache import Key, difference, exact
@@ -291,7 +291,7 @@ class _Static:
 
 
 _STATIC = _Static()
-tree.register_node(_Static, lambda x: ((), None), lambda aux, children: _STATIC)
+treenode.register_node(_Static, lambda x: ((), None), lambda aux, children: _STATIC)
 
 
 @dataclass

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import passes, source, tree, treepath
+from blufunc.core import dtypes, passes, source, tree, treepath
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Eqn, Jaxpr
 from blufunc.core.ops.elementwise import convert
@@ -361,26 +361,20 @@ def scan(
 
     x_avals = [ShapedArray(x.aval.shape[1:], x.aval.dtype) for x in x_values]
     labels = [f"carry{p}" for p in paths] + [f"x{p}" for p in x_paths]
-    for _ in range(2):
+    jaxpr = stage(body, [*(c.aval for c in carry), *x_avals], name, labels)
+    skeleton = tree.unflatten(out_tree, range(out_tree.num_leaves))
+    carry_tree, y_tree = tree.structure(skeleton[0]), tree.structure(skeleton[1])
+    if carry_tree != init_tree:
+        raise errors.CarryError(
+            f"the body of scan, {name}, returns a carry of another structure than it is given.",
+            where=source.here(),
+            why="; ".join(treepath.diff(init_tree, carry_tree, "init", "the returned carry")[:4]),
+        )
+    if any(
+        c.aval.weak_type for c in carry
+    ):  # after one step it is strong, of the dtype that the body gives it
+        carry = [_strong(c, a) for c, a in zip(carry, jaxpr.out_avals, strict=False)]
         jaxpr = stage(body, [*(c.aval.strong() for c in carry), *x_avals], name, labels)
-        skeleton = tree.unflatten(out_tree, range(out_tree.num_leaves))
-        carry_tree, y_tree = tree.structure(skeleton[0]), tree.structure(skeleton[1])
-        if carry_tree != init_tree:
-            raise errors.CarryError(
-                f"the body of scan, {name}, returns a carry of another structure than it is given.",
-                where=source.here(),
-                why="; ".join(treepath.diff(init_tree, carry_tree, "init", "the returned carry")[:4]),
-            )
-        # A weakly typed initial carry takes the dtype that the body gives it; once, to see that it stays.
-        promoted = [
-            convert(c, a.dtype)
-            if c.aval.weak_type and c.aval.dtype != a.dtype and c.aval.shape == a.shape
-            else c
-            for c, a in zip(carry, jaxpr.out_avals, strict=False)
-        ]
-        if all(p is c for p, c in zip(promoted, carry, strict=True)):
-            break
-        carry = promoted
     for path, c, a in zip(paths, carry, jaxpr.out_avals, strict=False):
         if not c.aval.same_type(a):
             raise errors.CarryError(
@@ -405,7 +399,23 @@ def scan(
     return tree.unflatten(init_tree, outs[:n]), tree.unflatten(y_tree, outs[n:])
 
 
+def _strong(c: Any, after: ShapedArray) -> Any:
+    """An initial carry, converted as promotion says if it is weak and the body gives it another dtype."""
+    dtype = c.aval.dtype
+    if not c.aval.weak_type or not (dtypes.is_numeric(after.dtype) or dtypes.is_bool(after.dtype)):
+        return c
+    return convert(c, dtypes.promote((dtype, True), (after.dtype, after.weak_type))[0])
+
+
 def _length(xs: Sequence[Any], paths: Sequence[str], length: int | None) -> int:
+    if length is not None:
+        if isinstance(length, bool) or not isinstance(length, (int, np.integer)):
+            raise errors.ArgumentError(
+                f"scan: length is an int, not {length!r}.", where=source.here(), fix="length=int(n)"
+            )
+        if length < 0:
+            raise errors.ValueRangeError(f"scan: length={length} is negative.", where=source.here())
+        length = int(length)
     for x, path in zip(xs, paths, strict=True):
         if not x.aval.shape:
             raise errors.ShapeError(

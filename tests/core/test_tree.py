@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blufunc.core import tree, treepath
-from blufunc.core.tree import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
+from blufunc.core import tree, treenode, treepath
+from blufunc.core.treenode import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 from blufunc.errors import ArgumentError, TreeError
 
 Point = namedtuple("Point", "x y")
@@ -47,8 +47,8 @@ class Named(Box):
     pass
 
 
-tree.register_node(Box, lambda b: (b.children, b.tag), lambda tag, xs: Box(list(xs), tag))
-tree.register_node(
+treenode.register_node(Box, lambda b: (b.children, b.tag), lambda tag, xs: Box(list(xs), tag))
+treenode.register_node(
     Named,
     lambda n: (n.children, n.tag),
     lambda tag, xs: Named(list(xs), tag),
@@ -286,13 +286,13 @@ def test_broadcast_prefix_errors():
 
 
 def test_register_dataclass():
-    @tree.register_dataclass(static_fields=["n"])
+    @treenode.register_dataclass(static_fields=["n"])
     @dataclasses.dataclass
     class Marked:
         x: object
         n: int
 
-    @tree.register_dataclass
+    @treenode.register_dataclass
     @dataclasses.dataclass
     class Plain:
         x: object
@@ -300,7 +300,7 @@ def test_register_dataclass():
     class Bare:
         pass
 
-    tree.register_dataclass(Bare, ("x", "y"), ())
+    treenode.register_dataclass(Bare, ("x", "y"), ())
     bare = Bare()
     bare.x, bare.y = 1, [2]
     assert tree.leaves(bare) == [1, 2]
@@ -312,29 +312,29 @@ def test_register_dataclass():
         pass
 
     with pytest.raises(TreeError, match="is not a dataclass"):
-        tree.register_dataclass(Other)
+        treenode.register_dataclass(Other)
     with pytest.raises(TreeError, match="are not the fields of Layer"):
-        tree.register_dataclass(Layer, data_fields=["w"], static_fields=["size"])
+        treenode.register_dataclass(Layer, data_fields=["w"], static_fields=["size"])
 
 
 def test_registration_rules():
     with pytest.raises(TreeError, match="already"):
-        tree.register_node(Box, lambda b: ((), None), lambda aux, xs: None)
+        treenode.register_node(Box, lambda b: ((), None), lambda aux, xs: None)
     with pytest.raises(TreeError, match="already"):
-        tree.register_node(dict, lambda b: ((), None), lambda aux, xs: None)
+        treenode.register_node(dict, lambda b: ((), None), lambda aux, xs: None)
     with pytest.raises(ArgumentError, match="class"):
-        tree.register_node(Box([], 1), lambda b: ((), None), lambda aux, xs: None)
+        treenode.register_node(Box([], 1), lambda b: ((), None), lambda aux, xs: None)
 
     class Late:
         child = 1
 
     late = Late()
     assert tree.leaves(late) == [late]  # seen as a leaf first; registration changes that
-    tree.register_node(Late, lambda b: iter([1, 2]), lambda aux, xs: late)
+    treenode.register_node(Late, lambda b: iter([1, 2]), lambda aux, xs: late)
     with pytest.raises(TreeError, match=r"return \(children, aux\)"):
         tree.leaves(late)
 
-    @tree.register_leaf
+    @treenode.register_leaf
     @dataclasses.dataclass
     class Spec:
         x: int
@@ -347,7 +347,7 @@ def test_keys_of_a_class_that_refuses_placeholders():
         def __init__(self, x):
             self.x = x + 1 - 1
 
-    tree.register_node(
+    treenode.register_node(
         Strict,
         lambda s: ((s.x,), None),
         lambda aux, xs: Strict(*xs),

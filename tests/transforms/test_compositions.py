@@ -16,7 +16,7 @@ from hypothesis import strategies as hs
 
 from blufunc.core import structure
 from blufunc.core.array import from_numpy
-from blufunc.core.ops import cumulative, dot, index, shape
+from blufunc.core.ops import cumulative, dot, dynamic, shape
 from blufunc.core.ops import elementwise as ew
 from blufunc.transforms.checkpoint import checkpoint
 from blufunc.transforms.custom_jvp import custom_jvp
@@ -50,7 +50,7 @@ def _scan_bf(x):
         h = ew.tanh(ew.add(ew.mul(h, 0.5), a))
         return h, ew.mul(h, a)
 
-    h, ys = scan(body, ew.mul(index.dynamic_index_in_dim(x, 0, 0, False), 0.0), x)
+    h, ys = scan(body, ew.mul(dynamic.dynamic_index_in_dim(x, 0, 0, False), 0.0), x)
     return ew.add(ys, h)
 
 
@@ -82,7 +82,7 @@ UNARY: dict[str, tuple[Callable, Callable]] = {
         lambda x: shape.concatenate([shape.slice_in_dim(x, 1, N), shape.slice_in_dim(x, 0, 1)], 0),
         lambda x: np.roll(x, -1),
     ),
-    "pick": (lambda x: ew.add(index.dynamic_index_in_dim(x, 1, 0, False), x), lambda x: x[1] + x),
+    "pick": (lambda x: ew.add(dynamic.dynamic_index_in_dim(x, 1, 0, False), x), lambda x: x[1] + x),
     "cumsum": (lambda x: cumulative.cumsum(x, 0), np.cumsum),
     "masked": (lambda x: ew.select(_MASK, ew.cos(x), x), lambda x: np.where(MASK, np.cos(x), x)),
     "jit": (jit(lambda x: ew.mul(ew.sin(x), ew.cos(x))), lambda x: np.sin(x) * np.cos(x)),

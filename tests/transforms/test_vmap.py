@@ -6,7 +6,7 @@ import pytest
 from blufunc import errors
 from blufunc.core import dtypes, structure
 from blufunc.core.array import from_numpy
-from blufunc.core.ops import dot, index, reduce
+from blufunc.core.ops import dot, dynamic, reduce
 from blufunc.core.ops import elementwise as ew
 from blufunc.transforms.grad import grad, jvp, vjp
 from blufunc.transforms.jit import jit
@@ -144,8 +144,8 @@ def test_maps_of_jitted_functions_batch_their_bodies():
 def test_indices_may_be_batched():
     x = np.arange(12, dtype=np.float32).reshape(3, 4)
     at = np.array([2, 0, 3], np.int32)
-    check(vmap(lambda x, i: index.dynamic_index_in_dim(x, i, 0, False))(x, at), x[range(3), at])
-    check(vmap(lambda i: index.dynamic_index_in_dim(arr(x), i, 1, False))(at), x[:, at].T)
+    check(vmap(lambda x, i: dynamic.dynamic_index_in_dim(x, i, 0, False))(x, at), x[range(3), at])
+    check(vmap(lambda i: dynamic.dynamic_index_in_dim(arr(x), i, 1, False))(at), x[:, at].T)
 
 
 def test_reductions_keep_their_axes():

@@ -1,7 +1,8 @@
 """Elementwise operations: each with its NumPy definition and its derivatives.
 
-Core operations. Functions here are strict: operands of one dtype, equal shapes or rank 0; Python
-scalars take the dtype of the array they meet. ``blufunc.numpy`` adds promotion and broadcasting.
+Core operations, above ``numerics``, which has what NumPy lacks or does differently. Functions here are strict:
+operands of one dtype, equal shapes or rank 0; Python scalars take the dtype of the array they meet.
+``blufunc.numpy`` adds promotion and broadcasting.
 """
 
 from __future__ import annotations
@@ -9,13 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import scipy.special
 
 from blufunc import errors
 from blufunc.core import dtypes, source
 from blufunc.core.array import lift, scalar
 from blufunc.core.avals import ShapedArray
 from blufunc.core.kinds import Elementwise
+from blufunc.core.ops import numerics
 from blufunc.core.primitive import Primitive
 from blufunc.core.structure import add_any, full, zeros
 from blufunc.core.tangents import Zero, zero
@@ -56,16 +57,6 @@ def binary(prim: Primitive, x: Any, y: Any) -> Any:
 
 
 # -- arithmetic ------------------------------------------------------------------------------------
-
-
-def _div_impl(x, y):
-    if not dtypes.is_integer(x.dtype):
-        return np.true_divide(x, y)
-    quotient = np.floor_divide(x, y)
-    if dtypes.is_unsigned(x.dtype):
-        return quotient
-    # XLA and C truncate, NumPy floors
-    return np.asarray(quotient + ((quotient < 0) & (quotient * y != x)), x.dtype)
 
 
 class _Div(Elementwise):
@@ -122,7 +113,7 @@ mul_p = Elementwise(
 )
 div_p = _Div(
     "div",
-    _div_impl,
+    numerics.divide,
     "number",
     [lambda t, ans, x, y: div(t, y), lambda t, ans, x, y: mul(neg(t), div(ans, y))],
     [lambda ct, x, y: div(ct, y), None],
@@ -188,53 +179,6 @@ integer_pow_p = _IntegerPow()
 # -- exponentials, trigonometry, special functions -------------------------------------------------
 
 
-def _logistic_impl(x):
-    # 1/(1+exp(-x)) overflows harmlessly: exp(-x) -> inf gives 0
-    one = np.asarray(1, x.dtype)
-    return one / (one + np.exp(-x))
-
-
-def _erf_inv_impl(x):
-    if x.dtype == np.float64:
-        return scipy.special.erfinv(x)
-    return _erf_inv_f32(np.asarray(x, np.float32)).astype(x.dtype)
-
-
-def _horner(coefficients, w):
-    p = np.full_like(w, coefficients[0])
-    for c in coefficients[1:]:
-        p = np.asarray(c, np.float32) + p * w
-    return p
-
-
-def _erf_inv_f32(x):
-    """Inverse error function in float32: M. Giles, "Approximating the erfinv function" (GPU Computing Gems, 2011)."""
-    w = -np.log1p(-x * x)
-    central = _horner(
-        (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164,
-         0.246640727, 1.50140941),
-        w - np.float32(2.5),
-    )  # fmt: skip
-    tail = _horner(
-        (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047,
-         1.00167406, 2.83297682),
-        np.sqrt(np.maximum(w, 5)) - np.float32(3),
-    )  # fmt: skip
-    result = np.where(w < 5, central, tail) * x
-    return np.where(np.abs(x) == 1, x * np.float32(np.inf), result)
-
-
-def _wide(f):
-    """Run a SciPy function on half-precision input in float32."""
-
-    def impl(x):
-        if x.dtype.itemsize <= 2 and dtypes.is_floating(x.dtype):
-            return np.asarray(f(np.asarray(x, np.float32)), x.dtype)
-        return f(x)
-
-    return impl
-
-
 _TWO_OVER_ROOT_PI = 1.1283791670955126
 _ROOT_PI_OVER_TWO = 0.8862269254527580
 
@@ -244,7 +188,7 @@ expm1_p = Elementwise("expm1", np.expm1, "inexact", [lambda t, ans, x: mul(t, ad
 log_p = Elementwise("log", np.log, "inexact", [lambda t, ans, x: div(t, x)])
 log1p_p = Elementwise("log1p", np.log1p, "inexact", [lambda t, ans, x: div(t, add(x, 1))])
 logistic_p = Elementwise(
-    "logistic", _logistic_impl, "inexact", [lambda t, ans, x: mul(t, mul(ans, sub(1, ans)))]
+    "logistic", numerics.logistic, "inexact", [lambda t, ans, x: mul(t, mul(ans, sub(1, ans)))]
 )
 sin_p = Elementwise("sin", np.sin, "inexact", [lambda t, ans, x: mul(t, cos(x))])
 cos_p = Elementwise("cos", np.cos, "inexact", [lambda t, ans, x: mul(t, neg(sin(x)))])
@@ -262,18 +206,18 @@ acosh_p = Elementwise(
 atanh_p = Elementwise("atanh", np.arctanh, "inexact", [lambda t, ans, x: div(t, sub(1, square(x)))])
 erf_p = Elementwise(
     "erf",
-    _wide(scipy.special.erf),
+    numerics.erf,
     "float",
     [lambda t, ans, x: mul(t, mul(exp(neg(square(x))), _TWO_OVER_ROOT_PI))],
 )
 erfc_p = Elementwise(
     "erfc",
-    _wide(scipy.special.erfc),
+    numerics.erfc,
     "float",
     [lambda t, ans, x: mul(t, mul(exp(neg(square(x))), -_TWO_OVER_ROOT_PI))],
 )
 erf_inv_p = Elementwise(
-    "erf_inv", _erf_inv_impl, "float", [lambda t, ans, x: mul(t, mul(exp(square(ans)), _ROOT_PI_OVER_TWO))]
+    "erf_inv", numerics.erf_inv, "float", [lambda t, ans, x: mul(t, mul(exp(square(ans)), _ROOT_PI_OVER_TWO))]
 )
 
 # -- rounding, tests, bits -------------------------------------------------------------------------
@@ -292,43 +236,18 @@ gt_p = Elementwise("gt", np.greater, "ordered", [None, None], out=dtypes.bool_)
 ge_p = Elementwise("ge", np.greater_equal, "ordered", [None, None], out=dtypes.bool_)
 
 
-def _shift(prim_impl, arithmetic: bool):
-    def impl(x, y):
-        # a shift by the width or more is undefined in C: it yields 0, or the sign for arithmetic shifts
-        bits = x.dtype.itemsize * 8
-        wide = np.asarray(y).astype(np.uint64) >= bits
-        shifted = prim_impl(x, np.where(wide, 0, y).astype(x.dtype))
-        rest = np.where(x < 0, -1, 0).astype(x.dtype) if arithmetic else np.zeros_like(x)
-        return np.asarray(np.where(wide, rest, shifted), x.dtype)
-
-    return impl
-
-
-def _as_unsigned(x):
-    return np.asarray(x).view(f"u{x.dtype.itemsize}")
-
-
-def _logical_right(x, y):
-    return np.right_shift(_as_unsigned(x), _as_unsigned(y)).view(x.dtype)
-
-
 not_p = Elementwise("not", np.invert, "bits", [None])
 and_p = Elementwise("and", np.bitwise_and, "bits", [None, None])
 or_p = Elementwise("or", np.bitwise_or, "bits", [None, None])
 xor_p = Elementwise("xor", np.bitwise_xor, "bits", [None, None])
-shift_left_p = Elementwise("shift_left", _shift(np.left_shift, False), "integer", [None, None])
+shift_left_p = Elementwise("shift_left", numerics.shift_left, "integer", [None, None])
 shift_right_logical_p = Elementwise(
-    "shift_right_logical", _shift(_logical_right, False), "integer", [None, None]
+    "shift_right_logical", numerics.shift_right_logical, "integer", [None, None]
 )
 shift_right_arithmetic_p = Elementwise(
-    "shift_right_arithmetic", _shift(np.right_shift, True), "integer", [None, None]
+    "shift_right_arithmetic", numerics.shift_right_arithmetic, "integer", [None, None]
 )
-population_count_p = Elementwise(
-    "population_count",
-    lambda x: np.bitwise_count(_as_unsigned(x)).astype(x.dtype),  # of signed integers NumPy counts in |x|
-    "integer",
-    [None],
-)
+population_count_p = Elementwise("population_count", numerics.population_count, "integer", [None])
 
 # -- choice, conversion, identity ------------------------------------------------------------------
 

@@ -1,0 +1,106 @@
+"""What elementwise operations compute where NumPy has no such function, or another convention than XLA.
+
+Below ``elementwise``, which gives each its types and derivatives. In come NumPy arrays, already checked; out come
+NumPy arrays of the same dtype. Half precision goes through float32 where the function is SciPy's.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy.special
+
+from blufunc.core import dtypes
+
+
+def divide(x, y):
+    """``x / y``; integers are divided toward zero."""
+    if not dtypes.is_integer(x.dtype):
+        return np.true_divide(x, y)
+    quotient = np.floor_divide(x, y)
+    if dtypes.is_unsigned(x.dtype):
+        return quotient
+    # XLA and C truncate, NumPy floors
+    return np.asarray(quotient + ((quotient < 0) & (quotient * y != x)), x.dtype)
+
+
+def _shift(f, arithmetic: bool):
+    def impl(x, y):
+        # a shift by the width or more is undefined in C: it yields 0, or the sign for arithmetic shifts
+        bits = x.dtype.itemsize * 8
+        wide = np.asarray(y).astype(np.uint64) >= bits
+        shifted = f(x, np.where(wide, 0, y).astype(x.dtype))
+        rest = np.where(x < 0, -1, 0).astype(x.dtype) if arithmetic else np.zeros_like(x)
+        return np.asarray(np.where(wide, rest, shifted), x.dtype)
+
+    return impl
+
+
+def _as_unsigned(x):
+    return np.asarray(x).view(f"u{x.dtype.itemsize}")
+
+
+def _logical_right(x, y):
+    return np.right_shift(_as_unsigned(x), _as_unsigned(y)).view(x.dtype)
+
+
+shift_left = _shift(np.left_shift, False)
+shift_right_logical = _shift(_logical_right, False)
+shift_right_arithmetic = _shift(np.right_shift, True)
+
+
+def population_count(x):
+    """The number of bits set; of signed integers NumPy counts in |x|."""
+    return np.bitwise_count(_as_unsigned(x)).astype(x.dtype)
+
+
+def logistic(x):
+    """``1 / (1 + exp(-x))``."""
+    # 1/(1+exp(-x)) overflows harmlessly: exp(-x) -> inf gives 0
+    one = np.asarray(1, x.dtype)
+    return one / (one + np.exp(-x))
+
+
+def _through_single(f):
+    """Run a SciPy function on half-precision input in float32."""
+
+    def impl(x):
+        if x.dtype.itemsize <= 2 and dtypes.is_floating(x.dtype):
+            return np.asarray(f(np.asarray(x, np.float32)), x.dtype)
+        return f(x)
+
+    return impl
+
+
+erf = _through_single(scipy.special.erf)
+erfc = _through_single(scipy.special.erfc)
+
+
+def erf_inv(x):
+    """The inverse error function."""
+    if x.dtype == np.float64:
+        return scipy.special.erfinv(x)
+    return _erf_inv_single(np.asarray(x, np.float32)).astype(x.dtype)
+
+
+def _horner(coefficients, w):
+    p = np.full_like(w, coefficients[0])
+    for c in coefficients[1:]:
+        p = np.asarray(c, np.float32) + p * w
+    return p
+
+
+def _erf_inv_single(x):
+    """Inverse error function in float32: M. Giles, "Approximating the erfinv function" (GPU Computing Gems, 2011)."""
+    w = -np.log1p(-x * x)
+    central = _horner(
+        (2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087, -0.00125372503, -0.00417768164,
+         0.246640727, 1.50140941),
+        w - np.float32(2.5),
+    )  # fmt: skip
+    tail = _horner(
+        (-0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773, -0.0076224613, 0.00943887047,
+         1.00167406, 2.83297682),
+        np.sqrt(np.maximum(w, 5)) - np.float32(3),
+    )  # fmt: skip
+    result = np.where(w < 5, central, tail) * x
+    return np.where(np.abs(x) == 1, x * np.float32(np.inf), result)

@@ -1,0 +1,313 @@
+"""The classes that are nodes of pytrees: how each is taken apart, joined, and its children named.
+
+Stands in core, below ``tree``, which walks by it. In come classes: the containers of Python, known from the start,
+namedtuples and dataclasses, looked at when first met, and those that a user registers. Out come their ``Kind``s
+(None for leaves) in one table, ``KINDS``, and the keys of which paths are made.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Any, TypeVar, overload
+
+from blufunc.errors import ArgumentError, TreeError
+
+_C = TypeVar("_C", bound=type)
+
+
+# Keys: one step of a path, printed as the Python that takes it.
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class DictKey:
+    """The value under ``key`` of a dict."""
+
+    key: Hashable
+
+    def __str__(self) -> str:
+        return f"[{self.key!r}]"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SequenceKey:
+    """Element ``idx`` of a list or tuple."""
+
+    idx: int
+
+    def __str__(self) -> str:
+        return f"[{self.idx}]"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class GetAttrKey:
+    """Field ``name`` of a namedtuple or dataclass."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f".{self.name}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FlattenedIndexKey:
+    """Child number ``key`` of a registered class that does not name its children."""
+
+    key: int
+
+    def __str__(self) -> str:
+        return f"[<flat index {self.key}>]"
+
+
+# Kinds: what the tree functions know of one container class.
+
+
+class Kind:
+    """How one class is split into ``(children, aux)``, joined again, and how its children are called.
+
+    ``keys(aux, n)`` names the children knowing only the spec. ``keys_of(x)`` does so for a live object, where
+    the class chose its own names at registration.
+    """
+
+    __slots__ = ("cls", "join", "keys", "keys_of", "split", "static_names")
+
+    def __init__(
+        self,
+        cls: type,
+        split: Callable[[Any], tuple[Sequence[Any], Hashable]],
+        join: Callable[[Any, list[Any]], Any],
+        keys: Callable[[Any, int], list[Any]],
+        *,
+        static_names: tuple[str, ...] = (),
+        keys_of: Callable[[Any], list[Any]] | None = None,
+    ):
+        self.cls, self.split, self.join, self.keys = cls, split, join, keys
+        self.static_names, self.keys_of = static_names, keys_of
+
+    def __reduce__(self) -> Any:  # a TreeDef is loaded by a process that has registered the same classes
+        return _load_kind, (self.cls,)
+
+
+class _Kinds(dict[type, "Kind | None"]):
+    """From class to Kind, or to None for leaves. Each class is looked at once, when first met."""
+
+    def __missing__(self, cls: type) -> Kind | None:
+        kind = self[cls] = _discover(cls)
+        return kind
+
+
+class UnsortableKeys(Exception):
+    """A dict whose keys have no order; ``flatten`` turns it into a TreeError that knows the path."""
+
+
+def _split_dict(x: dict[Any, Any]) -> tuple[Sequence[Any], Hashable]:
+    try:
+        keys = tuple(sorted(x))
+    except TypeError:
+        raise UnsortableKeys(x) from None
+    return tuple(map(x.__getitem__, keys)), keys
+
+
+def _split_defaultdict(x: defaultdict[Any, Any]) -> tuple[Sequence[Any], Hashable]:
+    children, keys = _split_dict(x)
+    return children, (x.default_factory, keys)
+
+
+def _dict_keys(aux: tuple[Any, ...], n: int) -> list[Any]:
+    return [DictKey(k) for k in aux]
+
+
+def _sequence_keys(aux: Any, n: int) -> list[Any]:
+    return [SequenceKey(i) for i in range(n)]
+
+
+def _flat_keys(aux: Any, n: int) -> list[Any]:
+    return [FlattenedIndexKey(i) for i in range(n)]
+
+
+NONE = Kind(type(None), lambda x: ((), None), lambda aux, xs: None, _sequence_keys)
+# The spec guarantees that keys and children are equally many, so the joins zip without checking.
+DICT = Kind(dict, _split_dict, lambda aux, xs: dict(zip(aux, xs)), _dict_keys)  # noqa: B905
+ORDERED = Kind(
+    OrderedDict,
+    lambda x: (list(x.values()), tuple(x)),  # its own order is part of its meaning: not sorted
+    lambda aux, xs: OrderedDict(zip(aux, xs)),  # noqa: B905
+    _dict_keys,
+)
+DEFAULT = Kind(
+    defaultdict,
+    _split_defaultdict,
+    lambda aux, xs: defaultdict(aux[0], zip(aux[1], xs)),  # noqa: B905
+    lambda aux, n: _dict_keys(aux[1], n),
+)
+LIST = Kind(list, lambda x: (x, None), lambda aux, xs: xs, _sequence_keys)
+TUPLE = Kind(tuple, lambda x: (x, None), lambda aux, xs: tuple(xs), _sequence_keys)
+
+KINDS = _Kinds({kind.cls: kind for kind in (NONE, DICT, ORDERED, DEFAULT, LIST, TUPLE)})
+_explicit: set[type] = set(KINDS)
+
+
+def _discover(cls: type) -> Kind | None:
+    fields = getattr(cls, "_fields", None)
+    if issubclass(cls, tuple) and isinstance(fields, tuple):
+        return Kind(
+            cls,
+            lambda x: (x, None),
+            lambda aux, xs: cls._make(xs),  # type: ignore[attr-defined]
+            lambda aux, n: [GetAttrKey(f) for f in fields],
+        )
+    if dataclasses.is_dataclass(cls):
+        static = tuple(f.name for f in dataclasses.fields(cls) if f.metadata.get("static"))
+        data = tuple(f.name for f in dataclasses.fields(cls) if not f.metadata.get("static"))
+        return _attribute_kind(cls, data, static)
+    return None
+
+
+def _load_kind(cls: type) -> Kind:
+    kind = KINDS[cls]
+    if kind is None:
+        raise TreeError(
+            f"a saved tree holds {cls.__name__}, which is not registered here", fix="register_node(...)"
+        )
+    return kind
+
+
+def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
+    if len(names) >= 2:
+        return operator.attrgetter(*names)
+    return lambda x: tuple([getattr(x, name) for name in names])
+
+
+def _attribute_kind(cls: type, data: tuple[str, ...], static: tuple[str, ...]) -> Kind:
+    get_data, get_static, new, set_ = _getter(data), _getter(static), object.__new__, object.__setattr__
+
+    def join(aux: tuple[Any, ...], xs: list[Any]) -> Any:
+        # Not through __init__: the children may be tracers, placeholders or None, which it need not accept.
+        x = new(cls)
+        for name, value in zip(data, xs):  # noqa: B905
+            set_(x, name, value)
+        for name, value in zip(static, aux):  # noqa: B905
+            set_(x, name, value)
+        return x
+
+    return Kind(
+        cls,
+        lambda x: (get_data(x), get_static(x)),
+        join,
+        lambda aux, n: [GetAttrKey(name) for name in data],
+        static_names=static,
+    )
+
+
+# Registration.
+
+
+def _register(cls: type, kind: Kind | None) -> None:
+    if not isinstance(cls, type):
+        raise ArgumentError(f"a pytree node is registered by its class, got {cls!r}")
+    if cls in _explicit:
+        raise TreeError(f"{cls.__name__} is already a pytree node", fix="register each class once")
+    _explicit.add(cls)
+    KINDS[cls] = kind
+
+
+def register_node(
+    cls: type,
+    flatten_fn: Callable[[Any], tuple[Iterable[Any], Hashable]],
+    unflatten_fn: Callable[[Any, Sequence[Any]], Any],
+    flatten_with_keys: Callable[[Any], tuple[Iterable[tuple[Any, Any]], Hashable]] | None = None,
+) -> None:
+    """Makes instances of ``cls`` (exactly, not of its subclasses) nodes of pytrees.
+
+    Args:
+      flatten_fn: object -> ``(children, aux)``; ``aux`` is hashable, and equal for equal structures.
+      unflatten_fn: ``(aux, children)`` -> object; it must accept children of any type.
+      flatten_with_keys: object -> ``([(key, child), ...], aux)``, for paths in messages; a key is one of
+        ``DictKey``, ``SequenceKey``, ``GetAttrKey``, or anything that prints itself by ``str``.
+    """
+
+    def split(x: Any) -> tuple[Sequence[Any], Hashable]:
+        result = flatten_fn(x)
+        if type(result) is not tuple or len(result) != 2:
+            raise TreeError(
+                f"the flatten function of {cls.__name__} returned {type(result).__name__}",
+                fix="return (children, aux)",
+            )
+        return tuple(result[0]), result[1]
+
+    def join(aux: Any, xs: list[Any]) -> Any:
+        return unflatten_fn(aux, tuple(xs))
+
+    if flatten_with_keys is None:
+        _register(cls, Kind(cls, split, join, _flat_keys))
+        return
+
+    def keys_of(x: Any) -> list[Any]:
+        return [key for key, _ in flatten_with_keys(x)[0]]
+
+    def keys(aux: Any, n: int) -> list[Any]:
+        # Only an object can be asked for its keys, so one is made of placeholders. A class whose constructor
+        # looks into its children may refuse them: then the numbers have to do.
+        try:
+            named = keys_of(join(aux, [object()] * n))
+        except Exception:
+            return _flat_keys(aux, n)
+        return named if len(named) == n else _flat_keys(aux, n)
+
+    _register(cls, Kind(cls, split, join, keys, keys_of=keys_of))
+
+
+@overload
+def register_dataclass(
+    cls: _C, data_fields: Iterable[str] | None = ..., static_fields: Iterable[str] | None = ...
+) -> _C: ...
+@overload
+def register_dataclass(
+    cls: None = ..., data_fields: Iterable[str] | None = ..., static_fields: Iterable[str] | None = ...
+) -> Callable[[_C], _C]: ...
+def register_dataclass(
+    cls: Any = None, data_fields: Iterable[str] | None = None, static_fields: Iterable[str] | None = None
+) -> Any:
+    """Says which attributes of ``cls`` are children and which are static; usable as a decorator.
+
+    Dataclasses are nodes without it, with ``field(metadata={'static': True})`` for static fields. It is for
+    classes whose fields cannot be edited, and for classes that are not dataclasses (give both lists then). If
+    one list is given, it is the rest of the fields that make the other.
+    """
+    if cls is None:
+        return functools.partial(register_dataclass, data_fields=data_fields, static_fields=static_fields)
+    data = None if data_fields is None else tuple(data_fields)
+    static = None if static_fields is None else tuple(static_fields)
+    if isinstance(cls, type) and dataclasses.is_dataclass(cls):
+        fields = {f.name: bool(f.metadata.get("static")) for f in dataclasses.fields(cls)}
+        if data is None and static is None:
+            static = tuple(name for name, is_static in fields.items() if is_static)
+        if data is None:
+            data = tuple(name for name in fields if name not in (static or ()))
+        if static is None:
+            static = tuple(name for name in fields if name not in data)
+        if sorted(data + static) != sorted(fields):
+            raise TreeError(
+                f"data_fields {data} and static_fields {static} are not the fields of {cls.__name__}",
+                why=f"each field is in exactly one of them, and {cls.__name__} has {', '.join(fields)}",
+            )
+    elif data is None or static is None:
+        raise TreeError(
+            f"{getattr(cls, '__name__', cls)} is not a dataclass, so its fields are unknown",
+            fix="decorate it with @dataclasses.dataclass first, or give both data_fields and static_fields",
+        )
+    _register(cls, _attribute_kind(cls, data, static))
+    return cls
+
+
+def register_leaf(cls: _C) -> _C:
+    """Makes instances of ``cls``, a dataclass or namedtuple, leaves; usable as a decorator."""
+    _register(cls, None)
+    return cls
+
+
+for _key in (DictKey, SequenceKey, GetAttrKey, FlattenedIndexKey):
+    register_leaf(_key)
