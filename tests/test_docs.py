@@ -36,7 +36,9 @@ def test_error_examples(name, broken, mended):
 
 def test_every_error_has_its_section():
     text = (ROOT / "docs/errors.md").read_text()
-    classes = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, errors.BlufuncError)]
+    classes = [
+        c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, errors.BlufuncError)
+    ]
     for cls in classes:
         if cls is not errors.BlufuncError:
             assert f"\n## {cls.__name__}\n" in text

@@ -51,7 +51,9 @@ class StageTrace(Trace):
         return StagedTracer(self, var, None, label)
 
     def process(self, prim, args, params):
-        invars = [a.variable if a.__class__ is StagedTracer and a.trace is self else self.atom(a) for a in args]
+        invars = [
+            a.variable if a.__class__ is StagedTracer and a.trace is self else self.atom(a) for a in args
+        ]
         outs = prim.typed(tuple([v.aval for v in invars]), params)
         line = state.source or source.current()
         if prim.multiple_results:

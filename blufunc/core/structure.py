@@ -44,7 +44,9 @@ class _BroadcastInDim(Linear):
         if x.dtype.isbuiltin == 1 and x.flags.c_contiguous:  # several times faster than as_strided
             return np.ndarray(shape, x.dtype, x, 0, strides)
         if x.dtype.isbuiltin != 1:  # as_strided does not know the dtypes of ml_dtypes
-            return np.broadcast_to(x[tuple([slice(None) if d in dims else None for d in range(len(shape))])], shape)
+            return np.broadcast_to(
+                x[tuple([slice(None) if d in dims else None for d in range(len(shape))])], shape
+            )
         return np.lib.stride_tricks.as_strided(x, shape, strides, writeable=False)
 
     def abstract(self, x, *, shape, dims):

@@ -18,6 +18,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from blufunc.core import source
 from blufunc.core.treenode import (
     DEFAULT,
     DICT,
@@ -147,6 +148,7 @@ def _unhashable(spec: Spec, path: Path = ()) -> TreeError:
             culprit = f"static field {name!r} of {kind.cls.__name__}, a {type(value).__name__},"
     return TreeError(
         f"{culprit} cannot be hashed{at(path)}",
+        where=source.here(),
         why="static data is part of the key under which traced functions are kept",
         fix="make it hashable (a tuple for a list), or a data field if it holds arrays",
     )
@@ -221,6 +223,7 @@ def _explain_unsortable(tree: PyTree, culprit: dict[Any, Any]) -> TreeError:
     path = _find(tree, culprit, ())
     return TreeError(
         f"the keys of a dict{at(path or ())} cannot be sorted: {list(culprit)}",
+        where=source.here(),
         why="leaves are ordered by sorted keys, so that the order of insertion does not matter",
         fix="use keys of one type, or an OrderedDict, which keeps its own order",
     )
@@ -246,12 +249,18 @@ def unflatten(treedef: TreeDef, leaves: Iterable[Leaf]) -> PyTree:
     """The tree of structure ``treedef`` with the given leaves: the inverse of ``flatten``."""
     if type(treedef) is not TreeDef:
         raise ArgumentError(
-            f"unflatten needs a TreeDef, got {type(treedef).__name__}", fix="unflatten(treedef, leaves)"
+            f"unflatten needs a TreeDef, got {type(treedef).__name__}",
+            where=source.here(),
+            fix="unflatten(treedef, leaves)",
         )
     if type(leaves) is not list:
         leaves = list(leaves)
     if len(leaves) != treedef.num_leaves:
-        raise TreeError(f"{len(leaves)} leaves were given for a structure of {treedef.num_leaves}: {treedef}")
+        raise TreeError(
+            f"{len(leaves)} leaves were given for a structure of {treedef.num_leaves}: {treedef}",
+            where=source.here(),
+            fix="give one leaf for each place, in the order of flatten",
+        )
     if treedef.spec is None:
         return leaves[0]
     return _unflatten(treedef.spec, iter(leaves))
@@ -357,7 +366,12 @@ def _flatten_up_to(treedef: TreeDef, tree: PyTree, names: tuple[str, str]) -> li
         if len(lines) > 5:
             lines[4:] = [f"and {len(lines) - 4} more differences"]
         what = f"{names[1]} does not have the structure of {names[0]}"
-        raise TreeError("\n  ".join([what, *lines])) from None
+        raise TreeError(
+            what,
+            where=source.here(),
+            why="; ".join(lines),
+            fix="give both the same structure down to the leaves",
+        ) from None
     return found
 
 

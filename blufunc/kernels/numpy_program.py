@@ -126,7 +126,9 @@ class _Writer:
         texts, returned = [], set()
         for atom in self.jaxpr.outvars:
             text = self.operand(atom)
-            shared = atom.__class__ is Literal or self.storage.shared(atom) or self.storage.root(atom) in returned
+            shared = (
+                atom.__class__ is Literal or self.storage.shared(atom) or self.storage.root(atom) in returned
+            )
             if shared or not atom.aval.ndim:  # ufuncs return NumPy scalars in the place of arrays of rank 0
                 text = f"{self.define('own', own)}({text})"
             else:

@@ -370,9 +370,7 @@ def scan(
             where=source.here(),
             why="; ".join(treepath.diff(init_tree, carry_tree, "init", "the returned carry")[:4]),
         )
-    if any(
-        c.aval.weak_type for c in carry
-    ):  # after one step it is strong, of the dtype that the body gives it
+    if any(c.aval.weak_type for c in carry):  # strong after one step, of the dtype that the body gives it
         carry = [_strong(c, a) for c, a in zip(carry, jaxpr.out_avals, strict=False)]
         jaxpr = stage(body, [*(c.aval.strong() for c in carry), *x_avals], name, labels)
     for path, c, a in zip(paths, carry, jaxpr.out_avals, strict=False):
