@@ -294,7 +294,7 @@ class _FlatRules:
             raise GradError(
                 f"the bwd rule of {self.name} returned cotangents of another structure than the arguments.",
                 where=source.here(),
-                why=e.what,
+                why=e.why or e.what,
             ) from None
         paths = treepath.leaf_paths(args_tree)
         return [self._checked(ct, aval, path) for ct, aval, path in zip(flat, self.avals, paths, strict=True)]

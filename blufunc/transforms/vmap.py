@@ -94,7 +94,7 @@ def _broadcast(axes: Any, whole: Any, fun: Callable, name: str, what: str) -> li
         raise errors.TreeError(
             f"vmap of {name_of(fun)}: {name} is not a pytree prefix of {what}.",
             where=source.here(),
-            why=e.what,
+            why=e.why or e.what,
             fix="give each container of which the leaves differ an entry of its structure; None means not mapped",
         ) from None
 
