@@ -13,7 +13,7 @@ import numpy as np
 
 import blufunc as bf
 from benchmarks import gpt_in_jax
-from benchmarks.peers import report, together
+from benchmarks.peers import report, row, together
 from examples.gpt import model, train
 
 
@@ -46,15 +46,8 @@ def main() -> None:
 
     a, b = together(ours, theirs, options.calls)
     n = batch * config.context
-    print(f"{options.preset}: blufunc {n / a:,.0f} tokens/s   jax {n / b:,.0f} tokens/s   ratio {b / a:.3f}")
-    record = {
-        "what": f"{options.preset} step",
-        "unit": "tokens/s",
-        "blufunc": n / a,
-        "jax": n / b,
-        "ratio": b / a,
-    }
-    report("cpu_train", [record])
+    what = f"{options.preset} training step"
+    report("cpu_train", [row(what, n / a, n / b, "tokens/s")])
 
 
 if __name__ == "__main__":

@@ -60,9 +60,9 @@ def main() -> None:
             times[name].append(time.perf_counter() - start)
             if len(times[name]) == 1:
                 print(f"{name}: {count} equations at the top level")
-    first = row("make_jaxpr of the gpt2-124m step, first", times["blufunc"][0], times["jax"][0], "s", 1)
+    first = row("make_jaxpr of the gpt2-124m step, first", times["blufunc"][0], times["jax"][0], "s")
     middle = lambda xs: sorted(xs[1:])[len(xs[1:]) // 2]
-    again = row("the same, median when warm", middle(times["blufunc"]), middle(times["jax"]), "s", 1)
+    again = row("the same, median when warm", middle(times["blufunc"]), middle(times["jax"]), "s")
     report("trace", [first, again])
 
 

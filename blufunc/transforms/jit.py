@@ -120,8 +120,9 @@ class Jitted:
             if len(types) == len(args) and not kwargs:
                 entry = self._fast.get(tuple(types))
             else:  # a leaf that is no Array leaves the key too short to be found
-                leaves, in_tree = tree.flatten((args, kwargs))
-                entry = self._fast.get((in_tree, *[a.aval for a in leaves if a.__class__ is Array]))
+                leaves, in_tree = tree.flatten((args, kwargs) if kwargs else args)
+                types = [a.aval for a in leaves if a.__class__ is Array]
+                entry = self._fast.get((in_tree, not kwargs, *types))
             if entry is not None:
                 return self._run(entry, leaves)
         return self._call(args, kwargs)
@@ -266,7 +267,8 @@ class Jitted:
             )
         entry = self._entries[key] = self._trace(call, key)
         if self._plain and not any(isinstance(c, Tracer) for c in entry.consts):
-            self._fast[(call.in_tree, *key.types)] = entry
+            in_tree = call.in_tree if call.kwargs else tree.structure(call.args)
+            self._fast[(in_tree, not call.kwargs, *key.types)] = entry
             if not call.kwargs and all(a.__class__ is Array for a in call.args):
                 self._fast[key.types] = entry
         return entry

@@ -4,6 +4,7 @@ Each loop of the table is compared with itself unrolled, and its derivatives wit
 """
 
 import itertools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -50,7 +51,7 @@ def unrolled(f, init, xs=None, length=None, reverse=False, unroll=1):
     n = length if length is not None else tree.leaves(xs)[0].shape[0]
     carry, ys = init, [None] * n
     for i in range(n)[:: -1 if reverse else 1]:
-        carry, ys[i] = f(carry, tree.map(lambda x: x[i], xs))
+        carry, ys[i] = f(carry, tree.map(operator.itemgetter(i), xs))
     return carry, tree.map(lambda *y: bnp.stack(y), *ys)
 
 
@@ -546,36 +547,44 @@ def test_a_rule_that_carries_primals_and_tangents_together():
 # -- what is computed and stored -------------------------------------------------------------------
 
 
-def test_outputs_that_nobody_reads_disappear():
-    def f(x, a):
-        (c, d, e, n), (u, v) = scan(
-            lambda c, a: (
-                (bnp.sin(c[0] * a), c[1] + bnp.exp(c[2]), c[2] * a, c[3] + 1),
-                (bnp.cos(c[0]), c[3] * 2),
-            ),
-            (x, x, x, arr(0, np.int32)),
-            a,
-        )
-        return {"c": c, "d": d, "e": e, "n": n, "u": u, "v": v}
+def five_outputs(x, a):
+    (c, d, e, n), (u, v) = scan(
+        lambda c, a: (
+            (bnp.sin(c[0] * a), c[1] + bnp.exp(c[2]), c[2] * a, c[3] + 1),
+            (bnp.cos(c[0]), c[3] * 2),
+        ),
+        (x, x, x, arr(0, np.int32)),
+        a,
+    )
+    return {"c": c, "d": d, "e": e, "n": n, "u": u, "v": v, "x": x}
 
-    x, a = draw(), draw(4)
-    whole = f(x, a)
-    for kept, n_carry, n_ys, inside in (
+
+@pytest.mark.parametrize(
+    "kept, n_carry, n_ys, inside",
+    [
         ("c", 1, 0, {"mul", "sin"}),
         ("d", 2, 0, {"add", "exp", "mul"}),  # d needs e
         ("e", 1, 0, {"mul"}),
-        ("v", 1, 1, {"add", "mul"}),
         ("u", 1, 1, {"mul", "sin", "cos"}),
-    ):
-        lowered = jit(lambda x, a: f(x, a)[kept]).lower(x, a).jaxpr
-        check_jaxpr(lowered)
-        (eqn,) = scans(lowered)
-        body = eqn.params["jaxpr"]
-        assert (eqn.params["n_carry"], len(eqn.outvars)) == (n_carry, n_carry + n_ys), kept
-        assert set(names(body)) == inside, kept
-        close(jit(lambda x, a: f(x, a)[kept])(x, a), whole[kept])
-    assert len(scans(jit(lambda x, a: f(x, a)["n"]).lower(x, a).jaxpr)[0].invars) == 1, "no inputs are read"
-    assert scans(jit(lambda x, a: (f(x, a), x)[1]).lower(x, a).jaxpr) == []
+        ("v", 1, 1, {"add", "mul"}),
+    ],
+)
+def test_outputs_that_nobody_reads_disappear(kept, n_carry, n_ys, inside):
+    f = jit(lambda x, a: five_outputs(x, a)[kept])
+    x, a = draw(), draw(4)
+    lowered = f.lower(x, a).jaxpr
+    check_jaxpr(lowered)
+    (eqn,) = scans(lowered)
+    assert (eqn.params["n_carry"], len(eqn.outvars)) == (n_carry, n_carry + n_ys)
+    assert set(names(eqn.params["jaxpr"])) == inside
+    close(f(x, a), five_outputs(x, a)[kept])
+
+
+def test_operands_that_nobody_reads_disappear():
+    lowered = jit(lambda x, a: five_outputs(x, a)["n"]).lower(draw(), draw(4)).jaxpr
+    assert len(scans(lowered)[0].invars) == 1, "the counter, and no inputs"
+    lowered = jit(lambda x, a: five_outputs(x, a)["x"]).lower(draw(), draw(4)).jaxpr
+    assert scans(lowered) == []
 
 
 def test_the_gradient_of_one_output_is_of_the_smaller_loop():
