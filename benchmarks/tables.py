@@ -10,8 +10,8 @@ from benchmarks.peers import RESULTS
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
 HEAD = """# Benchmarks
 
-Every figure is a median after warm-up, on random data, taken in turns with the peer in one run. A ratio of times below 1,
-or of rates above 1, means that blufunc is ahead. This page is written by `python -m benchmarks.tables` from the
+Every figure is a median after warm-up, on random data, taken in turns with the peer in one run. A ratio of times below
+1, or of rates above 1, means that blufunc is ahead. This page is written by `python -m benchmarks.tables` from the
 records in `benchmarks/results`; `BLUFUNC_SAVE_RESULTS=1 make bench` takes them again.
 """
 

@@ -125,8 +125,8 @@ class _ReduceSum(Linear):
 
     def impl(self, x, *, axes):
         if x.dtype.itemsize <= 2 and dtypes.is_floating(x.dtype):
-            return np.add.reduce(x, axis=axes, dtype=np.float32).astype(x.dtype)
-        return np.add.reduce(x, axis=axes, dtype=x.dtype)
+            return np.add.reduce(x, axes, np.float32).astype(x.dtype)
+        return np.add.reduce(x, axes, x.dtype)
 
     def abstract(self, x, *, axes):
         if not dtypes.is_numeric(x.dtype) or dtypes.is_bool(x.dtype):

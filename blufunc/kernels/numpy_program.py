@@ -96,11 +96,11 @@ class _Writer:
     def operand(self, atom: Any) -> str:
         """The text of an operand: a variable or a constant."""
         if atom.__class__ is Literal:
-            value = np.asarray(atom.array)
-            text = re.sub(r"\W", "_", str(value)) if value.dtype.names is None else "key"
-            return self.define(
-                f"c_{value.dtype.name if value.dtype.names is None else 'key'}_{text}", _Constant(value).array
+            value = np.asarray(atom.array)  # of rank 0: ufuncs take it faster than a NumPy scalar
+            kind, text = (
+                ("key", "") if value.dtype.names else (value.dtype.name, re.sub(r"\W", "_", str(value)))
             )
+            return self.define(f"c_{kind}_{text}", value)
         return self.name(atom)
 
     def call(self, eqn: Eqn, dying: list[Var]) -> str:
@@ -130,24 +130,11 @@ class _Writer:
                 atom.__class__ is Literal or self.storage.shared(atom) or self.storage.root(atom) in returned
             )
             if shared or not atom.aval.ndim:  # ufuncs return NumPy scalars in the place of arrays of rank 0
-                text = f"{self.define('own', own)}({text})"
+                text = f"{self.define('copy_of', np.array)}({text})"
             else:
                 returned.add(self.storage.root(atom))
             texts.append(text)
         return texts
-
-
-class _Constant:
-    """A read-only array of rank 0: NumPy takes these faster than its scalars."""
-
-    def __init__(self, value: np.ndarray):
-        self.array = value.copy()
-        self.array.flags.writeable = False
-
-
-def own(x: Any) -> np.ndarray:
-    """A copy, in storage of its own."""
-    return np.array(x)
 
 
 class _Storage:
