@@ -16,11 +16,11 @@ from tests.op_table import OPS
 # What has no row, because its operands are jaxprs or rules of the user's, and the file that tests it instead.
 TESTED_ELSEWHERE = {
     "jit": ("tests/transforms/test_jit.py", "jit("),
-    "scan": ("tests/transforms/test_compositions.py", "scan("),
-    "checkpoint": ("tests/transforms/test_compositions.py", "checkpoint("),
-    "custom_jvp_call": ("tests/transforms/test_compositions.py", "@custom_jvp"),
-    "custom_vjp_call": ("tests/transforms/test_grad.py", "@custom_vjp"),
-    "custom_vjp_linear": ("tests/transforms/test_grad.py", "@custom_vjp"),
+    "scan": ("tests/transforms/test_scan.py", "scan("),
+    "checkpoint": ("tests/transforms/test_checkpoint.py", "checkpoint("),
+    "custom_jvp_call": ("tests/transforms/test_custom_jvp.py", "@custom_jvp"),
+    "custom_vjp_call": ("tests/transforms/test_custom_vjp.py", "@custom_vjp"),
+    "custom_vjp_linear": ("tests/transforms/test_custom_vjp.py", "custom_vjp_linear"),
 }
 ROOT = Path(__file__).parent.parent
 

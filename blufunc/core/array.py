@@ -144,13 +144,18 @@ _SCALAR_LIMIT = 4096
 
 def scalar(value: Any, dtype: np.dtype, weak_type: bool = False) -> Array:
     """A rank-0 array. Memoised: rules ask for the same few constants again and again."""
-    key = (value, value.__class__, dtype, weak_type)
-    if value:  # zeros are not memoised by value: 0.0 == -0.0
-        known = _scalars.get(key)
-        if known is not None:
-            return known
+    # the text tells apart what == does not: 0.0 and -0.0, also in the parts of a complex number
+    key = (
+        repr(value) if not value or value.__class__ is complex else value,
+        value.__class__,
+        dtype,
+        weak_type,
+    )
+    known = _scalars.get(key)
+    if known is not None:
+        return known
     array = from_numpy(np.asarray(value, dtype=dtype), backend.host_device(), weak_type)
-    if value and len(_scalars) < _SCALAR_LIMIT:
+    if len(_scalars) < _SCALAR_LIMIT:
         _scalars[key] = array
     return array
 

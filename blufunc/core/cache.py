@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from blufunc.core import tree, treepath
 from blufunc.core.avals import ShapedArray
 
@@ -18,12 +20,15 @@ class Key(NamedTuple):
     structure: tree.TreeDef
     types: tuple[ShapedArray, ...]
     static: tuple
-    context: Any = None
 
 
 def exact(value: Any) -> Any:
-    """A key that tells apart what ``==`` does not: 1, 1.0 and True; 0.0 and -0.0."""
-    return (value.__class__, repr(value)) if isinstance(value, (bool, int, float, complex)) else value
+    """A key that tells apart what ``==`` does not: 1, 1.0 and True; 0.0 and -0.0; also inside tuples."""
+    if isinstance(value, (bool, int, float, complex, np.generic)):
+        return (value.__class__, repr(value))
+    if isinstance(value, tuple):
+        return (value.__class__, *map(exact, value))
+    return value
 
 
 def difference(old: Key, new: Key, labels: list[str]) -> str:
@@ -40,7 +45,5 @@ def difference(old: Key, new: Key, labels: list[str]) -> str:
     parts += [
         f"static argument: {a!r} -> {b!r}" for a, b in zip(old.static, new.static, strict=False) if a != b
     ]
-    if old.context != new.context:
-        parts.append(f"context: {old.context} -> {new.context}")
     more = f" (and {len(parts) - 3} more)" if len(parts) > 3 else ""
     return "; ".join(parts[:3]) + more

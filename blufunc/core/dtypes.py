@@ -160,11 +160,6 @@ def is_numeric(dtype: DType) -> bool:
     return dtype in _NUMERIC
 
 
-def tangent_dtype(dtype: DType) -> DType:
-    """The dtype of tangents and cotangents of a value of ``dtype``."""
-    return dtype if dtype in _INEXACT else float0
-
-
 def finfo(dtype: Any) -> Any:
     """Limits of a floating dtype, or of the parts of a complex one: ``eps``, ``max``, ``tiny``, ``bits``."""
     dtype = as_dtype(dtype)

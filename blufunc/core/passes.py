@@ -55,7 +55,7 @@ def dce(jaxpr: Jaxpr, used_outputs: Sequence[bool] | None = None) -> Jaxpr:
 
 def _drop_outputs(eqn: Eqn, reads: list[bool]) -> Eqn:
     """The equation without the outputs that nobody reads, where its primitive knows how; else they are unnamed."""
-    narrowed = eqn.prim.drop_outputs(eqn, reads) if hasattr(eqn.prim, "drop_outputs") else None
+    narrowed = eqn.prim.drop_outputs(eqn, reads) if eqn.prim.drop_outputs is not None else None
     if narrowed is not None:
         return narrowed
     outvars = [v if r else DropVar(v.aval) for v, r in zip(eqn.outvars, reads, strict=True)]
@@ -83,7 +83,7 @@ def inline_calls(jaxpr: Jaxpr) -> Jaxpr:
     """With the bodies of calls that only name or cache (``prim.inline``) put in their place, to any depth."""
 
     def step(eqn, invars, alias):
-        if not getattr(eqn.prim, "inline", False):
+        if not eqn.prim.inline:
             return [eqn.with_vars(invars, eqn.outvars)]
         body = inline_calls(eqn.params["jaxpr"])
         env: dict[Any, Atom] = dict(zip(body.invars, invars, strict=True))
@@ -96,7 +96,7 @@ def inline_calls(jaxpr: Jaxpr) -> Jaxpr:
             alias(var, atom if atom.__class__ is Literal else env[atom])
         return inlined
 
-    if not any(getattr(e.prim, "inline", False) for e in jaxpr.eqns):
+    if not any(e.prim.inline for e in jaxpr.eqns):
         return jaxpr
     return _rewrite(jaxpr, step)
 
@@ -151,7 +151,7 @@ def cse(jaxpr: Jaxpr) -> Jaxpr:
     seen: dict[Any, Eqn] = {}
 
     def step(eqn, invars, alias):
-        if eqn.effects or getattr(eqn.prim, "prevent_cse", False):
+        if eqn.effects:
             return [eqn.with_vars(invars, eqn.outvars)]
         key = (eqn.prim, tuple(map(_atom_key, invars)), tuple((k, exact(v)) for k, v in eqn.params.items()))
         first = seen.get(key)
@@ -173,5 +173,9 @@ def _atom_key(atom: Atom) -> Any:
 
 
 def simplify(jaxpr: Jaxpr) -> Jaxpr:
-    """All passes, in the order in which each makes work for the next."""
-    return dce(cse(fold(inline_calls(jaxpr))))
+    """All passes, in the order in which each makes work for the next; done once for a jaxpr."""
+    if "is simplified" in jaxpr.memo:
+        return jaxpr
+    simplified = jaxpr.memoised("simplified", lambda: dce(cse(fold(inline_calls(jaxpr)))))
+    simplified.memo["is simplified"] = True
+    return simplified

@@ -14,7 +14,7 @@ from blufunc import errors
 from blufunc.core import backend, source
 from blufunc.core.array import Array, lift
 from blufunc.core.avals import ShapedArray
-from blufunc.core.trace import Tracer, Value, leak_error, state
+from blufunc.core.trace import Tracer, leak_error, state
 
 RULES = ("impl", "abstract", "jvp", "transpose", "batch")
 """The rules that the completeness test asks of every primitive."""
@@ -32,6 +32,7 @@ class Primitive:
       multiple_results: whether ``bind`` returns a list.
       fresh: whether ``impl`` always returns new storage, never a view of an operand.
       ufunc: the ``np.ufunc`` that ``impl`` is, if it is one: executors may then write over an operand.
+      inline: whether it only names a call of ``params["jaxpr"]``, which programs put in its place.
       effects: what it does besides computing its results; programs never drop or reorder these.
     """
 
@@ -40,6 +41,7 @@ class Primitive:
     multiple_results = False
     fresh = False
     ufunc: Any = None
+    inline = False
     effects: frozenset[str] = frozenset()
 
     def __init__(self, name: str | None = None):
@@ -88,6 +90,10 @@ class Primitive:
         """The ufunc that ``impl`` is for results of ``dtype``, or None."""
         return self.ufunc
 
+    drop_outputs: Callable | None = None
+    """``(eqn, reads) -> Eqn`` without the outputs that nobody reads, for primitives that can do without computing
+    them."""
+
     def effects_of(self, params: dict) -> frozenset[str]:
         """The effects of one use."""
         return self.effects
@@ -96,6 +102,8 @@ class Primitive:
 
     def typed(self, avals: tuple[ShapedArray, ...], params: dict) -> Any:
         """``abstract``, memoised, with the user's line added to errors."""
+        if self.reference is not None:  # a memo would keep the jaxprs, and all that they hold, for ever
+            return self._checked(avals, params)
         key = (avals, *params.items())
         try:
             return self._typed[key]
@@ -106,14 +114,15 @@ class Primitive:
             raise errors.ArgumentError(
                 f"parameters of {self.name} must be hashable: {', '.join(bad)} is not.", where=source.here()
             ) from None
+        result = self._typed[key] = self._checked(avals, params)
+        return result
+
+    def _checked(self, avals: tuple[ShapedArray, ...], params: dict) -> Any:
         try:
             result = self.abstract(*avals, **params)
         except errors.BlufuncError as e:
             raise source.located(e) from None
-        if self.multiple_results:
-            result = tuple(result)
-        self._typed[key] = result
-        return result
+        return tuple(result) if self.multiple_results else result
 
     def evaluate(self, args: Sequence, params: dict) -> Any:
         """Compute now, on the device of the arguments."""
@@ -197,8 +206,3 @@ def _hashable(x: Any) -> bool:
     except TypeError:
         return False
     return True
-
-
-def aval_of(x: Any) -> ShapedArray:
-    """The type of a value, tracer, Python scalar or NumPy array."""
-    return x.aval if isinstance(x, Value) else lift(x).aval

@@ -7,6 +7,7 @@ code object and instruction index are kept, and the line is only worked out when
 
 from __future__ import annotations
 
+import functools
 import linecache
 import os
 import sys
@@ -49,10 +50,14 @@ def current() -> Source | None:
 def line_of(source: Source) -> int:
     """The line number of ``source`` in its file."""
     code, lasti = source
-    for i, (line, *_) in enumerate(code.co_positions()):
-        if i == lasti // 2 and line is not None:
-            return line
-    return code.co_firstlineno
+    line = _lines(code)[lasti // 2]
+    return code.co_firstlineno if line is None else line
+
+
+@functools.lru_cache(maxsize=256)
+def _lines(code: CodeType) -> list[int | None]:
+    """The line of each instruction."""
+    return [position[0] for position in code.co_positions()]
 
 
 def summary(source: Source | None) -> str:

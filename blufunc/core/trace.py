@@ -251,7 +251,7 @@ class Tracer(Value):
 def leak_error(tracer: Tracer) -> errors.LeakedTracerError:
     """The error for a tracer whose trace has ended."""
     return errors.LeakedTracerError(
-        f"{tracer._origin()} ({tracer.aval}) was used after the {tracer.trace.name} that traced it had ended.",
+        f"{tracer._origin()} ({tracer.aval}) was used after the tracing of {tracer.trace.name} had ended.",
         where=source.here(),
         why="a traced value was stored outside the function (in a global, a list, an attribute or a closure).",
         fix="return the value from the function instead of storing it, and use what the transformed function returns",

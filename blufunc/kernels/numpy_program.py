@@ -54,6 +54,7 @@ class _Writer:
         self.jaxpr = jaxpr
         self.names: dict[Var, str] = {}
         self.namespace: dict[str, Any] = {}
+        self.used: dict[str, int] = {}  # how many names begin with each stem
         self.storage = _Storage(jaxpr, donated)
 
     def write(self) -> tuple[str, dict[str, Any]]:
@@ -69,6 +70,8 @@ class _Writer:
             self.storage.dead.update(dying)
             lines.append(f"    {self.call(eqn, dying)}  # {source.summary(eqn.source)}")
             gone = [self.name(v) for v in dying]
+            if any(isinstance(v, DropVar) for v in eqn.outvars):
+                gone.append("_")
             if gone:
                 lines.append(f"    del {', '.join(gone)}")
         outs = self.outputs()
@@ -85,12 +88,16 @@ class _Writer:
     def define(self, stem: str, value: Any) -> str:
         """A name in the namespace for ``value``."""
         stem = re.sub(r"\W", "_", stem)
-        if keyword.iskeyword(stem):  # and, or, not
-            stem += "_"
+        if (
+            not stem.isidentifier()
+            or keyword.iskeyword(stem)
+            or re.fullmatch(r"v\d+|buffers|program|_+", stem)
+        ):
+            stem = f"p_{stem}"  # and, or, not; what users may call their primitives
         name = stem
-        while name in self.namespace and self.namespace[name] is not value:
-            name = f"{stem}_{len(self.namespace)}"
-        self.namespace[name] = value
+        while self.namespace.setdefault(name, value) is not value:
+            self.used[stem] = self.used.get(stem, 1) + 1
+            name = f"{stem}_{self.used[stem]}"
         return name
 
     def operand(self, atom: Any) -> str:
@@ -149,12 +156,10 @@ class _Storage:
         self.members: dict[Var, set[Var]] = {}
         self.fresh: set[Var] = {v for v, d in zip(jaxpr.invars, donated, strict=True) if d}
         self.fixed: set[Var] = {v for v in jaxpr.invars if v not in self.fresh}
-        self.outputs = {v for v in jaxpr.outvars if v.__class__ is not Literal}
         self.dead: set[Var] = set()
         for eqn in jaxpr.eqns:
-            is_fresh = getattr(eqn.prim, "fresh", False)
             for out in eqn.outvars:
-                if is_fresh:
+                if eqn.prim.fresh:
                     self.fresh.add(out)
                 else:
                     for a in eqn.invars:
@@ -164,7 +169,9 @@ class _Storage:
     def root(self, v: Any) -> Var:
         """The representative of the group of ``v``."""
         while v in self.parent:
-            v = self.parent[v]
+            up = self.parent[v]
+            self.parent[v] = self.parent.get(up, up)  # halve the path for the next time
+            v = up
         return v
 
     def _group(self, v: Var) -> set[Var]:
@@ -172,10 +179,12 @@ class _Storage:
 
     def _join(self, a: Any, b: Any) -> None:
         ra, rb = self.root(a), self.root(b)
-        if ra is not rb:
-            group = self._group(ra) | self._group(rb)
-            self.parent[ra] = rb
-            self.members[rb] = group
+        if ra is rb:
+            return
+        if len(self._group(ra)) > len(self._group(rb)):
+            ra, rb = rb, ra
+        self._group(rb).update(self.members.pop(ra))
+        self.parent[ra] = rb
 
     def shared(self, v: Any) -> bool:
         """Whether ``v`` may share storage with a parameter that was not donated."""
@@ -187,16 +196,7 @@ class _Storage:
         for v in dying:
             if v not in self.fresh or not v.aval.ndim or not v.aval.same_type(out.aval):
                 continue
-            group = self._group(v)
-            alive = group - self.dead
-            if (
-                not alive
-                and group.isdisjoint(self.fixed)
-                and group.isdisjoint(self.outputs)
-                and v in eqn.invars
-            ):
-                self._join(out, v)
-                self.fresh.add(out)
+            if v in eqn.invars and self.dead.issuperset(self._group(v)):
                 return v
         return None
 

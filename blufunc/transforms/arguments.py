@@ -127,6 +127,14 @@ class _LazyLabel:
         return self.owner.labels()[self.i]
 
 
+def check_callable(fun: Any, transform: str) -> None:
+    """Raise ArgumentError unless ``fun`` can be called."""
+    if not callable(fun):
+        raise errors.ArgumentError(
+            f"{transform} takes a function, not {fun!r}.", where=source.here(), fix=f"{transform}(f)(x)"
+        )
+
+
 def signature_of(fun: Callable) -> inspect.Signature | None:
     """The signature, or None where Python does not know it."""
     try:
@@ -170,7 +178,7 @@ def argument_indices(argnums: int | Sequence[int], n_args: int, what: str) -> tu
     for i in nums:
         if not -n_args <= i < n_args:
             raise errors.ValueRangeError(
-                f"{what}={argnums} but the function was called with {n_args} positional arguments.",
+                f"{what}={argnums}, but there are {n_args} positional arguments.",
                 where=source.here(),
                 fix="pass the argument by position, or correct the index",
             )
@@ -192,7 +200,8 @@ def check_structure(
 
 def bind_positional(fun: Callable, args: tuple, kwargs: dict) -> tuple:
     """Positional arguments, keyword arguments put in their places."""
-    if not kwargs:
+    code = getattr(fun, "__code__", None)
+    if not kwargs and code is not None and len(args) == code.co_argcount:
         return args
     bound = inspect.signature(fun).bind(*args, **kwargs)
     bound.apply_defaults()
@@ -209,7 +218,7 @@ def fix_static(fun: Callable, args: tuple, nondiff: tuple[int, ...]) -> tuple[Ca
     """``fun`` of the differentiable arguments only, those arguments, and the others."""
     if not nondiff:
         return fun, args, ()
-    static = {i % len(args): args[i] for i in nondiff}
+    static = {i: args[i] for i in argument_indices(nondiff, len(args), "nondiff_argnums")}
 
     def with_static(*dynamic):
         rest = iter(dynamic)

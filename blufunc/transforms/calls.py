@@ -26,8 +26,6 @@ class Call(Primitive):
 
     kind = "call"
     multiple_results = True
-    inline = False
-    prevent_cse = False
 
     def reference(self, compile, *, jaxpr: Jaxpr, **params):
         """The body."""

@@ -51,13 +51,12 @@ class _Checkpoint(Call):
     """
 
     name = "checkpoint"
-    prevent_cse = True
 
     def linearize(self, trace, primals, tangents, *, jaxpr: Jaxpr, policy: Policy, name: str):
         nonzeros = tuple(t.__class__ is not Zero for t in tangents)
-        forward, tangent, extra, reads, out_nonzeros = _split(jaxpr, nonzeros, policy)
+        forward, consts, tangent, extra, reads, out_nonzeros = _split(jaxpr, nonzeros, policy)
         n = len(jaxpr.outvars)
-        results = jit_p.bind(*primals, jaxpr=forward, name=name)
+        results = jit_p.bind(*consts, *primals, jaxpr=forward, name=name)
         outs, saved = results[:n], results[n:]
         arguments = [p for p, read in zip(primals, reads, strict=True) if read]
         ins = [*extra, *arguments, *saved, *(t for t in tangents if t.__class__ is not Zero)]
@@ -66,10 +65,11 @@ class _Checkpoint(Call):
 
 
 def _split(jaxpr: Jaxpr, nonzeros: tuple[bool, ...], policy: Policy) -> tuple:
-    """The forward jaxpr, which also returns what is kept, and the jaxpr of the tangent map with its constants.
+    """The forward jaxpr, which also returns what is kept, and the jaxpr of the tangent map, each with its constants.
 
-    The latter goes from the constants, the arguments and the kept values that it reads, and the nonzero tangents to
-    the nonzero output tangents. Also returned: which arguments it reads, and which outputs have a tangent.
+    Both compute what linearizing computes: for a function with a rule of its own, the rule. The latter goes from the
+    constants, the arguments and the kept values that it reads, and the nonzero tangents to the nonzero output
+    tangents. Also returned: which arguments it reads, and which outputs have a tangent.
     """
 
     def make():
@@ -91,12 +91,16 @@ def _split(jaxpr: Jaxpr, nonzeros: tuple[bool, ...], policy: Policy) -> tuple:
         tangent = passes.dce(stage(tangent_map, avals, jaxpr.name))
         used = {a for e in tangent.eqns for a in e.invars}.union(tangent.outvars)
         reads = [v in used for v in tangent.invars[: n + m]]
-        forward = body.replace(
-            outvars=[*body.outvars, *(v for v, read in zip(kept, reads[n:], strict=True) if read)]
+        saved = [v for v, read in zip(kept, reads[n:], strict=True) if read]
+        whole = body.replace(outvars=[*body.outvars, *saved])
+        forward = stage(
+            lambda *xs: linearize_flat(lambda *ys: eval_jaxpr(whole, ys), xs, nonzeros)[0],
+            body.in_avals,
+            jaxpr.name,
         )
         read_invars = [v for v, read in zip(tangent.invars, reads, strict=False) if read]
         tangent = tangent.replace(invars=[*read_invars, *tangent.invars[n + m :]])
-        return forward, *tangent.hoist(), reads[:n], out_nonzeros
+        return *passes.dce(forward).hoist(), *tangent.hoist(), reads[:n], out_nonzeros
 
     return jaxpr.memoised(("checkpoint", nonzeros, policy), make)
 

@@ -19,7 +19,7 @@ from blufunc.core.stage import stage
 from blufunc.core.structure import add_any, all_front, instantiate, move_dim, zeros
 from blufunc.core.tangents import Zero, zero
 from blufunc.core.trace import EVAL, set_trace, state
-from blufunc.errors import GradError
+from blufunc.errors import GradError, TreeError
 from blufunc.transforms.arguments import (
     FlatFunction,
     as_values,
@@ -55,9 +55,7 @@ class _CustomJVPCall(Call):
         outs = self.bind(*consts, *ins, jaxpr=body, name=name, **params)
         return outs, [0] * len(outs)
 
-    def drop_outputs(self, eqn, reads):
-        """The call as it is: its rule returns all results."""
-        return None
+    drop_outputs = None  # type: ignore[assignment]  # the rules are for all results
 
 
 def batched_call(jaxpr: Jaxpr, axis: Axis, args: Sequence, dims: Sequence) -> tuple:
@@ -234,8 +232,7 @@ class _FlatRule:
         outs, self.out_tree = rule_results(
             pair[0], self.out_tree, self.out_avals, f"the jvp rule of {name}", "out"
         )
-        out_ts, t_tree = tree.flatten(pair[1], is_leaf=lambda x: x is None)
-        check_rule_structure(self.out_tree, t_tree, f"the jvp rule of {name}", ("out", "out_tangent"))
+        out_ts = expand_nones(pair[1], self.out_tree, f"the jvp rule of {name}", ("out", "out_tangent"))
         return outs, [_checked_tangent(o, t, name) for o, t in zip(outs, out_ts, strict=True)]
 
 
@@ -268,6 +265,24 @@ def check_rule_structure(
             where=source.here(),
             why="; ".join(treepath.diff(expected, got, *names)[:5]),
         )
+
+
+def expand_nones(found: Any, expected: tree.TreeDef, rule: str, names: tuple[str, str]) -> list:
+    """Tangents or cotangents that a rule returned, flat, where None may stand for a whole subtree of zeros."""
+    skeleton = tree.unflatten(expected, [0] * expected.num_leaves)
+    try:
+        flat = tree.broadcast_prefix(found, skeleton, is_leaf=lambda x: x is None)
+    except TreeError:
+        flat = []
+    given = tree.leaves(found)
+    kept = [x for x in flat if x is not None]
+    if (
+        len(flat) != expected.num_leaves
+        or len(kept) != len(given)
+        or any(a is not b for a, b in zip(kept, given, strict=True))
+    ):
+        check_rule_structure(expected, tree.structure(found), rule, names)
+    return flat
 
 
 def _checked_tangent(out: Any, t: Any, name: str) -> Any:

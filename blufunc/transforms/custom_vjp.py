@@ -15,10 +15,10 @@ from blufunc.core import dtypes, source, tree, treepath
 from blufunc.core.avals import ShapedArray
 from blufunc.core.primitive import Primitive, unsupported
 from blufunc.core.stage import stage
-from blufunc.core.structure import all_front, instantiate, reduce_sum
+from blufunc.core.structure import all_front, instantiate, move_dim, reduce_sum
 from blufunc.core.tangents import Zero, is_linear, zero
 from blufunc.core.trace import EVAL, set_trace, state
-from blufunc.errors import GradError, TreeError
+from blufunc.errors import GradError
 from blufunc.transforms.arguments import (
     FlatFunction,
     as_values,
@@ -29,7 +29,7 @@ from blufunc.transforms.arguments import (
 )
 from blufunc.transforms.batch import Axis, batch_flat
 from blufunc.transforms.calls import Call
-from blufunc.transforms.custom_jvp import batched_call, check_closure, rule_results
+from blufunc.transforms.custom_jvp import batched_call, check_closure, expand_nones, rule_results
 from blufunc.transforms.jvp import JVPTrace
 from blufunc.transforms.linearize import LinearizeTrace, SplitTrace
 
@@ -44,7 +44,6 @@ class _CustomVJPLinear(Primitive):
 
     impl = unsupported("a custom_vjp function has no forward-mode derivative; use custom_jvp")
     jvp = unsupported("a custom_vjp function has no forward-mode derivative; use custom_jvp")
-    batch = unsupported("batch the function before it is differentiated, not its derivative")
 
     def abstract(self, *avals, bwd, n_res, outs, name):
         return list(outs)
@@ -54,6 +53,12 @@ class _CustomVJPLinear(Primitive):
             f"{name} has a custom_vjp, so its forward-mode derivative does not exist.",
             fix="define it with custom_jvp, which serves both modes",
         )
+
+    def batch(self, axis, args, dims, *, bwd, n_res, outs, name):
+        ts = [a if d is None else move_dim(a, d, 0) for a, d in zip(args[n_res:], dims[n_res:], strict=True)]
+        bwd = _BatchedBwd(bwd, axis, tuple(d is not None for d in dims[n_res:]), list(dims[:n_res]))
+        outs = tuple(ShapedArray((axis.size, *a.shape), a.dtype) for a in outs)
+        return self.bind(*args[:n_res], *ts, bwd=bwd, n_res=n_res, outs=outs, name=name), [0] * len(outs)
 
     def transpose(self, cts, *args, bwd, n_res, outs, name):
         for arg, ct in zip(args[n_res:], bwd(args[:n_res], [instantiate(ct) for ct in cts]), strict=True):
@@ -85,13 +90,12 @@ class _CustomVJPCall(Call):
     def batch(self, axis, args, dims, *, jaxpr, fwd, bwd, n_consts, name):
         body, consts, ins, batched = batched_call(jaxpr, axis, args, dims)
         fwd = _BatchedFwd(fwd, axis, batched[n_consts:])
-        params = {"fwd": fwd, "bwd": _BatchedBwd(bwd, fwd), "n_consts": len(consts) + n_consts}
+        bwd = _BatchedBwd(bwd, axis, fwd.batched, fwd.res_dims)
+        params = {"fwd": fwd, "bwd": bwd, "n_consts": len(consts) + n_consts}
         outs = self.bind(*consts, *ins, jaxpr=body, name=name, **params)
         return outs, [0] * len(outs)
 
-    def drop_outputs(self, eqn, reads):
-        """The call as it is: its rules are for all results."""
-        return None
+    drop_outputs = None  # type: ignore[assignment]  # the rules are for all results
 
 
 custom_vjp_call_p = _CustomVJPCall()
@@ -137,31 +141,30 @@ class _BatchedFwd:
             return [*outs, *residuals]
 
         results, dims = batch_flat(both, self.axis, primals, [0 if b else None for b in self.batched])
-        self.res_dims = dims[n_outs:]
+        self.res_dims[:] = dims[n_outs:]
         return all_front(self.axis, results[:n_outs], dims[:n_outs]), results[n_outs:]
 
 
 class _BatchedBwd:
     """The backward rule over a batch; cotangents of arguments that were not batched are summed over it."""
 
-    def __init__(self, bwd: Callable, fwd: _BatchedFwd):
-        self.bwd, self.fwd = bwd, fwd
+    def __init__(self, bwd: Callable, axis: Axis, batched: tuple[bool, ...], res_dims: list[int | None]):
+        self.bwd, self.axis, self.batched, self.res_dims = bwd, axis, batched, res_dims
         self.__name__ = bwd.__name__
 
     def __call__(self, residuals: Sequence, cts: Sequence) -> list:
-        axis, n_res = self.fwd.axis, len(residuals)
+        axis, n_res = self.axis, len(residuals)
         found: list[Any] = []
 
         def flat(*xs):
             found[:] = self.bwd(xs[:n_res], xs[n_res:])
             return [ct for ct in found if ct is not None]
 
-        results, dims = batch_flat(flat, axis, [*residuals, *cts], [*self.fwd.res_dims, *[0] * len(cts)])
+        results, dims = batch_flat(flat, axis, [*residuals, *cts], [*self.res_dims, *[0] * len(cts)])
         fronts = iter(all_front(axis, results, dims))
         whole = [None if ct is None else next(fronts) for ct in found]
         return [
-            ct if ct is None or b else reduce_sum(ct, (0,))
-            for ct, b in zip(whole, self.fwd.batched, strict=True)
+            ct if ct is None or b else reduce_sum(ct, (0,)) for ct, b in zip(whole, self.batched, strict=True)
         ]
 
 
@@ -287,15 +290,8 @@ class _FlatRules:
                 where=source.here(),
                 fix="return (ct,) for one argument",
             )
-        skeleton = tree.unflatten(args_tree, [0] * len(self.avals))
-        try:
-            flat = _broadcast_nones(tuple(found), skeleton)
-        except TreeError as e:
-            raise GradError(
-                f"the bwd rule of {self.name} returned cotangents of another structure than the arguments.",
-                where=source.here(),
-                why=e.why or e.what,
-            ) from None
+        rule = f"the bwd rule of {self.name}"
+        flat = expand_nones(tuple(found), args_tree, rule, ("the arguments", "the tuple of cotangents"))
         paths = treepath.leaf_paths(args_tree)
         return [self._checked(ct, aval, path) for ct, aval, path in zip(flat, self.avals, paths, strict=True)]
 
@@ -311,8 +307,3 @@ class _FlatRules:
                 fix="give the cotangent the shape and dtype of the argument",
             )
         return ct
-
-
-def _broadcast_nones(found: tuple, skeleton: Any) -> list:
-    """Flatten cotangents, where None may stand for a whole subtree of zeros."""
-    return tree.broadcast_prefix(found, skeleton, is_leaf=lambda x: x is None)

@@ -23,6 +23,7 @@ from blufunc.transforms.arguments import (
     LazyLabels,
     argument_indices,
     as_values,
+    check_callable,
     check_structure,
     labels_of,
     name_of,
@@ -75,13 +76,15 @@ def value_and_grad(
     With ``has_aux`` the value is itself the pair that ``fun`` returned.
     """
 
+    check_callable(fun, "grad")
+
     @functools.wraps(fun)
     def value_and_grad_fun(*args, **kwargs):
         nums = argument_indices(argnums, len(args), "argnums")
         leaves, in_tree = tree.flatten(tuple(args[i] for i in nums))
         labels = _labels(fun, args, nums, in_tree)
         primals = as_values(leaves, lambda i: f"the argument {labels()[i]}")
-        wanted = dtypes.is_complex if holomorphic else dtypes.is_floating
+        wanted = dtypes.is_complex if holomorphic else dtypes.is_inexact
         for i, p in enumerate(primals):
             if not wanted(p.aval.dtype) and not (allow_int and not dtypes.is_inexact(p.aval.dtype)):
                 raise _input_error(fun, labels()[i], p.aval, holomorphic)
@@ -152,17 +155,15 @@ def _labels(fun, args, nums, in_tree) -> Callable[[], list[str]]:
 
 
 def _input_error(fun, label, aval, holomorphic) -> errors.GradError:
-    kind = "complex" if holomorphic else "floating"
-    complex_hint = dtypes.is_complex(aval.dtype)
+    kind = "complex" if holomorphic else "floating or complex"
     return errors.GradError(
         f"grad of {name_of(fun)} with respect to {label}, which is {aval}: {kind} arguments only.",
         where=source.here(),
-        why="complex functions have a gradient only if they are holomorphic."
-        if complex_hint
+        why="holomorphic functions go from complex to complex numbers."
+        if holomorphic
         else "functions of integers have no derivative.",
-        fix="pass holomorphic=True"
-        if complex_hint
-        else f"convert {label} to a floating dtype, choose other argnums, or pass allow_int=True",
+        fix=f"convert {label} to a {'complex' if holomorphic else 'floating'} dtype, choose other argnums, or "
+        + ("leave out holomorphic=True" if holomorphic else "pass allow_int=True"),
     )
 
 

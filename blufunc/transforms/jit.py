@@ -32,6 +32,7 @@ from blufunc.transforms.arguments import (
     abstract,
     argument_indices,
     as_values,
+    check_callable,
     labels_of,
     name_of,
     signature_of,
@@ -69,8 +70,7 @@ def jit(
             donate_argnames=donate_argnames,
             max_traces=max_traces,
         )
-    if not callable(fun):
-        raise errors.ArgumentError(f"jit takes a function, not {fun!r}.", where=source.here())
+    check_callable(fun, "jit")
     return Jitted(fun, static_argnums, static_argnames, donate_argnums, donate_argnames, max_traces)
 
 
@@ -146,35 +146,22 @@ class Jitted:
         return tree.unflatten(entry.out_tree, wrapped)
 
     def _call(self, args: tuple, kwargs: dict) -> Any:
-        entry, values, given, donated = self._enter(args, kwargs)
+        entry, values, donated = self._enter(args, kwargs)
         if state.trace is not EVAL:
             outs = jit_p.bind(*entry.consts, *values, jaxpr=entry.jaxpr, name=self.name)
             return tree.unflatten(entry.out_tree, outs)
         if not any(donated):
             return self._run(entry, [concrete(v) for v in values])
-        return self._run_donating(entry, values, given, donated)
+        return self._run_donating(entry, values, donated)
 
-    def _run_donating(self, entry: Entry, values: list, given: list, donated: tuple[bool, ...]) -> Any:
-        consts = [concrete(c) for c in entry.consts]
-        arrays = [concrete(v) for v in values]
-        device = device_of([*consts, *arrays], self.name)
-        key = (device, donated)
-        program = entry.programs.get(key)
+    def _run_donating(self, entry: Entry, values: list, donated: tuple[bool, ...]) -> Any:
+        arrays = [concrete(v) for v in (*entry.consts, *values)]
+        device = device_of(arrays, self.name)
+        flags = (False,) * len(entry.consts) + donated
+        program = entry.programs.get((device, flags))
         if program is None:
-            flags = (False,) * len(consts) + donated
-            program = entry.programs[key] = device.backend.compile(entry.jaxpr, flags)
-        del values
-        call = f"{self.name} at {source.summary(source.current())}"
-        buffers = [c.buffer_on(device) for c in consts]
-        for i, give in enumerate(donated):
-            array = arrays[i]
-            if give and given[i] is array:
-                buffers.append(device.backend.claim(array))
-                array._buffer = Donated(call)
-            else:  # a number that was made an array for this call: its storage may be shared
-                buffers.append(array.buffer_on(device).copy() if give else array.buffer_on(device))
-        del arrays
-        outs = program(buffers)
+            program = entry.programs[device, flags] = device.backend.compile(entry.jaxpr, flags)
+        outs = program(_give(arrays, flags, device, self.name))
         wrapped = [Array(b, aval, device) for b, aval in zip(outs, entry.out_avals, strict=True)]
         return tree.unflatten(entry.out_tree, wrapped)
 
@@ -247,7 +234,7 @@ class Jitted:
         labels = functools.cache(lambda: labels_of(self.fun, call.in_tree))
         values = as_values(call.leaves, lambda i: f"the argument {labels()[i]}")
         entry = self._entry(call, [v.aval for v in values])
-        return entry, values, call.leaves, call.donated
+        return entry, values, call.donated
 
     def _entry(self, call: _CallArguments, avals: Sequence[ShapedArray]) -> Entry:
         key = Key(call.in_tree, tuple(avals), call.static_key)
@@ -274,15 +261,34 @@ class Jitted:
         return entry
 
     def _trace(self, call: _CallArguments, key: Key) -> Entry:
-        self.trace_count += 1
         flat = FlatFunction(call.rebuild(self.fun), call.in_tree)
         labels = labels_of(self.fun, call.in_tree)
         jaxpr = stage(flat, key.types, self.name, labels)
         closed, consts = jaxpr.hoist()
         if config.shows("jaxpr"):
             config.show(closed)
+        self.trace_count += 1
         out_avals = tuple(a.strong() for a in closed.out_avals)
         return Entry(closed, consts, flat.out_tree, out_avals, key, {}, flat.out_tree is tree.LEAF)
+
+
+def _give(arrays: Sequence[Array], donated: Sequence[bool], device: backend.Device, name: str) -> list:
+    """The buffers of arguments; the donated arrays lose theirs.
+
+    Numbers are never taken: they have nothing to give, and constants of the program may be the same object.
+    """
+    taken = [give and a.aval.ndim > 0 for a, give in zip(arrays, donated, strict=True)]
+    buffers = [None if take else a.buffer_on(device) for a, take in zip(arrays, taken, strict=True)]
+    for i, take in enumerate(
+        taken
+    ):  # after the others, so that a buffer that is passed twice is seen to be shared
+        if take:
+            buffers[i] = device.backend.claim(arrays[i])
+    call = f"{name} at {source.summary(source.current())}"
+    for array, take in zip(arrays, taken, strict=True):
+        if take:
+            array._buffer = Donated(call)
+    return buffers
 
 
 class _Static:
@@ -393,8 +399,8 @@ class Compiled:
     def __init__(self, lowered: Lowered, device: backend.Device):
         self.traced = lowered.traced
         self.device = device
-        n = len(lowered.jaxpr.invars)
-        self.program = device.backend.compile(lowered.jaxpr, (False,) * n)
+        self.donated = (False,) * len(self.traced.entry.consts) + self.traced.donated
+        self.program = device.backend.compile(lowered.jaxpr, self.donated)
 
     def source(self) -> str:
         """The generated source."""
@@ -413,6 +419,6 @@ class Compiled:
                 fix="call the jitted function itself, which compiles for each kind of argument",
             )
         arrays = [concrete(v) for v in (*traced.entry.consts, *values)]
-        outs = self.program([a.buffer_on(self.device) for a in arrays])
+        outs = self.program(_give(arrays, self.donated, self.device, traced.owner.name))
         wrapped = [Array(b, aval, self.device) for b, aval in zip(outs, traced.entry.out_avals, strict=True)]
         return tree.unflatten(traced.out_tree, wrapped)

@@ -13,7 +13,14 @@ from blufunc.core import tree
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Jaxpr
 from blufunc.core.stage import stage
-from blufunc.transforms.arguments import FlatFunction, ShapeDtypeStruct, abstract, labels_of, name_of
+from blufunc.transforms.arguments import (
+    FlatFunction,
+    ShapeDtypeStruct,
+    abstract,
+    argument_indices,
+    labels_of,
+    name_of,
+)
 
 
 def make_jaxpr(
@@ -26,10 +33,10 @@ def make_jaxpr(
       static_argnums: positional arguments to pass as they are.
       return_shape: whether to return the pair of the jaxpr and the results as ``ShapeDtypeStruct``.
     """
-    static = {static_argnums} if isinstance(static_argnums, int) else set(static_argnums)
 
     @functools.wraps(fun)
     def make(*args, **kwargs) -> Jaxpr | tuple[Jaxpr, Any]:
+        static = argument_indices(static_argnums, len(args), "static_argnums")
         dynamic = tuple(a for i, a in enumerate(args) if i not in static)
 
         def call(*xs, **kw):

@@ -323,6 +323,8 @@ def scan(
 ) -> tuple[Any, Any]:
     """Loop with a carry: ``carry, y = f(carry, x)`` for each x along the first axis of ``xs``.
 
+    The body is traced once in each call of ``scan``; under ``jit``, once for all.
+
     Args:
       f: the body, from (carry, x) to (carry, y), pytrees all; the carry keeps its structure, shapes and dtypes.
       init: the first carry.

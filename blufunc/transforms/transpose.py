@@ -13,7 +13,7 @@ from typing import Any
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Jaxpr, Literal
 from blufunc.core.stage import stage
-from blufunc.core.structure import add_any, instantiate
+from blufunc.core.structure import add_any
 from blufunc.core.tangents import Accumulator, Zero, zero
 from blufunc.core.trace import state
 
@@ -110,8 +110,3 @@ def transpose_jaxpr(
         return stage(fun, avals, jaxpr.name), out_nonzeros
 
     return jaxpr.memoised(("transpose", linear, ct_nonzeros), make)
-
-
-def instantiated(cts: Sequence[Any]) -> list[Any]:
-    """Cotangents as values: zeros for those that are ``Zero``."""
-    return [instantiate(ct) for ct in cts]

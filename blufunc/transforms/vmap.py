@@ -10,10 +10,19 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from blufunc import errors
 from blufunc.core import source, tree, treepath
 from blufunc.core.structure import batched_front, move_dim
-from blufunc.transforms.arguments import FlatFunction, LazyLabels, as_values, labels_of, name_of
+from blufunc.transforms.arguments import (
+    FlatFunction,
+    LazyLabels,
+    as_values,
+    check_callable,
+    labels_of,
+    name_of,
+)
 from blufunc.transforms.batch import Axis, batch_flat
 
 
@@ -45,7 +54,8 @@ def vmap(
       VmapSizeError: mapped axes differ in size, do not exist, or there is none.
       TreeError: ``in_axes`` or ``out_axes`` is not a prefix of what it describes.
     """
-    if not isinstance(in_axes, (int, tuple, list)) and in_axes is not None:
+    check_callable(fun, "vmap")
+    if not isinstance(in_axes, (int, np.integer, tuple, list)) and in_axes is not None:
         raise errors.ArgumentError(
             f"in_axes must be an int, None or a tuple with one entry for each argument, not {in_axes!r}.",
             where=source.here(),
@@ -102,7 +112,7 @@ def _broadcast(axes: Any, whole: Any, fun: Callable, name: str, what: str) -> li
 def _normal_dim(d: Any, aval: Any, labels: Callable[[], list[str]], i: int, fun: Callable) -> int | None:
     if d is None:
         return None
-    if not isinstance(d, int):
+    if not isinstance(d, (int, np.integer)):
         raise errors.ArgumentError(
             f"in_axes holds {d!r} for {labels()[i]}; axes are ints or None.", where=source.here()
         )

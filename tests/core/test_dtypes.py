@@ -61,7 +61,6 @@ def test_predicates_partition():
         assert dt.is_inexact(d) == (dt.is_floating(d) or dt.is_complex(d))
         assert dt.is_numeric(d) == (dt.is_integer(d) or dt.is_inexact(d))
         assert dt.is_unsigned(d) == d.name.startswith("uint")
-        assert dt.tangent_dtype(d) == (d if dt.is_inexact(d) else dt.float0)
 
 
 def test_names_and_implicit():

@@ -56,7 +56,6 @@ def only_exp(prim, *avals, **params):
 
 
 POLICIES = {
-    "default": None,
     "nothing": nothing_saveable,
     "everything": everything_saveable,
     "dots": dots_saveable,
@@ -124,22 +123,26 @@ def test_values_and_derivatives(name, policy):
         close(linearize(g, w, x)[1](w * 2, x + 1), slope)
 
 
+def second_derivatives(f, name):
+    """Reverse over reverse, forward over reverse and reverse over forward."""
+    w, x = draw(3, 3), draw(3)
+    slope = lambda w, x: sum((a * draw(*a.shape)).sum() for a in grad(f, (0, 1))(w, x))
+    found = [grad(slope, (0, 1))(w, x)]
+    found.append(jvp(lambda x: grad(f, 1)(w, x), (x,), (x,))[1])
+    if name not in NO_FORWARD:
+        found.append(grad(lambda x: jvp(lambda x: f(w, x), (x,), (x,))[1])(x))
+    return found
+
+
+PLAIN = functools.cache(lambda name: second_derivatives(FUNCTIONS[name], name))
+
+
 @POLICY
 @ALL
 def test_second_derivatives(name, policy):
-    f, w, x = FUNCTIONS[name], draw(3, 3), draw(3)
-    g = checkpoint(f, policy=policy)
-    twice = lambda f: grad(
-        lambda w, x: sum((a * draw(*a.shape)).sum() for a in grad(f, (0, 1))(w, x)), (0, 1)
-    )
-    want = twice(f)(w, x)
-    close(twice(g)(w, x), want, 1e-11)
-    close(jit(twice(g))(w, x), want, 1e-11)
-    if name not in NO_FORWARD:
-        ahead = lambda f: jvp(lambda x: grad(f, 1)(w, x), (x,), (x,))[1]
-        close(ahead(g), ahead(f), 1e-11)
-        back = lambda f: grad(lambda x: jvp(lambda x: f(w, x), (x,), (x,))[1])(x)
-        close(back(g), back(f), 1e-11)
+    f = checkpoint(FUNCTIONS[name], policy=policy)
+    close(second_derivatives(f, name), PLAIN(name), 1e-11)
+    close(jit(lambda: second_derivatives(f, name))(), PLAIN(name), 1e-11)
 
 
 @ALL
@@ -157,7 +160,7 @@ def test_vmap(name):
 
 
 def test_pytrees_and_keyword_arguments():
-    @functools.partial(checkpoint, policy=dots_saveable)
+    @checkpoint(policy=dots_saveable)
     def f(params, x, *, scale, flags=(None,)):
         """Documented."""
         return {"y": bnp.sin(params["w"] @ x) * scale, "none": None}, [params["b"]]
@@ -289,7 +292,7 @@ def test_kept_values_of_operations_without_a_tangent_are_used():
 
 
 def test_cse_does_not_merge_the_recomputation_with_the_forward_pass():
-    lowered, call = backward(None)
+    lowered, call = backward(nothing_saveable)
     assert count(cse(lowered), "sin") == 2
     g = jit(value_and_grad(lambda w, x: checkpoint(mlp)(w, x).sum()))
     program = g.lower(draw(3, 3), draw(3)).compile()
@@ -350,6 +353,10 @@ def test_golden_grad_of_checkpoint(golden):
         f"{p.__name__}\n{f(p).lower(draw(3, 3), draw(3)).jaxpr}" for p in (nothing_saveable, dots_saveable)
     ]
     golden("checkpoint_grad", "\n\n".join(texts))
+
+
+def test_the_default_is_to_keep_nothing():
+    assert make_jaxpr(checkpoint(mlp))(draw(3, 3), draw(3)).eqns[0].params["policy"] is nothing_saveable
 
 
 def test_a_checkpoint_without_derivative_is_a_plain_call():

@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import weakref
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from blufunc import errors
 from blufunc.config import config
 from blufunc.core import dtypes, structure
-from blufunc.core.array import Array, from_numpy, scalar
+from blufunc.core.array import Array, Donated, from_numpy, scalar
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops import shape
 from blufunc.transforms.arguments import ShapeDtypeStruct
@@ -421,8 +422,59 @@ def test_donated_numpy_arguments_belong_to_the_caller():
 def test_donating_one_array_twice():
     f = jit(lambda x, y: (ew.add(x, 1.0), ew.add(y, 2.0)), donate_argnums=(0, 1))
     a = arr(X)
+    for x, want in zip(f(a, a), (X + 1, X + 2), strict=True):
+        check(x, want)  # the program had the array and a copy of it
+    assert a.is_deleted()
+
+
+def test_an_array_donated_and_used_in_one_call():
+    f = jit(lambda x, y: ew.add(ew.mul(x, 2.0), y), donate_argnums=0)
+    a = arr(X)
+    check(f(a, a), 3 * X)
+    assert a.is_deleted()
+
+
+def test_numbers_are_never_taken():
+    """Constants of programs may be the very object that a user holds."""
+    one = grad(lambda x: x)(2.0)
+    double = jit(lambda x: ew.mul(x, 2.0), donate_argnums=0)
+    assert float(double(one)) == 2.0
+    assert float(one) == 1.0
+    assert float(grad(ew.sin)(0.0)) == 1.0
+
+
+def test_a_failed_call_takes_nothing():
+    f = jit(lambda x, y: ew.add(x, y), donate_argnums=0)
+    a, b = arr(X), arr(X)
+    f(arr(X), b)
+    b._buffer = Donated("another call")
     with pytest.raises(errors.DonatedArrayError):
-        f(a, a)
+        f(a, b)
+    assert not a.is_deleted()
+
+
+def test_the_staged_path_donates_too():
+    a = arr(X)
+    compiled = jit(lambda x: ew.add(ew.sin(x), 1.0), donate_argnums=0).lower(a).compile()
+    check(compiled(a), np.sin(X) + 1)
+    assert a.is_deleted()
+
+
+def test_results_do_not_share_storage():
+    x, y = jit(lambda x: (ew.add(x, 1.0), structure.transpose(ew.add(x, 1.0), (1, 0))))(
+        arr([[1.0, 2.0], [3.0, 4.0]])
+    )
+    assert not np.shares_memory(np.asarray(x), np.asarray(y))
+
+
+def test_nothing_of_a_dead_function_is_kept():
+    f = jit(lambda x: total(ew.sin(x)))
+    outer = jit(grad(f))
+    outer(arr(X))
+    jaxpr = weakref.ref(outer.trace(arr(X)).jaxpr)
+    del f, outer
+    gc.collect()
+    assert jaxpr() is None
 
 
 def test_nothing_is_donated_inside_another_transform():
