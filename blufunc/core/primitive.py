@@ -82,6 +82,10 @@ class Primitive:
     """``(trace, primals, tangents, **params) -> (outs, out_tangents)`` where the jvp rule, split into its
     primal and its tangent operations, would not do: primitives that call jaxprs."""
 
+    split: Callable | None = None
+    """``(trace, args, **params) -> outs`` for a use among whose operands are tangents and primals of one linearization:
+    primitives that call jaxprs compute the primal results in the parent trace and stage the others."""
+
     reference: Callable | None = None
     """``(compile, **params) -> function`` from a list of NumPy arrays to a sequence of them: the definition, in the
     place of ``impl``, of primitives that run jaxprs. ``compile(jaxpr)`` gives such a function for a body."""

@@ -42,8 +42,9 @@ class SplitTrace(Trace):
         tangents = self.tangents
         for a in args:
             if a.__class__ is StagedTracer and a.trace is tangents:
-                split = getattr(prim, "split", None) if prim.multiple_results else None
-                return split(self, args, **params) if split else tangents.process(prim, args, params)
+                if prim.split is not None:
+                    return prim.split(self, args, **params)
+                return tangents.process(prim, args, params)
         with set_trace(self.parent):
             return self.parent.process(prim, args, params)
 
