@@ -252,7 +252,7 @@ def leak_error(tracer: Tracer) -> errors.LeakedTracerError:
     """The error for a tracer whose trace has ended, or that reached an evaluation outside of it."""
     if tracer.trace.alive:
         return errors.LeakedTracerError(
-            f"{tracer._origin()} ({tracer.aval}) is traced by {tracer.trace.name}, and was used where {tracer.trace.name} "
+            f"{tracer._origin()} ({tracer.aval}) is traced by {tracer.trace.name}, and was used where that trace "
             "does not see it.",
             where=source.here(),
             why="a rule of a custom derivative closed over it, or another thread got hold of it.",

@@ -8,7 +8,6 @@ primitives take them beside any shape; Python numbers become constants of the dt
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +17,10 @@ from blufunc import errors
 from blufunc.core import dtypes, source
 from blufunc.core.array import lift, scalar
 from blufunc.core.avals import ShapedArray
+from blufunc.core.axes import axes_in as axes_in
+from blufunc.core.axes import axis_in as axis_in
+from blufunc.core.axes import shape_of as shape_of
+from blufunc.core.axes import static_int as static_int
 from blufunc.core.ops.elementwise import convert_p
 from blufunc.core.structure import broadcast_in_dim_p
 from blufunc.core.trace import Value
@@ -263,63 +266,10 @@ def _common_shape(shapes: Sequence[tuple[int, ...]], name: str) -> tuple[int, ..
 
 def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
     """The shape that arrays of the given shapes broadcast to: a tuple of int."""
-    return _common_shape(
-        [tuple(s) if not isinstance(s, int) else (s,) for s in shapes] or [()], "broadcast_shapes"
-    )
+    return _common_shape([shape_of(s, "broadcast_shapes") for s in shapes] or [()], "broadcast_shapes")
 
 
 # -- static arguments ------------------------------------------------------------------------------
-
-
-def static_int(x: Any, name: str, what: str) -> int:
-    """A Python integer given as an option of a function."""
-    try:
-        return operator.index(x)
-    except errors.BlufuncError:  # a traced value
-        raise
-    except TypeError:
-        raise errors.ArgumentError(
-            f"{name}: {what} is an int, not {x!r}.", where=source.here(), fix="pass a Python int"
-        ) from None
-
-
-def axis_in(axis: Any, ndim: int, name: str) -> int:
-    """An axis as a number from 0 to ``ndim - 1``; negative ones count from the end."""
-    a = static_int(axis, name, "axis")
-    if not -ndim <= a < ndim:
-        raise errors.ValueRangeError(
-            f"{name}: axis {a} is out of range for an array of rank {ndim}.",
-            where=source.here(),
-            fix=f"use an axis from {-ndim} to {ndim - 1}"
-            if ndim
-            else "the array has no axes: reshape it first",
-        )
-    return a % ndim
-
-
-def axes_in(axis: Any, ndim: int, name: str) -> tuple[int, ...]:
-    """``axis`` (None for all, an int, or several) as a sorted tuple of axes."""
-    if axis is None:
-        return tuple(range(ndim))
-    if isinstance(axis, (tuple, list)):
-        axes = [axis_in(a, ndim, name) for a in axis]
-        if len(set(axes)) != len(axes):
-            raise errors.ValueRangeError(
-                f"{name}: axis {tuple(axis)} names an axis twice.",
-                where=source.here(),
-                fix="name each axis once",
-            )
-        return tuple(sorted(axes))
-    return (axis_in(axis, ndim, name),)
-
-
-def shape_of(shape: Any, name: str) -> tuple[int, ...]:
-    """A shape given as an int or a sequence of int."""
-    if isinstance(shape, (tuple, list)):
-        return tuple([static_int(n, name, "a size") for n in shape])
-    if isinstance(shape, np.ndarray) and shape.ndim == 1:
-        return tuple(shape.tolist())
-    return (static_int(shape, name, "a shape"),)
 
 
 def dtype_of(dtype: Any) -> np.dtype | None:
