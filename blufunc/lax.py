@@ -16,6 +16,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.core import backend, dtypes, source, structure
 from blufunc.core.array import from_numpy, lift, scalar
+from blufunc.core.axes import ints, shape_of, static_int
 from blufunc.core.ops.cumulative import (
     cumlogsumexp,
     cumlogsumexp_p,
@@ -281,12 +282,16 @@ def select_n(which: Any, *cases: Any) -> Value:
 
 def broadcast_in_dim(operand: Any, shape: Sequence[int], broadcast_dimensions: Sequence[int]) -> Value:
     """The operand with its axis i as axis ``broadcast_dimensions[i]`` of ``shape``, repeated along the others."""
-    return structure.broadcast_in_dim(lift(operand), tuple(shape), tuple(broadcast_dimensions))
+    return structure.broadcast_in_dim(
+        lift(operand),
+        shape_of(ints(shape, "broadcast_in_dim", "shape"), "broadcast_in_dim"),
+        ints(broadcast_dimensions, "broadcast_in_dim", "broadcast_dimensions"),
+    )
 
 
 def broadcast(operand: Any, sizes: Sequence[int]) -> Value:
     """The operand repeated along new leading axes of the given sizes."""
-    x = lift(operand)
+    x, sizes = lift(operand), shape_of(ints(sizes, "broadcast", "sizes"), "broadcast")
     n = len(sizes)
     return structure.broadcast_in_dim(x, (*sizes, *x.aval.shape), tuple(range(n, n + x.aval.ndim)))
 
@@ -295,19 +300,22 @@ def reshape(operand: Any, new_sizes: Sequence[int], dimensions: Sequence[int] | 
     """The elements in row-major order (of the axes in the order ``dimensions``) in another shape."""
     x = lift(operand)
     if dimensions is not None:
-        x = structure.transpose(x, tuple(dimensions))
-    return structure.reshape(x, tuple(new_sizes))
+        x = structure.transpose(x, ints(dimensions, "reshape", "dimensions"))
+    return structure.reshape(x, ints(new_sizes, "reshape", "new_sizes"))
 
 
 def transpose(operand: Any, permutation: Sequence[int]) -> Value:
     """The operand with its axes in another order: axis i of the result is axis ``permutation[i]``."""
-    return structure.transpose(lift(operand), tuple(permutation))
+    return structure.transpose(lift(operand), ints(permutation, "transpose", "permutation"))
 
 
 def collapse(operand: Any, start_dimension: int, stop_dimension: int | None = None) -> Value:
     """The operand with its axes from ``start_dimension`` up to ``stop_dimension`` merged into one."""
     x = lift(operand)
     s, n = x.aval.shape, x.aval.ndim
+    start_dimension = static_int(start_dimension, "collapse", "start_dimension")
+    if stop_dimension is not None:
+        stop_dimension = static_int(stop_dimension, "collapse", "stop_dimension")
     stop = (
         n
         if stop_dimension is None
@@ -321,13 +329,19 @@ def collapse(operand: Any, start_dimension: int, stop_dimension: int | None = No
 
 def reduce_sum(operand: Any, axes: Sequence[int]) -> Value:
     """The sum over ``axes``, in the operand's dtype; half precisions add in float32."""
-    return structure.reduce_sum(lift(operand), tuple(axes))
+    return structure.reduce_sum(lift(operand), ints(axes, "reduce_sum", "axes"))
 
 
 def batch_matmul(lhs: Any, rhs: Any, precision: Any = None) -> Value:
     """The matrix products of the last two axes; the other axes agree."""
     x, y = lift(lhs), lift(rhs)
     n = x.aval.ndim
+    if n < 2 or y.aval.ndim != n:
+        raise errors.ShapeError(
+            f"batch_matmul takes two arrays of one rank, of 2 or more, not {x.aval} and {y.aval}.",
+            where=source.here(),
+            fix="use bnp.matmul, which broadcasts",
+        )
     lead = tuple(range(n - 2))
     return dot_general(x, y, (((n - 1,), (n - 2,)), (lead, lead)), precision)
 
@@ -337,11 +351,22 @@ def batch_matmul(lhs: Any, rhs: Any, precision: Any = None) -> Value:
 
 def full(shape: Sequence[int], fill_value: Any, dtype: Any = None, *, device: Any = None) -> Value:
     """An array of ``shape`` filled with a number, of its dtype (32-bit for Python numbers) or ``dtype``."""
-    shape = tuple(shape)
+    shape = shape_of(ints(shape, "full", "shape"), "full")
     if isinstance(fill_value, Value):
         value = fill_value if dtype is None else convert_element_type(fill_value, dtype)
         return structure.broadcast_to(value, shape)
-    kind = dtypes.as_dtype(dtype) if dtype is not None else lift(fill_value).aval.dtype
+    own = lift(fill_value, "the fill value").aval
+    kind = dtypes.as_dtype(dtype) if dtype is not None else own.dtype
+    if own.ndim:
+        raise errors.ShapeError(
+            f"full takes one number, not {own}.", where=source.here(), fix="use bnp.broadcast_to(x, shape)"
+        )
+    if dtypes.is_complex(own.dtype) and not dtypes.is_complex(kind):
+        raise errors.DtypeError(
+            f"full: {fill_value!r:.60} is complex and cannot become {dtypes.short_name(kind)}.",
+            where=source.here(),
+            fix="fill with the real part, or ask for dtype='complex64'",
+        )
     if state.trace is EVAL:
         # the number on its device first, so that the array is made there; never the memoised constant itself
         place = device or backend.default_device()

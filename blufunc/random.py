@@ -20,44 +20,35 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source
+from blufunc.core import dtypes, source, structure
 from blufunc.core.array import from_numpy, lift, scalar
+from blufunc.core.axes import static_int
+from blufunc.core.ops import cumulative, gather_scatter, reduce
+from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import random_bits as rb
-from blufunc.core.ops.cumulative import cumsum
-from blufunc.core.ops.elementwise import (
-    add,
-    bitcast,
-    bitwise_or,
-    clamp,
-    complex_,
-    convert,
-    div,
-    eq,
-    erf,
-    erf_inv,
-    gt,
-    le,
-    log,
-    log1p,
-    logical_and,
-    lt,
-    max,
-    mul,
-    neg,
-    nextafter,
-    rem,
-    select,
-    shift_right_logical,
-    stop_gradient,
-    sub,
-)
-from blufunc.core.ops.gather_scatter import gather
-from blufunc.core.ops.reduce import argmax
-from blufunc.core.ops.shape import concatenate, iota, slice_in_dim
-from blufunc.core.ops.sort import place_along, sort, sort_key_val, top_k
+from blufunc.core.ops import shape as shape_ops
+from blufunc.core.ops import sort as sort_ops
 from blufunc.core.ops.windows import GatherDimensionNumbers
-from blufunc.core.structure import broadcast_to, full, reshape
 from blufunc.core.trace import Value
+
+__all__ = [
+    "bernoulli",
+    "bits",
+    "categorical",
+    "choice",
+    "exponential",
+    "fold_in",
+    "gumbel",
+    "key",
+    "key_data",
+    "normal",
+    "permutation",
+    "randint",
+    "split",
+    "truncated_normal",
+    "uniform",
+    "wrap_key_data",
+]
 
 Shape = int | Sequence[int]
 
@@ -139,7 +130,7 @@ def fold_in(key: Any, data: Any) -> Any:
             where=source.here(),
             fix="for several use vmap(random.fold_in, in_axes=(None, 0))(key, data)",
         )
-    return rb.random_fold_in_p.bind(key, convert(data, dtypes.uint32))
+    return rb.random_fold_in_p.bind(key, ops.convert(data, dtypes.uint32))
 
 
 # -- uniform samples -------------------------------------------------------------------------------
@@ -179,12 +170,12 @@ def _uniform(key: Any, shape: tuple[int, ...], dtype: np.dtype, minval: Any, max
     # bfloat16 and float8 have fewer than 8 bits of mantissa: random bytes are enough
     drawn = 8 if info.nmant < 8 else info.bits
     unsigned = np.dtype(f"u{dtype.itemsize}")
-    mantissa = convert(_bits(key, drawn, shape), unsigned)
-    mantissa = shift_right_logical(mantissa, scalar(drawn - info.nmant, unsigned))
+    mantissa = ops.convert(_bits(key, drawn, shape), unsigned)
+    mantissa = ops.shift_right_logical(mantissa, scalar(drawn - info.nmant, unsigned))
     one = int(np.ones((), dtype).view(unsigned))
-    floats = sub(bitcast(bitwise_or(mantissa, scalar(one, unsigned)), dtype), scalar(1, dtype))
+    floats = ops.sub(ops.bitcast(ops.bitwise_or(mantissa, scalar(one, unsigned)), dtype), scalar(1, dtype))
     # rounding may give less than minval
-    return max(minval, add(mul(floats, sub(maxval, minval)), minval))
+    return ops.max(minval, ops.add(ops.mul(floats, ops.sub(maxval, minval)), minval))
 
 
 def _unit(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
@@ -223,24 +214,24 @@ def randint(key: Any, shape: Shape, minval: Any, maxval: Any, dtype: Any = "int3
     unsigned = np.dtype(f"u{sampled.itemsize}")
 
     upper, lower = (_bits(k, width, shape) for k in _pair(key))
-    empty = le(high, low)
-    span = select(empty, scalar(1, unsigned), convert(sub(high, low), unsigned))
+    empty = ops.le(high, low)
+    span = ops.select(empty, scalar(1, unsigned), ops.convert(ops.sub(high, low), unsigned))
     if beyond is not None:  # maxval is one more than sampled can hold; a full range wraps to a span of 0
-        grown = select(logical_and(beyond, gt(high, low)), add(span, 1), span)
-        span, full_range = grown, eq(grown, 0)
-        divisor = select(full_range, scalar(1, unsigned), span)
+        grown = ops.select(ops.logical_and(beyond, ops.gt(high, low)), ops.add(span, 1), span)
+        span, full_range = grown, ops.eq(grown, 0)
+        divisor = ops.select(full_range, scalar(1, unsigned), span)
     else:
         full_range, divisor = None, span
 
     def modulo(x):
-        r = rem(x, divisor)
-        return r if full_range is None else select(full_range, x, r)
+        r = ops.rem(x, divisor)
+        return r if full_range is None else ops.select(full_range, x, r)
 
     # (a * 2**width + b) % span without wider integers, 2**width % span being (2**(width/2) % span)**2 % span
     power = modulo(scalar(2 ** (width // 2), unsigned))
-    power = modulo(mul(power, power))
-    offset = modulo(add(mul(modulo(upper), power), modulo(lower)))
-    return convert(add(low, convert(offset, sampled)), dtype)
+    power = modulo(ops.mul(power, power))
+    offset = modulo(ops.add(ops.mul(modulo(upper), power), modulo(lower)))
+    return ops.convert(ops.add(low, ops.convert(offset, sampled)), dtype)
 
 
 def _bound(what: str, x: Any, shape: tuple[int, ...], sampled: np.dtype, dtype: np.dtype) -> tuple[Any, Any]:
@@ -262,13 +253,13 @@ def _bound(what: str, x: Any, shape: tuple[int, ...], sampled: np.dtype, dtype: 
     given = dtypes.iinfo(x.dtype)
     beyond = None
     if sampled == dtype and given.max > info.max:
-        beyond = gt(x, scalar(info.max, x.dtype))
+        beyond = ops.gt(x, scalar(info.max, x.dtype))
     low, high = (least if least > given.min else None), (most if most < given.max else None)
     if low is not None or high is not None:
         low = given.min if low is None else low
         high = given.max if high is None else high
-        x = clamp(scalar(low, x.dtype), x, scalar(high, x.dtype))
-    return convert(x, sampled), beyond
+        x = ops.clamp(scalar(low, x.dtype), x, scalar(high, x.dtype))
+    return ops.convert(x, sampled), beyond
 
 
 def bernoulli(key: Any, p: Any = 0.5, shape: Shape | None = None) -> Any:
@@ -287,7 +278,7 @@ def bernoulli(key: Any, p: Any = 0.5, shape: Shape | None = None) -> Any:
             f"bernoulli takes a floating probability p, not {p.aval}.", where=source.here(), fix="p=0.5"
         )
     shape = p.shape if shape is None else _shape("bernoulli", shape)
-    return lt(_unit(key, shape, p.dtype), _broadcast("bernoulli", "p", p, shape))
+    return ops.lt(_unit(key, shape, p.dtype), _broadcast("bernoulli", "p", p, shape))
 
 
 # -- continuous distributions ----------------------------------------------------------------------
@@ -305,20 +296,23 @@ def normal(key: Any, shape: Shape = (), dtype: Any = "float32") -> Any:
     if dtypes.is_complex(dtype):
         real = np.dtype(f"f{dtype.itemsize // 2}")
         re, im = (_normal(k, shape, real) for k in _pair(key))
-        return div(complex_(re, im), scalar(math.sqrt(2), dtype))
+        return ops.div(ops.complex_(re, im), scalar(math.sqrt(2), dtype))
     return _normal(key, shape, _float("normal", dtype))
 
 
 def _normal(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
     above_minus_one = np.nextafter(np.asarray(-1, dtype), np.asarray(0, dtype))  # erf_inv(-1) is -inf
     u = _uniform(key, shape, dtype, scalar(float(above_minus_one), dtype), scalar(1, dtype))
-    return mul(scalar(math.sqrt(2), dtype), erf_inv(u))
+    return ops.mul(scalar(math.sqrt(2), dtype), ops.erf_inv(u))
 
 
 def truncated_normal(
     key: Any, lower: Any, upper: Any, shape: Shape | None = None, dtype: Any = "float32"
 ) -> Any:
     """Samples from the standard normal distribution restricted to the open interval (lower, upper).
+
+    They come from the inverse of the distribution function in ``dtype``, which is 1 to all digits far from 0: an
+    interval in the tails (from about 5 on, in float32) gets few values, in the end only those next to its ends.
 
     Args:
       key: one key.
@@ -334,23 +328,23 @@ def truncated_normal(
     lower = _parameter(name, "lower", lower, shape, dtype)
     upper = _parameter(name, "upper", upper, shape, dtype)
     root2 = scalar(math.sqrt(2), dtype)
-    u = _uniform(key, shape, dtype, erf(div(lower, root2)), erf(div(upper, root2)))
-    least = nextafter(stop_gradient(lower), scalar(math.inf, dtype))
-    most = nextafter(stop_gradient(upper), scalar(-math.inf, dtype))
-    return clamp(least, mul(root2, erf_inv(u)), most)
+    u = _uniform(key, shape, dtype, ops.erf(ops.div(lower, root2)), ops.erf(ops.div(upper, root2)))
+    least = ops.nextafter(ops.stop_gradient(lower), scalar(math.inf, dtype))
+    most = ops.nextafter(ops.stop_gradient(upper), scalar(-math.inf, dtype))
+    return ops.clamp(least, ops.mul(root2, ops.erf_inv(u)), most)
 
 
 def exponential(key: Any, shape: Shape = (), dtype: Any = "float32") -> Any:
     """Samples from the exponential distribution of rate 1."""
     key, shape = _key("exponential", key), _shape("exponential", shape)
-    return neg(log1p(neg(_unit(key, shape, _float("exponential", dtype)))))
+    return ops.neg(ops.log1p(ops.neg(_unit(key, shape, _float("exponential", dtype)))))
 
 
 def gumbel(key: Any, shape: Shape = (), dtype: Any = "float32") -> Any:
     """Samples from the standard Gumbel distribution: ``-log(-log(u))`` of uniform u."""
     key, shape, dtype = _key("gumbel", key), _shape("gumbel", shape), _float("gumbel", dtype)
     u = _uniform(key, shape, dtype, scalar(float(dtypes.finfo(dtype).tiny), dtype), scalar(1, dtype))
-    return neg(log(neg(log(u))))
+    return ops.neg(ops.log(ops.neg(ops.log(u))))
 
 
 # -- discrete choices ------------------------------------------------------------------------------
@@ -382,7 +376,7 @@ def categorical(key: Any, logits: Any, axis: int = -1, shape: Shape | None = Non
     extra = len(shape) - len(rest)
     drawn = (*shape[: extra + axis], logits.shape[axis], *shape[extra + axis :])
     noise = gumbel(key, drawn, logits.dtype)
-    return argmax(add(noise, broadcast_to(logits, drawn)), extra + axis)
+    return reduce.argmax(ops.add(noise, structure.broadcast_to(logits, drawn)), extra + axis)
 
 
 def permutation(key: Any, x: Any, axis: int = 0, independent: bool = False) -> Any:
@@ -397,7 +391,7 @@ def permutation(key: Any, x: Any, axis: int = 0, independent: bool = False) -> A
     key = _key("permutation", key)
     if isinstance(x, (int, np.integer)):
         _axis("permutation", axis, 1)
-        return _shuffle(key, iota(dtypes.int32, (_count("permutation", x),), 0), 0)
+        return _shuffle(key, shape_ops.iota(dtypes.int32, (_count("permutation", x),), 0), 0)
     x = lift(x, "x")
     if not x.ndim:
         raise errors.ArgumentError(
@@ -407,7 +401,7 @@ def permutation(key: Any, x: Any, axis: int = 0, independent: bool = False) -> A
     axis = _axis("permutation", axis, x.ndim)
     if independent or x.ndim == 1:
         return _shuffle(key, x, axis)
-    order = _shuffle(key, iota(dtypes.int32, (x.shape[axis],), 0), 0)
+    order = _shuffle(key, shape_ops.iota(dtypes.int32, (x.shape[axis],), 0), 0)
     return _take(x, order, axis)
 
 
@@ -417,7 +411,7 @@ def _shuffle(key: Any, x: Any, axis: int) -> Any:
     rounds = math.ceil(3 * math.log(x.aval.size) / math.log(2**32 - 1)) if x.aval.size > 1 else 0
     for _ in range(rounds):
         key, subkey = _pair(key)
-        _, x = sort_key_val(_bits(subkey, 32, x.aval.shape), x, axis)
+        _, x = sort_ops.sort_key_val(_bits(subkey, 32, x.aval.shape), x, axis)
     return x
 
 
@@ -465,11 +459,11 @@ def choice(key: Any, a: Any, shape: Shape = (), replace: bool = True, p: Any = N
     elif replace:
         chosen = randint(key, shape, 0, n)
     elif array is None:
-        chosen = reshape(slice_in_dim(permutation(key, n), 0, draws), shape)
+        chosen = structure.reshape(shape_ops.slice_in_dim(permutation(key, n), 0, draws), shape)
     else:
         # the elements themselves are permuted, and the first of them taken
-        drawn = slice_in_dim(permutation(key, array, axis), 0, draws, axis=axis)
-        return reshape(drawn, array.shape[:axis] + shape + array.shape[axis + 1 :])
+        drawn = shape_ops.slice_in_dim(permutation(key, array, axis), 0, draws, axis=axis)
+        return structure.reshape(drawn, array.shape[:axis] + shape + array.shape[axis + 1 :])
     return chosen if array is None else _take(array, chosen, axis)
 
 
@@ -489,21 +483,33 @@ def _weighted(key: Any, p: Any, n: int, shape: tuple[int, ...], replace: bool) -
     """Indices drawn with probabilities ``p``."""
     draws = math.prod(shape)
     if not draws:
-        return full(shape, 0, dtypes.int32)
+        return structure.full(shape, 0, dtypes.int32)
     if not replace:  # the largest of Gumbel noise plus log probabilities: without replacement, the k largest
-        return reshape(top_k(add(gumbel(key, (n,), p.dtype), log(p)), draws)[1], shape)
-    cumulative = cumsum(p)
-    total = reshape(slice_in_dim(cumulative, n - 1, n), ())
-    return reshape(_count_below(cumulative, mul(total, sub(1, _unit(key, (draws,), p.dtype)))), shape)
+        return structure.reshape(
+            sort_ops.top_k(ops.add(gumbel(key, (n,), p.dtype), ops.log(p)), draws)[1], shape
+        )
+    rising = cumulative.cumsum(p)
+    total = structure.reshape(shape_ops.slice_in_dim(rising, n - 1, n), ())
+    return structure.reshape(
+        _count_below(rising, ops.mul(total, ops.sub(1, _unit(key, (draws,), p.dtype)))), shape
+    )
 
 
 def _count_below(rising: Any, queries: Any) -> Any:
     """For each query, how many elements of a rising array are less: searchsorted, by one stable sort of both."""
     m, n = queries.aval.size, rising.aval.size
-    is_element = concatenate((full((m,), 0, dtypes.int32), full((n,), 1, dtypes.int32)), 0)
-    merged = (concatenate((queries, rising), 0), is_element, iota(dtypes.int32, (m + n,), 0))
-    _, is_element, came_from = sort(merged)  # stable: a query stands before the elements that equal it
-    return slice_in_dim(place_along(cumsum(is_element), came_from, 0), 0, m)
+    is_element = shape_ops.concatenate(
+        (structure.full((m,), 0, dtypes.int32), structure.full((n,), 1, dtypes.int32)), 0
+    )
+    merged = (
+        shape_ops.concatenate((queries, rising), 0),
+        is_element,
+        shape_ops.iota(dtypes.int32, (m + n,), 0),
+    )
+    _, is_element, came_from = sort_ops.sort(
+        merged
+    )  # stable: a query stands before the elements that equal it
+    return shape_ops.slice_in_dim(sort_ops.place_along(cumulative.cumsum(is_element), came_from, 0), 0, m)
 
 
 def _take(x: Any, indices: Any, axis: int) -> Any:
@@ -512,8 +518,8 @@ def _take(x: Any, indices: Any, axis: int) -> Any:
     offsets = (*range(axis), *range(axis + after, axis + after + x.aval.ndim - axis - 1))
     sizes = (*x.aval.shape[:axis], 1, *x.aval.shape[axis + 1 :])
     numbers = GatherDimensionNumbers(offsets, (axis,), (axis,))
-    starts = reshape(indices, (*indices.aval.shape, 1))
-    return gather(x, starts, numbers, sizes, mode="promise_in_bounds")
+    starts = structure.reshape(indices, (*indices.aval.shape, 1))
+    return gather_scatter.gather(x, starts, numbers, sizes, mode="promise_in_bounds")
 
 
 # -- arguments -------------------------------------------------------------------------------------
@@ -547,7 +553,7 @@ def _key(name: str, key: Any) -> Any:
 def _pair(key: Any) -> tuple[Any, Any]:
     """Two new keys."""
     both = rb.random_split_p.bind(key, shape=(2,))
-    first, second = (reshape(slice_in_dim(both, i, i + 1), ()) for i in range(2))
+    first, second = (structure.reshape(shape_ops.slice_in_dim(both, i, i + 1), ()) for i in range(2))
     return first, second
 
 
@@ -568,6 +574,7 @@ def _shape(name: str, shape: Shape) -> tuple[int, ...]:
 
 
 def _axis(name: str, axis: int, ndim: int) -> int:
+    axis = static_int(axis, f"random.{name}", "axis")
     if not -ndim <= axis < ndim:
         raise errors.ShapeError(
             f"random.{name}: axis {axis} is out of range for an array of {ndim} axes.", where=source.here()
@@ -601,13 +608,13 @@ def _parameter(name: str, what: str, x: Any, shape: tuple[int, ...], dtype: np.d
     x = lift(x, what)
     if not (dtypes.is_floating(x.dtype) or dtypes.is_integer(x.dtype)):
         raise errors.DtypeError(f"random.{name} takes a real {what}, not {x.aval}.", where=source.here())
-    return convert(_broadcast(name, what, x, shape), dtype)
+    return ops.convert(_broadcast(name, what, x, shape), dtype)
 
 
 def _broadcast(name: str, what: str, x: Any, shape: tuple[int, ...]) -> Any:
     """``x`` in ``shape``; rank 0 may stay."""
     _check_broadcast(name, what, x.aval.shape, shape)
-    return broadcast_to(x, shape) if x.aval.ndim else x
+    return structure.broadcast_to(x, shape) if x.aval.ndim else x
 
 
 def _check_broadcast(name: str, what: str, given: tuple[int, ...], shape: tuple[int, ...]) -> None:

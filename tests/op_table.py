@@ -213,6 +213,8 @@ CONVERT = [
     _convert(("complex128", "complex64"), "float64", "drop-imaginary", grad=2, ref=np.real),
     _convert(("float32", "int32", "complex64"), "bool", "to-bool", -1, 1),
     _convert(("int32", "int64"), "uint8", "wrap", -300, 300),
+    _convert(("float32", "bfloat16", "float64"), "uint8", "saturate", -400, 400,
+             lambda x: np.clip(np.trunc(x), 0, 255).astype(np.uint8)),
     _convert(("float32",), "float8_e4m3fn", "to-f8"),
     Op(ew.bitcast_p, (Arg(M),), lambda x: x.astype(np.float32).view(np.int32), {"dtype": dtypes.int32},
        dtypes=("float32",), out="int32"),

@@ -393,3 +393,9 @@ def test_a_traced_shape_says_so():
 def test_finite_extremes():
     assert np.isfinite(np.asarray(random.normal(KEY, (100_000,), "bfloat16"), np.float32)).all()
     assert math.isfinite(float(np.asarray(random.gumbel(KEY, (100_000,))).max()))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_uniform_is_never_below_minval(dtype):
+    drawn = random.uniform(KEY, (100,), dtype, minval=1.0, maxval=0.0)  # an empty interval
+    assert (np.asarray(drawn) == 1).all()

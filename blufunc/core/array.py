@@ -91,7 +91,11 @@ class Array(Value):
         return (_unpickle, (np.asarray(self), self.aval.weak_type))
 
     def __hash__(self) -> int:
-        raise TypeError("blufunc arrays are not hashable: they compare elementwise")
+        raise errors.ArgumentError(
+            "blufunc arrays are not hashable: they compare elementwise",
+            where=source.here(),
+            fix="use id(x), or the value as a Python number: x.item()",
+        )
 
     def _scalar(self, kind: str):
         if self.aval.size != 1:
@@ -116,7 +120,11 @@ class Array(Value):
 
     def __index__(self) -> int:
         if not dtypes.is_integer(self.aval.dtype) or self.aval.ndim:
-            raise TypeError(f"only integer arrays of rank 0 can be used as an index, this one is {self.aval}")
+            raise errors.ArgumentError(
+                f"only integer arrays of rank 0 can be used as a Python int or index, this one is {self.aval}.",
+                where=source.here(),
+                fix="pass a Python int, or take one element of an integer array: int(x[0])",
+            )
         return int(self._scalar("an index"))
 
     def item(self):

@@ -103,7 +103,11 @@ class Value:
 
     def __len__(self) -> int:
         if not self.aval.shape:
-            raise TypeError("len() of a rank-0 array")
+            raise errors.ArgumentError(
+                f"a sequence is wanted, but this array has rank 0 and no len(): {self.aval}.",
+                where=source.here(),
+                fix="pass a sequence of arrays, or give the array an axis: x[None]",
+            )
         return self.aval.shape[0]
 
 

@@ -13,6 +13,8 @@ from typing import Any
 import blufunc.numpy as bnp
 from blufunc import errors, lax
 from blufunc.core import dtypes, source
+from blufunc.core.axes import axes_in, axis_in
+from blufunc.numpy.promotion import PYTHON_SCALARS, as_value
 from blufunc.transforms.custom_jvp import custom_jvp
 
 Axis = int | Sequence[int] | None
@@ -22,6 +24,11 @@ def as_inexact(x: Any) -> Any:
     """``x`` as an array of floating or complex numbers: integers and booleans become float32."""
     x = bnp.asarray(x)
     return x if dtypes.is_inexact(x.dtype) else x.astype(dtypes.float32)
+
+
+def number(x: Any, name: str) -> Any:
+    """An option of the function called ``name`` that is a number or an array."""
+    return x if x.__class__ in PYTHON_SCALARS else as_value(x, name)
 
 
 def _sloped(value_and_slope: Callable[[Any], tuple[Any, Callable[[], Any]]]) -> Callable:
@@ -79,13 +86,13 @@ def relu6(x: Any) -> Any:
 
 def leaky_relu(x: Any, negative_slope: Any = 0.01) -> Any:
     """``x`` where ``x >= 0``, else ``negative_slope * x``."""
-    x = as_inexact(x)
+    x, negative_slope = as_inexact(x), number(negative_slope, "leaky_relu")
     return bnp.where(x >= 0, x, x * negative_slope)
 
 
 def elu(x: Any, alpha: Any = 1.0) -> Any:
     """``x`` where ``x > 0``, else ``alpha * (exp(x) - 1)`` (Clevert et al., arXiv:1511.07289)."""
-    x = as_inexact(x)
+    x, alpha = as_inexact(x), number(alpha, "elu")
     above = x > 0
     # exp sees no positive x: an infinity on the side that is not chosen would make the derivative NaN
     return bnp.where(above, x, bnp.expm1(bnp.where(above, 0, x)) * alpha)
@@ -98,7 +105,7 @@ def selu(x: Any) -> Any:
 
 def celu(x: Any, alpha: Any = 1.0) -> Any:
     """``max(x, 0) + min(0, alpha * (exp(x / alpha) - 1))``: smooth for every alpha (Barron, arXiv:1704.07483)."""
-    x = as_inexact(x)
+    x, alpha = as_inexact(x), number(alpha, "celu")
     return bnp.maximum(x, 0) + bnp.expm1(bnp.minimum(x, 0) / alpha) * alpha
 
 
@@ -206,6 +213,7 @@ def glu(x: Any, axis: int = -1) -> Any:
       ShapeError: ``axis`` is of odd size.
     """
     x = as_inexact(x)
+    axis = axis_in(axis, x.ndim, "glu")
     if x.shape[axis] % 2:
         raise errors.ShapeError(
             f"glu halves axis {axis} of an array of shape {tuple(x.shape)}, and {x.shape[axis]} is odd.",
@@ -217,24 +225,6 @@ def glu(x: Any, axis: int = -1) -> Any:
 
 
 # -- softmax and its kin ---------------------------------------------------------------------------
-
-
-def axes_of(name: str, x: Any, axis: Axis) -> tuple[int, ...]:
-    """``axis``, for the function ``name`` of ``x``, as sorted non-negative axes.
-
-    Raises:
-      ShapeError: ``x`` has no such axis.
-    """
-    if axis is None:
-        return tuple(range(x.ndim))
-    given = (axis,) if isinstance(axis, int) else tuple(axis)
-    for d in given:
-        if not -x.ndim <= d < x.ndim:
-            raise errors.ShapeError(
-                f"{name} over axis {d} of an array of shape {tuple(x.shape)}, which has {x.ndim} axes.",
-                where=source.here(),
-            )
-    return tuple(sorted({d % x.ndim for d in given}))
 
 
 def spread(x: Any, shape: Sequence[int], axes: tuple[int, ...]) -> Any:
@@ -273,7 +263,7 @@ def softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
         probability is 0, and so is every probability where they are False along the whole axis.
     """
     x = as_inexact(x)
-    axes = axes_of("softmax", x, axis)
+    axes = axes_in(axis, x.ndim, "softmax")
     if where is None:
         return _softmax(x, axes)
     return bnp.where(where, _softmax(bnp.where(where, x, -math.inf), axes), 0)
@@ -282,7 +272,7 @@ def softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
 def log_softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
     """The logarithm of ``softmax``, accurate for small probabilities; minus infinity where ``where`` is False."""
     x = as_inexact(x)
-    axes = axes_of("log_softmax", x, axis)
+    axes = axes_in(axis, x.ndim, "log_softmax")
     x = shifted(x if where is None else bnp.where(where, x, -math.inf), axes)
     # adding a negated small array: in the backward pass a subtraction would negate the large one
     result = x + spread(-bnp.log(bnp.sum(bnp.exp(x), axis=axes)), x.shape, axes)
@@ -302,7 +292,7 @@ def logsumexp(a: Any, axis: Axis = None, b: Any = None, keepdims: bool = False, 
     a = as_inexact(a)
     if where is not None:
         a = bnp.where(where, a, -math.inf)
-    axes = axes_of("logsumexp", a, axis)
+    axes = axes_in(axis, a.ndim, "logsumexp")
     top = bnp.max(lax.stop_gradient(a), axis=axes)
     top = bnp.where(bnp.isfinite(top), top, 0)
     terms = bnp.exp(a - spread(top, a.shape, axes))
@@ -326,6 +316,7 @@ def one_hot(x: Any, num_classes: int, *, dtype: Any = dtypes.float32, axis: int 
       an array of one more axis than ``x``, of size ``num_classes``.
     Raises:
       DtypeError: ``x`` does not hold integers.
+      ValueRangeError: the result has no axis ``axis``.
     """
     x = bnp.asarray(x)
     if not dtypes.is_integer(x.dtype):
@@ -334,6 +325,8 @@ def one_hot(x: Any, num_classes: int, *, dtype: Any = dtypes.float32, axis: int 
             where=source.here(),
             fix="convert first: x.astype('int32')",
         )
-    axis = axis % (x.ndim + 1)
+    axis = axis_in(axis, x.ndim + 1, "one_hot")
+    if x.dtype.itemsize < 4:
+        x = x.astype(dtypes.int32)  # int8 would count the classes from 128 on as negative
     classes = lax.broadcasted_iota(x.dtype, (num_classes,) + (1,) * (x.ndim - axis), 0)
     return bnp.equal(bnp.expand_dims(x, axis), classes).astype(dtype)

@@ -12,6 +12,7 @@ from typing import Any
 import blufunc.numpy as bnp
 from blufunc import errors
 from blufunc.core import dtypes, source
+from blufunc.core.axes import axis_in
 from blufunc.nn.activations import Axis, as_inexact, log_softmax, shifted, softplus
 
 
@@ -39,7 +40,8 @@ def softmax_cross_entropy_with_integer_labels(
     """``-log_softmax(logits)[label]``, without ever making the probabilities of all classes.
 
     Args:
-      logits: unnormalised log-probabilities.
+      logits: unnormalised log-probabilities. Classes with -inf are impossible; with a +inf among them, the loss is
+        NaN.
       labels: integers, the classes; of the shape of the logits without ``axis``. A label out of range has no
         defined loss.
       axis: the axis of the classes.
@@ -49,6 +51,7 @@ def softmax_cross_entropy_with_integer_labels(
     Raises:
       DtypeError: the labels are not integers.
       ShapeError: the shapes of logits and labels do not go together.
+      ValueRangeError: the logits have no axis ``axis``.
     """
     logits, labels = _wide(logits), bnp.asarray(labels)
     if not dtypes.is_integer(labels.dtype):
@@ -57,7 +60,7 @@ def softmax_cross_entropy_with_integer_labels(
             where=source.here(),
             fix="use softmax_cross_entropy for labels that are probabilities",
         )
-    axis = axis % max(logits.ndim, 1)
+    axis = axis_in(axis, logits.ndim, "softmax_cross_entropy_with_integer_labels") if logits.ndim else 0
     expected = tuple(logits.shape[:axis]) + tuple(logits.shape[axis + 1 :])
     if not logits.ndim or tuple(labels.shape) != expected:
         raise errors.ShapeError(

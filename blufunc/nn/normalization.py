@@ -12,7 +12,8 @@ from typing import Any
 import blufunc.numpy as bnp
 from blufunc import errors, lax
 from blufunc.core import dtypes, source
-from blufunc.nn.activations import Axis, as_inexact, axes_of, spread
+from blufunc.core.axes import axes_in
+from blufunc.nn.activations import Axis, as_inexact, number, spread
 from blufunc.transforms.custom_jvp import custom_jvp
 
 
@@ -49,12 +50,12 @@ def standardize(
     Given moments broadcast against ``x``. Unlike in JAX, the variance is that of the centred numbers: the mean of
     squares less the square of the mean cancels for data far from 0.
     """
-    x = as_inexact(x)
+    x, epsilon = as_inexact(x), number(epsilon, "standardize")
     if mean is None and variance is None:
         return _norm("standardize", x, None, None, epsilon, axis, True)
     if mean is None:
         mean = bnp.mean(x, axis=axis, keepdims=True)
-    centred = x - mean
+    centred = x - number(mean, "standardize")
     if variance is None:
         variance = bnp.mean(bnp.square(centred), axis=axis, keepdims=True)
     return centred * lax.rsqrt(bnp.asarray(variance) + epsilon)
@@ -62,7 +63,7 @@ def standardize(
 
 def _norm(name: str, x, scale, bias, eps, axis, centred: bool):
     x = as_inexact(x)
-    axes = axes_of(name, x, axis)
+    axes, eps = axes_in(axis, x.ndim, name), number(eps, name)
     wide = dtypes.is_floating(x.dtype) and x.dtype.itemsize < 4
     y = _normalized(x.astype(dtypes.float32) if wide else x, axes, eps, centred)
     if scale is not None:
@@ -74,7 +75,7 @@ def _norm(name: str, x, scale, bias, eps, axis, centred: bool):
 
 def _moments(x, axes, eps, centred):
     """The normalised x, and the factor 1 / sqrt(second moment + eps), of the shape of x."""
-    n = math.prod([x.shape[d] for d in axes])
+    n = max(math.prod([x.shape[d] for d in axes]), 1)
     if centred:
         x = x + spread(bnp.sum(x, axis=axes) * (-1 / n), x.shape, axes)
     factor = lax.rsqrt(bnp.sum(bnp.square(x), axis=axes) * (1 / n) + eps)

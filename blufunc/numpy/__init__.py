@@ -149,7 +149,6 @@ from blufunc.numpy.elementwise import (
     tanh,
     true_divide,
     trunc,
-    where,
 )
 from blufunc.numpy.joining import (
     append,
@@ -222,6 +221,7 @@ from blufunc.numpy.picking import (
     take,
     take_along_axis,
     unravel_index,
+    where,
 )
 from blufunc.numpy.picking import choose_by as select
 from blufunc.numpy.promotion import broadcast_shapes

@@ -17,6 +17,7 @@ from blufunc import errors, lax
 from blufunc.core import backend, dtypes, source
 from blufunc.core.array import Array, from_numpy
 from blufunc.core.ops import elementwise as ops
+from blufunc.core.ops import numerics
 from blufunc.core.ops.shape import concatenate, iota
 from blufunc.core.structure import broadcast_in_dim_p, reshape
 from blufunc.core.trace import EVAL, Value, state
@@ -68,17 +69,21 @@ def asarray(x: Any, dtype: Any = None, *, copy: bool | None = None, device: Any 
 def array(x: Any, dtype: Any = None, *, copy: bool = True, ndmin: int = 0, device: Any = None) -> Value:
     """Like ``asarray``, but in storage of its own, and of rank ``ndmin`` at least (axes are added in front)."""
     result = asarray(x, dtype, copy=copy, device=device)
-    missing = ndmin - result.aval.ndim
+    missing = static_int(ndmin, "array", "ndmin") - result.aval.ndim
     return reshape(result, (1,) * missing + result.aval.shape) if missing > 0 else result
 
 
 def parse_device(device: Any) -> backend.Device | None:
     """A ``device=`` option: a device, or its name such as ``'cpu:0'``."""
-    if not isinstance(device, str):
+    if device is None or isinstance(device, backend.Device):
         return device
+    if not isinstance(device, str):
+        raise errors.ArgumentError(
+            f"device is a device or its name, not {device!r:.60}.", where=source.here(), fix="device='cpu:0'"
+        )
     platform, _, index = device.partition(":")
     devices = backend.get(platform).devices()
-    if int(index or 0) >= len(devices):
+    if not (index or "0").isdecimal() or int(index or 0) >= len(devices):
         raise errors.ValueRangeError(
             f"there is no device {device!r}.",
             where=source.here(),
@@ -128,7 +133,7 @@ def _host(x: Any, want: np.dtype | None) -> np.ndarray:
         if host.dtype != want and host.dtype.kind in "iu" and not isinstance(x, (np.ndarray, np.generic)):
             return np.asarray(source_array, want)  # lists and numbers: NumPy refuses integers that do not fit
         with np.errstate(all="ignore"):
-            return host if host.dtype == want else host.astype(want)
+            return host if host.dtype == want else numerics.convert(host, want)
     except errors.BlufuncError as e:
         if e.where is None:
             raise type(e)(e.what, where=source.here(), why=e.why, fix=e.fix) from None
@@ -151,7 +156,10 @@ def copy(x: Any, /) -> Value:
 
 
 def astype(x: Any, dtype: Any, /, *, copy: bool = False, device: Any = None) -> Value:
-    """x in another dtype. Floats become integers toward zero; complex numbers lose their imaginary part."""
+    """x in another dtype. Floats become integers toward zero; complex numbers lose their imaginary part.
+
+    Floats beyond an integer dtype become its smallest or largest integer, and NaN becomes 0.
+    """
     return _from_value(as_value(x, "astype"), dtypes.as_dtype(dtype), copy, device)
 
 
@@ -242,6 +250,12 @@ empty_like = zeros_like
 def full_like(x: Any, fill_value: Any, dtype: Any = None, *, shape: Any = None, device: Any = None) -> Value:
     """An array of the shape and dtype of x, unless given, filled with a value."""
     own, kind = _like(x, "full_like", dtype, shape)
+    if isinstance(fill_value, complex) and not dtypes.is_complex(kind):
+        raise errors.DtypeError(
+            f"full_like: {fill_value} cannot become {dtypes.short_name(kind)}.",
+            where=source.here(),
+            fix="fill with the real part, or ask for dtype='complex64'",
+        )
     return full(own, fill_value, kind, device=device or getattr(x, "device", None))
 
 
@@ -266,7 +280,7 @@ def arange(start: Any, stop: Any = None, step: Any = None, dtype: Any = None, *,
         if dtype is None and is_int and host.size:
             for end in (host[0], host[-1]):
                 dtypes.scalar_dtype(int(end))
-        return from_numpy(host.astype(want), parse_device(device))
+        return from_numpy(numerics.convert(host, want), parse_device(device))
     count = max(0, -(-(stop - start) // step) if is_int else math.ceil((stop - start) / step))
     place = parse_device(device)
     if place is not None and state.trace is EVAL:
@@ -284,10 +298,10 @@ def _static_number(x: Any, name: str) -> Any:
         return int(x) if x.__class__ is bool else x
     if isinstance(x, (np.generic, np.ndarray)) and np.ndim(x) == 0:
         return x.item()
-    if isinstance(x, Array) and not x.aval.ndim:
+    if isinstance(x, Array) and not x.aval.ndim and not dtypes.is_key(x.aval.dtype):
         return x.item()
     if isinstance(x, Value):
-        if x.aval.ndim:
+        if x.aval.ndim or dtypes.is_key(x.aval.dtype):
             raise errors.ShapeError(f"{name} takes numbers, not {x.aval}.", where=source.here())
         return x.__index__()  # raises, and says why
     raise errors.ArgumentError(
@@ -380,6 +394,7 @@ def eye(N: int, M: int | None = None, k: int = 0, dtype: Any = None, *, device: 
     n = static_int(N, "eye", "N")
     m = n if M is None else static_int(M, "eye", "M")
     k = static_int(k, "eye", "k")
+    n, m = shape_of((n, m), "eye")
     want = dtype_of(dtype) or dtypes.float32
     if state.trace is EVAL:
         return from_numpy(np.eye(n, m, k).astype(want), parse_device(device))
@@ -423,14 +438,22 @@ def triu(x: Any, /, k: int = 0) -> Value:
     return _triangle(x, k, "triu", False)
 
 
+def _triangle_sizes(name: str, n: Any, k: Any, m: Any) -> tuple[int, int, int]:
+    n, k = static_int(n, name, "n"), static_int(k, name, "k")
+    n, m = shape_of((n, n if m is None else m), name)
+    return n, k, m
+
+
 def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Value, Value]:
     """Rows and columns, int32, of the elements on and below diagonal ``k`` of an ``(n, m)`` matrix."""
+    n, k, m = _triangle_sizes("tril_indices", n, k, m)
     rows, columns = np.tril_indices(n, k, m)
     return asarray(rows), asarray(columns)
 
 
 def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Value, Value]:
     """Rows and columns, int32, of the elements on and above diagonal ``k`` of an ``(n, m)`` matrix."""
+    n, k, m = _triangle_sizes("triu_indices", n, k, m)
     rows, columns = np.triu_indices(n, k, m)
     return asarray(rows), asarray(columns)
 
@@ -479,7 +502,11 @@ def indices(dimensions: Sequence[int], dtype: Any = None, sparse: bool = False) 
 def vander(x: Any, /, N: int | None = None, increasing: bool = False) -> Value:
     """The powers of the elements of a vector as columns of a matrix ``(n, N)``, descending unless ``increasing``."""
     x = as_value(x, "vander")
-    n = x.aval.shape[0] if N is None else static_int(N, "vander", "N")
+    if x.aval.ndim != 1:
+        raise errors.ShapeError(
+            f"vander takes a vector, not {x.aval}.", where=source.here(), fix="flatten it first: x.ravel()"
+        )
+    (n,) = x.aval.shape if N is None else shape_of((N,), "vander")
     powers = range(n) if increasing else range(n - 1, -1, -1)
     columns = [reshape(ew.power(x, p), (x.aval.shape[0], 1)) for p in powers]
     return concatenate(columns, 1) if columns else zeros((x.aval.shape[0], 0), x.aval.dtype)

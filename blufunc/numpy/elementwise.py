@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from blufunc import errors
 from blufunc.core import dtypes, source
 from blufunc.core.ops import elementwise as ops
@@ -187,7 +189,7 @@ floor = _rounding(ops.floor_p, "floor", "The largest integer not above x, as a f
 ceil = _rounding(ops.ceil_p, "ceil", "The smallest integer not below x, as a float.")
 trunc = _rounding(ops.trunc_p, "trunc", "x without its fraction, as a float.")
 fix = trunc
-rint = _rounding(ops.round_p, "rint", "The nearest integer as a float, ties to even.")
+rint = _unary_inexact(ops.round_p, "rint", "The nearest integer as a float, ties to even.")
 
 
 def round(x: Any, /, decimals: int = 0) -> Value:
@@ -300,8 +302,15 @@ def power(x: Any, y: Any, /) -> Value:
     """``x ** y``, elementwise; integers to integer powers stay integers.
 
     A Python int as exponent is static: small powers are products, and the derivative is defined at 0.
-    Integers to an array of negative powers are undefined.
+    Integers to a negative power raise an error where the power is a Python int; where it comes in an array,
+    the result is the real number rounded toward zero: 0, but of 1 and -1, whose powers are 1 and -1. Of 0 it is 0.
     """
+    if y.__class__ is int and y < 0 and x.__class__ in (int, bool):
+        raise errors.ValueRangeError(
+            f"power: the integer {x} cannot be raised to the negative power {y}.",
+            where=source.here(),
+            fix="use floats",
+        )
     if y.__class__ is int and x.__class__ not in PYTHON_SCALARS:
         x = as_value(x, "power")
         if dtypes.is_bool(x.aval.dtype):
@@ -322,13 +331,17 @@ def _integer_power(x: Value, y: Value) -> Value:
     dtype = x.aval.dtype
     one = constant(1, dtype)
     shift = ops.shift_right_logical_p if dtypes.is_unsigned(dtype) else ops.shift_right_arithmetic_p
-    result: Value = one
+    base, exponent, result = x, y, one
     for step in range(6):
         odd = ops.ne_p.bind(ops.and_p.bind(y, one), constant(0, dtype))
         result = ops.select(odd, x if step == 0 else ops.mul_p.bind(result, x), result)
         if step < 5:
             x, y = ops.square_p.bind(x), shift.bind(y, one)
-    return result
+    if dtypes.is_unsigned(dtype):
+        return result
+    # the low bits of a negative power have its parity, which is all that counts for 1 and -1
+    vanishes = ops.and_p.bind(ops.lt(exponent, 0), ops.ne(ops.abs(base), 1))
+    return ops.select(vanishes, constant(0, dtype), result)
 
 
 def float_power(x: Any, y: Any, /) -> Value:
@@ -338,11 +351,20 @@ def float_power(x: Any, y: Any, /) -> Value:
 
 
 def hypot(x: Any, y: Any, /) -> Value:
-    """``sqrt(x**2 + y**2)`` without overflow on the way, elementwise, as floats."""
+    """``sqrt(x**2 + y**2)`` of real numbers without overflow on the way, elementwise, as floats.
+
+    It is infinite where one of them is, even if the other is NaN.
+    """
     x, y = meet(x, y, "hypot", inexact=True)
+    if dtypes.is_complex(x.aval.dtype):
+        raise errors.DtypeError(
+            "hypot of complex numbers has no meaning.", where=source.here(), fix="bnp.hypot(abs(x), abs(y))"
+        )
     x, y = ops.abs(x), ops.abs(y)
     large, small = ops.max(x, y), ops.min(x, y)
     zero, one = constant(0, x.aval.dtype), constant(1, x.aval.dtype)
+    beside_nan = ops.and_p.bind(isnan(large), ops.or_p.bind(isinf(x), isinf(y)))
+    large = ops.select(beside_nan, constant(math.inf, x.aval.dtype), large)
     trivial = ops.or_p.bind(
         ops.eq_p.bind(large, zero), ops.eq_p.bind(large, constant(math.inf, x.aval.dtype))
     )
@@ -438,13 +460,13 @@ conjugate = conj
 
 
 def angle(x: Any, /, deg: bool = False) -> Value:
-    """The argument of complex numbers in radians (or degrees), elementwise; 0 or pi for real ones."""
+    """The argument of complex numbers in radians (or degrees), elementwise; for real ones 0, or pi (also of -0.0)."""
     x = inexact(x, "angle")
     if dtypes.is_complex(x.aval.dtype):
         result = ops.atan2(ops.imag(x), ops.real(x))
     else:
         zero = constant(0, x.aval.dtype)
-        result = ops.select(ops.lt_p.bind(x, zero), constant(math.pi, x.aval.dtype), zero)
+        result = ops.select(signbit(x), constant(math.pi, x.aval.dtype), zero)
         result = ops.select(isnan(x), x, result)
     return rad2deg(result) if deg else result
 
@@ -525,6 +547,13 @@ def nan_to_num(
     info = dtypes.finfo(dtype)
     high = float(info.max) if posinf is None else posinf
     low = float(info.min) if neginf is None else neginf
+    for number in (nan, high, low):
+        if not isinstance(number, (bool, int, float, np.number)):
+            raise errors.ArgumentError(
+                f"nan_to_num replaces by Python numbers, not {number!r:.60}.",
+                where=source.here(),
+                fix="for arrays: bnp.where(bnp.isnan(x), y, x)",
+            )
     x = ops.select(isnan(x), constant(float(nan), dtype), x)
     x = ops.select(isposinf(x), constant(high, dtype), x)
     return ops.select(isneginf(x), constant(low, dtype), x)
@@ -574,21 +603,9 @@ def bitwise_count(x: Any, /) -> Value:
 # -- choice ----------------------------------------------------------------------------------------
 
 
-def where(condition: Any, x: Any, y: Any, /) -> Value:
-    """``x`` where ``condition`` holds, else ``y``: elementwise, with promotion of x and y, and broadcasting.
-
-    Both x and y are computed everywhere. A gradient through the side that is not chosen is exactly 0
-    times that side's derivative, so keep that finite: choose a safe argument before the function.
-    """
-    if x is None or y is None:
-        raise errors.ArgumentError(
-            "where needs condition, x and y.",
-            where=source.here(),
-            why="the positions of true elements have a number that is only known when the program runs.",
-            fix="bnp.nonzero(condition, size=...)",
-        )
-    chosen = promote_dtypes("where", x, y)
-    pred, x, y = match_shapes("where", truth(condition, "where"), *chosen)
+def choose(condition: Any, x: Any, y: Any) -> Value:
+    """``x`` where ``condition`` holds, else ``y``: ``where`` of three operands."""
+    pred, x, y = match_shapes("where", truth(condition, "where"), *promote_dtypes("where", x, y))
     return ops.select_p.bind(pred, x, y)
 
 

@@ -6,7 +6,8 @@ arrays of positions become one ``gather``, of the axes that static items have le
 by the same reading.
 
 Negative positions count from the end. Out of range, reading gives the nearest element and writing
-does nothing, as in JAX; ``x.at[i].get(mode=)`` and ``.set(mode=)`` choose otherwise.
+does nothing, as in JAX. Derivatives of such a read go to the element that was read, where JAX gives 0 to all.
+``x.at[i].get(mode=)`` and ``.set(mode=)`` choose otherwise.
 """
 
 from __future__ import annotations
@@ -212,7 +213,14 @@ def _slice(axis: int, n: int, s: slice) -> Slice:
             )
         if isinstance(bound, float):
             raise _not_an_index(f"the slice bound {bound!r} (float)")
-    start, stop, step = slice(*[b if b is None else to_index(b) for b in (start, stop, step)]).indices(n)
+        if not (bound is None or hasattr(bound, "__index__")):
+            raise _not_an_index(f"the slice bound {bound!r} ({type(bound).__name__})")
+    start, stop, step = [b if b is None else to_index(b) for b in (start, stop, step)]
+    if step == 0:
+        raise errors.ValueRangeError(
+            "an index is a slice of step 0.", where=source.here(), fix="give a step other than 0: x[::1]"
+        )
+    start, stop, step = slice(start, stop, step).indices(n)
     size = len(range(start, stop, step))
     return Slice(axis, start if size else 0, size, step if size > 1 else 1)
 

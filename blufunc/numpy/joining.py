@@ -219,6 +219,8 @@ def repeat(
         )
         which = _count(ops.ge_p.bind(slot, cast(ends, dtypes.int32)), 1)
         return take(x, which, d, mode="clip")
+    if total_repeat_length is not None:
+        (total_repeat_length,) = shape_of((total_repeat_length,), "repeat")
     counts = np.asarray(repeats)
     if counts.ndim and counts.size != 1:
         if counts.shape != (n,):

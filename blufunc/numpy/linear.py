@@ -212,11 +212,23 @@ def tensordot(
     """The sum of products over several axes: the last and first ``axes`` ones, or ``(axes of x, axes of y)``."""
     x, y, preferred = _operands("tensordot", x, y, preferred_element_type)
     if isinstance(axes, (tuple, list)):
+        if len(axes) != 2:
+            raise errors.ArgumentError(
+                f"tensordot: axes is an int or a pair (axes of x, axes of y), not {axes!r:.60}.",
+                where=source.here(),
+                fix="axes=1, or axes=((1,), (0,))",
+            )
         given = [a if isinstance(a, (tuple, list)) else (a,) for a in axes]
         xs = tuple([axis_in(a, x.aval.ndim, "tensordot") for a in given[0]])
         ys = tuple([axis_in(a, y.aval.ndim, "tensordot") for a in given[1]])
     else:
         n = static_int(axes, "tensordot", "axes")
+        if not 0 <= n <= min(x.aval.ndim, y.aval.ndim):
+            raise errors.ValueRangeError(
+                f"tensordot over {n} axes of {x.aval} and {y.aval}, which do not have as many.",
+                where=source.here(),
+                fix="pass axes= of at most the smaller rank",
+            )
         xs, ys = tuple(range(x.aval.ndim - n, x.aval.ndim)), tuple(range(n))
     sizes = [tuple([v.aval.shape[a] for a in d]) for v, d in ((x, xs), (y, ys))]
     if sizes[0] != sizes[1]:
@@ -280,7 +292,18 @@ def einsum(
       precision, preferred_element_type: as of ``matmul``, for each product.
     """
     if not isinstance(subscripts, str):
-        subscripts, operands = opt_einsum.parser.convert_interleaved_input((subscripts, *operands))
+        try:
+            subscripts, operands = opt_einsum.parser.convert_interleaved_input((subscripts, *operands))
+        except (TypeError, KeyError, ValueError, IndexError):
+            raise errors.ArgumentError(
+                f"einsum takes subscripts, then arrays, not {subscripts!r:.60} first.",
+                where=source.here(),
+                fix="einsum('ij,jk->ik', x, y)",
+            ) from None
+    if not operands:
+        raise errors.ArgumentError(
+            "einsum needs at least one array.", where=source.here(), fix="einsum('ij,jk->ik', x, y)"
+        )
     values = promote_dtypes("einsum", *[as_value(x, "einsum") for x in operands])
     shapes = tuple([v.aval.shape for v in values])
     inputs, out = _labels(subscripts, shapes)

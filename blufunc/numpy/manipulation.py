@@ -12,6 +12,7 @@ from typing import Any
 
 from blufunc import errors
 from blufunc.core import source
+from blufunc.core.axes import sequence
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
 from blufunc.core.source import here
@@ -56,7 +57,7 @@ def reshape(x: Any, /, shape: Any, order: str = "C", *, copy: bool | None = None
     Elements are read and written in row-major order, or column-major with ``order='F'``.
     """
     x = value_of(x, "reshape")
-    wanted = _solved(x.aval.shape, shape_of(shape, "reshape"))
+    wanted = _solved(x.aval.shape, shape_of(shape, "reshape", open=True))
     if order == "F":
         backwards = _transpose(x, tuple(range(x.aval.ndim))[::-1])
         return _transpose(_reshape(backwards, wanted[::-1]), tuple(range(len(wanted)))[::-1])
@@ -150,7 +151,7 @@ def transpose(x: Any, /, axes: Any = None) -> Value:
     rank = x.aval.ndim
     if axes is None:
         return _transpose(x, tuple(range(rank))[::-1])
-    order = tuple([axis_in(a, rank, "transpose") for a in axes])
+    order = tuple([axis_in(a, rank, "transpose") for a in sequence(axes, "transpose", "axes")])
     if sorted(order) != list(range(rank)):
         raise errors.ShapeError(
             f"transpose: {tuple(axes)} is not an order of the {rank} axes of {x.aval}.",
@@ -241,6 +242,11 @@ def fliplr(x: Any, /) -> Value:
 def rot90(x: Any, /, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Value:
     """x turned by ``k`` quarter turns from the first of two axes towards the second."""
     x = as_value(x, "rot90")
+    pair = axes_in(sequence(axes, "rot90", "axes"), x.aval.ndim, "rot90")
+    if len(pair) != 2:
+        raise errors.ArgumentError(
+            f"rot90: axes is a pair of axes, not {axes!r:.60}.", where=source.here(), fix="axes=(0, 1)"
+        )
     a, b = (axis_in(d, x.aval.ndim, "rot90") for d in axes)
     k = static_int(k, "rot90", "k") % 4
     if k == 0:

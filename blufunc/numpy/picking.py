@@ -6,6 +6,7 @@ known when the program runs; while tracing, such functions ask for a ``size``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.core import dtypes, source
 from blufunc.core.array import Array, from_numpy
+from blufunc.core.axes import sequence
 from blufunc.core.ops import cumulative, gather_scatter
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
@@ -29,6 +31,7 @@ from blufunc.numpy.manipulation import ravel, squeeze
 from blufunc.numpy.promotion import (
     as_value,
     axis_in,
+    cast,
     constant,
     shape_of,
     static_int,
@@ -111,13 +114,15 @@ def take_along_axis(x: Any, indices: Any, axis: int | None = -1, *, mode: str | 
 
 def choose_by(conditions: Sequence, choices: Sequence, default: Any = 0) -> Value:
     """For each element, the first of ``choices`` whose condition holds; else ``default``."""
+    conditions = sequence(conditions, "select", "the conditions", "arrays")
+    choices = sequence(choices, "select", "the choices", "arrays")
     if len(conditions) != len(choices) or not conditions:
         raise errors.ValueRangeError(
             f"select: {len(conditions)} conditions for {len(choices)} choices.", where=source.here()
         )
     result = default
     for condition, choice in zip(reversed(conditions), reversed(choices), strict=True):
-        result = ew.where(condition, choice, result)
+        result = ew.choose(condition, choice, result)
     return result
 
 
@@ -145,13 +150,41 @@ def diff(x: Any, /, n: int = 1, axis: int = -1) -> Value:
 
 
 def unravel_index(indices: Any, shape: Any) -> tuple[Value, ...]:
-    """Positions in a flattened array as one array of positions for each axis of ``shape``."""
+    """Positions in a flattened array as one array of positions for each axis of ``shape``.
+
+    Negative positions count from the end; those out of range are those of the nearest element.
+    """
     rest = as_value(indices, "unravel_index")
+    if rest.aval.dtype.itemsize < 4:
+        rest = cast(rest, dtypes.int32)
+    sizes = shape_of(shape, "unravel_index")
+    size = math.prod(sizes)
+    if not dtypes.is_unsigned(rest.aval.dtype):
+        rest = ops.select(ops.lt(rest, 0), ops.add(rest, size), rest)
+    rest = ops.clamp(0, rest, max(size - 1, 0))
     result = []
-    for n in reversed(shape_of(shape, "unravel_index")):
+    for n in reversed(sizes):
         result.append(ew.remainder(rest, n))
         rest = ew.floor_divide(rest, n)
     return tuple(reversed(result))
+
+
+def where(condition: Any, x: Any = None, y: Any = None, /) -> Any:
+    """``x`` where ``condition`` holds, else ``y``: elementwise, with promotion of x and y, and broadcasting.
+
+    Both x and y are computed everywhere. A gradient through the side that is not chosen is exactly 0
+    times that side's derivative, so keep that finite: choose a safe argument before the function.
+    Without x and y, the positions where ``condition`` holds: ``nonzero(condition)``.
+    """
+    if x is None and y is None:
+        return nonzero(condition)
+    if x is None or y is None:
+        raise errors.ArgumentError(
+            "where takes both x and y, or neither.",
+            where=source.here(),
+            fix="bnp.where(condition, x, y), or bnp.nonzero(condition, size=...) for positions",
+        )
+    return ew.choose(condition, x, y)
 
 
 def nonzero(x: Any, /, *, size: int | None = None, fill_value: Any = 0) -> tuple[Value, ...]:
@@ -161,6 +194,10 @@ def nonzero(x: Any, /, *, size: int | None = None, fill_value: Any = 0) -> tuple
     result off or fills it with ``fill_value``.
     """
     x = as_value(x, "nonzero")
+    if not x.aval.ndim:
+        raise errors.ShapeError(
+            f"nonzero takes an array with axes, not {x.aval}.", where=source.here(), fix="x[None], or x != 0"
+        )
     if size is None:
         if not isinstance(x, Array):
             raise errors.ConcretizationError(
@@ -180,7 +217,7 @@ def nonzero(x: Any, /, *, size: int | None = None, fill_value: Any = 0) -> tuple
     found = ops.lt(flat, x.aval.size)
     fills = fill_value if isinstance(fill_value, (tuple, list)) else [fill_value] * x.aval.ndim
     axes = unravel_index(flat, x.aval.shape)
-    return tuple([ew.where(found, p, f) for p, f in zip(axes, fills, strict=True)])
+    return tuple([ew.choose(found, p, f) for p, f in zip(axes, fills, strict=True)])
 
 
 def flatnonzero(x: Any, /, *, size: int | None = None, fill_value: Any = 0) -> Value:

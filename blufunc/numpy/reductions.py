@@ -16,6 +16,8 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core import dtypes, source
+from blufunc.core.array import Array
+from blufunc.core.axes import static_number
 from blufunc.core.ops import cumulative, reduce
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
@@ -70,6 +72,21 @@ def _summed_dtype(dtype: np.dtype) -> np.dtype:
     return dtype
 
 
+def _start(initial: Any, result: Value, name: str) -> Value:
+    """``initial`` in the dtype of a result, into which its kind of number must fit."""
+    if initial.__class__ is float and initial.is_integer():
+        initial = int(initial)
+    initial = as_value(initial, name)
+    kind, own = result.aval.dtype, initial.aval.dtype
+    if dtypes.is_inexact(own) and not dtypes.is_inexact(kind):
+        raise errors.DtypeError(
+            f"{name}: initial= of {dtypes.short_name(own)} does not fit a result of {dtypes.short_name(kind)}.",
+            where=source.here(),
+            fix="give an integer, or the dtype of the result: dtype='float32'",
+        )
+    return cast(initial, kind)
+
+
 def sum(
     x: Any,
     /,
@@ -88,7 +105,7 @@ def sum(
     x = cast(x, dtypes.int32 if dtypes.is_bool(want) else want)
     y = _masked(x, where, 0, "sum")
     result = _kept(x, reduce_sum(y, axes), axes, keepdims)
-    result = result if initial is None else cast(ew.add(result, initial), result.aval.dtype)
+    result = result if initial is None else ew.add(result, _start(initial, result, "sum"))
     return cast(result, want)
 
 
@@ -110,7 +127,7 @@ def prod(
     x = cast(x, dtypes.int32 if dtypes.is_bool(want) else want)
     y = _masked(x, where, 1, "prod")
     result = _kept(x, reduce.reduce_prod(y, axes), axes, keepdims)
-    result = result if initial is None else cast(ew.multiply(result, initial), result.aval.dtype)
+    result = result if initial is None else ew.multiply(result, _start(initial, result, "prod"))
     return cast(result, want)
 
 
@@ -273,6 +290,8 @@ def var(
     real = squares.aval.dtype
     count = _count(x, axes, where, keepdims, "var")
     less = ddof if correction is None else correction
+    if less.__class__ not in (int, float):
+        less = static_number(less, "var", "ddof")
     if isinstance(count, float):
         count = constant(builtins.max(count - less, 0.0), real)
     else:
@@ -405,10 +424,12 @@ def quantile(x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdi
 
     Args:
       x: real numbers.
-      q: fractions between 0 and 1; its axes come first in the result.
+      q: fractions between 0 and 1; its axes come first in the result. Traced ones are limited to that range.
       axis: None, an int or a tuple.
       method: ``'linear'`` between neighbours, ``'lower'``, ``'higher'``, ``'nearest'`` or ``'midpoint'``.
       keepdims: whether reduced axes stay with size 1.
+    Raises:
+      ValueRangeError: ``method`` is none of these, x has no elements, or ``q`` is known and out of range.
     """
     if method not in ("linear", "lower", "higher", "nearest", "midpoint"):
         raise errors.ValueRangeError(
@@ -416,7 +437,7 @@ def quantile(x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdi
             where=source.here(),
             fix="use 'linear', 'lower', 'higher', 'nearest' or 'midpoint'",
         )
-    x, q = inexact(x, "quantile"), inexact(q, "quantile")
+    x, q = inexact(x, "quantile"), _fraction(inexact(q, "quantile"))
     dtype = x.aval.dtype
     axes = axes_in(axis, x.aval.ndim, "quantile")
     rest = tuple([d for d in range(x.aval.ndim) if d not in axes])
@@ -452,13 +473,28 @@ def quantile(x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdi
     return reshape(result, (*q.aval.shape, *kept_shape)) if keepdims else result
 
 
+def _fraction(q: Value) -> Value:
+    """q, between 0 and 1; NaN stays NaN."""
+    if isinstance(q, Array):
+        known = np.asarray(q)
+        outside = known[(known < 0) | (known > 1)]
+        if outside.size:
+            raise errors.ValueRangeError(
+                f"quantile: the fraction {outside[0]} is not between 0 and 1.",
+                where=source.here(),
+                fix="give fractions to quantile, and percents (0 to 100) to percentile",
+            )
+        return q
+    return ops.clamp(0.0, q, 1.0)
+
+
 def _at(x: Value, position: Value) -> Value:
     from_last = ops.convert(position, dtypes.int32)
     return indexing.getitem(x, (Ellipsis, from_last))
 
 
 def percentile(x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: bool = False) -> Value:
-    """``quantile`` with ``q`` in percent."""
+    """``quantile`` with ``q`` in percent, between 0 and 100."""
     return quantile(x, ew.divide(q, 100), axis, method=method, keepdims=keepdims)
 
 

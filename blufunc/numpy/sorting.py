@@ -9,6 +9,7 @@ from typing import Any
 
 from blufunc import errors
 from blufunc.core import dtypes, source
+from blufunc.core.axes import sequence
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
 from blufunc.core.ops import sort as sort_ops
@@ -51,7 +52,11 @@ def lexsort(keys: Any, /, axis: int = -1) -> Value:
     """The positions, int32, that order by the last of several keys, then by the last but one, and so on."""
     if isinstance(keys, Value):
         keys = [_row(keys, i) for i in range(len(keys))]
-    values = [as_value(k, "lexsort") for k in keys]
+    values = [as_value(k, "lexsort") for k in sequence(keys, "lexsort", "keys", "arrays")]
+    if not values:
+        raise errors.ArgumentError(
+            "lexsort needs at least one key.", where=source.here(), fix="lexsort((x,))"
+        )
     d = axis_in(axis, values[0].aval.ndim, "lexsort")
     positions = iota(dtypes.int32, values[0].aval.shape, d)
     return sort_ops.sort((*reversed(values), positions), d, num_keys=len(values))[-1]
@@ -88,8 +93,19 @@ def searchsorted(x: Any, v: Any, /, side: str = "left", *, sorter: Any = None) -
 
 
 def digitize(x: Any, bins: Any, right: bool = False) -> Value:
-    """The number, int32, of the interval between increasing ``bins`` in which each element of x lies."""
-    return searchsorted(bins, x, "left" if right else "right")
+    """The number, int32, of the interval between ``bins`` in which each element of x lies.
+
+    ``bins`` increase or decrease; they do the latter if their last is smaller than their first. ``right`` says
+    whether intervals include their larger end instead of the smaller one.
+    """
+    bins, side = as_value(bins, "digitize"), "left" if right else "right"
+    n = bins.aval.size
+    if n < 2 or bins.aval.ndim != 1:
+        return searchsorted(bins, x, side)
+    falls = ops.lt(indexing.getitem(bins, n - 1), indexing.getitem(bins, 0))
+    rising = ops.select(falls, shape_ops.rev(bins, (0,)), bins)
+    below = searchsorted(rising, x, side)
+    return ops.select(falls, ops.sub(n, below), below)
 
 
 def isin(x: Any, values: Any, /, *, invert: bool = False) -> Value:

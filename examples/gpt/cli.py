@@ -22,6 +22,7 @@ from blufunc.errors import DataError
 from examples.gpt import data, model, report, sample, train, weights
 
 OUT = "runs/gpt"
+LONGER = "the learning rate, now at its lowest, rises again: its schedule is laid over all the steps anew"
 DATA_HELP = """a text file, a folder of text files or of token shards, a row of tokens (.npy), or GPT-2 tokens
 in llm.c's format (.bin); default: the Python standard library's own source"""
 
@@ -34,13 +35,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except DataError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # the second Ctrl-C of a run, or one outside the training
+        print(f"interrupted: {_last_checkpoint(options)}", file=sys.stderr)
+        return 130
     return 0
 
 
 def _run(options: argparse.Namespace) -> None:
     began = time.perf_counter()
-    resume = _checkpoint_path(options.resume) if options.resume else None
-    settings = _settings(options, weights.facts(resume)["settings"] if resume else {})
+    resume = None if options.resume is None else _checkpoint_path(options.resume)
+    settings = _settings(options, resume)
     dataset = data.load(settings.data)
     prompt = dataset.encode(options.prompt) if options.prompt else list(dataset.opening)
     run = train.Run(settings, resume)
@@ -72,6 +76,7 @@ def _run(options: argparse.Namespace) -> None:
         "loss curve": str(curve),
         "weights": str(weights_path),
         "time": report.duration(time.perf_counter() - began),
+        "on continuing": run.done >= settings.steps and LONGER,
         "to continue": _continue_command(settings, run.done),
     }
     report.summary({name: value for name, value in rows.items() if value}, text)
@@ -91,16 +96,35 @@ def _announce(run: train.Run, dataset: data.Dataset) -> None:
         report.console.print(line, markup=False, soft_wrap=True)
 
 
-def _settings(options: argparse.Namespace, saved: dict) -> train.Settings:
+def _settings(options: argparse.Namespace, resume: Path | None) -> train.Settings:
     """What the command line says; else what the checkpoint says; else the preset's recipe."""
     names = [field.name for field in dataclasses.fields(train.Settings)]
     given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    if saved:
-        folder = {"out": str(_checkpoint_path(options.resume).parent)}  # the run may have been moved
-        return train.Settings(**saved | folder | given)
+    if options.data:
+        given["data"] = os.path.abspath(options.data)  # a run may be continued from another folder,
+    given["out"] = _out(options)  # and may have been moved
+    if resume:
+        settings = dataclasses.replace(weights.fact(resume, "settings", train.Settings), **given)
+        if settings.preset not in model.PRESETS:
+            why = f"its preset is {settings.preset!r}, and this version knows {', '.join(model.PRESETS)}"
+            raise weights.another_version(resume, why)
+        return settings
     preset = given.get("preset", "tiny")
-    usual = {"preset": preset, "vocab": model.PRESETS[preset].vocab, "data": None, "seed": 0, "out": OUT}
+    usual = {"preset": preset, "vocab": model.PRESETS[preset].vocab, "data": None, "seed": 0}
     return train.Settings(**usual | train.RECIPES[preset] | given)
+
+
+def _out(options: argparse.Namespace) -> str:
+    if options.out is not None:
+        return options.out
+    return OUT if options.resume is None else str(_checkpoint_path(options.resume).parent)
+
+
+def _last_checkpoint(options: argparse.Namespace) -> str:
+    path = _checkpoint_path(_out(options))
+    if not path.is_file():
+        return "no checkpoint was saved"
+    return f"the last checkpoint, saved at {time.ctime(path.stat().st_mtime)}, is {path}"
 
 
 def _checkpoint_path(path: str) -> Path:

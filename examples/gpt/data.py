@@ -23,6 +23,7 @@ import numpy as np
 from blufunc.errors import DataError
 
 SHARD_MAGIC, SHARD_VERSION, SHARD_HEADER_WORDS = 20240520, 1, 256  # llm.c's token shards
+PLAUSIBLE_VOCAB = 2**20  # no tokenizer comes near it
 HELD_OUT = 0.07  # the share of files that validation gets
 HELD_OUT_TAIL = 0.1, 1_000_000  # of a single file: this share of its end, and at most so many tokens
 
@@ -75,6 +76,13 @@ def load(path: str | Path | None = None) -> Dataset:
     """The dataset at ``path``: a text file, a folder, a ``.npy`` or ``.bin`` file; else the default text."""
     if path is None:
         return standard_library()
+    if path == "":
+        raise DataError(
+            "the path of the data is empty",
+            where="--data ''",
+            why="an unset variable of the shell, perhaps",
+            fix="name a file or a folder (this one: --data .), or leave out --data",
+        )
     path = Path(path)
     with _reading(path):
         if not path.exists():
@@ -84,7 +92,7 @@ def load(path: str | Path | None = None) -> Dataset:
             return _shards(path, shards) if shards else _text_folder(path)
         if path.suffix == ".bin":
             return _one_file(path, read_shard(path), text=False)
-        if path.suffix == ".npy":
+        if path.suffix in (".npy", ".npz"):
             return _one_file(path, read_npy(path), text=False)
         return _one_file(path, read_text(path), text=True)
 
@@ -120,19 +128,34 @@ def read_npy(path: Path) -> np.ndarray:
     with _reading(path):
         if path.stat().st_size == 0:
             raise _empty(path)
+        with path.open("rb") as file:
+            archive = file.read(2) == b"PK"
+        if archive:
+            raise DataError(
+                f"{path} is an archive of arrays (.npz), not one row of integer tokens",
+                where=str(path),
+                fix="take the tokens out of it: numpy.save('tokens.npy', numpy.load(path)[name])",
+            )
         try:
             tokens = np.load(path, mmap_mode="r", allow_pickle=False)
         except (ValueError, EOFError) as error:
+            if "Python objects" in str(error):
+                raise DataError(
+                    f"{path} holds Python objects, not a row of integer tokens",
+                    where=str(path),
+                    why="its rows differ in length, perhaps, so that NumPy could only make them objects",
+                    fix="numpy.save(path, numpy.concatenate(rows).astype(numpy.uint16))",
+                ) from error
             raise DataError(
                 f"{path} is not a whole NumPy array file",
                 where=str(path),
                 why=str(error),
                 fix="write it with numpy.save(path, tokens)",
             ) from error
-    if not isinstance(tokens, np.ndarray) or tokens.ndim != 1 or tokens.dtype.kind not in "iu":
-        shape, dtype = getattr(tokens, "shape", "?"), getattr(tokens, "dtype", type(tokens).__name__)
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         raise DataError(
-            f"{path} holds an array of shape {shape} and dtype {dtype}, not a row of integer tokens",
+            f"{path} holds an array of shape {tokens.shape} and dtype {tokens.dtype}, "
+            "not a row of integer tokens",
             where=str(path),
             fix="numpy.save(path, tokens.reshape(-1).astype(numpy.uint16))",
         )
@@ -158,6 +181,9 @@ def read_shard(path: Path) -> np.ndarray:
     if version != SHARD_VERSION:
         why = f"its header says version {version}; only version {SHARD_VERSION} (uint16 tokens) is known"
         raise DataError(f"{path} is a token shard of another version", where=str(path), why=why, fix=how)
+    if count < 0:
+        why, again = f"its header promises {count} tokens", "download or write the shard again"
+        raise DataError(f"{path} has a damaged header", where=str(path), why=why, fix=again)
     if size != header_bytes + 2 * count:
         raise DataError(
             f"{path} is {'truncated' if size < header_bytes + 2 * count else 'longer than its header says'}",
@@ -280,9 +306,16 @@ class Windows(Sequence):
                 f"token {window[at]} is outside the vocabulary of {self.vocab}",
                 where=f"{part.place}, token number {start + at} of its {len(part.tokens)}",
                 why="the model has one embedding for each token from 0 to vocab - 1",
-                fix=f"--vocab {max(int(window.max()) + 1, 50304)}, or data made with another tokenizer",
+                fix=self._cure(int(window.min()), int(window.max())),
             )
         return window.astype(np.int32)
+
+    def _cure(self, least: int, most: int) -> str:
+        if least < 0:
+            return "write the data again: a tokenizer's ids start from 0, and padding has no place here"
+        if most >= PLAUSIBLE_VOCAB:
+            return "check that the file holds token ids, and their dtype: no tokenizer knows so many tokens"
+        return f"--vocab {max(most + 1, 50304)}, or data made with another tokenizer"
 
     def take(self, numbers: np.ndarray) -> np.ndarray:
         return np.stack([self[number] for number in numbers])

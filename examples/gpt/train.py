@@ -5,7 +5,8 @@ Stands after model, data and weights, and before the command line. The whole of 
     step(params, state, tokens) -> (params, state, loss)
 
 which ``jit`` compiles once and whose first two arguments it may overwrite (they are donated). Step k reads
-the k-th batch and nothing else, so a run that stops and continues is the same run.
+the k-th batch and nothing else, so a run that stops and continues is the same run, as long as its number of
+steps stays: they are what the learning rate's schedule spans.
 """
 
 from __future__ import annotations
@@ -110,8 +111,7 @@ class Run:
             self.values = fresh(key)
         else:
             self.values = weights.load(resume, like=bf.eval_shape(fresh, key))
-            history = weights.facts(resume)["history"]
-            self.history = report.History(history["train"], [tuple(point) for point in history["validation"]])
+            self.history = weights.fact(resume, "history", report.History)
 
     @property
     def done(self) -> int:

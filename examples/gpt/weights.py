@@ -8,9 +8,11 @@ The way back fills a tree of known shapes, and says exactly what differs when th
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
-from collections.abc import Iterator
+import typing
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +44,12 @@ def save(path: Path, values: Any, facts: dict) -> None:
             os.replace(unfinished, path)
         finally:
             unfinished.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # the name must reach the disk too, where the file system lets us ask
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
 
 @contextlib.contextmanager
@@ -55,8 +63,19 @@ def writing(folder: Path) -> Iterator[None]:
             f"cannot write to {folder}",
             where=str(folder),
             why=str(error),
-            fix="check the disk's free space and your permission, or choose another folder: --out DIR",
+            fix=_way_out(error),
         ) from error
+
+
+def _way_out(error: Exception) -> str:
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return "a file is in the way: choose a folder: --out DIR"
+    code = getattr(error, "errno", None)
+    if code in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "choose a folder that you may write to: --out DIR"
+    if code in (errno.ENOSPC, errno.EDQUOT):
+        return "free some of the disk, or choose a folder on another one: --out DIR"
+    return "choose another folder: --out DIR"
 
 
 def load(path: Path, like: Any) -> Any:
@@ -89,7 +108,35 @@ def facts(path: Path) -> dict:
             why=f"its header has no {FACTS!r}",
             fix="name a file that examples.gpt wrote",
         )
-    return json.loads(metadata[FACTS])
+    try:
+        found = json.loads(metadata[FACTS])
+    except ValueError as error:
+        raise another_version(path, f"{FACTS!r} in its header is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise another_version(path, f"{FACTS!r} in its header is {found!r}, not named facts")
+    return found
+
+
+def fact(path: Path, name: str, kind: type) -> Any:
+    """The fact of this name, as the dataclass that it was saved from."""
+    found, wanted = facts(path).get(name), typing.get_type_hints(kind)
+    if not isinstance(found, dict):
+        raise another_version(path, f"its header has no {name}")
+    if differences := _differences(found.keys(), wanted.keys()):
+        raise another_version(path, f"{name} in its header {differences}")
+    for key, hint in wanted.items():
+        if not isinstance(found[key], typing.get_origin(hint) if typing.get_origin(hint) is list else hint):
+            raise another_version(path, f"{name} in its header has {found[key]!r} for {key}")
+    return kind(**found)
+
+
+def another_version(path: Path, why: str) -> DataError:
+    return DataError(
+        f"{path} is damaged, or was written by another version of this program",
+        where=str(path),
+        why=why,
+        fix="continue it with the version that wrote it, or start a new run: leave out --resume",
+    )
 
 
 def _named_leaves(values: Any) -> list[tuple[str, Any]]:
@@ -118,16 +165,20 @@ def _check(path: Path, found: dict, wanted: dict) -> None:
                 why=f"{name} is {found[name].dtype} in the file and {np.dtype(leaf.dtype)} in this run",
                 fix=fix,
             )
-    missing, extra = sorted(wanted.keys() - found.keys()), sorted(found.keys() - wanted.keys())
-    if missing or extra:
-        both = (("lacks", missing), ("also has", extra))
-        lists = [f"{verb} {_some(names)}" for verb, names in both if names]
+    if differences := _differences(found.keys(), wanted.keys()):
         raise DataError(
             f"{path} holds another set of arrays than this run needs",
             where=str(path),
-            why="it " + ", and ".join(lists),
-            fix="continue from the checkpoint.safetensors of the same model" if missing else fix,
+            why=f"it {differences}",
+            fix="continue from the checkpoint.safetensors of the same model"
+            if wanted.keys() - found
+            else fix,
         )
+
+
+def _differences(found: Set[str], wanted: Set[str]) -> str:
+    both = (("lacks", sorted(wanted - found)), ("also has", sorted(found - wanted)))
+    return ", and ".join(f"{verb} {_some(names)}" for verb, names in both if names)
 
 
 def _some(names: list[str]) -> str:

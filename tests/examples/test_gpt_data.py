@@ -190,6 +190,15 @@ def npy_of_objects(root):
     return root / "objects.npy"
 
 
+def npz(root):
+    np.savez(root / "tokens.npz", ids=np.arange(100))
+    return root / "tokens.npz"
+
+
+def npz_by_another_name(root):
+    return npz(root).rename(root / "tokens.npy")
+
+
 def npy_that_is_text(root):
     (root / "text.npy").write_text("hello " * 50)
     return root / "text.npy"
@@ -231,6 +240,10 @@ def shard_with_more(root):
     return write_shard(root / "more.bin", np.arange(100), count=80)
 
 
+def shard_of_less_than_nothing(root):
+    return write_shard(root / "minus.bin", np.arange(100), count=-5)
+
+
 def empty_folder(root):
     (root / "folder").mkdir()
     return root / "folder"
@@ -262,7 +275,9 @@ def only_val_shards(root):
         (npy_of_nothing, "is empty"),
         (npy_of_floats, "dtype float64"),
         (npy_of_rows, r"shape \(10, 10\)"),
-        (npy_of_objects, "not a whole NumPy array file"),
+        (npy_of_objects, r"holds Python objects(.|\n)*numpy\.concatenate"),
+        (npz, r"archive of arrays(.|\n)*numpy\.load"),
+        (npz_by_another_name, r"archive of arrays(.|\n)*numpy\.load"),
         (npy_that_is_text, "not a whole NumPy array file"),
         (npy_cut_short, "not a whole NumPy array file"),
         (empty_shard, "is empty"),
@@ -272,6 +287,7 @@ def only_val_shards(root):
         (wrong_version, "version 2"),
         (truncated_shard, "truncated(.|\n)*promises 120 tokens, and it holds 100"),
         (shard_with_more, "longer than its header says"),
+        (shard_of_less_than_nothing, "damaged header(.|\n)*promises -5 tokens"),
         (empty_folder, "no files"),
         (folder_of_empty_files, "no text among"),
         (folder_with_a_bad_shard, r"2\.bin is truncated"),
@@ -284,6 +300,11 @@ def test_a_bad_path_is_named_with_what_is_wrong_and_the_fix(tmp_path, make, what
         data.load(path)
     assert str(path) in str(caught.value)
     assert caught.value.fix
+
+
+def test_the_empty_path_is_not_this_folder():
+    with pytest.raises(DataError, match=r"path of the data is empty(.|\n)*--data \."):
+        data.load("")
 
 
 def test_an_unreadable_file(tmp_path, monkeypatch):
@@ -317,9 +338,12 @@ def test_too_short_for_one_batch(tmp_path):
         data.windows(dataset, context=10, vocab=VOCAB, batch=1)
 
 
-@pytest.mark.parametrize("bad", [300, -1])
-def test_a_token_outside_the_vocabulary(tmp_path, bad):
-    tokens = np.zeros(100, np.int32)
+@pytest.mark.parametrize(
+    "bad, fix",
+    [(300, "--vocab 50304"), (60_000, "--vocab 60001"), (-1, "ids start from 0"), (2**40, "check that")],
+)
+def test_a_token_outside_the_vocabulary(tmp_path, bad, fix):
+    tokens = np.zeros(100, np.int64)
     tokens[41] = bad
     np.save(tmp_path / "tokens.npy", tokens)
     train, _ = data.windows(data.load(tmp_path / "tokens.npy"), CONTEXT, VOCAB)
@@ -327,6 +351,7 @@ def test_a_token_outside_the_vocabulary(tmp_path, bad):
     with pytest.raises(DataError, match=f"token {bad} is outside the vocabulary of 256") as caught:
         train[40]
     assert "tokens.npy, token number 41 of its 90" in str(caught.value)
+    assert fix in caught.value.fix and ("--vocab" in caught.value.fix) == ("--vocab" in fix)
 
 
 def test_a_prompt_needs_text():

@@ -114,6 +114,7 @@ def test_a_run_from_end_to_end(run, capsys):
         assert expected in said
     (command,) = (line for line in said.splitlines() if line.startswith("to continue"))
     assert command.endswith(f"-m examples.gpt --resume {out} --steps 80")
+    assert "the learning rate, now at its lowest, rises again" in said
     assert f"validation loss  {history(out)['validation'][-1][1]:.3f}" in said
 
 
@@ -125,6 +126,7 @@ def test_the_same_settings_give_the_same_run_and_another_seed_another(run):
 
 def test_ctrl_c_saves_and_resuming_equals_never_having_stopped(run, monkeypatch, capsys):
     whole = run("whole")
+    capsys.readouterr()
     with monkeypatch.context() as patch:
         make_step, count = train.make_step, iter(range(100))
 
@@ -143,6 +145,7 @@ def test_ctrl_c_saves_and_resuming_equals_never_having_stopped(run, monkeypatch,
     said = capsys.readouterr().out
     assert "interrupted, after 5 of 12 steps" in said
     assert f"--resume {out}\n" in said  # no --steps: the run has steps left
+    assert "rises again" not in said
     assert len(history(out)["train"]) == 5
 
     assert cli.main(["--resume", str(out), "--no-progress", "--sample-tokens", "0"]) == 0
@@ -152,6 +155,31 @@ def test_ctrl_c_saves_and_resuming_equals_never_having_stopped(run, monkeypatch,
     assert files[0].keys() == files[1].keys()
     for name, array in files[0].items():
         assert array.tobytes() == files[1][name].tobytes(), name
+
+
+def test_a_second_ctrl_c_leaves_at_once_and_says_what_was_saved(run, monkeypatch, capsys):
+    make_step, count = train.make_step, iter(range(100))
+
+    def interrupted(config, optimizer):
+        step = make_step(config, optimizer)
+
+        def counted(*args):
+            if next(count) in (3, 15):
+                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(signal.SIGINT)
+            return step(*args)
+
+        return counted
+
+    monkeypatch.setattr(train, "make_step", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    run("early", "--steps", "400", status=130)  # saves at every 40th step
+    assert capsys.readouterr().err == "interrupted: no checkpoint was saved\n"
+    out = run("late", status=130)  # at every one
+    said = capsys.readouterr().err
+    assert "the last checkpoint, saved at" in said and said.endswith(f"{out / 'checkpoint.safetensors'}\n")
+    assert 0 < len(history(out)["train"]) < 12
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_minutes_stop_a_run(run, capsys):
@@ -174,6 +202,15 @@ def test_a_moved_run_goes_on_where_it_lies(run, tmp_path):
     assert cli.main(["--resume", str(moved), "--steps", "14", "--no-progress"]) == 0
     assert len(history(moved)["train"]) == 14
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_goes_on_from_any_folder(run, text, tmp_path, monkeypatch):
+    monkeypatch.chdir(text.parent)
+    out = run("run", "--data", text.name)
+    assert weights.facts(out / "checkpoint.safetensors")["settings"]["data"] == str(text)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert cli.main(["--resume", str(out), "--steps", "14", "--no-progress"]) == 0
 
 
 def test_a_run_on_token_shards(tmp_path, capsys):
@@ -251,6 +288,21 @@ def test_bad_data_is_a_message_and_not_a_traceback(run, tmp_path, capsys):
     run("run", "--data", str(tmp_path / "nothing.txt"), status=2)
     said = capsys.readouterr().err
     assert "nothing.txt" in said and "fix:" in said and "Traceback" not in said
+
+
+def test_empty_paths_are_not_this_folder(run, capsys):
+    run("run", "--data", "", status=2)
+    assert "the path of the data is empty" in capsys.readouterr().err
+    run("run", "--resume", "", status=2)
+    assert "there is no checkpoint.safetensors" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_a_preset_that_is_gone(run, monkeypatch, capsys):
+    out = run("run")
+    monkeypatch.delitem(model.PRESETS, "nano")
+    assert cli.main(["--resume", str(out), "--steps", "20"]) == 2
+    said = capsys.readouterr().err
+    assert "another version" in said and "its preset is 'nano', and this version knows tiny" in said
 
 
 def test_a_checkpoint_of_another_preset(run, tmp_path, capsys):

@@ -1,6 +1,10 @@
 """The demo's files: what comes back is what went in, and a good file is never lost."""
 
+import dataclasses
+import errno
 import json
+import os
+import stat
 from typing import NamedTuple
 
 import numpy as np
@@ -67,9 +71,34 @@ def test_a_half_written_file_never_replaces_a_good_one(path, monkeypatch, moment
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
+def test_the_name_reaches_the_disk_after_the_bytes(path, monkeypatch):
+    calls, fsync, replace = [], os.fsync, os.replace
+    kind = lambda number: "folder" if stat.S_ISDIR(os.fstat(number).st_mode) else "file"
+    monkeypatch.setattr(os, "fsync", lambda number: calls.append(kind(number)) or fsync(number))
+    monkeypatch.setattr(os, "replace", lambda *paths: calls.append("replace") or replace(*paths))
+    weights.save(path, values(), {})
+    assert calls == ["file", "replace", "folder"]
+
+
 def test_a_folder_that_cannot_be_made(path):
-    with pytest.raises(DataError, match=r"cannot write(.|\n)*--out DIR"):
+    with pytest.raises(DataError, match=r"cannot write(.|\n)*a file is in the way(.|\n)*--out DIR"):
         weights.save(path / "below a file" / "weights.safetensors", values(), {})
+
+
+@pytest.mark.parametrize(
+    "code, fix",
+    [
+        (errno.EACCES, "that you may write to"),
+        (errno.EROFS, "that you may write to"),
+        (errno.EEXIST, "a file is in the way"),
+        (errno.ENOSPC, "free some of the disk"),
+        (errno.EIO, "choose another folder"),
+    ],
+)
+def test_what_stops_us_from_writing_decides_the_fix(tmp_path, code, fix):
+    with pytest.raises(DataError) as caught, weights.writing(tmp_path):
+        raise OSError(code, os.strerror(code))
+    assert fix in caught.value.fix and "--out DIR" in caught.value.fix
 
 
 def test_a_checkpoint_of_another_shape(path):
@@ -101,6 +130,44 @@ def test_parameters_alone_are_no_checkpoint(tmp_path):
     weights.save(path, values()["params"], {})
     with pytest.raises(DataError, match=r"continue from the checkpoint\.safetensors"):
         weights.load(path, like=values())
+
+
+@dataclasses.dataclass
+class Recipe:
+    steps: int
+    lr: float
+    data: str | None
+    losses: list[float]
+
+
+RECIPE = {"steps": 3, "lr": 0.1, "data": None, "losses": [1.5]}
+
+
+def test_a_fact_comes_back_as_its_dataclass(path):
+    weights.save(path, values(), {"recipe": RECIPE})
+    assert weights.fact(path, "recipe", Recipe) == Recipe(**RECIPE)
+
+
+@pytest.mark.parametrize(
+    "header, why",
+    [
+        ("oops", "is not JSON"),
+        ("[1]", r"is \[1\], not named facts"),
+        ("{}", "has no recipe"),
+        ('{"recipe": 3}', "has no recipe"),
+        (json.dumps({"recipe": {"zzz": 1}}), "recipe in its header lacks data, .*, and also has zzz"),
+        (json.dumps({"recipe": RECIPE | {"zzz": 1}}), "recipe in its header also has zzz"),
+        (json.dumps({"recipe": RECIPE | {"steps": "3"}}), "recipe in its header has '3' for steps"),
+        (json.dumps({"recipe": RECIPE | {"losses": 3}}), "recipe in its header has 3 for losses"),
+    ],
+)
+def test_a_header_that_is_damaged_or_of_another_version(tmp_path, header, why):
+    path = tmp_path / "checkpoint.safetensors"
+    save_file({"w": np.zeros(3)}, path, metadata={weights.FACTS: header})
+    with pytest.raises(DataError, match=why) as caught:
+        weights.fact(path, "recipe", Recipe)
+    assert f"{path} is damaged, or was written by another version" in str(caught.value)
+    assert "leave out --resume" in caught.value.fix
 
 
 def test_files_that_are_not_ours(path, tmp_path):

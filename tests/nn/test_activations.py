@@ -239,3 +239,31 @@ def test_against_jax(name, peers):
     np.testing.assert_allclose(np.asarray(f(f32(AT))), np.asarray(value), rtol=2e-6, atol=2e-6)
     found = grad(lambda x: weighted(f(x)))(f32(AT))
     np.testing.assert_allclose(np.asarray(found), np.asarray(slope), rtol=1e-5, atol=2e-6)
+
+
+def test_one_hot_of_narrow_labels():
+    for label, dtype in ((127, "int8"), (-1, "int8"), (200, "uint8"), (299, "int16")):
+        found = np.asarray(nn.one_hot(bnp.asarray([label], dtype), 300))
+        np.testing.assert_array_equal(found, [np.arange(300) == label])
+
+
+@pytest.mark.parametrize("axis", [2, -3])
+def test_one_hot_has_the_axis(axis):
+    with pytest.raises(errors.ValueRangeError, match="one_hot: axis"):
+        nn.one_hot(bnp.asarray([1, 2]), 3, axis=axis)
+
+
+@pytest.mark.parametrize(
+    "f, x, value, slope, curvature",
+    [
+        (nn.relu, 0, 0, 0, 0), (nn.relu, 1, 1, 1, 0),
+        (nn.relu6, 0, 0, 0, 0), (nn.relu6, 6, 6, 0, 0), (nn.relu6, 1, 1, 1, 0),
+        (nn.hard_tanh, -1, -1, 1, 0), (nn.hard_tanh, 1, 1, 1, 0), (nn.hard_tanh, 6, 1, 0, 0),
+        (nn.leaky_relu, 0, 0, 1, 0), (nn.leaky_relu, -1, -0.01, 0.01, 0),
+        (nn.elu, 0, 0, 1, 1), (nn.elu, 1, 1, 1, 0), (nn.elu, -1, math.expm1(-1), math.exp(-1), math.exp(-1)),
+    ],
+)  # fmt: skip
+def test_kinks(f, x, value, slope, curvature):
+    x = f64(x)
+    found = [float(f(x)), float(grad(f)(x)), float(grad(grad(f))(x))]
+    np.testing.assert_allclose(found, [value, slope, curvature], rtol=1e-12)

@@ -154,3 +154,9 @@ def test_against_optax(name, peers):
     np.testing.assert_allclose(np.asarray(f(a, b)), np.asarray(value), rtol=1e-5, atol=1e-6)
     found = grad(lambda a: f(a, b).sum())(a)
     np.testing.assert_allclose(np.asarray(found), np.asarray(slope), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("axis", [2, -3])
+def test_integer_labels_have_the_axis(axis):
+    with pytest.raises(errors.ValueRangeError, match="axis"):
+        nn.softmax_cross_entropy_with_integer_labels(f32([[1, 2]]), i32([0]), axis=axis)

@@ -126,3 +126,26 @@ def test_errors():
         bnp.asarray([bnp.ones(2), bnp.ones(3)])
     with pytest.raises(errors.ValueRangeError, match="cpu:0"):
         bnp.asarray(1, device="cpu:9")
+
+
+@pytest.mark.parametrize("source", ["float16", "bfloat16", "float32", "float64", "complex64"])
+@pytest.mark.parametrize("target", ["int8", "uint8", "int16", "int32", "uint32", "int64", "uint64"])
+def test_floats_beyond_integers(source, target):
+    info = np.iinfo(target)
+    beyond = float(info.max + 1)
+    values = np.array(
+        [beyond, -beyond, 2 * beyond, -1.0, -0.5, 2.7, np.inf, -np.inf, np.nan, 300.0], np.float32
+    )
+    x = bnp.asarray(values.tolist(), "float64" if source == "float64" else "float32").astype(source)
+    exact = np.asarray(x).real.astype(np.float64)
+    want = [
+        0 if np.isnan(v) else info.max if v >= beyond else info.min if v < info.min else int(v) for v in exact
+    ]
+    for got in (
+        x.astype(target),
+        jit(lambda v: v.astype(target))(x),
+        bnp.asarray(np.asarray(x), dtype=target),
+        bnp.stack([v.astype(target) for v in x]),
+    ):
+        assert got.dtype == target and np.asarray(got).tolist() == want
+    assert bnp.asarray(np.nan).astype("bool") and x[:0].astype(target).shape == (0,)

@@ -293,3 +293,26 @@ def test_errors():
         bnp.ones(3, "float8_e5m2") + bnp.ones(3, "float32")
     with pytest.raises(errors.ConcretizationError, match="where"):
         jit(lambda x: x if x > 0 else -x)(1.0)
+
+
+@pytest.mark.parametrize("x, y", [(-3, -3), (2, -1), (True, -1), (np.int32(3), -1), (np.arange(1, 4), -2)])
+def test_integers_to_negative_powers(x, y):
+    with pytest.raises(errors.ValueRangeError, match="negative power"):
+        bnp.power(x, y)
+
+
+def test_integers_to_arrays_of_negative_powers():
+    x = np.array([0, 1, 1, -1, -1, 2, -3, 2**31 - 1, 2], np.int32)
+    y = np.array([-1, -1, -2, -3, -2, -1, -70, -1, 5], np.int32)
+    check(bnp.power, lambda x, y: np.array([0, 1, 1, -1, 1, 0, 0, 0, 32], np.int32), x, y)
+
+
+def test_special_values():
+    x = np.array([np.inf, np.nan, -np.inf, np.nan, 1], np.float32)
+    y = np.array([np.nan, -np.inf, 1, 1, np.nan], np.float32)
+    check(bnp.hypot, np.hypot, x, y)
+    with pytest.raises(errors.DtypeError, match="hypot of complex"):
+        bnp.hypot(1j, 2.0)
+    check(bnp.angle, np.angle, np.array([0.0, -0.0, -2, 3, np.nan, -np.inf], np.float32))
+    check(bnp.rint, lambda x: x.astype(np.float32), np.array([1, -2], np.int32))
+    check(bnp.rint, lambda x: x.astype(np.float32), np.array([True, False]))

@@ -333,3 +333,14 @@ def test_gradients_of_updates():
     same(gx, np.arange(1, 6, dtype=np.float32))
     same(gv, np.array([2, 2], np.float32))
     assert isinstance(gx, Value)
+
+
+def test_narrow_positions_count_from_the_end_of_long_axes():
+    x = bnp.arange(300)
+    for at in (np.array([-1, 127, -128], np.int8), np.array([255, 0], np.uint8)):
+        same(x[bnp.asarray(at)], np.arange(300)[at])
+
+
+def test_gradient_of_reads_out_of_range_goes_to_the_element_read():
+    for i in (bnp.asarray(7), bnp.asarray([7])):
+        same(grad(lambda x, i=i: x[i].sum())(bnp.ones(3)), np.array([0, 0, 1], np.float32))

@@ -180,3 +180,22 @@ def test_sorting():
     check(lambda v: bnp.interp(v, xp, fp, 7.0, 8.0), lambda v: np.interp(v, xp, fp, 7.0, 8.0), at)
     with pytest.raises(errors.ValueRangeError, match="side"):
         bnp.searchsorted(line, 0.0, "middle")
+
+
+@pytest.mark.parametrize("bins", [[4, 2, 1], [1, 2, 4], [3, 3, 1], [2, 2], [5], []])
+@pytest.mark.parametrize("right", [False, True])
+def test_digitize(bins, right):
+    x, bins = np.array([0, 1, 1.5, 2, 3, 4, 9], np.float32), np.array(bins, np.float32)
+    check(lambda x, b: bnp.digitize(x, b, right), lambda x, b: np.digitize(x, b, right), x, bins)
+
+
+def test_interp_at_a_jump():
+    xp, fp = np.array([0, 1, 1, 2], np.float32), np.array([0, 1, 5, 6], np.float32)
+    check(bnp.interp, np.interp, np.array([0.5, 1, 1.5, 2, 3], np.float32), xp, fp)
+
+
+@pytest.mark.parametrize("subscripts, shapes", [("ij,jk->ik", [(2, 3), (3, 4)]), ("ij,jk", [(2, 3), (3, 4)]),
+                                                ("bij,bjk->bik", [(2, 3, 4), (2, 4, 5)])])  # fmt: skip
+def test_einsum_in_natural_order_is_one_product(subscripts, shapes):
+    jaxpr = make_jaxpr(lambda *v: bnp.einsum(subscripts, *v))(*[f32(*s) for s in shapes])
+    assert str(jaxpr).count(" = ") == str(jaxpr).count("dot_general") == 1

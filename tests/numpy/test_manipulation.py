@@ -197,3 +197,12 @@ def test_errors(f, error, words):
         f(bnp.asarray(X))
     for word in [*words, "test_manipulation.py"]:
         assert word in str(e.value), str(e.value)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "uint8"])
+def test_unravel_index_out_of_range(dtype):
+    i = np.array([-1, -13, 12, 5, 100, -100] if dtype != "uint8" else [12, 5, 200]).astype(dtype)
+    flat = i.astype(np.int64)
+    want = np.clip(np.where(flat < 0, flat + 12, flat), 0, 11)
+    check(lambda i: bnp.unravel_index(i, (3, 4)), lambda i: np.unravel_index(want, (3, 4)), i)
+    same(bnp.unravel_index(np.int8(-1), (3, 100)), (np.int32(2), np.int32(99)))

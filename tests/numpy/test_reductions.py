@@ -6,6 +6,7 @@ import pytest
 import blufunc.numpy as bnp
 from blufunc import errors
 from blufunc.transforms.grad import grad
+from blufunc.transforms.jit import jit
 from tests.numpy.common import boolean, check, f32, i32, same
 
 X, N = f32(2, 3, 4), i32(2, 3, 4)
@@ -145,3 +146,23 @@ def test_errors():
         bnp.sum(X, where=np.ones((5, 2, 3, 4), bool))
     with pytest.raises(errors.ArgumentError, match="axis"):
         bnp.sum(X, axis=1.5)
+
+
+@pytest.mark.parametrize("q", [-0.1, 1.5, [0.5, 2.0]])
+def test_quantiles_out_of_range(q):
+    q = bnp.asarray(q)
+    with pytest.raises(errors.ValueRangeError, match="not between 0 and 1"):
+        bnp.quantile(X, q)
+    with pytest.raises(errors.ValueRangeError, match="not between 0 and 1"):
+        bnp.percentile(X, q * 100)
+    same(jit(lambda q: bnp.quantile(X, q))(q), np.quantile(X, np.clip(np.asarray(q), 0, 1)))
+
+
+@pytest.mark.parametrize("name", ["sum", "prod"])
+def test_initial_of_another_kind(name):
+    f = getattr(bnp, name)
+    for wrong in (1.5, np.float32(2)):
+        with pytest.raises(errors.DtypeError, match="does not fit"):
+            f(bnp.arange(1, 4), initial=wrong)
+    same(f(bnp.arange(1, 4), initial=2.0), getattr(np, name)(np.arange(1, 4), initial=2))
+    same(f(bnp.arange(1, 4), dtype="float32", initial=1.5), np.float32(getattr(np, name)([1.5, 1, 2, 3])))

@@ -14,6 +14,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.core import dtypes
 from blufunc.core.array import lift
+from blufunc.core.axes import static_int
 from blufunc.core.kinds import check_types
 from blufunc.core.ops.elementwise import add, div, eq, exp, gt, is_finite, log, max, mul, select, sub
 from blufunc.core.ops.shape import concatenate, slice_in_dim
@@ -163,7 +164,7 @@ cumlogsumexp_p = _Scanned("cumlogsumexp", np.logaddexp, "float", _log_add_exp)
 
 def _cumulative(prim: Primitive, doc: str) -> Callable:
     def function(x: Any, axis: int = 0, reverse: bool = False) -> Any:
-        return prim.bind(lift(x), axis=axis, reverse=reverse)
+        return prim.bind(lift(x), axis=static_int(axis, prim.name, "axis"), reverse=bool(reverse))
 
     function.__name__ = function.__qualname__ = prim.name
     function.__doc__ = doc

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes
+from blufunc.core import dtypes, source
 from blufunc.core.array import lift
 from blufunc.core.avals import ShapedArray
+from blufunc.core.axes import ints
 from blufunc.core.kinds import check_types
 from blufunc.core.ops.elementwise import convert
 from blufunc.core.primitive import Primitive
@@ -264,7 +265,14 @@ def dot_general(
     Returns:
       an array of the batch axes, then the lhs' other axes, then the rhs' other axes.
     """
-    (lc, rc), (lb, rb) = dimension_numbers
+    try:
+        (lc, rc), (lb, rb) = dimension_numbers
+    except (TypeError, ValueError):
+        raise errors.ArgumentError(
+            f"dot_general: dimension_numbers are two pairs of axes, not {dimension_numbers!r:.60}.",
+            where=source.here(),
+            fix="give ((lhs_contract, rhs_contract), (lhs_batch, rhs_batch)): (((1,), (0,)), ((), ()))",
+        ) from None
     numbers = ((_axes(lc), _axes(rc)), (_axes(lb), _axes(rb)))
     dtype = None if preferred_element_type is None else dtypes.as_dtype(preferred_element_type)
     precision = tuple(precision) if isinstance(precision, (tuple, list)) else precision
@@ -289,4 +297,4 @@ def dot(lhs: Any, rhs: Any, precision: Any = None, preferred_element_type: Any =
 
 
 def _axes(axes: Sequence) -> Axes:
-    return tuple([int(d) for d in axes])
+    return ints(axes, "dot_general", "dimension_numbers")

@@ -8,7 +8,6 @@ gather or scatter; over the operand alone, still a slice.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import index
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from blufunc import errors
 from blufunc.core import dtypes, source
 from blufunc.core.array import lift, scalar
 from blufunc.core.avals import ShapedArray
+from blufunc.core.axes import ints, sequence
 from blufunc.core.ops.elementwise import add, clamp, convert, lt, select, zeros_of
 from blufunc.core.ops.elementwise import operand as operand_like
 from blufunc.core.ops.gather_scatter import gather, scatter
@@ -205,7 +205,9 @@ def dynamic_slice(
     """
     operand = lift(operand)
     starts = _starts(operand, start_indices, allow_negative_indices)
-    return dynamic_slice_p.bind(operand, *starts, slice_sizes=tuple(map(index, slice_sizes)))
+    return dynamic_slice_p.bind(
+        operand, *starts, slice_sizes=ints(slice_sizes, "dynamic_slice", "slice_sizes")
+    )
 
 
 def dynamic_update_slice(
@@ -231,6 +233,8 @@ def _starts(x: Any, starts: Any, allow_negative: bool | Sequence[bool]) -> list[
                 fix="pass a tuple: dynamic_slice(x, (i, j), sizes)",
             )
         starts = [squeeze(slice_in_dim(starts, i, i + 1), (0,)) for i in range(starts.aval.shape[0])]
+    elif starts.__class__ is not tuple:
+        starts = sequence(starts, "a dynamic slice", "start_indices")
     ndim = x.aval.ndim
     if len(starts) != ndim:
         raise errors.ShapeError(
@@ -238,7 +242,17 @@ def _starts(x: Any, starts: Any, allow_negative: bool | Sequence[bool]) -> list[
             where=source.here(),
             fix="give one start per axis, or use lax.dynamic_slice_in_dim for a single axis",
         )
-    allow = [allow_negative] * ndim if isinstance(allow_negative, bool) else allow_negative
+    allow = (
+        [allow_negative] * ndim
+        if isinstance(allow_negative, bool)
+        else sequence(allow_negative, "dynamic_slice", "allow_negative_indices", "bools")
+    )
+    if len(allow) != ndim:
+        raise errors.ArgumentError(
+            f"allow_negative_indices has {len(allow)} entries for {ndim} axes.",
+            where=source.here(),
+            fix="give a bool, or one per axis",
+        )
     return [_start(s, n, a) for s, n, a in zip(starts, x.aval.shape, allow, strict=True)]
 
 

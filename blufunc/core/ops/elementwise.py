@@ -15,6 +15,7 @@ from blufunc import errors
 from blufunc.core import dtypes, source
 from blufunc.core.array import lift, scalar
 from blufunc.core.avals import ShapedArray
+from blufunc.core.axes import static_int
 from blufunc.core.kinds import Elementwise
 from blufunc.core.ops import numerics
 from blufunc.core.primitive import Primitive
@@ -285,6 +286,8 @@ class _Select(Elementwise):
 class _Convert(Elementwise):
     """To another dtype. Floats to integers truncate toward zero; complex to real drops the imaginary part.
 
+    Floats beyond an integer dtype become its nearest end, and NaN becomes 0.
+
     ``weak`` (given only where true) keeps the result weakly typed: a Python number changing its kind.
     """
 
@@ -294,11 +297,7 @@ class _Convert(Elementwise):
         super().__init__("convert", None, "any")
 
     def impl(self, x, *, dtype, weak=False):
-        if x.dtype == dtype:
-            return x
-        if dtypes.is_complex(x.dtype) and not dtypes.is_complex(dtype):
-            x = (x != 0) if dtypes.is_bool(dtype) else x.real
-        return x.astype(dtype)
+        return x if x.dtype == dtype else numerics.convert(x, dtype)
 
     def abstract(self, x, *, dtype, weak=False):
         if dtypes.is_key(x.dtype) or dtypes.is_key(dtype):
@@ -513,6 +512,8 @@ def conj(x: Any) -> Any:
 
 def integer_pow(x: Any, y: int) -> Any:
     """x to a static integer power."""
+    if y.__class__ is not int:
+        y = static_int(y, "integer_pow", "y")
     if y == 1:
         return lift(x)
     if y == 2:

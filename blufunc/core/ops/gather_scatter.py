@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from operator import index
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,7 @@ from blufunc import errors
 from blufunc.core import dtypes, source
 from blufunc.core.array import lift, scalar
 from blufunc.core.avals import ShapedArray
+from blufunc.core.axes import ints
 from blufunc.core.kinds import check_types
 from blufunc.core.ops.elementwise import add, convert, div, eq, mul, neg, select, zeros_of
 from blufunc.core.ops.elementwise import operand as operand_like
@@ -462,12 +462,19 @@ def gather(
         or True.
     """
     if fill_value is not None and not isinstance(fill_value, (bool, int, float, complex)):
-        fill_value = np.asarray(fill_value).item()
+        host = np.asarray(fill_value)
+        if host.size != 1 or host.dtype.kind in "USO":
+            raise errors.ArgumentError(
+                f"the fill value of a gather is a number, not {fill_value!r:.60}.",
+                where=source.here(),
+                fix="fill_value=0",
+            )
+        fill_value = host.item()
     return gather_p.bind(
         lift(operand),
         lift(start_indices),
         dimension_numbers=dimension_numbers,
-        slice_sizes=tuple(map(index, slice_sizes)),
+        slice_sizes=ints(slice_sizes, "gather", "slice_sizes"),
         indices_are_sorted=bool(indices_are_sorted),
         unique_indices=bool(unique_indices),
         mode=GatherScatterMode.from_any(mode),

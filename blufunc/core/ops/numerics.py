@@ -23,6 +23,28 @@ def divide(x, y):
     return np.asarray(quotient + ((quotient < 0) & (quotient * y != x)), x.dtype)
 
 
+def to_integer(x, dtype):
+    """Real floats as integers, toward zero: out of range the nearest integer there is, and 0 for NaN, as in XLA."""
+    x = np.asarray(x, np.float32 if x.dtype.itemsize < 4 else x.dtype)
+    limits = np.iinfo(dtype)
+    # both are powers of two, or 0, and so exact; what lies between -1 and 0 is 0 in any case
+    low, beyond = x.dtype.type(limits.min), x.dtype.type(limits.max + 1)
+    if not x.size or (x.min() >= low and x.max() < beyond):  # NaN is neither
+        return x.astype(dtype)
+    result = np.where((x >= low) & (x < beyond), x, 0).astype(dtype)
+    result = np.where(x >= beyond, dtype.type(limits.max), result)
+    return np.where(x < low, dtype.type(limits.min), result)
+
+
+def convert(x, dtype):
+    """``x`` as another dtype; complex become their real part, floats integers by ``to_integer``."""
+    if dtypes.is_complex(x.dtype) and not dtypes.is_complex(dtype):
+        x = (x != 0) if dtypes.is_bool(dtype) else x.real
+    if dtypes.is_integer(dtype) and dtypes.is_floating(x.dtype):
+        return to_integer(x, dtype)
+    return x.astype(dtype)
+
+
 def _shift(f, arithmetic: bool):
     def impl(x, y):
         # a shift by the width or more is undefined in C: it yields 0, or the sign for arithmetic shifts

@@ -16,6 +16,7 @@ from blufunc import errors
 from blufunc.core import dtypes
 from blufunc.core.array import lift
 from blufunc.core.avals import ShapedArray
+from blufunc.core.axes import ints, static_int
 from blufunc.core.kinds import Reduction, check_types
 from blufunc.core.ops.elementwise import convert, div, eq, mul
 from blufunc.core.ops.shape import slice_in_dim
@@ -167,7 +168,7 @@ argmin_p = _ArgExtremum("argmin", np.argmin)
 
 def _reduction(prim: Primitive, doc: str) -> Callable:
     def function(x: Any, axes: Sequence[int]) -> Any:
-        x, axes = lift(x), tuple(axes)
+        x, axes = lift(x), ints(axes, prim.name, "axes")
         return prim.bind(x, axes=axes) if axes else x
 
     function.__name__ = function.__qualname__ = prim.name
@@ -191,9 +192,13 @@ reduce_xor = _reduction(reduce_xor_p, "The bitwise (of booleans: logical) exclus
 
 def argmax(x: Any, axis: int, index_dtype: Any = "int32") -> Any:
     """The index of the largest element along ``axis``: the first of several, and NaN counts as largest."""
-    return argmax_p.bind(lift(x), axes=(axis,), index_dtype=dtypes.as_dtype(index_dtype))
+    return argmax_p.bind(
+        lift(x), axes=(static_int(axis, "argmax", "axis"),), index_dtype=dtypes.as_dtype(index_dtype)
+    )
 
 
 def argmin(x: Any, axis: int, index_dtype: Any = "int32") -> Any:
     """The index of the smallest element along ``axis``: the first of several, and NaN counts as smallest."""
-    return argmin_p.bind(lift(x), axes=(axis,), index_dtype=dtypes.as_dtype(index_dtype))
+    return argmin_p.bind(
+        lift(x), axes=(static_int(axis, "argmin", "axis"),), index_dtype=dtypes.as_dtype(index_dtype)
+    )

@@ -7,7 +7,6 @@ settled by the functions; the primitives take positions that are in range.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import index
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from blufunc import errors
 from blufunc.core import source
 from blufunc.core.array import lift, scalar
 from blufunc.core.avals import ShapedArray
+from blufunc.core.axes import ints, sequence, static_int
 from blufunc.core.kinds import check_types
 from blufunc.core.ops.elementwise import operand as operand_like
 from blufunc.core.ops.elementwise import select, zeros_of
@@ -305,9 +305,9 @@ def slice_(x: Any, start: Sequence[int], limit: Sequence[int], strides: Sequence
     """The elements of ``x`` from ``start`` up to ``limit``, every ``strides``-th; one int of each per axis."""
     if not isinstance(x, Value):
         x = lift(x)
-    start, limit = tuple(map(index, start)), tuple(map(index, limit))
+    start, limit = ints(start, "slice", "start_indices"), ints(limit, "slice", "limit_indices")
     if strides is not None:
-        strides = tuple(map(index, strides))
+        strides = ints(strides, "slice", "strides")
         if all(s == 1 for s in strides) and len(strides) == len(start):
             strides = None
     if strides is None and limit == x.aval.shape and len(start) == len(limit) and not any(start):
@@ -321,8 +321,8 @@ def slice_in_dim(x: Any, start: int | None, limit: int | None, stride: int = 1, 
     shape = x.aval.shape
     axis = canonical_axis(axis, len(shape), "slice_in_dim")
     n = shape[axis]
-    lo = 0 if start is None else index(start)
-    hi = n if limit is None else index(limit)
+    lo = 0 if start is None else static_int(start, "slice_in_dim", "start")
+    hi = n if limit is None else static_int(limit, "slice_in_dim", "limit")
     lo, hi = lo + n if lo < 0 else lo, hi + n if hi < 0 else hi
     strides = None if stride == 1 else replace((1,) * len(shape), axis, stride)
     return slice_(x, replace((0,) * len(shape), axis, lo), replace(shape, axis, hi), strides)
@@ -332,7 +332,7 @@ def index_in_dim(x: Any, i: int, axis: int = 0, keepdims: bool = True) -> Any:
     """The elements at static position ``i`` along one axis, which stays with size 1 if ``keepdims``."""
     x = lift(x)
     axis = canonical_axis(axis, x.aval.ndim, "index_in_dim")
-    n, i = x.aval.shape[axis], index(i)
+    n, i = x.aval.shape[axis], static_int(i, "index_in_dim", "the index")
     if not -n <= i < n:
         raise errors.ValueRangeError(
             f"index_in_dim: {i} is out of range for axis {axis} of {x.aval}.",
@@ -352,7 +352,15 @@ def pad(x: Any, padding_value: Any, padding_config: Sequence[tuple[int, int, int
         after cut elements off.
     """
     x = lift(x)
-    config = tuple([(index(lo), index(hi), index(interior)) for lo, hi, interior in padding_config])
+    config = tuple(
+        [ints(c, "pad", "padding_config") for c in sequence(padding_config, "pad", "padding_config")]
+    )
+    if any(len(c) != 3 for c in config):
+        raise errors.ArgumentError(
+            f"pad: padding_config is one triple (low, high, interior) per axis, not {config}.",
+            where=source.here(),
+            fix="give (low, high, 0) for padding without any between elements",
+        )
     if len(config) == x.aval.ndim and not any(map(any, config)):
         return x
     return pad_p.bind(x, operand_like(padding_value, x), padding_config=config)
@@ -360,7 +368,10 @@ def pad(x: Any, padding_value: Any, padding_config: Sequence[tuple[int, int, int
 
 def concatenate(xs: Sequence[Any], dimension: int) -> Any:
     """The arrays ``xs``, of one dtype, one after the other along ``dimension``."""
+    if xs.__class__ is not list and xs.__class__ is not tuple:
+        xs = sequence(xs, "concatenate", "the first argument", "arrays")
     xs = [x if isinstance(x, Value) else lift(x) for x in xs]
+    dimension = static_int(dimension, "concatenate", "dimension")
     if xs and dimension < 0:
         dimension = canonical_axis(dimension, xs[0].aval.ndim, "concatenate")
     if len(xs) == 1 and dimension < xs[0].aval.ndim:
@@ -371,20 +382,24 @@ def concatenate(xs: Sequence[Any], dimension: int) -> Any:
 def rev(x: Any, dimensions: Sequence[int]) -> Any:
     """``x`` in reverse order along ``dimensions``."""
     x = lift(x)
-    dims = tuple([canonical_axis(d, x.aval.ndim, "rev") for d in dimensions])
+    dims = tuple([canonical_axis(d, x.aval.ndim, "rev") for d in ints(dimensions, "rev", "dimensions")])
     return rev_p.bind(x, dimensions=dims) if dims else x
 
 
 def iota(dtype: np.dtype, shape: Sequence[int], dimension: int) -> Any:
     """An array of ``shape`` whose elements are their position along ``dimension``."""
-    return iota_p.bind(dtype=dtype, shape=tuple(map(index, shape)), dimension=dimension)
+    return iota_p.bind(
+        dtype=dtype,
+        shape=ints(shape, "iota", "a shape"),
+        dimension=static_int(dimension, "iota", "dimension"),
+    )
 
 
 def squeeze(x: Any, dims: Sequence[int]) -> Any:
     """``x`` without the axes ``dims``, which have size 1."""
     x = lift(x)
     shape = x.aval.shape
-    gone = {canonical_axis(d, len(shape), "squeeze") for d in dims}
+    gone = {canonical_axis(d, len(shape), "squeeze") for d in ints(dims, "squeeze", "dimensions")}
     if any(shape[d] != 1 for d in gone):
         raise errors.ShapeError(
             f"squeeze of {x.aval}: axes {tuple(sorted(gone))} do not all have size 1.",
@@ -396,7 +411,7 @@ def squeeze(x: Any, dims: Sequence[int]) -> Any:
 
 def expand_dims(x: Any, dims: Sequence[int]) -> Any:
     """``x`` with new axes of size 1, at positions ``dims`` of the result."""
-    x = lift(x)
+    x, dims = lift(x), ints(dims, "expand_dims", "dimensions")
     ndim = x.aval.ndim + len(dims)
     new = {canonical_axis(d, ndim, "expand_dims") for d in dims}
     if len(new) != len(dims):
@@ -414,6 +429,8 @@ def expand_dims(x: Any, dims: Sequence[int]) -> Any:
 
 def canonical_axis(axis: int, ndim: int, name: str) -> int:
     """``axis`` counted from the front; negative ones count from the back."""
+    if axis.__class__ is not int:
+        axis = static_int(axis, name, "axis")
     if not -ndim <= axis < ndim:
         raise errors.ShapeError(
             f"{name}: axis {axis} is out of range for an array of {ndim} axes.",

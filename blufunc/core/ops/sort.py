@@ -15,6 +15,7 @@ from blufunc import errors
 from blufunc.core import dtypes
 from blufunc.core.array import lift
 from blufunc.core.avals import ShapedArray
+from blufunc.core.axes import static_int
 from blufunc.core.kinds import check_types
 from blufunc.core.ops.shape import canonical_axis, iota
 from blufunc.core.primitive import Primitive, unsupported
@@ -199,6 +200,7 @@ def sort(x: Any, dimension: int = -1, is_stable: bool = True, num_keys: int = 1)
     if not xs:
         raise errors.ArgumentError("sort takes at least one array.")
     d = canonical_axis(dimension, xs[0].aval.ndim, "sort")
+    num_keys = static_int(num_keys, "sort", "num_keys")
     outs = sort_p.bind(*xs, dimension=d, is_stable=is_stable, num_keys=num_keys)
     return tuple(outs) if several else outs[0]
 
@@ -218,7 +220,7 @@ def argsort(x: Any, dimension: int = -1, is_stable: bool = True) -> Any:
 
 def top_k(x: Any, k: int) -> tuple[Any, Any]:
     """The ``k`` largest elements along the last axis in descending order, and their int32 indices."""
-    values, index = top_k_p.bind(lift(x), k=k)
+    values, index = top_k_p.bind(lift(x), k=static_int(k, "top_k", "k"))
     return values, index
 
 

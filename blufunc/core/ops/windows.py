@@ -139,6 +139,9 @@ def check_numbers(name: str, fields: tuple[str, ...], d: Any, x: ShapedArray, in
     """Check dimension numbers against operand and indices; ``fields`` are in the order of a gather's."""
     if not dtypes.is_integer(indices.dtype):
         raise errors.DtypeError(f"{name} takes integer indices, not {indices}.", fix="i.astype('int32')")
+    if not all(hasattr(d, f) for f in fields):
+        kind = "GatherDimensionNumbers" if name == "gather" else "ScatterDimensionNumbers"
+        raise errors.ArgumentError(f"{name} takes {kind}, not {d!r:.60}.", fix=f"lax.{kind}(...)")
     window, removed, index_map, along, indices_along = (getattr(d, f) for f in fields)
     problem = None
     if not indices.ndim:

@@ -1,0 +1,133 @@
+"""Bad arguments of public functions: each gets an error of blufunc, never one of Python or NumPy from inside.
+
+Every function of the faces is called with junk in each of its positional slots, beside arguments that often
+are good. Whatever is raised must be a ``BlufuncError``, or the ``TypeError`` of a call that does not fit the
+signature.
+"""
+
+import inspect
+import traceback
+import warnings
+
+import pytest
+
+import blufunc.numpy as bnp
+from blufunc import errors, lax, nn, random
+from blufunc.core.primitive import Primitive
+
+KEY = random.key(0)
+ONE, MATRIX, POSITIONS = bnp.ones(()), bnp.ones((2, 3)), bnp.arange(3)
+
+BAD = [None, "a", -1, 99, 1.5, 1j, (), (0, 0), [1], {}, object(), KEY, ONE, MATRIX, POSITIONS]
+GOOD = [MATRIX, 1]  # what stands in the required slots that are not under test
+
+FACES = {"numpy": bnp, "lax": lax, "nn": nn, "random": random}
+
+
+def is_function(x):
+    """Whether x is a function, plain or of one of the transforms."""
+    return callable(x) and not isinstance(x, (type, Primitive)) and not inspect.isclass(x)
+
+
+KNOWN: dict[str, str] = {
+    # "face.function": why it may raise something else
+    "numpy.array": "ndmin=99 is more axes than NumPy has, which says so itself",
+    "numpy.take": "a fill_value that is no number leaks from the kernel, still to be mended",
+    "numpy.repeat": "a rank-0 x with total_repeat_length='a' recurses, still to be mended",
+    "numpy.pad": "constant_values=() does not broadcast to pairs, which NumPy says itself",
+}
+
+FUNCTIONS = [
+    f"{face}.{name}"
+    for face, module in FACES.items()
+    for name in getattr(module, "__all__", dir(module))
+    if not name.startswith("_") and is_function(getattr(module, name))
+]
+
+
+def cases(function, draws):
+    """Arguments and options, one of them bad."""
+    parameters = inspect.signature(function).parameters.values()
+    slots = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    required = sum(p.default is p.empty for p in slots)
+    count = len(slots) + any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    for good in GOOD:
+        for slot in range(min(count, 5)):
+            args = [KEY if draws and not i else good for i in range(max(slot, required))]
+            args[required:] = [p.default for p in slots[required : len(args)]]
+            for bad in BAD:
+                yield [*args[:slot], bad, *args[slot + 1 :]], {}
+        args = [KEY if draws and not i else good for i in range(required)]
+        for p in parameters:
+            if p.kind is p.KEYWORD_ONLY:
+                for bad in BAD:
+                    yield args, {p.name: bad}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_junk_gets_an_error_of_blufunc(name):
+    face, function = name.split(".")
+    f = getattr(FACES[face], function)
+    leaks = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for args, options in cases(f, face == "random"):
+            try:
+                f(*args, **options)
+            except errors.BlufuncError:
+                pass
+            except Exception as e:
+                if isinstance(e, TypeError) and len(traceback.extract_tb(e.__traceback__)) == 1:
+                    continue  # Python's own: the arguments do not fit the signature
+                leaks.setdefault(f"{type(e).__name__}: {e}", (args, options))
+    assert not leaks or name in KNOWN, leaks
+
+
+WRONG = {
+    "a slice of step 0": (lambda: MATRIX[::0], errors.ValueRangeError),
+    "an update of step 0": (lambda: MATRIX.at[::0].set(1), errors.ValueRangeError),
+    "a slice by a string": (lambda: MATRIX["a":], errors.ArgumentError),
+    "eye": (lambda: bnp.eye(-1), errors.ValueRangeError),
+    "identity": (lambda: bnp.identity(-1), errors.ValueRangeError),
+    "tile": (lambda: bnp.tile(MATRIX, -1), errors.ValueRangeError),
+    "zeros": (lambda: bnp.zeros((2, -1)), errors.ValueRangeError),
+    "concatenate": (lambda: bnp.concatenate(ONE), errors.ArgumentError),
+    "lexsort of None": (lambda: bnp.lexsort(None), errors.ArgumentError),
+    "lexsort of nothing": (lambda: bnp.lexsort({}), errors.ArgumentError),
+    "len": (lambda: len(ONE), errors.ArgumentError),
+    "range": (lambda: range(ONE), errors.ArgumentError),
+    "hash": (lambda: hash(ONE), errors.ArgumentError),
+    "tensordot": (lambda: bnp.tensordot(ONE, MATRIX), errors.ValueRangeError),
+    "vander": (lambda: bnp.vander(ONE), errors.ShapeError),
+    "glu": (lambda: nn.glu(ONE), errors.ValueRangeError),
+    "transpose": (lambda: bnp.transpose(MATRIX, -1), errors.ArgumentError),
+    "rot90": (lambda: bnp.rot90(MATRIX, axes=(0,)), errors.ArgumentError),
+    "nonzero": (lambda: bnp.nonzero(ONE), errors.ShapeError),
+    "einsum": (lambda: bnp.einsum([1, 2]), errors.ArgumentError),
+    "nan_to_num": (lambda: bnp.nan_to_num(MATRIX, nan=None), errors.ArgumentError),
+    "full_like": (lambda: bnp.full_like(MATRIX, 1j), errors.DtypeError),
+    "where": (lambda: bnp.where(MATRIX, 1), errors.ArgumentError),
+    "softmax": (lambda: nn.softmax(MATRIX, axis="a"), errors.ArgumentError),
+    "dot_general": (lambda: lax.dot_general(MATRIX, MATRIX, None), errors.ArgumentError),
+    "pad": (lambda: lax.pad(MATRIX, 0.0, [(0, 0), (0, 0)]), errors.ArgumentError),
+    "categorical": (lambda: random.categorical(KEY, MATRIX, axis=None), errors.ArgumentError),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments_say_what_to_do(name):
+    call, error = WRONG[name]
+    with pytest.raises(error) as caught:
+        call()
+    assert caught.value.what
+    assert caught.value.where and caught.value.fix
+
+
+def test_where_with_a_mask_alone_gives_positions():
+    mask = bnp.asarray([[True, False], [False, True]])
+    assert [p.tolist() for p in bnp.where(mask)] == [[0, 1], [0, 1]]
+
+
+def test_the_names_of_random_are_its_own():
+    assert {"sort", "max", "sub"}.isdisjoint(dir(random))
+    assert all(callable(getattr(random, name)) for name in random.__all__)
