@@ -29,14 +29,6 @@ def is_function(x):
     return callable(x) and not isinstance(x, (type, Primitive)) and not inspect.isclass(x)
 
 
-KNOWN: dict[str, str] = {
-    # "face.function": why it may raise something else
-    "numpy.array": "ndmin=99 is more axes than NumPy has, which says so itself",
-    "numpy.take": "a fill_value that is no number leaks from the kernel, still to be mended",
-    "numpy.repeat": "a rank-0 x with total_repeat_length='a' recurses, still to be mended",
-    "numpy.pad": "constant_values=() does not broadcast to pairs, which NumPy says itself",
-}
-
 FUNCTIONS = [
     f"{face}.{name}"
     for face, module in FACES.items()
@@ -80,7 +72,7 @@ def test_junk_gets_an_error_of_blufunc(name):
                 if isinstance(e, TypeError) and len(traceback.extract_tb(e.__traceback__)) == 1:
                     continue  # Python's own: the arguments do not fit the signature
                 leaks.setdefault(f"{type(e).__name__}: {e}", (args, options))
-    assert not leaks or name in KNOWN, leaks
+    assert not leaks, leaks
 
 
 WRONG = {

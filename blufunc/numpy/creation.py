@@ -70,6 +70,10 @@ def array(x: Any, dtype: Any = None, *, copy: bool = True, ndmin: int = 0, devic
     """Like ``asarray``, but in storage of its own, and of rank ``ndmin`` at least (axes are added in front)."""
     result = asarray(x, dtype, copy=copy, device=device)
     missing = static_int(ndmin, "array", "ndmin") - result.aval.ndim
+    if ndmin > 64:
+        raise errors.ValueRangeError(
+            f"array: ndmin={ndmin}.", where=source.here(), why="arrays have 64 axes at most.", fix="ndmin=2"
+        )
     return reshape(result, (1,) * missing + result.aval.shape) if missing > 0 else result
 
 

@@ -261,6 +261,25 @@ def gather_mode(mode: Any) -> GatherScatterMode:
     return GatherScatterMode.from_any(mode)
 
 
+def _fill_number(value: Any, x: Value) -> bool | int | float | complex:
+    """The number to fill with, which ``x`` must be able to hold."""
+    number = (
+        np.asarray(value)
+        if isinstance(value, (bool, int, float, complex, np.ndarray, np.generic, Array))
+        else None
+    )
+    if number is None or number.size != 1 or number.dtype.kind in "USOmM" or number.dtype.names:
+        raise errors.ArgumentError(
+            f"fill_value is a number, not {value!r:.60}.", where=source.here(), fix="fill_value=0"
+        )
+    found = number.reshape(()).item()
+    if isinstance(found, complex) and not dtypes.is_complex(x.aval.dtype):
+        raise errors.DtypeError(
+            f"fill_value={found} in {x.aval}.", where=source.here(), fix="use a real number"
+        )
+    return found
+
+
 def getitem(
     x: Value,
     index: Any,
@@ -279,6 +298,8 @@ def getitem(
             start = (i,) + (0,) * len(rest)
             row = slice_p.bind(x, start_indices=start, limit_indices=(i + 1, *rest), strides=None)
             return reshape_p.bind(row, shape=rest)
+    if fill_value is not None:
+        fill_value = _fill_number(fill_value, x)
     p = parse(x.aval.shape, index)
     if (
         mode is GatherScatterMode.FILL_OR_DROP

@@ -222,30 +222,29 @@ def repeat(
     if total_repeat_length is not None:
         (total_repeat_length,) = shape_of((total_repeat_length,), "repeat")
     counts = np.asarray(repeats)
-    if counts.ndim and counts.size != 1:
-        if counts.shape != (n,):
-            raise errors.ShapeError(
-                f"repeat: {counts.size} counts for axis {d} of {x.aval}.",
-                where=source.here(),
-                fix="give one each",
+    if counts.size == 1:
+        count = static_int(counts.reshape(())[()], "repeat", "the count")
+        if count < 0:
+            raise errors.ValueRangeError(f"repeat {count} times.", where=source.here(), fix="use 0 or more")
+        if total_repeat_length is None:
+            wide = broadcast_in_dim(
+                x, (*s[: d + 1], count, *s[d + 1 :]), tuple([i if i <= d else i + 1 for i in range(len(s))])
             )
-        which_host = np.repeat(np.arange(n), counts)
-        if total_repeat_length is not None:
-            which_host = np.resize(
-                np.pad(which_host, (0, max(0, total_repeat_length - which_host.size)), mode="edge"),
-                total_repeat_length,
-            )
-        return take(x, which_host, d, mode="clip")
-    count = static_int(counts.reshape(())[()], "repeat", "the count")
-    if count < 0:
-        raise errors.ValueRangeError(f"repeat {count} times.", where=source.here(), fix="use 0 or more")
-    wide = broadcast_in_dim(
-        x, (*s[: d + 1], count, *s[d + 1 :]), tuple([i if i <= d else i + 1 for i in range(len(s))])
-    )
-    result = _reshape(wide, (*s[:d], n * count, *s[d + 1 :]))
-    if total_repeat_length is not None and total_repeat_length != n * count:
-        return repeat(x, np.full(n, count), d, total_repeat_length=total_repeat_length)
-    return result
+            return _reshape(wide, (*s[:d], n * count, *s[d + 1 :]))
+        counts = np.full(n, count)
+    if counts.shape != (n,):
+        raise errors.ShapeError(
+            f"repeat: {counts.size} counts for axis {d} of {x.aval}.",
+            where=source.here(),
+            fix="give one each",
+        )
+    which_host = np.repeat(np.arange(n), counts)
+    if total_repeat_length is not None:
+        which_host = np.resize(
+            np.pad(which_host, (0, max(0, total_repeat_length - which_host.size)), mode="edge"),
+            total_repeat_length,
+        )
+    return take(x, which_host, d, mode="clip")
 
 
 def _count(mask: Value, axis: int) -> Value:
@@ -357,7 +356,14 @@ def _pad_constant(x: Value, widths: list[tuple[int, int]], values: Any) -> Value
     if not nested:
         value = _element(values, x)
         return shape_ops.pad(x, value, [(a, b, 0) for a, b in widths])
-    pairs = np.broadcast_to(np.asarray(values), (x.aval.ndim, 2))
+    try:
+        pairs = np.broadcast_to(np.asarray(values), (x.aval.ndim, 2))
+    except ValueError:
+        raise errors.ShapeError(
+            f"pad: constant_values {values!r:.60} for {x.aval}.",
+            where=source.here(),
+            fix="a number, or (before, after) for each axis",
+        ) from None
     for d, (pair, ends) in enumerate(zip(pairs.tolist(), widths, strict=True)):
         for end, (value, width) in enumerate(zip(pair, ends, strict=True)):
             config = [(0, 0, 0)] * x.aval.ndim

@@ -206,3 +206,17 @@ def test_unravel_index_out_of_range(dtype):
     want = np.clip(np.where(flat < 0, flat + 12, flat), 0, 11)
     check(lambda i: bnp.unravel_index(i, (3, 4)), lambda i: np.unravel_index(want, (3, 4)), i)
     same(bnp.unravel_index(np.int8(-1), (3, 100)), (np.int32(2), np.int32(99)))
+
+
+def test_repeat_to_a_given_length():
+    for x, repeats, length in (
+        ([1.0], 3, 5),
+        ([1.0], 3, 2),
+        ([0.0, 1.0, 2.0], 2, 7),
+        ([0.0, 1.0], [1, 2], 5),
+    ):
+        whole = np.repeat(np.float32(x), repeats)
+        want = np.pad(whole, (0, max(0, length - whole.size)), mode="edge")[:length]
+        counts = bnp.asarray(repeats) if isinstance(repeats, list) else repeats
+        got = bnp.repeat(bnp.asarray(x), counts, total_repeat_length=length)
+        np.testing.assert_array_equal(np.asarray(got), want)
