@@ -15,7 +15,6 @@ import pytest
 import blufunc.numpy as bnp
 from blufunc import errors, random, tree
 from blufunc.core import dtypes
-from blufunc.core.array import from_numpy
 from blufunc.core.check import check_jaxpr
 from blufunc.core.jaxpr import subjaxprs
 from blufunc.transforms.checkpoint import checkpoint
@@ -26,24 +25,7 @@ from blufunc.transforms.jit import jit
 from blufunc.transforms.make_jaxpr import make_jaxpr
 from blufunc.transforms.scan import scan, scan_p
 from blufunc.transforms.vmap import vmap
-
-
-def arr(x, dtype=np.float64):
-    return from_numpy(np.asarray(x, dtype))
-
-
-def draw(*shape, seed=0):
-    return arr(np.random.default_rng((seed, *shape)).uniform(-1, 1, shape))
-
-
-def close(got, want, rtol=1e-12):
-    got, want = tree.flatten(got), tree.flatten(want)
-    assert got[1] == want[1]
-    for g, w in zip(got[0], want[0], strict=True):
-        g, w = np.asarray(g), np.asarray(w)
-        assert g.shape == w.shape and g.dtype == w.dtype
-        if w.dtype != dtypes.float0:
-            np.testing.assert_allclose(g, w, rtol=rtol, atol=rtol)
+from tests.transforms.common import arr, close, draw
 
 
 def unrolled(f, init, xs=None, length=None, reverse=False, unroll=1):

@@ -1,0 +1,25 @@
+"""What the tests of transforms share: float64 arrays, and the comparison of pytrees of them."""
+
+import numpy as np
+
+from blufunc import tree
+from blufunc.core import dtypes
+from blufunc.core.array import from_numpy
+
+
+def arr(x, dtype=np.float64):
+    return from_numpy(np.asarray(x, dtype))
+
+
+def draw(*shape, seed=0):
+    return arr(np.random.default_rng((seed, *shape)).uniform(-1, 1, shape))
+
+
+def close(got, want, rtol=1e-12):
+    got, want = tree.flatten(got), tree.flatten(want)
+    assert got[1] == want[1]
+    for g, w in zip(got[0], want[0], strict=True):
+        g, w = np.asarray(g), np.asarray(w)
+        assert g.shape == w.shape and g.dtype == w.dtype
+        if w.dtype != dtypes.float0:
+            np.testing.assert_allclose(g, w, rtol=rtol, atol=rtol)
