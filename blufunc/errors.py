@@ -99,12 +99,20 @@ class CarryError(BlufuncError, TypeError):
     """A loop body that returns a carry of another type than it was given."""
 
 
+class BranchError(BlufuncError, TypeError):
+    """The branches of ``cond`` or ``switch`` return different structures or types."""
+
+
 class JaxprTypeError(BlufuncError, TypeError):
     """An ill-typed jaxpr, found by ``check_jaxpr``: a mistake in a rule or transform."""
 
 
 class UnsupportedError(BlufuncError, NotImplementedError):
     """A combination that blufunc does not support, by name."""
+
+
+class KeyReuseError(BlufuncError, ValueError):
+    """A random key that was used before, found with ``config.debug_key_reuse``."""
 
 
 class DataError(BlufuncError, ValueError):

@@ -16,6 +16,8 @@ from tests.op_table import OPS
 # What has no row, because its operands are jaxprs or rules of the user's, and the file that tests it instead.
 TESTED_ELSEWHERE = {
     "jit": ("tests/transforms/test_jit.py", "jit("),
+    "cond": ("tests/transforms/test_cond.py", "cond("),
+    "while": ("tests/transforms/test_while_loop.py", "while_loop("),
     "scan": ("tests/transforms/test_scan.py", "scan("),
     "checkpoint": ("tests/transforms/test_checkpoint.py", "checkpoint("),
     "custom_jvp_call": ("tests/transforms/test_custom_jvp.py", "@custom_jvp"),

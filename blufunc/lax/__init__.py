@@ -238,7 +238,11 @@ from blufunc.core.structure import (
 )
 from blufunc.core.trace import EVAL, Value, state
 from blufunc.core.tree import map as _tree_map
-from blufunc.transforms.scan import scan as scan
+from blufunc.transforms.associative_scan import associative_scan
+from blufunc.transforms.cond import cond, cond_p, switch
+from blufunc.transforms.loops import fori_loop, map
+from blufunc.transforms.scan import scan, scan_p
+from blufunc.transforms.while_loop import while_loop, while_p
 
 # -- conversion ------------------------------------------------------------------------------------
 
@@ -409,7 +413,10 @@ __all__ = [
     "shift_right_logical", "sign", "sin", "sinh", "slice", "slice_in_dim", "sort", "sort_key_val",
     "sqrt", "square", "squeeze", "stop_gradient", "sub", "tan", "tanh", "top_k", "transpose",
     "trunc", "zeros_like",
+    # control flow
+    "associative_scan", "cond", "fori_loop", "map", "scan", "switch", "while_loop",
     # primitives
+    "cond_p", "scan_p", "while_p",
     "abs_p", "acos_p", "acosh_p", "add_any_p", "add_p", "and_p", "argmax_p", "argmin_p", "asin_p",
     "asinh_p", "atan2_p", "atan_p", "atanh_p", "bitcast_p", "broadcast_in_dim_p", "cbrt_p",
     "ceil_p", "clamp_p", "complex_p", "concatenate_p", "conj_p", "convert_p", "copy_p", "cos_p",

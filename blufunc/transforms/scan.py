@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, passes, source, tree, treepath
+from blufunc.core import passes, source, tree, treepath
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Eqn, Jaxpr
-from blufunc.core.ops.elementwise import convert
 from blufunc.core.primitive import Primitive
 from blufunc.core.stage import stage
 from blufunc.core.structure import add_tangents, batched_front, instantiate, move_dim, zeros
 from blufunc.core.tangents import Zero, is_linear, zero
 from blufunc.core.trace import set_trace
+from blufunc.transforms import loop_carry
 from blufunc.transforms.arguments import as_values, name_of
 from blufunc.transforms.batch import batch_jaxpr
 from blufunc.transforms.jvp import jvp_jaxpr
@@ -366,23 +366,11 @@ def scan(
     jaxpr = stage(body, [*(c.aval for c in carry), *x_avals], name, labels)
     skeleton = tree.unflatten(out_tree, range(out_tree.num_leaves))
     carry_tree, y_tree = tree.structure(skeleton[0]), tree.structure(skeleton[1])
-    if carry_tree != init_tree:
-        raise errors.CarryError(
-            f"the body of scan, {name}, returns a carry of another structure than it is given.",
-            where=source.here(),
-            why="; ".join(treepath.diff(init_tree, carry_tree, "init", "the returned carry")[:4]),
-        )
-    if any(c.aval.weak_type for c in carry):  # strong after one step, of the dtype that the body gives it
-        carry = [_strong(c, a) for c, a in zip(carry, jaxpr.out_avals, strict=False)]
-        jaxpr = stage(body, [*(c.aval.strong() for c in carry), *x_avals], name, labels)
-    for path, c, a in zip(paths, carry, jaxpr.out_avals, strict=False):
-        if not c.aval.same_type(a):
-            raise errors.CarryError(
-                f"the body of scan, {name}, is given the carry{path} as {c.aval} and returns it as {a}.",
-                where=source.here(),
-                why="every step must take and return the same type.",
-                fix="give init the type that the body returns, or convert in the body with .astype",
-            )
+    loop_carry.check_structure("scan", name, init_tree, carry_tree)
+    carry, jaxpr = loop_carry.settle(
+        carry, jaxpr, lambda avals: stage(body, [*avals, *x_avals], name, labels)
+    )
+    loop_carry.check_types("scan", name, paths, carry, jaxpr.out_avals)
     closed, consts = jaxpr.hoist()
     outs = scan_p.bind(
         *consts,
@@ -397,14 +385,6 @@ def scan(
     )
     n = len(carry)
     return tree.unflatten(init_tree, outs[:n]), tree.unflatten(y_tree, outs[n:])
-
-
-def _strong(c: Any, after: ShapedArray) -> Any:
-    """An initial carry, converted as promotion says if it is weak and the body gives it another dtype."""
-    dtype = c.aval.dtype
-    if not c.aval.weak_type or not (dtypes.is_numeric(after.dtype) or dtypes.is_bool(after.dtype)):
-        return c
-    return convert(c, dtypes.promote((dtype, True), (after.dtype, after.weak_type))[0])
 
 
 def _length(xs: Sequence[Any], paths: Sequence[str], length: int | None) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Jaxpr, Literal
 from blufunc.core.stage import stage
-from blufunc.core.structure import add_any
+from blufunc.core.structure import add_any, instantiate
 from blufunc.core.tangents import Accumulator, Zero, zero
 from blufunc.core.trace import state
 
@@ -85,13 +85,21 @@ def backward_pass(jaxpr: Jaxpr, args: Sequence[Any], cts: Sequence[Any]) -> list
 
 
 def transpose_jaxpr(
-    jaxpr: Jaxpr, linear: tuple[bool, ...], ct_nonzeros: tuple[bool, ...]
+    jaxpr: Jaxpr,
+    linear: tuple[bool, ...],
+    ct_nonzeros: tuple[bool, ...],
+    instantiate_outs: tuple[bool, ...] | None = None,
 ) -> tuple[Jaxpr, tuple[bool, ...]]:
     """The jaxpr from non-linear arguments and nonzero cotangents to the cotangents of the linear arguments.
 
+    Args:
+      linear: which arguments to transpose with respect to.
+      ct_nonzeros: which results have a cotangent.
+      instantiate_outs: which linear arguments must get one, zeros if need be; none by default.
     Returns:
       the jaxpr, whose results are the nonzero cotangents only, and which those are.
     """
+    wanted = instantiate_outs or (False,) * sum(linear)
 
     def make():
         out_nonzeros: tuple[bool, ...] = ()
@@ -102,6 +110,7 @@ def transpose_jaxpr(
             ins = [None if lin else next(values) for lin in linear]
             cts = [next(values) if nz else None for nz in ct_nonzeros]
             outs = backward_pass(jaxpr, ins, cts)
+            outs = [instantiate(ct) if w else ct for ct, w in zip(outs, wanted, strict=True)]
             out_nonzeros = tuple(ct.__class__ is not Zero for ct in outs)
             return [ct for ct in outs if ct.__class__ is not Zero]
 
@@ -109,4 +118,4 @@ def transpose_jaxpr(
         avals += [a for a, nz in zip(jaxpr.out_avals, ct_nonzeros, strict=True) if nz]
         return stage(fun, avals, jaxpr.name), out_nonzeros
 
-    return jaxpr.memoised(("transpose", linear, ct_nonzeros), make)
+    return jaxpr.memoised(("transpose", linear, ct_nonzeros, wanted), make)

@@ -17,12 +17,10 @@ from blufunc.core.array import lift
 from blufunc.core.axes import static_int
 from blufunc.core.kinds import check_types
 from blufunc.core.ops.elementwise import add, div, eq, exp, gt, is_finite, log, max, mul, select, sub
-from blufunc.core.ops.shape import concatenate, slice_in_dim
+from blufunc.core.ops.prefix import Elements, prefix_scan
 from blufunc.core.primitive import Primitive, unsupported
 from blufunc.core.structure import add_any, full
 from blufunc.core.tangents import Zero, zero
-
-Elements = tuple[Any, ...]
 
 
 class Cumulative(Primitive):
@@ -92,7 +90,7 @@ class _Scanned(Cumulative):
         self.combine = combine
 
     def tangent(self, x, t, axis, reverse):
-        return _scan(self.combine, (x, t), axis, reverse)[1]
+        return prefix_scan(self.combine, [x, t], axis, reverse)[1]
 
 
 class _CumExtremum(Cumulative):
@@ -109,38 +107,15 @@ class _CumExtremum(Cumulative):
             later, tie = self.later_wins(vb, va), eq(va, vb)
             value = select(later, vb, va)
             tangent = select(later, tb, select(tie, add_any(ta, tb), ta))
-            return value, tangent, select(later, nb, select(tie, add(na, nb), na))
+            return [value, tangent, select(later, nb, select(tie, add(na, nb), na))]
 
-        _, total, count = _scan(combine, (x, t, full(x.aval.shape, 1, x.dtype)), axis, reverse)
+        _, total, count = prefix_scan(combine, [x, t, full(x.aval.shape, 1, x.dtype)], axis, reverse)
         return div(total, count)
-
-
-def _scan(
-    combine: Callable[[Elements, Elements], Elements], xs: Elements, axis: int, reverse: bool
-) -> Elements:
-    """An inclusive scan with an associative ``combine(earlier, later)``.
-
-    W. D. Hillis and G. L. Steele, "Data Parallel Algorithms" (1986): step k joins stretches of length 2**k.
-    """
-    n = xs[0].aval.shape[axis]
-    step = 1
-    while step < n:
-        front = tuple([slice_in_dim(x, 0, n - step, axis=axis) for x in xs])
-        back = tuple([slice_in_dim(x, step, n, axis=axis) for x in xs])
-        if reverse:  # from the end: the stretch in front is the later one
-            rest = [slice_in_dim(x, n - step, n, axis=axis) for x in xs]
-            pairs = zip(combine(back, front), rest, strict=True)
-        else:
-            rest = [slice_in_dim(x, 0, step, axis=axis) for x in xs]
-            pairs = zip(rest, combine(front, back), strict=True)
-        xs = tuple([concatenate(pair, axis) for pair in pairs])
-        step *= 2
-    return xs
 
 
 def _times(a: Elements, b: Elements) -> Elements:
     (x, tx), (y, ty) = a, b
-    return mul(x, y), add_any(mul(tx, y), mul(x, ty))
+    return [mul(x, y), add_any(mul(tx, y), mul(x, ty))]
 
 
 def _log_add_exp(a: Elements, b: Elements) -> Elements:
@@ -150,7 +125,7 @@ def _log_add_exp(a: Elements, b: Elements) -> Elements:
     ex, ey = exp(sub(x, top)), exp(sub(y, top))
     total = add(ex, ey)
     safe = select(eq(total, 0.0), 1.0, total)
-    return add(log(total), top), add_any(mul(tx, div(ex, safe)), mul(ty, div(ey, safe)))
+    return [add(log(total), top), add_any(mul(tx, div(ex, safe)), mul(ty, div(ey, safe)))]
 
 
 cumsum_p = _CumSum("cumsum", np.add, "number")

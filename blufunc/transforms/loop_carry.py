@@ -1,0 +1,61 @@
+"""The carry of a loop: it keeps its structure and types from step to step.
+
+Transforms, stage 2, shared by ``scan`` and ``while_loop``. In come the initial carry and what a traced body returns;
+out comes the carry to begin with, or an error that names the part that differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from blufunc import errors
+from blufunc.core import dtypes, source, tree, treepath
+from blufunc.core.avals import ShapedArray
+from blufunc.core.jaxpr import Jaxpr
+from blufunc.core.ops.elementwise import convert
+
+
+def settle(
+    carry: Sequence[Any], body: Jaxpr, restage: Callable[[list[ShapedArray]], Jaxpr]
+) -> tuple[list[Any], Jaxpr]:
+    """The carry with strong types, and the body traced with them.
+
+    A weakly typed carry is strong after one step, of the dtype that the body gives it.
+    """
+    if not any(c.aval.weak_type for c in carry):
+        return list(carry), body
+    carry = [_strong(c, a) for c, a in zip(carry, body.out_avals, strict=False)]
+    return carry, restage([c.aval.strong() for c in carry])
+
+
+def _strong(c: Any, after: ShapedArray) -> Any:
+    """An initial carry, converted as promotion says if it is weak and the body gives it another dtype."""
+    dtype = c.aval.dtype
+    if not c.aval.weak_type or not (dtypes.is_numeric(after.dtype) or dtypes.is_bool(after.dtype)):
+        return c
+    return convert(c, dtypes.promote((dtype, True), (after.dtype, after.weak_type))[0])
+
+
+def check_structure(loop: str, name: str, before: tree.TreeDef, after: tree.TreeDef) -> None:
+    """Raise CarryError unless a body returns the structure that it is given."""
+    if before != after:
+        raise errors.CarryError(
+            f"the body of {loop}, {name}, returns a carry of another structure than it is given.",
+            where=source.here(),
+            why="; ".join(treepath.diff(before, after, "init", "the returned carry")[:4]),
+        )
+
+
+def check_types(
+    loop: str, name: str, paths: Sequence[str], before: Sequence[Any], after: Sequence[ShapedArray]
+) -> None:
+    """Raise CarryError unless a body returns the types that it is given."""
+    for path, c, a in zip(paths, before, after, strict=False):
+        if not c.aval.same_type(a):
+            raise errors.CarryError(
+                f"the body of {loop}, {name}, is given the carry{path} as {c.aval} and returns it as {a}.",
+                where=source.here(),
+                why="every step must take and return the same type.",
+                fix="give init the type that the body returns, or convert in the body with .astype",
+            )
