@@ -86,6 +86,10 @@ class Primitive:
     """``(trace, args, **params) -> outs`` for a use among whose operands are tangents and primals of one linearization:
     primitives that call jaxprs compute the primal results in the parent trace and stage the others."""
 
+    rewrite: Callable | None = None
+    """``(bodies, operands, **params) -> outs``: the use under a user's transform, of primitives that run jaxprs;
+    ``transforms/transform.py`` says what ``bodies`` can do."""
+
     reference: Callable | None = None
     """``(compile, **params) -> function`` from a list of NumPy arrays to a sequence of them: the definition, in the
     place of ``impl``, of primitives that run jaxprs. ``compile(jaxpr)`` gives such a function for a body."""

@@ -99,6 +99,12 @@ class Call(Primitive):
         ins = [a if d is None else move_dim(a, d, 0) for a, d in zip(args, dims, strict=True)]
         return self.call(jaxpr, ins, params), [0 if b else None for b in out_batched]
 
+    def rewrite(self, bodies, operands, **params):
+        """The call of the transformed body."""
+        body = params["jaxpr"]
+        jaxpr, kinds = bodies.body(body, [bodies.kind(x) for x in operands])
+        return bodies.boxes(self.call(jaxpr, bodies.leaves(operands), params), kinds, body.out_avals)
+
     def drop_outputs(self, eqn: Eqn, reads: list[bool]) -> Eqn:
         """The call without the results that nobody reads, and without the operands that only they need."""
         key = ("drop", tuple(reads))

@@ -150,6 +150,22 @@ class _Cond(Primitive):
         outs = [_choose(index, xs) for xs in zip(*choices, strict=True)]
         return outs, [0] * len(outs)
 
+    def rewrite(self, bodies, operands, *, branches: Branches):
+        """The cond of transformed branches. Which branch a boxed index means only a rule can say."""
+        index, *operands = operands
+        if bodies.kind(index) is not None:
+            raise bodies.transform.missing(self)
+        kinds = [bodies.kind(x) for x in operands]
+        derived, _ = _agree(
+            branches,
+            lambda b, wanted: _with_flags(bodies.body(b, kinds, wanted)),
+            len(branches[0].outvars),
+        )
+        jaxprs = [jaxpr for jaxpr, _ in derived]
+        out_kinds = bodies.agreeing([kinds for _, kinds in derived], "the branches of a cond")
+        outs = self._call(index, jaxprs, bodies.leaves(operands))
+        return bodies.boxes(outs, out_kinds, branches[0].out_avals)
+
     def _call(self, index: Any, branches: Sequence[Jaxpr], operands: Sequence[Any]) -> list[Any]:
         """A cond of jaxprs that a transform produced, their constants first."""
         joined, consts = _joined(branches)
@@ -197,6 +213,11 @@ def _agree(
 def _halves(divided: tuple) -> tuple[tuple[Jaxpr, Jaxpr], Flags]:
     """The two jaxprs that ``linearize_jaxpr`` and ``split_jaxpr`` begin with, and the flags."""
     return divided[:2], divided[2]
+
+
+def _with_flags(transformed: tuple) -> tuple[tuple, Flags]:
+    """A body under a user's transform with the kinds of its results, and which of them are boxed."""
+    return transformed, tuple(k is not None for k in transformed[1])
 
 
 def _joined(branches: Sequence[Jaxpr]) -> tuple[Branches, tuple]:

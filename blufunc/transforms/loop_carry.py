@@ -1,4 +1,4 @@
-"""The carry of a loop: it keeps its structure and types from step to step.
+"""The carry of a loop, which keeps its structure and types from step to step.
 
 Transforms, stage 2, shared by ``scan`` and ``while_loop``. In come the initial carry and what a traced body returns;
 out comes the carry to begin with, or an error that names the part that differs.
@@ -59,3 +59,34 @@ def check_types(
                 why="every step must take and return the same type.",
                 fix="give init the type that the body returns, or convert in the body with .astype",
             )
+
+
+def boxed(
+    loop: str, bodies: Any, body: Jaxpr, carry: Sequence[Any], kinds_of: Callable[[list], Sequence[Any]]
+) -> tuple[list[Any], Jaxpr, tuple]:
+    """The carry and body of a loop under a user's transform.
+
+    A carry has a box if it is given one or if a step gives it one; which do is found by iterating to a fixpoint.
+
+    Args:
+      bodies: what transforms jaxprs, a ``transform.Bodies``.
+      kinds_of: the kinds of the operands of the body, from those of the carry.
+    Returns:
+      the carry, boxed where need be; the transformed body, which returns such carries; the kinds of its results.
+    """
+    carry, n = list(carry), len(carry)
+    while True:
+        kinds = [bodies.kind(x) for x in carry]
+        wanted = [*(k is not None for k in kinds), *(False,) * (len(body.outvars) - n)]
+        transformed, out_kinds = bodies.body(body, kinds_of(kinds), wanted)
+        if all(k is not None or after is None for k, after in zip(kinds, out_kinds, strict=False)):
+            break
+        carry = [bodies.lifted(x) if k is not None else x for x, k in zip(carry, out_kinds, strict=False)]
+    for before, after in zip(kinds, out_kinds, strict=False):
+        if before != after:
+            raise errors.CarryError(
+                f"{bodies.transform.name}: a step of {loop} changes the box of its carry from {before} to {after}.",
+                where=source.here(),
+                why="every step must take and return the same structure and types.",
+            )
+    return carry, transformed, out_kinds

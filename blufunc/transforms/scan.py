@@ -251,6 +251,26 @@ class _Scan(Primitive):
         outs = self.bind(*extra, *ins, jaxpr=body, n_consts=len(extra) + n_consts, n_carry=n_carry, **params)
         return outs, [None if not b else 0 if i < n_carry else 1 for i, b in enumerate(out_batched)]
 
+    def rewrite(self, bodies, operands, *, jaxpr: Jaxpr, n_consts, n_carry, **params):
+        """The scan of the transformed body, whose carries have boxes wherever a step gives them one."""
+        consts, carry, xs = _parts(operands, n_consts, n_carry)
+        const_kinds = [bodies.kind(x) for x in consts]
+        x_kinds = [k and k.of_element("scan") for k in map(bodies.kind, xs)]
+        carry, body, kinds = loop_carry.boxed(
+            "scan", bodies, jaxpr, carry, lambda carry_kinds: [*const_kinds, *carry_kinds, *x_kinds]
+        )
+        closed, extra = body.hoist()
+        outs = self.bind(
+            *extra,
+            *bodies.leaves([*consts, *carry, *xs]),
+            jaxpr=closed,
+            n_consts=len(extra) + len(bodies.leaves(consts)),
+            n_carry=len(bodies.leaves(carry)),
+            **params,
+        )
+        ys = [ShapedArray((params["length"], *a.shape), a.dtype) for a in jaxpr.out_avals[n_carry:]]
+        return bodies.boxes(outs, kinds, [*jaxpr.out_avals[:n_carry], *ys])
+
     def drop_outputs(self, eqn: Eqn, reads: list[bool]) -> Eqn:
         """The scan without the outputs that nobody reads, the carries that serve only them, and their operands."""
         params = eqn.params

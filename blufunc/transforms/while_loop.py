@@ -208,6 +208,30 @@ class _While(Primitive):
         )
         return outs, [0 if b else None for b in b_carry]
 
+    def rewrite(self, bodies, operands, *, cond: Jaxpr, body: Jaxpr, n_cond, n_body, max_steps):
+        """The loop of the transformed body; whether it goes on must not have a box."""
+        c_consts, b_consts, carry = _parts(operands, n_cond, n_body)
+        c_kinds, b_kinds = ([bodies.kind(x) for x in part] for part in (c_consts, b_consts))
+        carry, new_body, kinds = loop_carry.boxed(
+            "while_loop", bodies, body, carry, lambda carry_kinds: [*b_kinds, *carry_kinds]
+        )
+        new_cond, (verdict,) = bodies.body(cond, [*c_kinds, *kinds])
+        if verdict is not None:
+            raise bodies.transform.missing(self)
+        (new_cond, c_extra), (new_body, b_extra) = new_cond.hoist(), new_body.hoist()
+        c_ins, b_ins = [*c_extra, *bodies.leaves(c_consts)], [*b_extra, *bodies.leaves(b_consts)]
+        outs = self.bind(
+            *c_ins,
+            *b_ins,
+            *bodies.leaves(carry),
+            cond=new_cond,
+            body=new_body,
+            n_cond=len(c_ins),
+            n_body=len(b_ins),
+            max_steps=max_steps,
+        )
+        return bodies.boxes(outs, kinds, body.out_avals)
+
     def drop_outputs(self, eqn: Eqn, reads: list[bool]) -> Eqn:
         """The loop without the carries that nobody reads and no step needs, and their operands."""
         params = eqn.params
