@@ -20,6 +20,7 @@ class Key(NamedTuple):
     structure: tree.TreeDef
     types: tuple[ShapedArray, ...]
     static: tuple
+    context: tuple = ()
 
 
 def exact(value: Any) -> Any:
@@ -45,5 +46,7 @@ def difference(old: Key, new: Key, labels: list[str]) -> str:
     parts += [
         f"static argument: {a!r} -> {b!r}" for a, b in zip(old.static, new.static, strict=False) if a != b
     ]
+    if old.context != new.context:
+        parts.append(f"named axes and overridden rules: {old.context} -> {new.context}")
     more = f" (and {len(parts) - 3} more)" if len(parts) > 3 else ""
     return "; ".join(parts[:3]) + more

@@ -106,6 +106,10 @@ class Primitive:
         """The effects of one use."""
         return self.effects
 
+    def axes_of(self, params: dict) -> tuple[str, ...]:
+        """The named axes that one use refers to: those of collectives."""
+        return ()
+
     # -- mechanics -----------------------------------------------------------------------------
 
     def typed(self, avals: tuple[ShapedArray, ...], params: dict) -> Any:

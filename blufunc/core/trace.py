@@ -147,6 +147,7 @@ class _State(threading.local):
     source: source.Source | None = (
         None  # set while a transform replays equations: their lines, not the caller's
     )
+    context: tuple = ()  # what a trace depends on besides its arguments: named axes, overridden rules
 
 
 state = _State()
@@ -259,7 +260,8 @@ def leak_error(tracer: Tracer) -> errors.LeakedTracerError:
             f"{tracer._origin()} ({tracer.aval}) is traced by {tracer.trace.name}, and was used where that trace "
             "does not see it.",
             where=source.here(),
-            why="a rule of a custom derivative closed over it, or another thread got hold of it.",
+            why="a rule of a custom derivative closed over it, ensure_compile_time_eval() is in force, which computes "
+            "with known values only, or another thread got hold of it.",
             fix="pass the value to the function as an argument",
         )
     return errors.LeakedTracerError(

@@ -238,6 +238,27 @@ from blufunc.core.structure import (
 )
 from blufunc.core.trace import EVAL, Value, state
 from blufunc.core.tree import map as _tree_map
+from blufunc.parallel.collectives import (
+    all_gather,
+    all_gather_p,
+    all_to_all,
+    all_to_all_p,
+    axis_index,
+    axis_index_p,
+    axis_size,
+    pmax,
+    pmax_p,
+    pmean,
+    pmin,
+    pmin_p,
+    ppermute,
+    ppermute_p,
+    pshuffle,
+    psum,
+    psum_p,
+    psum_scatter,
+    psum_scatter_p,
+)
 from blufunc.transforms.associative_scan import associative_scan
 from blufunc.transforms.cond import cond, cond_p, switch
 from blufunc.transforms.loops import fori_loop, map
@@ -413,6 +434,10 @@ __all__ = [
     "shift_right_logical", "sign", "sin", "sinh", "slice", "slice_in_dim", "sort", "sort_key_val",
     "sqrt", "square", "squeeze", "stop_gradient", "sub", "tan", "tanh", "top_k", "transpose",
     "trunc", "zeros_like",
+    # collectives
+    "all_gather", "all_to_all", "axis_index", "axis_size", "pmax", "pmean", "pmin", "ppermute", "pshuffle",
+    "psum", "psum_scatter", "all_gather_p", "all_to_all_p", "axis_index_p", "pmax_p", "pmin_p", "ppermute_p",
+    "psum_p", "psum_scatter_p",
     # control flow
     "associative_scan", "cond", "fori_loop", "map", "scan", "switch", "while_loop",
     # primitives

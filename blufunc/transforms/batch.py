@@ -6,13 +6,13 @@ operation on one is replaced by the operation that does it for all positions of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
 
 from blufunc.core import source
 from blufunc.core.array import lift
 from blufunc.core.avals import ShapedArray
-from blufunc.core.jaxpr import Jaxpr, eval_jaxpr
+from blufunc.core.jaxpr import Jaxpr, eval_jaxpr, named_axes
 from blufunc.core.stage import stage
 from blufunc.core.structure import batched_front
 from blufunc.core.trace import Trace, Tracer, Value, leak_error, new_trace, set_trace, state
@@ -24,13 +24,22 @@ class Axis:
     Attributes:
       size: its length.
       name: what collectives call it, or None.
+      mesh_axes: the axes of a mesh that it is divided over.
     """
 
-    __slots__ = ("name", "size")
+    __slots__ = ("mesh_axes", "name", "size")
 
-    def __init__(self, size: int, name: str | None = None):
+    def __init__(self, size: int, name: Hashable = None, mesh_axes: tuple[str, ...] = ()):
         self.size = size
         self.name = name
+        self.mesh_axes = mesh_axes
+
+
+class NamedAxis(NamedTuple):
+    """A named axis in ``state.context``, for as long as the mapped function runs."""
+
+    name: Hashable
+    size: int
 
 
 class BatchTracer(Tracer):
@@ -74,7 +83,9 @@ class BatchTrace(Trace):
         dims = [d for _, d in pairs]
         with set_trace(self.parent):
             if all(d is None for d in dims):
-                return self.parent.process(prim, values, params)
+                name = self.axis.name
+                if name is None or name not in named_axes(prim, params):
+                    return self.parent.process(prim, values, params)
             out, out_dims = prim.batch(self.axis, values, dims, **params)
         line = state.source or source.current()
         if prim.multiple_results:
@@ -92,9 +103,15 @@ def batch_flat(
     """Batch a function of flat lists: its results and where their batch axis is (None: not batched)."""
     trace = BatchTrace(state.trace, axis)
     labels = labels or [None] * len(args)
-    with new_trace(trace):
-        outs = fun(*[trace.tracer(a, d, None, n) for a, d, n in zip(args, dims, labels, strict=True)])
-        pairs = [trace.split(x) for x in outs]
+    context = state.context
+    if axis.name is not None:
+        state.context = (*context, NamedAxis(axis.name, axis.size))
+    try:
+        with new_trace(trace):
+            outs = fun(*[trace.tracer(a, d, None, n) for a, d, n in zip(args, dims, labels, strict=True)])
+            pairs = [trace.split(x) for x in outs]
+    finally:
+        state.context = context
     return [v for v, _ in pairs], [d for _, d in pairs]
 
 
@@ -130,4 +147,4 @@ def batch_jaxpr(
         ]
         return stage(fun, avals, jaxpr.name), out_batched
 
-    return jaxpr.memoised(("batch", axis.size, axis.name, batched, wanted), make)
+    return jaxpr.memoised(("batch", axis.size, axis.name, axis.mesh_axes, batched, wanted), make)

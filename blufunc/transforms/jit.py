@@ -114,7 +114,7 @@ class Jitted:
         return self if obj is None else functools.partial(self, obj)
 
     def __call__(self, *args, **kwargs):
-        if self._plain and state.trace is EVAL:
+        if self._plain and state.trace is EVAL and not state.context:
             leaves: Sequence = args
             types = [a.aval for a in args if a.__class__ is Array]
             if len(types) == len(args) and not kwargs:
@@ -237,7 +237,7 @@ class Jitted:
         return entry, values, call.donated
 
     def _entry(self, call: _CallArguments, avals: Sequence[ShapedArray]) -> Entry:
-        key = Key(call.in_tree, tuple(avals), call.static_key)
+        key = Key(call.in_tree, tuple(avals), call.static_key, state.context)
         entry = self._entries.get(key)
         if entry is not None and entry.alive():
             return entry
@@ -253,7 +253,7 @@ class Jitted:
                 fix="keep shapes, dtypes and static arguments the same, or raise max_traces",
             )
         entry = self._entries[key] = self._trace(call, key)
-        if self._plain and not any(isinstance(c, Tracer) for c in entry.consts):
+        if self._plain and not key.context and not any(isinstance(c, Tracer) for c in entry.consts):
             in_tree = call.in_tree if call.kwargs else tree.structure(call.args)
             self._fast[(in_tree, not call.kwargs, *key.types)] = entry
             if not call.kwargs and all(a.__class__ is Array for a in call.args):

@@ -7,7 +7,7 @@ mapped, and puts the batch axes of the results where the user wants them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
@@ -34,8 +34,9 @@ def vmap(
     fun: Callable,
     in_axes: Any = 0,
     out_axes: Any = 0,
-    axis_name: str | None = None,
+    axis_name: Hashable = None,
     axis_size: int | None = None,
+    spmd_axis_name: str | tuple[str, ...] | None = None,
 ) -> Callable:
     """Map ``fun`` over an axis of its arguments, in one pass.
 
@@ -46,8 +47,9 @@ def vmap(
         over axis 0.
       out_axes: where the mapped axis goes in the results: an int, None (for results that are not mapped), or a
         pytree prefix of the results.
-      axis_name: a name for the axis.
+      axis_name: a name for the axis, by which collectives in ``fun`` (``lax.psum`` and its kin) refer to it.
       axis_size: its size, needed only if no argument is mapped.
+      spmd_axis_name: the axes of a mesh that the mapped axis is divided over: shardings in ``fun`` gain them.
     Returns:
       a function of the same arguments with one more axis.
     Raises (when called):
@@ -60,6 +62,12 @@ def vmap(
             f"in_axes must be an int, None or a tuple with one entry for each argument, not {in_axes!r}.",
             where=source.here(),
             fix=f"in_axes=({in_axes!r},)",
+        )
+    mesh_axes: Any = () if spmd_axis_name is None else spmd_axis_name
+    mesh_axes = (mesh_axes,) if isinstance(mesh_axes, str) else mesh_axes
+    if not isinstance(mesh_axes, tuple) or not all(isinstance(a, str) for a in mesh_axes):
+        raise errors.ArgumentError(
+            f"spmd_axis_name names axes of a mesh, not {spmd_axis_name!r:.60}.", where=source.here()
         )
 
     @functools.wraps(fun)
@@ -81,7 +89,7 @@ def vmap(
         dims = [
             _normal_dim(d, v.aval, labels, i, fun) for i, (d, v) in enumerate(zip(dims, values, strict=True))
         ]
-        axis = Axis(_axis_size(fun, values, dims, labels, axis_size), axis_name)
+        axis = Axis(_axis_size(fun, values, dims, labels, axis_size), axis_name, mesh_axes)
         flat = FlatFunction(fun, in_tree)
         outs, out_dims = batch_flat(flat, axis, values, dims, LazyLabels(labels, len(values)))
         out_tree = flat.out_tree
