@@ -45,7 +45,7 @@ test: $(STAMPS)/dev ## set up, run the tests (PYTEST="-k name -x" adds options)
 	OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(WORKERS) --dist worksteal $(PYTEST)
 
 test-peers: $(STAMPS)/dev $(STAMPS)/peers ## run the tests that compare with JAX and optax
-	$(PY) -m pytest -q -m peer $(PYTEST)
+	$(PY) -m pytest -q -m peer -n $(WORKERS) --dist worksteal $(PYTEST)
 
 check: $(STAMPS)/dev ## ruff, mypy and import-linter
 	$(PY) -m ruff check .
