@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, passes, source, tree, treepath
+from blufunc.core import dtypes, effects, passes, source, tree, treepath
 from blufunc.core.array import lift, scalar
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Eqn, Jaxpr, Literal, Var, eval_jaxpr
@@ -145,16 +145,16 @@ class _Cond(Primitive):
             )
             return self._call(index, derived, ins), [0 if b else None for b in out_batched]
         # each element takes its own branch: all run, and the results are chosen from
+        effects.check_divergence(self, {"branches": branches})
         everywhere = (True,) * len(branches[0].outvars)
         choices = [eval_jaxpr(batch_jaxpr(b, axis, batched, everywhere)[0], ins) for b in branches]
         outs = [_choose(index, xs) for xs in zip(*choices, strict=True)]
         return outs, [0] * len(outs)
 
     def rewrite(self, bodies, operands, *, branches: Branches):
-        """The cond of transformed branches. Which branch a boxed index means only a rule can say."""
+        """The cond of transformed branches."""
         index, *operands = operands
-        if bodies.kind(index) is not None:
-            raise bodies.transform.missing(self)
+        index = bodies.plain(index, "the predicate of a cond")
         kinds = [bodies.kind(x) for x in operands]
         derived, _ = _agree(
             branches,

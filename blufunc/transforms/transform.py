@@ -79,7 +79,8 @@ class Transform:
         """Decorator: the rule of some primitives, ``rule(*operands, **params) -> result``.
 
         Operands are boxes, or arrays where nothing is boxed; the result is a box or an array, or a list of them for
-        a primitive with multiple results. For what runs jaxprs a rule takes precedence over its rewriting.
+        a primitive with multiple results. For what runs jaxprs a rule takes precedence over its rewriting. A function
+        that is compiled, ``jit(t(f))``, keeps the rules that it was traced with.
         """
         for p in prims:
             if not isinstance(p, Primitive):
@@ -96,6 +97,40 @@ class Transform:
             return rule
 
         return register
+
+    def leafwise(self, *prims: Primitive) -> None:
+        """Have primitives act on each array of the box alike.
+
+            interval.leafwise(lax.reshape_p, lax.reduce_sum_p, lax.exp_p)
+
+        is the rule of what moves or adds elements and, for an interval, of increasing functions. Boxes among the
+        operands must be of one structure; a plain array goes with each of their arrays.
+        """
+        for p in prims:
+            self.rule(p)(functools.partial(self._each_leaf, p))
+
+    def _each_leaf(self, prim: Primitive, *operands: Any, **params: Any) -> Any:
+        boxed = [self.box is None or self._is_box(x) for x in operands]
+        boxes = [tree.flatten(x) for x, b in zip(operands, boxed, strict=True) if b]
+        structures = [structure for _, structure in boxes]
+        for structure in structures[1:]:
+            if structure != structures[0]:
+                differences = treepath.diff(structures[0], structure, "one operand", "another")
+                raise errors.TreeError(
+                    f"{self.name}: {prim.name} was given boxes that differ.",
+                    where=source.here(),
+                    why="; ".join(differences[:3]),
+                    fix=f"give it a rule that knows what to do, @{self.name}.rule(lax.{prim.name}_p)",
+                )
+        columns = iter([leaves for leaves, _ in boxes])
+        n = structures[0].num_leaves
+        rows = zip(
+            *[next(columns) if b else [x] * n for x, b in zip(operands, boxed, strict=True)], strict=True
+        )
+        results = [prim.bind(*as_values(row, lambda i: f"operand {i}"), **params) for row in rows]
+        if not prim.multiple_results:
+            return tree.unflatten(structures[0], results)
+        return [tree.unflatten(structures[0], column) for column in zip(*results, strict=True)]
 
     def default(self, rule: Rule) -> Rule:
         """Decorator: the rule of all primitives without one, ``rule(prim, *operands, **params) -> result``."""
@@ -282,6 +317,24 @@ class Bodies:
             )
         return Boxed(box, x.aval)
 
+    def plain(self, x: Any, what: str) -> Any:
+        """An operand that decides which jaxpr runs, as an array: what its box lowers to.
+
+        Raises:
+          UnsupportedError: its box is no such array, and the transform has no ``lower``, or one that gives none.
+        """
+        if x.__class__ is not Boxed:
+            return x
+        t = self.transform
+        value = x.box if t.lower is None else t.lower(x.box, x.aval)
+        if not isinstance(value, Value) or not value.aval.same_type(x.aval):
+            raise errors.UnsupportedError(
+                f"under {t.name} {what} is a box, {value!r:.80}, and which way it goes is not known.",
+                where=source.here(),
+                fix=f"give {t.name} a lower that makes an array of such boxes, or a rule for the primitive",
+            )
+        return value
+
     def kind(self, x: Any) -> Kind | None:
         """The kind of an operand."""
         if x.__class__ is not Boxed:
@@ -307,12 +360,17 @@ class Bodies:
         ]
 
     def body(
-        self, jaxpr: Jaxpr, kinds: Kinds, boxed_outs: Sequence[bool] | None = None
+        self,
+        jaxpr: Jaxpr,
+        kinds: Kinds,
+        boxed_outs: Sequence[bool] | None = None,
+        plain_outs: str | None = None,
     ) -> tuple[Jaxpr, tuple[Kind | None, ...]]:
         """A jaxpr transformed for operands of some kinds: a jaxpr of their arrays, with constants attached.
 
         Args:
           boxed_outs: which results must be boxed, lifted if need be.
+          plain_outs: have all results lowered to arrays, and call them so in errors.
         Returns:
           the jaxpr, and the kinds of its results.
         """
@@ -330,6 +388,8 @@ class Bodies:
                     ins = [TransformTracer(trace, *x) if x.__class__ is Boxed else x for x in operands]
                     outs = [trace.box_of(x) for x in eval_jaxpr(jaxpr, ins)]
                 outs = [self.lifted(x) if w else x for x, w in zip(outs, wanted, strict=True)]
+                if plain_outs:
+                    outs = [self.plain(x, plain_outs) for x in outs]
                 out_kinds = tuple(map(self.kind, outs))
                 return self.leaves(outs)
 
@@ -340,7 +400,7 @@ class Bodies:
             ]
             return stage(fun, avals, jaxpr.name), out_kinds
 
-        return jaxpr.memoised(("transform", t, t._edition, tuple(kinds), wanted), make)
+        return jaxpr.memoised(("transform", t, t._edition, tuple(kinds), wanted, plain_outs), make)
 
     def agreeing(self, kinds: Sequence[tuple[Kind | None, ...]], what: str) -> tuple[Kind | None, ...]:
         """The kinds that several bodies with the same results boxed have in common.

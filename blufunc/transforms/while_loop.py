@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, passes, source, tree, treepath
+from blufunc.core import dtypes, effects, passes, source, tree, treepath
 from blufunc.core.axes import static_int
 from blufunc.core.jaxpr import Eqn, Jaxpr, eval_jaxpr
 from blufunc.core.ops.elementwise import convert, select
@@ -192,6 +192,7 @@ class _While(Primitive):
         (cond_b, c_extra), (body_b, b_extra) = cond_b.hoist(), body_b.hoist()
         c_ins, b_ins = [*c_extra, *c_ins], [*b_extra, *b_ins]
         if verdict_batched:
+            effects.check_divergence(self, {"cond": cond, "body": body})
             cond_b, body_b = body_b.memoised(
                 ("while batch", cond_b), lambda: _in_lock_step(cond_b, body_b, len(c_ins), len(b_ins))
             )
@@ -209,15 +210,13 @@ class _While(Primitive):
         return outs, [0 if b else None for b in b_carry]
 
     def rewrite(self, bodies, operands, *, cond: Jaxpr, body: Jaxpr, n_cond, n_body, max_steps):
-        """The loop of the transformed body; whether it goes on must not have a box."""
+        """The loop of the transformed body."""
         c_consts, b_consts, carry = _parts(operands, n_cond, n_body)
         c_kinds, b_kinds = ([bodies.kind(x) for x in part] for part in (c_consts, b_consts))
         carry, new_body, kinds = loop_carry.boxed(
             "while_loop", bodies, body, carry, lambda carry_kinds: [*b_kinds, *carry_kinds]
         )
-        new_cond, (verdict,) = bodies.body(cond, [*c_kinds, *kinds])
-        if verdict is not None:
-            raise bodies.transform.missing(self)
+        new_cond, _ = bodies.body(cond, [*c_kinds, *kinds], plain_outs="the condition of a while_loop")
         (new_cond, c_extra), (new_body, b_extra) = new_cond.hoist(), new_body.hoist()
         c_ins, b_ins = [*c_extra, *bodies.leaves(c_consts)], [*b_extra, *bodies.leaves(b_consts)]
         outs = self.bind(
