@@ -1,0 +1,48 @@
+"""A pytree of arrays as one vector, and back.
+
+A face above ``blufunc.numpy``, with the name of JAX's module. In comes a pytree; out come its elements in one array of
+rank 1, and the function that undoes it. Both are differentiable.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import blufunc.numpy as bnp
+from blufunc import errors, tree
+from blufunc.core import source
+from blufunc.core.array import lift
+
+
+def ravel_pytree(pytree: Any) -> tuple[Any, Callable[[Any], Any]]:
+    """All elements of a pytree as an array of rank 1, of the dtype that their dtypes promote to, and the way back.
+
+    Returns:
+      the array, and a function from such an array to a pytree of the structure, shapes and dtypes of the first.
+    """
+    leaves, structure = tree.flatten(pytree)
+    values = [lift(x, f"the leaf {i} of the pytree") for i, x in enumerate(leaves)]
+    types = [(v.aval.shape, v.aval.dtype) for v in values]
+    flat = bnp.concatenate([bnp.ravel(v) for v in values]) if values else bnp.zeros(0, "float32")
+    n = flat.aval.shape[0]
+
+    def unravel(vector: Any) -> Any:
+        vector = lift(vector, "the vector")
+        if vector.aval.shape != (n,):
+            raise errors.ShapeError(
+                f"the vector to unravel has the shape {vector.aval.shape}; the pytree had {n} elements.",
+                where=source.here(),
+            )
+        parts, start = [], 0
+        for shape, dtype in types:
+            size = math.prod(shape)
+            parts.append(vector[start : start + size].reshape(shape).astype(dtype))
+            start += size
+        return tree.unflatten(structure, parts)
+
+    return flat, unravel
+
+
+__all__ = ["ravel_pytree"]
