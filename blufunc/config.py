@@ -17,11 +17,13 @@ class Config:
 
     Attributes:
       debug: comma-separated stages to print to stderr as programs pass them: ``jaxpr``, ``source``, ``retrace``.
+      debug_key_reuse: raise ``KeyReuseError`` where a random key is used twice.
       check: run ``check_jaxpr`` on every jaxpr that a trace or transform produces. Slow; the tests set it.
     """
 
     debug: str = ""
     check: bool = False
+    debug_key_reuse: bool = False
 
     def shows(self, stage: str) -> bool:
         """Whether ``debug`` asks for ``stage``."""

@@ -81,10 +81,17 @@ class Array(Value):
             return x.astype(dtype)
         return x.copy() if copy else x
 
-    def __dlpack__(self, **kwargs):
-        return self.device.backend.to_host(self.buffer).copy().__dlpack__(**kwargs)
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        """A DLPack capsule with a copy of the values on the host; ``copy=False`` cannot be had."""
+        if copy is False:
+            raise BufferError(
+                f"the memory of a {self.aval} array is not given away: arrays are immutable. Leave copy=False out."
+            )
+        host = self.device.backend.to_host(self.buffer).copy()
+        return host.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device)
 
-    def __dlpack_device__(self):
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """The DLPack type and number of the device that ``__dlpack__`` exports from: the host."""
         return self.device.backend.to_host(self.buffer).__dlpack_device__()
 
     def __reduce__(self):

@@ -6,6 +6,8 @@ a transform, never in the user's program.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from blufunc.core import source
 from blufunc.core.jaxpr import DropVar, Eqn, Jaxpr, Literal, Var, subjaxprs
 from blufunc.errors import JaxprTypeError
@@ -43,6 +45,25 @@ def check_jaxpr(jaxpr: Jaxpr) -> None:
     for atom in jaxpr.outvars:
         if not isinstance(atom, Literal) and atom not in bound:
             raise _error(jaxpr, "a result is a variable that is not bound")
+
+
+def check_effects(before: Jaxpr, after: Jaxpr) -> None:
+    """Check that a pass kept every equation with effects, in the same order.
+
+    Raises:
+      JaxprTypeError: with both sequences in its text.
+    """
+    old, new = (list(_effectful(j)) for j in (before, after))
+    if old != new:
+        raise _error(after, f"the effects were {', '.join(old)} and are now {', '.join(new) or 'none'}")
+
+
+def _effectful(jaxpr: Jaxpr) -> Iterator[str]:
+    """The primitives with effects of their own, in order, through all calls."""
+    for eqn in jaxpr.eqns:
+        if eqn.effects:
+            inside = [name for sub in subjaxprs(eqn.params) for name in _effectful(sub)]
+            yield from inside or [eqn.prim.name]
 
 
 def _check_types(jaxpr: Jaxpr, eqn: Eqn) -> None:

@@ -74,6 +74,11 @@ class Eqn:
         """What the equation does besides computing its outputs."""
         return self.prim.effects_of(self.params)
 
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """The ``named_scope`` blocks that it was made in, outermost first, up to the jaxpr that it stands in."""
+        return source_lib.scopes_of(self.source)
+
     def with_vars(self, invars: Sequence[Atom], outvars: Sequence[Var]) -> Eqn:
         """The same operation on other variables."""
         return Eqn(self.prim, invars, outvars, self.params, self.source)
@@ -100,6 +105,7 @@ class Jaxpr:
     __slots__ = (
         "__weakref__",
         "_effects",
+        "_named_axes",
         "arg_names",
         "consts",
         "constvars",
@@ -129,6 +135,7 @@ class Jaxpr:
         self.arg_names = tuple(arg_names)
         self.memo: dict[Any, Any] = {}
         self._effects: frozenset[str] | None = None
+        self._named_axes: frozenset[str] | None = None
 
     @property
     def in_avals(self) -> list[ShapedArray]:
@@ -147,6 +154,13 @@ class Jaxpr:
             self._effects = frozenset().union(*[e.effects for e in self.eqns])
         return self._effects
 
+    @property
+    def named_axes(self) -> frozenset[str]:
+        """The named axes that collectives in it refer to."""
+        if self._named_axes is None:
+            self._named_axes = frozenset().union(*[named_axes(e.prim, e.params) for e in self.eqns])
+        return self._named_axes
+
     def replace(self, **changes) -> Jaxpr:
         """A copy with some fields changed."""
         fields = ("invars", "eqns", "outvars", "constvars", "consts", "name", "arg_names")
@@ -161,7 +175,9 @@ class Jaxpr:
         return closed, self.consts
 
     def memoised(self, key: Any, make: Callable[[], Any]) -> Any:
-        """``make()``, computed once for this jaxpr and ``key``."""
+        """``make()``, computed once for this jaxpr, ``key``, and the rules that are in force."""
+        if state.context:
+            key = (key, state.context)
         found = self.memo.get(key)
         if found is None:
             found = self.memo[key] = make()
@@ -194,6 +210,11 @@ def eval_jaxpr(jaxpr: Jaxpr, args: Sequence[Any]) -> list[Any]:
     finally:
         state.source = previous
     return [a.array if a.__class__ is Literal else env[a] for a in jaxpr.outvars]
+
+
+def named_axes(prim: Any, params: dict[str, Any]) -> frozenset[str]:
+    """The named axes that one use of a primitive refers to, itself or in the jaxprs that it runs."""
+    return frozenset(prim.axes_of(params)).union(*[j.named_axes for j in subjaxprs(params)])
 
 
 def subjaxprs(params: dict[str, Any]) -> Iterable[Jaxpr]:

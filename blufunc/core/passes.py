@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from blufunc.core import backend
+from blufunc.config import config
+from blufunc.core import backend, check, source
 from blufunc.core.array import Array
 from blufunc.core.cache import exact
 from blufunc.core.jaxpr import Atom, DropVar, Eqn, Jaxpr, Literal, Var
@@ -79,24 +80,31 @@ def _rewrite(jaxpr: Jaxpr, step: Callable[[Eqn, list[Atom], Callable], list[Eqn]
     return jaxpr.replace(eqns=eqns, outvars=[resolve(a) for a in jaxpr.outvars])
 
 
-def inline_calls(jaxpr: Jaxpr) -> Jaxpr:
-    """With the bodies of calls that only name or cache (``prim.inline``) put in their place, to any depth."""
+def inline_calls(jaxpr: Jaxpr, only: Primitive | None = None) -> Jaxpr:
+    """With the bodies of calls that only name or cache (``prim.inline``) put in their place, to any depth.
+
+    ``only`` is the one such primitive to do that for, where the others have rules that are wanted yet.
+    """
+
+    def inlines(prim: Primitive) -> bool:
+        return prim.inline and (only is None or prim is only)
 
     def step(eqn, invars, alias):
-        if not eqn.prim.inline:
+        if not inlines(eqn.prim):
             return [eqn.with_vars(invars, eqn.outvars)]
-        body = inline_calls(eqn.params["jaxpr"])
+        body = inline_calls(eqn.params["jaxpr"], only)
         env: dict[Any, Atom] = dict(zip(body.invars, invars, strict=True))
         inlined = []
         for e in body.eqns:
             fresh = [DropVar(v.aval) if v.__class__ is DropVar else Var(v.aval) for v in e.outvars]
-            inlined.append(e.with_vars([a if a.__class__ is Literal else env[a] for a in e.invars], fresh))
+            ins = [a if a.__class__ is Literal else env[a] for a in e.invars]
+            inlined.append(Eqn(e.prim, ins, fresh, e.params, source.within(eqn.scopes, e.source)))
             env.update(zip(e.outvars, fresh, strict=True))
         for var, atom in zip(eqn.outvars, body.outvars, strict=True):
             alias(var, atom if atom.__class__ is Literal else env[atom])
         return inlined
 
-    if not any(e.prim.inline for e in jaxpr.eqns):
+    if not any(inlines(e.prim) for e in jaxpr.eqns):
         return jaxpr
     return _rewrite(jaxpr, step)
 
@@ -106,6 +114,8 @@ def fold(jaxpr: Jaxpr) -> Jaxpr:
     numbers: dict[Any, Atom] = {}  # variables that are a number repeated, and the number
 
     def step(eqn, invars, alias):
+        if not eqn.outvars:
+            return [eqn.with_vars(invars, ())]
         prim, out = eqn.prim, eqn.outvars[0]
         if prim is broadcast_in_dim_p and not invars[0].aval.ndim:
             numbers[out] = invars[0]
@@ -178,4 +188,6 @@ def simplify(jaxpr: Jaxpr) -> Jaxpr:
         return jaxpr
     simplified = jaxpr.memoised("simplified", lambda: dce(cse(fold(inline_calls(jaxpr)))))
     simplified.memo["is simplified"] = True
+    if config.check:
+        check.check_effects(jaxpr, simplified)
     return simplified

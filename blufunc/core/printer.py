@@ -87,7 +87,8 @@ def _eqn(eqn: Any, name: Callable[[Any], str], indent: str, lines: bool) -> str:
     else:
         settings = f"[{' '.join(params)}]" if params else ""
     outs = " ".join("_" if type(v).__name__ == "DropVar" else f"{name(v)}:{v.aval}" for v in eqn.outvars)
-    return f"{indent}{outs} = {eqn.prim}{settings} {ins}".rstrip() + where
+    assigned = f"{outs} = " if outs else ""
+    return f"{indent}{assigned}{eqn.prim}{settings} {ins}".rstrip() + where
 
 
 def _param(value: Any, indent: str, lines: bool) -> str:

@@ -3,6 +3,8 @@
 Core, before tracing: a staged equation or an error asks here for the innermost frame that is not
 ours, and gets a ``Source``. Capture happens for every equation, so it must be cheap: the frame's
 code object and instruction index are kept, and the line is only worked out when somebody reads it.
+A source also carries the names of the scopes (``named_scope``) that were open, so that every transform that
+keeps the lines of equations keeps their scopes.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import functools
 import linecache
 import os
 import sys
+import threading
 from types import CodeType
 
 from blufunc.errors import BlufuncError
@@ -19,8 +22,25 @@ _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _STDLIB_WRAPPERS = ("functools.py", "contextlib.py")
 _is_internal: dict[str, bool] = {}  # file name -> whether the file is part of blufunc
 
-Source = tuple[CodeType, int]
-"""A code object and the index of the instruction in it that was running."""
+Source = tuple[CodeType, int] | tuple[CodeType, int, tuple[str, ...]]
+"""A code object, the index of the instruction in it that was running, and the scopes that were open, if any."""
+
+
+class _Open(threading.local):
+    scopes: tuple[str, ...] = ()
+
+
+_opened = _Open()  # the scopes of the code that runs, outermost first
+# Whether anybody ever opened one: without, an equation costs the look at a global, not at a thread-local.
+_scopes_in_use = False
+
+
+def open_scopes(scopes: tuple[str, ...]) -> tuple[str, ...]:
+    """Make ``scopes`` those of the code that runs from here on in this thread; returns what they were."""
+    global _scopes_in_use
+    before, _opened.scopes = _opened.scopes, scopes
+    _scopes_in_use = _scopes_in_use or bool(scopes)
+    return before
 
 
 def _classify(filename: str) -> bool:
@@ -42,14 +62,28 @@ def current() -> Source | None:
         if internal is None:
             internal = _classify(filename)
         if not internal:
+            if _scopes_in_use and _opened.scopes:
+                return code, frame.f_lasti, _opened.scopes
             return code, frame.f_lasti
         frame = frame.f_back  # type: ignore[assignment]
     return None
 
 
+def scopes_of(source: Source | None) -> tuple[str, ...]:
+    """The scopes that were open at ``source``, outermost first."""
+    return source[2] if source is not None and len(source) > 2 else ()  # type: ignore[misc]
+
+
+def within(scopes: tuple[str, ...], source: Source | None) -> Source | None:
+    """``source`` with ``scopes`` around those that it has."""
+    if not scopes or source is None:
+        return source
+    return source[0], source[1], scopes + scopes_of(source)
+
+
 def line_of(source: Source) -> int:
     """The line number of ``source`` in its file."""
-    code, lasti = source
+    code, lasti = source[:2]
     line = _lines(code)[lasti // 2]
     return code.co_firstlineno if line is None else line
 
@@ -61,11 +95,12 @@ def _lines(code: CodeType) -> list[int | None]:
 
 
 def summary(source: Source | None) -> str:
-    """``file.py:12 (function)``, with the file's base name: short enough for a column."""
+    """``file.py:12 (function)``, with the file's base name: short enough for a column; then ``in outer/inner``."""
     if source is None:
         return "<unknown>"
-    code = source[0]
-    return f"{os.path.basename(code.co_filename)}:{line_of(source)} ({code.co_name})"
+    code, scopes = source[0], scopes_of(source)
+    text = f"{os.path.basename(code.co_filename)}:{line_of(source)} ({code.co_name})"
+    return f"{text} in {'/'.join(scopes)}" if scopes else text
 
 
 def describe(source: Source | None) -> str | None:

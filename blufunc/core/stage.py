@@ -116,9 +116,12 @@ def stage(
     trace = StageTrace(name)
     params = [trace.parameter(a, labels[i] if labels else None) for i, a in enumerate(in_avals)]
     previous, state.source = state.source, None
+    # The scopes of a call are on its equation, not on those of the body: a trace may serve other calls too.
+    scopes = source.open_scopes(())
     try:
         with new_trace(trace):
             outs = fun(*params)
             return trace.finish(outs, name, labels or ())
     finally:
         state.source = previous
+        source.open_scopes(scopes)

@@ -16,8 +16,8 @@ from blufunc.core import backend
 from blufunc.core.array import Array
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Jaxpr
-from blufunc.kernels.numpy_program import Program, interpret
-from blufunc.kernels.quiet import quietly
+from blufunc.kernels.numpy_program import CallingProgram, Program, calls_back, eqn_calls_back, interpret
+from blufunc.kernels.quiet import openly, quietly
 
 
 class NumpyBackend:
@@ -48,14 +48,15 @@ class NumpyBackend:
     def run(self, prim: Any, buffers: Sequence, params: dict, outs: Sequence[ShapedArray]) -> Sequence:
         """One primitive."""
         if prim.reference is not None:
-            results = quietly(prim.reference(interpret, **params), list(buffers))
+            run = openly if eqn_calls_back(prim, params) else quietly
+            results = run(prim.reference(interpret, **params), list(buffers))
         else:
             results = quietly(_apply, prim, buffers, params)
         return [r if r.__class__ is np.ndarray else np.asarray(r) for r in results]
 
     def compile(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> Program:
         """A program over buffers."""
-        return Program(jaxpr, donated)
+        return (CallingProgram if calls_back(jaxpr) else Program)(jaxpr, donated)
 
     def claim(self, array: Array) -> np.ndarray:
         """The buffer of a donated array; a copy if a view, or another array, still sees its storage."""

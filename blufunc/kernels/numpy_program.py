@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from blufunc.core import source
-from blufunc.core.jaxpr import DropVar, Eqn, Jaxpr, Literal, Var
+from blufunc.core.jaxpr import DropVar, Eqn, Jaxpr, Literal, Var, subjaxprs
 from blufunc.core.passes import simplify
-from blufunc.kernels.quiet import quietly
+from blufunc.kernels.quiet import openly, quietly
 
 
 class Program:
@@ -42,9 +42,26 @@ class Program:
         return self.text
 
 
+class CallingProgram(Program):
+    """A program that calls functions of the user's."""
+
+    def __call__(self, buffers: list) -> tuple:
+        return openly(self.function, buffers)
+
+
 def interpret(jaxpr: Jaxpr) -> Callable[[list], tuple]:
     """The body of a call or loop as a function of buffers, without the outer wrapping."""
     return jaxpr.memoised("numpy body", lambda: Program(jaxpr, (False,) * len(jaxpr.invars)).function)
+
+
+def calls_back(jaxpr: Jaxpr) -> bool:
+    """Whether a program calls functions of the user's."""
+    return jaxpr.memoised("calls back", lambda: any(eqn_calls_back(e.prim, e.params) for e in jaxpr.eqns))
+
+
+def eqn_calls_back(prim: Any, params: dict[str, Any]) -> bool:
+    """Whether one operation does."""
+    return prim.kind == "callback" or any(calls_back(body) for body in subjaxprs(params))
 
 
 class _Writer:
@@ -117,16 +134,19 @@ class _Writer:
         ins = [self.operand(a) for a in eqn.invars]
         if prim.reference is not None:
             function = self.define(prim.name, prim.reference(interpret, **eqn.params))
-            return f"{outs}{',' if len(eqn.outvars) == 1 else ''} = {function}([{', '.join(ins)}])"
-        ufunc = prim.ufunc_for(eqn.outvars[0].aval.dtype)
+            assigned = f"{outs}{',' if len(eqn.outvars) == 1 else ''} = " if outs else ""
+            return f"{assigned}{function}([{', '.join(ins)}])"
+        ufunc = prim.ufunc_for(eqn.outvars[0].aval.dtype) if outs else None
         if ufunc is not None:
             over = self.storage.overwritable(eqn, dying)
             if over is not None:
                 ins.append(f"out={self.name(over)}")  # by name: np.maximum takes no third operand
             return f"{outs} = {self.define(prim.name, ufunc)}({', '.join(ins)})"
         function = functools.partial(prim.impl, **eqn.params) if eqn.params else prim.impl
-        trailing = "," if prim.multiple_results and len(eqn.outvars) == 1 else ""
-        return f"{outs}{trailing} = {self.define(prim.name + ('_' if eqn.params else ''), function)}({', '.join(ins)})"
+        assigned = (
+            f"{outs}{',' if prim.multiple_results and len(eqn.outvars) == 1 else ''} = " if outs else ""
+        )
+        return f"{assigned}{self.define(prim.name + ('_' if eqn.params else ''), function)}({', '.join(ins)})"
 
     def outputs(self) -> list[str]:
         """The results, none of which may share storage with another array that a user can hold."""

@@ -4,43 +4,30 @@ Transforms, stage 2. Linearizing a checkpointed call stores its arguments (and w
 and stages as its derivative one equation that recomputes the primal and applies the tangent map.
 Transposing that equation is transposing its jaxpr: the recomputation moves to the backward pass by
 itself.
+
+What is computed again has no effects: what reports, as ``debug.print``, reports in the forward pass only, and the
+results of what acts, as ``io_callback``, are stored whatever the policy says.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-from blufunc.core import passes, source, tree
-from blufunc.core.avals import ShapedArray
+import numpy as np
+
+from blufunc.core import effects, passes, source, tree
+from blufunc.core.array import lift
 from blufunc.core.jaxpr import Eqn, Jaxpr, Literal, Var, eval_jaxpr
-from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.stage import stage
 from blufunc.core.tangents import Zero, zero
 from blufunc.core.trace import Trace, set_trace, state
-from blufunc.errors import ArgumentError
-from blufunc.transforms.arguments import FlatFunction, as_values, labels_of, name_of
+from blufunc.errors import ArgumentError, UnsupportedError
+from blufunc.transforms.arguments import FlatFunction, argument_indices, as_values, labels_of, name_of
 from blufunc.transforms.calls import Call, jit_p
+from blufunc.transforms.checkpoint_policies import Offload, Policy, Verdict, nothing_saveable, offload_p
 from blufunc.transforms.linearize import linearize_flat
-
-Policy = Callable[..., bool]
-"""``(primitive, *input_avals, **params) -> bool``: whether the results of an equation are kept."""
-
-
-def nothing_saveable(prim, *avals: ShapedArray, **params: Any) -> bool:
-    """Recompute everything: the default."""
-    return False
-
-
-def everything_saveable(prim, *avals: ShapedArray, **params: Any) -> bool:
-    """Keep everything that the derivative reads; only what is inside loops and other calls is recomputed."""
-    return True
-
-
-def dots_saveable(prim, *avals: ShapedArray, **params: Any) -> bool:
-    """Keep the results of matrix products, recompute what is cheap."""
-    return prim is dot_general_p
 
 
 class _Checkpoint(Call):
@@ -73,16 +60,18 @@ def _split(jaxpr: Jaxpr, nonzeros: tuple[bool, ...], policy: Policy) -> tuple:
     """
 
     def make():
-        body = _inline_jit(jaxpr)
-        kept = [v for e in body.eqns if _keeps(policy, e) for v in e.outvars]
+        body = passes.inline_calls(jaxpr, only=jit_p)  # all other calls have derivatives of their own
+        verdicts = {v: verdict for e in body.eqns if (verdict := _verdict(policy, e)) for v in e.outvars}
+        kept = list(verdicts)
         out_nonzeros: tuple[bool, ...] = ()
-        n, m = len(body.invars), len(kept)
+        n, m, n_out = len(body.invars), len(kept), len(body.outvars)
 
         def tangent_map(*args):
             nonlocal out_nonzeros
             primals, values, tangents = args[:n], args[n : n + m], args[n + m :]
-            known = dict(zip(kept, values, strict=True))
-            _, nz, linear = linearize_flat(lambda *xs: _eval_knowing(body, xs, known), primals, nonzeros)
+            known = {v: _fetched(x, verdicts[v]) for v, x in zip(kept, values, strict=True)}
+            with set_trace(_Silent(state.trace)):
+                _, nz, linear = linearize_flat(lambda *xs: _eval_knowing(body, xs, known), primals, nonzeros)
             out_nonzeros = tuple(nz)
             return eval_jaxpr(linear, tangents)
 
@@ -93,11 +82,15 @@ def _split(jaxpr: Jaxpr, nonzeros: tuple[bool, ...], policy: Policy) -> tuple:
         reads = [v in used for v in tangent.invars[: n + m]]
         saved = [v for v, read in zip(kept, reads[n:], strict=True) if read]
         whole = body.replace(outvars=[*body.outvars, *saved])
-        forward = stage(
-            lambda *xs: linearize_flat(lambda *ys: eval_jaxpr(whole, ys), xs, nonzeros)[0],
-            body.in_avals,
-            jaxpr.name,
-        )
+
+        def forward_map(*xs):
+            outs, _, _ = linearize_flat(lambda *ys: eval_jaxpr(whole, ys), xs, nonzeros)
+            return [
+                *outs[:n_out],
+                *(_stored(x, verdicts[v]) for v, x in zip(saved, outs[n_out:], strict=True)),
+            ]
+
+        forward = stage(forward_map, body.in_avals, jaxpr.name)
         read_invars = [v for v, read in zip(tangent.invars, reads, strict=False) if read]
         tangent = tangent.replace(invars=[*read_invars, *tangent.invars[n + m :]])
         return *passes.dce(forward).hoist(), *tangent.hoist(), reads[:n], out_nonzeros
@@ -105,24 +98,34 @@ def _split(jaxpr: Jaxpr, nonzeros: tuple[bool, ...], policy: Policy) -> tuple:
     return jaxpr.memoised(("checkpoint", nonzeros, policy), make)
 
 
-def _keeps(policy: Policy, eqn: Eqn) -> bool:
-    return eqn.prim.linearize is None and policy(eqn.prim, *[a.aval for a in eqn.invars], **eqn.params)
+def _verdict(policy: Policy, eqn: Eqn) -> Verdict:
+    """Whether, and where, the results of an equation are stored."""
+    if effects.acts(eqn):
+        return True
+    if eqn.prim.linearize is not None:
+        return False
+    verdict = policy(eqn.prim, *[a.aval for a in eqn.invars], **eqn.params)
+    if not isinstance(verdict, (bool, np.bool_, Offload)):
+        raise ArgumentError(
+            f"the policy {name_of(policy)} of checkpoint returned {verdict!r} for {eqn.prim}.",
+            where=source.here(),
+            fix="return True to store the results of the equation, or False",
+        )
+    return verdict if isinstance(verdict, Offload) else bool(verdict)
 
 
-def _inline_jit(jaxpr: Jaxpr) -> Jaxpr:
-    """With what jitted functions do in the place of their calls; all other calls have derivatives of their own."""
-    if not any(e.prim is jit_p for e in jaxpr.eqns):
-        return jaxpr
-
-    def run(*xs):
-        with set_trace(_Inlining(state.trace)):
-            return eval_jaxpr(jaxpr, xs)
-
-    return stage(run, jaxpr.in_avals, jaxpr.name)
+def _stored(x: Any, verdict: Verdict) -> Any:
+    """A value on its way to where it waits for the backward pass."""
+    return offload_p.bind(x, src=verdict.src, dst=verdict.dst) if isinstance(verdict, Offload) else x
 
 
-class _Inlining(Trace):
-    """Evaluates the bodies of ``jit`` equations."""
+def _fetched(x: Any, verdict: Verdict) -> Any:
+    """A value back from there."""
+    return offload_p.bind(x, src=verdict.dst, dst=verdict.src) if isinstance(verdict, Offload) else x
+
+
+class _Silent(Trace):
+    """Computes again what was computed before, without its effects."""
 
     __slots__ = ("inner",)
 
@@ -131,8 +134,18 @@ class _Inlining(Trace):
         self.inner = inner
 
     def process(self, prim, args, params):
-        if prim is jit_p:
-            return eval_jaxpr(params["jaxpr"], args)
+        if prim.effects_of(params):
+            if prim.multiple_results and not prim.typed(tuple([lift(a).aval for a in args]), params):
+                return []
+            params = effects.silenced_params(params)
+            if prim.effects_of(params):
+                raise UnsupportedError(
+                    f"checkpoint would repeat the effect of {prim}, to compute it again for the derivative.",
+                    where=source.describe(state.source or source.current()),
+                    why="the results of an io_callback are stored, but not those inside of a loop, a branch, a further "
+                    "checkpoint or a function with derivative rules of its own.",
+                    fix="move the io_callback out of that, or checkpoint that by itself",
+                )
         return self.inner.process(prim, args, params)
 
 
@@ -182,27 +195,50 @@ class _Known(Trace):
 checkpoint_p = _Checkpoint()
 
 
-def checkpoint(fun: Callable | None = None, *, policy: Policy | None = None) -> Callable:
+def checkpoint(
+    fun: Callable | None = None,
+    *,
+    prevent_cse: bool = True,
+    policy: Policy | None = None,
+    static_argnums: int | Sequence[int] = (),
+) -> Callable:
     """Recompute the inside of ``fun`` in the backward pass instead of storing it.
+
+    Effects are not repeated: ``debug.print`` prints in the forward pass only.
 
     Args:
       fun: a function of pytrees of arrays. Without it, a decorator is returned.
-      policy: which intermediate results to store nevertheless: ``nothing_saveable`` (default),
-        ``everything_saveable``, ``dots_saveable``, or a function ``(primitive, *input_avals, **params) -> bool``.
+      prevent_cse: True or False alike: what is computed again is never merged with the forward pass.
+      policy: which intermediate results to store nevertheless: one of ``checkpoint_policies``, ``nothing_saveable``
+        by default, or a hashable function ``(primitive, *input_avals, **params) -> bool``.
+      static_argnums: positional arguments that are Python values, passed as they are.
     Returns:
       a function with the same values and derivatives.
+    Raises:
+      ArgumentError: ``fun`` or ``policy`` is not a function, or an argument is not a pytree of arrays.
+      UnsupportedError (when it is differentiated): an ``io_callback`` inside of a loop in ``fun`` would be repeated.
     """
     if fun is None:
-        return functools.partial(checkpoint, policy=policy)
+        return functools.partial(
+            checkpoint, prevent_cse=prevent_cse, policy=policy, static_argnums=static_argnums
+        )
     if not callable(fun):
         raise ArgumentError(f"checkpoint takes a function, not {fun!r}.", where=source.here())
+    if policy is not None and not (callable(policy) and isinstance(policy, Hashable)):
+        raise ArgumentError(
+            f"checkpoint: the policy is {policy!r}, which is not a hashable function.",
+            where=source.here(),
+            fix="policy=bf.checkpoint_policies.dots_saveable",
+        )
 
     @functools.wraps(fun)
     def checkpointed(*args, **kwargs):
-        leaves, in_tree = tree.flatten((args, kwargs))
-        labels = labels_of(fun, in_tree)
+        static = argument_indices(static_argnums, len(args), "static_argnums")
+        call = _with_static(fun, args, static) if static else fun
+        leaves, in_tree = tree.flatten((tuple([a for i, a in enumerate(args) if i not in static]), kwargs))
+        labels = labels_of(call, in_tree)
         values = as_values(leaves, lambda i: f"the argument {labels[i]}")
-        flat = FlatFunction(fun, in_tree)
+        flat = FlatFunction(call, in_tree)
         jaxpr, consts = stage(flat, [v.aval for v in values], name_of(fun), labels).hoist()
         outs = checkpoint_p.bind(
             *consts, *values, jaxpr=jaxpr, policy=policy or nothing_saveable, name=name_of(fun)
@@ -210,3 +246,17 @@ def checkpoint(fun: Callable | None = None, *, policy: Policy | None = None) -> 
         return tree.unflatten(flat.out_tree, outs)
 
     return checkpointed
+
+
+remat = checkpoint
+
+
+def _with_static(fun: Callable, args: tuple, static: tuple[int, ...]) -> Callable:
+    """``fun`` of the arguments that are not static."""
+
+    def call(*dynamic, **kwargs):
+        rest = iter(dynamic)
+        return fun(*[a if i in static else next(rest) for i, a in enumerate(args)], **kwargs)
+
+    call.__name__ = name_of(fun)
+    return call

@@ -221,23 +221,21 @@ def _with_flags(transformed: tuple) -> tuple[tuple, Flags]:
 
 
 def _joined(branches: Sequence[Jaxpr]) -> tuple[Branches, tuple]:
-    """Closed branches that all take the constants of all as leading operands, and those constants."""
+    """Closed branches that all take the constants of all as leading operands, each once, and those constants."""
     if not any(b.constvars for b in branches):
         return tuple(branches), ()
+    consts = {id(c): c for b in branches for c in b.consts}
 
     def join():
         joined = []
-        for i, b in enumerate(branches):  # by place: a jaxpr may be there twice
-            parts = [
-                o.constvars if i == j else [Var(v.aval) for v in o.constvars] for j, o in enumerate(branches)
-            ]
-            leading = [v for part in parts for v in part]
+        for b in branches:
+            own = {id(c): v for v, c in zip(b.constvars, b.consts, strict=True)}
+            leading = [own[i] if i in own else Var(c.aval) for i, c in consts.items()]
             joined.append(b.replace(invars=[*leading, *b.invars], constvars=(), consts=(), arg_names=()))
         return tuple(joined)
 
     # a memo by identity: the constants of a jaxpr are part of it
-    joined = branches[0].memoised(("cond joined", *branches[1:]), join)
-    return joined, tuple(c for b in branches for c in b.consts)
+    return branches[0].memoised(("cond joined", *branches[1:]), join), tuple(consts.values())
 
 
 def _join_residuals(
@@ -324,7 +322,12 @@ cond_p = _Cond()
 # -- functions -------------------------------------------------------------------------------------
 
 
-def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any, operand: Any = None) -> Any:
+_NO_OPERAND = object()  # None is an operand: a pytree of nothing
+
+
+def cond(
+    pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any, operand: Any = _NO_OPERAND
+) -> Any:
     """``true_fun(*operands)`` where ``pred`` holds, else ``false_fun(*operands)``.
 
     Both are traced, one runs. Under ``vmap`` with a mapped ``pred`` both run, and the results are chosen from.
@@ -333,7 +336,7 @@ def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any, ope
       pred: a boolean or number of rank 0; numbers hold unless they are zero.
       true_fun, false_fun: functions of the operands with results of one structure and type.
       operands: pytrees.
-      operand: a single operand, by name.
+      operand: a single operand, by name, in the place of ``operands``.
     Raises:
       BranchError: the results of the branches differ in structure or type.
     """
@@ -348,12 +351,11 @@ def cond(pred: Any, true_fun: Callable, false_fun: Callable, *operands: Any, ope
         )
     if not dtypes.is_bool(pred.aval.dtype):
         pred = ne(pred, 0)
-    if operand is not None:
-        operands = (*operands, operand)
+    operands = _operands("cond", operands, operand)
     return _branch("cond", convert(pred, np.dtype(np.int32)), (false_fun, true_fun), operands)
 
 
-def switch(index: Any, branches: Sequence[Callable], *operands: Any, operand: Any = None) -> Any:
+def switch(index: Any, branches: Sequence[Callable], *operands: Any, operand: Any = _NO_OPERAND) -> Any:
     """``branches[index](*operands)``; an index out of range takes the nearest branch.
 
     All are traced, one runs. Under ``vmap`` with a mapped ``index`` all run, and the results are chosen from.
@@ -362,7 +364,7 @@ def switch(index: Any, branches: Sequence[Callable], *operands: Any, operand: An
       index: an integer of rank 0.
       branches: functions of the operands with results of one structure and type.
       operands: pytrees.
-      operand: a single operand, by name.
+      operand: a single operand, by name, in the place of ``operands``.
     Raises:
       BranchError: the results of the branches differ in structure or type.
     """
@@ -377,11 +379,26 @@ def switch(index: Any, branches: Sequence[Callable], *operands: Any, operand: An
         raise errors.ArgumentError(
             f"the index of switch is an integer of rank 0, not {index.aval}.", where=source.here()
         )
-    if operand is not None:
-        operands = (*operands, operand)
-    bound = scalar(len(branches) - 1, index.aval.dtype)
-    index = convert(clamp(scalar(0, index.aval.dtype), index, bound), np.dtype(np.int32))
+    operands = _operands("switch", operands, operand)
+    dtype = (
+        index.aval.dtype
+    )  # clamped there: an index beyond 32 bits is no branch, and a small dtype may not reach all
+    bound = scalar(min(len(branches) - 1, int(dtypes.iinfo(dtype).max)), dtype)
+    index = convert(clamp(scalar(0, dtype), index, bound), np.dtype(np.int32))
     return _branch("switch", index, tuple(branches), operands)
+
+
+def _operands(what: str, operands: tuple, operand: Any) -> tuple:
+    """The operands, given by place or the only one by name."""
+    if operand is _NO_OPERAND:
+        return operands
+    if operands:
+        raise errors.ArgumentError(
+            f"{what} was given operands by place and another by name.",
+            where=source.here(),
+            fix="pass all by place",
+        )
+    return (operand,)
 
 
 def _branch(what: str, index: Any, functions: Sequence[Callable], operands: tuple) -> Any:

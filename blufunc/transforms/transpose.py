@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from blufunc.core import effects
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Jaxpr, Literal
 from blufunc.core.stage import stage
@@ -72,8 +73,8 @@ def backward_pass(jaxpr: Jaxpr, args: Sequence[Any], cts: Sequence[Any]) -> list
             eqn = pending.pop()
             state.source = eqn.source
             outs = [linear.pop(v).result() for v in eqn.outvars]
-            if all(ct.__class__ is Zero for ct in outs):
-                continue
+            if all(ct.__class__ is Zero for ct in outs) and eqn.effects <= effects.REPORTS:
+                continue  # what acts on the world refuses to be left out
             ins = [
                 a.array if a.__class__ is Literal else linear[a] if a in linear else values[a]
                 for a in eqn.invars

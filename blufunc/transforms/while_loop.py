@@ -132,7 +132,9 @@ class _While(Primitive):
             return self.jvp(primals, tangents, **params)
 
     def split(self, trace, args, *, cond: Jaxpr, body: Jaxpr, n_cond, n_body, max_steps):
-        """A loop over the values alone, and in the linear jaxpr one over values and tangents."""
+        """Two loops: over the values alone, and in the linear jaxpr over values and tangents. A scan if bounded."""
+        if max_steps is not None:
+            return scan_p.split(trace, args, **_as_scan(cond, body, n_cond, n_body, max_steps))
         c_consts, b_consts, carry = _parts(args, n_cond, n_body)
         t_consts, t_carry = tuple(map(trace.is_tangent, b_consts)), tuple(map(trace.is_tangent, carry))
         while True:
@@ -141,7 +143,7 @@ class _While(Primitive):
                 break
             t_carry = flags
         n = flags.count(False)
-        params = {"cond": cond, "body": body, "n_cond": n_cond, "n_body": n_body, "max_steps": max_steps}
+        params = {"cond": cond, "body": body, "n_cond": n_cond, "n_body": n_body, "max_steps": None}
         out_ts = trace.tangents.process(self, args, params)
 
         def values_only():
@@ -161,7 +163,7 @@ class _While(Primitive):
                 body=p_body,
                 n_cond=n_cond,
                 n_body=len(extra) + t_consts.count(False),
-                max_steps=max_steps,
+                max_steps=None,
             )
         values = iter(outs)
         return [t if is_t else next(values) for t, is_t in zip(out_ts, flags, strict=True)]

@@ -12,7 +12,8 @@ from blufunc.core.jaxpr import subjaxprs
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.ops.elementwise import exp_p, sin_p
 from blufunc.core.passes import cse
-from blufunc.transforms.checkpoint import checkpoint, dots_saveable, everything_saveable, nothing_saveable
+from blufunc.transforms.checkpoint import checkpoint
+from blufunc.transforms.checkpoint_policies import dots_saveable, everything_saveable, nothing_saveable
 from blufunc.transforms.custom_jvp import custom_jvp
 from blufunc.transforms.custom_vjp import custom_vjp
 from blufunc.transforms.grad import grad, jvp, linearize, value_and_grad, vjp
@@ -347,6 +348,22 @@ def test_a_checkpoint_without_derivative_is_a_plain_call():
     (call,) = jaxpr.eqns
     assert call.prim.name == "checkpoint" and call.params["name"] == "mlp"
     assert count(jaxpr, "dot_general") == 2
+
+
+def test_static_arguments_and_prevent_cse():
+    @functools.partial(checkpoint, static_argnums=(1, -1), prevent_cse=False)
+    def f(x, power, scale, mode):
+        """Documented."""
+        assert isinstance(power, int) and mode == "sum"
+        return getattr(bnp.sin(x) ** power * scale, mode)()
+
+    x = draw(3)
+    plain = lambda x, s: (bnp.sin(x) ** 3 * s).sum()
+    assert f.__name__ == "f" and f.__doc__ == "Documented."
+    close(f(x, 3, 2.0, "sum"), plain(x, 2.0))
+    close(grad(lambda x, s: f(x, 3, s, "sum"), (0, 1))(x, arr(2.0)), grad(plain, (0, 1))(x, arr(2.0)))
+    with pytest.raises(errors.ValueRangeError, match="static_argnums"):
+        checkpoint(bnp.sin, static_argnums=3)(x)
 
 
 # -- errors ----------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from blufunc.core.axes import static_int
 from blufunc.core.kinds import Elementwise
 from blufunc.core.ops import numerics
 from blufunc.core.primitive import Primitive
-from blufunc.core.structure import add_any, full, zeros
+from blufunc.core.structure import add_any, full, move_dim, zeros
 from blufunc.core.tangents import Zero, zero
 from blufunc.core.trace import Value
 
@@ -227,6 +227,13 @@ floor_p = Elementwise("floor", np.floor, "float", [None])
 ceil_p = Elementwise("ceil", np.ceil, "float", [None])
 trunc_p = Elementwise("trunc", np.trunc, "float", [None])
 round_p = Elementwise("round", np.rint, "float", [None])
+reduce_precision_p = Elementwise(
+    "reduce_precision",
+    numerics.reduce_precision,
+    "float",
+    [lambda t, ans, x, **bits: reduce_precision_p.bind(t, **bits)],
+    [lambda ct, x, **bits: reduce_precision_p.bind(ct, **bits)],
+)
 is_finite_p = Elementwise("is_finite", np.isfinite, "inexact", [None], out=dtypes.bool_)
 
 eq_p = Elementwise("eq", np.equal, "numeric", [None, None], out=dtypes.bool_)
@@ -317,7 +324,7 @@ class _Convert(Elementwise):
 
 
 class _Bitcast(Elementwise):
-    """The same bits as another dtype of the same width."""
+    """The same bits as another dtype. Narrower ones get a last axis of parts, wider ones join one."""
 
     fresh = False
 
@@ -325,12 +332,29 @@ class _Bitcast(Elementwise):
         super().__init__("bitcast", None, "any", [None])
 
     def impl(self, x, *, dtype):
-        return np.asarray(x).view(dtype)
+        if x.dtype.itemsize == dtype.itemsize:
+            return np.asarray(x).view(dtype)
+        if x.dtype.itemsize > dtype.itemsize:
+            return np.ascontiguousarray(x).reshape(*x.shape, 1).view(dtype)
+        return np.ascontiguousarray(x).view(dtype)[..., 0]
 
     def abstract(self, x, *, dtype):
-        if x.dtype.itemsize != dtype.itemsize or dtypes.is_bool(x.dtype) != dtypes.is_bool(dtype):
-            raise errors.DtypeError(f"bitcast of {x} to {dtypes.short_name(dtype)}: the widths differ.")
-        return ShapedArray(x.shape, dtype)
+        size, new = x.dtype.itemsize, dtype.itemsize
+        if dtypes.is_bool(x.dtype) != dtypes.is_bool(dtype) or (
+            size != new and (dtypes.is_key(x.dtype) or dtypes.is_key(dtype))
+        ):
+            raise errors.DtypeError(f"bitcast of {x} to {dtypes.short_name(dtype)}: there is no such thing.",
+                                    fix="convert with .astype, or use random.key_data")  # fmt: skip
+        if size >= new:
+            return ShapedArray(x.shape if size == new else (*x.shape, size // new), dtype)
+        if not x.ndim or x.shape[-1] != new // size:
+            raise errors.ShapeError(
+                f"bitcast of {x} to {dtypes.short_name(dtype)}, which is wider, needs a last axis of {new // size}."
+            )
+        return ShapedArray(x.shape[:-1], dtype)
+
+    def batch(self, axis, args, dims, *, dtype):
+        return self.bind(move_dim(args[0], dims[0], 0), dtype=dtype), 0
 
 
 class _Clamp(Elementwise):
@@ -542,8 +566,23 @@ def convert(x: Any, dtype: np.dtype) -> Any:
 
 
 def bitcast(x: Any, dtype: np.dtype) -> Any:
-    """The bits of x as another dtype of the same width."""
+    """The bits of x as another dtype; a last axis holds the parts of what is wider."""
     return bitcast_p.bind(lift(x), dtype=dtype)
+
+
+def reduce_precision(x: Any, exponent_bits: int, mantissa_bits: int) -> Any:
+    """x rounded to what a float of these widths can hold, in its own dtype; tangents are rounded likewise."""
+    bits = {
+        "exponent_bits": static_int(exponent_bits, "reduce_precision", "exponent_bits"),
+        "mantissa_bits": static_int(mantissa_bits, "reduce_precision", "mantissa_bits"),
+    }
+    if bits["exponent_bits"] < 1 or bits["mantissa_bits"] < 0:
+        raise errors.ValueRangeError(
+            f"reduce_precision: there is no float of {exponent_bits} exponent and {mantissa_bits} mantissa bits.",
+            where=source.here(),
+            fix="give at least 1 and 0: 8 and 7 are those of bfloat16",
+        )
+    return reduce_precision_p.bind(lift(x), **bits)
 
 
 def zeros_of(x: Any) -> Any:

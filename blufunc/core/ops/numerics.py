@@ -82,19 +82,39 @@ def logistic(x):
     return one / (one + np.exp(-x))
 
 
-def _through_single(f):
+def reduce_precision(x, *, exponent_bits, mantissa_bits):
+    """``x`` rounded to fewer bits, ties to even: too large is infinite, below the normal numbers 0, as in XLA."""
+    info = dtypes.finfo(x.dtype)
+    unsigned = np.dtype(f"u{x.dtype.itemsize}").type
+    bits = _as_unsigned(x)
+    drop = info.nmant - mantissa_bits
+    if drop > 0:  # a carry out of the mantissa raises the exponent, as it should
+        odd = (bits >> unsigned(drop)) & unsigned(1)
+        bits = (bits + unsigned((1 << (drop - 1)) - 1) + odd) >> unsigned(drop) << unsigned(drop)
+    if exponent_bits < info.nexp:
+        exponent = (bits >> unsigned(info.nmant)) & unsigned((1 << info.nexp) - 1)
+        middle, reach = (1 << (info.nexp - 1)) - 1, (1 << (exponent_bits - 1)) - 1
+        sign = bits & unsigned(1 << (8 * x.dtype.itemsize - 1))
+        infinite = sign | unsigned(((1 << info.nexp) - 1) << info.nmant)
+        bits = np.where(exponent > middle + reach, infinite, bits)
+        bits = np.where(exponent <= middle - reach, sign, bits)
+    return np.where(np.isfinite(x), np.asarray(bits, unsigned).view(x.dtype), x)
+
+
+def through_single(f):
     """Run a SciPy function on half-precision input in float32."""
 
-    def impl(x):
-        if x.dtype.itemsize <= 2 and dtypes.is_floating(x.dtype):
-            return np.asarray(f(np.asarray(x, np.float32)), x.dtype)
-        return f(x)
+    def impl(*xs):
+        dtype = xs[0].dtype
+        if dtype.itemsize <= 2 and dtypes.is_floating(dtype):
+            return np.asarray(f(*[np.asarray(x, np.float32) for x in xs]), dtype)
+        return f(*xs)
 
     return impl
 
 
-erf = _through_single(scipy.special.erf)
-erfc = _through_single(scipy.special.erfc)
+erf = through_single(scipy.special.erf)
+erfc = through_single(scipy.special.erfc)
 
 
 def erf_inv(x):

@@ -39,12 +39,12 @@ def _extremum_impl(ufunc: np.ufunc, largest: bool) -> Callable:
     def impl(x, axes):
         if x.size:
             return ufunc.reduce(x, axis=axes)
-        return ufunc.reduce(x, axis=axes, initial=_limit(x.dtype, not largest))
+        return ufunc.reduce(x, axis=axes, initial=limit(x.dtype, not largest))
 
     return impl
 
 
-def _limit(dtype: np.dtype, largest: bool) -> Any:
+def limit(dtype: np.dtype, largest: bool) -> Any:
     """The largest or the smallest value of a dtype, as a scalar of it."""
     if dtypes.is_bool(dtype):
         return dtype.type(largest)

@@ -1,0 +1,20 @@
+"""What is stored for the backward pass: ``checkpoint``, its policies and a look at their effect, under JAX's names.
+
+Face.
+"""
+
+from blufunc.transforms import checkpoint_policies as checkpoint_policies
+from blufunc.transforms.checkpoint import checkpoint as checkpoint
+from blufunc.transforms.checkpoint import remat as remat
+from blufunc.transforms.checkpoint_policies import checkpoint_name as checkpoint_name
+from blufunc.transforms.saved_residuals import print_saved_residuals as print_saved_residuals
+from blufunc.transforms.saved_residuals import saved_residuals as saved_residuals
+
+__all__ = [
+    "checkpoint",
+    "checkpoint_name",
+    "checkpoint_policies",
+    "print_saved_residuals",
+    "remat",
+    "saved_residuals",
+]

@@ -1,0 +1,491 @@
+"""``conv_general_dilated``: sums of products of windows and a kernel, over any number of spatial axes.
+
+Core operations, above ``sliding``, which knows where windows start. The NumPy definition is in ``correlation``.
+Transposes are convolutions again, with strides and dilations exchanged; a batch axis becomes part of the batch,
+of the features, or a further group of features, so that derivatives and ``vmap`` need no other primitive.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core import dtypes, source
+from blufunc.core.array import lift
+from blufunc.core.avals import ShapedArray
+from blufunc.core.axes import ints, static_int
+from blufunc.core.kinds import check_types
+from blufunc.core.ops import correlation
+from blufunc.core.ops.elementwise import convert
+from blufunc.core.ops.shape import rev
+from blufunc.core.ops.sliding import (
+    Ints,
+    Pads,
+    check_slide,
+    count,
+    dilated,
+    padtype_to_pads,
+    read_factors,
+    read_pads,
+    transposed_pad,
+)
+from blufunc.core.primitive import Primitive
+from blufunc.core.structure import add_tangents, move_dim, reshape
+from blufunc.core.tangents import Zero, is_linear
+
+
+@dataclass(frozen=True, slots=True)
+class ConvDimensionNumbers:
+    """Where the axes of a convolution stand.
+
+    Attributes:
+      lhs_spec: the axes of the operand that are batch, features, and then each spatial axis.
+      rhs_spec: the axes of the kernel that are output features, input features, and then each spatial axis.
+      out_spec: the axes of the result that are batch, features, and then each spatial axis.
+    """
+
+    lhs_spec: Ints
+    rhs_spec: Ints
+    out_spec: Ints
+
+    def __str__(self) -> str:
+        return f"({self.lhs_spec}, {self.rhs_spec}, {self.out_spec})"
+
+
+class _ConvGeneralDilated(Primitive):
+    """Windows of the lhs times the kernel; see ``conv_general_dilated``."""
+
+    name, kind, fresh = "conv_general_dilated", "contract", True
+
+    def impl(self, lhs, rhs, *, dimension_numbers, precision, preferred_element_type, **slide):
+        out = preferred_element_type or lhs.dtype
+        compute = _compute_dtype(lhs.dtype, out)
+        d = dimension_numbers
+        result = correlation.correlate(
+            np.asarray(lhs, compute), np.asarray(rhs, compute), d.lhs_spec, d.rhs_spec, d.out_spec, **slide
+        )
+        if compute == out:
+            return result
+        if dtypes.is_integer(out):  # by way of int64, so that what does not fit wraps as it would in out
+            result = result.astype(np.int64)
+        return result.astype(out)
+
+    def abstract(self, lhs, rhs, *, window_strides, padding, lhs_dilation, rhs_dilation, dimension_numbers,
+                 feature_group_count, batch_group_count, precision, preferred_element_type):  # fmt: skip
+        d = dimension_numbers
+        check_types(self.name, "number", lhs, rhs)
+        if lhs.ndim != rhs.ndim or lhs.ndim < 2:
+            raise errors.ShapeError(
+                f"conv_general_dilated takes operands of one rank, of 2 or more, not {lhs} and {rhs}.",
+                fix="give both a batch or feature axis, two feature axes and the same spatial axes",
+            )
+        _check_numbers(d, lhs.ndim)
+        fields = {
+            "window_strides": window_strides,
+            "padding": padding,
+            "lhs_dilation": lhs_dilation,
+            "rhs_dilation": rhs_dilation,
+        }
+        check_slide(self.name, lhs.ndim - 2, fields, ("window_strides", "lhs_dilation", "rhs_dilation"))
+        batch, features, *sizes = [lhs.shape[a] for a in d.lhs_spec]
+        out_features, in_features, *kernel = [rhs.shape[a] for a in d.rhs_spec]
+        _check_groups(
+            lhs, rhs, batch, features, out_features, in_features, feature_group_count, batch_group_count
+        )
+        dtype = _result_dtype(lhs.dtype, rhs.dtype, preferred_element_type)
+        _check_precision(precision)
+        slides = zip(sizes, kernel, window_strides, padding, lhs_dilation, rhs_dilation, strict=True)
+        shape = [0] * lhs.ndim
+        for axis, n in zip(
+            d.out_spec,
+            (batch // batch_group_count, out_features, *[count(*slide) for slide in slides]),
+            strict=True,
+        ):
+            shape[axis] = n
+        return ShapedArray(tuple(shape), dtype)
+
+    def jvp(self, primals, tangents, **params):
+        x, y = primals
+        tx, ty = tangents
+        out = self.bind(x, y, **params)
+        left = tx if tx.__class__ is Zero else self.bind(tx, y, **params)
+        right = ty if ty.__class__ is Zero else self.bind(x, ty, **params)
+        return out, add_tangents(left, right)
+
+    def transpose(self, ct, lhs, rhs, **params):
+        if not ct.aval.size or not lhs.aval.size or not rhs.aval.size:
+            return
+        if is_linear(lhs):
+            lhs.add(_lhs_cotangent(ct, rhs, lhs.aval, **params))
+        if is_linear(rhs):
+            rhs.add(_rhs_cotangent(ct, lhs, rhs.aval, **params))
+
+    def batch(self, axis, args, dims, *, dimension_numbers, feature_group_count, batch_group_count, **params):
+        (lhs, rhs), (dl, dr) = args, dims
+        d, b = dimension_numbers, axis.size
+        features, batches = feature_group_count, batch_group_count
+        # where the batch axis goes, and the groups of that axis that stay outside of it
+        to, outer = 1, 1
+        if dl is not None and dr is not None:  # every example has a kernel of its own: one more group
+            if batches > 1:
+                lhs, batches = _fold(lhs, dl, d.lhs_spec[0], 1), batches * b
+            else:
+                lhs, features = _fold(lhs, dl, d.lhs_spec[1], 1), features * b
+            rhs = _fold(rhs, dr, d.rhs_spec[0], 1)
+        elif dl is not None:
+            lhs, to = _fold(lhs, dl, d.lhs_spec[0], batches), 0
+        else:
+            outer = features * batches
+            rhs = _fold(rhs, dr, d.rhs_spec[0], outer)
+        out = self.bind(
+            lhs,
+            rhs,
+            dimension_numbers=d,
+            feature_group_count=features,
+            batch_group_count=batches,
+            **params,
+        )
+        return _unfold(out, d.out_spec[to], outer, b), 0
+
+
+conv_general_dilated_p = _ConvGeneralDilated()
+
+
+# -- rules -----------------------------------------------------------------------------------------
+
+
+def _lhs_cotangent(ct, rhs, aval, *, window_strides, padding, lhs_dilation, rhs_dilation, dimension_numbers,
+                   feature_group_count, batch_group_count, precision, preferred_element_type):  # fmt: skip
+    """The cotangent convolved with the kernel turned around, whose two feature axes change places."""
+    d = dimension_numbers
+    groups = feature_group_count * batch_group_count
+    out_axis, in_axis, *spatial = d.rhs_spec
+    pads = tuple(
+        [
+            transposed_pad(aval.shape[x], rhs.aval.shape[k], s, p, ld, rd, ct.aval.shape[o])
+            for x, k, o, s, p, ld, rd in zip(
+                d.lhs_spec[2:], spatial, d.out_spec[2:], window_strides, padding, lhs_dilation, rhs_dilation,
+                strict=True,
+            )
+        ]
+    )  # fmt: skip
+    kernel = rev(_move_groups(rhs, groups, out_axis, in_axis), spatial)
+    out = conv_general_dilated_p.bind(
+        ct,
+        convert(kernel, ct.dtype),
+        window_strides=lhs_dilation,
+        padding=pads,
+        lhs_dilation=window_strides,
+        rhs_dilation=rhs_dilation,
+        dimension_numbers=ConvDimensionNumbers(d.out_spec, (in_axis, out_axis, *spatial), d.lhs_spec),
+        feature_group_count=groups,
+        batch_group_count=1,
+        precision=precision,
+        preferred_element_type=None if ct.dtype == aval.dtype else aval.dtype,
+    )
+    # groups of the batch come out as groups of features
+    return _move_groups(out, batch_group_count, d.lhs_spec[1], d.lhs_spec[0])
+
+
+def _rhs_cotangent(ct, lhs, aval, *, window_strides, padding, lhs_dilation, rhs_dilation, dimension_numbers,
+                   feature_group_count, batch_group_count, precision, preferred_element_type):  # fmt: skip
+    """The lhs convolved with the cotangent: batch and features change places, and strides and window dilations."""
+    d = dimension_numbers
+    pads = []
+    for x, k, o, s, (low, _), ld, rd in zip(
+        d.lhs_spec[2:], d.rhs_spec[2:], d.out_spec[2:], window_strides, padding, lhs_dilation, rhs_dilation, strict=True
+    ):  # fmt: skip
+        # as many windows of the size of the result as the kernel has elements
+        reach = dilated(aval.shape[k], rd) + dilated(ct.aval.shape[o], s) - 1
+        pads.append((low, reach - dilated(lhs.aval.shape[x], ld) - low))
+    return conv_general_dilated_p.bind(
+        convert(lhs, ct.dtype),
+        ct,
+        window_strides=rhs_dilation,
+        padding=tuple(pads),
+        lhs_dilation=lhs_dilation,
+        rhs_dilation=window_strides,
+        dimension_numbers=ConvDimensionNumbers(
+            _swapped(d.lhs_spec), _swapped(d.out_spec), _swapped(d.rhs_spec)
+        ),
+        feature_group_count=batch_group_count,
+        batch_group_count=feature_group_count,
+        precision=precision,
+        preferred_element_type=None if ct.dtype == aval.dtype else aval.dtype,
+    )
+
+
+def _swapped(spec: Ints) -> Ints:
+    """A layout with its first two axes exchanged."""
+    return (spec[1], spec[0], *spec[2:])
+
+
+def _split(x: Any, axis: int, sizes: Ints) -> Any:
+    """``x`` with one axis written as several."""
+    return reshape(x, x.aval.shape[:axis] + sizes + x.aval.shape[axis + 1 :])
+
+
+def _merge(x: Any, axis: int, n: int) -> Any:
+    """``x`` with ``n`` neighbouring axes from ``axis`` on written as one."""
+    shape = x.aval.shape
+    size = functools.reduce(lambda a, b: a * b, shape[axis : axis + n])
+    return reshape(x, shape[:axis] + (size,) + shape[axis + n :])
+
+
+def _move_groups(x: Any, groups: int, src: int, dst: int) -> Any:
+    """``x`` with the groups of its axis ``src`` as groups of its axis ``dst``, in both the outer part."""
+    if groups == 1:
+        return x
+    x = _split(x, src, (groups, x.aval.shape[src] // groups))
+    return _merge(move_dim(x, src, dst), dst, 2)
+
+
+def _fold(x: Any, d: int, axis: int, groups: int) -> Any:
+    """``x`` with its batch axis ``d`` made part of ``axis`` (counted without it), inside of that axis' groups."""
+    x = move_dim(x, d, axis)  # stands in front of the axis
+    if groups == 1:
+        return _merge(x, axis, 2)
+    x = _split(x, axis + 1, (groups, x.aval.shape[axis + 1] // groups))
+    return _merge(move_dim(x, axis, axis + 1), axis, 3)
+
+
+def _unfold(x: Any, axis: int, groups: int, size: int) -> Any:
+    """The reverse of ``_fold``, with the batch axis in front."""
+    x = _split(x, axis, (groups, size, x.aval.shape[axis] // (groups * size)))
+    return _merge(move_dim(x, axis + 1, 0), axis + 1, 2)
+
+
+# -- checks ----------------------------------------------------------------------------------------
+
+_PRECISIONS = (None, "default", "high", "highest", "fastest")
+
+
+def _check_numbers(d: ConvDimensionNumbers, ndim: int) -> None:
+    for spec in (d.lhs_spec, d.rhs_spec, d.out_spec):
+        if sorted(spec) != list(range(ndim)):
+            raise errors.ShapeError(
+                f"conv_general_dilated: each part of the dimension numbers {d} must name the {ndim} axes once.",
+                fix="use lax.conv_dimension_numbers(lhs.shape, rhs.shape, ('NHWC', 'HWIO', 'NHWC'))",
+            )
+
+
+def _check_groups(lhs, rhs, batch, features, out_features, in_features, feature_groups, batch_groups) -> None:
+    problem = None
+    if feature_groups < 1 or batch_groups < 1:
+        problem = (
+            f"feature_group_count {feature_groups} and batch_group_count {batch_groups} must be at least 1"
+        )
+    elif feature_groups > 1 and batch_groups > 1:
+        problem = "features and batch cannot both be in groups"
+    elif in_features * feature_groups != features:
+        groups = f" in {feature_groups} groups" if feature_groups > 1 else ""
+        problem = f"the lhs has {features} features{groups}, the kernel takes {in_features}"
+    elif out_features % feature_groups or out_features % batch_groups:
+        problem = (
+            f"the {out_features} output features do not divide into {feature_groups * batch_groups} groups"
+        )
+    elif batch % batch_groups:
+        problem = f"the batch of {batch} does not divide into {batch_groups} groups"
+    if problem:
+        raise errors.ShapeError(
+            f"conv_general_dilated of {lhs} with {rhs}: {problem}.",
+            fix="check the order of the axes: dimension_numbers=('NHWC', 'HWIO', 'NHWC'), for example",
+        )
+
+
+def _check_precision(precision: Any) -> None:
+    for p in precision if isinstance(precision, tuple) else (precision,):
+        if p not in _PRECISIONS:
+            raise errors.ArgumentError(
+                f"conv_general_dilated: {p!r:.60} is not a precision.",
+                fix="'default', 'high', 'highest' or a pair of them",
+            )
+
+
+def _result_dtype(lhs: np.dtype, rhs: np.dtype, preferred: np.dtype | None) -> np.dtype:
+    """The dtype of the result; raises if the operands' dtypes do not go together."""
+    if lhs != rhs:
+        raise errors.DtypeError(
+            f"conv_general_dilated takes operands of one dtype, not {dtypes.short_name(lhs)} and "
+            f"{dtypes.short_name(rhs)}.",
+            fix="convert one of them with .astype",
+        )
+    if preferred is None or preferred == lhs:
+        return lhs
+    kinds = (dtypes.is_integer, dtypes.is_floating, dtypes.is_complex)
+    if not any(is_kind(lhs) and is_kind(preferred) for is_kind in kinds) and not (
+        dtypes.is_integer(lhs) and dtypes.is_floating(preferred)
+    ):
+        raise errors.DtypeError(
+            f"conv_general_dilated of {dtypes.short_name(lhs)} cannot give {dtypes.short_name(preferred)}.",
+            fix="convert the operands first",
+        )
+    return preferred
+
+
+@functools.cache
+def _compute_dtype(lhs: np.dtype, out: np.dtype) -> np.dtype:
+    """What to multiply and add in: never narrower than operands or result, float32 for the half precisions."""
+    wide = max(lhs, out, key=lambda d: d.itemsize)
+    if dtypes.is_floating(out):
+        return wide if dtypes.is_floating(wide) and wide.itemsize >= 4 else dtypes.float32
+    # NumPy has no BLAS for integers; sums of products of bytes are exact in float64
+    return dtypes.float64 if wide.itemsize == 1 else wide
+
+
+# -- functions -------------------------------------------------------------------------------------
+
+
+def conv_dimension_numbers(lhs_shape: Any, rhs_shape: Any, dimension_numbers: Any) -> ConvDimensionNumbers:
+    """Dimension numbers from the letters of each axis.
+
+    Args:
+      lhs_shape, rhs_shape: the shapes of operand and kernel.
+      dimension_numbers: three strings, for operand, kernel and result: ``("NHWC", "HWIO", "NHWC")``. N is the batch, C
+        the features, O and I output and input features of the kernel; all other letters are spatial axes, in the
+        order in which the kernel has them. None for batch, features, and then the spatial axes (the kernel: output
+        features, input features). Dimension numbers are returned as they are.
+    Raises:
+      ArgumentError, ShapeError: there are not three strings, or not those letters.
+    """
+    if isinstance(dimension_numbers, ConvDimensionNumbers):
+        return dimension_numbers
+    lhs_shape, rhs_shape = (
+        ints(s, "conv_dimension_numbers", what)
+        for s, what in ((lhs_shape, "lhs_shape"), (rhs_shape, "rhs_shape"))
+    )
+    ndim = len(lhs_shape)
+    if len(rhs_shape) != ndim:
+        raise errors.ShapeError(
+            f"a convolution takes operands of one rank, not of shapes {lhs_shape} and {rhs_shape}.",
+            where=source.here(),
+            fix="give both two axes for batch and features, and the same spatial axes",
+        )
+    if dimension_numbers is None:
+        order = tuple(range(ndim))
+        return ConvDimensionNumbers(order, order, order)
+    fix = "give three strings, as ('NHWC', 'HWIO', 'NHWC')"
+    if (
+        not isinstance(dimension_numbers, (tuple, list))
+        or len(dimension_numbers) != 3
+        or not all(isinstance(s, str) for s in dimension_numbers)
+    ):
+        raise errors.ArgumentError(
+            f"dimension_numbers are three strings, for lhs, rhs and result, not {dimension_numbers!r:.60}.",
+            where=source.here(),
+            fix=fix,
+        )
+    lhs, rhs, out = dimension_numbers
+    spatial = [c for c in rhs if c not in "OI"]
+    for letters, pair in ((lhs, "NC"), (rhs, "OI"), (out, "NC")):
+        if len(letters) != ndim or set(letters) != {*pair, *spatial} or len({*pair, *spatial}) != ndim:
+            raise errors.ShapeError(
+                f"dimension_numbers {tuple(dimension_numbers)} do not fit operands of rank {ndim}: {letters!r} must "
+                f"have each of {pair[0]}, {pair[1]} and the spatial axes of the kernel, {''.join(spatial)!r}, once.",
+                where=source.here(),
+                fix=fix,
+            )
+    return ConvDimensionNumbers(
+        tuple(lhs.index(c) for c in ("N", "C", *spatial)),
+        tuple(rhs.index(c) for c in ("O", "I", *spatial)),
+        tuple(out.index(c) for c in ("N", "C", *spatial)),
+    )
+
+
+def conv_general_dilated(
+    lhs: Any,
+    rhs: Any,
+    window_strides: Any,
+    padding: Any,
+    lhs_dilation: Any = None,
+    rhs_dilation: Any = None,
+    dimension_numbers: Any = None,
+    feature_group_count: int = 1,
+    batch_group_count: int = 1,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+) -> Any:
+    """Sums of products of a kernel and the windows of an operand: what neural networks call a convolution.
+
+    The kernel is not turned around. With n spatial axes, both operands have rank n + 2.
+
+    Args:
+      lhs: the operand, with a batch axis, a feature axis and n spatial axes.
+      rhs: the kernel, with output features, input features and n spatial axes; of the dtype of ``lhs``.
+      window_strides: n ints: how far apart windows start.
+      padding: 'VALID', 'SAME', 'SAME_LOWER' (see ``padtype_to_pads``), or n pairs of ints, how many zeros to put
+        before and after; negative ones cut elements off.
+      lhs_dilation: n ints: put this many less one zeros between elements of the operand. A name as ``padding`` does
+        not go with it.
+      rhs_dilation: n ints: likewise for the kernel.
+      dimension_numbers: the order of the axes: see ``conv_dimension_numbers``. By default batch, features, spatial
+        axes; the kernel's are output features, input features, spatial axes.
+      feature_group_count: features of the operand and output features are in this many groups; each group of
+        outputs sees its group of inputs alone.
+      batch_group_count: batch and output features are in this many groups, likewise.
+      precision: None or 'default', 'high', 'highest', or one for each operand: how exactly devices that have a
+        choice must multiply float32.
+      preferred_element_type: the dtype of the result; the operands' by default. Half precisions are summed in
+        float32 either way.
+    Returns:
+      an array with batch axis (divided by ``batch_group_count``), output features, and along each spatial axis as
+      many elements as windows fit.
+    Raises:
+      ShapeError: ranks, features or groups do not go together.
+      DtypeError: the operands have different dtypes.
+    """
+    name = "conv_general_dilated"
+    lhs, rhs = lift(lhs), lift(rhs)
+    n = max(lhs.aval.ndim - 2, 0)
+    numbers = conv_dimension_numbers(lhs.aval.shape, rhs.aval.shape, dimension_numbers)
+    strides = ints(window_strides, name, "window_strides")
+    lhs_dilation = read_factors(lhs_dilation, n, name, "lhs_dilation")
+    rhs_dilation = read_factors(rhs_dilation, n, name, "rhs_dilation")
+    if isinstance(padding, str):
+        if any(f != 1 for f in lhs_dilation):
+            raise errors.UnsupportedError(
+                f"conv_general_dilated: padding {padding!r} has no meaning with lhs_dilation {lhs_dilation}.",
+                where=source.here(),
+                fix="give pairs of ints as padding, or use lax.conv_transpose",
+            )
+        pads = _named_pads(lhs.aval, rhs.aval, numbers, strides, rhs_dilation, padding)
+    else:
+        pads = read_pads(padding, name)
+    dtype = None if preferred_element_type is None else dtypes.as_dtype(preferred_element_type)
+    return conv_general_dilated_p.bind(
+        lhs,
+        rhs,
+        window_strides=strides,
+        padding=pads,
+        lhs_dilation=lhs_dilation,
+        rhs_dilation=rhs_dilation,
+        dimension_numbers=numbers,
+        feature_group_count=static_int(feature_group_count, name, "feature_group_count"),
+        batch_group_count=static_int(batch_group_count, name, "batch_group_count"),
+        precision=tuple(precision) if isinstance(precision, (tuple, list)) else precision,
+        preferred_element_type=None if dtype == lhs.aval.dtype else dtype,
+    )
+
+
+def _named_pads(
+    lhs: ShapedArray,
+    rhs: ShapedArray,
+    d: ConvDimensionNumbers,
+    strides: Ints,
+    rhs_dilation: Ints,
+    padding: str,
+) -> Pads:
+    """The padding that a name stands for."""
+    try:
+        sizes = [lhs.shape[a] for a in d.lhs_spec[2:]]
+        windows = [dilated(rhs.shape[a], f) for a, f in zip(d.rhs_spec[2:], rhs_dilation, strict=True)]
+    except (
+        IndexError,
+        ValueError,
+    ):  # dimension numbers or dilations that do not fit: the primitive says which
+        return ((0, 0),) * len(strides)
+    return tuple(padtype_to_pads(sizes, windows, strides, padding))

@@ -1,0 +1,276 @@
+"""Sums and extrema over windows that slide over an array.
+
+Core operations, above ``sliding``, which knows where windows start. Sum and extrema of a box are those of its lines,
+axis by axis, so the cost of a window is the sum of its sizes and not their product. The sum is linear, and its
+transpose such a sum again; an extremum differentiates through the position of the element that it is, which is an
+operation of its own. Padding and holes never count: they hold the identity of the reduction.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core import dtypes
+from blufunc.core.avals import ShapedArray
+from blufunc.core.kinds import check_types
+from blufunc.core.ops.elementwise import add, convert, div, eq, ge, logical_and, lt, mul, rem, select, sub
+from blufunc.core.ops.gather_scatter import gather
+from blufunc.core.ops.reduce import limit
+from blufunc.core.ops.shape import insert, iota
+from blufunc.core.ops.sliding import Ints, Pads, check_slide, count, padded, transposed_pad
+from blufunc.core.ops.windows import GatherDimensionNumbers, GatherScatterMode
+from blufunc.core.primitive import Primitive, unsupported
+from blufunc.core.structure import Linear, reshape
+from blufunc.core.tangents import Zero, zero
+
+
+class WindowReduction(Primitive):
+    """A kind: one result for each window of the operand.
+
+    Parameters: ``window_dimensions``, ``window_strides``, ``padding``, ``base_dilation`` and ``window_dilation``, each
+    with an entry for every axis.
+    """
+
+    kind, fresh, types = "reduce", True, "number"
+
+    def abstract(self, x, **params):
+        check_types(self.name, self.types, x)
+        positive = [k for k in params if k != "padding"]
+        check_slide(self.name, x.ndim, params, positive)
+        return ShapedArray(_counts(x.shape, **params), self.out_dtype(x.dtype))
+
+    def out_dtype(self, dtype: np.dtype) -> np.dtype:
+        """The dtype of the result."""
+        return dtype
+
+    def batch(self, axis, args, dims, *, padding, **params):
+        d = dims[0]
+        params = {k: insert(v, d, 1) for k, v in params.items()}
+        return self.bind(args[0], padding=insert(padding, d, (0, 0)), **params), d
+
+
+class _Sum(Linear, WindowReduction):
+    """The sum of each window; half precisions add in float32."""
+
+    name = "reduce_window_sum"
+
+    def impl(self, x, **params):
+        half = x.dtype.itemsize <= 2 and dtypes.is_floating(x.dtype)
+        out = _along_axes(np.asarray(x, np.float32) if half else x, np.add, 0, **params)
+        return out.astype(x.dtype) if half else out
+
+    def transpose(self, ct, x, *, window_dimensions, window_strides, padding, base_dilation, window_dilation):
+        if not ct.aval.size or not x.aval.size:
+            return
+        slides = zip(
+            x.aval.shape, window_dimensions, window_strides, padding, base_dilation, window_dilation, ct.aval.shape,
+            strict=True,
+        )  # fmt: skip
+        out = self.bind(
+            ct,
+            window_dimensions=window_dimensions,
+            window_strides=base_dilation,
+            padding=tuple([transposed_pad(*slide) for slide in slides]),
+            base_dilation=window_strides,
+            window_dilation=window_dilation,
+        )
+        x.add(out)
+
+
+class _Extremum(WindowReduction):
+    """The largest or smallest element of each window; NaN if there is one.
+
+    All of its derivative goes to the first element that it equals, in row-major order, as in XLA.
+    """
+
+    types = "ordered"
+
+    def __init__(self, name: str, ufunc: np.ufunc, position: Primitive, largest: bool):
+        super().__init__(name)
+        self.combine, self.position, self.largest = ufunc, position, largest
+
+    def impl(self, x, **params):
+        return _along_axes(x, self.combine, limit(x.dtype, not self.largest), **params)
+
+    def jvp(self, primals, tangents, **params):
+        (x,), (t,) = primals, tangents
+        out = self.bind(x, **params)
+        if t.__class__ is Zero or not x.aval.size:
+            return out, zero(out.aval)
+        return out, _pick(t, self.position.bind(x, **params), **params)
+
+    transpose = unsupported("it is not linear: it is transposed through its derivative")
+
+
+class _Position(WindowReduction):
+    """Which element of each window, counted in row-major order, is the first extremum. NaN counts as extreme."""
+
+    types = "ordered"
+
+    def __init__(self, name: str, beats: np.ufunc, largest: bool):
+        super().__init__(name)
+        self.beats, self.largest = beats, largest
+
+    def out_dtype(self, dtype):
+        return dtypes.int32
+
+    def abstract(self, x, *, window_dimensions, **params):
+        if math.prod(window_dimensions) > np.iinfo(np.int32).max:
+            raise errors.ShapeError(f"{self.name}: positions in windows of {window_dimensions} exceed int32.")
+        return super().abstract(x, window_dimensions=window_dimensions, **params)
+
+    def impl(self, x, **params):
+        fill = limit(x.dtype, not self.largest)
+        if x.dtype.itemsize <= 2 and dtypes.is_floating(x.dtype):
+            x, fill = np.asarray(x, np.float32), np.float32(fill)
+        return _positions(x, self.beats, fill, **params)
+
+    def jvp(self, primals, tangents, **params):
+        out = self.bind(primals[0], **params)
+        return out, zero(out.aval)
+
+    transpose = unsupported("positions are integers, without derivatives")
+
+
+reduce_window_sum_p = _Sum()
+window_argmax_p = _Position("window_argmax", np.greater, largest=True)
+window_argmin_p = _Position("window_argmin", np.less, largest=False)
+reduce_window_max_p = _Extremum("reduce_window_max", np.maximum, window_argmax_p, largest=True)
+reduce_window_min_p = _Extremum("reduce_window_min", np.minimum, window_argmin_p, largest=False)
+
+
+# -- in NumPy --------------------------------------------------------------------------------------
+
+
+def _counts(
+    shape: Ints, *, window_dimensions, window_strides, padding, base_dilation, window_dilation
+) -> Ints:
+    """The number of windows along each axis."""
+    slides = zip(
+        shape, window_dimensions, window_strides, padding, base_dilation, window_dilation, strict=True
+    )
+    return tuple([count(*slide) for slide in slides])
+
+
+def _along(x: np.ndarray, axis: int, start: int, n: int, step: int) -> np.ndarray:
+    """``n`` elements along an axis, every ``step``-th."""
+    return x[(slice(None),) * axis + (slice(start, start + (n - 1) * step + 1, step),)]
+
+
+def _padded_along(x: np.ndarray, axis: int, pad: tuple[int, int], dilation: int, fill: Any) -> np.ndarray:
+    rest = x.ndim - axis - 1
+    pads: Pads = ((0, 0),) * axis + (pad,) + ((0, 0),) * rest
+    return padded(x, pads, (1,) * axis + (dilation,) + (1,) * rest, fill)
+
+
+def _along_axes(
+    x: np.ndarray, ufunc: np.ufunc, identity: Any, *, window_dimensions, window_strides, padding, base_dilation,
+    window_dilation
+) -> np.ndarray:  # fmt: skip
+    """The reduction of each window, axis by axis."""
+    out = x
+    slides = zip(window_dimensions, window_strides, padding, base_dilation, window_dilation, strict=True)
+    for axis, (window, stride, pad, holes, apart) in enumerate(slides):
+        if window == stride == holes == 1 and pad == (0, 0):
+            continue
+        m = count(out.shape[axis], window, stride, pad, holes, apart)
+        if not m:
+            shape = list(out.shape)
+            shape[axis] = 0
+            out = np.empty(shape, x.dtype)
+            continue
+        source = _padded_along(out, axis, pad, holes, identity)
+        if m < window:  # few windows: each is a reduction of its own
+            out = np.empty(source.shape[:axis] + (m,) + source.shape[axis + 1 :], x.dtype)
+            for i in range(m):
+                line = _along(source, axis, i * stride, window, apart)
+                ufunc.reduce(line, axis, out=_along(out, axis, i, 1, 1), keepdims=True)
+            continue
+        out = np.array(_along(source, axis, 0, m, stride))
+        for k in range(1, window):
+            ufunc(out, _along(source, axis, k * apart, m, stride), out=out)
+    return np.array(x) if out is x else out
+
+
+def _positions(
+    x: np.ndarray, beats: np.ufunc, identity: Any, *, window_dimensions, window_strides, padding, base_dilation,
+    window_dilation
+) -> np.ndarray:  # fmt: skip
+    """Where in its window each extremum is, from the innermost axis outwards: the first of equal ones."""
+    nans = dtypes.is_floating(x.dtype)
+    best, at = x, np.zeros(x.shape, np.int32)
+    inside = 1
+    slides = list(
+        zip(window_dimensions, window_strides, padding, base_dilation, window_dilation, strict=True)
+    )
+    for axis in reversed(range(x.ndim)):
+        window, stride, pad, holes, apart = slides[axis]
+        m = count(best.shape[axis], window, stride, pad, holes, apart)
+        if not m:
+            return np.zeros(
+                _counts(x.shape, window_dimensions=window_dimensions, window_strides=window_strides,
+                        padding=padding, base_dilation=base_dilation, window_dilation=window_dilation),
+                np.int32,
+            )  # fmt: skip
+        values = _padded_along(best, axis, pad, holes, identity)
+        places = _padded_along(at, axis, pad, holes, 0)
+        best = np.array(_along(values, axis, 0, m, stride))
+        at = np.array(_along(places, axis, 0, m, stride))
+        for k in range(1, window):
+            value = _along(values, axis, k * apart, m, stride)
+            wins = beats(value, best)
+            if nans:
+                wins |= np.isnan(value) & ~np.isnan(best)
+            np.copyto(best, value, where=wins)
+            np.copyto(at, _along(places, axis, k * apart, m, stride) + np.int32(k * inside), where=wins)
+        inside *= window
+    return at
+
+
+# -- the tangent of an extremum --------------------------------------------------------------------
+
+
+def _pick(
+    t: Any, which: Any, *, window_dimensions, window_strides, padding, base_dilation, window_dilation
+) -> Any:
+    """The element of each window of ``t`` at position ``which``; 0 where that is padding or a hole."""
+    shape, counts = t.aval.shape, which.aval.shape
+    dtype = dtypes.int32 if t.aval.size <= np.iinfo(np.int32).max else dtypes.int64
+    which = convert(which, dtype)
+    flat = valid = None
+    disjoint = True  # no element is in two windows
+    inside, stride_in_t = math.prod(window_dimensions), math.prod(shape)
+    slides = zip(window_dimensions, window_strides, padding, base_dilation, window_dilation, strict=True)
+    for axis, (window, stride, (low, high), holes, apart) in enumerate(slides):
+        disjoint &= stride > (window - 1) * apart
+        inside //= window
+        stride_in_t //= max(shape[axis], 1)
+        position = mul(iota(dtype, counts, axis), stride)
+        if window > 1:
+            position = add(position, mul(rem(div(which, inside), window), apart))
+        position = sub(position, low)
+        if low > 0 or high > 0 or holes > 1:
+            there = logical_and(ge(position, 0), lt(position, (shape[axis] - 1) * holes + 1))
+            if holes > 1:
+                there = logical_and(there, eq(rem(position, holes), 0))
+                position = div(position, holes)
+            valid = there if valid is None else logical_and(valid, there)
+        position = mul(position, stride_in_t)
+        flat = position if flat is None else add(flat, position)
+    if flat is None:  # rank 0: the only window is the element
+        return t
+    if valid is not None:
+        flat = select(valid, flat, -1)
+    return gather(
+        reshape(t, (t.aval.size,)),
+        reshape(flat, (*counts, 1)),
+        GatherDimensionNumbers((), (0,), (0,)),
+        (1,),
+        unique_indices=disjoint,
+        mode=GatherScatterMode.FILL_OR_DROP,
+        fill_value=0,
+    )

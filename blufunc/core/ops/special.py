@@ -1,0 +1,326 @@
+"""Special functions: gamma and its kin, Bessel functions, integrals of exponentials, the normal distribution.
+
+Core operations, elementwise. SciPy defines them, ``gamma`` what SciPy lacks; each comes with its derivatives, which
+are those of the NIST Digital Library of Mathematical Functions (chapters 5, 6, 7, 8, 10 and 25). Where a derivative
+has no closed form, asking for it is an error that says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import scipy.special
+
+from blufunc import errors
+from blufunc.core import source
+from blufunc.core.array import lift
+from blufunc.core.kinds import Elementwise
+from blufunc.core.ops import gamma as gamma_numerics
+from blufunc.core.ops.elementwise import (
+    add,
+    binary,
+    div,
+    eq,
+    exp,
+    gt,
+    log,
+    log1p,
+    logical_and,
+    max,
+    mul,
+    neg,
+    ones_of,
+    operand,
+    select,
+    sign,
+    square,
+    sub,
+    unary,
+    zeros_of,
+)
+from blufunc.core.ops.numerics import through_single
+from blufunc.core.primitive import Primitive
+from blufunc.core.trace import Value
+
+_HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
+_ROOT_TWO_PI = math.sqrt(2 * math.pi)
+_TWO_OVER_ROOT_PI = 2 / math.sqrt(math.pi)
+
+
+def _special(name: str, f: Callable, derivs: list) -> Elementwise:
+    return Elementwise(name, through_single(f), "float", derivs)
+
+
+def _no_derivative(name: str, argument: str) -> Callable:
+    """The derivative in an argument in which there is no closed form."""
+
+    def refuse(t: Any, ans: Any, *xs: Any) -> Any:
+        raise errors.GradError(
+            f"{name} has no derivative in {argument}.",
+            where=source.here(),
+            why="it is no elementary or special function that is implemented.",
+            fix=f"hold it constant: lax.stop_gradient({argument})",
+        )
+
+    return refuse
+
+
+def _times_log(y: Any, x: Any) -> Any:
+    """``y log x``, which is 0 where both are 0."""
+    return mul(y, log(select(logical_and(eq(x, 0), eq(y, 0)), ones_of(x), x)))
+
+
+# -- gamma, its logarithm, and the derivatives of that ---------------------------------------------
+
+
+def _polygamma(m, x):
+    # of order 0 it is digamma, which the formula with zeta does not give
+    m, x = np.broadcast_arrays(m, x)
+    order = np.where(m == 0, 1, m).astype(np.float64)
+    factor = np.where(order % 2 == 0, -1.0, 1.0) * scipy.special.gamma(order + 1)
+    value = factor * scipy.special.zeta(order + 1, x.astype(np.float64))
+    return np.where(m == 0, digamma_p.impl(x), value).astype(x.dtype)
+
+
+def _digamma(x):
+    # NaN at all poles: the sign of the infinity depends on the side
+    value = scipy.special.digamma(x)
+    return np.where(x == 0, np.asarray(np.nan, value.dtype), value)
+
+
+def _lgamma(x):
+    value = scipy.special.gammaln(x)
+    return np.where(x == -np.inf, np.asarray(np.inf, value.dtype), value)
+
+
+gamma_p = _special("gamma", scipy.special.gamma, [lambda t, ans, x: mul(t, mul(ans, digamma(x)))])
+gammasgn_p = _special("gammasgn", scipy.special.gammasgn, [None])
+lgamma_p = _special("lgamma", _lgamma, [lambda t, ans, x: mul(t, digamma(x))])
+digamma_p = _special("digamma", _digamma, [lambda t, ans, x: mul(t, polygamma(1, x))])
+polygamma_p = _special(
+    "polygamma",
+    _polygamma,
+    [_no_derivative("polygamma", "m"), lambda t, ans, m, x: mul(t, polygamma(add(m, 1), x))],
+)
+zeta_p = _special(
+    "zeta",
+    scipy.special.zeta,
+    [_no_derivative("zeta", "x"), lambda t, ans, x, q: mul(t, mul(neg(x), zeta(add(x, 1), q)))],
+)
+betaln_p = _special(
+    "betaln",
+    scipy.special.betaln,
+    [
+        lambda t, ans, a, b: mul(t, sub(digamma(a), digamma(add(a, b)))),
+        lambda t, ans, a, b: mul(t, sub(digamma(b), digamma(add(a, b)))),
+    ],
+)
+poch_p = _special(
+    "poch",
+    scipy.special.poch,
+    [
+        lambda t, ans, z, m: mul(t, mul(ans, sub(digamma(add(z, m)), digamma(z)))),
+        lambda t, ans, z, m: mul(t, mul(ans, digamma(add(z, m)))),
+    ],
+)
+
+# -- incomplete gamma and beta functions -----------------------------------------------------------
+
+
+def _gamma_density(a: Any, x: Any) -> Any:
+    """The derivative of ``igamma`` in x."""
+    return exp(sub(sub(_times_log(sub(a, 1), x), x), lgamma(a)))
+
+
+def _beta_density(a: Any, b: Any, x: Any) -> Any:
+    """The derivative of ``betainc`` in x."""
+    b = sub(b, 1)
+    corner = logical_and(eq(x, 1), eq(b, 0))
+    rest = mul(b, log1p(neg(select(corner, zeros_of(x), x))))
+    return exp(sub(add(_times_log(sub(a, 1), x), rest), betaln(a, add(b, 1))))
+
+
+igamma_p = _special(
+    "igamma",
+    scipy.special.gammainc,
+    [
+        lambda t, ans, a, x: mul(t, igamma_grad_a(a, x)),
+        lambda t, ans, a, x: mul(t, _gamma_density(a, x)),
+    ],
+)
+igammac_p = _special(
+    "igammac",
+    scipy.special.gammaincc,
+    [
+        lambda t, ans, a, x: mul(t, neg(igamma_grad_a(a, x))),
+        lambda t, ans, a, x: mul(t, neg(_gamma_density(a, x))),
+    ],
+)
+igamma_grad_a_p = _special(
+    "igamma_grad_a",
+    gamma_numerics.igamma_grad_a,
+    [
+        _no_derivative("igamma_grad_a", "a"),
+        lambda t, ans, a, x: mul(t, mul(_gamma_density(a, x), sub(log(x), digamma(a)))),
+    ],
+)
+random_gamma_grad_p = _special(
+    "random_gamma_grad",
+    gamma_numerics.random_gamma_grad,
+    [
+        _no_derivative("random_gamma_grad", "a"),
+        # of -P_a / p, with the logarithmic derivatives of the density p in a and in x
+        lambda t, ans, a, x: mul(
+            t, sub(sub(digamma(a), log(x)), mul(ans, sub(div(sub(a, 1), x), ones_of(x))))
+        ),
+    ],
+)
+regularized_incomplete_beta_p = _special(
+    "regularized_incomplete_beta",
+    scipy.special.betainc,
+    [
+        _no_derivative("betainc", "a"),
+        _no_derivative("betainc", "b"),
+        lambda t, ans, a, b, x: mul(t, _beta_density(a, b, x)),
+    ],
+)
+
+# -- Bessel functions ------------------------------------------------------------------------------
+
+
+def _i1e_deriv(t, ans, x):
+    at_zero = eq(x, 0)
+    ratio = select(at_zero, 0.5, div(ans, select(at_zero, ones_of(x), x)))
+    return mul(t, sub(bessel_i0e(x), add(ratio, mul(sign(x), ans))))
+
+
+bessel_i0e_p = _special(
+    "bessel_i0e",
+    scipy.special.i0e,
+    [lambda t, ans, x: mul(t, sub(bessel_i1e(x), mul(sign(x), ans)))],
+)
+bessel_i1e_p = _special("bessel_i1e", scipy.special.i1e, [_i1e_deriv])
+
+# -- integrals of exponentials, logarithms and of the normal density -------------------------------
+
+
+def _expn(n, x):
+    return scipy.special.expn(n.astype(np.float64), x.astype(np.float64)).astype(x.dtype)
+
+
+def _expn_deriv(t, ans, n, x):
+    # minus the function of the order below, which for orders 0 and 1 follows by recurrence
+    low = div(sub(exp(neg(x)), mul(sub(n, 1), ans)), x)
+    return mul(t, neg(select(gt(n, 1), expn(max(sub(n, 1), 1), x), low)))
+
+
+def _spence_deriv(t, ans, x):
+    at_one = eq(x, 1)
+    safe = select(at_one, 2.0, x)
+    return mul(t, select(at_one, -1.0, div(log(safe), sub(1, safe))))
+
+
+expi_p = _special("expi", scipy.special.expi, [lambda t, ans, x: mul(t, div(exp(x), x))])
+exp1_p = _special("exp1", scipy.special.exp1, [lambda t, ans, x: mul(t, neg(div(exp(neg(x)), x)))])
+expn_p = _special("expn", _expn, [None, _expn_deriv])
+spence_p = _special("spence", scipy.special.spence, [_spence_deriv])
+erfcx_p = _special(
+    "erfcx",
+    scipy.special.erfcx,
+    [lambda t, ans, x: mul(t, sub(mul(mul(x, 2), ans), _TWO_OVER_ROOT_PI))],
+)
+dawsn_p = _special("dawsn", scipy.special.dawsn, [lambda t, ans, x: mul(t, sub(1, mul(mul(x, 2), ans)))])
+log_ndtr_p = _special(
+    "log_ndtr",
+    scipy.special.log_ndtr,
+    [lambda t, ans, x: mul(t, exp(sub(mul(square(x), -0.5), add(ans, _HALF_LOG_TWO_PI))))],
+)
+ndtri_p = _special(
+    "ndtri", scipy.special.ndtri, [lambda t, ans, x: mul(t, mul(exp(mul(square(ans), 0.5)), _ROOT_TWO_PI))]
+)
+
+# -- functions -------------------------------------------------------------------------------------
+
+
+def _unary(prim: Primitive, doc: str) -> Callable:
+    def function(x: Any) -> Any:
+        return unary(prim, x)
+
+    function.__name__ = function.__qualname__ = prim.name
+    function.__doc__ = doc
+    return function
+
+
+gamma = _unary(gamma_p, "The gamma function.")
+gammasgn = _unary(gammasgn_p, "The sign of the gamma function, 1 or -1.")
+lgamma = _unary(lgamma_p, "The logarithm of the absolute value of the gamma function.")
+digamma = _unary(digamma_p, "The derivative of ``lgamma``; NaN at 0 and the negative integers.")
+bessel_i0e = _unary(bessel_i0e_p, "``exp(-|x|)`` times the modified Bessel function of order 0.")
+bessel_i1e = _unary(bessel_i1e_p, "``exp(-|x|)`` times the modified Bessel function of order 1.")
+expi = _unary(expi_p, "The exponential integral Ei, the principal value for x > 0.")
+exp1 = _unary(exp1_p, "The exponential integral E1.")
+spence = _unary(spence_p, "Spence's function: the integral of ``log(t) / (1 - t)`` from 1 to x.")
+erfcx = _unary(erfcx_p, "``exp(x**2) erfc(x)``, which does not underflow.")
+dawsn = _unary(dawsn_p, "Dawson's integral: ``exp(-x**2)`` times the integral of ``exp(t**2)`` from 0 to x.")
+log_ndtr = _unary(log_ndtr_p, "The logarithm of the normal distribution function.")
+ndtri = _unary(ndtri_p, "The inverse of the normal distribution function.")
+
+
+def polygamma(m: Any, x: Any) -> Any:
+    """The m-th derivative of ``digamma`` for integers ``m >= 0``; of the dtype of x, and not differentiable in m."""
+    return binary(polygamma_p, m, x)
+
+
+def zeta(x: Any, q: Any) -> Any:
+    """The Hurwitz zeta function, the sum of ``(k + q)**-x`` over integers k >= 0; not differentiable in x."""
+    return binary(zeta_p, x, q)
+
+
+def betaln(a: Any, b: Any) -> Any:
+    """The logarithm of the absolute value of the beta function."""
+    return binary(betaln_p, a, b)
+
+
+def poch(z: Any, m: Any) -> Any:
+    """Pochhammer's symbol ``gamma(z + m) / gamma(z)``."""
+    return binary(poch_p, z, m)
+
+
+def igamma(a: Any, x: Any) -> Any:
+    """The regularized lower incomplete gamma function, for ``a > 0`` and ``x >= 0``."""
+    return binary(igamma_p, a, x)
+
+
+def igammac(a: Any, x: Any) -> Any:
+    """The regularized upper incomplete gamma function: ``1 - igamma(a, x)``."""
+    return binary(igammac_p, a, x)
+
+
+def igamma_grad_a(a: Any, x: Any) -> Any:
+    """The derivative of ``igamma`` in a, itself differentiable in x."""
+    return binary(igamma_grad_a_p, a, x)
+
+
+def random_gamma_grad(a: Any, sample: Any) -> Any:
+    """The derivative in a of a sample of the gamma distribution with parameter a.
+
+    That is, of the quantile: ``-igamma_grad_a(a, x) / p(x)`` with the density p, right also where both underflow.
+    """
+    return binary(random_gamma_grad_p, a, sample)
+
+
+def betainc(a: Any, b: Any, x: Any) -> Any:
+    """The regularized incomplete beta function, for a and b > 0 and x in [0, 1]; differentiable in x."""
+    like = next((v for v in (a, b, x) if isinstance(v, Value)), None)
+    if like is None:
+        like = lift(x)
+    a, b, x = (operand(v, like) for v in (a, b, x))
+    return regularized_incomplete_beta_p.bind(a, b, x)
+
+
+def expn(n: Any, x: Any) -> Any:
+    """The exponential integral of order n: the integral of ``exp(-x t) t**-n`` from 1 on, for integers ``n >= 0``."""
+    return binary(expn_p, n, x)

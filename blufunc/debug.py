@@ -1,0 +1,176 @@
+"""Looking into programs while they run: ``debug.print`` and ``debug.callback``.
+
+Face. Both work eagerly and under every transform: in compiled programs and loops they report at run time, for each
+iteration; ``vmap`` reports for each element; derivatives report in the forward pass, once. What ``checkpoint``
+computes again in the backward pass is not reported again (in JAX it is).
+"""
+
+from __future__ import annotations
+
+import builtins
+import re
+import string
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core import dtypes, source
+from blufunc.core.trace import Value
+from blufunc.transforms.arguments import check_callable
+from blufunc.transforms.callback import debug_callback
+
+__all__ = ["callback", "print"]
+
+
+def callback(
+    callback: Callable, *args: Any, ordered: bool = False, partitioned: bool = False, **kwargs: Any
+) -> None:
+    """Call a function of Python with the values of arrays, when they are known.
+
+    Args:
+      callback: called for what it does; what it returns is dropped. It may keep the arrays that it is given.
+      args, kwargs: its arguments, pytrees; leaves that are no arrays, as strings, reach it as they are.
+      ordered: whether the calls must come in the order of the program, relative to other ordered ones.
+      partitioned: False; programs run on one device.
+    Raises:
+      ArgumentError: ``callback`` is not a function.
+    """
+    check_callable(callback, "debug.callback")
+    _check_whole(partitioned, "debug.callback")
+    debug_callback(callback, args, kwargs, ordered, "debug.callback")
+
+
+def print(
+    fmt: str,
+    *args: Any,
+    ordered: bool = False,
+    partitioned: bool = False,
+    skip_format_check: bool = False,
+    **kwargs: Any,
+) -> None:
+    """Print the values of arrays, when they are known: ``debug.print("x = {x}", x=x)``.
+
+    Args:
+      fmt: a format string for ``str.format``, not an f-string.
+      args, kwargs: what it formats: pytrees of arrays, and anything else.
+      ordered: whether the lines must come in the order of the program, relative to other ordered ones.
+      partitioned: False; programs run on one device.
+      skip_format_check: whether to leave mistakes in ``fmt`` to be found when it is printed.
+    Raises:
+      ArgumentError: ``fmt`` is not a string, is an f-string of traced values, or does not fit the arguments.
+    """
+    if not isinstance(fmt, str):
+        raise errors.ArgumentError(
+            f"debug.print takes a format string first, not {_short(fmt)}.",
+            where=source.here(),
+            fix='debug.print("x = {x}", x=x)',
+        )
+    _check_whole(partitioned, "debug.print")
+    if not skip_format_check:
+        _check_format(fmt, args, kwargs)
+    line = source.current()
+
+    def show(*args, **kwargs):
+        try:
+            text = fmt.format(*args, **kwargs)
+        except (errors.BlufuncError, AttributeError, LookupError, TypeError, ValueError) as e:
+            raise _unfit(fmt, getattr(e, "what", str(e)), source.describe(line)) from None
+        builtins.print(text)
+
+    show.__name__ = "print"
+    debug_callback(show, args, kwargs, ordered, "debug.print", keep=(bool, int, float, complex))
+
+
+# -- checking formats ------------------------------------------------------------------------------
+
+
+def _check_format(fmt: str, args: tuple, kwargs: dict) -> None:
+    """Raise ArgumentError unless ``fmt`` uses all of the arguments, and no others, in ways that they know."""
+    if "Tracer<" in fmt:
+        raise errors.ArgumentError(
+            f"debug.print was given the text of a traced value: {_short(fmt)}.",
+            where=source.here(),
+            why="an f-string is formatted while the function is traced, when its arrays have no values yet.",
+            fix='debug.print("x = {x}", x=x)   (skip_format_check=True prints the text as it is)',
+        )
+    used = set()
+    try:
+        for key, plain, spec in _fields(fmt):
+            used.add(key)
+            if key not in kwargs and not (isinstance(key, int) and key < len(args)):
+                name = f"{{{key}}}" if isinstance(key, str) else f"positional argument {key}"
+                raise ValueError(f"it asks for {name}, which is not given")
+            if plain and spec:
+                _check_spec(args[key] if isinstance(key, int) else kwargs[key], spec)
+    except ValueError as e:
+        raise _unfit(fmt, str(e), source.here()) from None
+    unused = [f"positional argument {i}" for i in range(len(args)) if i not in used]
+    unused += [k for k in kwargs if k not in used]
+    if unused:
+        raise _unfit(fmt, f"it does not use {', '.join(unused)}", source.here())
+
+
+def _fields(fmt: str) -> Iterator[tuple[int | str, bool, str]]:
+    """The fields of a format: the argument, whether it is formatted as it is, and the format that it gets.
+
+    Raises:
+      ValueError: it is not a format.
+    """
+    position = 0
+    numbered: bool | None = None
+    pending = [fmt]
+    while pending:
+        for _, field, spec, conversion in string.Formatter().parse(pending.pop(0)):
+            if field is None:
+                continue
+            root = re.split(r"[.\[]", field, maxsplit=1)[0]
+            key: int | str = int(root) if root.isdecimal() else root
+            if isinstance(key, int) or not root:
+                if numbered not in (None, bool(root)):
+                    raise ValueError("it mixes fields with and without numbers")
+                numbered = bool(root)
+            if not root:
+                key, position = position, position + 1
+            if conversion not in (None, "r", "s", "a"):
+                raise ValueError(f"it has the unknown conversion !{conversion}")
+            spec = spec or ""
+            if "{" in spec:
+                pending.append(spec)
+            yield key, root == field and conversion is None and "{" not in spec, spec
+
+
+def _check_spec(x: Any, spec: str) -> None:
+    """Raise ValueError unless the format of a number knows ``spec``; nothing is known of other objects."""
+    if not isinstance(x, (Value, np.ndarray, np.generic)):
+        return
+    if x.ndim or dtypes.is_key(x.dtype):
+        raise ValueError(
+            f"the format {spec!r} is for numbers, and there is an array of shape {x.shape} for it"
+        )
+    format(np.zeros((), x.dtype).item(), spec)
+
+
+def _unfit(fmt: str, why: str, where: str | None) -> errors.ArgumentError:
+    return errors.ArgumentError(
+        f"debug.print cannot format {_short(fmt)}.",
+        where=where,
+        why=why if why.endswith(".") else why + ".",
+        fix='name what is printed: debug.print("x = {x}, y = {y}", x=x, y=y); for braces write {{ and }}',
+    )
+
+
+def _check_whole(partitioned: bool, api: str) -> None:
+    if partitioned is not False:
+        raise errors.UnsupportedError(
+            f"{api} with partitioned={_short(partitioned)}.",
+            where=source.here(),
+            why="programs run on one device.",
+            fix="partitioned=False",
+        )
+
+
+def _short(x: Any) -> str:
+    text = repr(x)
+    return text if len(text) < 60 else text[:57] + "..."
