@@ -138,6 +138,8 @@ from blufunc.core.ops.elementwise import (
     pow_p,
     real,
     real_p,
+    reduce_precision,
+    reduce_precision_p,
     rem,
     rem_p,
     round,
@@ -178,6 +180,7 @@ from blufunc.core.ops.elementwise import bitcast as _bitcast
 from blufunc.core.ops.elementwise import complex_ as complex
 from blufunc.core.ops.elementwise import convert as _convert
 from blufunc.core.ops.elementwise import stop_gradient as _stop_gradient
+from blufunc.core.ops.fft import FftType, fft, fft_p
 from blufunc.core.ops.gather_scatter import (
     gather,
     gather_p,
@@ -238,6 +241,64 @@ from blufunc.core.structure import (
 )
 from blufunc.core.trace import EVAL, Value, state
 from blufunc.core.tree import map as _tree_map
+from blufunc.lax import linalg
+from blufunc.lax.convolution import (
+    ConvDimensionNumbers,
+    conv,
+    conv_dimension_numbers,
+    conv_general_dilated,
+    conv_general_dilated_local,
+    conv_general_dilated_p,
+    conv_general_dilated_patches,
+    conv_transpose,
+    conv_with_general_padding,
+    padtype_to_pads,
+)
+from blufunc.lax.special import (
+    bessel_i0e,
+    bessel_i0e_p,
+    bessel_i1e,
+    bessel_i1e_p,
+    betainc,
+    digamma,
+    digamma_p,
+    igamma,
+    igamma_grad_a,
+    igamma_grad_a_p,
+    igamma_p,
+    igammac,
+    igammac_p,
+    lgamma,
+    lgamma_p,
+    polygamma,
+    polygamma_p,
+    random_gamma_grad,
+    random_gamma_grad_p,
+    regularized_incomplete_beta_p,
+    zeta,
+    zeta_p,
+)
+from blufunc.lax.windowed import (
+    reduce,
+    reduce_window,
+    reduce_window_max_p,
+    reduce_window_min_p,
+    reduce_window_sum_p,
+    window_argmax_p,
+    window_argmin_p,
+)
+from blufunc.lax.derived import (
+    approx_max_k,
+    approx_min_k,
+    broadcast_shapes,
+    clz,
+    dtype,
+    reciprocal,
+    scatter_apply,
+    split,
+    stack,
+    tile,
+)
 from blufunc.parallel.collectives import (
     all_gather,
     all_gather_p,
@@ -261,6 +322,8 @@ from blufunc.parallel.collectives import (
 )
 from blufunc.transforms.associative_scan import associative_scan
 from blufunc.transforms.cond import cond, cond_p, switch
+from blufunc.transforms.custom_root import custom_root
+from blufunc.transforms.linear_solve import custom_linear_solve, linear_solve_p
 from blufunc.transforms.loops import fori_loop, map
 from blufunc.transforms.scan import scan, scan_p
 from blufunc.transforms.while_loop import while_loop, while_p
@@ -274,7 +337,7 @@ def convert_element_type(operand: Any, new_dtype: Any) -> Value:
 
 
 def bitcast_convert_type(operand: Any, new_dtype: Any) -> Value:
-    """The bits of the operand as another dtype of the same width."""
+    """The bits of the operand as another dtype: narrower ones get a last axis of parts, wider ones join one."""
     return _bitcast(operand, dtypes.as_dtype(new_dtype))
 
 
@@ -434,14 +497,28 @@ __all__ = [
     "shift_right_logical", "sign", "sin", "sinh", "slice", "slice_in_dim", "sort", "sort_key_val",
     "sqrt", "square", "squeeze", "stop_gradient", "sub", "tan", "tanh", "top_k", "transpose",
     "trunc", "zeros_like",
+    # linear algebra and Fourier transforms
+    "FftType", "fft", "linalg", "fft_p",
+    # convolutions, windows, special functions
+    "ConvDimensionNumbers", "conv", "conv_dimension_numbers", "conv_general_dilated", "conv_general_dilated_local",
+    "conv_general_dilated_patches", "conv_transpose", "conv_with_general_padding", "padtype_to_pads", "reduce",
+    "reduce_precision", "reduce_window", "bessel_i0e", "bessel_i1e", "betainc", "digamma", "igamma", "igamma_grad_a",
+    "igammac", "lgamma", "polygamma", "random_gamma_grad", "zeta", "conv_general_dilated_p", "reduce_precision_p",
+    "reduce_window_max_p", "reduce_window_min_p", "reduce_window_sum_p", "window_argmax_p", "window_argmin_p",
+    "bessel_i0e_p", "bessel_i1e_p", "digamma_p", "igamma_p", "igamma_grad_a_p", "igammac_p", "lgamma_p", "polygamma_p",
+    "random_gamma_grad_p", "regularized_incomplete_beta_p", "zeta_p",
+    # compositions
+    "approx_max_k", "approx_min_k", "broadcast_shapes", "clz", "dtype", "reciprocal", "scatter_apply", "split", "stack",
+    "tile",
     # collectives
     "all_gather", "all_to_all", "axis_index", "axis_size", "pmax", "pmean", "pmin", "ppermute", "pshuffle",
     "psum", "psum_scatter", "all_gather_p", "all_to_all_p", "axis_index_p", "pmax_p", "pmin_p", "ppermute_p",
     "psum_p", "psum_scatter_p",
     # control flow
-    "associative_scan", "cond", "fori_loop", "map", "scan", "switch", "while_loop",
+    "associative_scan", "cond", "custom_linear_solve", "custom_root", "fori_loop", "map", "scan", "switch",
+    "while_loop",
     # primitives
-    "cond_p", "scan_p", "while_p",
+    "cond_p", "linear_solve_p", "scan_p", "while_p",
     "abs_p", "acos_p", "acosh_p", "add_any_p", "add_p", "and_p", "argmax_p", "argmin_p", "asin_p",
     "asinh_p", "atan2_p", "atan_p", "atanh_p", "bitcast_p", "broadcast_in_dim_p", "cbrt_p",
     "ceil_p", "clamp_p", "complex_p", "concatenate_p", "conj_p", "convert_p", "copy_p", "cos_p",

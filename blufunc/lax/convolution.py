@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source
+from blufunc.core import source
 from blufunc.core.array import from_numpy, lift
-from blufunc.core.axes import ints, sequence
+from blufunc.core.axes import ints
 from blufunc.core.ops.convolution import (
     ConvDimensionNumbers,
     conv_dimension_numbers,
@@ -248,16 +248,10 @@ def conv_general_dilated_local(
     """
     lhs, rhs = lift(lhs), lift(rhs)
     d = conv_dimension_numbers(lhs.aval.shape, rhs.aval.shape, dimension_numbers)
-    first = sequence(precision, "conv_general_dilated_local", "precision") if isinstance(precision, (tuple, list)) else (precision,)  # fmt: skip
+    first = precision[0] if isinstance(precision, (tuple, list)) and precision else precision
     patches = conv_general_dilated_patches(
-        lhs, filter_shape, window_strides, padding, lhs_dilation, rhs_dilation, d, first[0] if first else None
+        lhs, filter_shape, window_strides, padding, lhs_dilation, rhs_dilation, d, first
     )
-    numbers = (
-        ((d.out_spec[1],), (d.rhs_spec[1],)),
-        (d.out_spec[2:], d.rhs_spec[2:]),
-    )
+    numbers = (((d.out_spec[1],), (d.rhs_spec[1],)), (d.out_spec[2:], d.rhs_spec[2:]))
     out = dot_general(patches, rhs, numbers, precision)  # spatial axes, batch, output features
-    n = len(d.rhs_spec) - 2
-    return transpose(
-        out, tuple(int(i) for i in np.argsort((d.out_spec[2:] + d.out_spec[:2]))) if n else (0, 1)
-    )
+    return transpose(out, tuple(int(i) for i in np.argsort(d.out_spec[2:] + d.out_spec[:2])))

@@ -19,10 +19,12 @@ from blufunc.core.ops.linalg_factor import (
 from blufunc.core.ops.linalg_solve import lu_solve_p
 from blufunc.core.ops.linalg_spectral import eig, eig_p, eigh, eigh_p, svd, svd_p
 from blufunc.core.ops.linalg_triangular import triangular_solve, triangular_solve_p
+from blufunc.core.ops.linalg_tridiagonal import tridiagonal_solve, tridiagonal_solve_p
 
 __all__ = [
     "cholesky", "eig", "eigh", "lu", "lu_pivots_to_permutation", "qr", "svd", "triangular_solve",
+    "tridiagonal_solve",
     # primitives
     "cholesky_p", "eig_p", "eigh_p", "lu_p", "lu_pivots_to_permutation_p", "lu_solve_p", "qr_p", "svd_p",
-    "triangular_solve_p",
+    "triangular_solve_p", "tridiagonal_solve_p",
 ]  # fmt: skip

@@ -14,24 +14,28 @@ from typing import Any
 from blufunc.core import dtypes, source, tree, treepath
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Jaxpr
-from blufunc.core.primitive import unsupported
+from blufunc.core.ops.elementwise import stop_gradient
 from blufunc.core.stage import stage
 from blufunc.core.structure import add_any, all_front, instantiate, move_dim, zeros
 from blufunc.core.tangents import Zero, zero
-from blufunc.core.trace import EVAL, set_trace, state
-from blufunc.errors import GradError, TreeError
+from blufunc.core.trace import EVAL, Tracer, set_trace, state
+from blufunc.errors import ArgumentError, GradError, TreeError, ValueRangeError
 from blufunc.transforms.arguments import (
     FlatFunction,
+    argument_indices,
     as_values,
     bind_positional,
+    check_callable,
     fix_static,
     labels_of,
     name_of,
+    signature_of,
 )
 from blufunc.transforms.batch import Axis, batch_flat, batch_jaxpr
-from blufunc.transforms.calls import Call
+from blufunc.transforms.calls import Call, jit_p
 from blufunc.transforms.jvp import JVPTrace
 from blufunc.transforms.linearize import LinearizeTrace, SplitTrace
+from blufunc.transforms.symbolic_zeros import SymbolicZero, for_rule
 
 
 class _CustomJVPCall(Call):
@@ -45,15 +49,21 @@ class _CustomJVPCall(Call):
 
     def jvp(self, primals, tangents, *, jaxpr, rule, n_consts, name):
         check_closure(tangents[:n_consts], name)
-        return rule(primals[n_consts:], [instantiate(t) for t in tangents[n_consts:]])
+        return rule(primals[n_consts:], tangents[n_consts:])
 
-    transpose = unsupported("it is differentiated by its own jvp rule before anything is transposed")
+    def transpose(self, cts, *args, jaxpr, rule, n_consts, name):
+        """The body's: what is transposed is linear already, so that the rule has nothing to say."""
+        jit_p.transpose(cts, *args, jaxpr=jaxpr, name=name)
 
     def batch(self, axis, args, dims, *, jaxpr, rule, n_consts, name):
         body, consts, ins, batched = batched_call(jaxpr, axis, args, dims)
         params = {"rule": _BatchedRule(rule, axis, batched[n_consts:]), "n_consts": len(consts) + n_consts}
         outs = self.bind(*consts, *ins, jaxpr=body, name=name, **params)
         return outs, [0] * len(outs)
+
+    def rewrite(self, bodies, operands, *, jaxpr, **params):
+        """The function gone through: its rule is of arrays, not of boxes."""
+        return bodies.inline(jaxpr, operands)
 
     drop_outputs = None  # type: ignore[assignment]  # the rules are for all results
 
@@ -95,12 +105,17 @@ class _BatchedRule:
 
     def __call__(self, primals: Sequence, tangents: Sequence) -> tuple[list, list]:
         dims = [0 if b else None for b in self.batched]
+        given = [t.__class__ is not Zero for t in tangents]
 
         def both(*xs):
-            outs, out_ts = self.rule(xs[: len(dims)], xs[len(dims) :])
+            ps, rest = xs[: len(dims)], iter(xs[len(dims) :])
+            ts = [next(rest) if g else zero(p.aval) for p, g in zip(ps, given, strict=True)]
+            outs, out_ts = self.rule(ps, ts)
             return [*outs, *map(instantiate, out_ts)]
 
-        results, out_dims = batch_flat(both, self.axis, [*primals, *tangents], [*dims, *dims])
+        t_dims = [d for d, g in zip(dims, given, strict=True) if g]
+        t_values = [t for t, g in zip(tangents, given, strict=True) if g]
+        results, out_dims = batch_flat(both, self.axis, [*primals, *t_values], [*dims, *t_dims])
         results = all_front(self.axis, results, out_dims)
         n = len(results) // 2
         return results[:n], results[n:]
@@ -124,18 +139,34 @@ class custom_jvp:
     Args:
       fun: a function of pytrees of arrays.
       nondiff_argnums: positional arguments that are not differentiated: Python values or functions, handed to the
-        rule first.
+        rule first, in the order of the parameters. A traced array among them is held constant.
+      nondiff_argnames: such arguments by name.
     """
 
-    def __init__(self, fun: Callable, nondiff_argnums: Sequence[int] = ()):
+    def __init__(
+        self,
+        fun: Callable,
+        nondiff_argnums: int | Sequence[int] = (),
+        nondiff_argnames: str | Sequence[str] = (),
+    ):
+        check_callable(fun, "custom_jvp")
         functools.update_wrapper(self, fun)
         self.fun = fun
-        self.nondiff = tuple(nondiff_argnums)
+        self.nondiff = nondiff_positions(fun, nondiff_argnums, nondiff_argnames)
+        self.symbolic_zeros = False
         self.rule: Any = None
 
-    def defjvp(self, rule: Callable) -> Callable:
-        """Set the rule: ``rule(*nondiff, primals, tangents) -> (out, out_tangent)``. Returns it."""
+    def defjvp(self, rule: Callable, symbolic_zeros: bool = False) -> Callable:
+        """Set the rule, and return it.
+
+        Args:
+          rule: ``rule(*nondiff, primals, tangents) -> (out, out_tangent)``.
+          symbolic_zeros: whether the rule is to get a ``SymbolicZero`` for each tangent that is zero by construction,
+            instead of zeros. It may return them for tangents, as it may return None in any case.
+        """
+        check_callable(rule, "defjvp")
         self.rule = rule
+        self.symbolic_zeros = bool(symbolic_zeros)
         return rule
 
     def defjvps(self, *rules: Callable | None) -> None:
@@ -161,7 +192,7 @@ class custom_jvp:
             total = functools.reduce(lambda a, b: tree.map(add_any, a, b), terms, nothing)
             return out, total
 
-        self.rule = rule
+        self.rule, self.symbolic_zeros = rule, False
 
     def __get__(self, obj: Any, owner: type | None = None) -> Any:
         return self if obj is None else functools.partial(self, obj)
@@ -174,8 +205,30 @@ class custom_jvp:
                 fix=f"@{name_of(self.fun)}.defjvp",
             )
         args = bind_positional(self.fun, args, kwargs)
-        fun, dynamic, static = fix_static(self.fun, args, self.nondiff)
+        if not any(isinstance(a, Tracer) for a in args) or not self.nondiff:
+            fun, dynamic, static = fix_static(self.fun, args, self.nondiff)
+        else:
+            fun, dynamic, static = self._hold(args)
         return _call_custom_jvp(self, fun, dynamic, static)
+
+    def _hold(self, args: tuple) -> tuple[Callable, tuple, tuple]:
+        """``fix_static`` where traced arrays that are not differentiated stay operands, held constant."""
+        fixed = argument_indices(self.nondiff, len(args), "nondiff_argnums")
+        held = [i for i in fixed if isinstance(args[i], Tracer)]
+        args = tuple(stop_gradient(a) if i in held else a for i, a in enumerate(args))
+        known = tuple(i for i in fixed if i not in held)
+        fun, dynamic, _ = fix_static(self.fun, args, known)
+        operands = [i for i in range(len(args)) if i not in known]
+        return fun, dynamic, tuple(_Held(operands.index(i)) if i in held else args[i] for i in fixed)
+
+
+class _Held:
+    """Stands among the arguments that are not differentiated for one that is an operand."""
+
+    __slots__ = ("place",)
+
+    def __init__(self, place: int):
+        self.place = place
 
 
 def _call_custom_jvp(owner: custom_jvp, fun: Callable, args: tuple, static: tuple) -> Any:
@@ -196,7 +249,7 @@ def _call_custom_jvp(owner: custom_jvp, fun: Callable, args: tuple, static: tupl
                 return _call_custom_jvp(owner, fun, tree.unflatten(in_tree, primals)[0], static)
         inner = trace.split if isinstance(trace, LinearizeTrace) else trace.parent
         with set_trace(inner):
-            outs, out_ts = rule(primals, [instantiate(t) for t in tangents])
+            outs, out_ts = rule(primals, tangents)
         return tree.unflatten(rule.out_tree, trace.wrap(custom_jvp_call_p, outs, out_ts))
     flat = FlatFunction(fun, in_tree)
     jaxpr, consts = stage(flat, [v.aval for v in values], name_of(owner.fun)).hoist()
@@ -207,11 +260,44 @@ def _call_custom_jvp(owner: custom_jvp, fun: Callable, args: tuple, static: tupl
     return tree.unflatten(flat.out_tree, outs)
 
 
+def nondiff_positions(fun: Callable, argnums: Any, argnames: Any) -> tuple[int, ...]:
+    """``nondiff_argnums`` and ``nondiff_argnames`` as one tuple of positions."""
+    nums = argnums if isinstance(argnums, (tuple, list)) else (argnums,)
+    names = (argnames,) if isinstance(argnames, str) else argnames
+    if any(isinstance(i, bool) or not isinstance(i, int) for i in nums):
+        raise ArgumentError(
+            f"nondiff_argnums are ints, not {argnums!r:.60}.",
+            where=source.here(),
+            fix="nondiff_argnums=(0,)",
+        )
+    if not isinstance(names, (tuple, list)) or not all(isinstance(n, str) for n in names):
+        raise ArgumentError(
+            f"nondiff_argnames are names of parameters, not {argnames!r:.60}.",
+            where=source.here(),
+            fix="nondiff_argnames=('n',)",
+        )
+    found = list(nums)
+    if names:
+        signature = signature_of(fun)
+        parameters = list(signature.parameters) if signature else []
+        for name in names:
+            if name not in parameters:
+                raise ValueRangeError(
+                    f"nondiff_argnames: {name_of(fun)} has no parameter {name!r}.",
+                    where=source.here(),
+                    fix=f"its parameters are {', '.join(parameters)}",
+                )
+            if parameters.index(name) not in found:
+                found.append(parameters.index(name))
+    return tuple(sorted(found, key=lambda i: (i < 0, i)))  # in the order of the parameters
+
+
 class _FlatRule:
     """The user's jvp rule on flat lists, its results checked."""
 
     def __init__(self, owner: custom_jvp, in_tree: tree.TreeDef, static: tuple):
         self.owner, self.in_tree, self.static = owner, in_tree, static
+        self.held = {s.place for s in static if s.__class__ is _Held}
         self.out_tree: Any = None  # of the function's result, where it is known, and the types
         self.out_avals: Any = None
 
@@ -221,8 +307,12 @@ class _FlatRule:
 
     def __call__(self, primals: Sequence, tangents: Sequence) -> tuple[list, list]:
         ps, _ = tree.unflatten(self.in_tree, primals)
-        ts, _ = tree.unflatten(self.in_tree, tangents)
-        pair = self.owner.rule(*self.static, ps, ts)
+        ts, _ = tree.unflatten(self.in_tree, for_rule(tangents, self.owner.symbolic_zeros))
+        static = self.static
+        if self.held:
+            static = tuple(ps[s.place] if s.__class__ is _Held else s for s in static)
+            ps, ts = (tuple(x for i, x in enumerate(xs) if i not in self.held) for xs in (ps, ts))
+        pair = self.owner.rule(*static, ps, ts)
         name = name_of(self.owner.fun)
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
             raise GradError(
@@ -287,7 +377,7 @@ def expand_nones(found: Any, expected: tree.TreeDef, rule: str, names: tuple[str
 
 def _checked_tangent(out: Any, t: Any, name: str) -> Any:
     expected = out.aval.tangent()
-    if t is None or expected.dtype == dtypes.float0:
+    if t is None or t.__class__ is SymbolicZero or expected.dtype == dtypes.float0:
         return zero(out.aval)
     (t,) = as_values([t], lambda i: f"the tangent from the jvp rule of {name}")
     if not expected.same_type(t.aval):

@@ -17,21 +17,30 @@ from blufunc.core.primitive import Primitive, unsupported
 from blufunc.core.stage import stage
 from blufunc.core.structure import all_front, instantiate, move_dim, reduce_sum
 from blufunc.core.tangents import Zero, is_linear, zero
-from blufunc.core.trace import EVAL, set_trace, state
+from blufunc.core.trace import EVAL, Tracer, set_trace, state
 from blufunc.errors import GradError
 from blufunc.transforms.arguments import (
     FlatFunction,
+    argument_indices,
     as_values,
     bind_positional,
+    check_callable,
     fix_static,
     labels_of,
     name_of,
 )
 from blufunc.transforms.batch import Axis, batch_flat
 from blufunc.transforms.calls import Call
-from blufunc.transforms.custom_jvp import batched_call, check_closure, expand_nones, rule_results
+from blufunc.transforms.custom_jvp import (
+    batched_call,
+    check_closure,
+    expand_nones,
+    nondiff_positions,
+    rule_results,
+)
 from blufunc.transforms.jvp import JVPTrace
 from blufunc.transforms.linearize import LinearizeTrace, SplitTrace
+from blufunc.transforms.symbolic_zeros import CustomVJPPrimal, SymbolicZero, example_zero, for_rule
 
 
 class _CustomVJPLinear(Primitive):
@@ -61,7 +70,7 @@ class _CustomVJPLinear(Primitive):
         return self.bind(*args[:n_res], *ts, bwd=bwd, n_res=n_res, outs=outs, name=name), [0] * len(outs)
 
     def transpose(self, cts, *args, bwd, n_res, outs, name):
-        for arg, ct in zip(args[n_res:], bwd(args[:n_res], [instantiate(ct) for ct in cts]), strict=True):
+        for arg, ct in zip(args[n_res:], bwd(args[:n_res], cts), strict=True):
             if is_linear(arg):
                 arg.add(ct)
 
@@ -70,30 +79,34 @@ custom_vjp_linear_p = _CustomVJPLinear()
 
 
 class _CustomVJPCall(Call):
-    """A call differentiated by ``fwd(args) -> (outs, residuals)`` and ``bwd(residuals, cts) -> cts``, on flat lists.
+    """A call differentiated by ``fwd(args, perturbed) -> (outs, residuals, bwd)``, on flat lists.
 
-    The first ``n_consts`` operands are what the function closes over: the rules do not take them.
+    ``bwd(residuals, cts) -> cts`` belongs to this run of the forward rule and its residuals. The first ``n_consts``
+    operands are what the function closes over: the rules do not take them.
     """
 
     name, inline = "custom_vjp_call", True
 
-    def linearize(self, trace, primals, tangents, *, jaxpr, fwd, bwd, n_consts, name):
+    def linearize(self, trace, primals, tangents, *, jaxpr, fwd, n_consts, name):
         check_closure(tangents[:n_consts], name)
-        outs, residuals = fwd(primals[n_consts:])
-        return outs, linear_outputs(trace, outs, residuals, tangents[n_consts:], bwd, name)
+        tangents = tangents[n_consts:]
+        outs, residuals, bwd = fwd(primals[n_consts:], [t.__class__ is not Zero for t in tangents])
+        return outs, linear_outputs(trace, outs, residuals, tangents, bwd, name)
 
-    def jvp(self, primals, tangents, *, jaxpr, fwd, bwd, n_consts, name):
+    def jvp(self, primals, tangents, *, jaxpr, fwd, n_consts, name):
         raise forward_mode_error(name)
 
     transpose = unsupported("it is differentiated by its own rules before anything is transposed")
 
-    def batch(self, axis, args, dims, *, jaxpr, fwd, bwd, n_consts, name):
+    def batch(self, axis, args, dims, *, jaxpr, fwd, n_consts, name):
         body, consts, ins, batched = batched_call(jaxpr, axis, args, dims)
-        fwd = _BatchedFwd(fwd, axis, batched[n_consts:])
-        bwd = _BatchedBwd(bwd, axis, fwd.batched, fwd.res_dims)
-        params = {"fwd": fwd, "bwd": bwd, "n_consts": len(consts) + n_consts}
+        params = {"fwd": _BatchedFwd(fwd, axis, batched[n_consts:]), "n_consts": len(consts) + n_consts}
         outs = self.bind(*consts, *ins, jaxpr=body, name=name, **params)
         return outs, [0] * len(outs)
+
+    def rewrite(self, bodies, operands, *, jaxpr, **params):
+        """The function gone through: its rules are of arrays, not of boxes."""
+        return bodies.inline(jaxpr, operands)
 
     drop_outputs = None  # type: ignore[assignment]  # the rules are for all results
 
@@ -124,31 +137,30 @@ def forward_mode_error(name: str) -> GradError:
 
 
 class _BatchedFwd:
-    """The forward rule over a batch; remembers where the residuals of its last run have their batch axis."""
+    """The forward rule over a batch. Residuals stay where their batch axis came out, and the backward rule knows."""
 
     def __init__(self, fwd: Callable, axis: Axis, batched: tuple[bool, ...]):
         self.fwd, self.axis, self.batched = fwd, axis, batched
-        self.res_dims: list[int | None] = []
         self.__name__ = fwd.__name__
 
-    def __call__(self, primals: Sequence) -> tuple[list, list]:
-        n_outs = 0
+    def __call__(self, primals: Sequence, perturbed: Sequence[bool]) -> tuple[list, list, Callable]:
+        n_outs, bwd = 0, None
 
         def both(*xs):
-            nonlocal n_outs
-            outs, residuals = self.fwd(xs)
+            nonlocal n_outs, bwd
+            outs, residuals, bwd = self.fwd(xs, perturbed)
             n_outs = len(outs)
             return [*outs, *residuals]
 
         results, dims = batch_flat(both, self.axis, primals, [0 if b else None for b in self.batched])
-        self.res_dims[:] = dims[n_outs:]
-        return all_front(self.axis, results[:n_outs], dims[:n_outs]), results[n_outs:]
+        batched_bwd = _BatchedBwd(bwd, self.axis, self.batched, dims[n_outs:])
+        return all_front(self.axis, results[:n_outs], dims[:n_outs]), results[n_outs:], batched_bwd
 
 
 class _BatchedBwd:
     """The backward rule over a batch; cotangents of arguments that were not batched are summed over it."""
 
-    def __init__(self, bwd: Callable, axis: Axis, batched: tuple[bool, ...], res_dims: list[int | None]):
+    def __init__(self, bwd: Any, axis: Axis, batched: tuple[bool, ...], res_dims: Sequence[int | None]):
         self.bwd, self.axis, self.batched, self.res_dims = bwd, axis, batched, res_dims
         self.__name__ = bwd.__name__
 
@@ -157,10 +169,13 @@ class _BatchedBwd:
         found: list[Any] = []
 
         def flat(*xs):
-            found[:] = self.bwd(xs[:n_res], xs[n_res:])
+            rest = iter(xs[n_res:])
+            given = [example_zero(ct) if ct.__class__ is Zero else next(rest) for ct in cts]
+            found[:] = self.bwd(xs[:n_res], given)
             return [ct for ct in found if ct is not None]
 
-        results, dims = batch_flat(flat, axis, [*residuals, *cts], [*self.res_dims, *[0] * len(cts)])
+        values = [ct for ct in cts if ct.__class__ is not Zero]
+        results, dims = batch_flat(flat, axis, [*residuals, *values], [*self.res_dims, *[0] * len(values)])
         fronts = iter(all_front(axis, results, dims))
         whole = [None if ct is None else next(fronts) for ct in found]
         return [
@@ -184,20 +199,43 @@ class custom_vjp:
 
     Args:
       fun: a function of pytrees of arrays.
-      nondiff_argnums: positional arguments that are not differentiated: Python values or functions. ``fwd`` takes
-        them in their places, ``bwd`` takes them first.
+      nondiff_argnums: positional arguments that are not differentiated: Python values or functions, nothing traced.
+        ``fwd`` takes them in their places, ``bwd`` takes them first, in the order of the parameters.
+      nondiff_argnames: such arguments by name.
     """
 
-    def __init__(self, fun: Callable, nondiff_argnums: Sequence[int] = ()):
+    def __init__(
+        self,
+        fun: Callable,
+        nondiff_argnums: int | Sequence[int] = (),
+        nondiff_argnames: str | Sequence[str] = (),
+    ):
+        check_callable(fun, "custom_vjp")
         functools.update_wrapper(self, fun)
         self.fun = fun
-        self.nondiff = tuple(nondiff_argnums)
+        self.nondiff = nondiff_positions(fun, nondiff_argnums, nondiff_argnames)
+        self.symbolic_zeros = False
         self.fwd: Any = None
         self.bwd: Any = None
 
-    def defvjp(self, fwd: Callable, bwd: Callable) -> None:
-        """Set the rules: ``fwd(*args) -> (out, residuals)``, ``bwd(*nondiff, residuals, ct) -> cotangents``."""
-        self.fwd, self.bwd = fwd, bwd
+    def defvjp(
+        self, fwd: Callable, bwd: Callable, symbolic_zeros: bool = False, optimize_remat: bool = False
+    ) -> None:
+        """Set the rules.
+
+        Args:
+          fwd: ``fwd(*args) -> (out, residuals)``.
+          bwd: ``bwd(*nondiff, residuals, ct) -> cotangents``, a tuple with one for each differentiable argument, of
+            its structure, shapes and dtypes; None stands for zeros, of a whole subtree too.
+          symbolic_zeros: whether the rules are to be told what is zero by construction: ``fwd`` then gets a
+            ``CustomVJPPrimal`` (``value``, ``perturbed``) for each leaf of the differentiable arguments, and ``bwd`` a
+            ``SymbolicZero`` for each cotangent that is zero, which it may return as well.
+          optimize_remat: accepted, and without effect: rules are staged as any function is, so under ``checkpoint``
+            the first pass never computes what only the residuals need.
+        """
+        check_callable(fwd, "defvjp")
+        check_callable(bwd, "defvjp")
+        self.fwd, self.bwd, self.symbolic_zeros = fwd, bwd, bool(symbolic_zeros)
 
     def __get__(self, obj: Any, owner: type | None = None) -> Any:
         return self if obj is None else functools.partial(self, obj)
@@ -209,6 +247,16 @@ class custom_vjp:
                 f"{name} is a custom_vjp without rules.", where=source.here(), fix=f"{name}.defvjp(fwd, bwd)"
             )
         args = bind_positional(self.fun, args, kwargs)
+        if self.nondiff:
+            for i in argument_indices(self.nondiff, len(args), "nondiff_argnums"):
+                if isinstance(args[i], Tracer):
+                    raise GradError(
+                        f"the argument {i} of {name}, which is not differentiated, is traced ({args[i].aval}).",
+                        where=source.here(),
+                        why="the backward rule is given that argument later, when the trace may have ended.",
+                        fix="make it a differentiable argument: fwd keeps it among the residuals, and bwd returns "
+                        "None for it",
+                    )
         fun, dynamic, static = fix_static(self.fun, args, self.nondiff)
         fwd, _, _ = fix_static(self.fwd, args, self.nondiff)
         return _call_custom_vjp(self, fun, fwd, dynamic, static)
@@ -233,26 +281,18 @@ def _call_custom_vjp(owner: custom_vjp, fun: Callable, fwd: Callable, args: tupl
                 return _call_custom_vjp(owner, fun, fwd, tree.unflatten(in_tree, primals)[0], static)
             if not isinstance(trace, LinearizeTrace):
                 raise forward_mode_error(name)
-            outs, residuals = rules.forward(primals)
-            out_ts = linear_outputs(trace, outs, residuals, tangents, rules.backward, name)
+            outs, residuals, bwd = rules(primals, [t.__class__ is not Zero for t in tangents])
+            out_ts = linear_outputs(trace, outs, residuals, tangents, bwd, name)
         return tree.unflatten(rules.out_tree, trace.wrap(custom_vjp_call_p, outs, out_ts))
     flat = FlatFunction(fun, in_tree)
     jaxpr, consts = stage(flat, [v.aval for v in values], name).hoist()
     rules.out_tree, rules.out_avals = flat.out_tree, jaxpr.out_avals
-    outs = custom_vjp_call_p.bind(
-        *consts,
-        *values,
-        jaxpr=jaxpr,
-        fwd=rules.forward,
-        bwd=rules.backward,
-        n_consts=len(consts),
-        name=name,
-    )
+    outs = custom_vjp_call_p.bind(*consts, *values, jaxpr=jaxpr, fwd=rules, n_consts=len(consts), name=name)
     return tree.unflatten(flat.out_tree, outs)
 
 
 class _FlatRules:
-    """The user's rules on flat lists, their results checked."""
+    """The user's rules on flat lists, their results checked: called, the forward rule, which returns the other."""
 
     def __init__(
         self, owner: custom_vjp, fwd: Callable, in_tree: tree.TreeDef, static: tuple, avals: list[ShapedArray]
@@ -261,10 +301,15 @@ class _FlatRules:
         self.name = name_of(owner.fun)
         self.out_tree: Any = None  # of the function's result, where it is known, and the types
         self.out_avals: Any = None
-        self.res_tree: Any = None
 
-    def forward(self, primals: Sequence) -> tuple[list, list]:
-        """Results and residuals."""
+    @property
+    def __name__(self) -> str:
+        return name_of(self.owner.fwd)
+
+    def __call__(self, primals: Sequence, perturbed: Sequence[bool]) -> tuple[list, list, Callable]:
+        """Results, residuals, and the backward rule ``(residuals, cts) -> cts`` that takes them."""
+        if self.owner.symbolic_zeros:
+            primals = [CustomVJPPrimal(x, p) for x, p in zip(primals, perturbed, strict=True)]
         args, _ = tree.unflatten(self.in_tree, primals)
         pair = self.fwd(*args)
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
@@ -275,13 +320,19 @@ class _FlatRules:
         outs, self.out_tree = rule_results(
             pair[0], self.out_tree, self.out_avals, f"the fwd rule of {self.name}", "out"
         )
-        residuals, self.res_tree = tree.flatten(pair[1])
-        return outs, as_values(residuals, lambda i: f"a residual of {self.name}")
+        leaves, res_tree = tree.flatten(pair[1])
+        residuals = as_values(leaves, lambda i: f"a residual of {self.name}")
 
-    def backward(self, residuals: Sequence, cts: Sequence) -> list:
+        def bwd(residuals: Sequence, cts: Sequence) -> list:
+            return self._backward(tree.unflatten(res_tree, residuals), cts)
+
+        bwd.__name__ = name_of(self.owner.bwd)
+        return outs, residuals, bwd
+
+    def _backward(self, residuals: Any, cts: Sequence) -> list:
         """For each argument its cotangent, or None for zero."""
-        ct = tree.unflatten(self.out_tree, cts)
-        found = self.owner.bwd(*self.static, tree.unflatten(self.res_tree, residuals), ct)
+        ct = tree.unflatten(self.out_tree, for_rule(cts, self.owner.symbolic_zeros))
+        found = self.owner.bwd(*self.static, residuals, ct)
         args_tree = tree.structure(tree.unflatten(self.in_tree, [0] * len(self.avals))[0])
         if not isinstance(found, (tuple, list)):
             raise GradError(
@@ -297,7 +348,7 @@ class _FlatRules:
 
     def _checked(self, ct: Any, aval: ShapedArray, path: str) -> Any:
         expected = aval.tangent()
-        if ct is None or expected.dtype == dtypes.float0:
+        if ct is None or ct.__class__ is SymbolicZero or expected.dtype == dtypes.float0:
             return None
         (ct,) = as_values([ct], lambda i: f"the cotangent {path} from the bwd rule of {self.name}")
         if not expected.same_type(ct.aval):

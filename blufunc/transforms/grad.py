@@ -11,6 +11,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from blufunc import errors
 from blufunc.core import dtypes, source, tree, treenode, treepath
 from blufunc.core.array import lift, scalar
@@ -77,34 +79,21 @@ def value_and_grad(
     """
 
     check_callable(fun, "grad")
+    check_argnums(argnums)
 
     @functools.wraps(fun)
     def value_and_grad_fun(*args, **kwargs):
-        nums = argument_indices(argnums, len(args), "argnums")
-        leaves, in_tree = tree.flatten(tuple(args[i] for i in nums))
-        labels = _labels(fun, args, nums, in_tree)
-        primals = as_values(leaves, lambda i: f"the argument {labels()[i]}")
-        wanted = dtypes.is_complex if holomorphic else dtypes.is_inexact
-        for i, p in enumerate(primals):
-            if not wanted(p.aval.dtype) and not (allow_int and not dtypes.is_inexact(p.aval.dtype)):
-                raise _input_error(fun, labels()[i], p.aval, holomorphic)
+        chosen = Chosen(fun, args, kwargs, argnums)
+        primals, labels = chosen.values, chosen.labels
+        check_inputs("grad", chosen, holomorphic, allow_int)
         aux_tree: Any = None
 
         def flat_fun(*xs):
             nonlocal aux_tree
-            inner = list(args)
-            for i, x in zip(nums, tree.unflatten(in_tree, xs), strict=True):
-                inner[i] = x
-            out = fun(*inner, **kwargs)
+            out = chosen.call(xs)
             aux_leaves: list = []
             if has_aux:
-                if not (isinstance(out, tuple) and len(out) == 2):
-                    raise errors.GradError(
-                        f"has_aux=True, but {name_of(fun)} returned a {type(out).__name__}.",
-                        where=source.here(),
-                        fix="return (scalar, auxiliary)",
-                    )
-                out, aux = out
+                out, aux = split_aux(fun, out, "(scalar, auxiliary)")
                 aux_leaves, aux_tree = tree.flatten(aux)
                 aux_leaves = as_values(aux_leaves, lambda i: f"auxiliary output {i} of {name_of(fun)}")
             return [_scalar_output(fun, out, holomorphic), *aux_leaves]
@@ -121,8 +110,7 @@ def value_and_grad(
             _gradient(next(found), p) if nz else zeros(p.aval.tangent())
             for p, nz in zip(primals, nonzeros, strict=True)
         ]
-        g = tree.unflatten(in_tree, grads)
-        g = g[0] if isinstance(argnums, int) else g
+        g = chosen.rebuild(grads)
         value = (outs[0], tree.unflatten(aux_tree, outs[1:])) if has_aux else outs[0]
         return value, g
 
@@ -133,17 +121,60 @@ def _gradient(ct: Any, primal: Any) -> Any:
     return zeros(primal.aval) if ct.__class__ is Zero else ct
 
 
-def _labels(fun, args, nums, in_tree) -> Callable[[], list[str]]:
-    """The names of the leaves of the differentiated arguments; worked out when first asked for."""
+def check_argnums(argnums: Any) -> None:
+    """Raise ArgumentError unless ``argnums`` is an int or a sequence of them."""
+    nums = argnums if isinstance(argnums, (tuple, list)) else (argnums,)
+    for i in nums:
+        if isinstance(i, bool) or not isinstance(i, (int, np.integer)):
+            raise errors.ArgumentError(
+                f"argnums is an int or a tuple of ints, not {argnums!r:.60}.",
+                where=source.here(),
+                fix="argnums=0, or argnums=(0, 1)",
+            )
 
-    @functools.cache
-    def labels() -> list[str]:
+
+class Chosen:
+    """The arguments of one call that are differentiated, flat, and the function of them alone.
+
+    Attributes:
+      values: the leaves of the arguments that ``argnums`` names.
+      in_tree: the structure of those arguments, a tuple.
+    """
+
+    def __init__(self, fun: Callable, args: tuple, kwargs: dict, argnums: int | Sequence[int]):
+        self.fun, self.args, self.kwargs = fun, args, kwargs
+        self.single = not isinstance(argnums, (tuple, list))
+        self.nums = argument_indices(int(argnums) if self.single else argnums, len(args), "argnums")  # type: ignore[arg-type]
+        leaves, self.in_tree = tree.flatten(tuple(args[i] for i in self.nums))
+        self._names: list[str] | None = None
+        self.values = as_values(leaves, lambda i: f"the argument {self.labels()[i]}")
+
+    def call(self, xs: Sequence) -> Any:
+        """The function's result, with ``xs`` for the leaves of the chosen arguments."""
+        inner = list(self.args)
+        for i, x in zip(self.nums, tree.unflatten(self.in_tree, xs), strict=True):
+            inner[i] = x
+        return self.fun(*inner, **self.kwargs)
+
+    def rebuild(self, leaves: Sequence) -> Any:
+        """Leaves as the one chosen argument, or as the tuple of them."""
+        whole = tree.unflatten(self.in_tree, leaves)
+        return whole[0] if self.single else whole
+
+    def labels(self) -> list[str]:
+        """The names of the leaves; worked out when first asked for."""
+        if self._names is None:
+            self._names = self._work_out_names()
+        return self._names
+
+    def _work_out_names(self) -> list[str]:
+        args, nums = self.args, self.nums
         mapped = {i: tree.structure(args[i]) for i in nums}
         full = tuple(
             tree.unflatten(mapped[i], [0] * mapped[i].num_leaves) if i in mapped else None
             for i in range(len(args))
         )
-        names = labels_of(fun, tree.structure((full, {})))
+        names = labels_of(self.fun, tree.structure((full, {})))
         order = sorted(range(len(nums)), key=lambda k: nums[k])
         groups: dict[int, list[str]] = {}
         rest = iter(names)
@@ -151,20 +182,36 @@ def _labels(fun, args, nums, in_tree) -> Callable[[], list[str]]:
             groups[k] = [next(rest) for _ in range(mapped[nums[k]].num_leaves)]
         return [name for k in range(len(nums)) for name in groups[k]]
 
-    return labels
+
+def check_inputs(transform: str, chosen: Chosen, holomorphic: bool, allow_int: bool) -> None:
+    """Raise GradError unless every chosen argument can be differentiated in reverse mode."""
+    wanted = dtypes.is_complex if holomorphic else dtypes.is_inexact
+    for i, p in enumerate(chosen.values):
+        if not wanted(p.aval.dtype) and not (allow_int and not dtypes.is_inexact(p.aval.dtype)):
+            kind = "complex" if holomorphic else "floating or complex"
+            label = chosen.labels()[i]
+            raise errors.GradError(
+                f"{transform} of {name_of(chosen.fun)} with respect to {label}, which is {p.aval}: "
+                f"{kind} arguments only.",
+                where=source.here(),
+                why="holomorphic functions go from complex to complex numbers."
+                if holomorphic
+                else "functions of integers have no derivative.",
+                fix=f"convert {label} to a {'complex' if holomorphic else 'floating'} dtype, "
+                "choose other argnums, or "
+                + ("leave out holomorphic=True" if holomorphic else "pass allow_int=True"),
+            )
 
 
-def _input_error(fun, label, aval, holomorphic) -> errors.GradError:
-    kind = "complex" if holomorphic else "floating or complex"
-    return errors.GradError(
-        f"grad of {name_of(fun)} with respect to {label}, which is {aval}: {kind} arguments only.",
-        where=source.here(),
-        why="holomorphic functions go from complex to complex numbers."
-        if holomorphic
-        else "functions of integers have no derivative.",
-        fix=f"convert {label} to a {'complex' if holomorphic else 'floating'} dtype, choose other argnums, or "
-        + ("leave out holomorphic=True" if holomorphic else "pass allow_int=True"),
-    )
+def split_aux(fun: Callable, out: Any, form: str = "(result, auxiliary)") -> tuple:
+    """The pair that a function with ``has_aux`` returned."""
+    if not (isinstance(out, tuple) and len(out) == 2):
+        raise errors.GradError(
+            f"has_aux=True, but {name_of(fun)} returned a {type(out).__name__}.",
+            where=source.here(),
+            fix=f"return {form}",
+        )
+    return out
 
 
 def _scalar_output(fun, out: Any, holomorphic: bool) -> Any:
@@ -206,6 +253,7 @@ def jvp(fun: Callable, primals: Sequence, tangents: Sequence, has_aux: bool = Fa
     Raises:
       TreeError, GradError: primals and tangents do not match.
     """
+    check_callable(fun, "jvp")
     if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
         raise errors.ArgumentError(
             "jvp takes its primals and its tangents as tuples of arguments.",
@@ -263,13 +311,7 @@ def _with_aux(flat: FlatFunction, has_aux: bool) -> tuple[Callable, Callable]:
 
     def run(*xs):
         args, kwargs = tree.unflatten(flat.in_tree, xs)
-        pair = flat.fun(*args, **kwargs)
-        if not (isinstance(pair, tuple) and len(pair) == 2):
-            raise errors.GradError(
-                f"has_aux=True, but {name_of(flat.fun)} returned a {type(pair).__name__}.",
-                where=source.here(),
-                fix="return (result, auxiliary)",
-            )
+        pair = split_aux(flat.fun, flat.fun(*args, **kwargs))
         aux, split["aux"] = tree.flatten(pair[1])
         out = flat.flatten_out(pair[0])
         split["n"] = len(out)
@@ -364,6 +406,7 @@ for _cls in (Linearized, Pullback):
 
 def _linear_at(cls: type, fun: Callable, primals: tuple, has_aux: bool) -> tuple:
     """Linearize at a point: results, auxiliary data (in a tuple, empty without), and the linear map."""
+    check_callable(fun, "vjp" if cls is Pullback else "linearize")
     leaves, in_tree = tree.flatten((primals, {}))
     ps = as_values(leaves, lambda i: f"primal {labels_of(fun, in_tree)[i]}")
     nonzeros = [dtypes.is_inexact(p.aval.dtype) for p in ps]

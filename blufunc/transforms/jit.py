@@ -12,8 +12,9 @@ Inside another transform a jitted function becomes a ``jit`` equation with its j
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +73,21 @@ def jit(
         )
     check_callable(fun, "jit")
     return Jitted(fun, static_argnums, static_argnames, donate_argnums, donate_argnames, max_traces)
+
+
+_DISABLED = "jit is disabled"
+
+
+@contextlib.contextmanager
+def disable_jit(disable: bool = True) -> Iterator[None]:
+    """Context manager in which functions under ``jit`` just run, in this thread: values can be printed and inspected."""
+    before = state.context
+    kept = tuple(e for e in before if e != _DISABLED)
+    state.context = (*kept, _DISABLED) if disable else kept
+    try:
+        yield
+    finally:
+        state.context = before
 
 
 @dataclass
@@ -146,6 +162,8 @@ class Jitted:
         return tree.unflatten(entry.out_tree, wrapped)
 
     def _call(self, args: tuple, kwargs: dict) -> Any:
+        if _DISABLED in state.context:
+            return self.fun(*args, **kwargs)
         entry, values, donated = self._enter(args, kwargs)
         if state.trace is not EVAL:
             outs = jit_p.bind(*entry.consts, *values, jaxpr=entry.jaxpr, name=self.name)

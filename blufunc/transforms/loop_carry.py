@@ -25,12 +25,12 @@ def settle(
     """
     if not any(c.aval.weak_type for c in carry):
         return list(carry), body
-    carry = [_strong(c, a) for c, a in zip(carry, body.out_avals, strict=False)]
+    carry = [strengthened(c, a) for c, a in zip(carry, body.out_avals, strict=False)]
     return carry, restage([c.aval.strong() for c in carry])
 
 
-def _strong(c: Any, after: ShapedArray) -> Any:
-    """An initial carry, converted as promotion says if it is weak and the body gives it another dtype."""
+def strengthened(c: Any, after: ShapedArray) -> Any:
+    """A value, converted as promotion says if it is weak and becomes a value of another dtype."""
     dtype = c.aval.dtype
     if not c.aval.weak_type or not (dtypes.is_numeric(after.dtype) or dtypes.is_bool(after.dtype)):
         return c
@@ -74,7 +74,7 @@ def boxed(
     Returns:
       the carry, boxed where need be; the transformed body, which returns such carries; the kinds of its results.
     """
-    carry, n = list(carry), len(carry)
+    carry, n = [x if bodies.kind(x) is None else bodies.lifted(x) for x in carry], len(carry)
     while True:
         kinds = [bodies.kind(x) for x in carry]
         wanted = [*(k is not None for k in kinds), *(False,) * (len(body.outvars) - n)]

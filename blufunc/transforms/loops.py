@@ -17,7 +17,7 @@ from blufunc.core.axes import static_int
 from blufunc.core.ops.elementwise import add, convert, lt
 from blufunc.core.ops.shape import concatenate, slice_in_dim
 from blufunc.core.structure import reshape
-from blufunc.transforms.arguments import as_values, check_callable
+from blufunc.transforms.arguments import as_values, check_callable, name_of
 from blufunc.transforms.scan import scan
 from blufunc.transforms.vmap import vmap
 from blufunc.transforms.while_loop import while_loop
@@ -47,27 +47,32 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable, init_val: Any, *, unro
             )
     kinds = [(b.aval.dtype, b.aval.weak_type) for b in bounds]
     dtype = dtypes.promote(*kinds)[0]
-    first, last = (convert(b, dtype) for b in bounds)
     if all(isinstance(b, Array) for b in bounds):
-        steps = max(int(np.asarray(last)) - int(np.asarray(first)), 0)
+        start, stop = (int(np.asarray(b)) for b in bounds)
 
         def step(carry, _):
             i, val = carry
             return (add(i, scalar(1, dtype)), body_fun(i, val)), None
 
+        step.__name__ = name_of(body_fun)
         hint = 1 if unroll is None else static_int(unroll, "fori_loop", "unroll")
-        return scan(step, (first, init_val), None, length=steps, unroll=hint)[0][1]
+        return scan(step, (scalar(start, dtype), init_val), None, length=max(stop - start, 0), unroll=hint)[
+            0
+        ][1]
     if unroll is not None:
         raise errors.ArgumentError(
             "fori_loop: unroll needs static bounds, and these are traced.",
             where=source.here(),
             fix="pass Python integers, or leave unroll out",
         )
-    return while_loop(
-        lambda c: lt(c[0], c[1]),
-        lambda c: (add(c[0], scalar(1, dtype)), c[1], body_fun(c[0], c[2])),
-        (first, last, init_val),
-    )[2]
+
+    def advance(carry):
+        i, end, val = carry
+        return add(i, scalar(1, dtype)), end, body_fun(i, val)
+
+    advance.__name__ = name_of(body_fun)
+    first, last = (convert(b, dtype) for b in bounds)
+    return while_loop(lambda c: lt(c[0], c[1]), advance, (first, last, init_val))[2]
 
 
 def map(f: Callable, xs: Any, *, batch_size: int | None = None) -> Any:

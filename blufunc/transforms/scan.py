@@ -16,6 +16,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.core import passes, source, tree, treepath
 from blufunc.core.avals import ShapedArray
+from blufunc.core.axes import static_int
 from blufunc.core.jaxpr import Eqn, Jaxpr
 from blufunc.core.primitive import Primitive
 from blufunc.core.stage import stage
@@ -23,7 +24,7 @@ from blufunc.core.structure import add_tangents, batched_front, instantiate, mov
 from blufunc.core.tangents import Zero, is_linear, zero
 from blufunc.core.trace import set_trace
 from blufunc.transforms import loop_carry
-from blufunc.transforms.arguments import as_values, name_of
+from blufunc.transforms.arguments import as_values, check_callable, name_of
 from blufunc.transforms.batch import batch_jaxpr
 from blufunc.transforms.jvp import jvp_jaxpr
 from blufunc.transforms.linearize import linearize_jaxpr, split_jaxpr
@@ -339,7 +340,12 @@ scan_p = _Scan()
 
 
 def scan(
-    f: Callable, init: Any, xs: Any = None, length: int | None = None, reverse: bool = False, unroll: int = 1
+    f: Callable,
+    init: Any,
+    xs: Any = None,
+    length: int | None = None,
+    reverse: bool = False,
+    unroll: int | bool = 1,
 ) -> tuple[Any, Any]:
     """Loop with a carry: ``carry, y = f(carry, x)`` for each x along the first axis of ``xs``.
 
@@ -358,6 +364,8 @@ def scan(
       CarryError: the body returns another type of carry.
       ShapeError: the leading sizes of ``xs`` differ.
     """
+    check_callable(f, "scan")
+    steps_in_a_row = int(unroll) if isinstance(unroll, bool) else static_int(unroll, "scan", "unroll")
     x_leaves, x_tree = tree.flatten(xs)
     x_paths = treepath.leaf_paths(x_tree)
     x_values = as_values(x_leaves, lambda i: f"xs{x_paths[i]}")
@@ -401,7 +409,7 @@ def scan(
         reverse=bool(reverse),
         n_consts=len(consts),
         n_carry=len(carry),
-        unroll=int(unroll),
+        unroll=steps_in_a_row,
     )
     n = len(carry)
     return tree.unflatten(init_tree, outs[:n]), tree.unflatten(y_tree, outs[n:])

@@ -49,6 +49,8 @@ class Transform:
       lower: ``(box, aval) -> result`` for the results of the transformed function; they are boxes by default.
       like: ``box -> array`` of the shape and dtype of the array that an argument stands for; by default its first
         leaf.
+      settle: ``(box, aval) -> box`` for what loops carry and branches return. Every step and every branch must give
+        boxes of one structure and types: here they are brought to it, where rules may give others.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Transform:
         lift: Callable[[Any], Any] | None = None,
         lower: Callable[[Any, ShapedArray], Any] | None = None,
         like: Callable[[Any], Any] | None = None,
+        settle: Callable[[Any, ShapedArray], Any] | None = None,
     ):
         if box is not None and not isinstance(box, type):
             raise errors.ArgumentError(
@@ -67,7 +70,8 @@ class Transform:
         self.box = box
         self.lift = lift if lift is not None or box is not None else lambda x: x
         self.lower = lower
-        self.like = like or (lambda box: tree.leaves(box)[0])
+        self.like = like
+        self.settle = settle
         self.rules: dict[Primitive, Rule] = {}
         self.default_rule: Rule | None = None
         self._edition = 0  # of the rules: bodies are transformed anew when they change
@@ -118,7 +122,7 @@ class Transform:
                 differences = treepath.diff(structures[0], structure, "one operand", "another")
                 raise errors.TreeError(
                     f"{self.name}: {prim.name} was given boxes that differ.",
-                    where=source.here(),
+                    where=self.where(),
                     why="; ".join(differences[:3]),
                     fix=f"give it a rule that knows what to do, @{self.name}.rule(lax.{prim.name}_p)",
                 )
@@ -144,7 +148,12 @@ class Transform:
 
         @functools.wraps(fun)
         def transformed(*args, **kwargs):
-            leaves, in_tree = tree.flatten((args, kwargs), is_leaf=self._is_box)
+            given = {
+                id(args),
+                id(kwargs),
+                id(call := (args, kwargs)),
+            }  # no boxes, if tuples or dicts are such
+            leaves, in_tree = tree.flatten(call, is_leaf=lambda x: self._is_box(x) and id(x) not in given)
             trace = TransformTrace(state.trace, self)
             with new_trace(trace):
                 inputs = [self._argument(trace, x) for x in leaves]
@@ -164,18 +173,35 @@ class Transform:
     def _argument(self, trace: TransformTrace, x: Any) -> Any:
         """An argument: a tracer for a box, an array for what is none."""
         if self._is_box(x):
-            return TransformTracer(trace, x, lift_value(self.like(x)).aval)
-        value = lift_value(x)
+            return TransformTracer(trace, x, self._like(x).strong())
+        value = lift_value(x, f"an argument of a function under {self.name}")
         if self.box is None:
             box = self.lift(value)  # type: ignore[misc]
             return TransformTracer(trace, box, value.aval)
         return value
 
+    def _like(self, box: Any) -> ShapedArray:
+        """The type of the array that a box stands for."""
+        if self.like is not None:
+            return lift_value(self.like(box), f"what like says of {self.name}").aval
+        leaves = tree.leaves(box)
+        if not leaves:
+            raise errors.ArgumentError(
+                f"{self.name}: {box!r:.60} holds no array, so that it stands for none.",
+                where=source.here(),
+                fix="give the box an array, or give Transform(..., like=) the array that a box stands for",
+            )
+        return lift_value(leaves[0], f"leaf 0 of a box of {self.name}").aval
+
+    def where(self) -> str | None:
+        """For the messages of rules: the line of the function that the rule runs for, as text."""
+        return source.describe(state.source) or source.here()
+
     def missing(self, prim: Primitive) -> errors.UnsupportedError:
         """The error for a primitive without rule."""
         return errors.UnsupportedError(
             f"the transform {self.name} has no rule for {prim.name}.",
-            where=source.here(),
+            where=self.where(),
             fix=f"define one, @{self.name}.rule(lax.{prim.name}_p), or a default for all, @{self.name}.default",
         )
 
@@ -225,8 +251,13 @@ class TransformTrace(Trace):
         with set_trace(self.parent):
             if not any(x.__class__ is Boxed for x in operands):
                 return self.parent.process(prim, operands, params)
-            outs = self._results(prim, operands, params)
-        line = state.source or source.current()
+            # what a rule computes stands at the line of the function, not at that of the rule
+            line, previous = state.source or source.current(), state.source
+            state.source = line
+            try:
+                outs = self._results(prim, operands, params)
+            finally:
+                state.source = previous
         tracers = [TransformTracer(self, *x, line) if x.__class__ is Boxed else x for x in outs]
         return tracers if prim.multiple_results else tracers[0]
 
@@ -248,7 +279,7 @@ class TransformTrace(Trace):
         elif not isinstance(result, (list, tuple)) or len(result) != len(avals):
             raise errors.ArgumentError(
                 f"the rule of {t.name} for {prim.name} must return a list of {len(avals)} results, not {result!r:.60}.",
-                where=source.here(),
+                where=t.where(),
             )
         return [self._result(x, aval, prim) for x, aval in zip(result, avals, strict=True)]
 
@@ -258,8 +289,8 @@ class TransformTrace(Trace):
         value = lift_value(x, f"the result of the rule of {self.name} for {prim.name}")
         if not value.aval.same_type(aval):
             raise errors.ShapeError(
-                f"the rule of {self.name} for {prim.name} returned an array of type {value.aval} for one of type {aval}.",
-                where=source.here(),
+                f"the rule of {self.name} for {prim.name} returned an array {value.aval} for one of type {aval}.",
+                where=self.transform.where(),
                 fix=f"return it in a {self.transform.box.__name__}, or with that shape and dtype",
             )
         return value
@@ -271,6 +302,9 @@ class Kind(NamedTuple):
     structure: tree.TreeDef
     leaves: tuple[ShapedArray, ...]
     aval: ShapedArray
+
+    def __str__(self) -> str:
+        return f"{self.structure} of {', '.join(map(str, self.leaves)) or 'no arrays'}, for {self.aval}"
 
     def of_element(self, what: str) -> Kind:
         """The kind of the elements along the first axis."""
@@ -299,14 +333,14 @@ class Bodies:
         self.transform = transform
 
     def lifted(self, x: Any) -> Any:
-        """A value as ``Boxed``.
+        """A value as ``Boxed``, of the kind that loops carry and branches return.
 
         Raises:
           UnsupportedError: the transform has no ``lift``, or leaves such values as they are.
         """
-        if x.__class__ is Boxed:
-            return x
         t = self.transform
+        if x.__class__ is Boxed:
+            return x if t.settle is None else Boxed(t.settle(x.box, x.aval), x.aval)
         box = x if t.lift is None else t.lift(x)
         if t.box is not None and not isinstance(box, t.box):
             raise errors.UnsupportedError(
@@ -315,7 +349,7 @@ class Bodies:
                 why="the branches of a cond, and the steps of a loop, give results of one kind.",
                 fix=f"have lift={'...' if t.lift is None else 'the function that was given'} make a box of it",
             )
-        return Boxed(box, x.aval)
+        return Boxed(box if t.settle is None else t.settle(box, x.aval), x.aval.strong())
 
     def plain(self, x: Any, what: str) -> Any:
         """An operand that decides which jaxpr runs, as an array: what its box lowers to.

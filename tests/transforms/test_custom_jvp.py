@@ -9,12 +9,15 @@ import pytest
 import blufunc.numpy as bnp
 from blufunc import errors, tree
 from blufunc.core import dtypes
-from blufunc.transforms.checkpoint import checkpoint, everything_saveable
+from blufunc.transforms.checkpoint import checkpoint
+from blufunc.transforms.checkpoint_policies import everything_saveable
 from blufunc.transforms.custom_jvp import custom_jvp
 from blufunc.transforms.grad import grad, jvp, linearize, value_and_grad, vjp
 from blufunc.transforms.jit import jit
+from blufunc.transforms.linear_transpose import linear_transpose
 from blufunc.transforms.make_jaxpr import make_jaxpr
 from blufunc.transforms.scan import scan
+from blufunc.transforms.symbolic_zeros import SymbolicZero, instantiate, zero_from_primal
 from blufunc.transforms.vmap import vmap
 from tests.transforms.common import arr, close, draw
 
@@ -565,3 +568,148 @@ def test_against_jax():
             rtol=1e-4,
             atol=1e-6,
         )
+
+
+# -- options of the decorator and of the rule ------------------------------------------------------
+
+
+def test_nondiff_argnames():
+    def apply(g, x, n=3):
+        return g(x) * n
+
+    def rule(g, n, primals, tangents):
+        (x,), (t,) = primals, tangents
+        return apply(g, x, n), t * 100.0 * n
+
+    for options in (
+        {"nondiff_argnames": ("g", "n")},
+        {"nondiff_argnames": ["n", "g"]},
+        {"nondiff_argnums": (2,), "nondiff_argnames": "g"},
+        {"nondiff_argnums": (2, 0)},
+        {"nondiff_argnums": [0, 2], "nondiff_argnames": ("n",)},
+        {"nondiff_argnums": (-1, 0)},
+    ):
+        f = custom_jvp(apply, **options)
+        f.defjvp(rule)
+        close(grad(lambda x: f(bnp.sin, x))(X), 300.0)  # noqa: B023
+        close(grad(jit(lambda x: f(bnp.sin, x, n=2)))(X), 200.0)  # noqa: B023
+    one = custom_jvp(apply, 0)
+    one.defjvp(lambda g, p, t: (one(g, *p), t[0] * 7.0))
+    close(grad(lambda x: one(bnp.sin, x, 1.0))(X), 7.0)
+
+
+@pytest.mark.parametrize("wrap", [same_function, jit, checkpoint, WRAPS["vmap"], WRAPS["scan"]])
+def test_traced_nondiff_arguments_are_constants(wrap):
+    f = custom_jvp(lambda n, x: x * n, nondiff_argnums=(0,))
+    f.defjvp(lambda n, p, t: (f(n, *p), t[0] * n * 10.0))
+    close(grad(wrap(lambda x: f(x, x)))(X), 7.0)
+    close(grad(wrap(lambda n: f(n, T)))(X), 0.0)
+    close(grad(lambda n: jit(lambda x: f(n, x))(T))(X), 0.0)
+    close(jit(grad(wrap(lambda x: f(x * 2.0, x))))(X), 14.0)
+
+
+@pytest.mark.parametrize("wrap", [same_function, jit, WRAPS["vmap"]])
+def test_a_linear_function_can_be_transposed(wrap):
+    """Its rule has nothing to add: what is transposed is linear."""
+    f = custom_jvp(lambda x: x * 3.0)
+    f.defjvp(lambda p, t: (f(*p), t[0] * 10.0))
+    close(linear_transpose(wrap(f), X)(T)[0], 3.9)
+
+
+SYMBOLIC_WRAPS = {
+    "plain": lambda f: f,
+    "jit": jit,
+    "checkpoint": checkpoint,
+    "vmap": lambda f: lambda x, y, n: tree.map(lambda o: o[0], vmap(f, (0, 0, None))(x[None], y[None], n)),
+    "jit of vmap": lambda f: jit(SYMBOLIC_WRAPS["vmap"](f)),
+}
+
+
+@pytest.mark.parametrize("name", SYMBOLIC_WRAPS)
+def test_symbolic_zeros(name):
+    seen = []
+
+    @custom_jvp
+    def f(x, y, n):
+        return x * 2.0, y * 3.0
+
+    def rule(primals, tangents):
+        seen.append(tangents)
+        tx, ty, tn = tangents
+        assert type(tn) is SymbolicZero and tn.dtype == dtypes.float0
+        for p, t in zip(primals[:2], (tx, ty)):
+            assert t.shape == p.shape == () and t.dtype == p.dtype and t.aval.shape == ()
+        again = f(*primals)
+        return again, (tx if type(tx) is SymbolicZero else tx * 20.0, instantiate(ty) * 30.0)
+
+    assert f.defjvp(rule, symbolic_zeros=True) is rule
+    g = SYMBOLIC_WRAPS[name](f)
+    n = arr(1, np.int32)
+    out, ts = jvp(lambda x: g(x, T, n), (X,), (arr(1.0),))
+    close(out, (X * 2.0, T * 3.0))
+    close(ts, (arr(20.0), arr(0.0)))
+    assert [type(t) is SymbolicZero for t in seen[-1]] == [False, True, True]
+    close(jvp(lambda y: g(X, y, n), (X,), (arr(1.0),))[1], (arr(0.0), arr(30.0)))
+    assert [type(t) is SymbolicZero for t in seen[-1]] == [True, False, True]
+    close(grad(lambda x, y: sum(g(x, y, n)), (0, 1))(X, T), (arr(20.0), arr(30.0)))
+    close(grad(lambda x: g(x, T, n)[0] * g(x, T, n)[0])(X), 2 * 1.4 * 20.0)
+
+
+def test_symbolic_zeros_are_leaves_that_say_what_they_are():
+    z = zero_from_primal(draw(2, 3), symbolic_zeros=True)
+    assert type(z) is SymbolicZero and tree.leaves(z) == [z]
+    assert (z.shape, z.ndim, z.size, z.dtype) == ((2, 3), 2, 6, np.float64)
+    assert repr(z) == "SymbolicZero(f64[2,3])"
+    close(z.instantiate(), arr(np.zeros((2, 3))))
+    close(instantiate(X), X)
+    close(zero_from_primal(draw(2)), arr(np.zeros(2)))
+    assert zero_from_primal(arr(1, np.int32)).dtype == dtypes.float0
+    with pytest.raises(errors.ArgumentError, match="SymbolicZero, which is not an array"):
+        bnp.sin(z)
+
+
+@pytest.mark.parametrize(
+    "call, error, says",
+    [
+        (lambda: custom_jvp(3), errors.ArgumentError, "takes a function"),
+        (lambda: custom_jvp(bnp.sin).defjvp(None), errors.ArgumentError, "takes a function"),
+        (lambda: custom_jvp(bnp.sin, nondiff_argnums="x"), errors.ArgumentError, "nondiff_argnums are ints"),
+        (
+            lambda: custom_jvp(bnp.sin, nondiff_argnums=(1.5,)),
+            errors.ArgumentError,
+            "nondiff_argnums are ints",
+        ),
+        (lambda: custom_jvp(bnp.sin, nondiff_argnames=3), errors.ArgumentError, "nondiff_argnames are names"),
+        (lambda: custom_jvp(lambda x: x, nondiff_argnames="y"), errors.ValueRangeError, "no parameter 'y'"),
+    ],
+)
+def test_wrong_options(call, error, says):
+    with pytest.raises(error, match=says) as info:
+        call()
+    assert "test_custom_jvp.py" in info.value.where and info.value.fix
+
+
+@pytest.mark.peer
+def test_symbolic_zeros_against_jax():
+    import jax
+    from jax.custom_derivatives import SymbolicZero as theirs
+
+    def run(custom_jvp, kind, jvp, np_, jit):
+        seen = []
+
+        @custom_jvp
+        def f(x, y):
+            return x * y
+
+        def rule(primals, tangents):
+            seen.append([isinstance(t, kind) for t in tangents])
+            return f(*primals), tangents[0] * 5.0
+
+        f.defjvp(rule, symbolic_zeros=True)
+        y = np_.float32(2.0)
+        for wrap in (lambda f: f, jit):
+            jvp(wrap(lambda x: f(x, y)), (np_.float32(1.0),), (np_.float32(1.0),))
+            jvp(wrap(lambda x: f(x, x)), (np_.float32(1.0),), (np_.float32(1.0),))
+        return seen
+
+    assert run(custom_jvp, SymbolicZero, jvp, np, jit) == run(jax.custom_jvp, theirs, jax.jvp, np, jax.jit)

@@ -8,8 +8,11 @@ import pytest
 
 import blufunc.numpy as bnp
 from blufunc import errors, tree
-from blufunc.core import dtypes
-from blufunc.transforms.checkpoint import checkpoint, everything_saveable
+from blufunc.core import dtypes, treenode
+from blufunc.core.jaxpr import eval_jaxpr
+from blufunc.transforms.checkpoint import checkpoint
+from blufunc.transforms.checkpoint_policies import everything_saveable
+from blufunc.transforms.custom_gradient import custom_gradient
 from blufunc.transforms.custom_jvp import custom_jvp
 from blufunc.transforms.custom_vjp import custom_vjp
 from blufunc.transforms.grad import grad, jvp, linearize, value_and_grad, vjp
@@ -17,6 +20,7 @@ from blufunc.transforms.jit import jit
 from blufunc.transforms.linearize import linearize_flat
 from blufunc.transforms.make_jaxpr import make_jaxpr
 from blufunc.transforms.scan import scan
+from blufunc.transforms.symbolic_zeros import CustomVJPPrimal, SymbolicZero, instantiate
 from blufunc.transforms.vmap import vmap
 from tests.transforms.common import arr, close, draw
 
@@ -630,3 +634,226 @@ def test_against_jax():
     ):
         for a, b in zip(g(w, xs), h(w, xs), strict=True):
             np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-4, atol=2e-4)
+
+
+# -- options of the decorator and of the rules -----------------------------------------------------
+
+
+def test_nondiff_argnames():
+    def apply(g, x, n=3):
+        return g(x) * n
+
+    for options in (
+        {"nondiff_argnames": ("g", "n")},
+        {"nondiff_argnums": (2,), "nondiff_argnames": "g"},
+        {"nondiff_argnums": [2, 0]},
+    ):
+        f = ruled(
+            apply, lambda g, x, n: (g(x) * n, x), lambda g, n, x, ct: (ct * g(x) * n * 100.0,), **options
+        )
+        close(grad(lambda x: f(bnp.sin, x))(X), 300 * np.sin(0.7))  # noqa: B023
+        close(grad(jit(lambda x: f(bnp.sin, x, n=2)))(X), 200 * np.sin(0.7))  # noqa: B023
+
+
+def test_traced_nondiff_arguments_are_refused():
+    f = ruled(
+        lambda n, x: n * x, lambda n, x: (n * x, None), lambda n, r, ct: (ct * n,), nondiff_argnums=(0,)
+    )
+    close(grad(lambda x: f(T, x))(X), T)
+    for use in (lambda: grad(f, 0)(T, X), lambda: jit(f)(T, X), lambda: vmap(f)(T[None], X[None])):
+        with pytest.raises(
+            errors.GradError, match="argument 0 of <lambda>, which is not differentiated"
+        ) as info:
+            use()
+        assert "test_custom_vjp.py" in info.value.where and "residuals" in info.value.fix
+
+
+SYMBOLIC_WRAPS = {
+    "plain": same_function,
+    "jit": jit,
+    "checkpoint": checkpoint,
+    "vmap": lambda f: lambda x, y, n: tree.map(lambda o: o[0], vmap(f, (0, 0, None))(x[None], y[None], n)),
+    "jit of vmap": lambda f: jit(SYMBOLIC_WRAPS["vmap"](f)),
+}
+
+
+@pytest.mark.parametrize("name", SYMBOLIC_WRAPS)
+def test_symbolic_zeros(name):
+    """The forward rule is told which arguments are differentiated, the backward rule which cotangents are zero."""
+    perturbed, cotangents = [], []
+
+    def fwd(x, y, n):
+        assert all(type(a) is CustomVJPPrimal for a in (x, y["a"], n))
+        perturbed.append((x.perturbed, y["a"].perturbed, n.perturbed))
+        return (x.value * 2.0, y["a"].value * 3.0), (y["a"].value if x.perturbed else None)
+
+    def bwd(residual, cts):
+        cotangents.append([type(ct) is SymbolicZero for ct in cts])
+        for ct in cts:
+            assert ct.shape == () and ct.dtype == np.float64
+        ct_x = cts[0] if type(cts[0]) is SymbolicZero else cts[0] * 20.0
+        return ct_x, {"a": instantiate(cts[1]) * 30.0}, None
+
+    f = custom_vjp(lambda x, y, n: (x * 2.0, y["a"] * 3.0))
+    f.defvjp(fwd, bwd, symbolic_zeros=True)
+    g = SYMBOLIC_WRAPS[name](lambda x, y, n: f(x, {"a": y}, n))
+    n = arr(1, np.int32)
+    close(grad(lambda x: g(x, T, n)[0])(X), 20.0)
+    assert perturbed[-1] == (True, False, False) and cotangents[-1] == [False, True]
+    close(grad(lambda y: g(X, y, n)[1])(T), 30.0)
+    assert perturbed[-1] == (False, True, False) and cotangents[-1] == [True, False]
+    close(grad(lambda x, y: sum(g(x, y, n)), (0, 1))(X, T), (arr(20.0), arr(30.0)))
+    assert perturbed[-1] == (True, True, False) and cotangents[-1] == [False, False]
+    close(grad(lambda y: g(X, y, n)[0])(T), 0.0)
+
+
+def test_without_symbolic_zeros_the_rules_get_arrays():
+    seen = []
+    f = ruled(
+        lambda x, y: (x * 2.0, y),
+        lambda x, y: ((x * 2.0, y), None),
+        lambda r, ct: (seen.append(ct), (None, None))[1],
+    )
+    grad(lambda x: f(x, T)[0])(X)
+    assert [float(ct) for ct in seen[0]] == [1.0, 0.0]
+
+
+def test_each_run_of_the_forward_rule_has_its_own_backward_rule():
+    """One staged call, linearized at two points: the structure of the residuals, static data included, is of each."""
+
+    class Residual:
+        def __init__(self, value, tag):
+            self.value, self.tag = value, tag
+
+    treenode.register_node(
+        Residual, lambda r: ((r.value,), r.tag), lambda tag, children: Residual(children[0], tag)
+    )
+    runs = []
+
+    def fwd(x):
+        runs.append(x)
+        return x * 1.0, Residual(x, len(runs))
+
+    f = ruled(lambda x: x * 1.0, fwd, lambda r, ct: (ct * r.tag,))
+    jaxpr = make_jaxpr(f)(X)
+    pulls = [vjp(lambda x: eval_jaxpr(jaxpr, [x])[0], x)[1] for x in (X, T)]
+    assert [float(pull(arr(1.0))[0]) for pull in pulls] == [1.0, 2.0]
+
+
+def test_optimize_remat():
+    """Under ``checkpoint`` the first pass does not compute what only the residuals need, with the option or without."""
+    for flag in (False, True):
+        f = custom_vjp(lambda x: bnp.sin(x))
+        f.defvjp(lambda x: (bnp.sin(x), bnp.cos(x)), lambda c, ct: (ct * c,), optimize_remat=flag)
+        _, pull = vjp(checkpoint(f), X)
+        close(pull(T)[0], 1.3 * np.cos(0.7))
+        jaxpr = make_jaxpr(lambda x: vjp(checkpoint(f), x)[0])(X)  # noqa: B023
+        assert "cos" not in str(jaxpr)
+
+
+@pytest.mark.parametrize(
+    "call, error, says",
+    [
+        (lambda: custom_vjp(3), errors.ArgumentError, "takes a function"),
+        (lambda: custom_vjp(bnp.sin).defvjp(None, bnp.sin), errors.ArgumentError, "takes a function"),
+        (lambda: custom_vjp(bnp.sin).defvjp(bnp.sin, 1), errors.ArgumentError, "takes a function"),
+        (lambda: custom_vjp(bnp.sin, nondiff_argnums="x"), errors.ArgumentError, "nondiff_argnums are ints"),
+        (lambda: custom_vjp(lambda x: x, nondiff_argnames="y"), errors.ValueRangeError, "no parameter 'y'"),
+        (lambda: custom_gradient(3), errors.ArgumentError, "takes a function"),
+        (lambda: custom_gradient(lambda x: x)(X), errors.GradError, r"must return \(out, rule\)"),
+        (lambda: grad(custom_gradient(lambda x: (x, 3)))(X), errors.GradError, r"must return \(out, rule\)"),
+        (
+            lambda: grad(custom_gradient(lambda x: (x, lambda ct: (ct, ct))))(X),
+            errors.GradError,
+            "another structure",
+        ),
+        (
+            lambda: grad(custom_gradient(lambda x: (x, lambda ct: draw(2))))(X),
+            errors.GradError,
+            "as the cotangent of argument",
+        ),
+    ],
+)
+def test_wrong_options(call, error, says):
+    with pytest.raises(error, match=says) as info:
+        call()
+    assert "test_custom_vjp.py" in info.value.where
+
+
+# -- custom_gradient -------------------------------------------------------------------------------
+
+
+@WRAP
+def test_custom_gradient(wrap):
+    """A factor of three again; the rule closes over a residual, a number and an array."""
+    c = arr(3.0)
+
+    @custom_gradient
+    def f(x):
+        cos = bnp.cos(x)
+        return bnp.sin(x), lambda ct: ct * cos * c
+
+    g = wrap(f)
+    x = np.asarray(X)
+    close(g(X), np.sin(x))
+    close(value_and_grad(g)(X), (arr(np.sin(x)), arr(3 * np.cos(x))))
+    close(jit(grad(g))(X), 3 * np.cos(x))
+    close(vmap(grad(g))(bnp.stack([T, X]))[1], 3 * np.cos(x))
+    close(grad(lambda v: vmap(g)(v).sum())(bnp.stack([T, X]))[1], 3 * np.cos(x))
+    close(grad(grad(g))(X), -3 * np.sin(x))
+    close(jit(grad(grad(g)))(X), -3 * np.sin(x))
+
+
+def test_custom_gradient_of_pytrees_methods_and_keywords():
+    class Layer:
+        @custom_gradient
+        def apply(p, x, scale=2.0):
+            return {"y": p["w"] * x * scale}, lambda ct: ({"w": ct["y"] * x * 10.0}, None, None)
+
+    loss = lambda p, x: Layer.apply(x=x, p=p)["y"]
+    close(Layer.apply({"w": X}, T)["y"], 0.7 * 1.3 * 2.0)
+    close(grad(loss, (0, 1))({"w": X}, T), ({"w": arr(13.0)}, arr(0.0)))
+    assert Layer.apply.__name__ == "apply"
+
+
+def test_custom_gradients_at_two_points_of_one_jaxpr():
+    """What a rule closes over as a number belongs to its own run."""
+    f = custom_gradient(lambda x: (x * 1.0, lambda ct: ct * x))
+    jaxpr = make_jaxpr(f)(X)
+    pulls = [vjp(lambda x: eval_jaxpr(jaxpr, [x])[0], x)[1] for x in (X, T)]
+    close([pull(arr(1.0))[0] for pull in pulls], [X, T])
+
+
+@pytest.mark.peer
+def test_custom_gradient_and_symbolic_zeros_against_jax():
+    import jax
+    from jax.custom_derivatives import SymbolicZero as TheirZero
+
+    def run(custom_vjp, custom_gradient, kind, np_, grad, vmap):
+        seen = []
+        f = custom_vjp(lambda x, y: (x * y, np_.sin(y)))
+
+        def fwd(x, y):
+            seen.append((x.perturbed, y.perturbed))
+            return (x.value * y.value, np_.sin(y.value)), (x.value, y.value)
+
+        def bwd(r, cts):
+            seen.append([isinstance(ct, kind) for ct in cts])
+            return (cts[0] * r[1] * 2.0, cts[0] * r[0] * 3.0)
+
+        f.defvjp(fwd, bwd, symbolic_zeros=True)
+        h = custom_gradient(lambda x: (np_.sum(x**3), lambda ct: ct * x))
+        x, y = np.float32([0.5, 1.5]), np.float32(2.0)
+        grads = [
+            grad(lambda x: f(x, y)[0])(x[0]),
+            grad(lambda y: f(x[0], y)[0])(y),
+            grad(h)(x),
+            vmap(grad(h))(np.stack([x, x * 2])),
+        ]
+        return seen, grads
+
+    ours = run(custom_vjp, custom_gradient, SymbolicZero, bnp, grad, vmap)
+    theirs = run(jax.custom_vjp, jax.custom_gradient, TheirZero, jax.numpy, jax.grad, jax.vmap)
+    assert ours[0] == theirs[0]
+    for g, w in zip(ours[1], theirs[1]):
+        np.testing.assert_allclose(np.asarray(g), np.asarray(w), rtol=1e-6)

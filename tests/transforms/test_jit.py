@@ -15,7 +15,7 @@ from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops import shape
 from blufunc.transforms.arguments import ShapeDtypeStruct
 from blufunc.transforms.grad import grad, jvp
-from blufunc.transforms.jit import jit
+from blufunc.transforms.jit import disable_jit, jit
 from blufunc.transforms.make_jaxpr import make_jaxpr
 from blufunc.transforms.vmap import vmap
 
@@ -578,3 +578,19 @@ def test_literals_that_look_alike():
     out = [float(np.asarray(v)[0]) for v in f(y)]
     assert np.signbit(out[:2]).tolist() == [False, True]
     check(out[2:], [1 + 1e-7, 1 + 1e7])
+
+
+def test_disable_jit_runs_the_function():
+    seen = []
+
+    @jit
+    def f(x):
+        seen.append(x)
+        return ew.add(x, 1.0)
+
+    with disable_jit():
+        f(arr(1)), f(arr(2))
+        with disable_jit(False):
+            f(arr(3))
+    f(arr(4))
+    assert [isinstance(x, Array) for x in seen] == [True, True, False] and f.trace_count == 1

@@ -480,12 +480,9 @@ def _named_pads(
     padding: str,
 ) -> Pads:
     """The padding that a name stands for."""
-    try:
-        sizes = [lhs.shape[a] for a in d.lhs_spec[2:]]
-        windows = [dilated(rhs.shape[a], f) for a, f in zip(d.rhs_spec[2:], rhs_dilation, strict=True)]
-    except (
-        IndexError,
-        ValueError,
-    ):  # dimension numbers or dilations that do not fit: the primitive says which
-        return ((0, 0),) * len(strides)
+    n = lhs.ndim - 2
+    if rhs.ndim != lhs.ndim or len(d.rhs_spec) != lhs.ndim or not len(strides) == len(rhs_dilation) == n:
+        return ((0, 0),) * max(n, 0)  # what does not fit the primitive will say
+    sizes = [lhs.shape[a] for a in d.lhs_spec[2:]]
+    windows = [dilated(rhs.shape[a], f) for a, f in zip(d.rhs_spec[2:], rhs_dilation, strict=True)]
     return tuple(padtype_to_pads(sizes, windows, strides, padding))

@@ -349,7 +349,8 @@ class _Bitcast(Elementwise):
             return ShapedArray(x.shape if size == new else (*x.shape, size // new), dtype)
         if not x.ndim or x.shape[-1] != new // size:
             raise errors.ShapeError(
-                f"bitcast of {x} to {dtypes.short_name(dtype)}, which is wider, needs a last axis of {new // size}."
+                f"bitcast of {x} to {dtypes.short_name(dtype)}, which is wider, needs a last axis of {new // size}.",
+                fix="reshape it first, or convert with .astype",
             )
         return ShapedArray(x.shape[:-1], dtype)
 

@@ -1,6 +1,6 @@
 """What the operations of linear algebra share: their kind, and the algebra of matrices for their rules.
 
-Core operations, below ``linalg_triangular``, ``linalg_factor``, ``linalg_solve`` and ``linalg_spectral``. A matrix is
+Core operations, below ``linalg_triangular``, ``linalg_factor``, ``linalg_solve`` and the rest. A matrix is
 the last two axes of an array, all axes before them are a batch. In come strict operands (float32, float64, complex64
 or complex128, all of one dtype); the NumPy definitions call LAPACK by way of NumPy or SciPy. Where a factorization
 fails the result is NaN: no error may depend on values, which are not known under ``jit``.

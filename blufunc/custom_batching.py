@@ -1,0 +1,9 @@
+"""Batching rules of one's own, under the names that JAX has for them.
+
+A face, upon ``transforms``.
+"""
+
+from blufunc.transforms.custom_batching import custom_vmap as custom_vmap
+from blufunc.transforms.custom_batching import sequential_vmap as sequential_vmap
+
+__all__ = ["custom_vmap", "sequential_vmap"]

@@ -1,0 +1,26 @@
+"""What goes with derivative rules of one's own, under the names that JAX has for it.
+
+A face, upon ``transforms``.
+"""
+
+from blufunc.transforms.closure_convert import closure_convert as closure_convert
+from blufunc.transforms.custom_gradient import custom_gradient as custom_gradient
+from blufunc.transforms.custom_jvp import custom_jvp as custom_jvp
+from blufunc.transforms.custom_vjp import custom_vjp as custom_vjp
+from blufunc.transforms.linear_transpose import linear_transpose as linear_transpose
+from blufunc.transforms.symbolic_zeros import CustomVJPPrimal as CustomVJPPrimal
+from blufunc.transforms.symbolic_zeros import SymbolicZero as SymbolicZero
+from blufunc.transforms.symbolic_zeros import instantiate as instantiate
+from blufunc.transforms.symbolic_zeros import zero_from_primal as zero_from_primal
+
+__all__ = [
+    "CustomVJPPrimal",
+    "SymbolicZero",
+    "closure_convert",
+    "custom_gradient",
+    "custom_jvp",
+    "custom_vjp",
+    "instantiate",
+    "linear_transpose",
+    "zero_from_primal",
+]

@@ -1,0 +1,345 @@
+"""Reductions by any associative function: over axes, and over windows that slide over an array.
+
+Face: part of ``blufunc.lax``. Where the function is a sum, a product, an extremum or a logical one, which shows when
+it is staged, the primitive for that does the work. Any other is mapped over whole arrays that are combined pairwise, in
+as many steps as the number of elements has binary digits, so that derivatives are those of the function.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core import dtypes, source, tree
+from blufunc.core.array import Array, lift, scalar
+from blufunc.core.avals import ShapedArray
+from blufunc.core.axes import axes_in, ints
+from blufunc.core.ops import elementwise as ew
+from blufunc.core.ops import reduce as reductions
+from blufunc.core.ops.elementwise import operand as operand_like
+from blufunc.core.ops.reduce import limit
+from blufunc.core.ops.reduce_window import (
+    reduce_window_max_p,
+    reduce_window_min_p,
+    reduce_window_sum_p,
+    window_argmax_p,
+    window_argmin_p,
+)
+from blufunc.core.ops.shape import pad, slice_
+from blufunc.core.ops.sliding import (
+    Ints,
+    Pads,
+    check_slide,
+    count,
+    dilated,
+    padtype_to_pads,
+    read_factors,
+    read_pads,
+)
+from blufunc.core.primitive import Primitive
+from blufunc.core.stage import stage
+from blufunc.core.structure import broadcast_to, reduce_sum_p, reshape, transpose
+from blufunc.core.trace import Value
+from blufunc.transforms.arguments import check_callable
+from blufunc.transforms.vmap import vmap
+
+__all__ = [
+    "reduce", "reduce_window", "reduce_window_max_p", "reduce_window_min_p", "reduce_window_sum_p", "window_argmax_p",
+    "window_argmin_p",
+]  # fmt: skip
+
+
+def reduce(operands: Any, init_values: Any, computation: Callable, dimensions: Sequence[int]) -> Any:
+    """All elements along ``dimensions`` combined by an associative function.
+
+    Args:
+      operands: an array, or a pytree of arrays of one shape.
+      init_values: for each a number, which combined with anything leaves it as it is.
+      computation: ``(x, y) -> z`` on numbers, or on pytrees of them like ``operands``: associative and commutative.
+      dimensions: the axes to reduce.
+    Returns:
+      arrays of the operands' other axes, as a pytree like ``operands``.
+    Raises:
+      TreeError, ShapeError, DtypeError: ``computation`` gives something else than it takes, or operands and initial
+        values do not go together.
+    """
+    problem = _Reduction("reduce", operands, init_values, computation)
+    axes = axes_in(tuple(ints(dimensions, "reduce", "dimensions")), problem.ndim, "reduce")
+    operation = problem.operation()
+    if operation is not None:
+        return problem.with_init([_REDUCTIONS[operation].bind(problem.xs[0], axes=axes)], operation)
+    kept = tuple([d for d in range(problem.ndim) if d not in axes])
+    shape = tuple([problem.shape[d] for d in kept])
+    n = math.prod([problem.shape[d] for d in axes])
+    if not n or 0 in shape:
+        return problem.result([broadcast_to(v, shape) for v in problem.inits])
+    xs = [reshape(transpose(x, (*axes, *kept)), (n, *shape)) for x in problem.xs]
+    rest = []  # what is left over where a length is odd
+    while n > 1:
+        if n % 2:
+            rest.append([_rows(x, n - 1, n) for x in xs])
+        n //= 2
+        xs = problem.combine([_rows(x, 0, n) for x in xs], [_rows(x, n, 2 * n) for x in xs])
+    for row in reversed(rest):
+        xs = problem.combine(xs, row)
+    return problem.with_init([reshape(x, shape) for x in xs])
+
+
+def reduce_window(
+    operand: Any,
+    init_value: Any,
+    computation: Callable,
+    window_dimensions: Any,
+    window_strides: Any = None,
+    padding: Any = "VALID",
+    base_dilation: Any = None,
+    window_dilation: Any = None,
+) -> Any:
+    """The elements of each window combined by an associative function.
+
+    Args:
+      operand: an array, or a pytree of arrays of one shape.
+      init_value: for each a number, which combined with anything leaves it as it is: padding and holes hold it.
+      computation: ``(x, y) -> z`` on numbers, or on pytrees of them like ``operand``: associative and commutative.
+      window_dimensions: the size of a window along each axis.
+      window_strides: how far apart windows start along each axis; 1 by default.
+      padding: 'VALID', 'SAME', 'SAME_LOWER' (see ``padtype_to_pads``) or a pair of ints for each axis, how many
+        elements to put before and after; negative ones cut off.
+      base_dilation: put this many less one holes between elements along each axis.
+      window_dilation: elements of a window are this far apart along each axis.
+    Returns:
+      arrays with as many elements along each axis as windows fit, as a pytree like ``operand``.
+    Raises:
+      TreeError, ShapeError, DtypeError: ``computation`` gives something else than it takes, or operands and initial
+        values do not go together.
+    """
+    name = "reduce_window"
+    problem = _Reduction(name, operand, init_value, computation)
+    ndim = problem.ndim
+    slide: dict[str, Any] = {"window_dimensions": ints(window_dimensions, name, "window_dimensions")}
+    for what, xs in (
+        ("window_strides", window_strides),
+        ("base_dilation", base_dilation),
+        ("window_dilation", window_dilation),
+    ):
+        slide[what] = read_factors(xs, ndim, name, what)
+    named = isinstance(padding, str)
+    if not named:
+        slide["padding"] = read_pads(padding, name)
+    try:
+        check_slide(name, ndim, slide, [k for k in slide if k != "padding"])
+    except errors.BlufuncError as e:
+        raise source.located(e) from None
+    if named:
+        reach = [
+            dilated(w, d) for w, d in zip(slide["window_dimensions"], slide["window_dilation"], strict=True)
+        ]
+        slide["padding"] = tuple(padtype_to_pads(problem.shape, reach, slide["window_strides"], padding))
+    operation = problem.operation()
+    if operation in _WINDOW_REDUCTIONS:
+        return problem.with_init([_WINDOW_REDUCTIONS[operation].bind(problem.xs[0], **slide)], operation)
+    # padding does not count: it holds the identity, which of an unknown function the initial value has to be
+    fill: list[Value] = problem.inits
+    if operation is not None:
+        dtype = problem.xs[0].dtype
+        fill = [scalar(np.asarray(_IDENTITIES[operation](dtype)).item(), dtype)]
+    return problem.with_init(_combined_windows(problem, fill, **slide), operation)
+
+
+def _combined_windows(
+    problem: _Reduction,
+    fill: list[Value],
+    *,
+    window_dimensions: Ints,
+    window_strides: Ints,
+    padding: Pads,
+    base_dilation: Ints,
+    window_dilation: Ints,
+) -> list[Value]:
+    """Windows by doubling: those of 2k elements join two of k, axis by axis, at all positions at once."""
+    config = [(lo, hi, d - 1) for (lo, hi), d in zip(padding, base_dilation, strict=True)]
+    counts = tuple(
+        [
+            count(*s)
+            for s in zip(
+                problem.shape, window_dimensions, window_strides, padding, base_dilation, window_dilation, strict=True
+            )
+        ]
+    )  # fmt: skip
+    if 0 in counts:
+        return [broadcast_to(v, counts) for v in fill]
+    xs = [pad(x, v, config) for x, v in zip(problem.xs, fill, strict=True)]
+    lines = zip(window_dimensions, window_strides, window_dilation, counts, strict=True)
+    for axis, line in enumerate(lines):
+        xs = _combined_along(problem, xs, axis, *line)
+    return xs
+
+
+def _combined_along(
+    problem: _Reduction, xs: list[Value], axis: int, window: int, stride: int, apart: int, n: int
+) -> list[Value]:
+    """The first ``n`` windows along one axis."""
+    size, length = 1, xs[0].aval.shape[axis]
+    # windows whose size is the lower binary digits of the one wanted; what comes next begins at the offset
+    done: list[Value] = []
+    offset, reach = 0, (n - 1) * stride + 1
+    while True:
+        if window & size:
+            part = [_line(x, axis, offset, offset + reach, stride) for x in xs]
+            done = problem.combine(done, part) if done else part
+            offset += size * apart
+        if 2 * size > window:
+            return done
+        length -= size * apart
+        near = [_line(x, axis, 0, length) for x in xs]
+        far = [_line(x, axis, size * apart, size * apart + length) for x in xs]
+        xs = problem.combine(near, far)
+        size *= 2
+
+
+class _Reduction:
+    """Operands, initial values and a function, checked.
+
+    Attributes:
+      xs: the operands.
+      inits: their initial values, of rank 0.
+    """
+
+    def __init__(self, name: str, operands: Any, init_values: Any, computation: Callable):
+        check_callable(computation, name)
+        self.name, self.computation = name, computation
+        leaves, self.tree = tree.flatten(operands)
+        inits, init_tree = tree.flatten(init_values)
+        if self.tree != init_tree or not leaves:
+            raise errors.TreeError(
+                f"{name}: operands are {self.tree} and initial values {init_tree}.",
+                where=source.here(),
+                fix="give one initial value for each operand, and one operand at least",
+            )
+        self.xs = [lift(x, f"an operand of {name}") for x in leaves]
+        self.shape = self.xs[0].aval.shape
+        self.ndim = len(self.shape)
+        self.inits = [self._init(operand_like(v, x), x.aval) for v, x in zip(inits, self.xs, strict=True)]
+        if any(x.aval.shape != self.shape for x in self.xs):
+            raise errors.ShapeError(
+                f"{name} takes operands of one shape, not {', '.join(str(x.aval) for x in self.xs)}.",
+                where=source.here(),
+                fix="broadcast them first: bnp.broadcast_arrays",
+            )
+        self.numbers = [x.aval.with_shape(()).strong() for x in self.xs]
+        self.jaxpr = stage(self._flat, [*self.numbers, *self.numbers], name)
+
+    def _init(self, value: Any, like: ShapedArray) -> Value:
+        if value.aval.ndim:
+            raise errors.ShapeError(
+                f"{self.name}: an initial value is one number, not {value.aval}.",
+                where=source.here(),
+                fix="init[()]",
+            )
+        if value.aval.dtype != like.dtype:
+            raise errors.DtypeError(
+                f"{self.name}: the operand is {like}, its initial value {value.aval}.",
+                where=source.here(),
+                fix="give a Python number, or convert it to the operand's dtype",
+            )
+        return value
+
+    def _flat(self, *args: Any) -> list[Any]:
+        """The function on flat numbers."""
+        n = len(args) // 2
+        out = self.computation(tree.unflatten(self.tree, args[:n]), tree.unflatten(self.tree, args[n:]))
+        leaves, out_tree = tree.flatten(out)
+        if out_tree != self.tree:
+            raise errors.TreeError(
+                f"{self.name}: the function takes {self.tree} and gives {out_tree}.",
+                where=source.here(),
+                fix="return a pytree like its arguments",
+            )
+        values = [operand_like(x, like) for x, like in zip(leaves, args, strict=False)]
+        for value, like in zip(values, args, strict=False):
+            if value.aval.shape or value.aval.dtype != like.aval.dtype:
+                raise errors.DtypeError(
+                    f"{self.name}: the function takes {like.aval} and gives {value.aval}.",
+                    where=source.here(),
+                    fix="return numbers of the dtype of its arguments",
+                )
+        return values
+
+    def operation(self) -> Primitive | None:
+        """The one operation that the function is, if it is one of two numbers."""
+        if len(self.jaxpr.eqns) != 1 or len(self.xs) != 1:
+            return None
+        (eqn,) = self.jaxpr.eqns
+        x, y = self.jaxpr.invars
+        if eqn.prim not in _IDENTITIES or eqn.outvars[0] is not self.jaxpr.outvars[0]:
+            return None
+        return eqn.prim if (eqn.invars[0], eqn.invars[1]) in ((x, y), (y, x)) else None
+
+    def from_identity(self, operation: Primitive) -> bool:
+        """Whether the initial value is known to be the identity of the operation."""
+        value = self.inits[0]
+        if not isinstance(value, Array):
+            return False
+        return bool(np.asarray(value) == _IDENTITIES[operation](value.dtype))
+
+    def combine(self, xs: list[Value], ys: list[Value]) -> list[Value]:
+        """The function on arrays of one shape, element by element."""
+        shape = xs[0].aval.shape
+        flat = [reshape(x, (math.prod(shape),)) for x in (*xs, *ys)]
+        return [reshape(x, shape) for x in vmap(self._flat)(*flat)]
+
+    def with_init(self, xs: list[Value], operation: Primitive | None = None) -> Any:
+        """The result: ``xs`` combined with the initial values, unless those are the identity of ``operation``."""
+        if operation is None or not self.from_identity(operation):
+            xs = self.combine([broadcast_to(v, xs[0].aval.shape) for v in self.inits], xs)
+        return self.result(xs)
+
+    def result(self, xs: list[Value]) -> Any:
+        """``xs`` as a pytree like the operands."""
+        return tree.unflatten(self.tree, xs)
+
+
+def _rows(x: Value, start: int, stop: int) -> Value:
+    return slice_(x, (start, *[0] * (x.aval.ndim - 1)), (stop, *x.aval.shape[1:]))
+
+
+def _line(x: Value, axis: int, start: int, stop: int, stride: int = 1) -> Value:
+    """The elements from ``start`` to ``stop`` along an axis, every ``stride``-th."""
+    shape = x.aval.shape
+    if start == 0 and stop == shape[axis] and stride == 1:
+        return x
+    starts, limits, strides = [0] * len(shape), list(shape), [1] * len(shape)
+    starts[axis], limits[axis], strides[axis] = start, stop, stride
+    return slice_(x, starts, limits, strides)
+
+
+_ALL_ONES = lambda dtype: np.asarray(True) if dtypes.is_bool(dtype) else np.invert(np.zeros((), dtype))
+
+# What each operation leaves as it is, and the primitives that reduce by it.
+_IDENTITIES: dict[Primitive, Callable[[np.dtype], Any]] = {
+    ew.add_p: lambda dtype: 0,
+    ew.mul_p: lambda dtype: 1,
+    ew.max_p: lambda dtype: limit(dtype, False),
+    ew.min_p: lambda dtype: limit(dtype, True),
+    ew.and_p: _ALL_ONES,
+    ew.or_p: lambda dtype: 0,
+    ew.xor_p: lambda dtype: 0,
+}
+_REDUCTIONS: dict[Primitive, Primitive] = {
+    ew.add_p: reduce_sum_p,
+    ew.mul_p: reductions.reduce_prod_p,
+    ew.max_p: reductions.reduce_max_p,
+    ew.min_p: reductions.reduce_min_p,
+    ew.and_p: reductions.reduce_and_p,
+    ew.or_p: reductions.reduce_or_p,
+    ew.xor_p: reductions.reduce_xor_p,
+}
+_WINDOW_REDUCTIONS: dict[Primitive, Primitive] = {
+    ew.add_p: reduce_window_sum_p,
+    ew.max_p: reduce_window_max_p,
+    ew.min_p: reduce_window_min_p,
+}

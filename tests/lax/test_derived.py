@@ -1,0 +1,73 @@
+"""Compositions in ``lax`` against NumPy."""
+
+import numpy as np
+import pytest
+
+import blufunc as bf
+import blufunc.numpy as bnp
+from blufunc import errors, lax
+from tests.transforms.common import arr, close, draw
+
+X = draw(3, 4)
+NX = np.asarray(X)
+
+
+def test_shapes():
+    assert lax.broadcast_shapes((2, 1), (3,), ()) == (2, 3)
+    close(lax.tile(X, (2, 3)), arr(np.tile(NX, (2, 3))))
+    close(lax.stack([X, X + 1], 1), arr(np.stack([NX, NX + 1], 1)))
+    for got, want in zip(lax.split(X, (1, 0, 3), 1), np.split(NX, (1, 1), 1), strict=True):
+        close(got, arr(want))
+    assert lax.dtype(1.0) == np.float32 and lax.dtype(X) == np.float64
+
+
+def test_reciprocal():
+    close(bf.grad(lambda x: lax.reciprocal(x).sum())(X), -1 / X**2)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint32", "int64", "uint64"])
+def test_clz(dtype):
+    bits = np.dtype(dtype).itemsize * 8
+    values = [0, 1, 2, 3, 77, np.iinfo(dtype).max]
+    want = [bits - v.bit_length() for v in map(int, values)]
+    np.testing.assert_array_equal(np.asarray(lax.clz(arr(values, dtype))), want)
+    if dtype.startswith("int"):
+        assert int(lax.clz(arr(-1, dtype))) == 0
+
+
+@pytest.mark.parametrize("axis", [0, -1])
+def test_approximate_extrema_are_exact(axis):
+    for f, sign in ((lax.approx_max_k, -1), (lax.approx_min_k, 1)):
+        values, places = f(X, 2, axis, recall_target=0.9)
+        order = np.argsort(sign * NX, axis=axis, kind="stable").take([0, 1], axis)
+        np.testing.assert_array_equal(np.asarray(places), order)
+        np.testing.assert_array_equal(np.asarray(values), np.take_along_axis(NX, order, axis))
+    np.testing.assert_array_equal(np.asarray(lax.approx_min_k(arr([0, 3], "uint8"), 1)[0]), [0])
+
+
+def test_scatter_apply():
+    numbers = lax.ScatterDimensionNumbers((1,), (0,), (0,))
+    rows = bnp.array([[2], [0], [9]])  # the last lies outside
+    apply = lambda x: lax.scatter_apply(x, rows, lambda v: v**2, numbers, update_shape=(3, 4))
+    want = NX.copy()
+    want[[0, 2]] **= 2
+    close(apply(X), arr(want))
+    g = np.ones_like(NX)
+    g[[0, 2]] = 2 * NX[[0, 2]]
+    close(bf.grad(lambda x: apply(x).sum())(X), arr(g))
+
+
+@pytest.mark.parametrize(
+    "call, error, words",
+    [
+        (lambda: lax.broadcast_shapes((2,), (3,)), errors.ShapeError, "broadcast"),
+        (lambda: lax.tile(X, (2,)), errors.ShapeError, "one count"),
+        (lambda: lax.split(X, (1, 1), 1), errors.ShapeError, "sum"),
+        (lambda: lax.clz(X), errors.DtypeError, "integers"),
+        (lambda: lax.approx_max_k(X, 2, hint=3), errors.ArgumentError, "recall_target"),
+        (lambda: lax.stack([]), errors.ArgumentError, "one at least"),
+    ],
+)
+def test_errors(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
