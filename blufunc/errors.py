@@ -67,6 +67,10 @@ class VmapSizeError(BlufuncError, ValueError):
     """Arguments of ``vmap`` whose mapped axes have different sizes, or do not exist."""
 
 
+class AxisNameError(BlufuncError, NameError):
+    """A collective over a named axis that no ``vmap`` or ``shard_map`` around it has."""
+
+
 class GradError(BlufuncError, TypeError):
     """A derivative that does not exist: a non-scalar output, an integer input, a missing rule."""
 

@@ -28,6 +28,7 @@ from blufunc.core.ops import (
 )
 from blufunc.core.ops import elementwise as ew
 from tests import op_references as refs
+from tests import op_table_effects, op_table_integers, op_table_linalg, op_table_special, op_table_windows
 from tests.op_references import Windows
 from tests.op_row import ANY, BITS, COMPLEX, FLOATS, INEXACT, INTS, KEY, NUMBERS, Arg, Op
 
@@ -219,7 +220,7 @@ CONVERT = [
     Op(ew.bitcast_p, (Arg(M),), lambda x: x.astype(np.float32).view(np.int32), {"dtype": dtypes.int32},
        dtypes=("float32",), out="int32"),
     Op(ew.bitcast_p, (Arg(M, -99, 99),), lambda x: x.view(np.float32), {"dtype": dtypes.float32},
-       dtypes=("int32", "uint32"), out="float32", name="back", refuses=("float64", "int8", "bool")),
+       dtypes=("int32", "uint32"), out="float32", name="back", refuses=("bool", KEY)),
 ]  # fmt: skip
 
 # -- structure -------------------------------------------------------------------------------------
@@ -563,6 +564,11 @@ SECTIONS: dict[str, list[Op]] = {
     "sorting": SORTING,
     "indexing": INDEXING,
     "keys": KEYS,
+    "linalg": op_table_linalg.ROWS,
+    "effects": op_table_effects.ROWS,
+    "integers": op_table_integers.ROWS,
+    "special": op_table_special.ROWS,
+    "windows": op_table_windows.ROWS,
 }
 OPS: list[Op] = [op for rows in SECTIONS.values() for op in rows]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import blufunc.core.ops
+import blufunc.parallel
 import blufunc.transforms
 from blufunc.core import dtypes, kinds, structure
 from blufunc.core.primitive import RULES, Primitive, unsupported
@@ -18,11 +19,29 @@ TESTED_ELSEWHERE = {
     "jit": ("tests/transforms/test_jit.py", "jit("),
     "cond": ("tests/transforms/test_cond.py", "cond("),
     "while": ("tests/transforms/test_while_loop.py", "while_loop("),
+    "linear_solve": ("tests/transforms/test_linear_solve.py", "custom_linear_solve("),
     "scan": ("tests/transforms/test_scan.py", "scan("),
     "checkpoint": ("tests/transforms/test_checkpoint.py", "checkpoint("),
     "custom_jvp_call": ("tests/transforms/test_custom_jvp.py", "@custom_jvp"),
     "custom_vjp_call": ("tests/transforms/test_custom_vjp.py", "@custom_vjp"),
+    "pure_callback": ("tests/transforms/test_callback.py", "pure_callback("),
+    "io_callback": ("tests/transforms/test_callback.py", "io_callback("),
+    "debug_callback": ("tests/test_debug.py", "debug.callback("),
+    "custom_vmap_call": ("tests/transforms/test_custom_vmap.py", "@custom_vmap"),
     "custom_vjp_linear": ("tests/transforms/test_custom_vjp.py", "custom_vjp_linear"),
+    **{
+        name: ("tests/transforms/test_named_axes.py", f"lax.{name}(")
+        for name in (
+            "all_gather",
+            "all_to_all",
+            "axis_index",
+            "pmax",
+            "pmin",
+            "ppermute",
+            "psum",
+            "psum_scatter",
+        )
+    },
 }
 ROOT = Path(__file__).parent.parent
 
@@ -30,7 +49,7 @@ ROOT = Path(__file__).parent.parent
 def modules():
     """All modules in which primitives may stand."""
     yield structure
-    for package in (blufunc.core.ops, blufunc.transforms):
+    for package in (blufunc.core.ops, blufunc.transforms, blufunc.parallel):
         for info in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
             yield importlib.import_module(info.name)
 

@@ -27,7 +27,8 @@ def sections():
 
 
 @pytest.mark.parametrize("name, broken, mended", list(sections()))
-def test_error_examples(name, broken, mended):
+def test_error_examples(name, broken, mended, monkeypatch):
+    monkeypatch.setattr(bf.config, "debug_key_reuse", False)  # restored after the example that sets it
     with pytest.raises(getattr(errors, name)) as caught:
         exec(compile(broken, "example", "exec"), {"bf": bf, "jnp": jnp})
     assert caught.value.fix, "an error says what to write instead"
@@ -50,6 +51,16 @@ def test_every_error_has_its_section():
 def test_pages_run(page, capsys):
     for block in python_blocks((ROOT / page).read_text()):
         exec(compile(block, page, "exec"), {})
+
+
+def test_extending_runs(capsys):
+    """The blocks of this page are one program."""
+    names = {}
+    for block in python_blocks((ROOT / "docs/extending.md").read_text()):
+        exec(compile(block, "docs/extending.md", "exec"), names)
+    printed = capsys.readouterr().out
+    assert "softsign: 8 checks passed" in printed and "fold: 9 checks passed" in printed
+    assert "rounding(f): 11 checks passed, 0 not supported" in printed
 
 
 def test_links_lead_somewhere():

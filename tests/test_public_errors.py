@@ -7,12 +7,16 @@ signature.
 
 import inspect
 import traceback
+import types
 import warnings
 
 import pytest
 
+import blufunc as bf
 import blufunc.numpy as bnp
-from blufunc import errors, lax, nn, random
+import blufunc.scipy.linalg
+import blufunc.scipy.special
+from blufunc import ad_checkpoint, debug, errors, lax, nn, random
 from blufunc.core.primitive import Primitive
 
 KEY = random.key(0)
@@ -21,7 +25,20 @@ ONE, MATRIX, POSITIONS = bnp.ones(()), bnp.ones((2, 3)), bnp.arange(3)
 BAD = [None, "a", -1, 99, 1.5, 1j, (), (0, 0), [1], {}, object(), KEY, ONE, MATRIX, POSITIONS]
 GOOD = [MATRIX, 1]  # what stands in the required slots that are not under test
 
+EFFECTS = types.SimpleNamespace(
+    pure_callback=bf.pure_callback, io_callback=bf.io_callback, named_scope=bf.named_scope, named_call=bf.named_call
+)
 FACES = {"numpy": bnp, "lax": lax, "nn": nn, "random": random}
+FACES |= {"linalg": bnp.linalg, "fft": bnp.fft, "lax_linalg": lax.linalg, "scipy_linalg": bf.scipy.linalg}
+DERIVATIVES = types.SimpleNamespace(
+    autocast=bf.autocast, autocast_table=bf.autocast_table, hessian=bf.hessian, jacfwd=bf.jacfwd, jacrev=bf.jacrev
+)
+FACES |= {"scipy_special": bf.scipy.special}
+FACES |= {"derivatives": DERIVATIVES}
+FACES |= {"custom_batching": bf.custom_batching, "custom_derivatives": bf.custom_derivatives}
+FACES |= {"optim": bf.optim, "tree_utils": bf.optim.tree_utils, "stats": bf.scipy.stats}
+FACES |= {f"stats_{name}": m for name, m in vars(bf.scipy.stats).items() if hasattr(m, "pdf") or hasattr(m, "pmf")}
+FACES |= {"ad_checkpoint": ad_checkpoint, "debug": debug, "effects": EFFECTS}
 
 
 def is_function(x):
@@ -29,11 +46,14 @@ def is_function(x):
     return callable(x) and not isinstance(x, (type, Primitive)) and not inspect.isclass(x)
 
 
+# Called with junk they would write files, or change how NumPy prints.
+WITH_EFFECTS = {"numpy.save", "numpy.savez", "numpy.printoptions", "numpy.set_printoptions"}
+
 FUNCTIONS = [
     f"{face}.{name}"
     for face, module in FACES.items()
     for name in getattr(module, "__all__", dir(module))
-    if not name.startswith("_") and is_function(getattr(module, name))
+    if not name.startswith("_") and is_function(getattr(module, name)) and f"{face}.{name}" not in WITH_EFFECTS
 ]
 
 

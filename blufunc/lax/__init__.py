@@ -29,7 +29,7 @@ from blufunc.core.ops.cumulative import (
     cumsum,
     cumsum_p,
 )
-from blufunc.core.ops.dot import dot, dot_general, dot_general_p
+from blufunc.core.ops.dot import Precision, dot, dot_general, dot_general_p
 from blufunc.core.ops.dynamic import (
     dynamic_index_in_dim,
     dynamic_slice,
@@ -507,6 +507,7 @@ __all__ = [
     "reduce_window_max_p", "reduce_window_min_p", "reduce_window_sum_p", "window_argmax_p", "window_argmin_p",
     "bessel_i0e_p", "bessel_i1e_p", "digamma_p", "igamma_p", "igamma_grad_a_p", "igammac_p", "lgamma_p", "polygamma_p",
     "random_gamma_grad_p", "regularized_incomplete_beta_p", "zeta_p",
+    "Precision",
     # compositions
     "approx_max_k", "approx_min_k", "broadcast_shapes", "clz", "dtype", "reciprocal", "scatter_apply", "split", "stack",
     "tile",

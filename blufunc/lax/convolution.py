@@ -19,6 +19,7 @@ from blufunc.core.ops.convolution import (
     conv_dimension_numbers,
     conv_general_dilated,
     conv_general_dilated_p,
+    layout_of,
 )
 from blufunc.core.ops.dot import dot_general
 from blufunc.core.ops.elementwise import convert
@@ -122,7 +123,7 @@ def conv_transpose(
                 fix="give dimension_numbers, as ('NHWC', 'HWIO', 'NHWC')",
             )
         dimension_numbers = _CHANNELS_LAST[ndim]
-    d = conv_dimension_numbers(lhs.aval.shape, rhs.aval.shape, dimension_numbers)
+    d = layout_of(lhs.aval, rhs.aval.shape, dimension_numbers)
     spatial = d.rhs_spec[2:]
     strides = ints(strides, name, "strides")
     dilation = read_factors(rhs_dilation, len(spatial), name, "rhs_dilation")
@@ -198,7 +199,7 @@ def conv_general_dilated_patches(
     """
     lhs = lift(lhs)
     sizes = ints(filter_shape, "conv_general_dilated_patches", "filter_shape")
-    d = conv_dimension_numbers(lhs.aval.shape, (1, 1, *sizes), dimension_numbers)
+    d = layout_of(lhs.aval, (1, 1, *sizes), dimension_numbers)
     features, n = lhs.aval.shape[d.lhs_spec[1]], math.prod(sizes)
     if any(s < 1 for s in sizes):
         raise errors.ValueRangeError(
@@ -247,7 +248,7 @@ def conv_general_dilated_local(
         ``conv_general_dilated``.
     """
     lhs, rhs = lift(lhs), lift(rhs)
-    d = conv_dimension_numbers(lhs.aval.shape, rhs.aval.shape, dimension_numbers)
+    d = layout_of(lhs.aval, rhs.aval.shape, dimension_numbers)
     first = precision[0] if isinstance(precision, (tuple, list)) and precision else precision
     patches = conv_general_dilated_patches(
         lhs, filter_shape, window_strides, padding, lhs_dilation, rhs_dilation, d, first

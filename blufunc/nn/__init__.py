@@ -1,4 +1,4 @@
-"""Functions of neural networks: activations, norms, attention, losses and initialisers.
+"""Functions of neural networks: activations, norms, attention, pooling, losses and initialisers.
 
 A face, above ``blufunc.numpy``. There are no layers and no modules: a model is a function of a pytree of
 parameters, and these are the parts that every model needs. Each is the plain definition, in few passes over
@@ -11,10 +11,16 @@ from blufunc.nn.activations import (
     elu,
     gelu,
     glu,
+    hard_sigmoid,
+    hard_silu,
+    hard_swish,
     hard_tanh,
+    identity,
     leaky_relu,
+    log1mexp,
     log_sigmoid,
     log_softmax,
+    logmeanexp,
     logsumexp,
     mish,
     one_hot,
@@ -26,10 +32,39 @@ from blufunc.nn.activations import (
     soft_sign,
     softmax,
     softplus,
+    sparse_plus,
+    sparse_sigmoid,
+    squareplus,
     swish,
     tanh,
 )
 from blufunc.nn.attention import dot_product_attention
+from blufunc.nn.classification import (
+    convex_kl_divergence,
+    ctc_loss,
+    generalized_kl_divergence,
+    hinge_loss,
+    kl_divergence,
+    kl_divergence_with_log_targets,
+    multiclass_hinge_loss,
+    multiclass_perceptron_loss,
+    perceptron_loss,
+    poly_loss_cross_entropy,
+    safe_softmax_cross_entropy,
+    sigmoid_focal_loss,
+    smooth_labels,
+    sparsemax_loss,
+)
+from blufunc.nn.group_norms import (
+    BatchNormResult,
+    SpectralNormResult,
+    batch_norm,
+    group_norm,
+    instance_norm,
+    spectral_norm,
+    weight_norm,
+)
+from blufunc.nn.lookup import dropout, embedding_lookup
 from blufunc.nn.losses import (
     huber_loss,
     l2_loss,
@@ -39,14 +74,25 @@ from blufunc.nn.losses import (
     squared_error,
 )
 from blufunc.nn.normalization import layer_norm, rms_norm, standardize
+from blufunc.nn.pooling import avg_pool, max_pool, min_pool, pool
+from blufunc.nn.similarity import cosine_distance, cosine_similarity, log_cosh, ntxent, triplet_margin_loss
 
 __all__ = [
     "celu", "elu", "gelu", "glu", "hard_tanh", "leaky_relu", "log_sigmoid", "mish", "relu", "relu6", "selu",
     "sigmoid", "silu", "soft_sign", "softplus", "swish", "tanh",
-    "log_softmax", "logsumexp", "one_hot", "softmax",
+    "hard_sigmoid", "hard_silu", "hard_swish", "identity", "log1mexp", "sparse_plus", "sparse_sigmoid", "squareplus",
+    "log_softmax", "logmeanexp", "logsumexp", "one_hot", "softmax",
     "layer_norm", "rms_norm", "standardize",
+    "BatchNormResult", "SpectralNormResult", "batch_norm", "group_norm", "instance_norm", "spectral_norm",
+    "weight_norm",
+    "dropout", "embedding_lookup",
     "dot_product_attention",
+    "avg_pool", "max_pool", "min_pool", "pool",
     "huber_loss", "l2_loss", "sigmoid_binary_cross_entropy", "softmax_cross_entropy",
     "softmax_cross_entropy_with_integer_labels", "squared_error",
+    "convex_kl_divergence", "ctc_loss", "generalized_kl_divergence", "hinge_loss", "kl_divergence",
+    "kl_divergence_with_log_targets", "multiclass_hinge_loss", "multiclass_perceptron_loss", "perceptron_loss",
+    "poly_loss_cross_entropy", "safe_softmax_cross_entropy", "sigmoid_focal_loss", "smooth_labels", "sparsemax_loss",
+    "cosine_distance", "cosine_similarity", "log_cosh", "ntxent", "triplet_margin_loss",
     "initializers",
 ]  # fmt: skip

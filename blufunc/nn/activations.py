@@ -224,6 +224,60 @@ def glu(x: Any, axis: int = -1) -> Any:
     return value * lax.logistic(gate)
 
 
+# -- piecewise ones --------------------------------------------------------------------------------
+
+
+def identity(x: Any) -> Any:
+    """``x`` itself, as an array."""
+    return bnp.asarray(x)
+
+
+def hard_sigmoid(x: Any) -> Any:
+    """``relu6(x + 3) / 6``: a sigmoid of three lines."""
+    return relu6(as_inexact(x) + 3) / 6
+
+
+def hard_silu(x: Any) -> Any:
+    """``x * hard_sigmoid(x)``, also called hard_swish (Howard et al., arXiv:1905.02244)."""
+    x = as_inexact(x)
+    return x * hard_sigmoid(x)
+
+
+hard_swish = hard_silu
+
+
+def sparse_plus(x: Any) -> Any:
+    """0 up to -1, ``x`` from 1 on, and ``(x + 1)**2 / 4`` between: a ``softplus`` with zeros."""
+    x = as_inexact(x)
+    between = bnp.square(bnp.clip(x, -1, 1) + 1) / 4
+    return bnp.where(x >= 1, x, between)
+
+
+def sparse_sigmoid(x: Any) -> Any:
+    """``clip(x + 1, 0, 2) / 2``, the derivative of ``sparse_plus``."""
+    return bnp.clip(as_inexact(x) + 1, 0, 2) * 0.5
+
+
+def squareplus(x: Any, b: Any = 4) -> Any:
+    """``(x + sqrt(x**2 + b)) / 2`` (Barron, arXiv:2112.11687)."""
+    x = as_inexact(x)
+    return (bnp.sqrt(bnp.square(x) + number(b, "squareplus")) + x) * 0.5
+
+
+@_sloped
+def _log1mexp(x):
+    near = x < math.log(2)
+    # each side sees numbers that are harmless where the other one holds
+    small, large = bnp.where(near, x, 1), bnp.where(near, 1, x)
+    value = bnp.where(near, bnp.log(-bnp.expm1(-small)), bnp.log1p(-bnp.exp(-large)))
+    return value, lambda: 1 / bnp.expm1(x)
+
+
+def log1mexp(x: Any) -> Any:
+    """``log(1 - exp(-x))`` for x from 0 on, to full precision (Mächler, "Accurately Computing log(1 - exp(-|a|))")."""
+    return _log1mexp(as_inexact(x))
+
+
 # -- softmax and its kin ---------------------------------------------------------------------------
 
 
@@ -302,6 +356,24 @@ def logsumexp(a: Any, axis: Axis = None, b: Any = None, keepdims: bool = False, 
         terms = bnp.where(b == 0, 0, terms * b)
     result = bnp.log(bnp.sum(terms, axis=axes)) + top
     return bnp.expand_dims(result, axes) if keepdims else result
+
+
+def logmeanexp(x: Any, axis: Axis = None, where: Any = None, keepdims: bool = False) -> Any:
+    """``log(mean(exp(x)))`` over ``axis``, without overflow.
+
+    Args:
+      x: an array.
+      axis: an axis, several, or None for all of them.
+      where: booleans that broadcast against ``x``: which elements to average.
+      keepdims: keep the axes, with size 1.
+    """
+    x = as_inexact(x)
+    axes = axes_in(axis, x.ndim, "logmeanexp")
+    total = logsumexp(x, axes, keepdims=keepdims, where=where)
+    if where is None:
+        return total - math.log(max(math.prod([x.shape[d] for d in axes]), 1))
+    count = bnp.sum(bnp.broadcast_to(where, x.shape).astype(total.dtype), axis=axes, keepdims=keepdims)
+    return total - bnp.log(count)
 
 
 def one_hot(x: Any, num_classes: int, *, dtype: Any = dtypes.float32, axis: int = -1) -> Any:

@@ -20,7 +20,7 @@ Axes = int | Sequence[int]
 __all__ = [
     "constant", "normal", "ones", "truncated_normal", "uniform", "zeros",
     "glorot_normal", "glorot_uniform", "he_normal", "he_uniform", "kaiming_normal", "kaiming_uniform", "lecun_normal",
-    "lecun_uniform", "variance_scaling", "xavier_normal", "xavier_uniform",
+    "lecun_uniform", "orthogonal", "delta_orthogonal", "variance_scaling", "xavier_normal", "xavier_uniform",
 ]  # fmt: skip
 
 
@@ -160,3 +160,58 @@ def _choice(name: str, given: str, known: Any) -> None:
             where=source.here(),
             fix=f"use one of {', '.join(known)}",
         )
+
+
+def orthogonal(scale: float = 1.0, column_axis: int = -1, dtype: Any = dtypes.float32) -> Initializer:
+    """An initialiser of ``scale`` times uniform orthogonal matrices (Saxe et al., arXiv:1312.6120).
+
+    Args:
+      scale: factor of the matrices.
+      column_axis: the axis of the columns; all others together are the rows. The smaller of both is orthonormal.
+      dtype: the dtype of what ``init`` returns, where it is not told otherwise.
+    Raises:
+      ShapeError: ``init`` was asked for fewer than two axes.
+    """
+
+    def init(key: Any, shape: Sequence[int], dtype: Any = dtype) -> Any:
+        shape = tuple(shape)
+        if len(shape) < 2 or not -len(shape) <= column_axis < len(shape):
+            raise errors.ShapeError(
+                f"an orthogonal initialiser needs a shape of at least 2 axes with an axis {column_axis}, not {shape}.",
+                where=source.here(),
+                fix="use zeros, constant or normal for vectors",
+            )
+        if not math.prod(shape):
+            return bnp.zeros(shape, dtype)
+        columns, axis = shape[column_axis], column_axis % len(shape)
+        rows = shape[:axis] + shape[axis + 1 :]
+        q = random.orthogonal(key, math.prod(rows), (), dtype, columns).reshape((*rows, columns))
+        return bnp.moveaxis(q, -1, axis) * scale
+
+    return init
+
+
+def delta_orthogonal(scale: float = 1.0, column_axis: int = -1, dtype: Any = dtypes.float32) -> Initializer:
+    """An initialiser of convolutions that are ``orthogonal`` at their centre and 0 around it (arXiv:1806.05393).
+
+    Args:
+      scale, column_axis, dtype: see ``orthogonal``.
+    Raises:
+      ShapeError: ``init`` was asked for a shape other than ``(*spatial, inputs, outputs)``, of one to three spatial
+        axes and at least as many outputs as inputs.
+    """
+
+    def init(key: Any, shape: Sequence[int], dtype: Any = dtype) -> Any:
+        shape = tuple(shape)
+        if not 3 <= len(shape) <= 5 or shape[-1] < shape[-2]:
+            raise errors.ShapeError(
+                f"a delta-orthogonal initialiser makes no kernels of shape {shape}.",
+                where=source.here(),
+                why="kernels have one to three spatial axes, inputs, and at least as many outputs.",
+                fix="orthogonal() for other shapes",
+            )
+        matrix = orthogonal(scale, column_axis, dtype)(key, shape[-2:])
+        centre = tuple([(n - 1) // 2 for n in shape[:-2]])
+        return bnp.zeros(shape, dtype).at[centre].set(matrix)
+
+    return init

@@ -94,12 +94,12 @@ def squared_error(predictions: Any, targets: Any = None) -> Any:
     Raises:
       ShapeError: the shapes differ.
     """
-    return bnp.square(_error("squared_error", predictions, targets))
+    return bnp.square(difference("squared_error", predictions, targets))
 
 
 def l2_loss(predictions: Any, targets: Any = None) -> Any:
     """Half the ``squared_error``, so that the derivative is the error."""
-    return bnp.square(_error("l2_loss", predictions, targets)) * 0.5
+    return bnp.square(difference("l2_loss", predictions, targets)) * 0.5
 
 
 def huber_loss(predictions: Any, targets: Any = None, delta: Any = 1.0) -> Any:
@@ -108,12 +108,13 @@ def huber_loss(predictions: Any, targets: Any = None, delta: Any = 1.0) -> Any:
     Raises:
       ShapeError: the shapes differ.
     """
-    size = bnp.abs(_error("huber_loss", predictions, targets))
+    size = bnp.abs(difference("huber_loss", predictions, targets))
     quadratic = bnp.minimum(size, delta)
     return bnp.square(quadratic) * 0.5 + (size - quadratic) * delta
 
 
-def _error(name: str, predictions: Any, targets: Any) -> Any:
+def difference(name: str, predictions: Any, targets: Any) -> Any:
+    """``predictions - targets``, which have one shape; the targets may be None, for 0."""
     predictions = as_inexact(predictions)
     if targets is None:
         return predictions

@@ -64,12 +64,11 @@ def standardize(
 def _norm(name: str, x, scale, bias, eps, axis, centred: bool):
     x = as_inexact(x)
     axes, eps = axes_in(axis, x.ndim, name), number(eps, name)
-    wide = dtypes.is_floating(x.dtype) and x.dtype.itemsize < 4
-    y = _normalized(x.astype(dtypes.float32) if wide else x, axes, eps, centred)
+    y = normalized(widened(x), axes, eps, centred)
     if scale is not None:
-        y = y * _parameter(name, "scale", scale, y)
+        y = y * parameter(name, "scale", scale, y)
     if bias is not None:
-        y = y + _parameter(name, "bias", bias, y)
+        y = y + parameter(name, "bias", bias, y)
     return y.astype(x.dtype)
 
 
@@ -87,10 +86,10 @@ def _normalized_value(x, axes, eps, centred):
     return _moments(x, axes, eps, centred)[0]
 
 
-_normalized = custom_jvp(_normalized_value, nondiff_argnums=(1, 2, 3))
+normalized = custom_jvp(_normalized_value, nondiff_argnums=(1, 2, 3))
 
 
-@_normalized.defjvp
+@normalized.defjvp
 def _normalized_jvp(axes, eps, centred, primals, tangents):
     # The derivative takes out what would change the mean and the length: two projections. It needs the result
     # only, so that reverse mode keeps one array where the derivatives of the steps would keep three.
@@ -104,7 +103,13 @@ def _normalized_jvp(axes, eps, centred, primals, tangents):
     return y, out
 
 
-def _parameter(name: str, role: str, p, y):
+def widened(x: Any) -> Any:
+    """``x`` in a dtype wide enough for sums of squares: half precisions as float32."""
+    return x.astype(dtypes.float32) if dtypes.is_floating(x.dtype) and x.dtype.itemsize < 4 else x
+
+
+def parameter(name: str, role: str, p: Any, y: Any) -> Any:
+    """A scale or bias in the dtype of ``y``, checked to broadcast against it."""
     p = bnp.asarray(p).astype(y.dtype)
     aligned = zip(p.shape[::-1], y.shape[::-1], strict=False)
     if p.ndim > y.ndim or any(m not in (1, n) for m, n in aligned):

@@ -1,9 +1,10 @@
 """NumPy's functions on blufunc's arrays: the face that user code is written against.
 
 Promotion and broadcasting of user values happen here and nowhere below. Importing this package gives
-arrays and tracers their operators and methods. Modules: ``promotion`` (values become operands),
-``elementwise``, ``creation``, ``manipulation``, ``joining``, ``picking``, ``indexing`` and ``updating``
-(``x.at``), ``reductions``, ``linear``, ``sorting``, ``types`` (dtypes), ``methods``.
+arrays and tracers their operators and methods. The namespace follows the array API standard 2024.12 and holds
+what NumPy and JAX have besides. Modules, from the bottom: ``promotion`` (values become operands), ``families`` and
+``elementwise``; ``creation``, ``manipulation``, ``joining``, ``picking``, ``indexing`` and ``updating`` (``x.at``);
+``reductions``, ``linear``, ``sorting``, ``searching``; what is made of these; ``methods`` and ``types`` (dtypes).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import numpy as _np
 
 from blufunc.core.trace import Value as ndarray
+from blufunc.numpy import fft, linalg
 from blufunc.numpy.creation import (
     arange,
     array,
@@ -38,6 +40,20 @@ from blufunc.numpy.creation import (
     vander,
     zeros,
     zeros_like,
+)
+from blufunc.numpy.differences import diff, ediff1d, gradient, trapezoid, unwrap
+from blufunc.numpy.editing import (
+    choose,
+    compress,
+    delete,
+    extract,
+    fill_diagonal,
+    insert,
+    place,
+    put,
+    put_along_axis,
+    resize,
+    trim_zeros,
 )
 from blufunc.numpy.elementwise import (
     abs,
@@ -150,9 +166,47 @@ from blufunc.numpy.elementwise import (
     true_divide,
     trunc,
 )
+from blufunc.numpy.functional import (
+    apply_along_axis,
+    apply_over_axes,
+    fromfunction,
+    piecewise,
+    vectorize,
+)
+from blufunc.numpy.grids import (
+    c_,
+    diag_indices,
+    diag_indices_from,
+    index_exp,
+    mask_indices,
+    mgrid,
+    ogrid,
+    r_,
+    ravel_multi_index,
+    s_,
+    tril_indices_from,
+    triu_indices_from,
+)
+from blufunc.numpy.histograms import bincount, histogram, histogram2d, histogram_bin_edges, histogramdd
+from blufunc.numpy.interchange import (
+    array_repr,
+    array_str,
+    from_dlpack,
+    frombuffer,
+    fromfile,
+    fromiter,
+    fromstring,
+    get_printoptions,
+    load,
+    printoptions,
+    save,
+    savez,
+    set_printoptions,
+)
 from blufunc.numpy.joining import (
     append,
     array_split,
+    block,
     column_stack,
     concat,
     concatenate,
@@ -160,7 +214,6 @@ from blufunc.numpy.joining import (
     dstack,
     hsplit,
     hstack,
-    pad,
     repeat,
     roll,
     split,
@@ -177,14 +230,17 @@ from blufunc.numpy.linear import (
     diagonal,
     dot,
     einsum,
+    einsum_path,
     inner,
     kron,
     matmul,
+    matvec,
     outer,
     tensordot,
     trace,
     vdot,
     vecdot,
+    vecmat,
 )
 from blufunc.numpy.manipulation import (
     atleast_1d,
@@ -202,6 +258,7 @@ from blufunc.numpy.manipulation import (
     permute_dims,
     ravel,
     reshape,
+    rollaxis,
     rot90,
     shape,
     size,
@@ -210,11 +267,37 @@ from blufunc.numpy.manipulation import (
     transpose,
 )
 from blufunc.numpy.methods import install as _install
+from blufunc.numpy.nan_reductions import (
+    nanargmax,
+    nanargmin,
+    nancumprod,
+    nancumsum,
+    nanmax,
+    nanmean,
+    nanmin,
+    nanprod,
+    nanstd,
+    nansum,
+    nanvar,
+)
+from blufunc.numpy.numbers import (
+    frexp,
+    gcd,
+    i0,
+    kaiser,
+    lcm,
+    ldexp,
+    modf,
+    packbits,
+    spacing,
+    unpackbits,
+)
+from blufunc.numpy.padding import pad
 from blufunc.numpy.picking import (
     allclose,
     argwhere,
     array_equal,
-    diff,
+    array_equiv,
     flatnonzero,
     ix_,
     nonzero,
@@ -224,6 +307,18 @@ from blufunc.numpy.picking import (
     where,
 )
 from blufunc.numpy.picking import choose_by as select
+from blufunc.numpy.polynomials import (
+    poly,
+    polyadd,
+    polyder,
+    polydiv,
+    polyfit,
+    polyint,
+    polymul,
+    polysub,
+    polyval,
+    roots,
+)
 from blufunc.numpy.promotion import broadcast_shapes
 from blufunc.numpy.reductions import (
     all,
@@ -240,41 +335,57 @@ from blufunc.numpy.reductions import (
     cumulative_sum,
     max,
     mean,
-    median,
     min,
-    nanargmax,
-    nanargmin,
-    nancumprod,
-    nancumsum,
-    nanmax,
-    nanmean,
-    nanmin,
-    nanprod,
-    nanstd,
-    nansum,
-    nanvar,
-    percentile,
     prod,
     ptp,
-    quantile,
     std,
     sum,
     var,
 )
-from blufunc.numpy.sorting import (
-    argsort,
+from blufunc.numpy.searching import (
     digitize,
     interp,
     isin,
-    lexsort,
     searchsorted,
+)
+from blufunc.numpy.sets import (
+    intersect1d,
+    setdiff1d,
+    setxor1d,
+    union1d,
+    unique,
+    unique_all,
+    unique_counts,
+    unique_inverse,
+    unique_values,
+)
+from blufunc.numpy.signals import bartlett, blackman, convolve, correlate, hamming, hanning
+from blufunc.numpy.sorting import (
+    argpartition,
+    argsort,
+    lexsort,
+    partition,
     sort,
+    sort_complex,
+)
+from blufunc.numpy.standard import __array_api_version__, __array_namespace_info__
+from blufunc.numpy.statistics import (
+    corrcoef,
+    cov,
+    median,
+    nanmedian,
+    nanpercentile,
+    nanquantile,
+    percentile,
+    quantile,
 )
 from blufunc.numpy.types import (
+    ComplexWarning,
     bfloat16,
     bool_,
     can_cast,
     cdouble,
+    character,
     complex64,
     complex128,
     complex_,
@@ -283,6 +394,7 @@ from blufunc.numpy.types import (
     double,
     dtype,
     finfo,
+    flexible,
     float8_e4m3fn,
     float8_e5m2,
     float16,
@@ -304,7 +416,9 @@ from blufunc.numpy.types import (
     isrealobj,
     isscalar,
     issubdtype,
+    iterable,
     number,
+    object_,
     promote_types,
     result_type,
     signedinteger,
@@ -326,11 +440,13 @@ _install()
 __all__ = [
     # constants
     "e", "euler_gamma", "inf", "nan", "newaxis", "pi",
+    # modules
+    "fft", "linalg",
     # creation
-    "arange", "array", "asarray", "astype", "broadcast_shapes", "copy", "empty", "empty_like",
-    "eye", "full", "full_like", "geomspace", "identity", "indices", "linspace", "logspace",
-    "meshgrid", "ones", "ones_like", "tri", "tril", "tril_indices", "triu", "triu_indices",
-    "vander", "zeros", "zeros_like",
+    "arange", "array", "asarray", "astype", "copy", "empty", "empty_like", "eye", "full",
+    "full_like", "geomspace", "identity", "indices", "linspace", "logspace", "meshgrid", "ones",
+    "ones_like", "tri", "tril", "tril_indices", "triu", "triu_indices", "vander", "zeros",
+    "zeros_like",
     # elementwise
     "abs", "absolute", "acos", "acosh", "add", "angle", "arccos", "arccosh", "arcsin", "arcsinh",
     "arctan", "arctan2", "arctanh", "around", "asin", "asinh", "atan", "atan2", "atanh",
@@ -345,30 +461,70 @@ __all__ = [
     "nan_to_num", "negative", "nextafter", "not_equal", "positive", "pow", "power", "rad2deg",
     "radians", "real", "reciprocal", "remainder", "right_shift", "rint", "round", "sign", "signbit",
     "sin", "sinc", "sinh", "sqrt", "square", "subtract", "tan", "tanh", "true_divide", "trunc",
-    "where",
+    # differences
+    "diff", "ediff1d", "gradient", "trapezoid", "unwrap",
+    # editing
+    "choose", "compress", "delete", "extract", "fill_diagonal", "insert", "place", "put",
+    "put_along_axis", "resize", "trim_zeros",
+    # functional
+    "apply_along_axis", "apply_over_axes", "fromfunction", "piecewise", "vectorize",
+    # grids
+    "c_", "diag_indices", "diag_indices_from", "index_exp", "mask_indices", "mgrid", "ogrid", "r_",
+    "ravel_multi_index", "s_", "tril_indices_from", "triu_indices_from",
+    # histograms
+    "bincount", "histogram", "histogram2d", "histogram_bin_edges", "histogramdd",
+    # interchange
+    "array_repr", "array_str", "from_dlpack", "frombuffer", "fromfile", "fromiter", "fromstring",
+    "get_printoptions", "load", "printoptions", "save", "savez", "set_printoptions",
+    # joining
+    "append", "array_split", "block", "column_stack", "concat", "concatenate", "dsplit", "dstack",
+    "hsplit", "hstack", "repeat", "roll", "split", "stack", "tile", "unstack", "vsplit", "vstack",
     # linear
-    "cross", "diag", "diagflat", "diagonal", "dot", "einsum", "inner", "kron", "matmul", "outer",
-    "tensordot", "trace", "vdot", "vecdot",
+    "cross", "diag", "diagflat", "diagonal", "dot", "einsum", "einsum_path", "inner", "kron",
+    "matmul", "matvec", "outer", "tensordot", "trace", "vdot", "vecdot", "vecmat",
     # manipulation
-    "allclose", "append", "argwhere", "array_equal", "array_split", "atleast_1d", "atleast_2d",
-    "atleast_3d", "broadcast_arrays", "broadcast_to", "column_stack", "concat", "concatenate",
-    "diff", "dsplit", "dstack", "expand_dims", "flatnonzero", "flip", "fliplr", "flipud", "hsplit",
-    "hstack", "ix_", "matrix_transpose", "moveaxis", "ndim", "nonzero", "pad", "permute_dims",
-    "ravel", "repeat", "reshape", "roll", "rot90", "select", "shape", "size", "split", "squeeze",
-    "stack", "swapaxes", "take", "take_along_axis", "tile", "transpose", "unravel_index", "unstack",
-    "vsplit", "vstack",
+    "atleast_1d", "atleast_2d", "atleast_3d", "broadcast_arrays", "broadcast_to", "expand_dims",
+    "flip", "fliplr", "flipud", "matrix_transpose", "moveaxis", "ndim", "permute_dims", "ravel",
+    "reshape", "rollaxis", "rot90", "shape", "size", "squeeze", "swapaxes", "transpose",
+    # nan_reductions
+    "nanargmax", "nanargmin", "nancumprod", "nancumsum", "nanmax", "nanmean", "nanmin", "nanprod",
+    "nanstd", "nansum", "nanvar",
+    # numbers
+    "frexp", "gcd", "i0", "kaiser", "lcm", "ldexp", "modf", "packbits", "spacing", "unpackbits",
+    # padding
+    "pad",
+    # picking
+    "allclose", "argwhere", "array_equal", "array_equiv", "flatnonzero", "ix_", "nonzero", "select",
+    "take", "take_along_axis", "unravel_index", "where",
+    # polynomials
+    "poly", "polyadd", "polyder", "polydiv", "polyfit", "polyint", "polymul", "polysub", "polyval",
+    "roots",
+    # promotion
+    "broadcast_shapes",
     # reductions
     "all", "amax", "amin", "any", "argmax", "argmin", "average", "count_nonzero", "cumprod",
-    "cumsum", "cumulative_prod", "cumulative_sum", "max", "mean", "median", "min", "nanargmax",
-    "nanargmin", "nancumprod", "nancumsum", "nanmax", "nanmean", "nanmin", "nanprod", "nanstd",
-    "nansum", "nanvar", "percentile", "prod", "ptp", "quantile", "std", "sum", "var",
+    "cumsum", "cumulative_prod", "cumulative_sum", "max", "mean", "min", "prod", "ptp", "std",
+    "sum", "var",
+    # searching
+    "digitize", "interp", "isin", "searchsorted",
+    # sets
+    "intersect1d", "setdiff1d", "setxor1d", "union1d", "unique", "unique_all", "unique_counts",
+    "unique_inverse", "unique_values",
+    # signals
+    "bartlett", "blackman", "convolve", "correlate", "hamming", "hanning",
     # sorting
-    "argsort", "digitize", "interp", "isin", "lexsort", "searchsorted", "sort",
+    "argpartition", "argsort", "lexsort", "partition", "sort", "sort_complex",
+    # standard
+    "__array_api_version__", "__array_namespace_info__",
+    # statistics
+    "corrcoef", "cov", "median", "nanmedian", "nanpercentile", "nanquantile", "percentile",
+    "quantile",
     # types
-    "bfloat16", "bool", "bool_", "can_cast", "cdouble", "complex128", "complex64", "complex_",
-    "complexfloating", "csingle", "double", "dtype", "finfo", "float16", "float32", "float64",
-    "float8_e4m3fn", "float8_e5m2", "float_", "floating", "generic", "iinfo", "inexact", "int16",
-    "int32", "int64", "int8", "int_", "integer", "iscomplexobj", "isdtype", "isrealobj", "isscalar",
-    "issubdtype", "ndarray", "number", "promote_types", "result_type", "signedinteger", "single",
-    "uint", "uint16", "uint32", "uint64", "uint8", "unsignedinteger",
+    "ComplexWarning", "bfloat16", "bool", "bool_", "can_cast", "cdouble", "character", "complex128",
+    "complex64", "complex_", "complexfloating", "csingle", "double", "dtype", "finfo", "flexible",
+    "float16", "float32", "float64", "float8_e4m3fn", "float8_e5m2", "float_", "floating",
+    "generic", "iinfo", "inexact", "int16", "int32", "int64", "int8", "int_", "integer",
+    "iscomplexobj", "isdtype", "isrealobj", "isscalar", "issubdtype", "iterable", "ndarray",
+    "number", "object_", "promote_types", "result_type", "signedinteger", "single", "uint",
+    "uint16", "uint32", "uint64", "uint8", "unsignedinteger",
 ]  # fmt: skip

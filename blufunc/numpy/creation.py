@@ -39,14 +39,26 @@ from blufunc.numpy.promotion import (
 # -- from values -----------------------------------------------------------------------------------
 
 
-def asarray(x: Any, dtype: Any = None, *, copy: bool | None = None, device: Any = None) -> Value:
+def asarray(
+    x: Any, dtype: Any = None, order: str | None = None, *, copy: bool | None = None, device: Any = None
+) -> Value:
     """An array with the values of x: numbers, nested lists, NumPy arrays, or anything that NumPy reads.
 
     Without ``dtype``, Python numbers and 64-bit NumPy arrays become 32-bit; with it, 64-bit is honoured
     and no value passes through 32 bits. An array is returned as it is where nothing has to change
-    and ``copy`` is not true.
+    and ``copy`` is not true; with ``copy=False`` anything else is an error. ``order`` is of no effect but for
+    ``'F'``, which arrays do not have.
     """
     want = dtype_of(dtype)
+    if order is not None:
+        _check_order(order)
+    if copy is False and not (isinstance(x, Value) and want in (None, x.aval.dtype)):
+        raise errors.ArgumentError(
+            "asarray(copy=False): these values have to be copied to become an array.",
+            where=source.here(),
+            why="arrays own their memory, so that nobody else can change it.",
+            fix="copy=None copies where it must",
+        )
     if isinstance(x, Value):
         return _from_value(x, want, copy, device)
     if isinstance(x, (list, tuple)):
@@ -66,15 +78,33 @@ def asarray(x: Any, dtype: Any = None, *, copy: bool | None = None, device: Any 
     return from_numpy(_host(x, want), parse_device(device), weak)
 
 
-def array(x: Any, dtype: Any = None, *, copy: bool = True, ndmin: int = 0, device: Any = None) -> Value:
+def array(
+    x: Any,
+    dtype: Any = None,
+    *,
+    copy: bool | None = True,
+    order: str | None = "K",
+    ndmin: int = 0,
+    device: Any = None,
+) -> Value:
     """Like ``asarray``, but in storage of its own, and of rank ``ndmin`` at least (axes are added in front)."""
-    result = asarray(x, dtype, copy=copy, device=device)
+    result = asarray(x, dtype, order, copy=copy or None, device=device)
     missing = static_int(ndmin, "array", "ndmin") - result.aval.ndim
     if ndmin > 64:
         raise errors.ValueRangeError(
             f"array: ndmin={ndmin}.", where=source.here(), why="arrays have 64 axes at most.", fix="ndmin=2"
         )
     return reshape(result, (1,) * missing + result.aval.shape) if missing > 0 else result
+
+
+def _check_order(order: Any) -> None:
+    if order not in ("C", "K", "A"):
+        raise errors.ValueRangeError(
+            f"the order {order!r:.60} of an array in memory.",
+            where=source.here(),
+            why="arrays are in row-major order always.",
+            fix="order='C', or none",
+        )
 
 
 def parse_device(device: Any) -> backend.Device | None:
@@ -154,9 +184,9 @@ def _host(x: Any, want: np.dtype | None) -> np.ndarray:
         ) from None
 
 
-def copy(x: Any, /) -> Value:
+def copy(x: Any, order: str | None = None) -> Value:
     """x in storage of its own."""
-    return array(x)
+    return array(x, order=order)
 
 
 def astype(x: Any, dtype: Any, /, *, copy: bool = False, device: Any = None) -> Value:
@@ -462,11 +492,11 @@ def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Value, Value
     return asarray(rows), asarray(columns)
 
 
-def meshgrid(*xs: Any, sparse: bool = False, indexing: str = "xy") -> list[Value]:
+def meshgrid(*xs: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> list[Value]:
     """Coordinate arrays of a grid from its coordinates along each axis.
 
     ``indexing='ij'`` gives arrays of shape ``(n1, n2, ...)``; ``'xy'`` exchanges the first two axes. With
-    ``sparse`` they keep size 1 along the axes on which they do not depend.
+    ``sparse`` they keep size 1 along the axes on which they do not depend. ``copy`` has no effect.
     """
     if indexing not in ("xy", "ij"):
         raise errors.ValueRangeError(

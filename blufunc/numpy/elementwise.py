@@ -17,6 +17,7 @@ from blufunc.core import dtypes, source
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.primitive import Primitive
 from blufunc.core.trace import Value
+from blufunc.numpy.families import binary, binary_inexact, extremum, named, ordering, unary_inexact
 from blufunc.numpy.promotion import (
     PYTHON_SCALARS,
     as_value,
@@ -33,92 +34,47 @@ from blufunc.numpy.promotion import (
 _BOOL = dtypes.bool_
 
 
-def _named(function: Callable, name: str, doc: str) -> Callable:
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = doc
-    function.__module__ = "blufunc.numpy"
-    return function
+sin = unary_inexact(ops.sin_p, "sin", "The sine of x in radians.")
+cos = unary_inexact(ops.cos_p, "cos", "The cosine of x in radians.")
+tan = unary_inexact(ops.tan_p, "tan", "The tangent of x in radians.")
+arcsin = asin = unary_inexact(ops.asin_p, "arcsin", "The inverse sine, in [-pi/2, pi/2].")
+arccos = acos = unary_inexact(ops.acos_p, "arccos", "The inverse cosine, in [0, pi].")
+arctan = atan = unary_inexact(ops.atan_p, "arctan", "The inverse tangent, in [-pi/2, pi/2].")
+sinh = unary_inexact(ops.sinh_p, "sinh", "The hyperbolic sine.")
+cosh = unary_inexact(ops.cosh_p, "cosh", "The hyperbolic cosine.")
+tanh = unary_inexact(ops.tanh_p, "tanh", "The hyperbolic tangent.")
+arcsinh = asinh = unary_inexact(ops.asinh_p, "arcsinh", "The inverse hyperbolic sine.")
+arccosh = acosh = unary_inexact(ops.acosh_p, "arccosh", "The inverse hyperbolic cosine.")
+arctanh = atanh = unary_inexact(ops.atanh_p, "arctanh", "The inverse hyperbolic tangent.")
+exp = unary_inexact(ops.exp_p, "exp", "e to the power x.")
+exp2 = unary_inexact(ops.exp2_p, "exp2", "2 to the power x.")
+expm1 = unary_inexact(ops.expm1_p, "expm1", "``exp(x) - 1``, accurate near 0.")
+log = unary_inexact(ops.log_p, "log", "The natural logarithm.")
+log1p = unary_inexact(ops.log1p_p, "log1p", "``log(1 + x)``, accurate near 0.")
+sqrt = unary_inexact(ops.sqrt_p, "sqrt", "The square root; NaN of negative numbers.")
+cbrt = unary_inexact(ops.cbrt_p, "cbrt", "The cube root.")
 
-
-# -- families --------------------------------------------------------------------------------------
-
-
-def _unary_inexact(prim: Primitive, name: str, doc: str) -> Callable:
-    """A function of real or complex numbers: integers become float32."""
-
-    def function(x: Any, /) -> Value:
-        if isinstance(x, Value) and dtypes.is_inexact(x.aval.dtype):
-            return prim.bind(x)
-        return prim.bind(inexact(x, name))
-
-    return _named(function, name, f"{doc} Elementwise; integers and booleans are computed in float32.")
-
-
-def _binary(prim: Primitive, name: str, doc: str, on_bool: Primitive | None = None) -> Callable:
-    """A function of two operands; ``on_bool`` is what it means for booleans, where not an error."""
-    bind = prim.bind
-
-    def function(x: Any, y: Any, /) -> Value:
-        if not (isinstance(x, Value) and isinstance(y, Value) and x.aval is y.aval):
-            x, y = meet(x, y, name)
-        if on_bool is not None and x.aval.dtype is _BOOL:
-            return on_bool.bind(x, y)
-        return bind(x, y)
-
-    return _named(function, name, f"{doc} Elementwise, with promotion and broadcasting.")
-
-
-def _binary_inexact(prim: Primitive, name: str, doc: str) -> Callable:
-    """A function of two real numbers: integers become float32."""
-
-    def function(x: Any, y: Any, /) -> Value:
-        x, y = meet(x, y, name, inexact=True)
-        return prim.bind(x, y)
-
-    return _named(function, name, f"{doc} Elementwise, with promotion (to floats) and broadcasting.")
-
-
-sin = _unary_inexact(ops.sin_p, "sin", "The sine of x in radians.")
-cos = _unary_inexact(ops.cos_p, "cos", "The cosine of x in radians.")
-tan = _unary_inexact(ops.tan_p, "tan", "The tangent of x in radians.")
-arcsin = asin = _unary_inexact(ops.asin_p, "arcsin", "The inverse sine, in [-pi/2, pi/2].")
-arccos = acos = _unary_inexact(ops.acos_p, "arccos", "The inverse cosine, in [0, pi].")
-arctan = atan = _unary_inexact(ops.atan_p, "arctan", "The inverse tangent, in [-pi/2, pi/2].")
-sinh = _unary_inexact(ops.sinh_p, "sinh", "The hyperbolic sine.")
-cosh = _unary_inexact(ops.cosh_p, "cosh", "The hyperbolic cosine.")
-tanh = _unary_inexact(ops.tanh_p, "tanh", "The hyperbolic tangent.")
-arcsinh = asinh = _unary_inexact(ops.asinh_p, "arcsinh", "The inverse hyperbolic sine.")
-arccosh = acosh = _unary_inexact(ops.acosh_p, "arccosh", "The inverse hyperbolic cosine.")
-arctanh = atanh = _unary_inexact(ops.atanh_p, "arctanh", "The inverse hyperbolic tangent.")
-exp = _unary_inexact(ops.exp_p, "exp", "e to the power x.")
-exp2 = _unary_inexact(ops.exp2_p, "exp2", "2 to the power x.")
-expm1 = _unary_inexact(ops.expm1_p, "expm1", "``exp(x) - 1``, accurate near 0.")
-log = _unary_inexact(ops.log_p, "log", "The natural logarithm.")
-log1p = _unary_inexact(ops.log1p_p, "log1p", "``log(1 + x)``, accurate near 0.")
-sqrt = _unary_inexact(ops.sqrt_p, "sqrt", "The square root; NaN of negative numbers.")
-cbrt = _unary_inexact(ops.cbrt_p, "cbrt", "The cube root.")
-
-add = _binary(ops.add_p, "add", "``x + y``; of booleans, their disjunction.", ops.or_p)
-subtract = _binary(ops.sub_p, "subtract", "``x - y``.")
-multiply = _binary(ops.mul_p, "multiply", "``x * y``; of booleans, their conjunction.", ops.and_p)
-divide = _binary_inexact(ops.div_p, "divide", "``x / y``, also of integers.")
+add = binary(ops.add_p, "add", "``x + y``; of booleans, their disjunction.", ops.or_p)
+subtract = binary(ops.sub_p, "subtract", "``x - y``.")
+multiply = binary(ops.mul_p, "multiply", "``x * y``; of booleans, their conjunction.", ops.and_p)
+divide = binary_inexact(ops.div_p, "divide", "``x / y``, also of integers.")
 true_divide = divide
-maximum = _binary(ops.max_p, "maximum", "The larger of x and y; NaN if either is.")
-minimum = _binary(ops.min_p, "minimum", "The smaller of x and y; NaN if either is.")
-arctan2 = atan2 = _binary_inexact(ops.atan2_p, "arctan2", "The angle of the point (y, x), in [-pi, pi].")
-nextafter = _binary_inexact(ops.nextafter_p, "nextafter", "The next float from x towards y.")
+arctan2 = atan2 = binary_inexact(ops.atan2_p, "arctan2", "The angle of the point (y, x), in [-pi, pi].")
+nextafter = binary_inexact(ops.nextafter_p, "nextafter", "The next float from x towards y.")
 
-equal = _binary(ops.eq_p, "equal", "``x == y``, as bool.")
-not_equal = _binary(ops.ne_p, "not_equal", "``x != y``, as bool.")
-less = _binary(ops.lt_p, "less", "``x < y``, as bool.")
-less_equal = _binary(ops.le_p, "less_equal", "``x <= y``, as bool.")
-greater = _binary(ops.gt_p, "greater", "``x > y``, as bool.")
-greater_equal = _binary(ops.ge_p, "greater_equal", "``x >= y``, as bool.")
+equal = binary(ops.eq_p, "equal", "``x == y``, as bool.")
+not_equal = binary(ops.ne_p, "not_equal", "``x != y``, as bool.")
+less = ordering(ops.lt_p, ops.lt_p, "less", "``x < y``, as bool.")
+less_equal = ordering(ops.le_p, ops.lt_p, "less_equal", "``x <= y``, as bool.")
+greater = ordering(ops.gt_p, ops.gt_p, "greater", "``x > y``, as bool.")
+greater_equal = ordering(ops.ge_p, ops.gt_p, "greater_equal", "``x >= y``, as bool.")
+maximum = extremum(ops.max_p, greater_equal, "maximum", "The larger of x and y; NaN if either is.")
+minimum = extremum(ops.min_p, less_equal, "minimum", "The smaller of x and y; NaN if either is.")
 
-bitwise_and = _binary(ops.and_p, "bitwise_and", "``x & y`` of integers or booleans.")
-bitwise_or = _binary(ops.or_p, "bitwise_or", "``x | y`` of integers or booleans.")
-bitwise_xor = _binary(ops.xor_p, "bitwise_xor", "``x ^ y`` of integers or booleans.")
-left_shift = bitwise_left_shift = _binary(
+bitwise_and = binary(ops.and_p, "bitwise_and", "``x & y`` of integers or booleans.")
+bitwise_or = binary(ops.or_p, "bitwise_or", "``x | y`` of integers or booleans.")
+bitwise_xor = binary(ops.xor_p, "bitwise_xor", "``x ^ y`` of integers or booleans.")
+left_shift = bitwise_left_shift = binary(
     ops.shift_left_p, "left_shift", "``x << y`` of integers; 0 from the width of the dtype on."
 )
 
@@ -182,14 +138,14 @@ def _rounding(prim: Primitive, name: str, doc: str) -> Callable:
         x = value_of(x, name)
         return x if not dtypes.is_inexact(x.aval.dtype) else prim.bind(x)
 
-    return _named(function, name, f"{doc} Elementwise; integers are returned as they are.")
+    return named(function, name, f"{doc} Elementwise; integers are returned as they are.")
 
 
 floor = _rounding(ops.floor_p, "floor", "The largest integer not above x, as a float.")
 ceil = _rounding(ops.ceil_p, "ceil", "The smallest integer not below x, as a float.")
 trunc = _rounding(ops.trunc_p, "trunc", "x without its fraction, as a float.")
 fix = trunc
-rint = _unary_inexact(ops.round_p, "rint", "The nearest integer as a float, ties to even.")
+rint = unary_inexact(ops.round_p, "rint", "The nearest integer as a float, ties to even.")
 
 
 def round(x: Any, /, decimals: int = 0) -> Value:
@@ -485,7 +441,7 @@ def _real_test(name: str, doc: str, test: Callable[[Value], Value], otherwise: b
             return ops.full(x.aval.shape, otherwise, _BOOL)
         return test(x)
 
-    return _named(function, name, f"{doc} Elementwise, as bool.")
+    return named(function, name, f"{doc} Elementwise, as bool.")
 
 
 isfinite = _real_test("isfinite", "Whether x is neither infinite nor NaN.", ops.is_finite, True)
@@ -533,16 +489,24 @@ def fmin(x: Any, y: Any, /) -> Value:
 
 
 def nan_to_num(
-    x: Any, /, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
+    x: Any,
+    /,
+    copy: bool = True,
+    nan: float = 0.0,
+    posinf: float | None = None,
+    neginf: float | None = None,
 ) -> Value:
-    """x with NaN and the infinities replaced (by 0 and the largest finite numbers), in the dtype of x."""
+    """x with NaN and the infinities replaced (by 0 and the largest finite numbers), in the dtype of x.
+
+    ``copy`` has no effect: arrays are immutable.
+    """
     x = value_of(x, "nan_to_num")
     dtype = x.aval.dtype
     if not dtypes.is_inexact(dtype):
         return x
     if dtypes.is_complex(dtype):
         return ops.complex_(
-            nan_to_num(ops.real(x), nan, posinf, neginf), nan_to_num(ops.imag(x), nan, posinf, neginf)
+            *[nan_to_num(part, copy, nan, posinf, neginf) for part in (ops.real(x), ops.imag(x))]
         )
     info = dtypes.finfo(dtype)
     high = float(info.max) if posinf is None else posinf
@@ -573,7 +537,7 @@ def _logical(prim: Primitive, name: str, doc: str) -> Callable:
     def function(x: Any, y: Any, /) -> Value:
         return prim.bind(*match_shapes(name, truth(x, name), truth(y, name)))
 
-    return _named(function, name, f"{doc} Elementwise, with broadcasting; numbers are true unless 0.")
+    return named(function, name, f"{doc} Elementwise, with broadcasting; numbers are true unless 0.")
 
 
 logical_and = _logical(ops.and_p, "logical_and", "Whether both x and y are true.")

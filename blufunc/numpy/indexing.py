@@ -5,9 +5,10 @@ slice, a reversal and a reshape; positions that are scalars at run time become o
 arrays of positions become one ``gather``, of the axes that static items have left. ``updating`` writes
 by the same reading.
 
-Negative positions count from the end. Out of range, reading gives the nearest element and writing
-does nothing, as in JAX. Derivatives of such a read go to the element that was read, where JAX gives 0 to all.
-``x.at[i].get(mode=)`` and ``.set(mode=)`` choose otherwise.
+Nested lists of ints or booleans stand for arrays. Negative positions count from the end. Out of range, reading
+gives the nearest element and writing does nothing, as in JAX. Derivatives of such a read go to the element that was
+read, where JAX gives 0 to all. ``x.at[i].get(mode=)`` and ``.set(mode=)`` choose otherwise: ``'clip'``, the nearest
+element; ``'fill'``, another value, and ``'drop'``, no write; ``'promise_in_bounds'``, that it does not happen.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from blufunc.core.ops.shape import rev_p, slice_p
 from blufunc.core.ops.windows import GatherDimensionNumbers, GatherScatterMode
 from blufunc.core.structure import broadcast_in_dim, reshape, reshape_p
 from blufunc.core.trace import Value
+from blufunc.numpy.creation import asarray
 from blufunc.numpy.promotion import as_value, broadcast_shapes, cast, constant, stretch
 
 _INT32 = dtypes.int32
@@ -180,15 +182,29 @@ def _entry(e: Any) -> Any:
             return e if e.dtype.kind == "b" else e.astype(np.int64)
         return bool(e) if e.dtype.kind == "b" else int(e)
     if isinstance(e, (list, tuple)):
-        raise errors.ArgumentError(
-            f"an index is a {cls.__name__}: {e!r}.",
-            where=source.here(),
-            why="a sequence as index is ambiguous, and is turned into an array at every call.",
-            fix="x[bnp.asarray(index)] for positions, x[tuple(index)] for one index per axis",
-        )
+        return _entry(_from_sequence(e))
     if isinstance(e, (float, complex, str)) or not (hasattr(e, "__index__") or hasattr(e, "__array__")):
         raise _not_an_index(f"{e!r} ({cls.__name__})")
     return to_index(e) if hasattr(e, "__index__") else _entry(as_value(e, "indexing"))
+
+
+def _from_sequence(e: Any) -> Any:
+    """Positions, or booleans, spelled out as nested lists."""
+    if _holds_values(e):
+        return asarray(e)
+    try:
+        host = np.asarray(e)
+    except ValueError:
+        raise errors.ArgumentError(
+            f"an index is a nested sequence: {e!r:.60}.",
+            where=source.here(),
+            fix="make its rows equally long; x[tuple(index)] is one index for each axis",
+        ) from None
+    return host if host.size else host.astype(np.int64)
+
+
+def _holds_values(e: Any) -> bool:
+    return any(isinstance(v, Value) or (isinstance(v, (list, tuple)) and _holds_values(v)) for v in e)
 
 
 def _not_an_index(what: str) -> errors.ArgumentError:
@@ -261,7 +277,7 @@ def gather_mode(mode: Any) -> GatherScatterMode:
     return GatherScatterMode.from_any(mode)
 
 
-def _fill_number(value: Any, x: Value) -> bool | int | float | complex:
+def fill_number(value: Any, x: Value) -> bool | int | float | complex:
     """The number to fill with, which ``x`` must be able to hold."""
     number = (
         np.asarray(value)
@@ -299,7 +315,7 @@ def getitem(
             row = slice_p.bind(x, start_indices=start, limit_indices=(i + 1, *rest), strides=None)
             return reshape_p.bind(row, shape=rest)
     if fill_value is not None:
-        fill_value = _fill_number(fill_value, x)
+        fill_value = fill_number(fill_value, x)
     p = parse(x.aval.shape, index)
     if (
         mode is GatherScatterMode.FILL_OR_DROP

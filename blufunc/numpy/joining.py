@@ -1,6 +1,6 @@
-"""Arrays put together, cut apart, repeated and padded.
+"""Arrays put together, cut apart and repeated.
 
-Face over ``core.ops.shape``. What only depends on static sizes becomes concatenations, slices, pads and
+Face over ``core.ops.shape``. What only depends on static sizes becomes concatenations, slices and
 broadcasts; positions that are arrays become a gather.
 """
 
@@ -25,16 +25,13 @@ from blufunc.numpy.indexing import getitem
 from blufunc.numpy.manipulation import atleast_1d, atleast_2d, atleast_3d, broadcast_to, ndim
 from blufunc.numpy.picking import take
 from blufunc.numpy.promotion import (
-    PYTHON_SCALARS,
     as_value,
     axis_in,
     cast,
-    constant,
     dtype_of,
     promote_dtypes,
     shape_of,
     static_int,
-    stretch,
     value_of,
 )
 
@@ -136,6 +133,35 @@ def column_stack(xs: Any, /) -> Value:
 def append(x: Any, values: Any, axis: int | None = None) -> Value:
     """``values`` after x along an axis; both flattened by default."""
     return concatenate([x, values], axis)
+
+
+def block(arrays: Any) -> Value:
+    """Arrays put together as nested lists arrange them: the innermost along the last axis, then those before."""
+
+    def depth_of(entry: Any) -> int:
+        if not isinstance(entry, list):
+            return 0
+        depths = {depth_of(e) for e in entry}
+        if len(depths) != 1:
+            raise errors.ArgumentError(
+                "block: the lists are not nested to one depth, or one is empty.",
+                where=source.here(),
+                fix="bnp.block([[a, b], [c, d]])",
+            )
+        return depths.pop() + 1
+
+    def made(entry: Any, level: int) -> Value:
+        if level == 0:
+            v = value_of(entry, "block")
+            return _reshape(v, (1,) * (rank - v.aval.ndim) + v.aval.shape)
+        return concatenate([made(e, level - 1) for e in entry], rank - level)
+
+    def ranks(entry: Any) -> int:
+        return max(map(ranks, entry)) if isinstance(entry, list) else value_of(entry, "block").aval.ndim
+
+    depth = depth_of(arrays)
+    rank = max(depth, ranks(arrays))
+    return made(arrays, depth)
 
 
 def split(x: Any, indices_or_sections: Any, axis: int = 0) -> list[Value]:
@@ -298,132 +324,3 @@ def roll(x: Any, /, shift: Any, axis: Any = None) -> Value:
             parts = [shape_ops.slice_in_dim(x, cut, n, axis=d), shape_ops.slice_in_dim(x, 0, cut, axis=d)]
             x = shape_ops.concatenate(parts, d)
     return x
-
-
-# -- padding ---------------------------------------------------------------------------------------
-
-
-def pad(x: Any, pad_width: Any, mode: str = "constant", *, constant_values: Any = 0) -> Value:
-    """x with elements added at both ends of its axes.
-
-    Args:
-      x: an array.
-      pad_width: one int for all ends, ``(before, after)`` for all axes, or one such pair for each axis.
-      mode: ``'constant'``; ``'edge'``, the last element again; ``'reflect'``, mirrored without it; ``'symmetric'``,
-        mirrored with it; ``'wrap'``, from the other end.
-      constant_values: for ``'constant'``: a number, or numbers arranged like ``pad_width``.
-    """
-    x = as_value(x, "pad")
-    rank = x.aval.ndim
-    widths = _pairs(pad_width, rank, "pad_width")
-    if any(w < 0 for pair in widths for w in pair):
-        raise errors.ValueRangeError(
-            f"pad: {pad_width} has a negative width.", where=source.here(), fix="slice x"
-        )
-    if mode == "constant":
-        return _pad_constant(x, widths, constant_values)
-    if mode not in ("edge", "reflect", "symmetric", "wrap"):
-        raise errors.UnsupportedError(
-            f"pad has no mode {mode!r}.",
-            where=source.here(),
-            fix="use 'constant', 'edge', 'reflect', 'symmetric' or 'wrap'",
-        )
-    for d, (before, after) in enumerate(widths):
-        if before or after:
-            x = _pad_axis(x, d, before, after, mode)
-    return x
-
-
-def _pairs(width: Any, rank: int, what: str) -> list[tuple[int, int]]:
-    if isinstance(width, dict):
-        given = {axis_in(a, rank, "pad"): w for a, w in width.items()}
-        return [_pairs(given[d], 1, what)[0] if d in given else (0, 0) for d in range(rank)]
-    try:
-        host = np.broadcast_to(np.asarray(width), (rank, 2))
-    except (TypeError, ValueError):
-        raise errors.ShapeError(
-            f"pad: {what} {width} does not fit an array of rank {rank}.",
-            where=source.here(),
-            fix="give an int, (before, after), or one pair for each axis",
-        ) from None
-    return [(static_int(a, "pad", what), static_int(b, "pad", what)) for a, b in host]
-
-
-def _pad_constant(x: Value, widths: list[tuple[int, int]], values: Any) -> Value:
-    nested = (
-        isinstance(values, (tuple, list)) or np.ndim(values) > 0 if not isinstance(values, Value) else False
-    )
-    if not nested:
-        value = _element(values, x)
-        return shape_ops.pad(x, value, [(a, b, 0) for a, b in widths])
-    try:
-        pairs = np.broadcast_to(np.asarray(values), (x.aval.ndim, 2))
-    except ValueError:
-        raise errors.ShapeError(
-            f"pad: constant_values {values!r:.60} for {x.aval}.",
-            where=source.here(),
-            fix="a number, or (before, after) for each axis",
-        ) from None
-    for d, (pair, ends) in enumerate(zip(pairs.tolist(), widths, strict=True)):
-        for end, (value, width) in enumerate(zip(pair, ends, strict=True)):
-            config = [(0, 0, 0)] * x.aval.ndim
-            config[d] = (width, 0, 0) if end == 0 else (0, width, 0)
-            x = shape_ops.pad(x, _element(value, x), config)
-    return x
-
-
-def _element(value: Any, x: Value) -> Value:
-    if value.__class__ in PYTHON_SCALARS:
-        if not dtypes.is_inexact(x.aval.dtype) and not isinstance(value, int):
-            value = np.asarray(value).real.astype(int).item()  # as NumPy does
-        return constant(value, x.aval.dtype)
-    value = as_value(value, "pad")
-    if value.aval.size != 1:
-        raise errors.ShapeError(
-            f"pad: constant_values is {value.aval}.", where=source.here(), fix="pass a number"
-        )
-    return cast(_reshape(value, ()), x.aval.dtype)
-
-
-def _pad_axis(x: Value, d: int, before: int, after: int, mode: str) -> Value:
-    n = x.aval.shape[d]
-    if n == 0:
-        raise errors.ValueRangeError(
-            f"pad: axis {d} of {x.aval} is empty, so mode {mode!r} has nothing to take.",
-            where=source.here(),
-            fix="mode='constant'",
-        )
-    if mode == "edge":
-        parts = [x]
-        if before:
-            parts.insert(0, _edge(x, d, 0, before))
-        if after:
-            parts.append(_edge(x, d, n - 1, after))
-        return shape_ops.concatenate(parts, d)
-    if mode == "reflect" and n == 1:
-        return _pad_axis(x, d, before, after, "edge")
-    # one period of the extended line, of which the result is a window
-    host = np.pad(np.arange(n), (before, after), mode=mode)  # type: ignore[call-overload]
-    return _from_runs(x, d, host)
-
-
-def _edge(x: Value, d: int, at: int, width: int) -> Value:
-    """The elements at one position of an axis, ``width`` times."""
-    to = tuple([width if i == d else n for i, n in enumerate(x.aval.shape)])
-    return stretch(shape_ops.slice_in_dim(x, at, at + 1, axis=d), to)
-
-
-def _from_runs(x: Value, d: int, positions: np.ndarray) -> Value:
-    """The elements of x at ``positions`` along an axis, in runs of slices, forwards and backwards."""
-    parts, i = [], 0
-    while i < len(positions):
-        j, step = i + 1, 0
-        if j < len(positions) and abs(int(positions[j]) - int(positions[i])) == 1:
-            step = int(positions[j] - positions[i])
-            while j < len(positions) and positions[j] - positions[j - 1] == step:
-                j += 1
-        low, high = sorted((int(positions[i]), int(positions[j - 1])))
-        run = shape_ops.slice_in_dim(x, low, high + 1, axis=d)
-        parts.append(shape_ops.rev(run, (d,)) if step < 0 else run)
-        i = j
-    return shape_ops.concatenate(parts, d)

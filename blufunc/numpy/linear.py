@@ -254,20 +254,66 @@ def kron(x: Any, y: Any, /) -> Value:
     return reshape(product, tuple([m * n for m, n in zip(a, b, strict=True)]))
 
 
-def cross(x: Any, y: Any, /, axis: int = -1) -> Value:
-    """The cross product of vectors of three elements along an axis; the other axes broadcast."""
+def cross(
+    x: Any, y: Any, /, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None
+) -> Value:
+    """The cross product of vectors of three (or two) elements along an axis; the other axes broadcast.
+
+    The vectors lie along ``axisa`` of x, ``axisb`` of y and ``axisc`` of the result, or along ``axis`` of all three. Of
+    two vectors of two elements, only the third component of the product is returned.
+    """
     x, y = promote_dtypes("cross", as_value(x, "cross"), as_value(y, "cross"))
-    x, y = moveaxis(x, axis, -1), moveaxis(y, axis, -1)
-    if x.aval.shape[-1:] != (3,) or y.aval.shape[-1:] != (3,):
+    axis_x, axis_y, axis = (axisa, axisb, axisc) if axis is None else (axis, axis, axis)
+    x, y = moveaxis(x, axis_x, -1), moveaxis(y, axis_y, -1)
+    sizes = (x.aval.shape[-1:], y.aval.shape[-1:])
+    if any(s not in ((2,), (3,)) for s in sizes):
         raise errors.ShapeError(
-            f"cross of shapes {x.aval.shape} and {y.aval.shape}: the axis has 3 elements.",
+            f"cross of shapes {x.aval.shape} and {y.aval.shape}: the axis has 2 or 3 elements.",
             where=source.here(),
+            fix="say along which axis the vectors lie: axis=...",
         )
+    if sizes == ((2,), (2,)):
+        (a, b), (c, d) = [
+            [shape_ops.index_in_dim(v, i, -1, keepdims=False) for i in range(2)] for v in (x, y)
+        ]
+        return ew.subtract(ew.multiply(a, d), ew.multiply(b, c))
+    x, y = [
+        shape_ops.pad(
+            v, constant(0, v.aval.dtype), [*[(0, 0, 0)] * (v.aval.ndim - 1), (0, 3 - v.aval.shape[-1], 0)]
+        )
+        for v in (x, y)
+    ]
     a, b = ([shape_ops.slice_in_dim(v, i, i + 1, axis=-1) for i in range(3)] for v in (x, y))
     parts = [
         ew.subtract(ew.multiply(a[i], b[j]), ew.multiply(a[j], b[i])) for i, j in ((1, 2), (2, 0), (0, 1))
     ]
     return moveaxis(shape_ops.concatenate(parts, parts[0].aval.ndim - 1), -1, axis)
+
+
+def matvec(x: Any, y: Any, /) -> Value:
+    """The products of matrices ``(..., m, n)`` and vectors ``(..., n)``; the other axes broadcast."""
+    x, y, _ = _operands("matvec", x, y, None)
+    if x.aval.ndim < 2 or not y.aval.ndim:
+        raise errors.ShapeError(
+            f"matvec takes matrices and vectors, not {x.aval} and {y.aval}.",
+            where=source.here(),
+            fix="x[None]",
+        )
+    product = matmul(x, reshape(y, (*y.aval.shape, 1)))
+    return reshape(product, product.aval.shape[:-1])
+
+
+def vecmat(x: Any, y: Any, /) -> Value:
+    """The products of vectors ``(..., m)``, conjugated, and matrices ``(..., m, n)``; the other axes broadcast."""
+    x, y, _ = _operands("vecmat", x, y, None)
+    if y.aval.ndim < 2 or not x.aval.ndim:
+        raise errors.ShapeError(
+            f"vecmat takes vectors and matrices, not {x.aval} and {y.aval}.",
+            where=source.here(),
+            fix="x[None]",
+        )
+    product = matmul(reshape(ops.conj(x), (*x.aval.shape[:-1], 1, x.aval.shape[-1])), y)
+    return reshape(product, (*product.aval.shape[:-2], product.aval.shape[-1]))
 
 
 # -- einsum ----------------------------------------------------------------------------------------
@@ -333,6 +379,28 @@ def einsum(
     if preferred is not None:
         x = cast(x, preferred)
     return permute(x, tuple([kept.index(k) for k in out]))
+
+
+def einsum_path(subscripts: Any, /, *operands: Any, optimize: Any = "greedy") -> tuple[list, Any]:
+    """The order in which ``einsum`` would multiply, as ``opt_einsum`` finds it: ``(path, its report)``."""
+    if not isinstance(subscripts, str) or not operands:
+        raise errors.ArgumentError(
+            f"einsum_path takes subscripts and arrays, not {subscripts!r:.60} first.",
+            where=source.here(),
+            fix="einsum_path('ij,jk,kl->il', x, y, z)",
+        )
+    shapes = tuple([as_value(x, "einsum_path").aval.shape for x in operands])
+    inputs, out = _labels(subscripts, shapes)
+    _check_sizes(subscripts, inputs, shapes)
+    try:
+        path, report = opt_einsum.contract_path(
+            ",".join(inputs) + "->" + out, *shapes, shapes=True, optimize=optimize
+        )
+    except (KeyError, TypeError, ValueError) as e:
+        raise errors.ArgumentError(
+            f"einsum_path: optimize={optimize!r:.60}: {e}.", where=source.here(), fix="optimize='greedy'"
+        ) from None
+    return ["einsum_path", *path], report
 
 
 def _labels(subscripts: str, shapes: tuple[tuple[int, ...], ...]) -> tuple[list[str], str]:

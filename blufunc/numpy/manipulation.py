@@ -91,7 +91,7 @@ def ravel(x: Any, /, order: str = "C") -> Value:
     return reshape(x, (x.aval.size,), order)
 
 
-def expand_dims(x: Any, /, axis: Any) -> Value:
+def expand_dims(x: Any, /, axis: Any = 0) -> Value:
     """x with new axes of size 1 at positions ``axis`` (an int or several) of the result."""
     x = value_of(x, "expand_dims")
     count = len(axis) if isinstance(axis, (tuple, list)) else 1
@@ -205,6 +205,19 @@ def moveaxis(x: Any, /, source: Any, destination: Any) -> Value:
     for to, frm in sorted(zip(dst, src, strict=True)):
         order.insert(to, frm)
     return _transpose(x, tuple(order))
+
+
+def rollaxis(x: Any, /, axis: int, start: int = 0) -> Value:
+    """x with an axis moved to stand before the one that is at ``start``; see ``moveaxis``."""
+    x = as_value(x, "rollaxis")
+    rank = x.aval.ndim
+    a, to = axis_in(axis, rank, "rollaxis"), static_int(start, "rollaxis", "start")
+    if not -rank <= to <= rank:
+        raise errors.ValueRangeError(
+            f"rollaxis: start is {to}, of rank {rank}.", where=source.here(), fix=f"use {-rank} to {rank}"
+        )
+    to = to + rank if to < 0 else to
+    return moveaxis(x, a, to - (a < to))
 
 
 def broadcast_to(x: Any, /, shape: Any) -> Value:

@@ -20,7 +20,7 @@ from blufunc.core.ops import elementwise as ops
 from blufunc.core.primitive import Primitive
 from blufunc.core.structure import reshape as reshape_to
 from blufunc.core.trace import Tracer, Value
-from blufunc.numpy import creation, joining, linear, manipulation, picking, reductions, sorting
+from blufunc.numpy import creation, joining, linear, manipulation, picking, reductions, searching, sorting
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy.creation import parse_device
 from blufunc.numpy.indexing import getitem
@@ -50,6 +50,22 @@ def _operator(prim: Primitive, function: Callable, bools: bool) -> Callable:
         if other.__class__ is self.__class__:
             aval = self.aval
             if aval is other.aval and (bools or aval.dtype is not _BOOL):
+                return bind(self, other)
+        elif other.__class__ not in PYTHON_SCALARS and _foreign(other):
+            return NotImplemented
+        return function(self, other)
+
+    return method
+
+
+def _comparison(prim: Primitive, function: Callable) -> Callable:
+    """A comparison by order, which complex numbers have in the function only."""
+    bind = prim.bind
+
+    def method(self: Value, other: Any) -> Any:
+        if other.__class__ is self.__class__:
+            aval = self.aval
+            if aval is other.aval and aval.dtype.kind != "c":
                 return bind(self, other)
         elif other.__class__ not in PYTHON_SCALARS and _foreign(other):
             return NotImplemented
@@ -109,13 +125,13 @@ _BINARY: dict[str, tuple[Callable, Callable]] = {
 }
 """For each operator that has a reflected form: the method, and the function."""
 
-_COMPARISONS = {
-    "eq": (ops.eq_p, ew.equal),
-    "ne": (ops.ne_p, ew.not_equal),
-    "lt": (ops.lt_p, ew.less),
-    "le": (ops.le_p, ew.less_equal),
-    "gt": (ops.gt_p, ew.greater),
-    "ge": (ops.ge_p, ew.greater_equal),
+_COMPARISONS: dict[str, Callable] = {
+    "eq": _operator(ops.eq_p, ew.equal, True),
+    "ne": _operator(ops.ne_p, ew.not_equal, True),
+    "lt": _comparison(ops.lt_p, ew.less),
+    "le": _comparison(ops.le_p, ew.less_equal),
+    "gt": _comparison(ops.gt_p, ew.greater),
+    "ge": _comparison(ops.ge_p, ew.greater_equal),
 }
 
 
@@ -171,7 +187,17 @@ def _to_device(self: Value, device: Any, *, stream: Any = None) -> Value:
     return from_numpy(np.asarray(self), place, self.aval.weak_type)
 
 
+_API_VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12")
+
+
 def _array_namespace(self: Value, *, api_version: str | None = None) -> Any:
+    """The namespace of the array API standard, ``blufunc.numpy``."""
+    if api_version is not None and api_version not in _API_VERSIONS:
+        raise errors.ValueRangeError(
+            f"the array API standard has no version {api_version!r:.60} that is known here.",
+            where=source.here(),
+            fix=f"use one of {', '.join(_API_VERSIONS)}",
+        )
     return sys.modules["blufunc.numpy"]
 
 
@@ -220,7 +246,7 @@ _METHODS: dict[str, Callable] = {
     "cumprod": reductions.cumprod,
     "sort": sorting.sort,
     "argsort": sorting.argsort,
-    "searchsorted": sorting.searchsorted,
+    "searchsorted": searching.searchsorted,
     "dot": linear.dot,
     "diagonal": linear.diagonal,
 }
@@ -292,8 +318,8 @@ def install() -> None:
     for name, (method, function) in _BINARY.items():
         _set(f"__{name}__", method)
         _set(f"__r{name}__", _reflected(function))
-    for name, (prim, function) in _COMPARISONS.items():
-        _set(f"__{name}__", _operator(prim, function, True))
+    for name, method in _COMPARISONS.items():
+        _set(f"__{name}__", method)
     for name, function in {
         "neg": ew.negative, "pos": ew.positive, "abs": ew.abs, "invert": ew.bitwise_not,
     }.items():  # fmt: skip
@@ -326,6 +352,8 @@ def install() -> None:
         setattr(Array, name, function)
     for name, function in {
         "__format__": _tracer_format,
+        # where a traced value will be is not known: None, which as ``device=`` leaves the choice open
+        "device": property(lambda self: None),
         "item": _tracer_item,
         "tolist": _tracer_tolist,
         "__deepcopy__": lambda self, memo: self,

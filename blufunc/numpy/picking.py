@@ -1,4 +1,4 @@
-"""Elements by position, and positions by value: take, nonzero, differences, equality of arrays.
+"""Elements by position, and positions by value: take, nonzero, equality of arrays.
 
 Face over indexing and gather. Positions that depend on values make results of a size that is only
 known when the program runs; while tracing, such functions ask for a ``size``.
@@ -26,11 +26,12 @@ from blufunc.core.structure import reshape as _reshape
 from blufunc.core.trace import Value
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy.creation import asarray
-from blufunc.numpy.indexing import gather_mode, getitem, wrapped
+from blufunc.numpy.indexing import fill_number, gather_mode, getitem, wrapped
 from blufunc.numpy.manipulation import ravel, squeeze
 from blufunc.numpy.promotion import (
     as_value,
     axis_in,
+    broadcast_shapes,
     cast,
     constant,
     shape_of,
@@ -42,12 +43,20 @@ from blufunc.numpy.promotion import (
 
 
 def take(
-    x: Any, indices: Any, axis: int | None = None, *, mode: str | None = None, fill_value: Any = None
+    x: Any,
+    indices: Any,
+    axis: int | None = None,
+    *,
+    mode: str | None = None,
+    unique_indices: bool = False,
+    indices_are_sorted: bool = False,
+    fill_value: Any = None,
 ) -> Value:
     """The elements of x at integer positions along an axis (of x flattened, by default).
 
     The result has the shape of ``indices`` in the place of the axis. Out of range: ``mode='fill'`` (the
     default) gives NaN, or the extreme of integers; ``'clip'`` the nearest element; ``'wrap'`` counts round.
+    ``unique_indices`` and ``indices_are_sorted`` are promises that make for faster programs.
     """
     x = as_value(x, "take")
     if axis is None:
@@ -66,14 +75,17 @@ def take(
     if mode == "wrap":
         positions, mode = ew.remainder(positions, x.aval.shape[d]), "clip"
     index = (slice(None),) * d + (positions if positions.ndim else _reshape(asarray(positions), (1,)),)
-    result = getitem(x, index, gather_mode(mode or "fill"), fill_value)
+    result = getitem(x, index, gather_mode(mode or "fill"), fill_value, unique_indices, indices_are_sorted)
     return result if positions.ndim else squeeze(result, d)
 
 
-def take_along_axis(x: Any, indices: Any, axis: int | None = -1, *, mode: str | None = None) -> Value:
+def take_along_axis(
+    x: Any, indices: Any, axis: int | None = -1, mode: str | None = None, fill_value: Any = None
+) -> Value:
     """For each position of ``indices``, the element of x there along ``axis``, the other axes going along.
 
-    Both have the same rank, and sizes that broadcast except along the axis.
+    Both have the same rank, and sizes that broadcast except along the axis. ``mode`` and ``fill_value`` are those of
+    ``take``.
     """
     x, positions = as_value(x, "take_along_axis"), as_value(indices, "take_along_axis")
     if axis is None:
@@ -109,6 +121,7 @@ def take_along_axis(x: Any, indices: Any, axis: int | None = -1, *, mode: str | 
         numbers,
         (1,) * rank,
         mode=gather_mode(mode or "fill"),
+        fill_value=None if fill_value is None else fill_number(fill_value, x),
     )
 
 
@@ -137,18 +150,6 @@ def ix_(*xs: Any) -> tuple[Value, ...]:
     )
 
 
-def diff(x: Any, /, n: int = 1, axis: int = -1) -> Value:
-    """The differences of neighbours along an axis, taken ``n`` times."""
-    x = as_value(x, "diff")
-    d = axis_in(axis, x.aval.ndim, "diff")
-    for _ in range(static_int(n, "diff", "n")):
-        size = x.aval.shape[d]
-        after = shape_ops.slice_in_dim(x, min(1, size), size, axis=d)
-        before = shape_ops.slice_in_dim(x, 0, max(size - 1, 0), axis=d)
-        x = ew.not_equal(after, before) if dtypes.is_bool(x.aval.dtype) else ew.subtract(after, before)
-    return x
-
-
 def unravel_index(indices: Any, shape: Any) -> tuple[Value, ...]:
     """Positions in a flattened array as one array of positions for each axis of ``shape``.
 
@@ -169,15 +170,23 @@ def unravel_index(indices: Any, shape: Any) -> tuple[Value, ...]:
     return tuple(reversed(result))
 
 
-def where(condition: Any, x: Any = None, y: Any = None, /) -> Any:
+def where(
+    condition: Any, x: Any = None, y: Any = None, /, *, size: int | None = None, fill_value: Any = None
+) -> Any:
     """``x`` where ``condition`` holds, else ``y``: elementwise, with promotion of x and y, and broadcasting.
 
     Both x and y are computed everywhere. A gradient through the side that is not chosen is exactly 0
     times that side's derivative, so keep that finite: choose a safe argument before the function.
-    Without x and y, the positions where ``condition`` holds: ``nonzero(condition)``.
+    Without x and y, the positions where ``condition`` holds: ``nonzero(condition, size=..., fill_value=...)``.
     """
     if x is None and y is None:
-        return nonzero(condition)
+        return nonzero(condition, size=size, fill_value=fill_value)
+    if size is not None or fill_value is not None:
+        raise errors.ArgumentError(
+            "where(condition, x, y) takes no size and no fill_value.",
+            where=source.here(),
+            fix="bnp.where(condition, size=...) gives positions",
+        )
     if x is None or y is None:
         raise errors.ArgumentError(
             "where takes both x and y, or neither.",
@@ -187,11 +196,11 @@ def where(condition: Any, x: Any = None, y: Any = None, /) -> Any:
     return ew.choose(condition, x, y)
 
 
-def nonzero(x: Any, /, *, size: int | None = None, fill_value: Any = 0) -> tuple[Value, ...]:
+def nonzero(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> tuple[Value, ...]:
     """The positions of the elements that are not 0, one int32 vector for each axis.
 
     How many there are is only known from the values: while tracing, ``size`` must be given, which cuts the
-    result off or fills it with ``fill_value``.
+    result off or fills it with ``fill_value`` (0; or a tuple, one for each axis).
     """
     x = as_value(x, "nonzero")
     if not x.aval.ndim:
@@ -215,17 +224,19 @@ def nonzero(x: Any, /, *, size: int | None = None, fill_value: Any = 0) -> tuple
     numbers = ScatterDimensionNumbers((), (0,), (0,))
     flat = gather_scatter.scatter(start, _reshape(slots, (x.aval.size, 1)), n, numbers)
     found = ops.lt(flat, x.aval.size)
+    if fill_value is None:
+        fill_value = 0
     fills = fill_value if isinstance(fill_value, (tuple, list)) else [fill_value] * x.aval.ndim
     axes = unravel_index(flat, x.aval.shape)
     return tuple([ew.choose(found, p, f) for p, f in zip(axes, fills, strict=True)])
 
 
-def flatnonzero(x: Any, /, *, size: int | None = None, fill_value: Any = 0) -> Value:
+def flatnonzero(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> Value:
     """The positions in x flattened of the elements that are not 0; see ``nonzero``."""
     return nonzero(ravel(x), size=size, fill_value=fill_value)[0]
 
 
-def argwhere(x: Any, /, *, size: int | None = None, fill_value: Any = 0) -> Value:
+def argwhere(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> Value:
     """The positions of the elements that are not 0 as rows of an ``(n, rank)`` array; see ``nonzero``."""
     columns = nonzero(x, size=size, fill_value=fill_value)
     return shape_ops.concatenate([_reshape(c, (c.aval.size, 1)) for c in columns], 1)
@@ -240,6 +251,16 @@ def array_equal(x: Any, y: Any, /, equal_nan: bool = False) -> Value:
     if equal_nan:
         same = ew.logical_or(same, ew.logical_and(ew.isnan(x), ew.isnan(y)))
     return _all(same)
+
+
+def array_equiv(x: Any, y: Any, /) -> Value:
+    """Whether two arrays broadcast and have equal elements then, as bool of rank 0."""
+    x, y = as_value(x, "array_equiv"), as_value(y, "array_equiv")
+    try:
+        broadcast_shapes(x.aval.shape, y.aval.shape)
+    except errors.ShapeError:
+        return asarray(False)
+    return _all(ew.equal(x, y))
 
 
 def allclose(x: Any, y: Any, /, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Value:

@@ -16,19 +16,16 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core import dtypes, source
-from blufunc.core.array import Array
 from blufunc.core.axes import static_number
 from blufunc.core.ops import cumulative, reduce
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
-from blufunc.core.ops.sort import sort as sort_values
 from blufunc.core.primitive import Primitive
 from blufunc.core.structure import reduce_sum, reshape
-from blufunc.core.structure import transpose as permute
 from blufunc.core.trace import Value
 from blufunc.numpy import elementwise as ew
-from blufunc.numpy import indexing
 from blufunc.numpy.creation import match_to
+from blufunc.numpy.families import named
 from blufunc.numpy.promotion import (
     as_value,
     axes_in,
@@ -131,7 +128,7 @@ def prod(
     return cast(result, want)
 
 
-def _limit(dtype: np.dtype, largest: bool) -> Any:
+def extreme_of(dtype: np.dtype, largest: bool) -> Any:
     """What no element exceeds, or is below."""
     if dtypes.is_bool(dtype):
         return largest
@@ -163,11 +160,31 @@ def _extremum(prim: Primitive, name: str, combine: Callable, lowest: bool, doc: 
                     where=source.here(),
                     fix="give initial=, the result where there is nothing",
                 )
-        y = _masked(x, where, _limit(x.aval.dtype, not lowest), name)
-        result = _kept(x, prim.bind(y, axes=axes) if axes else y, axes, keepdims)
+        y = _masked(x, where, extreme_of(x.aval.dtype, not lowest), name)
+        found = (
+            y
+            if not axes
+            else prim.bind(y, axes=axes)
+            if y.aval.dtype.kind != "c"
+            else _of_complex(prim, y, axes)
+        )
+        result = _kept(x, found, axes, keepdims)
         return result if initial is None else cast(combine(result, initial), x.aval.dtype)
 
-    return ew._named(function, name, doc)
+    return named(function, name, doc)
+
+
+def _of_complex(prim: Primitive, x: Value, axes: tuple[int, ...]) -> Value:
+    """The extremum of complex numbers: by real part, of several by imaginary part; NaN if any is."""
+    real, imag = ops.real(x), ops.imag(x)
+    best = prim.bind(real, axes=axes)
+    tied = ops.eq(real, stretch(_kept(x, best, axes, True), x.aval.shape))
+    limit = constant(-math.inf if prim is reduce.reduce_max_p else math.inf, imag.aval.dtype)
+    second = prim.bind(ops.select(tied, imag, limit), axes=axes)
+    spoiled = reduce.reduce_or(ew.isnan(x), axes)
+    return ops.select(
+        spoiled, constant(complex(math.nan, math.nan), x.aval.dtype), ops.complex_(best, second)
+    )
 
 
 max = amax = _extremum(
@@ -195,7 +212,7 @@ def _logical(prim: Primitive, name: str, neutral: bool, doc: str) -> Callable:
         y = _masked(x, where, neutral, name)
         return _kept(x, prim.bind(y, axes=axes) if axes else y, axes, keepdims)
 
-    return ew._named(function, name, doc)
+    return named(function, name, doc)
 
 
 all = _logical(reduce.reduce_and_p, "all", True, "Whether all elements over axes are true (not 0), as bool.")
@@ -264,6 +281,10 @@ def average(
     return (result, total) if returned else result
 
 
+def _center(y: Value, axes: tuple[int, ...], where: Any) -> Value:
+    return mean(y, axes, keepdims=True, where=where)
+
+
 def var(
     x: Any,
     /,
@@ -274,15 +295,18 @@ def var(
     correction: float | None = None,
     keepdims: bool = False,
     where: Any = None,
+    mean: Any = None,
 ) -> Value:
     """The variance over axes: the mean of ``|x - mean|**2``, as a real float.
 
-    The sum is divided by the count less ``ddof`` (also called ``correction``).
+    The sum is divided by the count less ``ddof`` (also called ``correction``). ``mean`` is the mean over the axes,
+    which stay with size 1 in it, where it is known already.
     """
     x = inexact(x, "var")
     axes = axes_in(axis, x.aval.ndim, "var")
     y = cast(x, _computation(x.aval.dtype) if dtype is None else dtypes.as_dtype(dtype))
-    centered = ops.sub_p.bind(*ew.match_shapes("var", y, mean(y, axes, keepdims=True, where=where)))
+    center = _center(y, axes, where) if mean is None else cast(as_value(mean, "var"), y.aval.dtype)
+    centered = ew.subtract(y, center)
     if dtypes.is_complex(centered.aval.dtype):
         squares = ops.add(ops.square(ops.real(centered)), ops.square(ops.imag(centered)))
     else:
@@ -310,9 +334,12 @@ def std(
     correction: float | None = None,
     keepdims: bool = False,
     where: Any = None,
+    mean: Any = None,
 ) -> Value:
     """The standard deviation over axes: the square root of ``var``."""
-    variance = var(x, axis, dtype, ddof=ddof, correction=correction, keepdims=keepdims, where=where)
+    variance = var(
+        x, axis, dtype, ddof=ddof, correction=correction, keepdims=keepdims, where=where, mean=mean
+    )
     return ops.sqrt_p.bind(variance)
 
 
@@ -324,11 +351,22 @@ def ptp(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
 # -- positions -------------------------------------------------------------------------------------
 
 
+def _rank_of_complex(x: Value, axis: Any, name: str) -> Value:
+    """Floats whose extremum, of the kind that ``name`` says, is where that of complex x is."""
+    largest = name == "argmax"
+    best = (max if largest else min)(x, axis, keepdims=True)
+    hit = ops.bitwise_or(ew.equal(x, best), ew.isnan(x))
+    spoiled = ew.choose(ew.isnan(x), math.nan, 0.0)
+    return ops.add(spoiled, ops.convert(hit if largest else ops.bitwise_not(hit), dtypes.float32))
+
+
 def _position(prim: Primitive, name: str, doc: str) -> Callable:
     def function(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Value:
         x = value_of(x, name)
         if dtypes.is_bool(x.aval.dtype):
             x = ops.convert(x, dtypes.int8)
+        elif dtypes.is_complex(x.aval.dtype):
+            x = _rank_of_complex(x, axis, name)
         given, rank = axis, x.aval.ndim
         shape = x.aval.shape
         if axis is None:
@@ -343,7 +381,7 @@ def _position(prim: Primitive, name: str, doc: str) -> Callable:
             return reshape(result, (1,) * rank)
         return reshape(result, tuple([1 if i == d else n for i, n in enumerate(shape)]))
 
-    return ew._named(function, name, doc)
+    return named(function, name, doc)
 
 
 argmax = _position(
@@ -371,7 +409,7 @@ def _running(prim: Primitive, name: str, doc: str, widen: bool = True) -> Callab
             x, axis = reshape(x, (x.aval.size,)), 0
         return prim.bind(x, axis=axis_in(axis, x.aval.ndim, name), reverse=False)
 
-    return ew._named(function, name, doc)
+    return named(function, name, doc)
 
 
 cumsum = _running(
@@ -414,169 +452,3 @@ def _with_initial(
         return result
     config = [(1 if i == d else 0, 0, 0) for i in range(result.aval.ndim)]
     return shape_ops.pad(result, constant(first, result.aval.dtype), config)
-
-
-# -- order statistics ------------------------------------------------------------------------------
-
-
-def quantile(x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: bool = False) -> Value:
-    """The values below which fractions ``q`` of the elements over axes lie, as floats.
-
-    Args:
-      x: real numbers.
-      q: fractions between 0 and 1; its axes come first in the result. Traced ones are limited to that range.
-      axis: None, an int or a tuple.
-      method: ``'linear'`` between neighbours, ``'lower'``, ``'higher'``, ``'nearest'`` or ``'midpoint'``.
-      keepdims: whether reduced axes stay with size 1.
-    Raises:
-      ValueRangeError: ``method`` is none of these, x has no elements, or ``q`` is known and out of range.
-    """
-    if method not in ("linear", "lower", "higher", "nearest", "midpoint"):
-        raise errors.ValueRangeError(
-            f"quantile: method {method!r}.",
-            where=source.here(),
-            fix="use 'linear', 'lower', 'higher', 'nearest' or 'midpoint'",
-        )
-    x, q = inexact(x, "quantile"), _fraction(inexact(q, "quantile"))
-    dtype = x.aval.dtype
-    axes = axes_in(axis, x.aval.ndim, "quantile")
-    rest = tuple([d for d in range(x.aval.ndim) if d not in axes])
-    n = math.prod([x.aval.shape[a] for a in axes])
-    if not n:
-        raise errors.ValueRangeError(f"quantile of no elements: {x.aval}.", where=source.here())
-    kept_shape = tuple([1 if d in axes else m for d, m in enumerate(x.aval.shape)])
-    lines = reshape(permute(x, (*rest, *axes)), (*[x.aval.shape[d] for d in rest], n))
-    ordered = sort_values(lines, lines.aval.ndim - 1)
-    place = ops.mul(cast(q, dtypes.float32 if dtype.itemsize < 4 else dtype), float(n - 1))
-    low, high = ops.floor(place), ops.ceil(place)
-    if method == "nearest":
-        low = high = ops.round(place)
-    position = {"lower": (low, low), "higher": (high, high)}.get(method, (low, high))
-    below, above = (_at(ordered, p) for p in position)  # (*rest, *q)
-    if method == "midpoint":
-        result = ops.mul(ops.add(below, above), 0.5)
-    elif position[0] is position[1]:
-        result = below
-    else:
-        weight = cast(ops.sub(place, low), dtype)
-        low_part, high_part = (
-            ops.mul(*ew.match_shapes("quantile", v, w))
-            for v, w in ((below, ops.sub(1, weight)), (above, weight))
-        )
-        result = ops.add(low_part, high_part)
-    if dtypes.is_inexact(dtype):
-        some_nan = reduce.reduce_or(ew.isnan(lines), (lines.aval.ndim - 1,))
-        some_nan = stretch(reshape(some_nan, some_nan.aval.shape + (1,) * q.aval.ndim), result.aval.shape)
-        result = ops.select(some_nan, math.nan, result)
-    nr = len(rest)
-    result = permute(result, (*range(nr, nr + q.aval.ndim), *range(nr)))
-    return reshape(result, (*q.aval.shape, *kept_shape)) if keepdims else result
-
-
-def _fraction(q: Value) -> Value:
-    """q, between 0 and 1; NaN stays NaN."""
-    if isinstance(q, Array):
-        known = np.asarray(q)
-        outside = known[(known < 0) | (known > 1)]
-        if outside.size:
-            raise errors.ValueRangeError(
-                f"quantile: the fraction {outside[0]} is not between 0 and 1.",
-                where=source.here(),
-                fix="give fractions to quantile, and percents (0 to 100) to percentile",
-            )
-        return q
-    return ops.clamp(0.0, q, 1.0)
-
-
-def _at(x: Value, position: Value) -> Value:
-    from_last = ops.convert(position, dtypes.int32)
-    return indexing.getitem(x, (Ellipsis, from_last))
-
-
-def percentile(x: Any, q: Any, axis: Any = None, *, method: str = "linear", keepdims: bool = False) -> Value:
-    """``quantile`` with ``q`` in percent, between 0 and 100."""
-    return quantile(x, ew.divide(q, 100), axis, method=method, keepdims=keepdims)
-
-
-def median(x: Any, axis: Any = None, *, keepdims: bool = False) -> Value:
-    """The middle value over axes, or the mean of the middle two, as a float."""
-    return quantile(x, 0.5, axis, keepdims=keepdims)
-
-
-# -- ignoring NaN ----------------------------------------------------------------------------------
-
-
-def _valid(x: Any, name: str) -> tuple[Value, Any]:
-    """x, and the mask of what is not NaN; None for dtypes without NaN."""
-    x = value_of(x, name)
-    return x, ew.logical_not(ew.isnan(x)) if dtypes.is_inexact(x.aval.dtype) else None
-
-
-def _ignoring(function: Callable, name: str, doc: str) -> Callable:
-    def wrapper(x: Any, /, axis: Any = None, dtype: Any = None, *, keepdims: bool = False) -> Value:
-        x, mask = _valid(x, name)
-        return function(x, axis, dtype, keepdims=keepdims, where=mask)
-
-    return ew._named(wrapper, name, doc)
-
-
-nansum = _ignoring(sum, "nansum", "``sum`` over the elements that are not NaN.")
-nanprod = _ignoring(prod, "nanprod", "``prod`` over the elements that are not NaN.")
-nanmean = _ignoring(mean, "nanmean", "``mean`` over the elements that are not NaN; NaN where there are none.")
-
-
-def nanvar(
-    x: Any, /, axis: Any = None, dtype: Any = None, *, ddof: float = 0, keepdims: bool = False
-) -> Value:
-    """``var`` over the elements that are not NaN."""
-    x, mask = _valid(x, "nanvar")
-    return var(x, axis, dtype, ddof=ddof, keepdims=keepdims, where=mask)
-
-
-def nanstd(
-    x: Any, /, axis: Any = None, dtype: Any = None, *, ddof: float = 0, keepdims: bool = False
-) -> Value:
-    """``std`` over the elements that are not NaN."""
-    return ops.sqrt_p.bind(nanvar(x, axis, dtype, ddof=ddof, keepdims=keepdims))
-
-
-def _nan_extremum(function: Callable, name: str, lowest: bool) -> Callable:
-    def wrapper(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
-        x, mask = _valid(x, name)
-        if mask is None:
-            return function(x, axis, keepdims=keepdims)
-        limit = constant(_limit(x.aval.dtype, not lowest), x.aval.dtype)
-        result = function(ops.select(mask, x, limit), axis, keepdims=keepdims)
-        return ops.select(any(mask, axis, keepdims=keepdims), result, constant(math.nan, x.aval.dtype))
-
-    return ew._named(
-        wrapper, name, f"``{name[3:]}`` over the elements that are not NaN; NaN where there are none."
-    )
-
-
-nanmax = _nan_extremum(max, "nanmax", True)
-nanmin = _nan_extremum(min, "nanmin", False)
-
-
-def nanargmax(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Value:
-    """``argmax`` over the elements that are not NaN; 0 where there are none."""
-    x, mask = _valid(x, "nanargmax")
-    return argmax(x if mask is None else ops.select(mask, x, -math.inf), axis, keepdims=keepdims)
-
-
-def nanargmin(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Value:
-    """``argmin`` over the elements that are not NaN; 0 where there are none."""
-    x, mask = _valid(x, "nanargmin")
-    return argmin(x if mask is None else ops.select(mask, x, math.inf), axis, keepdims=keepdims)
-
-
-def nancumsum(x: Any, /, axis: int | None = None, dtype: Any = None) -> Value:
-    """``cumsum`` with NaN counted as 0."""
-    x, mask = _valid(x, "nancumsum")
-    return cumsum(x if mask is None else ops.select(mask, x, 0.0), axis, dtype)
-
-
-def nancumprod(x: Any, /, axis: int | None = None, dtype: Any = None) -> Value:
-    """``cumprod`` with NaN counted as 1."""
-    x, mask = _valid(x, "nancumprod")
-    return cumprod(x if mask is None else ops.select(mask, x, 1.0), axis, dtype)

@@ -76,6 +76,8 @@ single, double, csingle, cdouble = float32, float64, complex64, complex128
 generic, number, inexact = np.generic, np.number, np.inexact
 integer, signedinteger, unsignedinteger = np.integer, np.signedinteger, np.unsignedinteger
 floating, complexfloating = np.floating, np.complexfloating
+character, flexible, object_ = np.character, np.flexible, np.object_
+ComplexWarning = np.exceptions.ComplexWarning
 
 _KINDS = {
     np.generic: lambda d: True,
@@ -152,9 +154,10 @@ def promote_types(a: Any, b: Any) -> np.dtype:
     return dtypes.promote(_pair(a), _pair(b))[0]
 
 
-def can_cast(x: Any, to: Any, casting: str = "safe") -> bool:
+def can_cast(from_: Any, to: Any, casting: str = "safe") -> bool:
     """Whether arrays of a dtype (or an array) can become ``to`` under NumPy's casting rules."""
-    frm = _pair(x)[0] if not isinstance(x, (str, type, np.dtype, ScalarType)) else dtypes.as_dtype(x)
+    named = isinstance(from_, (str, type, np.dtype, ScalarType))
+    frm = dtypes.as_dtype(from_) if named else _pair(from_)[0]
     return bool(np.can_cast(frm, dtypes.as_dtype(to), casting))  # type: ignore[arg-type]
 
 
@@ -163,14 +166,43 @@ def dtype(x: Any) -> np.dtype:
     return dtypes.as_dtype(x)
 
 
-def finfo(x: Any) -> Any:
+class FloatLimits:
+    """What ``finfo`` returns: NumPy's attributes of the same names, as Python numbers.
+
+    Attributes:
+      dtype: the ``np.dtype``; of a complex one, that of its parts.
+      bits, eps, max, min, smallest_normal, tiny, smallest_subnormal, ...: as of ``np.finfo``.
+    """
+
+    __slots__ = ("_info", "dtype")
+
+    def __init__(self, dtype: np.dtype):
+        self._info = dtypes.finfo(dtype)
+        self.dtype = np.dtype(self._info.dtype)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._info, name)
+        return float(value) if getattr(value, "dtype", None) == self.dtype else value
+
+    def __repr__(self) -> str:
+        return f"finfo({self.dtype.name}: eps={self.eps}, min={self.min}, max={self.max})"
+
+
+def finfo(x: Any) -> FloatLimits:
     """Limits of a floating dtype, or of an array's: ``eps``, ``max``, ``min``, ``tiny``, ``bits``."""
-    return dtypes.finfo(x.aval.dtype if isinstance(x, Value) else x)
+    return FloatLimits(x.aval.dtype if isinstance(x, Value) else dtypes.as_dtype(x))
 
 
 def iinfo(x: Any) -> Any:
     """Limits of an integer dtype, or of an array's: ``min``, ``max``, ``bits``."""
     return dtypes.iinfo(x.aval.dtype if isinstance(x, Value) else x)
+
+
+def iterable(x: Any) -> bool:
+    """Whether x can be run through: a sequence, or an array that has axes."""
+    if isinstance(x, Value):
+        return x.aval.ndim > 0
+    return bool(np.iterable(x))
 
 
 def isscalar(x: Any) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core import dtypes, source
+from blufunc.core.array import Array
 from blufunc.core.ops import dynamic, gather_scatter
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops.shape import slice_p
@@ -115,7 +116,12 @@ class Place:
         return _update(self.x, self.index, values, "max", **options)
 
     def apply(self, function: Callable[[Value], Any], **options: Any) -> Value:
-        """The elements replaced by ``function`` of them, applied once to each."""
+        """The elements replaced by ``function`` of them, applied once to each; it is elementwise."""
+        mask = _whole_mask(self.x, self.index)
+        if mask is not None and not isinstance(mask, Array):
+            return ops.select_p.bind(
+                mask, cast(as_value(function(self.x), "apply"), self.x.aval.dtype), self.x
+            )
         return self.set(function(self.get()), **options)
 
     def get(
@@ -154,9 +160,10 @@ def _update(
 ) -> Value:
     new = _as_update(x, values, how)
     mask = _whole_mask(x, index)
-    if mask is not None and not new.aval.ndim:
-        kept = tuple(range(mask.aval.ndim))
-        return ops.select_p.bind(broadcast_in_dim(mask, x.aval.shape, kept), _COMBINE[how][0](x, new), x)
+    if mask is not None:
+        row = _row_for_mask(x, index, new)
+        if row is not None:
+            return ops.select_p.bind(mask, _COMBINE[how][0](x, row), x)
     p = parse(x.aval.shape, index)
     mode = GatherScatterMode.from_any(mode)
     if not p.advanced and not p.dynamic:
@@ -172,14 +179,61 @@ def _update(
     return _scatter(x, p, new, how, mode, unique_indices or p.distinct, indices_are_sorted)
 
 
-def _whole_mask(x: Value, index: Any) -> Value | None:
-    """A single boolean array as index: it needs no positions when a number is to be written."""
-    if not isinstance(index, (Value, np.ndarray)) or index.dtype.kind != "b" or not index.ndim:
+def _find_mask(index: Any) -> tuple[int, Any, int] | None:
+    """Where a boolean array stands in an index that holds whole slices besides: axes before it, itself, axes behind."""
+    if isinstance(index, (Value, np.ndarray)):  # the usual case, which must be fast
+        return (0, index, -1) if index.dtype.kind == "b" and index.ndim else None
+    if index.__class__ is not tuple:
         return None
-    mask = as_value(index)
-    if mask.aval.shape != x.aval.shape[: mask.aval.ndim]:
-        mask_positions(0, x.aval.shape, np.zeros(mask.aval.shape, bool))
-    return mask
+    before, after, mask, dots = 0, 0, None, False
+    for e in index:
+        if isinstance(e, (Value, np.ndarray)) and e.dtype.kind == "b" and e.ndim and mask is None:
+            mask = e
+        elif e is Ellipsis and not dots:
+            dots = True
+            if mask is None:
+                before = -1
+            else:
+                after = -1
+        elif e.__class__ is slice and e == slice(None):
+            if mask is None and before >= 0:
+                before += 1
+            elif mask is not None and after >= 0:
+                after += 1
+            else:
+                return None  # slices around an ellipsis: left to the general way
+        else:
+            return None
+    return None if mask is None else (before, mask, after if dots or after else -1)
+
+
+def _whole_mask(x: Value, index: Any) -> Value | None:
+    """The mask, of the shape of x, that an index by one boolean array stands for: it needs no positions."""
+    found = _find_mask(index)
+    if found is None:
+        return None
+    before, given, _ = found
+    mask = as_value(given)
+    if before < 0:
+        before = x.aval.ndim - mask.aval.ndim - max(found[2], 0)
+    own = x.aval.shape[before : before + mask.aval.ndim] if before >= 0 else None
+    if mask.aval.shape != own:
+        mask_positions(0, own or x.aval.shape, np.zeros(mask.aval.shape, bool))
+    return broadcast_in_dim(mask, x.aval.shape, tuple(range(before, before + mask.aval.ndim)))
+
+
+def _row_for_mask(x: Value, index: Any, new: Value) -> Value | None:
+    """An update that is the same for all elements of a mask, as one that broadcasts to x; None where it is not."""
+    if not new.aval.ndim:
+        return new
+    before, mask, after = _find_mask(index)  # type: ignore[misc]
+    rest = x.aval.shape[before + mask.ndim :] if before >= 0 else x.aval.shape[x.aval.ndim - max(after, 0) :]
+    own = new.aval.shape
+    while len(own) > len(rest) and own[0] == 1:
+        own = own[1:]
+    if len(own) > len(rest) or any(a not in (1, b) for a, b in zip(own[::-1], rest[::-1], strict=False)):
+        return None
+    return stretch(reshape(new, own), x.aval.shape)
 
 
 def _as_update(x: Value, values: Any, how: str) -> Value:

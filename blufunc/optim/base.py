@@ -6,6 +6,7 @@ against each other, so that a mismatch names the place and does not broadcast.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -54,13 +55,7 @@ def chain(*transformations: Any) -> GradientTransformation:
       ArgumentError: one of them has no ``init`` or no ``update``; when called, a state of another length.
     """
     for i, t in enumerate(transformations):
-        if not callable(getattr(t, "init", None)) or not callable(getattr(t, "update", None)):
-            raise errors.ArgumentError(
-                f"argument {i} of chain is a {type(t).__name__}, not a gradient transformation.",
-                where=source.here(),
-                why="a transformation has two functions, init and update.",
-                fix="scale_by_schedule(f) for a schedule; call the factory: clip_by_global_norm(1.0)",
-            )
+        check_transformation(t, f"argument {i} of chain")
 
     def init(params):
         return tuple([t.init(params) for t in transformations])
@@ -78,6 +73,32 @@ def chain(*transformations: Any) -> GradientTransformation:
             updates, s = t.update(updates, s, params)
             states.append(s)
         return updates, tuple(states)
+
+    return GradientTransformation(init, update)
+
+
+def named_chain(*transformations: tuple[str, Any]) -> GradientTransformation:
+    """``chain`` of pairs ``(name, transformation)``; the state is a dict of their states by name."""
+    for i, pair in enumerate(transformations):
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
+            raise errors.ArgumentError(
+                f"argument {i} of named_chain is not a pair of a name and a transformation: {pair!r:.60}.",
+                where=source.here(),
+                fix='named_chain(("clip", clip(1.0)), ("adam", adam(1e-3)))',
+            )
+    names = [name for name, _ in transformations]
+    if len(set(names)) != len(names):
+        raise errors.ArgumentError(
+            f"named_chain: the names {names} are not all different.", where=source.here(), fix="rename one"
+        )
+    inner = chain(*[t for _, t in transformations])
+
+    def init(params):
+        return dict(zip(names, inner.init(params), strict=True))
+
+    def update(updates, state, params=None):
+        updates, states = inner.update(updates, tuple([state[name] for name in names]), params)
+        return updates, dict(zip(names, states, strict=True))
 
     return GradientTransformation(init, update)
 
@@ -158,3 +179,101 @@ class Scalars:
                 [v if isinstance(v, (int, float)) else v.astype(dtype) for v in self.values]
             )
         return self.known[dtype]
+
+
+# -- parts -----------------------------------------------------------------------------------------
+
+
+def leafwise(f: Callable[..., tuple], n: int, trees: Mapping[str, PyTree]) -> list[PyTree]:
+    """``n`` pytrees: what ``f`` of the corresponding leaves of ``trees``, which are given by name, returns for each."""
+    treedef, *columns = aligned(trees)
+    rows = [f(*leaves) for leaves in zip(*columns, strict=True)]
+    return [tree.unflatten(treedef, [row[i] for row in rows]) for i in range(n)]
+
+
+def zero_count() -> Any:
+    """The number of steps taken before the first one."""
+    return bnp.zeros((), dtypes.int32)
+
+
+def next_count(count: Any) -> Any:
+    """One more, up to the largest int32."""
+    return bnp.minimum(count, 2**31 - 2) + 1
+
+
+def full_like(params: PyTree, value: Any, dtype: Any = None) -> PyTree:
+    """A pytree like the parameters, filled with a number: in ``dtype``, or theirs, and float32 for half precisions."""
+
+    def one(p):
+        p = bnp.asarray(p)
+        return bnp.full(p.shape, value, dtype or wide_dtype(p.dtype))
+
+    return tree.map(one, params)
+
+
+def bias_correction(decay: Any, steps: Any) -> Any:
+    """``1 - decay**steps``, without the cancellation of the subtraction for decays close to 1."""
+    if not isinstance(decay, (int, float)):
+        return -bnp.expm1(bnp.log(decay) * steps)
+    if not 0 <= decay < 1:
+        raise errors.ValueRangeError(
+            f"the decay of a moving average is in [0, 1), and one of this optimiser's is {decay}.",
+            where=source.here(),
+            fix="b1=0.9, b2=0.999 are the usual ones",
+        )
+    return -bnp.expm1(steps * math.log(decay)) if decay else bnp.ones((), steps.dtype)
+
+
+def corrected_mean(mean: Any, g: Any, decay: Any, steps: Any, nesterov: bool) -> Any:
+    """A moving average of the gradients as an estimate of their mean; with ``nesterov`` that of the step to come."""
+    if not nesterov:
+        return mean / bias_correction(decay, steps).astype(mean.dtype)
+    ahead = bias_correction(decay, steps + 1).astype(mean.dtype)
+    return mean * (decay / ahead) + g * ((1 - decay) / bias_correction(decay, steps).astype(mean.dtype))
+
+
+def steps_of(count: Any, *trees: PyTree) -> Any:
+    """A count as a float for formulas: float64 where the trees hold any, else float32."""
+    wide = any(bnp.asarray(x).dtype == dtypes.float64 for t in trees for x in tree.leaves(t))
+    return count.astype(dtypes.float64 if wide else dtypes.float32)
+
+
+def number(x: Any) -> Any:
+    """A Python number as it is, anything else as an array of rank 0."""
+    return x if isinstance(x, (int, float)) else bnp.asarray(x)
+
+
+def real_number(x: Any, what: str) -> Any:
+    """``number(x)``, which must be real and of rank 0; ``what`` it is, for the message."""
+    value = number(x)
+    if isinstance(value, (int, float)):
+        return value
+    if value.ndim or not (dtypes.is_floating(value.dtype) or dtypes.is_integer(value.dtype)):
+        raise errors.ArgumentError(
+            f"{what} is a real number, not {value.aval}.",
+            where=source.here(),
+            fix="pass a Python number, or an array of rank 0",
+        )
+    return value
+
+
+def scaled(updates: PyTree, factor: Any) -> PyTree:
+    """All leaves times one number; each keeps its dtype."""
+    numbers = Scalars(number(factor))
+
+    def one(u):
+        u = bnp.asarray(u)
+        return u * numbers.of(u.dtype)[0]
+
+    return tree.map(one, updates)
+
+
+def check_transformation(t: Any, what: str) -> None:
+    """Raise ArgumentError unless ``t`` has ``init`` and ``update``."""
+    if not callable(getattr(t, "init", None)) or not callable(getattr(t, "update", None)):
+        raise errors.ArgumentError(
+            f"{what} is a {type(t).__name__}, not a gradient transformation.",
+            where=source.here(),
+            why="a transformation has two functions, init and update.",
+            fix="scale_by_schedule(f) for a schedule; call the factory: clip_by_global_norm(1.0)",
+        )

@@ -8,8 +8,41 @@ from __future__ import annotations
 
 from typing import Any
 
-from blufunc.optim.base import GradientTransformation, PyTree, chain
-from blufunc.optim.transforms import adam_update, scale_by_learning_rate, trace
+import blufunc.numpy as bnp
+from blufunc.core import tree
+from blufunc.optim.base import GradientTransformation, PyTree, chain, identity
+from blufunc.optim.blocks import (
+    NEWTON_SCHULZ,
+    clip_by_block_rms,
+    scale_by_factored_rms,
+    scale_by_muon,
+    scale_by_param_block_rms,
+    scale_by_shape,
+    scale_by_trust_ratio,
+)
+from blufunc.optim.moments import (
+    ema,
+    scale_by_adadelta,
+    scale_by_adamax,
+    scale_by_amsgrad,
+    scale_by_belief,
+    scale_by_lion,
+    scale_by_radam,
+    scale_by_rms,
+    scale_by_rss,
+    scale_by_sign,
+    scale_by_stddev,
+    scale_by_yogi,
+)
+from blufunc.optim.transforms import (
+    adam_update,
+    add_decayed_weights,
+    scale,
+    scale_by_adam,
+    scale_by_learning_rate,
+    trace,
+)
+from blufunc.optim.wrappers import masked, partition
 
 
 def sgd(
@@ -35,9 +68,11 @@ def adam(
     eps: Any = 1e-8,
     eps_root: Any = 0.0,
     mu_dtype: Any = None,
+    *,
+    nesterov: bool = False,
 ) -> GradientTransformation:
     """Adam (Kingma & Ba, arXiv:1412.6980). The arguments are those of ``scale_by_adam``, after the learning rate."""
-    return adam_update(learning_rate, b1, b2, eps, eps_root, mu_dtype)
+    return adam_update(learning_rate, b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov)
 
 
 def adamw(
@@ -49,17 +84,318 @@ def adamw(
     mu_dtype: Any = None,
     weight_decay: Any = 1e-4,
     mask: PyTree = None,
+    *,
+    nesterov: bool = False,
 ) -> GradientTransformation:
     """Adam with decoupled weight decay (Loshchilov & Hutter, arXiv:1711.05101).
 
     Args:
       learning_rate: a number or a schedule.
-      b1, b2, eps, eps_root, mu_dtype: see ``scale_by_adam``.
-      weight_decay: each step takes ``learning_rate * weight_decay`` of a parameter away.
+      b1, b2, eps, eps_root, mu_dtype, nesterov: see ``scale_by_adam``.
+      weight_decay: each step takes ``learning_rate * weight_decay`` of a parameter away; a number or a schedule.
       mask: which parameters decay: a pytree of bools that is a prefix of the parameters, or a function that makes one
         of them. All by default.
     Returns:
       a transformation whose ``update`` needs ``params``. Its state is a ``ScaleByAdamState``, the count of which also
       serves the schedule.
     """
-    return adam_update(learning_rate, b1, b2, eps, eps_root, mu_dtype, weight_decay, mask)
+    return adam_update(learning_rate, b1, b2, eps, eps_root, mu_dtype, weight_decay, mask, nesterov)
+
+
+def nadam(
+    learning_rate: Any,
+    b1: Any = 0.9,
+    b2: Any = 0.999,
+    eps: Any = 1e-8,
+    eps_root: Any = 0.0,
+    mu_dtype: Any = None,
+    *,
+    nesterov: bool = True,
+) -> GradientTransformation:
+    """Adam that looks one step ahead (Dozat, ICLR workshop 2016)."""
+    return adam_update(learning_rate, b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov)
+
+
+def nadamw(
+    learning_rate: Any,
+    b1: Any = 0.9,
+    b2: Any = 0.999,
+    eps: Any = 1e-8,
+    eps_root: Any = 0.0,
+    mu_dtype: Any = None,
+    weight_decay: Any = 1e-4,
+    mask: PyTree = None,
+    *,
+    nesterov: bool = True,
+) -> GradientTransformation:
+    """``adamw`` that looks one step ahead."""
+    return adam_update(learning_rate, b1, b2, eps, eps_root, mu_dtype, weight_decay, mask, nesterov)
+
+
+def lion(
+    learning_rate: Any,
+    b1: Any = 0.9,
+    b2: Any = 0.99,
+    mu_dtype: Any = None,
+    weight_decay: Any = 1e-3,
+    mask: PyTree = None,
+) -> GradientTransformation:
+    """The sign of momentum, with decoupled weight decay: see ``scale_by_lion`` (Chen et al., arXiv:2302.06675)."""
+    return chain(
+        scale_by_lion(b1, b2, mu_dtype),
+        add_decayed_weights(weight_decay, mask),
+        scale_by_learning_rate(learning_rate),
+    )
+
+
+def adafactor(
+    learning_rate: Any = None,
+    min_dim_size_to_factor: int = 128,
+    decay_rate: Any = 0.8,
+    decay_offset: Any = 0,
+    multiply_by_parameter_scale: bool = True,
+    clipping_threshold: Any = 1.0,
+    momentum: Any = None,
+    dtype_momentum: Any = "float32",
+    weight_decay_rate: Any = None,
+    eps: Any = 1e-30,
+    factored: bool = True,
+    weight_decay_mask: PyTree = None,
+) -> GradientTransformation:
+    """Adafactor: mean squares by rows and columns (Shazeer & Stern, arXiv:1804.04235).
+
+    Args:
+      learning_rate: a number or a schedule; None for 1.
+      min_dim_size_to_factor, decay_rate, decay_offset, eps, factored: see ``scale_by_factored_rms``.
+      multiply_by_parameter_scale: updates are relative to the root mean square of their parameter.
+      clipping_threshold: the largest root mean square of an update, before it is scaled; None for no limit.
+      momentum: the decay of a moving average of the updates; None for none. dtype_momentum: its dtype.
+      weight_decay_rate: taken away from the parameters in each step, whatever the learning rate; None for none.
+      weight_decay_mask: see ``add_decayed_weights``.
+    """
+    parts = [scale_by_factored_rms(factored, decay_rate, decay_offset, min_dim_size_to_factor, eps)]
+    if clipping_threshold is not None:
+        parts.append(clip_by_block_rms(clipping_threshold))
+    if learning_rate is not None:
+        parts.append(scale_by_learning_rate(learning_rate, flip_sign=False))
+    if multiply_by_parameter_scale:
+        parts.append(scale_by_param_block_rms())
+    if momentum is not None:
+        parts.append(ema(momentum, False, dtype_momentum))
+    if weight_decay_rate is not None:
+        parts.append(add_decayed_weights(weight_decay_rate, weight_decay_mask))
+    return chain(*parts, scale(-1))
+
+
+def rmsprop(
+    learning_rate: Any,
+    decay: Any = 0.9,
+    eps: Any = 1e-8,
+    initial_scale: Any = 0.0,
+    eps_in_sqrt: bool = True,
+    centered: bool = False,
+    momentum: Any = None,
+    nesterov: bool = False,
+    bias_correction: bool = False,
+) -> GradientTransformation:
+    """RMSProp: see ``scale_by_rms`` and, for ``centered``, ``scale_by_stddev``; then momentum, if asked for."""
+    rescale = scale_by_stddev if centered else scale_by_rms
+    return chain(
+        rescale(decay, eps, initial_scale, eps_in_sqrt, bias_correction),
+        scale_by_learning_rate(learning_rate),
+        identity() if momentum is None else trace(momentum, nesterov),
+    )
+
+
+def lamb(
+    learning_rate: Any,
+    b1: Any = 0.9,
+    b2: Any = 0.999,
+    eps: Any = 1e-6,
+    eps_root: Any = 0.0,
+    weight_decay: Any = 0.0,
+    mask: PyTree = None,
+) -> GradientTransformation:
+    """Adam whose updates have the norms of their parameters (You et al., arXiv:1904.00962)."""
+    return chain(
+        scale_by_adam(b1, b2, eps, eps_root),
+        add_decayed_weights(weight_decay, mask),
+        scale_by_trust_ratio(),
+        scale_by_learning_rate(learning_rate),
+    )
+
+
+def lars(
+    learning_rate: Any,
+    weight_decay: Any = 0.0,
+    weight_decay_mask: PyTree = True,
+    trust_coefficient: Any = 0.001,
+    eps: Any = 0.0,
+    trust_ratio_mask: PyTree = True,
+    momentum: Any = 0.9,
+    nesterov: bool = False,
+) -> GradientTransformation:
+    """Momentum on updates with the norms of their parameters (You et al., arXiv:1708.03888)."""
+    return chain(
+        add_decayed_weights(weight_decay, weight_decay_mask),
+        masked(scale_by_trust_ratio(trust_coefficient=trust_coefficient, eps=eps), trust_ratio_mask),
+        scale_by_learning_rate(learning_rate),
+        trace(momentum, nesterov),
+    )
+
+
+def adagrad(
+    learning_rate: Any, initial_accumulator_value: Any = 0.1, eps: Any = 1e-7
+) -> GradientTransformation:
+    """Adagrad: see ``scale_by_rss``."""
+    return chain(scale_by_rss(initial_accumulator_value, eps), scale_by_learning_rate(learning_rate))
+
+
+def adadelta(
+    learning_rate: Any = None,
+    rho: Any = 0.9,
+    eps: Any = 1e-6,
+    weight_decay: Any = 0.0,
+    weight_decay_mask: PyTree = None,
+) -> GradientTransformation:
+    """Adadelta: see ``scale_by_adadelta``. Without a learning rate updates keep their sign, as in optax."""
+    return chain(
+        add_decayed_weights(weight_decay, weight_decay_mask),
+        scale_by_adadelta(rho, eps),
+        identity() if learning_rate is None else scale_by_learning_rate(learning_rate),
+    )
+
+
+def adamax(learning_rate: Any, b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8) -> GradientTransformation:
+    """Adam with a decaying maximum: see ``scale_by_adamax``."""
+    return chain(scale_by_adamax(b1, b2, eps), scale_by_learning_rate(learning_rate))
+
+
+def adamaxw(
+    learning_rate: Any,
+    b1: Any = 0.9,
+    b2: Any = 0.999,
+    eps: Any = 1e-8,
+    weight_decay: Any = 1e-4,
+    mask: PyTree = None,
+) -> GradientTransformation:
+    """``adamax`` with decoupled weight decay."""
+    return chain(
+        scale_by_adamax(b1, b2, eps),
+        add_decayed_weights(weight_decay, mask),
+        scale_by_learning_rate(learning_rate),
+    )
+
+
+def amsgrad(
+    learning_rate: Any,
+    b1: Any = 0.9,
+    b2: Any = 0.999,
+    eps: Any = 1e-8,
+    eps_root: Any = 0.0,
+    mu_dtype: Any = None,
+    bias_correction_mu: bool = True,
+    bias_correction_nu: bool = True,
+) -> GradientTransformation:
+    """Adam with the largest mean square so far: see ``scale_by_amsgrad``."""
+    rescale = scale_by_amsgrad(b1, b2, eps, eps_root, mu_dtype, bias_correction_mu, bias_correction_nu)
+    return chain(rescale, scale_by_learning_rate(learning_rate))
+
+
+def radam(
+    learning_rate: Any,
+    b1: Any = 0.9,
+    b2: Any = 0.999,
+    eps: Any = 1e-8,
+    eps_root: Any = 0.0,
+    threshold: Any = 5.0,
+    *,
+    nesterov: bool = False,
+) -> GradientTransformation:
+    """Rectified Adam: see ``scale_by_radam``."""
+    return chain(
+        scale_by_radam(b1, b2, eps, eps_root, threshold, nesterov=nesterov),
+        scale_by_learning_rate(learning_rate),
+    )
+
+
+def adabelief(
+    learning_rate: Any,
+    b1: Any = 0.9,
+    b2: Any = 0.999,
+    eps: Any = 1e-16,
+    eps_root: Any = 1e-16,
+    *,
+    nesterov: bool = False,
+) -> GradientTransformation:
+    """AdaBelief: see ``scale_by_belief``."""
+    return chain(
+        scale_by_belief(b1, b2, eps, eps_root, nesterov=nesterov), scale_by_learning_rate(learning_rate)
+    )
+
+
+def yogi(learning_rate: Any, b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-3) -> GradientTransformation:
+    """Yogi: see ``scale_by_yogi``."""
+    return chain(scale_by_yogi(b1, b2, eps), scale_by_learning_rate(learning_rate))
+
+
+def sign_sgd(learning_rate: Any) -> GradientTransformation:
+    """The sign of the gradient (Bernstein et al., arXiv:1802.04434)."""
+    return chain(scale_by_sign(), scale_by_learning_rate(learning_rate))
+
+
+def signum(learning_rate: Any, beta: Any = 0.9, accumulator_dtype: Any = None) -> GradientTransformation:
+    """The sign of the moving average of the gradients (Bernstein et al., arXiv:1802.04434)."""
+    return chain(ema(beta, False, accumulator_dtype), scale_by_sign(), scale_by_learning_rate(learning_rate))
+
+
+def muon(
+    learning_rate: Any,
+    ns_coeffs: Any = NEWTON_SCHULZ,
+    ns_steps: int = 5,
+    beta: Any = 0.95,
+    eps: Any = 1e-8,
+    weight_decay: Any = 0.0,
+    weight_decay_mask: PyTree = None,
+    mu_dtype: Any = None,
+    *,
+    nesterov: bool = True,
+    adaptive: bool = False,
+    adam_b1: Any = 0.9,
+    adam_b2: Any = 0.999,
+    adam_eps_root: Any = 0.0,
+    adam_weight_decay: Any = 0.0,
+    adam_learning_rate: Any = None,
+    muon_mask: PyTree = None,
+    consistent_rms: Any = None,
+) -> GradientTransformation:
+    """Muon for matrices, ``adamw`` for all else (K. Jordan et al., "Muon", 2024).
+
+    Args:
+      learning_rate: a number or a schedule.
+      ns_coeffs, ns_steps, beta, eps, mu_dtype, nesterov, adaptive: see ``scale_by_muon``.
+      weight_decay, weight_decay_mask: see ``add_decayed_weights``.
+      adam_b1, adam_b2, adam_eps_root, adam_weight_decay, adam_learning_rate: for ``adamw``; the rate is the same by
+        default.
+      muon_mask: which parameters are for Muon: a pytree of bools that is a prefix of the parameters, or a function
+        that makes one of them. By default those of two axes; three are a stack of matrices.
+      consistent_rms: see ``scale_by_shape``.
+    """
+
+    def labels(params):
+        flags = muon_mask(params) if callable(muon_mask) else muon_mask
+        if flags is None:
+            flags = tree.map(lambda p: bnp.asarray(p).ndim == 2, params)
+        return tree.map(lambda m: "muon" if m else "adam", flags)
+
+    for_matrices = chain(
+        scale_by_muon(ns_coeffs, ns_steps, beta, eps, mu_dtype, nesterov=nesterov, adaptive=adaptive),
+        scale_by_shape(consistent_rms),
+        add_decayed_weights(weight_decay, weight_decay_mask),
+        scale_by_learning_rate(learning_rate),
+    )
+    rate = learning_rate if adam_learning_rate is None else adam_learning_rate
+    for_others = adamw(
+        rate, adam_b1, adam_b2, eps, adam_eps_root, mu_dtype, adam_weight_decay, nesterov=nesterov
+    )
+    return partition({"muon": for_matrices, "adam": for_others}, labels)

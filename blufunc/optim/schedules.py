@@ -6,6 +6,7 @@ all formulas are in float32. Names and values are those of optax.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import blufunc.numpy as bnp
 from blufunc import errors
 from blufunc.core import dtypes, source
+from blufunc.core.axes import sequence, static_number
+from blufunc.optim.base import real_number
 
 Schedule = Callable[[Any], Any]
 
@@ -31,6 +34,7 @@ def polynomial_schedule(
     stays ``init_value``.
     """
     _not_negative(transition_steps=transition_steps, transition_begin=transition_begin)
+    _numbers(init_value=init_value, end_value=end_value, power=power)
     if transition_steps == 0:
         return constant_schedule(init_value)
 
@@ -61,6 +65,8 @@ def cosine_decay_schedule(
     Raises:
       ValueRangeError: ``decay_steps`` is not positive.
     """
+    static_number(decay_steps, "cosine_decay_schedule", "decay_steps")
+    _numbers(init_value=init_value, alpha=alpha, exponent=exponent)
     if decay_steps <= 0:
         raise errors.ValueRangeError(
             f"cosine_decay_schedule needs a positive decay_steps, not {decay_steps}.", where=source.here()
@@ -93,6 +99,7 @@ def exponential_decay(
       end_value: where to stop: a lower bound for rates below 1, else an upper one.
     """
     _not_negative(transition_steps=transition_steps, transition_begin=transition_begin, decay_rate=decay_rate)
+    _numbers(init_value=init_value, end_value=0 if end_value is None else end_value)
     if transition_steps == 0 or decay_rate == 0:
         return constant_schedule(init_value)
 
@@ -116,9 +123,7 @@ def piecewise_constant_schedule(
     Raises:
       ValueRangeError: a factor is negative.
     """
-    steps = sorted((boundaries_and_scales or {}).items())
-    for b, factor in steps:
-        _not_negative(**{f"the factor from step {b} on": factor})
+    steps = _factors(init_value, boundaries_and_scales)
 
     def schedule(count):
         value = init_value
@@ -152,6 +157,9 @@ def warmup_cosine_decay_schedule(
     Raises:
       ValueRangeError: ``decay_steps`` does not exceed ``warmup_steps``.
     """
+    for what, n in (("warmup_steps", warmup_steps), ("decay_steps", decay_steps)):
+        static_number(n, "warmup_cosine_decay_schedule", what)
+    _numbers(init_value=init_value, peak_value=peak_value, end_value=end_value)
     if decay_steps <= warmup_steps:
         raise errors.ValueRangeError(
             f"warmup_cosine_decay_schedule: decay_steps={decay_steps} must exceed warmup_steps={warmup_steps}.",
@@ -164,6 +172,174 @@ def warmup_cosine_decay_schedule(
     return join_schedules([rise, fall], [warmup_steps])
 
 
+def warmup_exponential_decay_schedule(
+    init_value: Any,
+    peak_value: Any,
+    warmup_steps: int,
+    transition_steps: int,
+    decay_rate: float,
+    transition_begin: int = 0,
+    staircase: bool = False,
+    end_value: Any = None,
+) -> Schedule:
+    """From ``init_value`` to ``peak_value`` along a line in ``warmup_steps``, and then ``exponential_decay``."""
+    rise = linear_schedule(init_value, peak_value, warmup_steps)
+    fall = exponential_decay(peak_value, transition_steps, decay_rate, transition_begin, staircase, end_value)
+    return join_schedules([rise, fall], [warmup_steps])
+
+
+def sgdr_schedule(cosine_kwargs: Sequence[Mapping[str, Any]]) -> Schedule:
+    """Several ``warmup_cosine_decay_schedule``, one after the other: warm restarts (arXiv:1608.03983).
+
+    Args:
+      cosine_kwargs: the arguments of each, by name.
+    """
+    cosine_kwargs = sequence(cosine_kwargs, "sgdr_schedule", "cosine_kwargs", "dicts")
+    if not cosine_kwargs or not all(isinstance(k, Mapping) and "decay_steps" in k for k in cosine_kwargs):
+        raise errors.ArgumentError(
+            "sgdr_schedule takes one or more dicts of the arguments of warmup_cosine_decay_schedule.",
+            where=source.here(),
+            fix="[{'init_value': 0, 'peak_value': 1, 'warmup_steps': 10, 'decay_steps': 100}]",
+        )
+    parts = [warmup_cosine_decay_schedule(**kwargs) for kwargs in cosine_kwargs]
+    ends = itertools.accumulate([kwargs["decay_steps"] for kwargs in cosine_kwargs])
+    return join_schedules(parts, list(ends)[:-1])
+
+
+_INTERPOLATIONS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "linear": lambda start, end, done: (end - start) * done + start,
+    "cosine": lambda start, end, done: (bnp.cos(done * math.pi) + 1) * ((start - end) / 2) + end,
+}
+
+
+def piecewise_interpolate_schedule(
+    interpolate_type: str, init_value: Any, boundaries_and_scales: Mapping[int, float] | None = None
+) -> Schedule:
+    """From ``init_value`` through the values at given steps, along lines or halves of a cosine; then constant.
+
+    Args:
+      interpolate_type: ``"linear"`` or ``"cosine"``.
+      init_value: the value at step 0.
+      boundaries_and_scales: for each step, by what the value there differs, as a factor, from that at the step before.
+    Raises:
+      ValueRangeError: an unknown type, or a negative factor.
+    """
+    if not isinstance(interpolate_type, str) or interpolate_type not in _INTERPOLATIONS:
+        raise errors.ValueRangeError(
+            f"piecewise_interpolate_schedule: {interpolate_type!r:.60} is not a way to interpolate.",
+            where=source.here(),
+            fix="use 'linear' or 'cosine'",
+        )
+    interpolated = _INTERPOLATIONS[interpolate_type]
+    steps = _factors(init_value, boundaries_and_scales)
+
+    def schedule(count):
+        count = _float(count)
+        begin, start, value = 0, init_value, init_value * bnp.ones((), dtypes.float32)
+        for b, factor in steps:
+            end = start * factor
+            piece = interpolated(start, end, (count - begin) / max(b - begin, 1))
+            value = bnp.where(count >= b, end, bnp.where(count >= begin, piece, value))
+            begin, start = b, end
+        return value
+
+    return schedule
+
+
+def linear_onecycle_schedule(
+    transition_steps: int,
+    peak_value: Any,
+    pct_start: float = 0.3,
+    pct_final: float = 0.85,
+    div_factor: float = 25.0,
+    final_div_factor: float = 1e4,
+) -> Schedule:
+    """Up along a line, down again, and down further: one cycle (Smith & Topin, arXiv:1708.07120).
+
+    Args:
+      transition_steps: the steps of the cycle.
+      peak_value: the largest value.
+      pct_start, pct_final: the fractions of the steps at which the peak is reached, and the first value again.
+      div_factor: the peak over the first value.
+      final_div_factor: the first value over the last.
+    """
+    _positive("linear_onecycle_schedule", transition_steps)
+    _numbers(peak_value=peak_value)
+    _nonzero(
+        pct_start=pct_start, pct_final=pct_final, div_factor=div_factor, final_div_factor=final_div_factor
+    )
+    return piecewise_interpolate_schedule(
+        "linear",
+        peak_value / div_factor,
+        {
+            int(pct_start * transition_steps): div_factor,
+            int(pct_final * transition_steps): 1 / div_factor,
+            transition_steps: 1 / final_div_factor,
+        },
+    )
+
+
+def cosine_onecycle_schedule(
+    transition_steps: int,
+    peak_value: Any,
+    pct_start: float = 0.3,
+    div_factor: float = 25.0,
+    final_div_factor: float = 1e4,
+) -> Schedule:
+    """``linear_onecycle_schedule`` along halves of a cosine, and down in one go."""
+    _positive("cosine_onecycle_schedule", transition_steps)
+    _numbers(peak_value=peak_value)
+    _nonzero(pct_start=pct_start, div_factor=div_factor, final_div_factor=final_div_factor)
+    return piecewise_interpolate_schedule(
+        "cosine",
+        peak_value / div_factor,
+        {
+            int(pct_start * transition_steps): div_factor,
+            int(transition_steps): 1 / (div_factor * final_div_factor),
+        },
+    )
+
+
+def _factors(init_value: Any, factors: Mapping[int, float] | None) -> list[tuple[int, float]]:
+    """Factors by step, in order and checked."""
+    _numbers(init_value=init_value)
+    if factors is not None and not isinstance(factors, Mapping):
+        raise errors.ArgumentError(
+            f"a piecewise schedule takes a dict of factors by step, not a {type(factors).__name__}.",
+            where=source.here(),
+            fix="{1000: 0.1, 2000: 0.1}",
+        )
+    for b, factor in (factors or {}).items():
+        static_number(b, "a piecewise schedule", "a step")
+        _not_negative(**{f"the factor from step {b} on": factor})
+    return sorted((factors or {}).items())
+
+
+def _numbers(**values: Any) -> None:
+    for name, value in values.items():
+        real_number(value, f"a schedule: {name}")
+
+
+def _nonzero(**values: Any) -> None:
+    for name, value in values.items():
+        if static_number(value, "a schedule", name) <= 0:
+            raise errors.ValueRangeError(
+                f"a one-cycle schedule: {name} is {value}, and must be positive.",
+                where=source.here(),
+                fix="leave it out",
+            )
+
+
+def _positive(name: str, steps: int) -> None:
+    static_number(steps, name, "transition_steps")
+    if steps <= 0:
+        raise errors.ValueRangeError(
+            f"{name} needs a positive number of steps, not {steps}.",
+            where=source.here(),
+            fix="transition_steps=1000",
+        )
+
+
 def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
     """Several schedules, one after the other; each counts its steps from its own start.
 
@@ -173,6 +349,14 @@ def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> 
     Raises:
       ValueRangeError: there is not one boundary fewer than schedules.
     """
+    schedules = sequence(schedules, "join_schedules", "schedules", "schedules")
+    boundaries = sequence(boundaries, "join_schedules", "boundaries", "steps")
+    if not all(map(callable, schedules)):
+        raise errors.ArgumentError(
+            "join_schedules: one of the schedules is not a function.",
+            where=source.here(),
+            fix="constant_schedule(x) for a number",
+        )
     if len(boundaries) != len(schedules) - 1:
         raise errors.ValueRangeError(
             f"join_schedules: {len(schedules)} schedules need {len(schedules) - 1} boundaries, not {len(boundaries)}.",
@@ -201,5 +385,8 @@ def _progress(count: Any, begin: int, steps: int) -> Any:
 
 def _not_negative(**values: Any) -> None:
     for name, value in values.items():
+        static_number(value, "a schedule", name)
         if value < 0:
-            raise errors.ValueRangeError(f"{name} is {value}, and must not be negative.", where=source.here())
+            raise errors.ValueRangeError(
+                f"{name} is {value}, and must not be negative.", where=source.here(), fix="give 0 or more"
+            )

@@ -138,42 +138,29 @@ class _Scan(Primitive):
         with set_trace(trace.tangents):  # zeros made here are not residuals
             t_carry = [instantiate(t) for t, nz in zip(t_carry, nz_carry, strict=True) if nz]
         ts = [*filter(_is_nonzero, t_consts)], t_carry, [*filter(_is_nonzero, t_xs)]
-        outs, out_ts = self._two_scans(
-            trace.tangents, primal, linear, _parts(primals, n_consts, n_carry), ts, len(jaxpr.outvars), params
+        outs, *second = self._two_scans(
+            primal, linear, _parts(primals, n_consts, n_carry), ts, len(jaxpr.outvars), params
         )
-        rest = iter(out_ts)
+        rest = iter(trace.tangents.process(self, *second))
         return outs, [next(rest) if nz else zero(p.aval) for p, nz in zip(outs, out_nonzeros, strict=True)]
 
     def split(self, trace, args, *, jaxpr: Jaxpr, n_consts, n_carry, **params):
         """Two scans, where the carry has values and tangents side by side."""
-        consts, carry, xs = _parts(map(trace.is_tangent, args), n_consts, n_carry)
-        while True:
-            wanted = (*carry, *(False,) * (len(jaxpr.outvars) - n_carry))
-            primal, linear, flags = split_jaxpr(jaxpr, (*consts, *carry, *xs), wanted)
-            if list(flags[:n_carry]) == carry:
-                break
-            carry = list(flags[:n_carry])
-        pairs = _parts(zip(args, (*consts, *carry, *xs), strict=True), n_consts, n_carry)
-        ps, ts = ([[x for x, t in part if t is side] for part in pairs] for side in (False, True))
+        tangents = tuple(map(trace.is_tangent, args))
+        primal, linear, flags, sides = _divide(jaxpr, tangents, n_consts, n_carry)
+        ps, ts = _by_side(args, sides, n_consts, n_carry)
         with set_trace(trace.parent):
-            outs, out_ts = self._two_scans(trace.tangents, primal, linear, ps, ts, flags.count(False), params)
-        sides = iter(outs), iter(out_ts)
-        return [next(sides[t]) for t in flags]
+            outs, *second = self._two_scans(primal, linear, ps, ts, flags.count(False), params)
+        results = iter(outs), iter(trace.tangents.process(self, *second))
+        return [next(results[t]) for t in flags]
 
     def _two_scans(
-        self,
-        tangents,
-        primal: Jaxpr,
-        linear: Jaxpr,
-        ps: Sequence[list],
-        ts: Sequence[list],
-        n_out: int,
-        params,
-    ) -> tuple[list, list]:
-        """Scan a body that was divided: now over the values ``ps``, and in the linear jaxpr over the tangents ``ts``.
+        self, primal: Jaxpr, linear: Jaxpr, ps: Sequence[list], ts: Sequence[list], n_out: int, params
+    ) -> tuple[list, list, dict]:
+        """Scan a body that was divided over the values ``ps``, and prepare the scan over the tangents ``ts``.
 
         Returns:
-          the ``n_out`` results of the first scan, without the residuals, and those of the second.
+          the ``n_out`` results of the first scan, without the residuals; operands and parameters of the second.
         """
         closed, extra = primal.hoist()
         consts, carry, xs = [*extra, *ps[0]], ps[1], ps[2]
@@ -204,10 +191,18 @@ class _Scan(Primitive):
             **params,
         }
         ins = [*invariant, *ts[0], *ts[1], *ts[2], *(varying[v] for v in residuals if v not in of_const)]
-        return results[:n_out], tangents.process(self, ins, linear_params)
+        return results[:n_out], ins, linear_params
 
     def transpose(self, cts, *args, jaxpr: Jaxpr, n_consts, n_carry, reverse, length, unroll):
         consts, carry, xs = _parts(args, n_consts, n_carry)
+        linear = tuple(map(is_linear, args))
+        if not _reaches_every_carry(jaxpr, linear, n_consts, n_carry):  # a counter, say: its steps go forward
+            primal, derived, flags, sides = _divide(jaxpr, linear, n_consts, n_carry)
+            ps, ts = _by_side(args, sides, n_consts, n_carry)
+            params = {"reverse": reverse, "length": length, "unroll": unroll}
+            _, ins, divided = self._two_scans(primal, derived, ps, ts, flags.count(False), params)
+            self.transpose([ct for ct, f in zip(cts, flags, strict=True) if f], *ins, **divided)
+            return
         lin_consts, lin_xs = tuple(map(is_linear, consts)), tuple(map(is_linear, xs))
         ct_nonzeros = tuple(map(_is_nonzero, cts[n_carry:]))
         res_consts = [c for c in consts if not is_linear(c)]
@@ -291,6 +286,42 @@ class _Scan(Primitive):
         new = {**params, "jaxpr": body, "n_consts": sum(kept[:n_consts]), "n_carry": sum(keep_carry)}
         outvars = [v for v, k in zip(eqn.outvars, [*keep_carry, *keep_ys], strict=True) if k]
         return Eqn(self, [a for a, k in zip(eqn.invars, kept, strict=True) if k], outvars, new, eqn.source)
+
+
+def _divide(
+    jaxpr: Jaxpr, tangents: Sequence[bool], n_consts: int, n_carry: int
+) -> tuple[Jaxpr, Jaxpr, tuple, tuple]:
+    """The two halves of a body some of whose operands are tangents; which results are, and which parameters then."""
+    consts, carry, xs = _parts(tangents, n_consts, n_carry)
+    while True:
+        wanted = (*carry, *(False,) * (len(jaxpr.outvars) - n_carry))
+        primal, linear, flags = split_jaxpr(jaxpr, (*consts, *carry, *xs), wanted)
+        if list(flags[:n_carry]) == carry:
+            return primal, linear, flags, (*consts, *carry, *xs)
+        carry = list(flags[:n_carry])
+
+
+def _by_side(args: Sequence, sides: Sequence[bool], n_consts: int, n_carry: int) -> tuple[list, list]:
+    """The operands that are values, and those that are tangents: each as constants, carry and inputs."""
+    pairs = _parts(zip(args, sides, strict=True), n_consts, n_carry)
+    values, tangents = ([[x for x, t in part if t is side] for part in pairs] for side in (False, True))
+    return values, tangents
+
+
+def _reaches_every_carry(jaxpr: Jaxpr, linear: Sequence[bool], n_consts: int, n_carry: int) -> bool:
+    """Whether each carry depends, after enough steps, on the linear operands."""
+    flags = list(linear)
+    while not all(flags[n_consts : n_consts + n_carry]):
+        reached = {v for v, f in zip(jaxpr.invars, flags, strict=True) if f}
+        for eqn in jaxpr.eqns:
+            if any(a in reached for a in eqn.invars):
+                reached.update(eqn.outvars)
+        found = [v in reached for v in jaxpr.outvars[:n_carry]]
+        after = [a or b for a, b in zip(flags[n_consts : n_consts + n_carry], found, strict=True)]
+        if after == flags[n_consts : n_consts + n_carry]:
+            return False
+        flags[n_consts : n_consts + n_carry] = after
+    return True
 
 
 def _linear_body(linear: Jaxpr, places: tuple[int, ...], n_consts: int, n_carry: int) -> Jaxpr:

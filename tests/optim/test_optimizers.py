@@ -352,7 +352,7 @@ def test_masks_must_fit():
 @pytest.mark.parametrize("bad", [1.0, -0.1, 2])
 def test_decays_must_be_below_one(bad):
     optimizer = optim.adam(0.1, b2=bad)
-    with pytest.raises(errors.ValueRangeError, match=r"b1 and b2 of adam must be in \[0, 1\)"):
+    with pytest.raises(errors.ValueRangeError, match=r"is in \[0, 1\)"):
         optimizer.update(bnp.zeros(2), optimizer.init(bnp.zeros(2)))
 
 

@@ -105,14 +105,15 @@ def probe(m: SimpleNamespace, row: Row, dtype: str) -> dict[str, list[np.ndarray
     point, other = row.sample(dtype), row.sample(dtype, 1)
     wrt = [i for i, a in enumerate(point) if a.dtype.kind in "fc"]
     flat = lambda out: [x for x in m.tree.leaves(out) if hasattr(x, "dtype")]
+    lift = functools.partial(_lift, m)
 
     def of_inexact(*xs):
-        args = [m.np.asarray(a) for a in point]
+        args = [lift(a) for a in point]
         for i, x in zip(wrt, xs, strict=True):
             args[i] = x
         return [x for x in flat(f(*args)) if np.dtype(x.dtype).kind in "fc"]
 
-    ins = [m.np.asarray(point[i]) for i in wrt]
+    ins = [lift(point[i]) for i in wrt]
     rng = np.random.default_rng(7)
     tangents = [_like(m, rng, x) for x in ins]
     differentiable = row.order and wrt
@@ -135,8 +136,8 @@ def probe(m: SimpleNamespace, row: Row, dtype: str) -> dict[str, list[np.ndarray
     cts: list = []
     if differentiable:
         cts = [_like(m, rng, x) for x in m.eval_shape(of_inexact, *ins)]
-    args = [m.np.asarray(a) for a in point]
-    batches = [m.np.asarray(np.stack([a, b])) for a, b in zip(point, other, strict=True)]
+    args = [lift(a) for a in point]
+    batches = [lift(np.stack([a, b])) for a, b in zip(point, other, strict=True)]
     operands = (args, ins, tangents, cts, batches)
     results = {}
     if not (m.compile and row.jit):
@@ -154,7 +155,12 @@ def _like(m: SimpleNamespace, rng: np.random.Generator, x: Any) -> Any:
     t = rng.standard_normal(x.shape)
     if np.dtype(x.dtype).kind == "c":
         t = t + 1j * rng.standard_normal(x.shape)
-    return m.np.asarray(t.astype(x.dtype))
+    return _lift(m, t.astype(x.dtype))
+
+
+def _lift(m: SimpleNamespace, x: np.ndarray) -> Any:
+    """A NumPy array as one of the library's, in its own dtype: without being asked blufunc makes it 32-bit."""
+    return m.np.asarray(x, dtype=x.dtype)
 
 
 def error_of(got: np.ndarray, want: np.ndarray) -> float:

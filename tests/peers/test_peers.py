@@ -4,51 +4,49 @@
 """
 
 import contextlib
+import functools
 import warnings
 from types import SimpleNamespace
 
 import pytest
 
 import blufunc as bf
+import blufunc.flatten_util
 import blufunc.numpy as bnp
+import blufunc.scipy
 from tests.peers.peer_row import TOLERANCE, error_of, probe
 from tests.peers.peer_table import ROWS
 
 pytestmark = pytest.mark.peer
 
-OURS = SimpleNamespace(
-    np=bnp,
-    lax=bf.lax,
-    nn=bf.nn,
-    random=bf.random,
-    scipy=bf.scipy,
-    tree=bf.tree,
-    checkpoint=bf.checkpoint,
-    custom_jvp=bf.custom_jvp,
-    custom_vjp=bf.custom_vjp,
-    eval_shape=bf.eval_shape,
-    grad=bf.grad,
-    hessian=bf.hessian,
-    jacfwd=bf.jacfwd,
-    jacrev=bf.jacrev,
-    jit=bf.jit,
-    jvp=bf.jvp,
-    linearize=bf.linearize,
-    linear_transpose=bf.linear_transpose,
-    value_and_grad=bf.value_and_grad,
-    vjp=bf.vjp,
-    vmap=bf.vmap,
-    compile=False,
-)
+NAMES = """
+    lax nn random scipy tree flatten_util custom_batching checkpoint_policies
+    checkpoint closure_convert custom_gradient custom_jvp custom_vjp eval_shape grad hessian jacfwd jacrev jit jvp
+    linearize linear_transpose named_call named_scope pure_callback value_and_grad vjp vmap
+""".split()
+"""What the functions of the table use of either library, beside ``numpy``."""
 
 
+def namespace(library, numpy, **more):
+    """Those names of one library."""
+    return SimpleNamespace(np=numpy, **{name: getattr(library, name) for name in NAMES}, **more)
+
+
+OURS = namespace(bf, bnp, compile=False)
+
+
+@functools.cache
 def jax_namespace():
-    """The same names in JAX."""
+    """The same names in JAX, with the passes of its compiler that only take time left out."""
     import jax
+    import jax.flatten_util
     import jax.scipy
+    import jax.scipy.optimize
+    import jax.scipy.sparse.linalg
+    import jax.scipy.stats
 
-    names = [k for k in vars(OURS) if k not in ("np", "compile")]
-    return SimpleNamespace(np=jax.numpy, compile=True, **{k: getattr(jax, k) for k in names})
+    jax.config.update("jax_disable_most_optimizations", True)
+    return namespace(jax, jax.numpy, compile=True)
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import blufunc.numpy as bnp
-from blufunc import tree
+from blufunc import lax, tree
 from blufunc.core.check import check_jaxpr
 from blufunc.core.ops.elementwise import sin_p
 from blufunc.transforms import checkpoint_policies as policies
@@ -18,11 +18,13 @@ from blufunc.transforms.checkpoint import checkpoint
 from blufunc.transforms.custom_jvp import custom_jvp
 from blufunc.transforms.custom_vjp import custom_vjp
 from blufunc.transforms.grad import grad, jvp, linearize, value_and_grad, vjp
+from blufunc.transforms.jacobian import hessian
 from blufunc.transforms.jit import jit
+from blufunc.transforms.linear_transpose import linear_transpose
 from blufunc.transforms.make_jaxpr import make_jaxpr
 from blufunc.transforms.vmap import vmap
 from tests.transforms.common import arr, close, draw
-from tests.transforms.programs import LAX, PROGRAMS, PYTHON, floats_of, loss_of, stacked
+from tests.transforms.programs import LAX, PROGRAMS, PYTHON, floats_of, is_float, loss_of, stacked
 
 ALL = pytest.mark.parametrize("name", PROGRAMS)
 REVERSE = pytest.mark.parametrize("name", [n for n in PROGRAMS if PROGRAMS[n].reverse])
@@ -298,3 +300,95 @@ def test_what_is_mapped_may_be_anything():
         args, pick = over(mask, batch)
         close(vmap(lambda *a: f(LAX, *a), in_axes=mask)(*args), stacked([f(PYTHON, *pick(i)) for i in EACH]))
         close(vmap(slopes(LAX), in_axes=mask)(*args), stacked([slopes(PYTHON)(*pick(i)) for i in EACH]))
+
+
+def _linear_solve(a):
+    rows = lambda x: lax.fori_loop(0, 4, lambda i, y: y.at[i].set(a[i] @ x), bnp.zeros_like(x))
+    return lambda b: lax.custom_linear_solve(
+        rows, b, lambda f, b: _inverse(a) @ b, lambda f, b: _inverse(a).T @ b
+    )
+
+
+def _inverse(a):
+    return arr(np.linalg.inv(np.asarray(a)))
+
+
+P, S = draw(4, seed=20), draw(4, 4, seed=21)
+LINEAR = {
+    "cond": lambda x: lax.cond(True, lambda x: S @ x, lambda x: x * 2.0, x),
+    "switch": lambda x: lax.switch(2, [lambda x: S @ x, lambda x: x * 2.0, lambda x: x[::-1]], x),
+    "a batch of choices": lambda x: vmap(lambda p, a: lax.cond(p, lambda a: a * 2.0, lambda a: -a, a))(
+        P > 0, x
+    ),
+    "scan": lambda x: lax.scan(lambda c, a: (S @ c * a, c.sum()), x, P),
+    "scan of inputs": lambda x: lax.scan(lambda c, a: (c * 0.5 + a, c * 2.0), arr(0.0), x),
+    "scan of constants": lambda x: lax.scan(
+        lambda c, a: (c + a * x, a * x.sum()), bnp.zeros(4, "float64"), P
+    ),
+    "fori_loop": lambda x: lax.fori_loop(0, 3, lambda i, x: S @ x * (i + 1.0), x),
+    "two counters": lambda x: lax.scan(
+        lambda c, a: ((c[1], c[0] + 1, c[2] * c[0]), c[2] * c[1]), (1, 2, x), P
+    ),
+    "a carry of values": lambda x: lax.scan(lambda c, a: ((bnp.sin(c[0]), c[1] * c[0] + a), c[1]), (P, x), x),
+    "map": lambda x: lax.map(lambda a: a * P, x),
+    "associative_scan": lambda x: lax.associative_scan(lambda a, b: a + b, x, reverse=True),
+    "custom_linear_solve": _linear_solve(S + 3.0 * arr(np.eye(4))),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_linear_functions_are_transposed(name):
+    """Without being linearized first: counters and other values stand in the same carries as what is transposed."""
+    f, x = LINEAR[name], draw(4, seed=22)
+    ct = tree.map(lambda y: draw(*y.shape, seed=4) if is_float(y) else y, f(x))
+    if not all(map(is_float, tree.leaves(ct))):
+        f, ct = lambda x: tree.leaves(LINEAR[name](x))[-2:], tree.leaves(ct)[-2:]
+    matrix = [np.concatenate([np.ravel(y) for y in tree.leaves(f(arr(e)))]) for e in np.eye(4)]
+    want = np.stack(matrix) @ np.concatenate([np.ravel(y) for y in tree.leaves(ct)])
+    close(linear_transpose(f, x)(ct)[0], arr(want))
+    close(jit(linear_transpose(f, x))(ct)[0], arr(want))
+    close(vjp(f, x)[1](ct)[0], arr(want))
+    close(vmap(linear_transpose(f, x))(tree.map(lambda y: y[None], ct))[0], arr(want[None]))
+
+
+MODES = {
+    "grad": lambda f: grad(f, (0, 1)),
+    "grad under jit": lambda f: jit(grad(f, (0, 1))),
+    "jvp": lambda f: lambda x, y: jvp(f, (x, y), (y, x)),
+    "hessian": lambda f: hessian(f, (0, 1)),
+    "vmap of grad": lambda f: lambda x, y: vmap(grad(f, (0, 1)), (0, None))(bnp.stack([x, y]), y),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_closures_over_tracers_of_several_transforms(mode):
+    """A branch that reads what is differentiated and what two enclosing ``vmap`` map."""
+
+    def program(choose):
+        def f(x, y):
+            def element(a, b):
+                return choose(a > b, lambda: x * bnp.sin(a) * b, lambda: y * b * bnp.cos(a * x))
+
+            return vmap(lambda a: vmap(lambda b: element(a, b))(P))(S[0]).sum() * x
+
+        return f
+
+    where = lambda p, yes, no: bnp.where(p, yes(), no())
+    close(
+        MODES[mode](program(lax.cond))(arr(0.3), arr(0.8)),
+        MODES[mode](program(where))(arr(0.3), arr(0.8)),
+        1e-11,
+    )
+
+
+@pytest.mark.parametrize("p", [True, False])
+def test_complex_values(p):
+    z = arr([1 + 2j, 0.5 - 1j], np.complex128)
+    f = lambda z: bnp.abs(lax.cond(p, lambda z: z * z * (1 + 2j), lambda z: bnp.conj(z) * 1j, z)).sum()
+    g = lambda z: bnp.abs(z * z * (1 + 2j) if p else bnp.conj(z) * 1j).sum()
+    close(grad(f)(z), grad(g)(z))
+    step = lambda c: (c[0] + 1, c[1] * z * (0.5 + 1j))
+    f = lambda w: bnp.abs(
+        lax.while_loop(lambda c: c[0] < 3, step, (arr(0, np.int32), w), max_steps=4)[1]
+    ).sum()
+    close(grad(f)(z), grad(lambda w: bnp.abs(w * (z * (0.5 + 1j)) ** 3).sum())(z), 1e-11)

@@ -20,6 +20,7 @@ from blufunc.core.avals import ShapedArray
 from blufunc.core.axes import ints, static_int
 from blufunc.core.kinds import check_types
 from blufunc.core.ops import correlation
+from blufunc.core.ops.dot import Precision
 from blufunc.core.ops.elementwise import convert
 from blufunc.core.ops.shape import rev
 from blufunc.core.ops.sliding import (
@@ -78,12 +79,7 @@ class _ConvGeneralDilated(Primitive):
                  feature_group_count, batch_group_count, precision, preferred_element_type):  # fmt: skip
         d = dimension_numbers
         check_types(self.name, "number", lhs, rhs)
-        if lhs.ndim != rhs.ndim or lhs.ndim < 2:
-            raise errors.ShapeError(
-                f"conv_general_dilated takes operands of one rank, of 2 or more, not {lhs} and {rhs}.",
-                fix="give both a batch or feature axis, two feature axes and the same spatial axes",
-            )
-        _check_numbers(d, lhs.ndim)
+        check_layout(d, lhs.shape, rhs.shape)
         fields = {
             "window_strides": window_strides,
             "padding": padding,
@@ -264,13 +260,29 @@ def _unfold(x: Any, axis: int, groups: int, size: int) -> Any:
 _PRECISIONS = (None, "default", "high", "highest", "fastest")
 
 
-def _check_numbers(d: ConvDimensionNumbers, ndim: int) -> None:
+def check_layout(d: ConvDimensionNumbers, lhs_shape: Ints, rhs_shape: Ints) -> None:
+    """Raise ShapeError unless the operands are of one rank, and the dimension numbers name all of their axes."""
+    ndim = len(lhs_shape)
+    if len(rhs_shape) != ndim or ndim < 2:
+        raise errors.ShapeError(
+            f"a convolution takes operands of one rank, of 2 or more, not of shapes {lhs_shape} and {rhs_shape}.",
+            where=source.here(),
+            fix="give both two axes for batch and features, and the same spatial axes",
+        )
     for spec in (d.lhs_spec, d.rhs_spec, d.out_spec):
         if sorted(spec) != list(range(ndim)):
             raise errors.ShapeError(
-                f"conv_general_dilated: each part of the dimension numbers {d} must name the {ndim} axes once.",
+                f"each part of the dimension numbers {d} of a convolution must name the {ndim} axes once.",
+                where=source.here(),
                 fix="use lax.conv_dimension_numbers(lhs.shape, rhs.shape, ('NHWC', 'HWIO', 'NHWC'))",
             )
+
+
+def layout_of(lhs: ShapedArray, rhs_shape: Ints, dimension_numbers: Any) -> ConvDimensionNumbers:
+    """``conv_dimension_numbers``, which fit."""
+    d = conv_dimension_numbers(lhs.shape, rhs_shape, dimension_numbers)
+    check_layout(d, lhs.shape, rhs_shape)
+    return d
 
 
 def _check_groups(lhs, rhs, batch, features, out_features, in_features, feature_groups, batch_groups) -> None:
@@ -304,6 +316,11 @@ def _check_precision(precision: Any) -> None:
                 f"conv_general_dilated: {p!r:.60} is not a precision.",
                 fix="'default', 'high', 'highest' or a pair of them",
             )
+
+
+def _plain(precision: Any) -> Any:
+    """A precision as jaxprs have it: a string or None."""
+    return precision.value if isinstance(precision, Precision) else precision
 
 
 def _result_dtype(lhs: np.dtype, rhs: np.dtype, preferred: np.dtype | None) -> np.dtype:
@@ -440,8 +457,8 @@ def conv_general_dilated(
     """
     name = "conv_general_dilated"
     lhs, rhs = lift(lhs), lift(rhs)
-    n = max(lhs.aval.ndim - 2, 0)
-    numbers = conv_dimension_numbers(lhs.aval.shape, rhs.aval.shape, dimension_numbers)
+    numbers = layout_of(lhs.aval, rhs.aval.shape, dimension_numbers)
+    n = lhs.aval.ndim - 2
     strides = ints(window_strides, name, "window_strides")
     lhs_dilation = read_factors(lhs_dilation, n, name, "lhs_dilation")
     rhs_dilation = read_factors(rhs_dilation, n, name, "rhs_dilation")
@@ -466,7 +483,9 @@ def conv_general_dilated(
         dimension_numbers=numbers,
         feature_group_count=static_int(feature_group_count, name, "feature_group_count"),
         batch_group_count=static_int(batch_group_count, name, "batch_group_count"),
-        precision=tuple(precision) if isinstance(precision, (tuple, list)) else precision,
+        precision=tuple(map(_plain, precision))
+        if isinstance(precision, (tuple, list))
+        else _plain(precision),
         preferred_element_type=None if dtype == lhs.aval.dtype else dtype,
     )
 
@@ -481,8 +500,8 @@ def _named_pads(
 ) -> Pads:
     """The padding that a name stands for."""
     n = lhs.ndim - 2
-    if rhs.ndim != lhs.ndim or len(d.rhs_spec) != lhs.ndim or not len(strides) == len(rhs_dilation) == n:
-        return ((0, 0),) * max(n, 0)  # what does not fit the primitive will say
+    if not len(strides) == len(rhs_dilation) == n:
+        return ((0, 0),) * n  # the primitive says which does not fit
     sizes = [lhs.shape[a] for a in d.lhs_spec[2:]]
     windows = [dilated(rhs.shape[a], f) for a, f in zip(d.rhs_spec[2:], rhs_dilation, strict=True)]
     return tuple(padtype_to_pads(sizes, windows, strides, padding))

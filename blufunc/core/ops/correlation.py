@@ -93,9 +93,8 @@ def _by_matrix(windows: np.ndarray, w: np.ndarray, features_last: bool) -> np.nd
         key=lambda a: (windows.strides[a], -windows.shape[a]),
         default=columns[-1],
     )
-    across = (
-        inner not in columns
-    )  # neighbours in memory are of different windows: the matrix lies on its side
+    # where neighbours in memory are of different windows the matrix lies on its side
+    across = inner not in columns
     if across:
         rows = _by_stride(windows, rows)
     m, k = (math.prod([windows.shape[a] for a in axes]) for axes in (rows, columns))

@@ -7,6 +7,7 @@ as copies; its transpose rule picks the order of operands for which the same hol
 
 from __future__ import annotations
 
+import enum
 import functools
 import math
 from collections.abc import Sequence
@@ -27,6 +28,15 @@ from blufunc.core.tangents import Zero, is_linear
 
 Axes = tuple[int, ...]
 DimensionNumbers = tuple[tuple[Axes, Axes], tuple[Axes, Axes]]
+
+
+class Precision(enum.StrEnum):
+    """How exactly devices that have a choice multiply: names for the strings that say the same."""
+
+    DEFAULT = "default"
+    HIGH = "high"
+    HIGHEST = "highest"
+
 
 _PRECISIONS = (None, "default", "high", "highest", "fastest")
 
@@ -148,6 +158,11 @@ def _check_axes(side: str, x: ShapedArray, contract: Axes, batch: Axes) -> None:
             f"dot_general: contracted axes {contract} and batch axes {batch} of the {side} {x} must be distinct "
             f"and between 0 and {x.ndim - 1}."
         )
+
+
+def _plain(precision: Any) -> Any:
+    """A precision as jaxprs have it: a string or None."""
+    return precision.value if isinstance(precision, Precision) else precision
 
 
 def _check_precision(precision: Any) -> None:
@@ -275,7 +290,7 @@ def dot_general(
         ) from None
     numbers = ((_axes(lc), _axes(rc)), (_axes(lb), _axes(rb)))
     dtype = None if preferred_element_type is None else dtypes.as_dtype(preferred_element_type)
-    precision = tuple(precision) if isinstance(precision, (tuple, list)) else precision
+    precision = tuple(map(_plain, precision)) if isinstance(precision, (tuple, list)) else _plain(precision)
     lhs, rhs = lift(lhs), lift(rhs)
     if dtype == lhs.dtype == rhs.dtype:
         dtype = None

@@ -573,17 +573,15 @@ def bitcast(x: Any, dtype: np.dtype) -> Any:
 
 def reduce_precision(x: Any, exponent_bits: int, mantissa_bits: int) -> Any:
     """x rounded to what a float of these widths can hold, in its own dtype; tangents are rounded likewise."""
-    bits = {
-        "exponent_bits": static_int(exponent_bits, "reduce_precision", "exponent_bits"),
-        "mantissa_bits": static_int(mantissa_bits, "reduce_precision", "mantissa_bits"),
-    }
-    if bits["exponent_bits"] < 1 or bits["mantissa_bits"] < 0:
+    exponent_bits = static_int(exponent_bits, "reduce_precision", "exponent_bits")
+    mantissa_bits = static_int(mantissa_bits, "reduce_precision", "mantissa_bits")
+    if exponent_bits < 1 or mantissa_bits < 0:
         raise errors.ValueRangeError(
             f"reduce_precision: there is no float of {exponent_bits} exponent and {mantissa_bits} mantissa bits.",
             where=source.here(),
             fix="give at least 1 and 0: 8 and 7 are those of bfloat16",
         )
-    return reduce_precision_p.bind(lift(x), **bits)
+    return reduce_precision_p.bind(lift(x), exponent_bits=exponent_bits, mantissa_bits=mantissa_bits)
 
 
 def zeros_of(x: Any) -> Any:

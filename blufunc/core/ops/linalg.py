@@ -1,9 +1,9 @@
 """What the operations of linear algebra share: their kind, and the algebra of matrices for their rules.
 
-Core operations, below ``linalg_triangular``, ``linalg_factor``, ``linalg_solve`` and the rest. A matrix is
-the last two axes of an array, all axes before them are a batch. In come strict operands (float32, float64, complex64
-or complex128, all of one dtype); the NumPy definitions call LAPACK by way of NumPy or SciPy. Where a factorization
-fails the result is NaN: no error may depend on values, which are not known under ``jit``.
+Core operations, below ``linalg_triangular``, ``linalg_factor``, ``linalg_solve`` and the rest. A matrix is the last two
+axes of an array, all axes before them are a batch. In come strict operands (float32, float64, complex64 or complex128,
+all of one dtype); the NumPy definitions call LAPACK by way of NumPy or SciPy. Where a factorization fails the result is
+NaN: no error may depend on values, which are not known under ``jit``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import scipy
 
 from blufunc import errors
-from blufunc.core import dtypes
+from blufunc.core import dtypes, source
 from blufunc.core.avals import ShapedArray
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.dot import dot_general
@@ -68,6 +68,14 @@ def check_square(name: str, *avals: ShapedArray) -> None:
             raise errors.ShapeError(
                 f"{name} takes square matrices, not {a}.", fix="the last two axes must have one size"
             )
+
+
+def check_here(check: Any, name: str, *xs: Any) -> None:
+    """A check of operands before anything is computed, with the user's line in its error."""
+    try:
+        check(name, *[x.aval for x in xs])
+    except errors.BlufuncError as e:
+        raise source.located(e) from None
 
 
 def real_dtype(dtype: np.dtype) -> np.dtype:

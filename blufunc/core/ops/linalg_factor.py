@@ -24,6 +24,7 @@ from blufunc.core.ops.linalg import (
     MatrixOp,
     adjoint,
     all_or_nan,
+    check_here,
     check_matrices,
     check_square,
     diagonal,
@@ -88,14 +89,6 @@ def cholesky(x: Any, *, symmetrize_input: bool = True) -> Any:
         check_here(check_square, "cholesky", x)
         x = hermitian_part(x)
     return cholesky_p.bind(x)
-
-
-def check_here(check: Any, name: str, *xs: Any) -> None:
-    """A check of operands before anything is computed, with the user's line in its error."""
-    try:
-        check(name, *[x.aval for x in xs])
-    except errors.BlufuncError as e:
-        raise source.located(e) from None
 
 
 # -- LU --------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from blufunc import errors
 from blufunc.core import dtypes, source
 from blufunc.core.array import lift
 from blufunc.core.ops import elementwise as ew
-from blufunc.core.ops.linalg import MatrixOp, check_matrices, check_square, matmul, mT
-from blufunc.core.ops.linalg_factor import check_here, lu_p
+from blufunc.core.ops.linalg import MatrixOp, check_here, check_matrices, check_square, matmul, mT
+from blufunc.core.ops.linalg_factor import lu_p
 from blufunc.core.ops.linalg_triangular import batch_columns, check_system, solve_triangles
 from blufunc.core.structure import add_tangents
 from blufunc.core.tangents import Zero, is_linear, zero

@@ -24,6 +24,7 @@ from blufunc.core.ops.linalg import (
     MatrixOp,
     adjoint,
     all_or_nan,
+    check_here,
     check_matrices,
     check_square,
     complex_dtype,
@@ -39,7 +40,6 @@ from blufunc.core.ops.linalg import (
     scale_rows,
     with_diagonal,
 )
-from blufunc.core.ops.linalg_factor import check_here
 from blufunc.core.ops.linalg_solve import solve
 from blufunc.core.ops.reduce import argmax
 from blufunc.core.ops.shape import iota

@@ -1,0 +1,80 @@
+"""Parts between layers: dropout with an explicit key, and rows of a table of embeddings.
+
+A face, above ``blufunc.random``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import blufunc.numpy as bnp
+from blufunc import errors, random
+from blufunc.core import dtypes, source
+from blufunc.core.axes import axis_in, ints
+from blufunc.nn.activations import as_inexact
+
+
+def dropout(
+    key: Any, x: Any, rate: Any, *, deterministic: bool = False, broadcast_dims: Sequence[int] = ()
+) -> Any:
+    """Zeros in the place of a fraction of the elements; the others are divided by ``1 - rate`` (JMLR 15, 2014).
+
+    Args:
+      key: one key; not used if ``deterministic``.
+      x: an array.
+      rate: the probability of a zero, from 0 to 1: a number, or an array of rank 0.
+      deterministic: return ``x`` as it is, as for inference.
+      broadcast_dims: axes along which all elements share their fate.
+    Raises:
+      ValueRangeError: the rate is a number outside of [0, 1].
+    """
+    x = as_inexact(x)
+    if isinstance(rate, (int, float)):
+        if not 0 <= rate <= 1:
+            raise errors.ValueRangeError(
+                f"dropout: rate={rate} is not a probability.", where=source.here(), fix="0 <= rate <= 1"
+            )
+        if rate == 1 and not deterministic:
+            return bnp.zeros_like(x)
+        rate = float(rate)
+    if deterministic or (isinstance(rate, float) and rate == 0):
+        return x
+    shared = {axis_in(d, x.ndim, "dropout") for d in ints(broadcast_dims, "dropout", "broadcast_dims")}
+    shape = tuple([1 if d in shared else n for d, n in enumerate(x.shape)])
+    kept = 1 - bnp.asarray(rate, dtype=dtypes.float32)
+    if kept.ndim:
+        raise errors.ShapeError(
+            f"dropout takes one rate, not an array of shape {tuple(kept.shape)}.",
+            where=source.here(),
+            fix="rate=0.1",
+        )
+    return bnp.where(random.bernoulli(key, kept, shape), x / kept.astype(x.dtype), 0)
+
+
+def embedding_lookup(table: Any, ids: Any) -> Any:
+    """The rows of a table at given positions: ``table[ids]``.
+
+    Args:
+      table: [rows, ...].
+      ids: integers from 0 on, of any shape. Those out of range give NaN.
+    Returns:
+      an array of the shape of ``ids`` followed by that of a row.
+    Raises:
+      DtypeError: ``ids`` does not hold integers.
+      ShapeError: ``table`` has no axis.
+    """
+    table, ids = bnp.asarray(table), bnp.asarray(ids)
+    if not dtypes.is_integer(ids.dtype):
+        raise errors.DtypeError(
+            f"embedding_lookup takes integers as positions, not {ids.aval}.",
+            where=source.here(),
+            fix="ids.astype('int32')",
+        )
+    if not table.ndim:
+        raise errors.ShapeError(
+            "embedding_lookup takes a table of at least one axis.",
+            where=source.here(),
+            fix="table of [rows, n]",
+        )
+    return bnp.take(table, ids, axis=0)

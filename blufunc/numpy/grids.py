@@ -1,0 +1,251 @@
+"""Positions in arrays: of diagonals and triangles, flat and by axes; and the objects that are indexed to make arrays.
+
+Face over ``creation`` and joins. Sizes are static, so positions are made once, as int32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core import dtypes, source
+from blufunc.core.array import Array
+from blufunc.core.axes import sequence
+from blufunc.core.ops import elementwise as ops
+from blufunc.core.structure import reshape
+from blufunc.core.trace import Value
+from blufunc.numpy import elementwise as ew
+from blufunc.numpy.creation import arange, asarray, linspace, meshgrid, ones, tril_indices, triu_indices
+from blufunc.numpy.joining import concatenate, stack
+from blufunc.numpy.manipulation import moveaxis
+from blufunc.numpy.picking import nonzero
+from blufunc.numpy.promotion import (
+    as_value,
+    cast,
+    constant,
+    promote_dtypes,
+    shape_of,
+    value_of,
+)
+
+# -- positions -------------------------------------------------------------------------------------
+
+
+def diag_indices(n: int, ndim: int = 2) -> tuple[Value, ...]:
+    """The positions, int32, of the main diagonal of an array with ``ndim`` axes of size ``n``."""
+    (n,), (rank,) = shape_of((n,), "diag_indices"), shape_of((ndim,), "diag_indices")
+    return (arange(n),) * rank
+
+
+def diag_indices_from(x: Any) -> tuple[Value, ...]:
+    """The positions, int32, of the main diagonal of x, whose axes have one size."""
+    s = as_value(x, "diag_indices_from").aval.shape
+    if len(s) < 2 or len(set(s)) > 1:
+        raise errors.ShapeError(
+            f"diag_indices_from of shape {s}.", where=source.here(), fix="two axes or more, of one size"
+        )
+    return diag_indices(s[0], len(s))
+
+
+def _matrix_shape(x: Any, name: str) -> tuple[int, ...]:
+    s = as_value(x, name).aval.shape
+    if len(s) != 2:
+        raise errors.ShapeError(f"{name} of shape {s}.", where=source.here(), fix="pass a matrix")
+    return s
+
+
+def tril_indices_from(x: Any, k: int = 0) -> tuple[Value, Value]:
+    """Rows and columns, int32, of the elements on and below diagonal ``k`` of a matrix."""
+    n, m = _matrix_shape(x, "tril_indices_from")
+    return tril_indices(n, k, m)
+
+
+def triu_indices_from(x: Any, k: int = 0) -> tuple[Value, Value]:
+    """Rows and columns, int32, of the elements on and above diagonal ``k`` of a matrix."""
+    n, m = _matrix_shape(x, "triu_indices_from")
+    return triu_indices(n, k, m)
+
+
+def mask_indices(n: int, mask_func: Callable, k: Any = 0, *, size: int | None = None) -> tuple[Value, ...]:
+    """The positions, int32, that ``mask_func(ones((n, n)), k)`` does not make 0; for ``size`` see ``nonzero``."""
+    (n,) = shape_of((n,), "mask_indices")
+    if not callable(mask_func):
+        raise errors.ArgumentError(
+            f"mask_indices: {mask_func!r:.60} is not a function.", where=source.here(), fix="bnp.triu"
+        )
+    return nonzero(mask_func(ones((n, n)), k), size=size)
+
+
+def ravel_multi_index(multi_index: Any, dims: Any, mode: str = "raise", order: str = "C") -> Value:
+    """Positions given by one array for each axis of ``dims`` as positions in the array flattened, int32.
+
+    For positions out of range, ``mode='clip'`` takes the nearest element and ``'wrap'`` counts round; ``'raise'`` is
+    an error, and needs positions that are known. ``order='F'`` flattens with the first axis fastest.
+    """
+    sizes = shape_of(dims, "ravel_multi_index")
+    if isinstance(multi_index, (Value, np.ndarray)):
+        multi_index = [multi_index[i] for i in range(len(multi_index))]
+    given = sequence(multi_index, "ravel_multi_index", "the positions", "arrays")
+    if len(given) != len(sizes) or not given:
+        raise errors.ArgumentError(
+            f"ravel_multi_index: {len(given)} positions for {len(sizes)} axes.",
+            where=source.here(),
+            fix="one array of positions for each axis",
+        )
+    if mode not in ("raise", "clip", "wrap") or order not in ("C", "F"):
+        raise errors.ValueRangeError(
+            f"ravel_multi_index: mode={mode!r:.60}, order={order!r:.60}.",
+            where=source.here(),
+            fix="mode 'raise', 'clip' or 'wrap'; order 'C' or 'F'",
+        )
+    total: Value = constant(0, dtypes.int32)
+    for at, n in (
+        zip(given, sizes, strict=True) if order == "C" else zip(given[::-1], sizes[::-1], strict=True)
+    ):
+        at = value_of(at, "ravel_multi_index")
+        if not dtypes.is_integer(at.aval.dtype):
+            raise errors.DtypeError(
+                f"ravel_multi_index of {at.aval}.", where=source.here(), fix="astype('int32')"
+            )
+        if mode == "raise":
+            _check_range(at, n)
+        at = ew.remainder(at, max(n, 1)) if mode == "wrap" else ops.clamp(0, at, max(n - 1, 0))
+        total = ew.add(ew.multiply(total, n), cast(at, dtypes.int32) if at.aval.dtype.itemsize < 4 else at)
+    return total
+
+
+def _check_range(at: Value, n: int) -> None:
+    if not isinstance(at, Array):
+        raise errors.ConcretizationError(
+            "ravel_multi_index with mode='raise' of traced positions: whether they are in range is not known.",
+            where=source.here(),
+            fix="mode='clip', or 'wrap'",
+        )
+    host = np.asarray(at)
+    if ((host < 0) | (host >= n)).any():
+        raise errors.IndexRangeError(
+            f"ravel_multi_index: a position out of range for an axis of size {n}.",
+            where=source.here(),
+            fix="mode='clip', or 'wrap'",
+        )
+
+
+# -- objects that are indexed ----------------------------------------------------------------------
+
+
+def _points(s: slice, name: str) -> Value:
+    """The points that a slice means: by steps, or by count if the step is an imaginary number."""
+    start = 0 if s.start is None else s.start
+    step = 1 if s.step is None else s.step
+    if s.stop is None:
+        raise errors.ArgumentError(
+            f"{name}: a slice without an end.", where=source.here(), fix=f"{name}[0:5]"
+        )
+    if isinstance(step, complex):
+        return linspace(start, s.stop, int(abs(step)))
+    return arange(start, s.stop, step)
+
+
+class _Grid:
+    """Indexed by slices, the coordinates of the grid that they span.
+
+    ``a:b:c`` are the points from a, below b, in steps of c; with an imaginary step ``nj``, n points from a to b.
+    """
+
+    def __init__(self, name: str, sparse: bool):
+        self._name, self._sparse = name, sparse
+
+    def __repr__(self) -> str:
+        return f"blufunc.numpy.{self._name}"
+
+    def __getitem__(self, key: Any) -> Any:
+        slices = key if isinstance(key, tuple) else (key,)
+        if not all(isinstance(s, slice) for s in slices):
+            raise errors.ArgumentError(
+                f"{self._name} is indexed by slices, not {key!r:.60}.",
+                where=source.here(),
+                fix=f"bnp.{self._name}[0:3, 0:4]",
+            )
+        lines = [_points(s, self._name) for s in slices]
+        if not isinstance(key, tuple):
+            return lines[0]
+        if lines:
+            lines = promote_dtypes(self._name, *lines)
+        grids = meshgrid(*lines, sparse=self._sparse, indexing="ij")
+        return tuple(grids) if self._sparse else stack(grids, 0)
+
+
+class _Join:
+    """Indexed by arrays, numbers and slices, their concatenation along an axis."""
+
+    def __init__(self, name: str, axis: int, rank: int, before: int):
+        self._name, self._default = name, (axis, rank, before)
+
+    def __repr__(self) -> str:
+        return f"blufunc.numpy.{self._name}"
+
+    def __getitem__(self, key: Any) -> Value:
+        entries = list(key) if isinstance(key, tuple) else [key]
+        axis, rank, before = self._default
+        matrix = None
+        if entries and isinstance(entries[0], str):
+            axis, rank, before, matrix = self._directive(entries.pop(0))
+        if not entries:
+            raise errors.ArgumentError(
+                f"{self._name} of nothing.", where=source.here(), fix=f"bnp.{self._name}[0:3]"
+            )
+        parts = []
+        for e in entries:
+            made = isinstance(e, slice)
+            value = _points(e, self._name) if made else asarray(e)
+            own = value.aval.ndim
+            if matrix is not None and own < 2:
+                shape = (1, value.aval.size) if matrix == "r" else (value.aval.size, 1)
+                value = reshape(value, shape)
+            elif own < rank:
+                value = reshape(value, (1,) * (rank - own) + value.aval.shape)
+                if own and before >= 0:
+                    value = moveaxis(
+                        value, tuple(range(rank - own, rank)), tuple(range(before, before + own))
+                    )
+            value = reshape(value, (1,)) if not value.aval.ndim else value
+            parts.append(value)
+        return concatenate(parts, axis)
+
+    def _directive(self, text: str) -> tuple[int, int, int, str | None]:
+        """The axis, the least rank, where the axes of lower ranks go, and whether vectors are rows or columns."""
+        if text in ("r", "c"):
+            return (0 if text == "c" else 1), 2, -1, text
+        try:
+            numbers = [int(part) for part in text.split(",")]
+        except ValueError:
+            numbers = []
+        if not 1 <= len(numbers) <= 3:
+            raise errors.ArgumentError(
+                f"{self._name}: the directive {text!r:.60} cannot be read.",
+                where=source.here(),
+                fix="'r', 'c', or 'axis,rank,place' in numbers, such as '0,2'",
+            )
+        axis, rank, before = numbers + [self._default[0], 1, -1][len(numbers) :]
+        return axis, rank, before, None
+
+
+class _Index:
+    """Indexed, the index itself: ``x[s_[1:3, ...]]`` is ``x[1:3, ...]``."""
+
+    def __init__(self, name: str, always_tuple: bool):
+        self._name, self._always_tuple = name, always_tuple
+
+    def __repr__(self) -> str:
+        return f"blufunc.numpy.{self._name}"
+
+    def __getitem__(self, key: Any) -> Any:
+        return (key,) if self._always_tuple and not isinstance(key, tuple) else key
+
+
+mgrid, ogrid = _Grid("mgrid", False), _Grid("ogrid", True)
+r_, c_ = _Join("r_", 0, 1, -1), _Join("c_", -1, 2, 0)
+s_, index_exp = _Index("s_", False), _Index("index_exp", True)

@@ -1,0 +1,223 @@
+"""Arrays from other libraries, from bytes and files, and into files; how arrays are printed.
+
+Face at both ends of a program. Files are NumPy's. What states its dtype (a file, an array of another library, an
+explicit ``dtype=``) keeps it; what does not becomes 32-bit, as everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core import dtypes, source
+from blufunc.core.array import Array, from_numpy
+from blufunc.core.trace import Value
+from blufunc.numpy.creation import asarray, parse_device
+from blufunc.numpy.promotion import as_value, static_int
+
+get_printoptions, printoptions, set_printoptions = np.get_printoptions, np.printoptions, np.set_printoptions
+
+
+def from_dlpack(x: Any, /, *, device: Any = None, copy: bool | None = None) -> Value:
+    """An array of another library, through the DLPack protocol, in its own dtype.
+
+    The values are copied, since the other library may change them; ``copy=False`` is therefore an error.
+    """
+    if isinstance(x, Value):
+        return asarray(x, copy=copy, device=device)
+    if copy is False:
+        raise errors.UnsupportedError(
+            "from_dlpack(copy=False): arrays here are immutable, and the owner of the memory may change it.",
+            where=source.here(),
+            fix="leave copy out",
+        )
+    if not hasattr(x, "__dlpack__"):
+        raise errors.ArgumentError(
+            f"from_dlpack takes an array that has __dlpack__, not a {type(x).__name__}.",
+            where=source.here(),
+            fix="bnp.asarray(x)",
+        )
+    place = parse_device(device)
+    try:
+        host = np.from_dlpack(x)
+    except (TypeError, ValueError, RuntimeError, BufferError) as e:
+        raise errors.ArgumentError(
+            f"from_dlpack of a {type(x).__name__}: {e}", where=source.here(), fix="copy it to the CPU first"
+        ) from None
+    return from_numpy(_held(host, "from_dlpack"), place)
+
+
+def _held(host: np.ndarray, name: str) -> np.ndarray:
+    """The values in a dtype that arrays have, native."""
+    try:
+        kind = dtypes.as_dtype(host.dtype)
+    except errors.DtypeError as e:
+        raise errors.DtypeError(f"{name}: {e.what}", where=source.here(), fix=e.fix) from None
+    return host.astype(kind, copy=False)
+
+
+def _read(name: str, dtype: Any, make: Any) -> Value:
+    """What NumPy reads as ``dtype``, or as 32-bit floats; its complaints become ours."""
+    kind = dtypes.as_dtype(dtype)
+    try:
+        host = make(kind)
+    except (TypeError, ValueError, OSError, BufferError, DeprecationWarning, OverflowError) as e:
+        raise errors.ArgumentError(
+            f"{name}: {e}.", where=source.here(), fix="check the data and the dtype"
+        ) from None
+    return from_numpy(host)
+
+
+def frombuffer(buffer: Any, dtype: Any = float, count: int = -1, offset: int = 0) -> Value:
+    """The bytes of a buffer as a vector of ``dtype`` (float32): ``count`` elements from byte ``offset`` on."""
+    count, offset = static_int(count, "frombuffer", "count"), static_int(offset, "frombuffer", "offset")
+    return _read("frombuffer", dtype, lambda kind: np.frombuffer(buffer, kind, count, offset))
+
+
+def fromfile(file: Any, dtype: Any = float, count: int = -1, sep: str = "", offset: int = 0) -> Value:
+    """The bytes of a file, or its text split at ``sep``, as a vector of ``dtype`` (float32)."""
+    if not isinstance(file, (str, bytes)) and not hasattr(file, "__fspath__") and not hasattr(file, "fileno"):
+        raise errors.ArgumentError(
+            f"fromfile: {file!r:.60} is not a file.", where=source.here(), fix="pass a path or an open file"
+        )
+    count, offset = static_int(count, "fromfile", "count"), static_int(offset, "fromfile", "offset")
+    return _read("fromfile", dtype, lambda kind: np.fromfile(file, kind, count, sep, offset))
+
+
+def fromiter(iter: Iterable, dtype: Any, count: int = -1) -> Value:
+    """What an iterable yields as a vector of ``dtype``; ``count`` of them, or all."""
+    count = static_int(count, "fromiter", "count")
+    return _read("fromiter", dtype, lambda kind: np.fromiter(iter, kind, count))
+
+
+def fromstring(string: str, dtype: Any = float, count: int = -1, *, sep: str) -> Value:
+    """The numbers in a text, separated by ``sep``, as a vector of ``dtype`` (float32)."""
+    if not isinstance(string, str) or not isinstance(sep, str) or not sep:
+        raise errors.ArgumentError(
+            "fromstring takes a text and its separator.", where=source.here(), fix="frombuffer reads bytes"
+        )
+    count = static_int(count, "fromstring", "count")
+    parts = [p for p in (string.split() if sep.isspace() else string.split(sep)) if p.strip()]
+
+    def make(kind: np.dtype) -> np.ndarray:
+        number = complex if dtypes.is_complex(kind) else float if dtypes.is_floating(kind) else int
+        return np.asarray([number(p) for p in (parts if count < 0 else parts[:count])], kind)
+
+    if len(parts) < count:
+        raise errors.ArgumentError(
+            f"fromstring: {len(parts)} numbers, not {count}.", where=source.here(), fix="count=-1 takes all"
+        )
+    return _read("fromstring", dtype, make)
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def _host(x: Any, name: str) -> np.ndarray:
+    value = as_value(x, name)
+    if dtypes.is_key(value.aval.dtype):
+        raise errors.DtypeError(f"{name} of {value.aval}.", where=source.here(), fix="random.key_data(k)")
+    return np.asarray(value)
+
+
+def _path(file: Any, name: str) -> Any:
+    if (
+        isinstance(file, str)
+        or hasattr(file, "__fspath__")
+        or hasattr(file, "write")
+        or hasattr(file, "read")
+    ):
+        return file
+    raise errors.ArgumentError(
+        f"{name}: {file!r:.60} is not a file.", where=source.here(), fix="pass a path or an open file"
+    )
+
+
+def save(file: Any, arr: Any, allow_pickle: bool = True) -> None:
+    """Write an array to a ``.npy`` file, in its dtype; bfloat16 as two opaque bytes, which ``load`` reads as such.
+
+    ``allow_pickle`` has no effect: arrays are never pickled.
+    """
+    _write(lambda: np.save(_path(file, "save"), _host(arr, "save"), allow_pickle=False), "save")
+
+
+def savez(file: Any, *args: Any, allow_pickle: bool = True, **kwds: Any) -> None:
+    """Write several arrays to a ``.npz`` file, those without a name as ``arr_0``, ``arr_1``, and so on."""
+    path = _path(file, "savez")
+    values = [_host(a, "savez") for a in args]
+    named = {k: _host(v, "savez") for k, v in kwds.items()}
+    _write(lambda: np.savez(path, *values, allow_pickle=False, **named), "savez")
+
+
+def _write(write: Any, name: str) -> None:
+    try:
+        write()
+    except (OSError, TypeError, ValueError) as e:
+        raise errors.DataError(
+            f"{name}: {e}.", where=source.here(), fix="check the path and the names"
+        ) from None
+
+
+def load(file: Any, mmap_mode: Any = None, allow_pickle: bool = False, **options: Any) -> Any:
+    """The array in a ``.npy`` file, in its dtype, or a dict of those in a ``.npz`` file.
+
+    Raises:
+      DataError: the file is missing, or of another format, or holds pickled objects.
+    """
+    try:
+        found = np.load(_path(file, "load"), mmap_mode=mmap_mode, allow_pickle=allow_pickle, **options)
+        if isinstance(found, np.lib.npyio.NpzFile):
+            with found:
+                return {name: _loaded(found[name]) for name in found.files}
+    except (OSError, ValueError, EOFError, TypeError) as e:
+        raise errors.DataError(
+            f"load: {e}.", where=source.here(), fix="pass a .npy or .npz file that holds numbers"
+        ) from None
+    return _loaded(found)
+
+
+def _loaded(host: np.ndarray) -> Array:
+    if host.dtype == np.dtype("V2"):  # NumPy's format does not know bfloat16
+        host = host.view(dtypes.bfloat16)
+    return from_numpy(_held(np.asarray(host), "load"))
+
+
+# -- printing --------------------------------------------------------------------------------------
+
+
+def array_repr(
+    x: Any,
+    max_line_width: int | None = None,
+    precision: int | None = None,
+    suppress_small: bool | None = None,
+) -> str:
+    """``repr(x)``, as the options, or ``printoptions``, say."""
+    value = as_value(x, "array_repr")
+    with _options(max_line_width, precision, suppress_small):
+        return repr(value)
+
+
+def array_str(
+    x: Any,
+    max_line_width: int | None = None,
+    precision: int | None = None,
+    suppress_small: bool | None = None,
+) -> str:
+    """``str(x)``, as the options, or ``printoptions``, say."""
+    value = as_value(x, "array_str")
+    with _options(max_line_width, precision, suppress_small):
+        return str(value)
+
+
+def _options(width: Any, precision: Any, suppress: Any) -> Any:
+    given: dict[str, Any] = {"suppress": None if suppress is None else bool(suppress)}
+    for name, number in (("linewidth", width), ("precision", precision)):
+        if number is not None and not 0 <= static_int(number, "array_repr", name) < 1000:
+            raise errors.ValueRangeError(
+                f"array_repr: {name} is {number}.", where=source.here(), fix="use 0 to 999"
+            )
+        given[name] = number
+    return np.printoptions(**{k: v for k, v in given.items() if v is not None})

@@ -1,0 +1,145 @@
+"""Reductions that pass over NaN: nansum, nanmean, nanmax and their kin.
+
+Face over ``reductions``: NaN are masked, as ``where`` masks. In come arrays of any dtype; those without NaN go
+straight to the function that the name is made from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from blufunc.core import dtypes
+from blufunc.core.ops import elementwise as ops
+from blufunc.core.trace import Value
+from blufunc.numpy import elementwise as ew
+from blufunc.numpy import reductions as red
+from blufunc.numpy.families import named
+from blufunc.numpy.promotion import cast, constant, value_of
+
+
+def _valid(x: Any, where: Any, name: str) -> tuple[Value, Any]:
+    """x, and the mask of what counts: where it is asked for and is not NaN; None for everything."""
+    x = value_of(x, name)
+    if not dtypes.is_inexact(x.aval.dtype):
+        return x, where
+    mask = ew.logical_not(ew.isnan(x))
+    return x, mask if where is None else ew.logical_and(mask, where)
+
+
+def _total(function: Callable, name: str, doc: str) -> Callable:
+    def wrapper(
+        x: Any,
+        /,
+        axis: Any = None,
+        dtype: Any = None,
+        *,
+        keepdims: bool = False,
+        initial: Any = None,
+        where: Any = None,
+    ) -> Value:
+        x, mask = _valid(x, where, name)
+        return function(x, axis, dtype, keepdims=keepdims, initial=initial, where=mask)
+
+    return named(wrapper, name, doc)
+
+
+nansum = _total(red.sum, "nansum", "``sum`` over the elements that are not NaN.")
+nanprod = _total(red.prod, "nanprod", "``prod`` over the elements that are not NaN.")
+
+
+def nanmean(
+    x: Any, /, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, where: Any = None
+) -> Value:
+    """``mean`` over the elements that are not NaN; NaN where there are none."""
+    x, mask = _valid(x, where, "nanmean")
+    return red.mean(x, axis, dtype, keepdims=keepdims, where=mask)
+
+
+def nanvar(
+    x: Any,
+    /,
+    axis: Any = None,
+    dtype: Any = None,
+    *,
+    ddof: float = 0,
+    keepdims: bool = False,
+    where: Any = None,
+    mean: Any = None,
+) -> Value:
+    """``var`` over the elements that are not NaN."""
+    x, mask = _valid(x, where, "nanvar")
+    return red.var(x, axis, dtype, ddof=ddof, keepdims=keepdims, where=mask, mean=mean)
+
+
+def nanstd(
+    x: Any,
+    /,
+    axis: Any = None,
+    dtype: Any = None,
+    *,
+    ddof: float = 0,
+    keepdims: bool = False,
+    where: Any = None,
+    mean: Any = None,
+) -> Value:
+    """``std`` over the elements that are not NaN."""
+    variance = nanvar(x, axis, dtype, ddof=ddof, keepdims=keepdims, where=where, mean=mean)
+    return ops.sqrt_p.bind(variance)
+
+
+def _extremum(function: Callable, name: str, combine: Callable, lowest: bool) -> Callable:
+    def wrapper(
+        x: Any, /, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = None
+    ) -> Value:
+        x, mask = _valid(x, where, name)
+        if mask is None or not dtypes.is_inexact(x.aval.dtype):
+            return function(x, axis, keepdims=keepdims, initial=initial, where=mask)
+        dtype = x.aval.dtype
+        limit = constant(red.extreme_of(dtype, not lowest), dtype)
+        result = function(x, axis, keepdims=keepdims, initial=limit, where=mask)
+        if initial is None:
+            return ops.select(red.any(mask, axis, keepdims=keepdims), result, constant(math.nan, dtype))
+        return cast(combine(result, initial), dtype)
+
+    return named(
+        wrapper, name, f"``{name[3:]}`` over the elements that are not NaN; NaN where there are none."
+    )
+
+
+nanmax = _extremum(red.max, "nanmax", ew.maximum, True)
+nanmin = _extremum(red.min, "nanmin", ew.minimum, False)
+
+
+def _position(function: Callable, name: str, worst: float) -> Callable:
+    def wrapper(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Value:
+        x, mask = _valid(x, None, name)
+        if mask is None:
+            return function(x, axis, keepdims=keepdims)
+        at = function(ops.select(mask, x, constant(worst, x.aval.dtype)), axis, keepdims=keepdims)
+        some = red.any(mask, axis, keepdims=keepdims)
+        return ops.select(some, at, constant(-1, dtypes.int32))
+
+    return named(
+        wrapper,
+        name,
+        f"``{name[3:]}`` over the elements that are not NaN, as int32; -1 where there are none.",
+    )
+
+
+nanargmax = _position(red.argmax, "nanargmax", -math.inf)
+nanargmin = _position(red.argmin, "nanargmin", math.inf)
+
+
+def _running(function: Callable, name: str, neutral: int) -> Callable:
+    def wrapper(x: Any, /, axis: int | None = None, dtype: Any = None) -> Value:
+        x, mask = _valid(x, None, name)
+        kept = x if mask is None else ops.select(mask, x, constant(neutral, x.aval.dtype))
+        return function(kept, axis, dtype)
+
+    return named(wrapper, name, f"``{name[3:]}`` with NaN counted as {neutral}.")
+
+
+nancumsum = _running(red.cumsum, "nancumsum", 0)
+nancumprod = _running(red.cumprod, "nancumprod", 1)

@@ -1,0 +1,319 @@
+"""Arrays as sets: their distinct elements, and unions, intersections and differences.
+
+Face over sorting and gathers. In come arrays; out come vectors in ascending order. How many elements a set
+has is only known from the values: while tracing, ``size`` must be given, which cuts the result off or fills it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core import dtypes, source
+from blufunc.core.array import Array
+from blufunc.core.ops import cumulative
+from blufunc.core.ops import elementwise as ops
+from blufunc.core.ops import shape as shape_ops
+from blufunc.core.ops import sort as sort_ops
+from blufunc.core.ops.reduce import reduce_or
+from blufunc.core.structure import reshape
+from blufunc.core.trace import Value
+from blufunc.numpy import elementwise as ew
+from blufunc.numpy.indexing import getitem
+from blufunc.numpy.manipulation import moveaxis
+from blufunc.numpy.picking import flatnonzero
+from blufunc.numpy.promotion import (
+    as_value,
+    axis_in,
+    cast,
+    constant,
+    promote_dtypes,
+    static_int,
+    stretch,
+    value_of,
+)
+from blufunc.numpy.searching import isin, searchsorted
+
+_INT32 = dtypes.int32
+
+
+class UniqueAllResult(NamedTuple):
+    """What ``unique_all`` returns."""
+
+    values: Value
+    indices: Value
+    inverse_indices: Value
+    counts: Value
+
+
+class UniqueCountsResult(NamedTuple):
+    """What ``unique_counts`` returns."""
+
+    values: Value
+    counts: Value
+
+
+class UniqueInverseResult(NamedTuple):
+    """What ``unique_inverse`` returns."""
+
+    values: Value
+    inverse_indices: Value
+
+
+def _known(size: Any, name: str, *xs: Value) -> int | None:
+    """``size``; None where the values say it."""
+    if size is not None:
+        size = static_int(size, name, "size")
+        if size < 0:
+            raise errors.ValueRangeError(f"{name}: size={size}.", where=source.here(), fix="use 0 or more")
+        return size
+    for x in xs:
+        if not isinstance(x, Array):
+            raise errors.ConcretizationError(
+                f"{name} of a traced array ({x.aval}): the size of the result would not be known.",
+                where=source.here(),
+                why="while a function is traced its arrays have a shape and a dtype but no value yet.",
+                fix="give size=..., and fill_value=... for what is left over",
+            )
+    return None
+
+
+def _sorted_rows(x: Value, equal_nan: bool) -> tuple[Value, Value, Value]:
+    """The rows of x ``(n, m)`` in order, where they stood, and whether each differs from the one before."""
+    n, m = x.aval.shape
+    boolean = dtypes.is_bool(x.aval.dtype)
+    work = ops.convert(x, dtypes.int8) if boolean else x
+    if not m or not n:
+        order = shape_ops.iota(_INT32, (n,), 0)
+        first = ops.eq(order, 0) if n else ops.ne(order, order)
+        return x, order, first
+    columns = [reshape(shape_ops.slice_in_dim(work, j, j + 1, axis=1), (n,)) for j in range(m)]
+    *ordered, order = sort_ops.sort((*columns, shape_ops.iota(_INT32, (n,), 0)), 0, num_keys=m)
+    rows = shape_ops.concatenate([reshape(c, (n, 1)) for c in ordered], 1) if m > 1 else reshape(
+        ordered[0], (n, 1)
+    )  # fmt: skip
+    after, before = shape_ops.slice_in_dim(rows, 1, n), shape_ops.slice_in_dim(rows, 0, n - 1)
+    differ = ops.ne(after, before)
+    if equal_nan and dtypes.is_inexact(rows.aval.dtype):
+        differ = ops.bitwise_and(differ, ops.bitwise_not(ops.bitwise_and(ew.isnan(after), ew.isnan(before))))
+    changed = reduce_or(differ, (1,))
+    first = shape_ops.concatenate([stretch(ops.eq(order[:1], order[:1]), (1,)), changed], 0)
+    return (ops.convert(rows, dtypes.bool_) if boolean else rows), order, first
+
+
+def unique(
+    x: Any,
+    return_index: bool = False,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    axis: int | None = None,
+    *,
+    equal_nan: bool = True,
+    size: int | None = None,
+    fill_value: Any = None,
+    sorted: bool = True,
+) -> Any:
+    """The distinct elements of x in ascending order; or its distinct slices along an axis, in lexicographic order.
+
+    Args:
+      x: an array.
+      return_index: also return where each was found first, int32.
+      return_inverse: also return, in the shape of x (or of its axis), which of them each element of x is, int32.
+      return_counts: also return how often each occurs, int32.
+      axis: None, for the elements of x flattened, or an axis.
+      equal_nan: whether all NaN count as one element.
+      size: how many to return, known while tracing: the first ``size`` of them, filled at the end.
+      fill_value: what to fill with, by default the smallest element; counts are filled with 0.
+      sorted: without effect: the elements are sorted always.
+    Returns:
+      an array, or a tuple of it and what else was asked for.
+    Raises:
+      ConcretizationError: x is traced and no ``size`` is given.
+    """
+    return _unique(
+        "unique", x, return_index, return_inverse, return_counts, axis, equal_nan, size, fill_value
+    )
+
+
+def _unique(
+    name: str,
+    x: Any,
+    return_index: bool,
+    return_inverse: bool,
+    return_counts: bool,
+    axis: int | None,
+    equal_nan: bool,
+    size: int | None,
+    fill_value: Any,
+) -> Any:
+    x = value_of(x, name)
+    size = _known(size, name, x)
+    if axis is None:
+        d, lines, inverse_shape = 0, reshape(x, (x.aval.size,)), x.aval.shape
+    else:
+        d = axis_in(axis, x.aval.ndim, name)
+        lines = moveaxis(x, d, 0)
+        inverse_shape = lines.aval.shape[:1]
+    n, rest = lines.aval.shape[0], lines.aval.shape[1:]
+    width = lines.aval.size // n if n else int(np.prod(rest))
+    if not n and size:
+        raise errors.ValueRangeError(
+            f"{name} of no elements, of size {size}.", where=source.here(), fix="size=0, or none"
+        )
+    rows, order, first = _sorted_rows(reshape(lines, (n, width)), equal_nan)
+    # beyond the last distinct row, starts are n
+    starts = flatnonzero(first, size=size, fill_value=n) if n else order
+    found = ops.lt(starts, n)
+    picked = getitem(rows, ops.select(found, starts, 0)) if n else rows
+    if fill_value is not None and n:
+        fill = cast(value_of(fill_value, name), picked.aval.dtype)
+        if fill.aval.ndim:
+            fill = reshape(stretch(fill, rest), (1, width)) if axis is not None else fill
+        there = stretch(reshape(found, (found.aval.size, 1)), picked.aval.shape)
+        picked = ops.select(there, *ew.match_shapes(name, picked, fill))
+    values = reshape(picked, (starts.aval.size, *rest))
+    results = [values if axis is None else moveaxis(values, 0, d)]
+    if return_index:
+        where_first = getitem(order, ops.select(found, starts, 0)) if n else order
+        results.append(where_first)
+    if return_inverse:
+        rank = ops.sub(cumulative.cumsum_p.bind(ops.convert(first, _INT32), axis=0, reverse=False), 1)
+        results.append(reshape(sort_ops.place_along(rank, order, 0), inverse_shape))
+    if return_counts:
+        ends = shape_ops.concatenate([starts[1:], stretch(ops.add(starts[:1], n), (1,))], 0) if n else starts
+        last = ops.sub(starts.aval.size, 1)
+        if n:
+            # the last one ends where the next distinct row, cut off by ``size``, begins
+            beyond = flatnonzero(first, size=starts.aval.size + 1, fill_value=n)[-1:]
+            at_end = ops.eq(shape_ops.iota(_INT32, ends.aval.shape, 0), last)
+            ends = ops.select(at_end, stretch(beyond, ends.aval.shape), ends)
+        results.append(ops.sub(ends, starts))
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def unique_all(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> UniqueAllResult:
+    """The distinct elements of x, where each is first, which each element of x is, and how often each occurs.
+
+    NaN are distinct from each other. For ``size`` and ``fill_value`` see ``unique``.
+    """
+    return UniqueAllResult(*_unique("unique_all", x, True, True, True, None, False, size, fill_value))
+
+
+def unique_counts(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> UniqueCountsResult:
+    """The distinct elements of x and how often each occurs; see ``unique_all``."""
+    return UniqueCountsResult(*_unique("unique_counts", x, False, False, True, None, False, size, fill_value))
+
+
+def unique_inverse(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> UniqueInverseResult:
+    """The distinct elements of x and which of them each element of x is; see ``unique_all``."""
+    return UniqueInverseResult(
+        *_unique("unique_inverse", x, False, True, False, None, False, size, fill_value)
+    )
+
+
+def unique_values(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> Value:
+    """The distinct elements of x; see ``unique_all``."""
+    return _unique("unique_values", x, False, False, False, None, False, size, fill_value)
+
+
+# -- operations on sets ----------------------------------------------------------------------------
+
+
+def _lines(name: str, x: Any, y: Any) -> tuple[Value, Value]:
+    """Two vectors of one dtype."""
+    x, y = promote_dtypes(name, x, y)
+    return reshape(x, (x.aval.size,)), reshape(y, (y.aval.size,))
+
+
+def _chosen(
+    name: str, x: Value, keep: Value, size: int | None, fill_value: Any, *others: Value
+) -> list[Value]:
+    """The elements of x, and of others beside it, where ``keep`` holds; beyond them ``fill_value``, or the first."""
+    size = _known(size, name, x, keep)
+    n = x.aval.size
+    at = flatnonzero(keep, size=size, fill_value=n)
+    found = ops.lt(at, n)
+    if not n:
+        if at.aval.size:
+            raise errors.ValueRangeError(f"{name} of size {size}, of nothing.", where=source.here())
+        return [x, *others]
+    results = [getitem(v, at) for v in (x, *others)]
+    if size:
+        if fill_value is None:
+            fill = ops.select(found[0], results[0][0], constant(0, x.aval.dtype))
+        else:
+            fill = cast(value_of(fill_value, name), x.aval.dtype)
+        results[0] = ops.select(found, *ew.match_shapes(name, results[0], fill))
+    return results
+
+
+def union1d(x: Any, y: Any, *, size: int | None = None, fill_value: Any = None) -> Value:
+    """The distinct elements of x and y together. For ``size`` and ``fill_value`` see ``unique``."""
+    both = shape_ops.concatenate(_lines("union1d", x, y), 0)
+    return _unique("union1d", both, False, False, False, None, True, size, fill_value)
+
+
+def setdiff1d(
+    x: Any, y: Any, assume_unique: bool = False, *, size: int | None = None, fill_value: Any = None
+) -> Value:
+    """The distinct elements of x that are not in y. For ``size`` see ``unique``; ``fill_value`` is 0 by default.
+
+    With ``assume_unique`` the elements of x are taken as they come: in their order, repeated if they are.
+    """
+    x, y = _lines("setdiff1d", x, y)
+    _known(size, "setdiff1d", x, y)
+    keep = isin(x, y, invert=True)
+    if not assume_unique:
+        rows, order, first = _sorted_rows(reshape(x, (x.aval.size, 1)), True)
+        x, keep = reshape(rows, x.aval.shape), ops.bitwise_and(first, getitem(keep, order))
+    return _chosen("setdiff1d", x, keep, size, 0 if fill_value is None else fill_value)[0]
+
+
+def setxor1d(
+    x: Any, y: Any, assume_unique: bool = False, *, size: int | None = None, fill_value: Any = None
+) -> Value:
+    """The distinct elements that are in one of x and y only. For ``size`` and ``fill_value`` see ``unique``.
+
+    ``assume_unique`` promises that neither holds an element twice; the result is the same without.
+    """
+    x, y = _lines("setxor1d", x, y)
+    _known(size, "setxor1d", x, y)
+    both = shape_ops.concatenate([x, y], 0)
+    keep = shape_ops.concatenate([isin(x, y, invert=True), isin(y, x, invert=True)], 0)
+    rows, order, first = _sorted_rows(reshape(both, (both.aval.size, 1)), True)
+    keep = ops.bitwise_and(first, getitem(keep, order))
+    return _chosen("setxor1d", reshape(rows, both.aval.shape), keep, size, fill_value)[0]
+
+
+def intersect1d(
+    x: Any,
+    y: Any,
+    assume_unique: bool = False,
+    return_indices: bool = False,
+    *,
+    size: int | None = None,
+    fill_value: Any = None,
+) -> Any:
+    """The distinct elements that are in both x and y; with ``return_indices`` also where each is first in x and in y.
+
+    ``assume_unique`` promises that neither holds an element twice; the result is the same without. For ``size`` and
+    ``fill_value`` see ``unique``; positions beyond the last element are the sizes of x and y.
+    """
+    x, y = _lines("intersect1d", as_value(x, "intersect1d"), as_value(y, "intersect1d"))
+    size = _known(size, "intersect1d", x, y)
+    rows, order, first = _sorted_rows(reshape(x, (x.aval.size, 1)), True)
+    line = reshape(rows, x.aval.shape)
+    keep = ops.bitwise_and(first, getitem(isin(x, y), order))
+    values, at_x = _chosen("intersect1d", line, keep, size, fill_value, order)
+    if not return_indices:
+        return values
+    from_y, y_order, _ = _sorted_rows(reshape(y, (y.aval.size, 1)), True)
+    real, _ = _chosen("intersect1d", line, keep, size, None, order)
+    at_y = getitem(y_order, searchsorted(reshape(from_y, y.aval.shape), real)) if y.aval.size else y_order
+    if size is not None:
+        count = cumulative.cumsum_p.bind(ops.convert(keep, _INT32), axis=0, reverse=False)[-1:]
+        there = ops.lt(shape_ops.iota(_INT32, (size,), 0), stretch(count, (size,)))
+        at_x, at_y = ops.select(there, at_x, x.aval.size), ops.select(there, at_y, y.aval.size)
+    return values, at_x, at_y

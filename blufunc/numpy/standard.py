@@ -1,0 +1,78 @@
+"""What the array API standard asks a namespace about itself: capabilities, devices and dtypes.
+
+Face; ``blufunc.numpy`` is the namespace, of version 2024.12. ``docs/array-api.md`` lists what departs from it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core import backend, dtypes, source
+from blufunc.numpy.creation import parse_device
+from blufunc.numpy.types import isdtype
+
+__array_api_version__ = "2024.12"
+
+_DTYPES: dict[str, np.dtype] = {
+    "bool": dtypes.bool_,
+    "int8": dtypes.int8,
+    "int16": dtypes.int16,
+    "int32": dtypes.int32,
+    "int64": dtypes.int64,
+    "uint8": dtypes.uint8,
+    "uint16": dtypes.uint16,
+    "uint32": dtypes.uint32,
+    "uint64": dtypes.uint64,
+    "float32": dtypes.float32,
+    "float64": dtypes.float64,
+    "complex64": dtypes.complex64,
+    "complex128": dtypes.complex128,
+}
+"""The dtypes of the standard. There are more: float16, bfloat16 and two of 8 bits."""
+
+
+class Info:
+    """The answers about this namespace."""
+
+    __slots__ = ()
+
+    def capabilities(self) -> dict[str, Any]:
+        """What may be relied on: the shapes of results may depend on values, outside of traces."""
+        return {"boolean indexing": True, "data-dependent shapes": True, "max dimensions": 64}
+
+    def default_device(self) -> backend.Device:
+        """Where arrays are made when nothing says otherwise."""
+        return backend.default_device()
+
+    def default_dtypes(self, *, device: Any = None) -> dict[str, np.dtype]:
+        """The dtypes of what is given without one: 32-bit on every device."""
+        parse_device(device)
+        return {
+            "real floating": dtypes.float32,
+            "complex floating": dtypes.complex64,
+            "integral": dtypes.int32,
+            "indexing": dtypes.int32,
+        }
+
+    def devices(self) -> list[backend.Device]:
+        """The devices of the default backend."""
+        return list(backend.get().devices())
+
+    def dtypes(self, *, device: Any = None, kind: Any = None) -> dict[str, np.dtype]:
+        """The dtypes of the standard, by name, of a ``kind`` as in ``isdtype`` (or several); all by default."""
+        parse_device(device)
+        if kind is not None and not isinstance(kind, (str, tuple)):
+            raise errors.ArgumentError(
+                f"dtypes: kind is a name or a tuple of names, not {kind!r:.60}.",
+                where=source.here(),
+                fix="kind='real floating'",
+            )
+        return {name: d for name, d in _DTYPES.items() if kind is None or isdtype(d, kind)}
+
+
+def __array_namespace_info__() -> Info:
+    """The answers of this namespace about itself, as the array API standard names them."""
+    return Info()

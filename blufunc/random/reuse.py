@@ -1,0 +1,69 @@
+"""Keys that are used twice: the check behind ``config.debug_key_reuse``.
+
+Below the samplers of ``random``. In come the keys that samplers and ``split`` use up; out comes a ``KeyReuseError``
+for a key that was used up before. A key is told by its identity: an array while it lives, a traced key while its
+trace does. Like in JAX's checker ``fold_in`` and ``key_data`` use nothing up, and ``clone`` makes a new key of the
+same value. What is traced is checked as it is traced, once, and not again when the program runs.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+from blufunc import errors
+from blufunc.core import source
+from blufunc.core.array import Array
+from blufunc.core.trace import Trace, state
+
+_uses: dict[int, tuple[Any, Trace, str]] = {}
+"""By the identity of a key: the key (a weak reference to an array), the trace that used it, and the call."""
+
+
+def consume(name: str, key: Any) -> None:
+    """Note that ``random.<name>`` uses up ``key``.
+
+    Raises:
+      KeyReuseError: it was used up before.
+    """
+    _forget_ended_traces()
+    key, trace = _underneath(key), _staging(state.trace)
+    known = _uses.get(id(key))
+    call = f"random.{name}, {source.here() or 'at an unknown line'}"
+    # what branches of a cond or retraces of a function closed over belongs to traces that have ended
+    if known is not None and known[1].alive:
+        raise errors.KeyReuseError(
+            f"random.{name} got a key that was used before.",
+            where=source.here(),
+            why=f"the first use was {known[2]}. The same key gives the same numbers, which are not independent.",
+            fix="split the key first: key, subkey = random.split(key); where equal numbers are meant, clone(key)",
+        )
+    held: Any = key
+    if isinstance(key, Array):
+        number = id(key)
+        held = weakref.ref(key, lambda _: _uses.pop(number, None))
+    _uses[id(key)] = (held, trace, call)
+
+
+def _underneath(key: Any) -> Any:
+    """The key that tracers of derivatives and batches stand for: it outlives their traces."""
+    while not isinstance(key, Array):
+        inner = getattr(key, "primal", None)
+        inner = getattr(key, "value", None) if inner is None else inner
+        if inner is None:
+            break
+        key = inner
+    return key
+
+
+def _staging(trace: Trace) -> Trace:
+    """The trace in which what ``trace`` does is done: derivatives and batches compute where they are called."""
+    while (parent := getattr(trace, "parent", None)) is not None:
+        trace = parent
+    return trace
+
+
+def _forget_ended_traces() -> None:
+    for number, (held, trace, _) in list(_uses.items()):
+        if not trace.alive or not getattr(getattr(held, "trace", None), "alive", True):
+            del _uses[number]

@@ -1,0 +1,558 @@
+"""``scipy.linalg`` on blufunc's arrays: factorizations to solve with, the exponential of matrices, special matrices.
+
+Face over ``core.ops.linalg_*`` and ``bnp.linalg``. As in SciPy a triangle that is not asked for is not read, and
+derivatives are with respect to the one that is. Functions take batches of matrices in leading axes. ``overwrite_a``,
+``overwrite_b``, ``check_finite``, ``debug`` and ``lapack_driver`` are there for programs written for SciPy, and change
+nothing: arrays are immutable, and what is not finite gives NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from blufunc import errors
+from blufunc.core import dtypes, source
+from blufunc.core.axes import static_int
+from blufunc.core.ops import elementwise as ew
+from blufunc.core.ops import linalg as matrices
+from blufunc.core.ops import linalg_factor, linalg_spectral, linalg_triangular
+from blufunc.core.ops.linalg import adjoint, check_here, check_matrices, check_square, matmul, mT, tril, triu
+from blufunc.core.ops.linalg_factor import lu_pivots_to_permutation, take_rows
+from blufunc.core.ops.shape import concatenate, iota, pad, rev, slice_
+from blufunc.core.ops.sort import place_along
+from blufunc.core.structure import broadcast_in_dim, broadcast_to, reshape
+from blufunc.core.trace import Value
+from blufunc.numpy import linalg as bnp_linalg
+from blufunc.numpy import reductions
+from blufunc.numpy.elementwise import ceil, log2, maximum
+from blufunc.numpy.manipulation import atleast_1d, atleast_2d
+from blufunc.numpy.picking import take
+from blufunc.numpy.promotion import as_value, broadcast_shapes, inexact, promote_dtypes, stretch
+from blufunc.transforms.custom_jvp import custom_jvp
+from blufunc.transforms.grad import jvp
+from blufunc.transforms.while_loop import while_loop
+
+# -- operands --------------------------------------------------------------------------------------
+
+
+def _square(a: Any, name: str) -> Value:
+    a = inexact(a, name)
+    check_here(check_square, name, a)
+    return a
+
+
+def _system(a: Any, b: Any, name: str) -> tuple[Value, Value, bool]:
+    """A matrix and its right hand sides, with batch axes broadcast; and whether they are one vector."""
+    a, b = promote_dtypes(name, a, b, inexact=True)
+    check_here(check_square, name, a)
+    vector = b.aval.ndim == 1
+    if not b.aval.ndim or b.aval.shape[0 if vector else -2] != a.aval.shape[-1]:
+        raise errors.ShapeError(
+            f"{name} of {a.aval} and {b.aval}: the right hand sides have {a.aval.shape[-1]} rows.",
+            where=source.here(),
+            fix="b is a vector (n,), or matrices (..., n, k)",
+        )
+    b = reshape(b, (*b.aval.shape, 1)) if vector else b
+    lead = broadcast_shapes(a.aval.shape[:-2], b.aval.shape[:-2])
+    a, b = (stretch(x, (*lead, *x.aval.shape[-2:])) for x in (a, b))
+    return a, b, vector
+
+
+def _result(x: Value, vector: bool) -> Value:
+    return reshape(x, x.aval.shape[:-1]) if vector else x
+
+
+def _pair(x: Any, name: str, what: str) -> tuple[Any, Any]:
+    if not isinstance(x, (tuple, list)) or len(x) != 2:
+        raise errors.ArgumentError(
+            f"{name}: the first argument is the pair {what}, not {x!r:.60}.",
+            where=source.here(),
+            fix=f"pass what {name.replace('solve', 'factor')} returned",
+        )
+    return x[0], x[1]
+
+
+# -- factorizations, and solving with them ---------------------------------------------------------
+
+
+def cholesky(a: Any, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True) -> Value:
+    """The upper triangular U with ``a = U^H @ U``, or with ``lower`` the L with ``a = L @ L^H``; NaN if there is none.
+
+    Args:
+      a: Hermitian positive definite matrices (..., n, n), of which only that triangle is read.
+    """
+    a = _square(a, "cholesky")
+    low = linalg_factor.cholesky(a if lower else adjoint(a), symmetrize_input=False)
+    return low if lower else adjoint(low)
+
+
+def cho_factor(
+    a: Any, lower: bool = False, overwrite_a: bool = False, check_finite: bool = True
+) -> tuple[Value, bool]:
+    """``(cholesky(a, lower), lower)``, for ``cho_solve``."""
+    return cholesky(a, lower), bool(lower)
+
+
+def cho_solve(c_and_lower: Any, b: Any, overwrite_b: bool = False, check_finite: bool = True) -> Value:
+    """The x with ``a @ x = b``, given ``cho_factor(a)``; b is (n,) or (..., n, k)."""
+    c, lower = _pair(c_and_lower, "cho_solve", "(c, lower)")
+    c, b, vector = _system(c, b, "cho_solve")
+    adjoint_first = {"transpose_a": not lower, "conjugate_a": not lower}
+    adjoint_then = {"transpose_a": bool(lower), "conjugate_a": bool(lower)}
+    x = linalg_triangular.triangular_solve(c, b, left_side=True, lower=lower, **adjoint_first)
+    x = linalg_triangular.triangular_solve(c, x, left_side=True, lower=lower, **adjoint_then)
+    return _result(x, vector)
+
+
+def lu_factor(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> tuple[Value, Value]:
+    """The packed LU decomposition of square matrices (..., n, n), and its pivots, for ``lu_solve``."""
+    packed, pivots, _ = linalg_factor.lu(_square(a, "lu_factor"))
+    return packed, pivots
+
+
+_TRANSPOSED = {0: (False, False), 1: (True, False), 2: (True, True), "N": (False, False), "T": (True, False),
+               "C": (True, True)}  # fmt: skip
+
+
+def _transposed(trans: Any, name: str) -> tuple[bool, bool]:
+    if not isinstance(trans, (int, str)) or trans not in _TRANSPOSED:
+        raise errors.ValueRangeError(
+            f"{name}: trans is 0 (a), 1 (its transpose) or 2 (its conjugate transpose), not {trans!r:.60}.",
+            where=source.here(),
+            fix="trans=0",
+        )
+    return _TRANSPOSED[trans]
+
+
+def lu_solve(
+    lu_and_piv: Any, b: Any, trans: int = 0, overwrite_b: bool = False, check_finite: bool = True
+) -> Value:
+    """The x with ``a @ x = b``, given ``lu_factor(a)``; b is (n,) or (..., n, k).
+
+    ``trans``: solve with the transpose (1) or the conjugate transpose (2) of a.
+    """
+    packed, pivots = _pair(lu_and_piv, "lu_solve", "(lu, piv)")
+    packed, b, vector = _system(packed, b, "lu_solve")
+    pivots = as_value(pivots, "lu_solve")
+    transposed, conjugated = _transposed(trans, "lu_solve")
+    n = packed.aval.shape[-1]
+    order = lu_pivots_to_permutation(pivots, n)
+    order = broadcast_to(order, (*packed.aval.shape[:-2], n))
+    triangle = lambda x, lower: linalg_triangular.triangular_solve(
+        packed,
+        x,
+        left_side=True,
+        lower=lower,
+        unit_diagonal=lower,
+        transpose_a=transposed,
+        conjugate_a=conjugated,
+    )
+    if not transposed:
+        return _result(triangle(triangle(take_rows(b, order), True), False), vector)
+    x = triangle(triangle(b, False), True)
+    rows = broadcast_in_dim(order, x.aval.shape, tuple(range(x.aval.ndim - 1)))
+    return _result(place_along(x, rows, x.aval.ndim - 2), vector)
+
+
+def lu(a: Any, permute_l: bool = False, overwrite_a: bool = False, check_finite: bool = True) -> tuple:
+    """The LU decomposition ``a = p @ l @ u`` of matrices (..., m, n).
+
+    Returns:
+      ``(p, l, u)``: (..., m, m), (..., m, k) and (..., k, n), k = min(m, n); with ``permute_l``, ``(p @ l, u)``.
+    """
+    a = inexact(a, "lu")
+    check_here(check_matrices, "lu", a)
+    packed, _, order = linalg_factor.lu(a)
+    *lead, m, n = a.aval.shape
+    k, start = min(m, n), (0,) * a.aval.ndim
+    low = tril(slice_(packed, start, (*lead, m, k)), -1)
+    low = ew.add(low, matrices.identity_like(low))
+    up = triu(slice_(packed, start, (*lead, k, n)))
+    # row i of a[order] is row order[i] of a
+    square = (*lead, m, m)
+    rows = broadcast_in_dim(order, square, tuple(range(a.aval.ndim - 1)))
+    p = ew.convert(ew.eq(mT(rows), iota(dtypes.int32, square, a.aval.ndim - 2)), a.aval.dtype)
+    return (matmul(p, low), up) if permute_l else (p, low, up)
+
+
+def qr(
+    a: Any,
+    overwrite_a: bool = False,
+    lwork: Any = None,
+    mode: str = "full",
+    pivoting: bool = False,
+    check_finite: bool = True,
+) -> tuple:
+    """The QR decomposition of matrices (..., m, n): ``a = q @ r``, or with ``pivoting`` ``a[:, p] = q @ r``.
+
+    Args:
+      mode: ``"full"``: q (..., m, m); ``"economic"``: q (..., m, min(m, n)); ``"r"``: as full, without q.
+    Returns:
+      ``(q, r)``, ``(q, r, p)``, ``(r,)`` or ``(r, p)``.
+    """
+    a = inexact(a, "qr")
+    check_here(check_matrices, "qr", a)
+    if mode not in ("full", "economic", "r"):
+        raise errors.ValueRangeError(
+            f"qr: {mode!r:.60} is not a mode.", where=source.here(), fix="mode='full', 'economic' or 'r'"
+        )
+    out = linalg_factor.qr(a, pivoting=pivoting, full_matrices=mode != "economic")
+    return out[1:] if mode == "r" else out
+
+
+def svd(
+    a: Any,
+    full_matrices: bool = True,
+    compute_uv: bool = True,
+    overwrite_a: bool = False,
+    check_finite: bool = True,
+    lapack_driver: str = "gesdd",
+) -> Any:
+    """The singular value decomposition of matrices: ``(u, s, vh)``, or s alone; see ``bnp.linalg.svd``."""
+    out = bnp_linalg.svd(a, full_matrices, compute_uv)
+    return tuple(out) if compute_uv else out
+
+
+def eigh(
+    a: Any,
+    b: Any = None,
+    lower: bool = True,
+    eigvals_only: bool = False,
+    overwrite_a: bool = False,
+    overwrite_b: bool = False,
+    turbo: bool = True,
+    eigvals: None = None,
+    type: int = 1,
+    check_finite: bool = True,
+) -> Any:
+    """The rising eigenvalues w (..., n) and, in columns, the eigenvectors v (..., n, n) of Hermitian matrices.
+
+    Args:
+      a: (..., n, n), of which one triangle is read: the lower one unless ``lower`` is false.
+      b: a Hermitian positive definite matrix, for the problem ``a @ v = b @ v * w``; its vectors are orthonormal in the
+        inner product of b.
+      eigvals_only: give w alone.
+    Returns:
+      ``(w, v)``, or w.
+    """
+    if eigvals is not None or type != 1:
+        raise errors.UnsupportedError(
+            "eigh with eigvals=, or of another type than 1.",
+            where=source.here(),
+            fix="leave them out, and select from all eigenvalues",
+        )
+    if b is None:
+        a = _square(a, "eigh")
+        if eigvals_only:
+            return linalg_spectral.eigvalsh(a, lower=lower, symmetrize_input=False)
+        v, w = linalg_spectral.eigh(a, lower=lower, symmetrize_input=False)
+        return w, v
+    a, b = promote_dtypes("eigh", a, b, inexact=True)
+    check_here(check_square, "eigh", a, b)
+    low = cholesky(b, lower=True) if lower else adjoint(cholesky(b))
+    solve = lambda x, **options: linalg_triangular.triangular_solve(low, x, lower=True, **options)
+    a = matrices.hermitian_from_lower(a if lower else adjoint(a))
+    if a.aval.shape != b.aval.shape:
+        raise errors.ShapeError(
+            f"eigh of {a.aval} and {b.aval}, which are not of one shape.", where=source.here()
+        )
+    inner = solve(solve(a, left_side=True), transpose_a=True, conjugate_a=True)
+    if eigvals_only:
+        return linalg_spectral.eigvalsh(inner)
+    v, w = linalg_spectral.eigh(inner)
+    return w, solve(v, left_side=True, transpose_a=True, conjugate_a=True)
+
+
+# -- polar decomposition ---------------------------------------------------------------------------
+
+
+def polar(a: Any, side: str = "right", *, method: str = "svd") -> tuple[Value, Value]:
+    """The polar decomposition of matrices (..., m, n): ``a = u @ p``, or on the left ``a = p @ u``.
+
+    Args:
+      side: ``"right"`` or ``"left"``.
+      method: by singular values, ``"svd"``; JAX's ``"qdwh"`` gives the same and is taken for it.
+    Returns:
+      u (..., m, n), with orthonormal columns (or rows, if there are fewer); p, Hermitian and without negative
+      eigenvalues, (..., n, n) or (..., m, m). Differentiable where a has full rank.
+    """
+    a = inexact(a, "polar")
+    check_here(check_matrices, "polar", a)
+    if side not in ("right", "left") or method not in ("svd", "qdwh"):
+        raise errors.ValueRangeError(
+            f"polar: side {side!r:.60}, method {method!r:.60}.",
+            where=source.here(),
+            fix="side='right' or 'left', method='svd'",
+        )
+    m, n = a.aval.shape[-2:]
+    u = _unitary_factor(a) if m >= n else adjoint(_unitary_factor(adjoint(a)))
+    return u, matrices.hermitian_part(matmul(adjoint(u), a) if side == "right" else matmul(a, adjoint(u)))
+
+
+def _unitary_factor(a: Value) -> Value:
+    w, s, vh = linalg_spectral.svd(ew.stop_gradient(a), full_matrices=False)
+    return _as_unitary_factor(a, matmul(w, vh), s, vh)
+
+
+@custom_jvp
+def _as_unitary_factor(a, u, s, vh):
+    """``u``, the unitary factor of ``a = u p`` with ``p = vh^H s vh``; differentiated in ``a`` alone."""
+    return u
+
+
+@_as_unitary_factor.defjvp
+def _as_unitary_factor_jvp(primals, tangents):
+    """With ``u^H du = y``, which is skew-Hermitian, ``u^H da - da^H u = p y + y p``: sums of singular values divide,
+    and not their differences, so that equal ones do no harm."""
+    a, u, s, vh = primals
+    t = tangents[0]
+    u = _as_unitary_factor(a, u, s, vh)
+    p, inner = matmul(adjoint(u), a), matmul(adjoint(u), t)
+    moved = matmul(u, _lyapunov(p, ew.sub(inner, adjoint(inner)), s, vh))
+    m, n = a.aval.shape[-2:]
+    if m > n:
+        outside = ew.sub(t, matmul(u, inner))
+        moved = ew.add(moved, adjoint(bnp_linalg.solve(adjoint(p), adjoint(outside))))
+    return u, moved
+
+
+@custom_jvp
+def _lyapunov(p, k, s, vh):
+    """The y with ``p y + y p = k``, where ``p = vh^H s vh``; differentiated in ``p`` and ``k``."""
+    v = adjoint(vh)
+    columns = broadcast_in_dim(s, k.aval.shape, (*range(s.aval.ndim - 1), s.aval.ndim))
+    sums = ew.convert(ew.add(columns, mT(columns)), k.aval.dtype)
+    return matmul(v, matmul(ew.div(matmul(vh, matmul(k, v)), sums), vh))
+
+
+@_lyapunov.defjvp
+def _lyapunov_jvp(primals, tangents):
+    p, k, s, vh = primals
+    tp, tk, _, _ = tangents
+    y = _lyapunov(p, k, s, vh)
+    return y, _lyapunov(p, ew.sub(tk, ew.add(matmul(tp, y), matmul(y, tp))), s, vh)
+
+
+# -- systems of equations --------------------------------------------------------------------------
+
+
+def solve(
+    a: Any,
+    b: Any,
+    lower: bool = False,
+    overwrite_a: bool = False,
+    overwrite_b: bool = False,
+    debug: bool = False,
+    check_finite: bool = True,
+    assume_a: str = "gen",
+) -> Value:
+    """The x with ``a @ x = b``.
+
+    Args:
+      a: square matrices (..., n, n).
+      b: (n,) or (..., n, k).
+      lower: which triangle is read where ``assume_a`` is ``"pos"``.
+      assume_a: ``"gen"``; ``"sym"`` and ``"her"``, solved as that; ``"pos"``: Hermitian positive definite, solved by a
+        Cholesky decomposition.
+    """
+    if assume_a not in ("gen", "sym", "her", "pos"):
+        raise errors.ValueRangeError(
+            f"solve: assume_a is 'gen', 'sym', 'her' or 'pos', not {assume_a!r:.60}.",
+            where=source.here(),
+            fix="assume_a='gen'",
+        )
+    if assume_a == "pos":
+        a, b = promote_dtypes("solve", a, b, inexact=True)
+        return cho_solve(cho_factor(a, lower), b)
+    return bnp_linalg.solve(a, b)
+
+
+def solve_triangular(
+    a: Any,
+    b: Any,
+    trans: int | str = 0,
+    lower: bool = False,
+    unit_diagonal: bool = False,
+    overwrite_b: bool = False,
+    debug: Any = None,
+    check_finite: bool = True,
+) -> Value:
+    """The x with ``a @ x = b`` for triangular a.
+
+    Args:
+      a: (..., n, n), of which one triangle is read: the upper one unless ``lower``.
+      b: (n,) or (..., n, k).
+      trans: solve with the transpose (1 or ``"T"``) or the conjugate transpose (2 or ``"C"``) of a.
+      unit_diagonal: take the diagonal of a as ones.
+    """
+    transposed, conjugated = _transposed(trans, "solve_triangular")
+    a, b, vector = _system(a, b, "solve_triangular")
+    x = linalg_triangular.triangular_solve(
+        a, b, left_side=True, lower=lower, unit_diagonal=unit_diagonal, transpose_a=transposed,
+        conjugate_a=conjugated,
+    )  # fmt: skip
+    return _result(x, vector)
+
+
+def inv(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Value:
+    """The inverses of square matrices; see ``bnp.linalg.inv``."""
+    return bnp_linalg.inv(a)
+
+
+def det(a: Any, overwrite_a: bool = False, check_finite: bool = True) -> Value:
+    """The determinants of square matrices; see ``bnp.linalg.det``."""
+    return bnp_linalg.det(a)
+
+
+# -- the exponential -------------------------------------------------------------------------------
+
+# The degree of the approximation, and the largest 1-norm for which its backward error is below the rounding error:
+# N. J. Higham, "The scaling and squaring method for the matrix exponential revisited" (2005), table 2.3 and section 2.
+_PADE = {dtypes.float32: (7, 3.925724783138660), dtypes.float64: (13, 5.371920351148152)}
+
+
+def expm(A: Any, *, upper_triangular: bool = False, max_squarings: int = 16) -> Value:
+    """The exponentials of square matrices (..., n, n).
+
+    By scaling, a Padé approximation, and repeated squaring; every step is differentiable, to any order.
+
+    Args:
+      A: square matrices.
+      upper_triangular: A is upper triangular: nothing below its diagonal is read.
+      max_squarings: the result is NaN where the norm of A asks for more.
+    """
+    A = _square(A, "expm")
+    max_squarings = static_int(max_squarings, "expm", "max_squarings")
+    if max_squarings < 0:
+        raise errors.ValueRangeError(
+            f"expm: max_squarings = {max_squarings}.", where=source.here(), fix="give 0 or more"
+        )
+    if not A.aval.size:
+        return A
+    A = triu(A) if upper_triangular else A
+    real = matrices.real_dtype(A.aval.dtype)
+    degree, limit = _PADE[real]
+    lead = tuple(range(A.aval.ndim - 2))
+    spread = lambda s: broadcast_in_dim(s, A.aval.shape, lead)
+    size = bnp_linalg.matrix_norm(ew.stop_gradient(A), ord=1)
+    needed = maximum(ceil(log2(ew.div(size, limit))), 0)
+    times = ew.convert(ew.clamp(0.0, needed, float(max_squarings)), dtypes.int32)
+    scaled = ew.mul(A, ew.convert(spread(ew.exp2(ew.neg(ew.convert(times, real)))), A.aval.dtype))
+    even, odd = _pade(scaled, degree)
+    solve = _solve_upper if upper_triangular else bnp_linalg.solve
+    result = solve(ew.sub(even, odd), ew.add(even, odd))
+    squarings = reductions.max(times)
+
+    def square(state):
+        i, x = state
+        return ew.add(i, 1), ew.select(spread(ew.lt(i, times)), matmul(x, x), x)
+
+    start = ew.convert(0, dtypes.int32)
+    _, result = while_loop(lambda s: ew.lt(s[0], squarings), square, (start, result), max_steps=max_squarings)
+    too_large = spread(ew.gt(needed, float(max_squarings)))
+    return ew.select(too_large, ew.mul(ew.ones_of(result), math.nan), result)
+
+
+def _solve_upper(a: Value, b: Value) -> Value:
+    return linalg_triangular.triangular_solve(a, b, left_side=True)
+
+
+def _pade(a: Value, degree: int) -> tuple[Value, Value]:
+    """The even and the odd part of the numerator of the Padé approximation of exp, of degree 7 or 13."""
+    # the coefficients, over the first: quotients of factorials
+    c = [
+        math.comb(degree, j) * math.factorial(2 * degree - j) / math.factorial(2 * degree)
+        for j in range(degree + 1)
+    ]
+    a2 = matmul(a, a)
+    a4 = matmul(a2, a2)
+    powers = [matrices.identity_like(a), a2, a4, matmul(a4, a2)]
+
+    def part(first: int) -> Value:
+        low = _combined([c[first + 2 * k] for k in range(4)], powers)
+        if degree == 7:
+            return low
+        high = _combined([c[first + 6 + 2 * k] for k in range(1, 4)], powers[1:])
+        return ew.add(low, matmul(powers[3], high))
+
+    return part(0), matmul(a, part(1))
+
+
+def _combined(factors: list[float], xs: list[Value]) -> Value:
+    total = ew.mul(xs[0], factors[0])
+    for f, x in zip(factors[1:], xs[1:], strict=True):
+        total = ew.add(total, ew.mul(x, f))
+    return total
+
+
+def expm_frechet(A: Any, E: Any, *, method: str | None = None, compute_expm: bool = True) -> Any:
+    """The derivative of ``expm`` at A in the direction E: ``(expm(A), derivative)``, or the derivative alone.
+
+    ``method`` is there for programs written for SciPy; the derivative is that of ``expm``'s own steps.
+    """
+    A, E = promote_dtypes("expm_frechet", A, E, inexact=True)
+    check_here(check_square, "expm_frechet", A, E)
+    if A.aval.shape != E.aval.shape:
+        raise errors.ShapeError(
+            f"expm_frechet of {A.aval} and {E.aval}, which are not of one shape.", where=source.here()
+        )
+    value, tangent = jvp(expm, (A,), (E,))
+    return (value, tangent) if compute_expm else tangent
+
+
+# -- special matrices ------------------------------------------------------------------------------
+
+
+def block_diag(*arrs: Any) -> Value:
+    """The matrix with the given ones as blocks on its diagonal, zeros elsewhere; vectors are rows."""
+    if not arrs:
+        raise errors.ArgumentError("block_diag takes one matrix at least.", where=source.here())
+    blocks = [atleast_2d(x) for x in promote_dtypes("block_diag", *arrs)]
+    if any(b.aval.ndim > 2 for b in blocks):
+        raise errors.ShapeError(
+            f"block_diag of {', '.join(str(b.aval) for b in blocks)}: blocks are matrices.",
+            where=source.here(),
+            fix="use vmap for batches",
+        )
+    width, before, rows = sum(b.aval.shape[1] for b in blocks), 0, []
+    for b in blocks:
+        n = b.aval.shape[1]
+        rows.append(pad(b, ew.zeros_of(b), [(0, 0, 0), (before, width - before - n, 0)]))
+        before += n
+    return concatenate(rows, 0)
+
+
+def toeplitz(c: Any, r: Any = None) -> Value:
+    """The matrices (..., m, n) with constant diagonals, with first columns c (..., m) and first rows r (..., n).
+
+    ``r[0]`` is not read. By default r is the conjugate of c, and the matrix is Hermitian.
+    """
+    c = atleast_1d(as_value(c, "toeplitz"))
+    r = ew.conj(c) if r is None and dtypes.is_inexact(c.aval.dtype) else c if r is None else r
+    c, r = promote_dtypes("toeplitz", c, atleast_1d(as_value(r, "toeplitz")))
+    lead = broadcast_shapes(c.aval.shape[:-1], r.aval.shape[:-1])
+    m, n = c.aval.shape[-1], r.aval.shape[-1]
+    c, r = stretch(c, (*lead, m)), stretch(r, (*lead, n))
+    if not m or not n:
+        return broadcast_in_dim(ew.zeros_of(c), (*lead, m, n), ())
+    d, start = len(lead), (0,) * len(lead)
+    # what stands on the diagonals, from the lowest to the highest
+    values = concatenate([rev(c, (d,)), slice_(r, (*start, 1), (*lead, n))], d)
+    row, column = iota(dtypes.int32, (m, n), 0), iota(dtypes.int32, (m, n), 1)
+    return take(values, ew.add(ew.sub(column, row), m - 1), axis=d)
+
+
+def hilbert(n: int) -> Value:
+    """The float32 matrix with elements ``1 / (i + j + 1)``."""
+    n = static_int(n, "hilbert", "n")
+    if n < 0:
+        raise errors.ValueRangeError(f"hilbert: n = {n}.", where=source.here(), fix="give 0 or more")
+    i, j = (ew.convert(iota(dtypes.int32, (n, n), d), dtypes.float32) for d in (0, 1))
+    return ew.div(1.0, ew.add(ew.add(i, j), 1.0))
+
+
+__all__ = [
+    "block_diag", "cho_factor", "cho_solve", "cholesky", "det", "eigh", "expm", "expm_frechet", "hilbert",
+    "inv", "lu", "lu_factor", "lu_solve", "polar", "qr", "solve", "solve_triangular", "svd", "toeplitz",
+]  # fmt: skip

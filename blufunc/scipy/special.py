@@ -1,0 +1,295 @@
+"""``scipy.special``: special functions, elementwise, with derivatives.
+
+Face, above ``blufunc.numpy`` and ``blufunc.nn``. Each function promotes and broadcasts as ``blufunc.numpy`` does, takes
+real numbers (integers and booleans are computed in float32), and returns an array of their shape; the definitions are
+in ``core/ops/special``. What is undefined at a point is NaN there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import blufunc.numpy as bnp
+from blufunc import errors, nn
+from blufunc.core import dtypes, source
+from blufunc.core.axes import axes_in, static_int
+from blufunc.core.ops import elementwise as ew
+from blufunc.core.ops import special as ops
+from blufunc.core.primitive import Primitive
+from blufunc.core.trace import Value
+from blufunc.numpy.promotion import as_value, inexact, match_shapes, promote_dtypes
+from blufunc.transforms.custom_jvp import custom_jvp
+
+__all__ = [
+    "beta", "betainc", "betaln", "dawsn", "digamma", "entr", "erf", "erfc", "erfcx", "erfinv", "exp1", "expi",
+    "expit", "expn", "factorial", "gamma", "gammainc", "gammaincc", "gammaln", "gammasgn", "i0", "i0e", "i1", "i1e",
+    "kl_div", "log_ndtr", "log_softmax", "logit", "logsumexp", "multigammaln", "ndtr", "ndtri", "poch", "polygamma",
+    "rel_entr", "softmax", "spence", "xlog1py", "xlogy", "zeta",
+]  # fmt: skip
+
+
+def _function(prim: Primitive, name: str, count: int, doc: str) -> Callable:
+    """A function of ``count`` operands that binds one primitive."""
+
+    def one(x: Any) -> Value:
+        return prim.bind(inexact(x, name))
+
+    def two(x: Any, y: Any) -> Value:
+        return prim.bind(*_operands(name, x, y))
+
+    function = one if count == 1 else two
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    function.__module__ = "blufunc.scipy.special"
+    return function
+
+
+def _operands(name: str, *xs: Any) -> list[Value]:
+    """Floating values of one dtype, of one shape or of rank 0."""
+    return match_shapes(name, *promote_dtypes(name, *xs, inexact=True))
+
+
+# -- gamma and beta functions ----------------------------------------------------------------------
+
+gamma = _function(ops.gamma_p, "gamma", 1, "The gamma function; NaN at negative integers.")
+gammaln = _function(
+    ops.lgamma_p, "gammaln", 1, "``log(abs(gamma(x)))``; infinite at 0 and negative integers."
+)
+gammasgn = _function(
+    ops.gammasgn_p, "gammasgn", 1, "The sign of ``gamma(x)``, 1 or -1; it has no derivative."
+)
+digamma = _function(
+    ops.digamma_p, "digamma", 1, "The derivative of ``gammaln``; NaN at 0 and negative integers."
+)
+polygamma = _function(
+    ops.polygamma_p,
+    "polygamma",
+    2,
+    "The derivative of ``digamma`` of order n, an integer of 0 or more, at x.",
+)
+betaln = _function(ops.betaln_p, "betaln", 2, "``log(abs(beta(a, b)))``.")
+poch = _function(ops.poch_p, "poch", 2, "Pochhammer's symbol ``gamma(z + m) / gamma(z)``.")
+gammainc = _function(
+    ops.igamma_p,
+    "gammainc",
+    2,
+    "The regularized lower incomplete gamma function of a > 0 at x >= 0; differentiable in both.",
+)
+gammaincc = _function(ops.igammac_p, "gammaincc", 2, "``1 - gammainc(a, x)``, accurate where it is small.")
+
+
+def beta(a: Any, b: Any) -> Value:
+    """The beta function: ``gamma(a) * gamma(b) / gamma(a + b)``."""
+    a, b = _operands("beta", a, b)
+    signs = ew.mul(ew.mul(ops.gammasgn(a), ops.gammasgn(b)), ops.gammasgn(ew.add(a, b)))
+    return ew.mul(signs, ew.exp(ops.betaln(a, b)))
+
+
+def betainc(a: Any, b: Any, x: Any) -> Value:
+    """The regularized incomplete beta function of a > 0 and b > 0 at x in [0, 1]; differentiable in x alone."""
+    return ops.betainc(*_operands("betainc", a, b, x))
+
+
+def factorial(n: Any, exact: bool = False) -> Value:
+    """``gamma(n + 1)``, and 0 for n < 0.
+
+    Raises:
+      UnsupportedError: ``exact`` is true: there are no integers of any size.
+    """
+    if exact:
+        raise errors.UnsupportedError(
+            "factorial(exact=True) needs integers of any size, which arrays do not have.",
+            where=source.here(),
+            fix="use math.factorial, or leave exact out",
+        )
+    n = inexact(n, "factorial")
+    negative = ew.lt(n, 0)
+    return ew.select(negative, 0.0, ops.gamma(ew.add(ew.select(negative, ew.zeros_of(n), n), 1)))
+
+
+def multigammaln(a: Any, d: int) -> Value:
+    """The logarithm of the gamma function of dimension d: the sum of ``gammaln(a - j / 2)`` for j < d, and a constant.
+
+    Args:
+      a: an array, of numbers above (d - 1) / 2.
+      d: a Python int.
+    """
+    a, d = inexact(a, "multigammaln"), static_int(d, "multigammaln", "d")
+    if d < 1:
+        raise errors.ValueRangeError(
+            f"multigammaln: the dimension is {d}.", where=source.here(), fix="give 1 or more"
+        )
+    halves = bnp.arange(d).astype(a.dtype) / 2
+    return bnp.sum(ops.lgamma(bnp.expand_dims(a, -1) - halves), axis=-1) + d * (d - 1) / 4 * math.log(math.pi)
+
+
+def zeta(x: Any, q: Any = None) -> Value:
+    """The Hurwitz zeta function, the sum of ``(k + q)**-x`` over k >= 0, of x > 1; Riemann's if there is no q."""
+    return ops.zeta_p.bind(*_operands("zeta", x, 1 if q is None else q))
+
+
+# -- error functions and the normal distribution ---------------------------------------------------
+
+erf = _function(ew.erf_p, "erf", 1, "The error function.")
+erfc = _function(ew.erfc_p, "erfc", 1, "``1 - erf(x)``, accurate for large x.")
+erfcx = _function(ops.erfcx_p, "erfcx", 1, "``exp(x**2) * erfc(x)``, which does not underflow.")
+erfinv = _function(ew.erf_inv_p, "erfinv", 1, "The inverse of ``erf``.")
+dawsn = _function(ops.dawsn_p, "dawsn", 1, "``exp(-x**2)`` times the integral of ``exp(t**2)`` from 0 to x.")
+ndtri = _function(ops.ndtri_p, "ndtri", 1, "The inverse of ``ndtr``.")
+
+
+def ndtr(x: Any) -> Value:
+    """The normal distribution function: the probability of a standard normal variate below x."""
+    return ew.mul(ew.erfc(ew.mul(inexact(x, "ndtr"), -math.sqrt(0.5))), 0.5)
+
+
+def log_ndtr(x: Any, series_order: int = 3) -> Value:
+    """``log(ndtr(x))``, accurate in both tails. ``series_order`` is there for JAX's sake: nothing depends on it."""
+    static_int(series_order, "log_ndtr", "series_order")
+    return ops.log_ndtr(inexact(x, "log_ndtr"))
+
+
+# -- exponential integrals and Bessel functions ----------------------------------------------------
+
+expi = _function(ops.expi_p, "expi", 1, "The exponential integral Ei, the principal value for x > 0.")
+exp1 = _function(ops.exp1_p, "exp1", 1, "The exponential integral E1, for x > 0.")
+expn = _function(
+    ops.expn_p, "expn", 2, "The exponential integral of order n, an integer of 0 or more, at x >= 0."
+)
+spence = _function(ops.spence_p, "spence", 1, "The integral of ``log(t) / (1 - t)`` from 1 to x.")
+i0e = _function(ops.bessel_i0e_p, "i0e", 1, "``exp(-abs(x)) * i0(x)``, which does not overflow.")
+i1e = _function(ops.bessel_i1e_p, "i1e", 1, "``exp(-abs(x)) * i1(x)``, which does not overflow.")
+
+
+def i0(x: Any) -> Value:
+    """The modified Bessel function of the first kind of order 0."""
+    x = inexact(x, "i0")
+    return ew.mul(ew.exp(ew.abs(x)), ops.bessel_i0e(x))
+
+
+def i1(x: Any) -> Value:
+    """The modified Bessel function of the first kind of order 1."""
+    x = inexact(x, "i1")
+    return ew.mul(ew.exp(ew.abs(x)), ops.bessel_i1e(x))
+
+
+# -- logarithms, entropies, logistic functions -----------------------------------------------------
+
+
+def expit(x: Any) -> Value:
+    """``1 / (1 + exp(-x))``."""
+    return ew.logistic(inexact(x, "expit"))
+
+
+def logit(x: Any) -> Value:
+    """``log(x / (1 - x))``, the inverse of ``expit``."""
+    x = inexact(x, "logit")
+    return ew.sub(ew.log(x), ew.log1p(ew.neg(x)))
+
+
+def _product_with(log: Callable, argument: Callable) -> Callable:
+    """``x * log(y)``, 0 where x is 0 whatever y is. The derivative in x is ``log(y)`` there too."""
+
+    @custom_jvp
+    def product(x, y):
+        at_zero = ew.eq(x, 0)
+        return ew.select(at_zero, ew.zeros_of(x), ew.mul(x, log(ew.select(at_zero, ew.ones_of(y), y))))
+
+    @product.defjvp
+    def product_jvp(primals, tangents):
+        (x, y), (tx, ty) = primals, tangents
+        at_zero = ew.eq(x, 0)
+        slope = ew.select(at_zero, ew.zeros_of(x), ew.div(x, ew.select(at_zero, ew.ones_of(y), argument(y))))
+        value = product(x, y)
+        return value, bnp.broadcast_to(tx * log(y) + ty * slope, value.shape)
+
+    return product
+
+
+_xlogy = _product_with(ew.log, lambda y: y)
+_xlog1py = _product_with(ew.log1p, lambda y: ew.add(y, 1))
+
+
+def xlogy(x: Any, y: Any) -> Value:
+    """``x * log(y)``, and 0 where x is 0."""
+    return _xlogy(*_operands("xlogy", x, y))
+
+
+def xlog1py(x: Any, y: Any) -> Value:
+    """``x * log(1 + y)``, and 0 where x is 0."""
+    return _xlog1py(*_operands("xlog1py", x, y))
+
+
+def entr(x: Any) -> Value:
+    """``-x * log(x)``: 0 at 0, minus infinity below."""
+    x = inexact(x, "entr")
+    safe = ew.select(ew.lt(x, 0), ew.ones_of(x), x)
+    return ew.select(ew.lt(x, 0), -math.inf, ew.neg(_xlogy(safe, safe)))
+
+
+def rel_entr(p: Any, q: Any) -> Value:
+    """``p * log(p / q)``: 0 where p is 0 and q is not negative, infinite where either is negative or q alone is 0."""
+    p, q = _operands("rel_entr", p, q)
+    both = ew.logical_and(ew.gt(p, 0), ew.gt(q, 0))
+    safe_p, safe_q = ew.select(both, p, ew.ones_of(p)), ew.select(both, q, ew.ones_of(q))
+    value = ew.mul(safe_p, ew.sub(ew.log(safe_p), ew.log(safe_q)))
+    none = ew.logical_and(ew.eq(p, 0), ew.ge(q, 0))
+    return ew.select(both, value, ew.select(none, ew.zeros_of(p), bnp.full_like(p, math.inf)))
+
+
+def kl_div(p: Any, q: Any) -> Value:
+    """``rel_entr(p, q) - p + q``, which is nowhere negative."""
+    p, q = _operands("kl_div", p, q)
+    return ew.add(ew.sub(rel_entr(p, q), p), q)
+
+
+def logsumexp(
+    a: Any,
+    axis: Any = None,
+    b: Any = None,
+    keepdims: bool = False,
+    return_sign: bool = False,
+    where: Any = None,
+) -> Any:
+    """``log(sum(b * exp(a)))`` over ``axis``, without overflow.
+
+    Args:
+      a: an array.
+      axis: an axis, several, or None for all of them.
+      b: factors that broadcast against ``a``; 1 by default. A negative sum gives NaN, unless its sign is asked for.
+      keepdims: keep the summed axes, with size 1.
+      return_sign: return the logarithm of the absolute value of the sum, and its sign.
+      where: booleans that broadcast against ``a``: which elements to sum. A sum of none is minus infinity.
+    """
+    if not return_sign:
+        return nn.logsumexp(a, axis, b, keepdims, where)
+    a = inexact(a, "logsumexp")
+    if dtypes.is_complex(a.dtype):
+        raise errors.DtypeError(
+            f"logsumexp with a sign takes real numbers, not {a.aval}.",
+            where=source.here(),
+            fix="leave return_sign out: the logarithm is complex",
+        )
+    factors = bnp.ones_like(a) if b is None else inexact(b, "logsumexp")
+    a, factors = _operands("logsumexp", a, factors)
+    a, factors = bnp.broadcast_arrays(a, factors)
+    if where is not None:
+        factors = bnp.where(as_value(where, "logsumexp"), factors, 0)
+    axes = axes_in(axis, a.ndim, "logsumexp")
+    top = bnp.max(ew.stop_gradient(bnp.where(factors == 0, -math.inf, a)), axis=axes, keepdims=True)
+    top = bnp.where(bnp.isfinite(top), top, 0)
+    total = bnp.sum(bnp.where(factors == 0, 0, factors * bnp.exp(a - top)), axis=axes, keepdims=True)
+    value, sign = bnp.log(bnp.abs(total)) + top, bnp.sign(total)
+    return (value, sign) if keepdims else (bnp.squeeze(value, axes), bnp.squeeze(sign, axes))
+
+
+def softmax(x: Any, /, *, axis: Any = None) -> Value:
+    """``exp(x) / sum(exp(x))`` over ``axis``: an axis, several, or None for all of them."""
+    return nn.softmax(x, axis)
+
+
+def log_softmax(x: Any, /, *, axis: Any = None) -> Value:
+    """The logarithm of ``softmax``, accurate for small probabilities."""
+    return nn.log_softmax(x, axis)

@@ -1,0 +1,40 @@
+"""SciPy's ``stats``: distributions as modules of functions, and statistics of samples.
+
+A face, above ``blufunc.numpy`` and ``scipy.special``. A distribution is a module with the functions ``logpdf``,
+``pdf``, ``cdf`` and so on, as in JAX; ``blufunc.random`` draws from most of them.
+"""
+
+from blufunc.scipy.stats import bernoulli as bernoulli
+from blufunc.scipy.stats import beta as beta
+from blufunc.scipy.stats import betabinom as betabinom
+from blufunc.scipy.stats import binom as binom
+from blufunc.scipy.stats import cauchy as cauchy
+from blufunc.scipy.stats import chi2 as chi2
+from blufunc.scipy.stats import dirichlet as dirichlet
+from blufunc.scipy.stats import expon as expon
+from blufunc.scipy.stats import gamma as gamma
+from blufunc.scipy.stats import gennorm as gennorm
+from blufunc.scipy.stats import geom as geom
+from blufunc.scipy.stats import gumbel_l as gumbel_l
+from blufunc.scipy.stats import gumbel_r as gumbel_r
+from blufunc.scipy.stats import laplace as laplace
+from blufunc.scipy.stats import logistic as logistic
+from blufunc.scipy.stats import multinomial as multinomial
+from blufunc.scipy.stats import multivariate_normal as multivariate_normal
+from blufunc.scipy.stats import nbinom as nbinom
+from blufunc.scipy.stats import norm as norm
+from blufunc.scipy.stats import pareto as pareto
+from blufunc.scipy.stats import poisson as poisson
+from blufunc.scipy.stats import t as t
+from blufunc.scipy.stats import truncnorm as truncnorm
+from blufunc.scipy.stats import uniform as uniform
+from blufunc.scipy.stats import vonmises as vonmises
+from blufunc.scipy.stats import wrapcauchy as wrapcauchy
+from blufunc.scipy.stats.samples import ModeResult, mode, rankdata, sem
+
+__all__ = [
+    "bernoulli", "beta", "betabinom", "binom", "cauchy", "chi2", "dirichlet", "expon", "gamma", "gennorm", "geom",
+    "gumbel_l", "gumbel_r", "laplace", "logistic", "multinomial", "multivariate_normal", "nbinom", "norm", "pareto",
+    "poisson", "t", "truncnorm", "uniform", "vonmises", "wrapcauchy",
+    "ModeResult", "mode", "rankdata", "sem",
+]  # fmt: skip

@@ -1,0 +1,46 @@
+"""The multinomial distribution: how many of ``n`` trials have each of several outcomes.
+
+A face, one module of ``scipy.stats``. The outcomes stand along the last axis.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import blufunc.numpy as bnp
+from blufunc import errors, lax
+from blufunc.core import dtypes, source
+from blufunc.numpy.promotion import promote_dtypes
+from blufunc.scipy import special
+
+__all__ = ["logpmf", "pmf"]
+
+
+def logpmf(x: Any, n: Any, p: Any) -> Any:
+    """The logarithm of the probability of the counts ``x``; minus infinity where their sum is not ``n``.
+
+    Args:
+      x: integers, of shape [..., k].
+      n: integers, of a shape that broadcasts to that of ``x`` without its last axis.
+      p: probabilities, of a shape that broadcasts to that of ``x``.
+    Raises:
+      DtypeError: ``x`` or ``n`` does not hold integers.
+    """
+    x, n = promote_dtypes("multinomial.logpmf", x, n)
+    (p,) = promote_dtypes("multinomial.logpmf", p, inexact=True)
+    if not dtypes.is_integer(x.dtype) or not x.ndim:
+        raise errors.DtypeError(
+            f"multinomial.logpmf takes integers x and n, x along an axis, not {x.aval} and {n.aval}.",
+            where=source.here(),
+            fix="x.astype('int32')",
+        )
+    matches = bnp.sum(x, axis=-1) == n
+    x, n = x.astype(p.dtype), n.astype(p.dtype)
+    log_p = lax.lgamma(n + 1) + bnp.sum(special.xlogy(x, p) - lax.lgamma(x + 1), axis=-1)
+    return bnp.where(matches, log_p, -math.inf)
+
+
+def pmf(x: Any, n: Any, p: Any) -> Any:
+    """The probability of the counts ``x``: see ``logpmf``."""
+    return bnp.exp(logpmf(x, n, p))

@@ -1,0 +1,34 @@
+"""The negative binomial distribution: the failures before ``n`` successes of probability ``p``.
+
+A face, one module of ``scipy.stats``. ``n`` is positive, ``p`` a probability. With ``loc`` the distribution is that
+of such a number plus ``loc``. They and the arguments are numbers or arrays that broadcast together; integers become
+float32.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import blufunc.numpy as bnp
+from blufunc import lax
+from blufunc.scipy import special
+from blufunc.scipy.stats.parts import arguments
+
+__all__ = ["logpmf", "pmf"]
+
+
+def logpmf(k: Any, n: Any, p: Any, loc: Any = 0) -> Any:
+    """The logarithm of the probability of ``k``."""
+    k, n, p, loc = arguments("nbinom.logpmf", k, n, p, loc)
+    y = k - loc
+    inside = y >= 0
+    y = bnp.where(inside, y, 0)
+    ways = lax.lgamma(y + n) - lax.lgamma(n) - lax.lgamma(y + 1)
+    log_p = ways + special.xlogy(n, p) + special.xlog1py(y, -p)
+    return bnp.where(inside, log_p, -math.inf)
+
+
+def pmf(k: Any, n: Any, p: Any, loc: Any = 0) -> Any:
+    """The probability of ``k``."""
+    return bnp.exp(logpmf(k, n, p, loc))

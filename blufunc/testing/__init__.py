@@ -1,0 +1,13 @@
+"""Checks for those who extend blufunc: of derivatives, of primitives, of transforms.
+
+Face. In come functions, primitives and transforms with an example of their arguments; out comes nothing but an
+``AssertionError`` that says what is wrong, where and by how much, or a report of what was checked. Nothing here needs
+a test runner.
+"""
+
+from blufunc.testing.gradients import check_grads, check_jvp, check_vjp
+from blufunc.testing.primitives import check_primitive
+from blufunc.testing.report import Report
+from blufunc.testing.transforms import check_transform
+
+__all__ = ["Report", "check_grads", "check_jvp", "check_primitive", "check_transform", "check_vjp"]

@@ -1,0 +1,376 @@
+"""All rules of a primitive against its definition: ``check_primitive``.
+
+Face, part of ``blufunc.testing``. In come a primitive and one example of a use; out comes a report, or an
+``AssertionError`` that says which rule is wrong.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core import dtypes, source
+from blufunc.core.array import from_numpy
+from blufunc.core.check import check_jaxpr
+from blufunc.core.primitive import RULES, Primitive, unsupported
+from blufunc.core.stage import stage
+from blufunc.core.structure import instantiate
+from blufunc.testing.compare import assert_same, eps_of, random_like, values_of
+from blufunc.testing.gradients import Problem, check_grads, check_options, pairing
+from blufunc.testing.report import Report
+from blufunc.transforms.grad import jvp, vjp
+from blufunc.transforms.jit import jit
+from blufunc.transforms.make_jaxpr import make_jaxpr
+from blufunc.transforms.transpose import backward_pass
+from blufunc.transforms.vmap import vmap
+
+SIZE = 3
+"""How many examples a batch has."""
+
+
+def rule_state(prim: Primitive, rule: str) -> tuple[str, str]:
+    """``("present", "")``, ``("unsupported", reason)`` or ``("missing", why)``."""
+    if rule in vars(prim) and not callable(vars(prim)[rule]):
+        return "missing", "it is set on the instance, to what cannot be called"
+    found = inspect.getattr_static(prim, rule)
+    if isinstance(found, unsupported):
+        if rule in vars(prim):
+            return "missing", "unsupported(...) belongs in the class: on an instance it is not consulted"
+        if len(found.reason) <= 10:
+            return "missing", f"unsupported({found.reason!r}) gives no reason"
+        return "unsupported", found.reason
+    if rule == "impl" and prim.reference is not None:
+        return "present", ""
+    if found is vars(Primitive)[rule]:
+        return "missing", f"define it in {type(prim).__qualname__}, or set it to unsupported('reason')"
+    return "present", ""
+
+
+def check_primitive(prim: Primitive, *args: Any, order: int = 2, **params: Any) -> Report:
+    """Check every rule of a primitive on one use of it, ``prim.bind(*args, **params)``.
+
+    - Each of ``impl``, ``abstract``, ``jvp``, ``transpose`` and ``batch`` is there, or ``unsupported`` with a reason.
+    - Results have the types that ``abstract`` says; ``impl`` writes to no argument, returns the same for the same,
+      and new storage where the primitive promises it.
+    - ``jit`` and ``make_jaxpr`` give the same as evaluation.
+    - Derivatives agree with finite differences, forward and reverse, to ``order``.
+    - Where it is linear in an operand, ``<f(x), y> = <x, transpose(y)>``.
+    - ``vmap`` agrees with a loop over the examples: for every operand along every axis, and for every choice of
+      operands that are batched; nested; and over derivatives.
+
+    Args:
+      args: the operands. float64 makes for sharp comparisons: ``bnp.asarray(x, "float64")``. The batches are of
+        multiples of floating operands, by 1 to 0.86, and of rearranged integers.
+      order: up to which order to differentiate.
+      params: its parameters.
+    Raises:
+      AssertionError: a rule is missing or wrong.
+    """
+    if not isinstance(prim, Primitive):
+        raise errors.ArgumentError(
+            f"check_primitive takes a primitive, not {prim!r:.60}.",
+            where=source.here(),
+            fix="their names end in _p: check_primitive(lax.sin_p, x)",
+        )
+    check_options(order, ("fwd",), "check_primitive")
+    check = _Check(prim, values_of(args, f"the operands of {prim.name}"), params, order)
+    for step in (check.rules, check.types, check.staging, check.derivatives, check.linearity, check.batches):
+        step()
+    return check.report
+
+
+class _Check:
+    """The checks of one use, and what they found."""
+
+    def __init__(self, prim: Primitive, args: list[Any], params: dict, order: int):
+        self.prim, self.args, self.params, self.order = prim, args, params, order
+        self.report = Report(prim.name)
+        self.modes: tuple[str, ...] = ()
+
+    def apply(self, *args: Any) -> list[Any]:
+        """The results, always a list."""
+        out = self.prim.bind(*args, **self.params)
+        return list(out) if self.prim.multiple_results else [out]
+
+    def passed(self, name: str, text: str) -> None:
+        """Report what holds."""
+        self.report.checked[name] = text
+
+    # -- that the rules are there, and the definition ------------------------------------------
+
+    def rules(self) -> None:
+        """Each rule is present or declared not to exist."""
+        missing = []
+        for rule in RULES:
+            state, text = rule_state(self.prim, rule)
+            if state == "missing":
+                missing.append(f"{rule} ({text})")
+            elif state == "unsupported":
+                self.report.unsupported[rule] = text
+        if missing:
+            raise AssertionError(f"{self.prim.name} lacks rules: {'; '.join(missing)}")
+        self.passed("rules", ", ".join(r for r in RULES if r not in self.report.unsupported))
+
+    def types(self) -> None:
+        """``impl`` against ``abstract``, and what it promises of its arguments."""
+        prim, name = self.prim, self.prim.name
+        avals = tuple(x.aval for x in self.args)
+        try:
+            expected = prim.typed(avals, self.params)
+        except errors.BlufuncError:
+            raise
+        except Exception as e:
+            raise errors.ArgumentError(
+                f"check_primitive: the abstract rule of {name} cannot take these operands and parameters: "
+                f"{type(e).__name__}: {e}.",
+                where=source.here(),
+            ) from e
+        expected = expected if prim.multiple_results else (expected,)
+        try:
+            outs = self.apply(*self.args) if prim.reference is not None else self._from_impl()
+        except (AssertionError, errors.BlufuncError):
+            raise
+        except Exception as e:
+            raise AssertionError(f"{name}: impl raises {type(e).__name__}: {e}") from e
+        if len(outs) != len(expected):
+            raise AssertionError(f"{name}: impl returns {len(outs)} results, abstract says {len(expected)}")
+        for i, (x, aval) in enumerate(zip(outs, expected, strict=True)):
+            x = np.asarray(x)
+            if x.shape != aval.shape or x.dtype != aval.dtype:
+                raise AssertionError(
+                    f"{name}: impl returns {dtypes.short_name(x.dtype)}{list(x.shape)} as result {i}, "
+                    f"abstract says {aval}"
+                )
+        self.passed("types", f"impl and abstract agree: {', '.join(map(str, expected))}")
+
+    def _from_impl(self) -> list[Any]:
+        """The results of ``impl`` itself."""
+        prim, name = self.prim, self.prim.name
+        buffers = [np.array(x) for x in self.args]
+        before = [b.copy() for b in buffers]
+        with np.errstate(all="ignore"):
+            out, again = (prim.impl(*buffers, **self.params) for _ in range(2))
+        outs = list(out) if prim.multiple_results else [out]
+        for i, (b, v) in enumerate(zip(buffers, before, strict=True)):
+            if b.tobytes() != v.tobytes():
+                raise AssertionError(f"{name}: impl writes to operand {i}")
+        if not prim.effects:
+            for x, y in zip(outs, again if prim.multiple_results else [again], strict=True):
+                if np.asarray(x).tobytes() != np.asarray(y).tobytes():
+                    raise AssertionError(f"{name}: impl returns something else the second time")
+        if prim.fresh:
+            for i, (x, b) in enumerate(itertools.product(outs, buffers)):
+                if np.shares_memory(np.asarray(x), b):
+                    raise AssertionError(
+                        f"{name}: impl returns storage of operand {i % len(buffers)}, and fresh=True promises new"
+                    )
+        return outs
+
+    def staging(self) -> None:
+        """``jit`` and ``make_jaxpr``."""
+        jaxpr = make_jaxpr(self.apply)(*self.args)
+        check_jaxpr(jaxpr)
+        if not any(e.prim is self.prim for e in jaxpr.eqns):
+            raise AssertionError(f"{self.prim.name}: bind leaves no equation of it in a jaxpr")
+        want = self.apply(*self.args)
+        assert_same(jit(self.apply)(*self.args), want, f"{self.prim.name}: jit")
+        self.passed("jit", "the same as evaluation, and its jaxpr is well typed")
+
+    # -- derivatives ---------------------------------------------------------------------------
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether there is a derivative to check: floats in, floats out."""
+        return all(any(dtypes.is_inexact(x.dtype) for x in xs) for xs in (self.args, self.apply(*self.args)))
+
+    def derivatives(self) -> None:
+        """Forward and reverse mode against finite differences."""
+        if "jvp" in self.report.unsupported:
+            return
+        if not self.differentiable:
+            self.passed("derivatives", "none: it does not go from floats to floats")
+            return
+        for mode, name in (("fwd", "jvp"), ("rev", "vjp")):
+            try:
+                check_grads(self._named(), tuple(self.args), 1, (mode,))
+            except (errors.GradError, errors.UnsupportedError) as e:
+                if not _declared(e):
+                    raise AssertionError(f"{self.prim.name}: {name} raises {type(e).__name__}: {e}") from e
+                self.report.unsupported[name] = e.what
+                continue
+            self.modes = (*self.modes, mode)
+            self.passed(name, "agrees with finite differences")
+        if self.order > 1 and self.modes:
+            try:
+                check_grads(self._named(), tuple(self.args), self.order, self.modes)
+            except (errors.GradError, errors.UnsupportedError) as e:
+                if not _declared(e):
+                    raise AssertionError(f"{self.prim.name}: order {self.order} raises {e}") from e
+                self.report.unsupported[f"order {self.order}"] = e.what
+            else:
+                self.passed(f"order {self.order}", f"agrees with finite differences: {', '.join(self.modes)}")
+
+    def _named(self) -> Callable:
+        def use(*args):
+            return self.apply(*args)
+
+        use.__name__ = self.prim.name
+        return use
+
+    def linearity(self) -> None:
+        """The transpose rule where it applies: the dot-product test."""
+        if not self.differentiable:
+            return
+        transposed, otherwise = [], []
+        for k, x in enumerate(self.args):
+            if not dtypes.is_inexact(x.dtype):
+                continue
+            only = lambda v, k=k: self.apply(*[v if i == k else a for i, a in enumerate(self.args)])
+            if not _is_linear(only, x):
+                continue
+            try:
+                self._dot_product(only, k, x)
+            except errors.GradError as e:
+                if not _declared(e) and "rev" not in self.modes:
+                    raise AssertionError(
+                        f"{self.prim.name} is linear in operand {k}, and transposing it raises {e}"
+                    ) from e
+                otherwise.append(k)
+            else:
+                transposed.append(k)
+        if transposed:
+            self.passed("transpose", f"<f(x), y> = <x, f^T(y)> in operand {', '.join(map(str, transposed))}")
+        if otherwise and "transpose" not in self.report.unsupported:
+            self.report.unsupported["transpose"] = (
+                f"of operand {', '.join(map(str, otherwise))}: reverse mode goes through its derivative"
+            )
+
+    def _dot_product(self, f: Callable, k: int, x: Any) -> None:
+        rng = np.random.default_rng(k)
+        v = random_like(x, rng)
+        outs = f(v)
+        if not all(dtypes.is_inexact(y.dtype) for y in outs):
+            return
+        cts = [random_like(y, rng) for y in outs]
+        (back,) = backward_pass(stage(f, [x.aval]), [None], cts)
+        back = instantiate(back)
+        if not back.aval.same_type(x.aval):
+            raise AssertionError(
+                f"{self.prim.name}: the cotangent of operand {k} is {back.aval}, not {x.aval}"
+            )
+        (got, size), (want, _) = pairing([back], [v]), pairing(cts, outs)
+        allowed = 1000 * eps_of(x, *outs) * max(size, 1.0)
+        if not abs(got - want) <= allowed:
+            raise AssertionError(
+                f"{self.prim.name}: transpose in operand {k} is wrong: <x, f^T(y)> = {got:.9g}, <f(x), y> = "
+                f"{want:.9g}, off by {abs(got - want):.3g} (allowed: {allowed:.3g})"
+            )
+
+    # -- batches -------------------------------------------------------------------------------
+
+    def batches(self) -> None:
+        """``vmap`` against a loop."""
+        if "batch" in self.report.unsupported:
+            return
+        if not self.args:
+            self.passed("vmap", "nothing to map: it has no operands")
+            return
+        name, examples = self.prim.name, [variants(x, SIZE) for x in self.args]
+        ways = list(batchings([x.ndim for x in self.args]))
+        for in_axes in ways:
+            compare_vmap(self.apply, examples, in_axes, f"vmap of {name}")
+        front = (0,) * len(self.args)
+        compare_vmap(self.apply, [xs[:1] for xs in examples], front, f"vmap of {name} over one example")
+        grids = [[np.stack(variants(x, 2)) for x in xs] for xs in examples]
+        compare_vmap(vmap(self.apply), grids, front, f"vmap of vmap of {name}")
+        self.passed("vmap", f"agrees with a loop for {len(ways)} choices of batched operands and axes")
+        self._batches_of_derivatives(examples)
+
+    def _batches_of_derivatives(self, examples: list[list[np.ndarray]]) -> None:
+        if not self.modes:
+            return
+        rng = np.random.default_rng(0)
+        problem = Problem(self.apply, self.args, "check_primitive")
+        tangents = [random_like(x, rng) for x in problem.point]
+        cts = [random_like(x, rng) for x in problem(*problem.point)]
+        chosen = [examples[i] for i in problem.wrt]
+        front = (0,) * len(chosen)
+        if "fwd" in self.modes:
+            compare_vmap(
+                lambda *xs: list(jvp(problem, xs, tangents)[1]),
+                chosen,
+                front,
+                f"vmap of jvp of {self.prim.name}",
+            )
+        if "rev" in self.modes:
+            compare_vmap(
+                lambda *xs: list(vjp(problem, *xs)[1](cts)), chosen, front, f"vmap of vjp of {self.prim.name}"
+            )
+        self.passed("vmap of derivatives", f"agrees with a loop: {', '.join(self.modes)}")
+
+
+def _declared(error: errors.BlufuncError) -> bool:
+    """Whether an error comes from a rule that is declared not to exist."""
+    return re.match(r"\S+ has no (jvp|transpose|batch): ", error.what) is not None
+
+
+def _is_linear(f: Callable, x: Any) -> bool:
+    """Whether ``f`` is linear, as far as random numbers tell, and not constant."""
+    rng = np.random.default_rng(0)
+    call = lambda v: [np.asarray(y) for y in f(from_numpy(np.asarray(v).astype(x.dtype)))]
+    tol = min(1e4 * eps_of(x), 0.1)
+    moved = False
+    with np.errstate(all="ignore"):
+        for scale in (1, -2.5, 10, -10):
+            a, b = (np.asarray(random_like(x, rng)) for _ in range(2))
+            pairs = list(zip(call(scale * a - b), call(a), call(b), strict=True))
+            if not all(dtypes.is_inexact(both.dtype) for both, _, _ in pairs):
+                return False
+            if not all(np.allclose(both, scale * fa - fb, rtol=tol, atol=tol) for both, fa, fb in pairs):
+                return False
+            moved = moved or any(np.any(fa) for _, fa, _ in pairs)
+    return moved
+
+
+def variants(x: Any, n: int) -> list[np.ndarray]:
+    """Examples like ``x``: multiples of floating numbers, integers and keys rearranged."""
+    x = np.asarray(x)
+    if dtypes.is_inexact(x.dtype):
+        return [np.asarray(x * (1 - 0.07 * k)).astype(x.dtype) for k in range(n)]
+    return [np.roll(x.reshape(-1), k).reshape(x.shape) for k in range(n)]
+
+
+def batchings(ranks: Sequence[int]) -> Iterator[tuple[int | None, ...]]:
+    """In-axes to try: each operand alone along every axis, and then, up to four operands, every choice of several."""
+    n = len(ranks)
+    for i, rank in enumerate(ranks):
+        for d in range(rank + 1):
+            yield tuple(d if j == i else None for j in range(n))
+    several = [c for r in range(2, n + 1) for c in itertools.combinations(range(n), r)]
+    for choice in several if n <= 4 else several[:6] + several[-1:]:
+        yield tuple(0 if i in choice else None for i in range(n))
+        yield tuple((0 if i % 2 else ranks[i]) if i in choice else None for i in range(n))
+
+
+def compare_vmap(
+    f: Callable, examples: Sequence[Sequence[Any]], in_axes: tuple[int | None, ...], what: str
+) -> None:
+    """Compare ``vmap`` of a function to lists of arrays with a loop over the examples of each argument."""
+    args, loops = [], []
+    for xs, d in zip(examples, in_axes, strict=True):
+        arrays = [from_numpy(np.asarray(x)) for x in xs]
+        args.append(arrays[0] if d is None else from_numpy(np.stack([np.asarray(x) for x in xs], d)))
+        loops.append(arrays if d is not None else arrays[:1] * len(arrays))
+    try:
+        got = vmap(f, in_axes=in_axes)(*args)
+    except errors.BlufuncError as e:
+        raise AssertionError(f"{what}, in_axes={in_axes}, raises {type(e).__name__}: {e}") from e
+    loop = [f(*example) for example in zip(*loops, strict=True)]
+    want = [from_numpy(np.stack([np.asarray(x) for x in column])) for column in zip(*loop, strict=True)]
+    assert_same(list(got), want, f"{what}, in_axes={in_axes}")
