@@ -105,7 +105,10 @@ def positive(x: Any, /) -> Value:
 def abs(x: Any, /) -> Value:
     """The absolute value, elementwise; of complex numbers the modulus, a real number."""
     x = value_of(x, "abs")
-    return x if dtypes.is_bool(x.aval.dtype) else ops.abs(x)
+    if not dtypes.is_complex(x.aval.dtype):
+        return x if dtypes.is_bool(x.aval.dtype) else ops.abs(x)
+    size = ops.abs(x)
+    return ops.select(isinf(x), constant(math.inf, size.aval.dtype), size)  # also beside NaN
 
 
 absolute = abs
@@ -207,7 +210,15 @@ def remainder(x: Any, y: Any, /) -> Value:
     r = ops.rem_p.bind(x, y)
     if dtypes.is_unsigned(x.aval.dtype):
         return r
-    return ops.select(_signs_differ(r, y), ops.add_p.bind(r, y), r)
+    differ = _signs_differ(r, y)
+    if dtypes.is_integer(x.aval.dtype):
+        return ops.select(differ, ops.add_p.bind(r, y), r)
+    # as if y were positive, so that adding 0 makes a zero of its sign
+    zero = constant(0, y.aval.dtype)
+    mirrored = ops.lt_p.bind(y, zero)
+    r, size = (ops.select(mirrored, ops.neg_p.bind(v), v) for v in match_shapes("remainder", r, y))
+    r = ops.add_p.bind(r, ops.select(differ, size, zero))
+    return ops.select(mirrored, ops.neg_p.bind(r), r)
 
 
 mod = remainder
@@ -235,7 +246,11 @@ def floor_divide(x: Any, y: Any, /) -> Value:
     r = ops.rem_p.bind(x, y)
     q = ops.div_p.bind(ops.sub_p.bind(x, r), y)
     q = ops.round_p.bind(ops.select(_signs_differ(r, y), ops.sub_p.bind(q, one), q))
-    return ops.select(ops.eq_p.bind(y, constant(0, dtype)), ops.div_p.bind(x, y), q)
+    zero, quotient = constant(0, dtype), ops.div_p.bind(x, y)
+    signed_zero = ops.select(signbit(quotient), constant(-0.0, dtype), zero)
+    return ops.select(
+        ops.eq_p.bind(y, zero), quotient, ops.select(ops.eq_p.bind(q, zero), signed_zero, q)
+    )
 
 
 def divmod(x: Any, y: Any, /) -> tuple[Value, Value]:

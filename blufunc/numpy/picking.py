@@ -215,7 +215,9 @@ def nonzero(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> tu
                 fix="give size=..., or use bnp.where(condition, x, y)",
             )
         return tuple([from_numpy(p.astype(np.int32)) for p in np.nonzero(np.asarray(x))])
-    size = static_int(size, "nonzero", "size")
+    (size,) = shape_of((static_int(size, "nonzero", "size"),), "nonzero")
+    if not size or not x.aval.size:
+        return tuple(_nowhere(x.aval.ndim, size, fill_value))
     flags = _reshape(ew.truth(x, "nonzero"), (x.aval.size,))
     rank = cumulative.cumsum_p.bind(ops.convert(flags, dtypes.int32), axis=0, reverse=False)
     slots = ops.select(flags, ops.sub(rank, 1), constant(size, dtypes.int32))
@@ -229,6 +231,15 @@ def nonzero(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> tu
     fills = fill_value if isinstance(fill_value, (tuple, list)) else [fill_value] * x.aval.ndim
     axes = unravel_index(flat, x.aval.shape)
     return tuple([ew.choose(found, p, f) for p, f in zip(axes, fills, strict=True)])
+
+
+def _nowhere(rank: int, size: int, fill_value: Any) -> list[Value]:
+    """Positions along each of ``rank`` axes where nothing is found: ``fill_value`` throughout."""
+    fills = fill_value if isinstance(fill_value, (tuple, list)) else [fill_value] * rank
+    return [
+        stretch(constant(0, dtypes.int32) if f is None else cast(asarray(f), dtypes.int32), (size,))
+        for f in fills
+    ]
 
 
 def flatnonzero(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> Value:

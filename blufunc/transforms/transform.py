@@ -66,6 +66,15 @@ class Transform:
             raise errors.ArgumentError(
                 f"Transform: box is the class of boxes, not {box!r:.60}.", where=source.here()
             )
+        if not isinstance(name, str):
+            raise errors.ArgumentError(
+                f"Transform: its name is a string, not {name!r:.60}.",
+                where=source.here(),
+                fix='Transform("interval")',
+            )
+        for argument, value in (("lift", lift), ("lower", lower), ("like", like), ("settle", settle)):
+            if value is not None:
+                check_callable(value, f"Transform({argument}=)")
         self.name = name
         self.box = box
         self.lift = lift if lift is not None or box is not None else lambda x: x
@@ -95,6 +104,7 @@ class Transform:
                 )
 
         def register(rule: Rule) -> Rule:
+            check_callable(rule, f"{self.name}.rule")
             for p in prims:
                 self.rules[p] = rule
             self._edition += 1
@@ -138,6 +148,7 @@ class Transform:
 
     def default(self, rule: Rule) -> Rule:
         """Decorator: the rule of all primitives without one, ``rule(prim, *operands, **params) -> result``."""
+        check_callable(rule, f"{self.name}.default")
         self.default_rule = rule
         self._edition += 1
         return rule
@@ -276,7 +287,7 @@ class TransformTrace(Trace):
         result = rule(*ins, **params)
         if not prim.multiple_results:
             result, avals = [result], (avals,)
-        elif not isinstance(result, (list, tuple)) or len(result) != len(avals):
+        elif not _is_list(result, len(avals), t.box):
             raise errors.ArgumentError(
                 f"the rule of {t.name} for {prim.name} must return a list of {len(avals)} results, not {result!r:.60}.",
                 where=t.where(),
@@ -294,6 +305,12 @@ class TransformTrace(Trace):
                 fix=f"return it in a {self.transform.box.__name__}, or with that shape and dtype",
             )
         return value
+
+
+def _is_list(result: Any, n: int, box: type | None) -> bool:
+    """Whether a rule returned a list of n results, and not one box that happens to be a tuple of n arrays."""
+    is_box = box not in (None, tuple, list) and isinstance(result, box)  # type: ignore[arg-type]
+    return isinstance(result, (list, tuple)) and not is_box and len(result) == n
 
 
 class Kind(NamedTuple):

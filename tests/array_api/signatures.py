@@ -292,8 +292,16 @@ OPERATORS = {
 }  # fmt: skip
 PROMOTION = {  # what the standard says of two dtypes, in either order; what it does not say is absent
     **{(a, b): INTEGERS[max(i, j)] for i, a in enumerate(INTEGERS[:4]) for j, b in enumerate(INTEGERS[:4])},
-    **{(a, b): INTEGERS[4 + max(i, j)] for i, a in enumerate(INTEGERS[4:]) for j, b in enumerate(INTEGERS[4:])},
-    **{(a, b): INTEGERS[max(i + 1, j)] for i, a in enumerate(INTEGERS[4:7]) for j, b in enumerate(INTEGERS[:4])},
+    **{
+        (a, b): INTEGERS[4 + max(i, j)]
+        for i, a in enumerate(INTEGERS[4:])
+        for j, b in enumerate(INTEGERS[4:])
+    },
+    **{
+        (a, b): INTEGERS[max(i + 1, j)]
+        for i, a in enumerate(INTEGERS[4:7])
+        for j, b in enumerate(INTEGERS[:4])
+    },
     ("bool", "bool"): "bool",
     ("float32", "float32"): "float32",
     ("float32", "float64"): "float64",

@@ -79,6 +79,23 @@ def test_wrapping_and_unwrapping():
     np.testing.assert_array_equal(data(random.wrap_key_data(words)), words)
 
 
+def test_names_of_the_generator():
+    np.testing.assert_array_equal(data(random.PRNGKey(7)), data(random.key(7, impl="threefry2x32")))
+    assert random.key_impl(random.split(KEY)) == "threefry2x32"
+    np.testing.assert_array_equal(data(random.key(7, dtype=KEY.dtype)), data(random.key(7)))
+    words = random.key_data(KEY)
+    np.testing.assert_array_equal(data(random.wrap_key_data(words, impl="threefry2x32")), words)
+    for make in (random.key, random.PRNGKey):
+        with pytest.raises(errors.ValueRangeError, match="no generator 'rbg'"):
+            make(0, impl="rbg")
+
+
+def test_clones_are_equal():
+    keys = random.split(KEY, 3)
+    assert random.clone(keys) is not keys
+    np.testing.assert_array_equal(data(random.clone(keys)), data(keys))
+
+
 def test_frozen_values():
     """Recorded once, with JAX agreeing: these may never change."""
     assert data(random.split(KEY)).tolist() == [[1832780943, 270669613], [64467757, 2916123636]]
@@ -264,6 +281,20 @@ def test_uniform_is_differentiable_in_its_bounds():
     np.testing.assert_allclose(t, u, rtol=1e-6)
 
 
+def test_the_derivative_of_a_gamma_sample_keeps_its_quantile():
+    keys, shapes, h = random.split(KEY, 3), np.array([0.5, 2.0, 9.0]), 1e-5
+    slopes = [
+        grad(lambda a, k=k: random.gamma(k, a, dtype="float64"))(from_numpy(a)) for k, a in zip(keys, shapes)
+    ]
+    for k, a, slope in zip(keys, shapes, slopes):
+        q = scipy.stats.gamma.cdf(float(random.gamma(k, a, dtype="float64")), a)
+        moved = (scipy.stats.gamma.ppf(q, a + h) - scipy.stats.gamma.ppf(q, a - h)) / (2 * h)
+        np.testing.assert_allclose(float(slope), moved, rtol=1e-4)
+    per_key = vmap(grad(lambda a, k: random.gamma(k, a, dtype="float64")))
+    np.testing.assert_allclose(per_key(from_numpy(shapes), keys), slopes, rtol=1e-12)
+    np.testing.assert_allclose(jit(per_key)(from_numpy(shapes), keys), slopes, rtol=1e-12)
+
+
 def test_keys_have_no_derivative():
     g = grad(lambda x: mul(x, random.normal(random.fold_in(KEY, 1))))(np.float32(2))
     np.testing.assert_allclose(g, random.normal(random.fold_in(KEY, 1)))
@@ -317,6 +348,18 @@ def test_keys_have_no_derivative():
         (lambda: random.choice(KEY, 0, (4,)), errors.ValueRangeError, "nothing to draw"),
         (lambda: random.choice(KEY, 3, p=np.ones(4, np.float32)), errors.ShapeError, "one probability for each"),
         (lambda: random.choice(KEY, 2, p=np.array([0, 1])), errors.DtypeError, "floating probabilities"),
+        (lambda: random.gumbel(KEY, mode="top"), errors.ValueRangeError, "highest, high, low"),
+        (lambda: random.categorical(KEY, LOGITS, shape=(6, 3, 4), replace=False), errors.ValueRangeError, "6 of 5"),
+        (lambda: random.gamma(KEY, 1j), errors.DtypeError, "real a"),
+        (lambda: random.gamma(KEY, np.ones(3), (2,)), errors.ShapeError, "does not broadcast"),
+        (lambda: random.beta(KEY, np.ones(3), np.ones(2)), errors.ShapeError, "do not broadcast together"),
+        (lambda: random.dirichlet(KEY, 1.0), errors.ShapeError, "along an axis"),
+        (lambda: random.poisson(KEY, 1.0, dtype="float32"), errors.DtypeError, "gives integers"),
+        (lambda: random.multinomial(KEY, 3, 0.5), errors.ShapeError, "along an axis"),
+        (lambda: random.multivariate_normal(KEY, np.zeros(2), np.eye(3)), errors.ShapeError, r"\[..., n, n\]"),
+        (lambda: random.multivariate_normal(KEY, np.zeros(2), np.eye(2), method="lu"), errors.ValueRangeError, "svd"),
+        (lambda: random.orthogonal(KEY, -1), errors.ValueRangeError, "-1 rows"),
+        (lambda: random.rademacher(KEY, dtype="uint8"), errors.DtypeError, "with a sign"),
         (
             lambda: random.truncated_normal(KEY, np.zeros(2), np.zeros(3)),
             errors.ShapeError,
