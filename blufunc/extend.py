@@ -10,6 +10,11 @@ from blufunc.core.override import override
 from blufunc.core.primitive import RULES, Primitive, unsupported
 from blufunc.core.structure import add_tangents, batched_front, instantiate
 from blufunc.core.tangents import Accumulator, Zero, is_linear, zero
+from blufunc.transforms.calls import jit_p
+from blufunc.transforms.checkpoint import checkpoint_p
+from blufunc.transforms.custom_batching import custom_vmap_call_p
+from blufunc.transforms.custom_jvp import custom_jvp_call_p
+from blufunc.transforms.custom_vjp import custom_vjp_call_p
 from blufunc.transforms.transform import Transform
 
 __all__ = [
@@ -28,6 +33,12 @@ __all__ = [
     "instantiate",
     "is_linear",
     "zero",
+    # calls, for transforms with rules for them
+    "checkpoint_p",
+    "custom_jvp_call_p",
+    "custom_vjp_call_p",
+    "custom_vmap_call_p",
+    "jit_p",
     # rules in a scope, and whole transforms
     "Transform",
     "override",

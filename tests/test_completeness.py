@@ -1,7 +1,6 @@
 """Every primitive against every rule: present, or ``unsupported`` with a reason. And a row of the op table for each."""
 
 import importlib
-import inspect
 import pkgutil
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import blufunc.parallel
 import blufunc.transforms
 from blufunc.core import dtypes, kinds, structure
 from blufunc.core.primitive import RULES, Primitive, unsupported
+from blufunc.testing.primitives import rule_state
 from tests.op_table import OPS
 
 # What has no row, because its operands are jaxprs or rules of the user's, and the file that tests it instead.
@@ -70,12 +70,7 @@ def state_of(prim, rule):
     """``'present'``, ``'unsupported'`` or ``'missing'``."""
     if rule in vars(prim):
         return "missing"  # an instance's own attribute would not be bound to it
-    found = inspect.getattr_static(type(prim), rule)
-    if isinstance(found, unsupported):
-        return "unsupported" if len(found.reason) > 10 else "missing"
-    if rule == "impl" and prim.reference is not None:
-        return "present"
-    return "missing" if found is vars(Primitive)[rule] else "present"
+    return rule_state(prim, rule)[0]
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -16,7 +16,7 @@ import blufunc as bf
 import blufunc.numpy as bnp
 import blufunc.scipy.linalg
 import blufunc.scipy.special
-from blufunc import ad_checkpoint, debug, errors, lax, nn, random
+from blufunc import ad_checkpoint, debug, errors, lax, nn, random, testing
 from blufunc.core.primitive import Primitive
 
 KEY = random.key(0)
@@ -38,7 +38,7 @@ FACES |= {"derivatives": DERIVATIVES}
 FACES |= {"custom_batching": bf.custom_batching, "custom_derivatives": bf.custom_derivatives}
 FACES |= {"optim": bf.optim, "tree_utils": bf.optim.tree_utils, "stats": bf.scipy.stats}
 FACES |= {f"stats_{name}": m for name, m in vars(bf.scipy.stats).items() if hasattr(m, "pdf") or hasattr(m, "pmf")}
-FACES |= {"ad_checkpoint": ad_checkpoint, "debug": debug, "effects": EFFECTS}
+FACES |= {"ad_checkpoint": ad_checkpoint, "debug": debug, "effects": EFFECTS, "testing": testing}
 
 
 def is_function(x):

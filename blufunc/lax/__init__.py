@@ -5,18 +5,6 @@ They neither promote nor broadcast; ``blufunc.numpy`` does. Each is one primitiv
 equation that it makes has the name of its primitive (``add_p`` and so on, for rules of one's own).
 """
 
-from __future__ import annotations
-
-import math
-from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
-
-from blufunc import errors
-from blufunc.core import backend, dtypes, source, structure
-from blufunc.core.array import from_numpy, lift, scalar
-from blufunc.core.axes import ints, shape_of, static_int
 from blufunc.core.ops.cumulative import (
     cumlogsumexp,
     cumlogsumexp_p,
@@ -176,10 +164,7 @@ from blufunc.core.ops.elementwise import (
     xor_p,
     zeros_like,
 )
-from blufunc.core.ops.elementwise import bitcast as _bitcast
 from blufunc.core.ops.elementwise import complex_ as complex
-from blufunc.core.ops.elementwise import convert as _convert
-from blufunc.core.ops.elementwise import stop_gradient as _stop_gradient
 from blufunc.core.ops.fft import FftType, fft, fft_p
 from blufunc.core.ops.gather_scatter import (
     gather,
@@ -228,7 +213,6 @@ from blufunc.core.ops.shape import (
     slice_p,
     squeeze,
 )
-from blufunc.core.ops.shape import iota as _iota
 from blufunc.core.ops.shape import slice_ as slice
 from blufunc.core.ops.sort import sort, sort_key_val, sort_p, top_k, top_k_p
 from blufunc.core.ops.windows import GatherDimensionNumbers, GatherScatterMode, ScatterDimensionNumbers
@@ -239,8 +223,6 @@ from blufunc.core.structure import (
     reshape_p,
     transpose_p,
 )
-from blufunc.core.trace import EVAL, Value, state
-from blufunc.core.tree import map as _tree_map
 from blufunc.lax import linalg
 from blufunc.lax.convolution import (
     ConvDimensionNumbers,
@@ -253,6 +235,18 @@ from blufunc.lax.convolution import (
     conv_transpose,
     conv_with_general_padding,
     padtype_to_pads,
+)
+from blufunc.lax.derived import (
+    approx_max_k,
+    approx_min_k,
+    broadcast_shapes,
+    clz,
+    dtype,
+    reciprocal,
+    scatter_apply,
+    split,
+    stack,
+    tile,
 )
 from blufunc.lax.special import (
     bessel_i0e,
@@ -278,6 +272,23 @@ from blufunc.lax.special import (
     zeta,
     zeta_p,
 )
+from blufunc.lax.strict import (
+    batch_matmul,
+    bitcast_convert_type,
+    broadcast,
+    broadcast_in_dim,
+    broadcasted_iota,
+    collapse,
+    convert_element_type,
+    full,
+    full_like,
+    iota,
+    reduce_sum,
+    reshape,
+    select_n,
+    stop_gradient,
+    transpose,
+)
 from blufunc.lax.windowed import (
     reduce,
     reduce_window,
@@ -286,18 +297,6 @@ from blufunc.lax.windowed import (
     reduce_window_sum_p,
     window_argmax_p,
     window_argmin_p,
-)
-from blufunc.lax.derived import (
-    approx_max_k,
-    approx_min_k,
-    broadcast_shapes,
-    clz,
-    dtype,
-    reciprocal,
-    scatter_apply,
-    split,
-    stack,
-    tile,
 )
 from blufunc.parallel.collectives import (
     all_gather,
@@ -327,156 +326,6 @@ from blufunc.transforms.linear_solve import custom_linear_solve, linear_solve_p
 from blufunc.transforms.loops import fori_loop, map
 from blufunc.transforms.scan import scan, scan_p
 from blufunc.transforms.while_loop import while_loop, while_p
-
-# -- conversion ------------------------------------------------------------------------------------
-
-
-def convert_element_type(operand: Any, new_dtype: Any) -> Value:
-    """The operand as another dtype; floats become integers toward zero, complex numbers lose their imaginary part."""
-    return _convert(operand, dtypes.as_dtype(new_dtype))
-
-
-def bitcast_convert_type(operand: Any, new_dtype: Any) -> Value:
-    """The bits of the operand as another dtype: narrower ones get a last axis of parts, wider ones join one."""
-    return _bitcast(operand, dtypes.as_dtype(new_dtype))
-
-
-def stop_gradient(x: Any) -> Any:
-    """x, a pytree, as a constant to every derivative."""
-    return _tree_map(_stop_gradient, x)
-
-
-def select_n(which: Any, *cases: Any) -> Value:
-    """Elementwise ``cases[which]``: ``which`` is boolean, for two cases, or an int32 for any number."""
-    which = lift(which)
-    if dtypes.is_bool(which.aval.dtype):
-        if len(cases) != 2:
-            raise errors.ArgumentError(
-                f"select_n by a boolean takes 2 cases, not {len(cases)}.",
-                where=source.here(),
-                fix="convert which to int32",
-            )
-        return select(which, cases[1], cases[0])
-    if not cases:
-        raise errors.ArgumentError("select_n needs a case.", where=source.here())
-    result = lift(cases[-1])
-    for i in range(len(cases) - 2, -1, -1):
-        result = select(eq(which, i), cases[i], result)
-    return result
-
-
-# -- shapes ----------------------------------------------------------------------------------------
-
-
-def broadcast_in_dim(operand: Any, shape: Sequence[int], broadcast_dimensions: Sequence[int]) -> Value:
-    """The operand with its axis i as axis ``broadcast_dimensions[i]`` of ``shape``, repeated along the others."""
-    return structure.broadcast_in_dim(
-        lift(operand),
-        shape_of(ints(shape, "broadcast_in_dim", "shape"), "broadcast_in_dim"),
-        ints(broadcast_dimensions, "broadcast_in_dim", "broadcast_dimensions"),
-    )
-
-
-def broadcast(operand: Any, sizes: Sequence[int]) -> Value:
-    """The operand repeated along new leading axes of the given sizes."""
-    x, sizes = lift(operand), shape_of(ints(sizes, "broadcast", "sizes"), "broadcast")
-    n = len(sizes)
-    return structure.broadcast_in_dim(x, (*sizes, *x.aval.shape), tuple(range(n, n + x.aval.ndim)))
-
-
-def reshape(operand: Any, new_sizes: Sequence[int], dimensions: Sequence[int] | None = None) -> Value:
-    """The elements in row-major order (of the axes in the order ``dimensions``) in another shape."""
-    x = lift(operand)
-    if dimensions is not None:
-        x = structure.transpose(x, ints(dimensions, "reshape", "dimensions"))
-    return structure.reshape(x, ints(new_sizes, "reshape", "new_sizes"))
-
-
-def transpose(operand: Any, permutation: Sequence[int]) -> Value:
-    """The operand with its axes in another order: axis i of the result is axis ``permutation[i]``."""
-    return structure.transpose(lift(operand), ints(permutation, "transpose", "permutation"))
-
-
-def collapse(operand: Any, start_dimension: int, stop_dimension: int | None = None) -> Value:
-    """The operand with its axes from ``start_dimension`` up to ``stop_dimension`` merged into one."""
-    x = lift(operand)
-    s, n = x.aval.shape, x.aval.ndim
-    start_dimension = static_int(start_dimension, "collapse", "start_dimension")
-    if stop_dimension is not None:
-        stop_dimension = static_int(stop_dimension, "collapse", "stop_dimension")
-    stop = (
-        n
-        if stop_dimension is None
-        else stop_dimension % (n + 1)
-        if stop_dimension >= 0
-        else n + stop_dimension
-    )
-    start = start_dimension if start_dimension >= 0 else n + start_dimension
-    return structure.reshape(x, (*s[:start], math.prod(s[start:stop]), *s[stop:]))
-
-
-def reduce_sum(operand: Any, axes: Sequence[int]) -> Value:
-    """The sum over ``axes``, in the operand's dtype; half precisions add in float32."""
-    return structure.reduce_sum(lift(operand), ints(axes, "reduce_sum", "axes"))
-
-
-def batch_matmul(lhs: Any, rhs: Any, precision: Any = None) -> Value:
-    """The matrix products of the last two axes; the other axes agree."""
-    x, y = lift(lhs), lift(rhs)
-    n = x.aval.ndim
-    if n < 2 or y.aval.ndim != n:
-        raise errors.ShapeError(
-            f"batch_matmul takes two arrays of one rank, of 2 or more, not {x.aval} and {y.aval}.",
-            where=source.here(),
-            fix="use bnp.matmul, which broadcasts",
-        )
-    lead = tuple(range(n - 2))
-    return dot_general(x, y, (((n - 1,), (n - 2,)), (lead, lead)), precision)
-
-
-# -- creation --------------------------------------------------------------------------------------
-
-
-def full(shape: Sequence[int], fill_value: Any, dtype: Any = None, *, device: Any = None) -> Value:
-    """An array of ``shape`` filled with a number, of its dtype (32-bit for Python numbers) or ``dtype``."""
-    shape = shape_of(ints(shape, "full", "shape"), "full")
-    if isinstance(fill_value, Value):
-        value = fill_value if dtype is None else convert_element_type(fill_value, dtype)
-        return structure.broadcast_to(value, shape)
-    own = lift(fill_value, "the fill value").aval
-    kind = dtypes.as_dtype(dtype) if dtype is not None else own.dtype
-    if own.ndim:
-        raise errors.ShapeError(
-            f"full takes one number, not {own}.", where=source.here(), fix="use bnp.broadcast_to(x, shape)"
-        )
-    if dtypes.is_complex(own.dtype) and not dtypes.is_complex(kind):
-        raise errors.DtypeError(
-            f"full: {fill_value!r:.60} is complex and cannot become {dtypes.short_name(kind)}.",
-            where=source.here(),
-            fix="fill with the real part, or ask for dtype='complex64'",
-        )
-    if state.trace is EVAL:
-        # the number on its device first, so that the array is made there; never the memoised constant itself
-        place = device or backend.default_device()
-        return structure.broadcast_to(from_numpy(np.asarray(fill_value, kind), place), shape)
-    return broadcast_in_dim_p.bind(scalar(np.asarray(fill_value).item(), kind), shape=shape, dims=())
-
-
-def full_like(x: Any, fill_value: Any, dtype: Any = None, shape: Sequence[int] | None = None) -> Value:
-    """An array of the shape and dtype of x, unless given, filled with a number."""
-    aval = lift(x).aval
-    return full(aval.shape if shape is None else shape, fill_value, aval.dtype if dtype is None else dtype)
-
-
-def iota(dtype: Any, size: int) -> Value:
-    """``0, 1, ..., size - 1``: an array of rank 1."""
-    return _iota(dtypes.as_dtype(dtype), (size,), 0)
-
-
-def broadcasted_iota(dtype: Any, shape: Sequence[int], dimension: int) -> Value:
-    """An array of ``shape`` whose elements are their position along ``dimension``."""
-    return _iota(dtypes.as_dtype(dtype), shape, dimension)
-
 
 __all__ = [
     # functions

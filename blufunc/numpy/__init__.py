@@ -113,7 +113,6 @@ from blufunc.numpy.elementwise import (
     hypot,
     imag,
     invert,
-    isclose,
     iscomplex,
     isfinite,
     isinf,
@@ -299,6 +298,7 @@ from blufunc.numpy.picking import (
     array_equal,
     array_equiv,
     flatnonzero,
+    isclose,
     ix_,
     nonzero,
     take,
@@ -454,13 +454,13 @@ __all__ = [
     "bitwise_or", "bitwise_right_shift", "bitwise_xor", "cbrt", "ceil", "clip", "conj", "conjugate",
     "copysign", "cos", "cosh", "deg2rad", "degrees", "divide", "divmod", "equal", "exp", "exp2",
     "expm1", "fabs", "fix", "float_power", "floor", "floor_divide", "fmax", "fmin", "fmod",
-    "greater", "greater_equal", "heaviside", "hypot", "imag", "invert", "isclose", "iscomplex",
-    "isfinite", "isinf", "isnan", "isneginf", "isposinf", "isreal", "left_shift", "less",
-    "less_equal", "log", "log10", "log1p", "log2", "logaddexp", "logaddexp2", "logical_and",
-    "logical_not", "logical_or", "logical_xor", "maximum", "minimum", "mod", "multiply",
-    "nan_to_num", "negative", "nextafter", "not_equal", "positive", "pow", "power", "rad2deg",
-    "radians", "real", "reciprocal", "remainder", "right_shift", "rint", "round", "sign", "signbit",
-    "sin", "sinc", "sinh", "sqrt", "square", "subtract", "tan", "tanh", "true_divide", "trunc",
+    "greater", "greater_equal", "heaviside", "hypot", "imag", "invert", "iscomplex", "isfinite",
+    "isinf", "isnan", "isneginf", "isposinf", "isreal", "left_shift", "less", "less_equal", "log",
+    "log10", "log1p", "log2", "logaddexp", "logaddexp2", "logical_and", "logical_not", "logical_or",
+    "logical_xor", "maximum", "minimum", "mod", "multiply", "nan_to_num", "negative", "nextafter",
+    "not_equal", "positive", "pow", "power", "rad2deg", "radians", "real", "reciprocal",
+    "remainder", "right_shift", "rint", "round", "sign", "signbit", "sin", "sinc", "sinh", "sqrt",
+    "square", "subtract", "tan", "tanh", "true_divide", "trunc",
     # differences
     "diff", "ediff1d", "gradient", "trapezoid", "unwrap",
     # editing
@@ -494,8 +494,8 @@ __all__ = [
     # padding
     "pad",
     # picking
-    "allclose", "argwhere", "array_equal", "array_equiv", "flatnonzero", "ix_", "nonzero", "select",
-    "take", "take_along_axis", "unravel_index", "where",
+    "allclose", "argwhere", "array_equal", "array_equiv", "flatnonzero", "isclose", "ix_",
+    "nonzero", "select", "take", "take_along_axis", "unravel_index", "where",
     # polynomials
     "poly", "polyadd", "polyder", "polydiv", "polyfit", "polyint", "polymul", "polysub", "polyval",
     "roots",

@@ -19,6 +19,7 @@ from blufunc.numpy import reductions as red
 from blufunc.numpy.joining import concatenate
 from blufunc.numpy.manipulation import moveaxis
 from blufunc.numpy.promotion import (
+    as_dtype_of,
     as_value,
     axes_in,
     axis_in,
@@ -59,7 +60,8 @@ def diff(x: Any, /, n: int = 1, axis: int = -1, prepend: Any = None, append: Any
     for part in (prepend, x, append):
         if part is None:
             continue
-        part = value_of(part, "diff")
+        number = isinstance(part, (int, float)) and dtypes.is_inexact(x.aval.dtype)
+        part = as_dtype_of(part, x.aval.dtype, "diff") if number else value_of(part, "diff")
         if not part.aval.ndim:
             part = stretch(part, tuple([1 if i == d else m for i, m in enumerate(x.aval.shape)]))
         parts.append(part)
@@ -77,8 +79,8 @@ def ediff1d(x: Any, to_end: Any = None, to_begin: Any = None) -> Value:
     parts = []
     for part in (to_begin, result, to_end):
         if part is not None:
-            part = value_of(part, "ediff1d")
-            parts.append(cast(reshape(part, (part.aval.size,)), result.aval.dtype))
+            part = as_dtype_of(part, result.aval.dtype, "ediff1d")
+            parts.append(reshape(part, (part.aval.size,)))
     return concatenate(parts, 0) if len(parts) > 1 else result
 
 
@@ -126,7 +128,7 @@ def unwrap(p: Any, discont: Any = None, axis: int = -1, period: Any = 2 * math.p
     even = ew.equal(ew.remainder(period, 2), 0) if integers else True
     wrapped = ew.choose(ew.logical_and(at_low, even), half, wrapped)
     moved = ew.subtract(wrapped, step)
-    least = half if discont is None else value_of(discont, "unwrap")
+    least = half if discont is None else as_dtype_of(discont, p.aval.dtype, "unwrap")
     moved = ew.choose(ew.less(ew.abs(step), least), 0, moved)
     rest = ew.add(_part(p, 1, p.aval.shape[d], d), red.cumsum(moved, d))
     return concatenate([_part(p, 0, 1, d), rest], d)
@@ -167,7 +169,7 @@ def gradient(f: Any, *varargs: Any, axis: Any = None, edge_order: int | None = N
                 f"gradient along axis {d} of {f.aval}: {order + 1} samples are needed.", where=source.here(),
                 fix="choose the axes: gradient(f, axis=...)",
             )  # fmt: skip
-        results.append(_slope(f, d, value_of(h, "gradient"), order))
+        results.append(_slope(f, d, as_dtype_of(h, f.aval.dtype, "gradient"), order))
     return results[0] if len(results) == 1 else results
 
 

@@ -30,6 +30,7 @@ from blufunc.numpy.joining import stack
 from blufunc.numpy.manipulation import moveaxis
 from blufunc.numpy.picking import flatnonzero, nonzero, take, take_along_axis
 from blufunc.numpy.promotion import (
+    as_dtype_of,
     as_value,
     axis_in,
     broadcast_shapes,
@@ -38,7 +39,6 @@ from blufunc.numpy.promotion import (
     promote_dtypes,
     shape_of,
     stretch,
-    value_of,
 )
 from blufunc.numpy.updating import At
 
@@ -119,7 +119,7 @@ def insert(x: Any, obj: Any, values: Any, axis: int | None = None) -> Value:
       axis: an axis of x.
     """
     x = as_value(x, "insert")
-    new = cast(asarray(values), x.aval.dtype)
+    new = asarray(values, x.aval.dtype)
     if axis is None:
         x, axis = reshape(x, (x.aval.size,)), 0
     d = axis_in(axis, x.aval.ndim, "insert")
@@ -207,26 +207,25 @@ def compress(
         x, axis = reshape(x, (x.aval.size,)), 0
     d = axis_in(axis, x.aval.ndim, "compress")
     n = x.aval.shape[d]
-    mask = ew.truth(mask, "compress")
-    if mask.aval.size > n:
-        rest = np.asarray(mask)[n:] if isinstance(mask, Array) else np.zeros(0, bool)
-        if rest.any():
+    if isinstance(mask, Array) and size is None:
+        (known,) = np.nonzero(np.asarray(mask))
+        if known.size and known[-1] >= n:
             raise errors.ShapeError(
                 f"compress: a condition of size {mask.aval.size} for an axis of size {n}.",
                 where=source.here(),
                 fix="one boolean for each position of the axis",
             )
-        mask = shape_ops.slice_in_dim(mask, 0, n)
-    at = flatnonzero(mask, size=size, fill_value=n)
-    if size is None:
-        return take(x, at, d, mode="clip")
+        return take(x, known, d, mode="clip")
+    flags = shape_ops.slice_in_dim(ew.truth(mask, "compress"), 0, min(n, mask.aval.size))
+    at = flatnonzero(flags, size=size, fill_value=n)
     return take(x, at, d, mode="fill", fill_value=fill_value)
 
 
 def extract(condition: Any, x: Any, *, size: int | None = None, fill_value: Any = 0) -> Value:
     """The elements of x flattened where ``condition`` flattened holds; see ``compress``."""
-    condition = as_value(condition, "extract")
-    return compress(reshape(condition, (condition.aval.size,)), x, None, size=size, fill_value=fill_value)
+    mask = as_value(condition, "extract")
+    flat = np.asarray(mask).reshape(-1) if isinstance(mask, Array) else reshape(mask, (mask.aval.size,))
+    return compress(flat, x, None, size=size, fill_value=fill_value)
 
 
 def choose(a: Any, choices: Any, *, mode: str = "raise") -> Value:
@@ -297,7 +296,7 @@ def put(x: Any, indices: Any, values: Any, mode: str | None = None, *, inplace: 
     _refuse_inplace("put", inplace)
     x = as_value(x, "put")
     at = asarray(indices)
-    values = asarray(values)
+    values = asarray(values, x.aval.dtype)
     if not dtypes.is_integer(at.aval.dtype):
         raise errors.DtypeError(f"put at {at.aval}.", where=source.here(), fix="astype('int32')")
     n = x.aval.size
@@ -317,7 +316,8 @@ def put(x: Any, indices: Any, values: Any, mode: str | None = None, *, inplace: 
 def place(x: Any, mask: Any, values: Any, *, inplace: bool = True) -> Value:
     """x with ``values``, in turn and from the first again, where ``mask`` holds; with ``inplace=False``."""
     _refuse_inplace("place", inplace)
-    x, mask, values = as_value(x, "place"), as_value(mask, "place"), asarray(values)
+    x, mask = as_value(x, "place"), as_value(mask, "place")
+    values = asarray(values, x.aval.dtype)
     if mask.aval.size != x.aval.size or not values.aval.size:
         raise errors.ShapeError(
             f"place: a mask {mask.aval} for {x.aval}, and {values.aval.size} values.",
@@ -361,7 +361,7 @@ def put_along_axis(
             fix="only the size along the axis may differ",
         )
     at = wrapped(stretch(at, target), x.aval.shape[d])
-    values = cast(value_of(values, "put_along_axis"), x.aval.dtype)
+    values = as_dtype_of(values, x.aval.dtype, "put_along_axis")
     if broadcast_shapes(values.aval.shape, target) != target:
         raise errors.ShapeError(
             f"put_along_axis: values {values.aval} for indices of shape {target}.",
@@ -387,7 +387,8 @@ def fill_diagonal(x: Any, val: Any, wrap: bool = False, *, inplace: bool = True)
     x has two axes, or several of one size. With ``wrap`` the diagonal of a tall matrix begins again below.
     """
     _refuse_inplace("fill_diagonal", inplace)
-    x, val = as_value(x, "fill_diagonal"), asarray(val)
+    x = as_value(x, "fill_diagonal")
+    val = asarray(val, x.aval.dtype)
     s = x.aval.shape
     if len(s) < 2 or (len(s) > 2 and len(set(s)) > 1):
         raise errors.ShapeError(

@@ -248,9 +248,7 @@ def floor_divide(x: Any, y: Any, /) -> Value:
     q = ops.round_p.bind(ops.select(_signs_differ(r, y), ops.sub_p.bind(q, one), q))
     zero, quotient = constant(0, dtype), ops.div_p.bind(x, y)
     signed_zero = ops.select(signbit(quotient), constant(-0.0, dtype), zero)
-    return ops.select(
-        ops.eq_p.bind(y, zero), quotient, ops.select(ops.eq_p.bind(q, zero), signed_zero, q)
-    )
+    return ops.select(ops.eq_p.bind(y, zero), quotient, ops.select(ops.eq_p.bind(q, zero), signed_zero, q))
 
 
 def divmod(x: Any, y: Any, /) -> tuple[Value, Value]:
@@ -600,16 +598,3 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Value:
     if min is not None:
         x = ops.max_p.bind(x, operands[1])
     return x if max is None else ops.min_p.bind(x, operands[-1])
-
-
-# -- comparisons within a tolerance ----------------------------------------------------------------
-
-
-def isclose(x: Any, y: Any, /, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Value:
-    """Whether ``|x - y| <= atol + rtol * |y|``, elementwise, as bool; infinities are close to themselves."""
-    x, y = meet(x, y, "isclose")
-    if not dtypes.is_inexact(x.aval.dtype):
-        x, y = cast(x, dtypes.float32), cast(y, dtypes.float32)
-    near = less_equal(abs(subtract(x, y)), add(multiply(abs(y), rtol), atol))
-    close = logical_or(logical_and(near, isfinite(y)), equal(x, y))
-    return logical_or(close, logical_and(isnan(x), isnan(y))) if equal_nan else close

@@ -23,10 +23,10 @@ from blufunc.numpy.creation import asarray
 from blufunc.numpy.indexing import getitem
 from blufunc.numpy.manipulation import moveaxis, squeeze
 from blufunc.numpy.promotion import (
+    as_dtype_of,
     as_value,
     axis_in,
     broadcast_shapes,
-    cast,
     shape_of,
     stretch,
     value_of,
@@ -117,14 +117,14 @@ def piecewise(x: Any, condlist: Any, funclist: Any, *args: Any, **kw: Any) -> Va
     shape = x.aval.shape
 
     def value(piece: Any) -> Value:
-        y = value_of(piece(x, *args, **kw) if callable(piece) else piece, "piecewise")
+        y = as_dtype_of(piece(x, *args, **kw) if callable(piece) else piece, x.aval.dtype, "piecewise")
         if broadcast_shapes(y.aval.shape, shape) != shape:
             raise errors.ShapeError(
                 f"piecewise: a piece is {y.aval}, of x {x.aval}.",
                 where=source.here(),
                 fix="return the shape of x",
             )
-        return cast(y, x.aval.dtype)
+        return y
 
     result = stretch(value(pieces[-1]), shape)
     for c, piece in zip(conditions, pieces, strict=False):

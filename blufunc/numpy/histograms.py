@@ -24,7 +24,15 @@ from blufunc.numpy.creation import asarray, linspace, ones, zeros
 from blufunc.numpy.differences import diff
 from blufunc.numpy.indexing import getitem
 from blufunc.numpy.joining import stack
-from blufunc.numpy.promotion import as_value, cast, constant, inexact, promote_dtypes, static_int, value_of
+from blufunc.numpy.promotion import (
+    as_dtype_of,
+    as_value,
+    cast,
+    constant,
+    inexact,
+    promote_dtypes,
+    static_int,
+)
 from blufunc.numpy.searching import searchsorted
 from blufunc.numpy.updating import At
 
@@ -108,7 +116,7 @@ def histogram_bin_edges(a: Any, bins: Any = 10, range: Any = None, weights: Any 
             raise errors.ArgumentError(
                 f"histogram: range is {range!r:.60}.", where=source.here(), fix="range=(low, high)"
             )
-        low, high = (cast(value_of(e, "histogram"), a.aval.dtype) for e in ends)
+        low, high = (as_dtype_of(e, a.aval.dtype, "histogram") for e in ends)
     level = ops.eq(low, high)
     half = constant(0.5, a.aval.dtype)
     low, high = ops.select(level, ops.sub(low, half), low), ops.select(level, ops.add(high, half), high)

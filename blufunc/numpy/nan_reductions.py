@@ -70,6 +70,8 @@ def nanvar(
 ) -> Value:
     """``var`` over the elements that are not NaN."""
     x, mask = _valid(x, where, "nanvar")
+    if mask is not None:  # NaN that does not count would reach the gradient through the square
+        x = ew.choose(mask, x, constant(0, x.aval.dtype))
     return red.var(x, axis, dtype, ddof=ddof, keepdims=keepdims, where=mask, mean=mean)
 
 

@@ -29,7 +29,6 @@ from blufunc.numpy.promotion import (
     inexact,
     match_shapes,
     meet,
-    promote_dtypes,
     static_int,
     value_of,
 )
@@ -230,7 +229,7 @@ def i0(x: Any, /) -> Value:
 
 
 def kaiser(M: int, beta: Any) -> Value:
-    """The Kaiser window of M points, ``i0(beta sqrt(1 - t**2)) / i0(beta)`` for t from -1 to 1; float32."""
+    """The Kaiser window of M points, ``i0(beta sqrt(1 - t**2)) / i0(beta)`` for t from -1 to 1, as ``beta``'s dtype."""
     n = static_int(M, "kaiser", "M")
     if n < 0:
         raise errors.ValueRangeError(f"kaiser of {n} points.", where=source.here(), fix="use 0 or more")
@@ -240,6 +239,5 @@ def kaiser(M: int, beta: Any) -> Value:
             f"kaiser: beta is {beta.aval}.", where=source.here(), fix="a number; vmap for several"
         )
     t = np.linspace(-1, 1, n) if n != 1 else np.zeros(1)
-    arc = from_numpy(np.sqrt(np.clip(1 - t * t, 0, 1)).astype(np.float32))
-    arc, beta = promote_dtypes("kaiser", arc, beta)
+    arc = from_numpy(np.sqrt(np.clip(1 - t * t, 0, 1)).astype(beta.aval.dtype))
     return ew.divide(i0(ops.mul(arc, beta)), i0(beta))

@@ -34,6 +34,7 @@ from blufunc.numpy.promotion import (
     broadcast_shapes,
     cast,
     constant,
+    meet,
     shape_of,
     static_int,
     stretch,
@@ -274,9 +275,19 @@ def array_equiv(x: Any, y: Any, /) -> Value:
     return _all(ew.equal(x, y))
 
 
+def isclose(x: Any, y: Any, /, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Value:
+    """Whether ``|x - y| <= atol + rtol * |y|``, elementwise, as bool; infinities are close to themselves."""
+    x, y = meet(x, y, "isclose")
+    if not dtypes.is_inexact(x.aval.dtype):
+        x, y = cast(x, dtypes.float32), cast(y, dtypes.float32)
+    near = ew.less_equal(ew.abs(ew.subtract(x, y)), ew.add(ew.multiply(ew.abs(y), rtol), atol))
+    close = ew.logical_or(ew.logical_and(near, ew.isfinite(y)), ew.equal(x, y))
+    return ew.logical_or(close, ew.logical_and(ew.isnan(x), ew.isnan(y))) if equal_nan else close
+
+
 def allclose(x: Any, y: Any, /, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Value:
     """Whether all elements are close (see ``isclose``), as bool of rank 0."""
-    return _all(ew.isclose(x, y, rtol, atol, equal_nan))
+    return _all(isclose(x, y, rtol, atol, equal_nan))
 
 
 def _all(x: Value) -> Value:

@@ -82,6 +82,15 @@ def value_of(x: Any, name: str) -> Value:
     return as_value(x, name) if kind is None else constant(x, *kind)
 
 
+def as_dtype_of(x: Any, dtype: np.dtype, name: str) -> Value:
+    """An argument as ``dtype``; a Python number exactly, without passing through 32 bits."""
+    kind = PYTHON_SCALARS.get(x.__class__)
+    if kind is not None and (dtype == kind[0] or dtypes.is_inexact(dtype) >= dtypes.is_inexact(kind[0])):
+        if not dtypes.is_complex(kind[0]) or dtypes.is_complex(dtype):
+            return constant(x, dtype)
+    return cast(value_of(x, name), dtype)
+
+
 def to_inexact(dtype: np.dtype, weak: bool) -> tuple[np.dtype, bool]:
     """The dtype in which a function of real numbers is computed: float32 for integers and booleans."""
     return (dtype, weak) if dtypes.is_inexact(dtype) else (_FLOAT32, weak)

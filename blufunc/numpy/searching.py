@@ -18,7 +18,7 @@ from blufunc.core.structure import broadcast_in_dim, reduce_sum, reshape
 from blufunc.core.trace import Value
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy import indexing
-from blufunc.numpy.promotion import as_value, cast, constant, promote_dtypes, stretch, value_of
+from blufunc.numpy.promotion import as_dtype_of, as_value, cast, constant, promote_dtypes, stretch
 
 METHODS = ("scan", "scan_unrolled", "sort", "compare_all")
 _INT32 = dtypes.int32
@@ -165,7 +165,8 @@ def interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period
       ShapeError: ``xp`` and ``fp`` are no vectors of one size, or empty.
     """
     fp = as_value(fp, "interp")
-    x, xp = promote_dtypes("interp", x, as_value(xp, "interp"), inexact=True)
+    part = ops.real(fp) if dtypes.is_complex(fp.aval.dtype) else fp
+    x, xp, _ = promote_dtypes("interp", x, as_value(xp, "interp"), part, inexact=True)
     values = promote_dtypes("interp", fp, constant(0, x.aval.dtype, x.aval.weak_type), inexact=True)[0]
     if xp.aval.ndim != 1 or xp.aval.shape != values.aval.shape or not xp.aval.size:
         raise errors.ShapeError(
@@ -198,15 +199,16 @@ def interp(x: Any, xp: Any, fp: Any, left: Any = None, right: Any = None, period
                     f"interp: {end!r} outside of xp.", where=source.here(), fix="a number, or 'extrapolate'"
                 )
             continue
-        beyond = indexing.getitem(values, edge) if end is None else value_of(end, "interp")
-        result = ops.select(outside, *ew.match_shapes("interp", cast(beyond, values.aval.dtype), result))
+        kind = values.aval.dtype
+        beyond = indexing.getitem(values, edge) if end is None else as_dtype_of(end, kind, "interp")
+        result = ops.select(outside, *ew.match_shapes("interp", beyond, result))
     return result
 
 
 def _one_period(x: Value, xp: Value, values: Value, period: Any) -> tuple[Value, Value, Value]:
     """x and the points moved into one period, the points in order, and one more at each end."""
     dtype = x.aval.dtype
-    period = ops.abs(cast(value_of(period, "interp"), dtype))
+    period = ops.abs(as_dtype_of(period, dtype, "interp"))
     if period.aval.ndim:
         raise errors.ShapeError(
             f"interp: the period is {period.aval}.", where=source.here(), fix="pass a number"

@@ -25,9 +25,9 @@ from blufunc.numpy.indexing import getitem
 from blufunc.numpy.manipulation import moveaxis
 from blufunc.numpy.picking import flatnonzero
 from blufunc.numpy.promotion import (
+    as_dtype_of,
     as_value,
     axis_in,
-    cast,
     constant,
     promote_dtypes,
     static_int,
@@ -168,7 +168,7 @@ def _unique(
     found = ops.lt(starts, n)
     picked = getitem(rows, ops.select(found, starts, 0)) if n else rows
     if fill_value is not None and n:
-        fill = cast(value_of(fill_value, name), picked.aval.dtype)
+        fill = as_dtype_of(fill_value, picked.aval.dtype, name)
         if fill.aval.ndim:
             fill = reshape(stretch(fill, rest), (1, width)) if axis is not None else fill
         there = stretch(reshape(found, (found.aval.size, 1)), picked.aval.shape)
@@ -244,7 +244,7 @@ def _chosen(
         if fill_value is None:
             fill = ops.select(found[0], results[0][0], constant(0, x.aval.dtype))
         else:
-            fill = cast(value_of(fill_value, name), x.aval.dtype)
+            fill = as_dtype_of(fill_value, x.aval.dtype, name)
         results[0] = ops.select(found, *ew.match_shapes(name, results[0], fill))
     return results
 

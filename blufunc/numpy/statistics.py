@@ -29,6 +29,7 @@ from blufunc.numpy.linear import diag, matmul
 from blufunc.numpy.manipulation import atleast_2d
 from blufunc.numpy.picking import take_along_axis
 from blufunc.numpy.promotion import (
+    PYTHON_SCALARS,
     as_value,
     axes_in,
     cast,
@@ -94,7 +95,7 @@ def percentile(
     weights: Any = None,
 ) -> Value:
     """``quantile`` with ``q`` in percent, between 0 and 100."""
-    return _quantile("percentile", x, ew.divide(q, 100), axis, method, keepdims, weights, False)
+    return _quantile("percentile", x, q, axis, method, keepdims, weights, False)
 
 
 def nanpercentile(
@@ -107,7 +108,7 @@ def nanpercentile(
     weights: Any = None,
 ) -> Value:
     """``percentile`` of the elements that are not NaN; NaN where there are none."""
-    return _quantile("nanpercentile", x, ew.divide(q, 100), axis, method, keepdims, weights, True)
+    return _quantile("nanpercentile", x, q, axis, method, keepdims, weights, True)
 
 
 def median(x: Any, axis: Any = None, *, keepdims: bool = False) -> Value:
@@ -134,8 +135,19 @@ def _quantile(
             why="between neighbours of unequal weight there is no agreed interpolation.",
             fix="method='inverted_cdf'",
         )
-    x, q = inexact(x, name), _fraction(inexact(q, name), name)
+    x = inexact(x, name)
     dtype = x.aval.dtype
+    scale = 100 if name.endswith("percentile") else 1
+    if isinstance(q, (int, float)) and q.__class__ in PYTHON_SCALARS:
+        q = constant(q / scale, dtypes.float32 if dtype.itemsize < 4 else ops.real(x).aval.dtype)
+    else:
+        q = inexact(q, name)
+        q = q if scale == 1 else ew.divide(q, scale)
+    if dtypes.is_complex(q.aval.dtype):
+        raise errors.DtypeError(
+            f"{name}: the fraction is {q.aval}.", where=source.here(), fix="a real number"
+        )
+    q = _fraction(q, name)
     if dtypes.is_complex(dtype):
         raise errors.DtypeError(
             f"{name} of complex numbers has no meaning.", where=source.here(), fix="take the real part first"

@@ -36,6 +36,13 @@ class Tolerance:
     """
 
     def __init__(self, atol: float | None, rtol: float | None, eps: float | None):
+        for name, value in (("atol", atol), ("rtol", rtol), ("eps", eps)):
+            number = isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
+            if value is not None and not (number and value >= 0 and (value or name != "eps")):
+                raise errors.ArgumentError(
+                    f"{name} is a {'positive' if name == 'eps' else 'nonnegative'} number or None, not {value!r:.60}.",
+                    where=source.here(),
+                )
         self.atol, self.rtol, self.eps = atol, rtol, eps
 
     def step(self, arrays: Sequence[Any]) -> float:

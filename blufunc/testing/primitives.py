@@ -52,7 +52,9 @@ def rule_state(prim: Primitive, rule: str) -> tuple[str, str]:
     return "present", ""
 
 
-def check_primitive(prim: Primitive, *args: Any, order: int = 2, **params: Any) -> Report:
+def check_primitive(
+    prim: Primitive, *args: Any, order: int = 2, wrt: Sequence[int] | None = None, **params: Any
+) -> Report:
     """Check every rule of a primitive on one use of it, ``prim.bind(*args, **params)``.
 
     - Each of ``impl``, ``abstract``, ``jvp``, ``transpose`` and ``batch`` is there, or ``unsupported`` with a reason.
@@ -65,9 +67,11 @@ def check_primitive(prim: Primitive, *args: Any, order: int = 2, **params: Any) 
       operands that are batched; nested; and over derivatives.
 
     Args:
-      args: the operands. float64 makes for sharp comparisons: ``bnp.asarray(x, "float64")``. The batches are of
-        multiples of floating operands, by 1 to 0.86, and of rearranged integers.
-      order: up to which order to differentiate.
+      args: the operands. float64 makes for sharp comparisons: ``bnp.asarray(x, "float64")``. In batches, operands
+        that are differentiated are multiples of these, by 1 to 0.86; the elements of others are rearranged.
+      order: up to which order to differentiate; 0 for what has a derivative by convention, as ``stop_gradient``,
+        or results that are unique only up to a choice, as eigenvectors.
+      wrt: the operands to differentiate with respect to; all floating and complex ones by default.
       params: its parameters.
     Raises:
       AssertionError: a rule is missing or wrong.
@@ -78,8 +82,16 @@ def check_primitive(prim: Primitive, *args: Any, order: int = 2, **params: Any) 
             where=source.here(),
             fix="their names end in _p: check_primitive(lax.sin_p, x)",
         )
-    check_options(order, ("fwd",), "check_primitive")
-    check = _Check(prim, values_of(args, f"the operands of {prim.name}"), params, order)
+    if not (order.__class__ is int and order == 0):
+        check_options(order, ("fwd",), "check_primitive")
+    values = values_of(args, f"the operands of {prim.name}")
+    inexact = [i for i, x in enumerate(values) if dtypes.is_inexact(x.dtype)]
+    if wrt is not None and not (isinstance(wrt, (tuple, list)) and all(i in inexact for i in wrt)):
+        raise errors.ArgumentError(
+            f"check_primitive: wrt is a tuple of positions of floating operands, not {wrt!r:.60}.",
+            where=source.here(),
+        )
+    check = _Check(prim, values, params, order, inexact if wrt is None else list(wrt))
     for step in (check.rules, check.types, check.staging, check.derivatives, check.linearity, check.batches):
         step()
     return check.report
@@ -88,8 +100,8 @@ def check_primitive(prim: Primitive, *args: Any, order: int = 2, **params: Any) 
 class _Check:
     """The checks of one use, and what they found."""
 
-    def __init__(self, prim: Primitive, args: list[Any], params: dict, order: int):
-        self.prim, self.args, self.params, self.order = prim, args, params, order
+    def __init__(self, prim: Primitive, args: list[Any], params: dict, order: int, wrt: list[int]):
+        self.prim, self.args, self.params, self.order, self.wrt = prim, args, params, order, wrt
         self.report = Report(prim.name)
         self.modes: tuple[str, ...] = ()
 
@@ -187,18 +199,33 @@ class _Check:
     @property
     def differentiable(self) -> bool:
         """Whether there is a derivative to check: floats in, floats out."""
-        return all(any(dtypes.is_inexact(x.dtype) for x in xs) for xs in (self.args, self.apply(*self.args)))
+        return bool(self.wrt) and any(dtypes.is_inexact(x.dtype) for x in self.apply(*self.args))
+
+    @property
+    def point(self) -> tuple:
+        """The operands to differentiate with respect to."""
+        return tuple(self.args[i] for i in self.wrt)
+
+    def of_point(self) -> Callable:
+        """The primitive as a function of those."""
+
+        def use(*xs):
+            chosen = dict(zip(self.wrt, xs, strict=True))
+            return self.apply(*[chosen.get(i, x) for i, x in enumerate(self.args)])
+
+        use.__name__ = self.prim.name
+        return use
 
     def derivatives(self) -> None:
         """Forward and reverse mode against finite differences."""
-        if "jvp" in self.report.unsupported:
+        if "jvp" in self.report.unsupported or not self.order:
             return
         if not self.differentiable:
             self.passed("derivatives", "none: it does not go from floats to floats")
             return
         for mode, name in (("fwd", "jvp"), ("rev", "vjp")):
             try:
-                check_grads(self._named(), tuple(self.args), 1, (mode,))
+                check_grads(self.of_point(), self.point, 1, (mode,))
             except (errors.GradError, errors.UnsupportedError) as e:
                 if not _declared(e):
                     raise AssertionError(f"{self.prim.name}: {name} raises {type(e).__name__}: {e}") from e
@@ -208,7 +235,7 @@ class _Check:
             self.passed(name, "agrees with finite differences")
         if self.order > 1 and self.modes:
             try:
-                check_grads(self._named(), tuple(self.args), self.order, self.modes)
+                check_grads(self.of_point(), self.point, self.order, self.modes)
             except (errors.GradError, errors.UnsupportedError) as e:
                 if not _declared(e):
                     raise AssertionError(f"{self.prim.name}: order {self.order} raises {e}") from e
@@ -216,21 +243,12 @@ class _Check:
             else:
                 self.passed(f"order {self.order}", f"agrees with finite differences: {', '.join(self.modes)}")
 
-    def _named(self) -> Callable:
-        def use(*args):
-            return self.apply(*args)
-
-        use.__name__ = self.prim.name
-        return use
-
     def linearity(self) -> None:
         """The transpose rule where it applies: the dot-product test."""
-        if not self.differentiable:
+        if not self.order or not self.differentiable:
             return
         transposed, otherwise = [], []
-        for k, x in enumerate(self.args):
-            if not dtypes.is_inexact(x.dtype):
-                continue
+        for k, x in zip(self.wrt, self.point, strict=True):
             only = lambda v, k=k: self.apply(*[v if i == k else a for i, a in enumerate(self.args)])
             if not _is_linear(only, x):
                 continue
@@ -281,13 +299,13 @@ class _Check:
         if not self.args:
             self.passed("vmap", "nothing to map: it has no operands")
             return
-        name, examples = self.prim.name, [variants(x, SIZE) for x in self.args]
+        name, examples = self.prim.name, [variants(x, SIZE, i in self.wrt) for i, x in enumerate(self.args)]
         ways = list(batchings([x.ndim for x in self.args]))
         for in_axes in ways:
             compare_vmap(self.apply, examples, in_axes, f"vmap of {name}")
         front = (0,) * len(self.args)
         compare_vmap(self.apply, [xs[:1] for xs in examples], front, f"vmap of {name} over one example")
-        grids = [[np.stack(variants(x, 2)) for x in xs] for xs in examples]
+        grids = [[np.stack(variants(x, 2, i in self.wrt)) for x in xs] for i, xs in enumerate(examples)]
         compare_vmap(vmap(self.apply), grids, front, f"vmap of vmap of {name}")
         self.passed("vmap", f"agrees with a loop for {len(ways)} choices of batched operands and axes")
         self._batches_of_derivatives(examples)
@@ -296,10 +314,10 @@ class _Check:
         if not self.modes:
             return
         rng = np.random.default_rng(0)
-        problem = Problem(self.apply, self.args, "check_primitive")
+        problem = Problem(self.of_point(), self.point, "check_primitive")
         tangents = [random_like(x, rng) for x in problem.point]
         cts = [random_like(x, rng) for x in problem(*problem.point)]
-        chosen = [examples[i] for i in problem.wrt]
+        chosen = [examples[i] for i in self.wrt]
         front = (0,) * len(chosen)
         if "fwd" in self.modes:
             compare_vmap(
@@ -338,10 +356,10 @@ def _is_linear(f: Callable, x: Any) -> bool:
     return moved
 
 
-def variants(x: Any, n: int) -> list[np.ndarray]:
-    """Examples like ``x``: multiples of floating numbers, integers and keys rearranged."""
+def variants(x: Any, n: int, scale: bool = True) -> list[np.ndarray]:
+    """Examples like ``x``: multiples of floating numbers if ``scale``; all else is rearranged."""
     x = np.asarray(x)
-    if dtypes.is_inexact(x.dtype):
+    if scale and dtypes.is_inexact(x.dtype):
         return [np.asarray(x * (1 - 0.07 * k)).astype(x.dtype) for k in range(n)]
     return [np.roll(x.reshape(-1), k).reshape(x.shape) for k in range(n)]
 

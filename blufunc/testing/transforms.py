@@ -17,7 +17,7 @@ from blufunc.core.array import from_numpy
 from blufunc.core.ops.elementwise import add
 from blufunc.core.structure import full, zeros
 from blufunc.testing.compare import assert_same, random_like, values_of
-from blufunc.testing.gradients import check_grads
+from blufunc.testing.gradients import Tolerance, check_grads
 from blufunc.testing.primitives import SIZE, variants
 from blufunc.testing.report import Report
 from blufunc.transforms.arguments import check_callable, name_of
@@ -43,10 +43,10 @@ def check_transform(
 ) -> Report:
     """Check that a transform composes with the others, on one function.
 
-    ``t(f)(*args)`` itself is what all else is compared with: under ``jit`` outside and inside, ``vmap`` outside and
-    inside against a loop, in scan, cond, while_loop, checkpoint and custom_jvp, and the derivative of ``t(f)``
-    against finite differences. What the transform says it cannot do (``UnsupportedError``, or boxes that a loop or
-    branch cannot carry) is in the report and fails nothing.
+    ``t(f)(*args)`` itself is what all else is compared with: ``jit`` and ``vmap`` (against a loop) outside of t and
+    inside; checkpoint, custom_jvp, cond, scan and while_loop of f under t; ``t(f)`` in the body of a scan; derivatives
+    of f under t, and those of ``t(f)`` against finite differences. What the transform says it cannot do
+    (``UnsupportedError``, or boxes that a loop or branch cannot carry) is in the report and fails nothing.
 
     Args:
       t: the transform, a ``bf.Transform`` or any function from functions to functions.
@@ -66,6 +66,7 @@ def check_transform(
             where=source.here(),
             fix="check_transform(t, f, (box,))",
         )
+    Tolerance(atol, rtol, None)  # of the caller's, so that a mistake is an error of the caller's
     check = _Check(t, f, tuple(args))
     check.run("jit outside", check.jit_outside, "jit(t(f))")
     check.run("jit inside", check.jit_inside, "t(jit(f))")
@@ -75,6 +76,7 @@ def check_transform(
     check.run("custom_jvp", check.in_custom_jvp, "t(custom_jvp(f))")
     check.run("cond", check.in_cond, "f in the branches of a cond under t")
     check.run("scan", check.in_scan, "f in the body of a scan under t")
+    check.run("inside scan", check.inside_scan, "t(f) in the body of a scan")
     check.run("while_loop", check.in_while_loop, "f in the body of a while_loop under t")
     check.run("grad inside", check.grad_inside, "t(vjp(f)), the same under jit")
     check.run(
@@ -139,9 +141,15 @@ class _Check:
 
     def in_scan(self) -> None:
         steps = lambda *xs: scan(lambda c, _: (c, self.f(*xs)), 0, None, length=2)[1]
-        stacked = self.t(steps)(*self.args)
+        self._same_steps(self.t(steps)(*self.args), "t(scan)")
+
+    def inside_scan(self) -> None:
+        step = lambda c, _: (c, self.t(self.f)(*self.args))
+        self._same_steps(scan(step, 0, None, length=2)[1], "scan of t(f)")
+
+    def _same_steps(self, stacked: Any, text: str) -> None:
         for i in range(2):
-            self.same(tree.map(lambda x, i=i: x[i], stacked), self.want, f"t(scan), step {i},")
+            self.same(tree.map(lambda x, i=i: x[i], stacked), self.want, f"{text}, step {i},")
 
     def in_while_loop(self) -> None:
         def loop(*xs):

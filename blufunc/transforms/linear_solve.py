@@ -72,6 +72,11 @@ class _LinearSolve(Primitive):
 
         return run
 
+    def rewrite(self, bodies, operands, *, solve: Jaxpr, n_consts, **params):
+        """The solver gone through: which system it solves is of interest to derivatives, not to boxes."""
+        _, _, consts, _, b = _parts(operands, n_consts)
+        return bodies.inline(solve, [*consts, *b])
+
     def jvp(self, primals, tangents, *, matvec: Jaxpr, n_consts, **params):
         consts, *_, b = _parts(primals, n_consts)
         const_ts, *_, rhs = _parts(tangents, n_consts)

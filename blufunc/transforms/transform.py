@@ -13,6 +13,8 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from blufunc import errors
 from blufunc.core import source, tree, treepath
 from blufunc.core.array import lift as lift_value
@@ -38,7 +40,7 @@ class Transform:
         interval(f)(Interval(0.0, 1.0))
 
     Calling it with a function gives the transformed function: arguments may hold boxes in the place of arrays, and
-    the results hold boxes wherever they depend on one.
+    the results hold boxes wherever they depend on one. Arguments that are neither reach the function as they are.
 
     Args:
       name: what messages call it.
@@ -182,13 +184,14 @@ class Transform:
         return self.box is not None and isinstance(x, self.box)
 
     def _argument(self, trace: TransformTrace, x: Any) -> Any:
-        """An argument: a tracer for a box, an array for what is none."""
+        """An argument as the function sees it: a tracer for a box, an array, or whatever else it is."""
         if self._is_box(x):
             return TransformTracer(trace, x, self._like(x).strong())
+        if self.box is not None and not isinstance(x, (Value, np.ndarray, np.generic)):
+            return x  # a number, a flag, a name: nothing that needs a box
         value = lift_value(x, f"an argument of a function under {self.name}")
         if self.box is None:
-            box = self.lift(value)  # type: ignore[misc]
-            return TransformTracer(trace, box, value.aval)
+            return TransformTracer(trace, self.lift(value), value.aval)  # type: ignore[misc]
         return value
 
     def _like(self, box: Any) -> ShapedArray:

@@ -59,7 +59,8 @@ sums = [lax.add_p, lax.add_any_p, lax.reduce_sum_p, lax.cumsum_p]
 extremes = [lax.max_p, lax.min_p, lax.reduce_max_p, lax.reduce_min_p, lax.clamp_p]
 moves = [
     lax.reshape_p, lax.transpose_p, lax.broadcast_in_dim_p, lax.concatenate_p, lax.slice_p, lax.rev_p, lax.pad_p,
-    lax.gather_p, lax.dynamic_slice_p, lax.select_p, lax.convert_p, lax.copy_p, lax.stop_gradient_p,
+    lax.gather_p, lax.dynamic_slice_p, lax.dynamic_update_slice_p, lax.select_p, lax.convert_p, lax.copy_p,
+    lax.stop_gradient_p,
 ]  # fmt: skip
 bounds.leafwise(*increasing, *sums, *extremes, *moves)
 

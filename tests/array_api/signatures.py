@@ -260,7 +260,10 @@ KINDS = {
 }
 UNARY = {  # name: (kind of dtypes, the result's dtype: same, bool, or that of a part of a complex number)
     **dict.fromkeys(
-        "acos acosh asin asinh atan atanh cos cosh exp expm1 log log10 log1p log2 reciprocal sin sinh sqrt tan tanh".split(),
+        (
+            "acos acosh asin asinh atan atanh cos cosh exp expm1 log log10 log1p log2 reciprocal "
+            "sin sinh sqrt tan tanh"
+        ).split(),
         ("floating", "same"),
     ),
     **dict.fromkeys("negative positive sign square round".split(), ("numeric", "same")),

@@ -53,7 +53,8 @@ ceil: nan -> nan; int -> x1; inf? -> x1; 0? -> x1
 copysign: nan +f -> nan; 2 -0 -> -2; 2 0 -> 2; -2 inf -> 2; inf -f -> -inf
 cos: nan -> nan; 0? -> 1; inf? -> nan
 cosh: nan -> nan; 0? -> 1; inf? -> inf
-divide: nan any -> nan; any nan -> nan; inf? inf? -> nan; 0? 0? -> nan; +f 0 -> inf; +f -0 -> -inf; -f 0 -> -inf
+divide: nan any -> nan; any nan -> nan; inf? inf? -> nan; 0? 0? -> nan; +f 0 -> inf; +f -0 -> -inf
+divide: -f 0 -> -inf
 divide: -f -0 -> inf; 0 +f -> 0; 0 -f -> -0; -0 +f -> -0; -0 -f -> 0; inf +f -> inf; inf -f -> -inf
 divide: -inf +f -> -inf; -inf -f -> inf; +f inf -> 0; +f -inf -> -0; -f inf -> -0; -f -inf -> 0
 exp: nan -> nan; 0? -> 1; inf -> inf; -inf -> 0
@@ -74,11 +75,15 @@ minimum: nan any -> nan; any nan -> nan; inf num -> x2; -inf num -> -inf
 multiply: nan any -> nan; any nan -> nan; inf? 0? -> nan; 0? inf? -> nan; inf inf -> inf; inf -inf -> -inf
 multiply: inf +f -> inf; inf -f -> -inf; -inf +f -> -inf; -inf -f -> inf; 0 -f -> -0; -0 -f -> 0; -0 +f -> -0
 nextafter: nan any -> nan; any nan -> nan; -0 0 -> 0; 0 -0 -> -0; 1 1 -> 1; inf inf -> inf
-pow: not1 nan -> nan; any 0? -> 1; nan nz -> nan; big inf -> inf; big -inf -> 0; -1 inf? -> 1; 1 num -> 1; small inf -> 0
-pow: 0.5 -inf -> inf; -0.25 -inf -> inf; inf p -> inf; inf m -> 0; -inf odd -> -inf; -inf even -> inf; -inf -odd -> -0
-pow: -inf -even -> 0; 0 p -> 0; 0 m -> inf; -0 odd -> -0; -0 even -> 0; -0 -odd -> -inf; -0 -even -> inf; -f frac -> nan|x1
+pow: not1 nan -> nan; any 0? -> 1; nan nz -> nan; big inf -> inf; big -inf -> 0; -1 inf? -> 1; 1 num -> 1
+pow: small inf -> 0
+pow: 0.5 -inf -> inf; -0.25 -inf -> inf; inf p -> inf; inf m -> 0; -inf odd -> -inf; -inf even -> inf
+pow: -inf -odd -> -0
+pow: -inf -even -> 0; 0 p -> 0; 0 m -> inf; -0 odd -> -0; -0 even -> 0; -0 -odd -> -inf; -0 -even -> inf
+pow: -f frac -> nan|x1
 reciprocal: nan -> nan; inf -> 0; -inf -> -0; 0 -> inf; -0 -> -inf
-remainder: nan any -> nan; any nan -> nan; inf? any -> nan; any 0? -> nan; 0 +f -> 0; -0 +f -> 0; 0 -f -> -0; -0 -f -> -0
+remainder: nan any -> nan; any nan -> nan; inf? any -> nan; any 0? -> nan; 0 +f -> 0; -0 +f -> 0; 0 -f -> -0
+remainder: -0 -f -> -0
 remainder: +f inf -> x1; +f -inf -> -inf; -f inf -> inf; -f -inf -> x1
 round: nan -> nan; 0.5 -> 0; -0.5 -> -0; 1.5 -> 2; 2.5 -> 2; -2.5 -> -2; int -> x1; inf? -> x1; 0? -> x1
 sign: nan -> nan; m -> -1; p -> 1; 0? -> 0
@@ -95,22 +100,32 @@ trunc: nan -> nan; int -> x1; inf? -> x1; 0? -> x1; 0.5 -> 0; -0.5 -> -0
 
 COMPLEX = """
 abs: inf? any -> inf; any inf? -> inf; 0? 0? -> 0; f nan -> nan; nan f -> nan; nan nan -> nan
-acos: 0? 0 -> pi/2 -0; 0? nan -> pi/2 nan; f inf -> pi/2 -inf; -inf +f -> pi -inf; inf +f -> 0 -inf; -inf inf -> 3pi/4 -inf
+acos: 0? 0 -> pi/2 -0; 0? nan -> pi/2 nan; f inf -> pi/2 -inf; -inf +f -> pi -inf; inf +f -> 0 -inf
+acos: -inf inf -> 3pi/4 -inf
 acos: inf inf -> pi/4 -inf; nan f -> nan nan; nan inf -> nan -inf; nan nan -> nan nan; inf? nan -> nan inf?
-acosh: 0? 0 -> 0 pi/2; f inf -> inf pi/2; -inf +f -> inf pi; inf +f -> inf 0; -inf inf -> inf 3pi/4; inf inf -> inf pi/4
+acosh: 0? 0 -> 0 pi/2; f inf -> inf pi/2; -inf +f -> inf pi; inf +f -> inf 0; -inf inf -> inf 3pi/4
+acosh: inf inf -> inf pi/4
 acosh: inf? nan -> inf nan; nan inf -> inf nan; nan nan -> nan nan
-asinh: 0 0 -> 0 0; +f inf -> inf pi/2; inf +f -> inf 0; inf inf -> inf pi/4; inf nan -> inf nan; nan 0 -> nan 0; nan nan -> nan nan
-atanh: 0 0 -> 0 0; 0 nan -> 0 nan; 1 0 -> inf 0; +f inf -> 0 pi/2; inf +f -> 0 pi/2; inf inf -> 0 pi/2; inf nan -> 0 nan
+asinh: 0 0 -> 0 0; +f inf -> inf pi/2; inf +f -> inf 0; inf inf -> inf pi/4; inf nan -> inf nan
+asinh: nan 0 -> nan 0; nan nan -> nan nan
+atanh: 0 0 -> 0 0; 0 nan -> 0 nan; 1 0 -> inf 0; +f inf -> 0 pi/2; inf +f -> 0 pi/2; inf inf -> 0 pi/2
+atanh: inf nan -> 0 nan
 atanh: nan nan -> nan nan; +f nan -> nan nan
-cosh: 0 0 -> 1 0; 0 inf -> nan 0?; +f inf -> nan nan; inf 0 -> inf 0; inf inf -> inf? nan; inf nan -> inf nan; nan nan -> nan nan
-exp: 0? 0 -> 1 0; f inf -> nan nan; f nan -> nan nan; inf 0 -> inf 0; -inf inf -> 0? 0?; inf inf -> inf? nan; -inf nan -> 0? 0?
+cosh: 0 0 -> 1 0; 0 inf -> nan 0?; +f inf -> nan nan; inf 0 -> inf 0; inf inf -> inf? nan
+cosh: inf nan -> inf nan; nan nan -> nan nan
+exp: 0? 0 -> 1 0; f inf -> nan nan; f nan -> nan nan; inf 0 -> inf 0; -inf inf -> 0? 0?; inf inf -> inf? nan
+exp: -inf nan -> 0? 0?
 exp: inf nan -> inf? nan; nan 0 -> nan 0; nan +f -> nan nan; nan nan -> nan nan
-log: -0 0 -> -inf pi; 0 0 -> -inf 0; f inf -> inf pi/2; f nan -> nan nan; -inf +f -> inf pi; inf +f -> inf 0; -inf inf -> inf 3pi/4
+log: -0 0 -> -inf pi; 0 0 -> -inf 0; f inf -> inf pi/2; f nan -> nan nan; -inf +f -> inf pi; inf +f -> inf 0
+log: -inf inf -> inf 3pi/4
 log: inf inf -> inf pi/4; inf? nan -> inf nan; nan f -> nan nan; nan inf -> inf nan; nan nan -> nan nan
-sinh: 0 0 -> 0 0; 0 inf -> 0? nan; 0 nan -> 0? nan; +f inf -> nan nan; inf 0 -> inf 0; inf inf -> inf? nan; nan 0 -> nan 0
-sqrt: 0? 0 -> 0 0; f inf -> inf inf; inf? inf -> inf inf; nan inf -> inf inf; f nan -> nan nan; -inf +f -> 0 inf; inf +f -> inf 0
+sinh: 0 0 -> 0 0; 0 inf -> 0? nan; 0 nan -> 0? nan; +f inf -> nan nan; inf 0 -> inf 0; inf inf -> inf? nan
+sinh: nan 0 -> nan 0
+sqrt: 0? 0 -> 0 0; f inf -> inf inf; inf? inf -> inf inf; nan inf -> inf inf; f nan -> nan nan
+sqrt: -inf +f -> 0 inf; inf +f -> inf 0
 sqrt: -inf nan -> nan inf?; inf nan -> inf nan; nan f -> nan nan; nan nan -> nan nan
-tanh: 0 0 -> 0 0; +f inf -> nan nan; +f nan -> nan nan; inf +f -> 1 0?; inf inf -> 1 0?; inf nan -> 1 0?; nan 0 -> nan 0; nan nan -> nan nan
+tanh: 0 0 -> 0 0; +f inf -> nan nan; +f nan -> nan nan; inf +f -> 1 0?; inf inf -> 1 0?; inf nan -> 1 0?
+tanh: nan 0 -> nan 0; nan nan -> nan nan
 """
 
 

@@ -11,7 +11,8 @@ from blufunc.transforms.jit import jit
 
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 INDICES = [
-    0, -1, slice(1, None), slice(None, None, -1), (0, 1), (slice(None), 2), (Ellipsis, 1), (None, 0), (0, None, Ellipsis),
+    0, -1, slice(1, None), slice(None, None, -1), (0, 1), (slice(None), 2), (Ellipsis, 1), (None, 0),
+    (0, None, Ellipsis),
     (slice(0, 2), slice(2, 0, -1), slice(None, None, 2)), (), Ellipsis, X > 5, (np.array([1, 0]), np.array([2, 1])),
     (0, np.array([2, 1])), (slice(None), np.array([[0], [2]])),
 ]  # fmt: skip

@@ -76,6 +76,18 @@ def test_composition():
     assert not report.unsupported
 
 
+def test_bounds_of_derivatives():
+    """``grad`` inside: bounds on a slope, which is what a Lipschitz constant is."""
+    f = lambda x: bnp.sin(x) * bnp.exp(-x * x) + bnp.tanh(x)
+    slope = bf.vmap(bf.grad(f))
+    lo, hi = arr(np.linspace(-2, 1.8, 20)), arr(np.linspace(-1.8, 2, 20))
+    found = bounds(slope)(Interval(lo, hi))
+    for share in np.linspace(0, 1, 21):
+        values = np.asarray(slope(lo + share * (hi - lo)))
+        assert np.all(np.asarray(found.lo) <= values) and np.all(values <= np.asarray(found.hi))
+    assert float((found.hi - found.lo).max()) < 3
+
+
 def test_loops_and_branches_on_what_is_known():
     f = lambda x: lax.scan(lambda c, i: (bnp.sin(c) * i, c), x, bnp.asarray([0.5, 2.0], "float64"))
     g = lambda x: (bnp.sin(bnp.sin(x) * 0.5) * 2, bnp.stack([x, bnp.sin(x) * 0.5]))

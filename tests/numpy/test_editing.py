@@ -1,5 +1,7 @@
 """Insertion, deletion, replacement and choice against NumPy; updates by masks; pads."""
 
+# ruff: noqa: B023 - the functions that close over loop variables run at once
+
 import numpy as np
 import pytest
 
@@ -34,7 +36,8 @@ def test_delete_at_traced_positions():
 
 
 INSERTIONS = [
-    (V, 1, 9.0, None), (V, 1, np.array([7.0, 8, 9]), None), (V, [1, 3], 9.0, None), (V, [1, 3], np.array([7.0, 8]), None),
+    (V, 1, 9.0, None), (V, 1, np.array([7.0, 8, 9]), None), (V, [1, 3], 9.0, None),
+    (V, [1, 3], np.array([7.0, 8]), None),
     (V, [3, 1, 1], np.array([7.0, 8, 6]), None), (V, [2], np.array([7.0, 8, 6]), None), (X, 1, 9.0, 0),
     (X, 1, np.arange(5.0), 0), (X, 2, np.arange(4.0), 1), (X, [1, 3], 9.0, 1), (X, 2, 9.0, None), (V, 5, 1.0, None),
     (X, [1, 3], np.arange(8.0).reshape(4, 2), 1), (X, [1], np.arange(4.0)[:, None], 1), (X, slice(1, 4), 5.0, 0),
@@ -155,8 +158,10 @@ def _whole(mask, index):
     return flags
 
 
-LISTS = [[0, 1], ([0, 2], slice(None)), (slice(None), [1, 2]), [[0, 1], [2, 0]], [], [True, False, True, True], ([0], [1]),
-         ((0, 1),), ([True, False, True, False], [1, 2]), (0, [1, 2]), ([0, 1], None, 2), (Ellipsis, [0, -1])]  # fmt: skip
+LISTS = [[0, 1], ([0, 2], slice(None)), (slice(None), [1, 2]), [[0, 1], [2, 0]], [], ([0], [1]),
+         [True, False, True, True],
+         ((0, 1),), ([True, False, True, False], [1, 2]), (0, [1, 2]), ([0, 1], None, 2),
+         (Ellipsis, [0, -1])]  # fmt: skip
 
 
 @pytest.mark.parametrize("index", LISTS, ids=str)
@@ -191,8 +196,12 @@ def test_pad(mode, widths):
                     lambda v: np.pad(v, widths, mode, stat_length=n),
                     x,
                 )
-        option = {"reflect": {"reflect_type": "odd"}, "symmetric": {"reflect_type": "odd"},
-                  "linear_ramp": {"end_values": (5, -4)}, "constant": {"constant_values": (5, -4)}}.get(mode)  # fmt: skip
+        option = {
+            "reflect": {"reflect_type": "odd"},
+            "symmetric": {"reflect_type": "odd"},
+            "linear_ramp": {"end_values": (5, -4)},
+            "constant": {"constant_values": (5, -4)},
+        }.get(mode)
         if option and x.size > 1:
             check(
                 lambda v: bnp.pad(v, widths, mode, **option), lambda v: np.pad(v, widths, mode, **option), x

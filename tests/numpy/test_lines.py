@@ -1,5 +1,7 @@
 """Differences, integrals, convolutions and windows; polynomials; functions of lines; against NumPy."""
 
+# ruff: noqa: B023 - the functions that close over loop variables run at once
+
 import numpy as np
 import pytest
 

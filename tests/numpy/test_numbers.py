@@ -1,5 +1,7 @@
 """Divisors, bits, mantissas and exponents; positions and grids; files and other libraries."""
 
+# ruff: noqa: B023 - the functions that close over loop variables run at once
+
 import numpy as np
 import pytest
 
@@ -129,7 +131,8 @@ def test_positions():
 
 
 A, B, M = np.arange(1.0, 4), np.arange(4.0, 7), np.ones((2, 3))
-JOINS = [(A, 0, 0, B), (slice(0, 4), 5), (slice(-1, 1, 6j), A), ("r", A, B), ("c", A, B), ("0,2", A, B), ("0,2,0", A, B),
+JOINS = [(A, 0, 0, B), (slice(0, 4), 5), (slice(-1, 1, 6j), A), ("r", A, B), ("c", A, B), ("0,2", A, B),
+         ("0,2,0", A, B),
          ("1,2", A[:, None], M.T), ("1,2,0", A, B), ("-1", M, M), (M, M), ("0,3,1", A, B)]  # fmt: skip
 
 

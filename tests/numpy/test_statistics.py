@@ -1,5 +1,7 @@
 """Quantiles, reductions that pass over NaN, covariances, histograms, against NumPy."""
 
+# ruff: noqa: B023 - the functions that close over loop variables run at once
+
 import warnings
 
 import numpy as np
@@ -125,8 +127,9 @@ def test_histogram(options):
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"bins": (3, 4)}, {"bins": 3, "range": ((-1, 1), (0, 2))}, {"density": True, "bins": [np.array([-1, 0, 1.0]), 4]},
-     {"bins": np.array([-2, 0, 1, 3.0])}, {"weights": W}],
+    [{}, {"bins": (3, 4)}, {"bins": 3, "range": ((-1, 1), (0, 2))}, {"weights": W},
+     {"density": True, "bins": [np.array([-1, 0, 1.0]), 4]},
+     {"bins": np.array([-2, 0, 1, 3.0])}],
 )  # fmt: skip
 def test_histogram2d(options):
     check(

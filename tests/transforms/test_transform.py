@@ -192,17 +192,28 @@ def test_functions_with_rules_are_gone_through(make):
 
 
 def test_a_rule_for_functions_with_rules():
-    from blufunc.transforms.custom_jvp import custom_jvp_call_p
-
     t = bf.Transform("as told", box=Dual)
 
-    @t.rule(custom_jvp_call_p)
+    @t.rule(extend.custom_jvp_call_p)
     def call(*xs, jaxpr, rule, n_consts, name):
         return [Dual(xs[0].value, 7 * xs[0].tangent)]
 
     f = bf.custom_jvp(bnp.sin)
     f.defjvp(lambda ps, ts: (f(*ps), ts[0]))
     close(t(f)(Dual(X, X)), Dual(X, 7 * X))
+
+
+def test_solvers_are_gone_through():
+    """With the derivatives of their iterations, which agree with those of what they solve where they converge."""
+    a = arr([[4.0, 1.0, 0.0], [1.0, 3.0, 1.0], [0.0, 1.0, 5.0]])
+    solver = lambda matvec, b: bnp.linalg.solve(a, b)
+    linear = lambda b: lax.custom_linear_solve(lambda v: a @ v, b, solver, symmetric=True)
+    close(dual(linear)(Dual(X, X * 2)), Dual(linear(X), linear(X * 2)))
+    newton = lambda f, x: lax.fori_loop(0, 8, lambda i, x: x - f(x) / (2 * x), x)
+    root = lambda y: lax.custom_root(lambda x: x * x - y, bnp.ones_like(y), newton, lambda g, b: b / g(1.0))
+    got = dual(bf.vmap(root))(Dual(arr([2.0, 9.0]), arr([1.0, 1.0])))
+    np.testing.assert_allclose(got.value, [2**0.5, 3], rtol=1e-9)
+    np.testing.assert_allclose(got.tangent, [0.5 / 2**0.5, 1 / 6], rtol=1e-6)
 
 
 # -- a transform that watches ----------------------------------------------------------------------
@@ -261,6 +272,21 @@ def test_what_is_no_box_stays_plain():
 
     two, x = dual(f)(Dual(X, X), X)
     assert isinstance(two, bf.Array) and isinstance(x, Dual)
+
+
+def test_arguments_that_are_no_arrays_are_left_alone():
+    @functools.partial(bf.jit, static_argnums=(1, 2))
+    def f(x, flag, name):
+        return {"x": x if flag and name == "left" else -x}
+
+    def g(x, flag, name, *, times):
+        assert (flag, name, times) == (True, "left", 2)
+        for _ in range(times):
+            x = f(x, flag, name)["x"]
+        return x
+
+    close(dual(g)(Dual(X, X), True, "left", times=2), Dual(X, X))
+    assert isinstance(dual(lambda x: x)(np.ones(2)), bf.Array)
 
 
 @pytest.mark.parametrize("cls", [tuple, list, dict])
