@@ -59,7 +59,7 @@ sums = [lax.add_p, lax.add_any_p, lax.reduce_sum_p, lax.cumsum_p]
 extremes = [lax.max_p, lax.min_p, lax.reduce_max_p, lax.reduce_min_p, lax.clamp_p]
 moves = [
     lax.reshape_p, lax.transpose_p, lax.broadcast_in_dim_p, lax.concatenate_p, lax.slice_p, lax.rev_p, lax.pad_p,
-    lax.gather_p, lax.dynamic_slice_p, lax.dynamic_update_slice_p, lax.select_p, lax.convert_p, lax.copy_p,
+    lax.gather_p, lax.dynamic_slice_p, lax.dynamic_update_slice_p, lax.select_p, lax.copy_p,
     lax.stop_gradient_p,
 ]  # fmt: skip
 bounds.leafwise(*increasing, *sums, *extremes, *moves)
@@ -70,6 +70,16 @@ bounds.leafwise(*increasing, *sums, *extremes, *moves)
 @bounds.rule(lax.neg_p)
 def neg(x):
     return Interval(-x.hi, -x.lo)
+
+
+@bounds.rule(lax.convert_p)
+def convert(x, *, dtype, **params):
+    """Rounding to another precision, or toward zero, keeps the order; being other than zero does not."""
+    if dtype.kind == "b":
+        raise bf.errors.UnsupportedError(
+            "bounds of a condition.", where=bounds.where(), fix="compare what is known"
+        )
+    return Interval(*[lax.convert_p.bind(v, dtype=dtype, **params) for v in x])
 
 
 @bounds.rule(lax.sub_p)

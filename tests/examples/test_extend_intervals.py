@@ -102,6 +102,14 @@ def test_a_comparison_of_intervals_has_no_answer():
     assert "test_extend_intervals.py" in info.value.where
 
 
+def test_conversions():
+    found = bounds(lambda x: (x * 3).astype("int32"))(Interval(arr(-1.0), arr(1.9)))
+    assert (int(found.lo), int(found.hi)) == (-3, 5)
+    assert bounds(lambda x: x.astype("float32"))(Interval(arr(-1.0), arr(1.9))).hi.dtype == np.float32
+    with pytest.raises(errors.UnsupportedError, match="bounds of a condition"):
+        bounds(lambda x: x.astype(bool))(Interval(arr(-1.0), arr(1.0)))
+
+
 def test_certified_training():
     """Training on the bound certifies what training on the points does not."""
     right, certified = intervals.certified(intervals.train(0.0, steps=150), 0.1)

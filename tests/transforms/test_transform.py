@@ -125,6 +125,40 @@ def test_compositions():
     assert not report.unsupported
 
 
+def told(f):
+    """f with a rule that is its derivative."""
+    g = bf.custom_jvp(f)
+    g.defjvp(lambda ps, ts: bf.jvp(f, ps, ts))
+    return g
+
+
+AROUND = {
+    "jit": bf.jit,
+    "checkpoint": bf.checkpoint,
+    "custom_jvp": told,
+    "vmap": bf.vmap,
+    "scan": lambda f: lambda x: lax.scan(lambda c, y: (f(c) + y, c), x, bnp.stack([x, 2 * x]))[0],
+    "cond": lambda f: lambda x: lax.cond(True, f, lambda v: v * 0.0, x),
+    "while_loop": lambda f: (
+        lambda x: lax.while_loop(lambda c: c[0] < 2, lambda c: (c[0] + 1, f(c[1])), (0, x), max_steps=3)[1]
+    ),
+    "grad": lambda f: bf.grad(lambda x: f(x).sum()),
+    "jvp": lambda f: lambda x: bf.jvp(f, (x,), (x,))[1],
+}
+
+
+@pytest.mark.parametrize("inner", AROUND)
+@pytest.mark.parametrize("outer", AROUND)
+def test_orders(outer, inner):
+    """Every two, in every order, around the function and with derivatives around the transform."""
+    f, x = AROUND[outer](AROUND[inner](smooth)), bnp.stack([X, 2 * X])
+    want = by_jvp(lambda xs: f(*xs))([x], [x / 2])
+    close(by_dual(lambda xs: f(*xs))([x], [x / 2]), want, rtol=1e-9)
+    close(bf.jit(by_dual(lambda xs: f(*xs)))([x], [x / 2]), want, rtol=1e-9)
+    slope = lambda run: bf.grad(lambda x: run(lambda xs: f(*xs))([x], [x / 2])[0].tangent.sum())(x)
+    close(slope(by_dual), slope(by_jvp), rtol=1e-9)
+
+
 def test_nested():
     """Duals of duals: the inner transform's operations are the outer one's operands."""
     ones = bnp.ones_like(X)
