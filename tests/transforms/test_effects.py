@@ -171,7 +171,11 @@ def test_a_loop_of_actions_without_a_tangent_is_stored():
 @pytest.mark.parametrize(
     "wrap", [lambda f: f, bf.jit, bf.checkpoint, lambda f: bf.jit(bf.grad(lambda x: f(x).sum()))]
 )
-@pytest.mark.parametrize("effect", [reports, functools.partial(reports, ordered=True), stores, acts], ids=str)
+@pytest.mark.parametrize(
+    "effect",
+    [reports, functools.partial(reports, ordered=True), stores, acts],
+    ids=["reports", "ordered reports", "stores", "acts"],
+)
 def test_vmap_has_the_effect_for_each_element_in_order(effect, wrap):
     log = Log()
     f = wrap(bf.vmap(effect(log)))
