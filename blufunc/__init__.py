@@ -1,5 +1,7 @@
 """blufunc: gradients, batches and compiled programs from pure Python functions over immutable arrays."""
 
+import importlib as _importlib
+
 from blufunc import ad_checkpoint as ad_checkpoint
 from blufunc import custom_batching as custom_batching
 from blufunc import custom_derivatives as custom_derivatives
@@ -11,7 +13,6 @@ from blufunc import nn as nn
 from blufunc import numpy as numpy
 from blufunc import optim as optim
 from blufunc import random as random
-from blufunc import testing as testing
 from blufunc import tree as tree
 from blufunc.config import config as config
 from blufunc.core import dtypes as dtypes
@@ -60,3 +61,15 @@ from blufunc.transforms.transform import Transform as Transform
 from blufunc.transforms.vmap import vmap as vmap
 
 __version__ = "0.1.0.dev0"
+
+_WHEN_ASKED_FOR = ("flatten_util", "scipy", "testing")  # modules that most programs do without
+
+
+def __getattr__(name: str):
+    if name in _WHEN_ASKED_FOR:
+        return _importlib.import_module(f"blufunc.{name}")
+    raise AttributeError(f"module 'blufunc' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_WHEN_ASKED_FOR})

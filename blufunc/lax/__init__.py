@@ -320,6 +320,7 @@ from blufunc.parallel.collectives import (
     psum_scatter_p,
 )
 from blufunc.transforms.associative_scan import associative_scan
+from blufunc.transforms.callback import debug_callback_p, io_callback_p, pure_callback_p
 from blufunc.transforms.cond import cond, cond_p, switch
 from blufunc.transforms.custom_root import custom_root
 from blufunc.transforms.linear_solve import custom_linear_solve, linear_solve_p

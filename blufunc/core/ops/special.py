@@ -208,7 +208,9 @@ bessel_i1e_p = _special("bessel_i1e", scipy.special.i1e, [_i1e_deriv])
 
 
 def _expn(n, x):
-    return scipy.special.expn(n.astype(np.float64), x.astype(np.float64)).astype(x.dtype)
+    order = np.floor(n)  # there is no function of another order
+    values = scipy.special.expn(np.where(np.isfinite(order), order, 0).astype(np.int64), x.astype(np.float64))
+    return np.where(order == n, values, np.nan).astype(x.dtype)
 
 
 def _expn_deriv(t, ans, n, x):
