@@ -369,7 +369,8 @@ __all__ = [
     "associative_scan", "cond", "custom_linear_solve", "custom_root", "fori_loop", "map", "scan", "switch",
     "while_loop",
     # primitives
-    "cond_p", "linear_solve_p", "scan_p", "while_p",
+    "cond_p", "debug_callback_p", "io_callback_p", "pure_callback_p",
+    "linear_solve_p", "scan_p", "while_p",
     "abs_p", "acos_p", "acosh_p", "add_any_p", "add_p", "and_p", "argmax_p", "argmin_p", "asin_p",
     "asinh_p", "atan2_p", "atan_p", "atanh_p", "bitcast_p", "broadcast_in_dim_p", "cbrt_p",
     "ceil_p", "clamp_p", "complex_p", "concatenate_p", "conj_p", "convert_p", "copy_p", "cos_p",

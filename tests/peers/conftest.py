@@ -2,6 +2,7 @@
 
 
 def pytest_terminal_summary(terminalreporter):
+    # properties travel with the reports, also from the workers of xdist, where tuples become lists
     found = [
         value
         for report in terminalreporter.stats.get("passed", [])
@@ -17,7 +18,10 @@ def pytest_terminal_summary(terminalreporter):
     for dtype in sorted({d for _, d, *_ in found}):
         ranked = sorted(((e, n) for n, d, e, _ in found if d == dtype), reverse=True)[:5]
         write(f"  {dtype}: " + ", ".join(f"{e:.1e} {n}" for e, n in ranked))
-    reasons = {(name, reason) for name, _, _, reason in found if reason}
-    write(f"{len(reasons)} differ in part:" if reasons else "None differ.")
-    for name, reason in sorted(reasons):
-        write(f"  {name}: {reason}")
+    differ = {}
+    for name, _, _, reasons in found:
+        for reason in reasons:
+            differ.setdefault(reason, set()).add(name)
+    write(f"{len(set().union(*differ.values()))} differ in part:" if differ else "None differ.")
+    for reason, rows in sorted(differ.items()):
+        write(f"  {reason}: {', '.join(sorted(rows))}")

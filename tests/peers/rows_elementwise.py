@@ -28,7 +28,7 @@ BINARY = {
     "np.arctan2": (0.3, 2), "np.hypot": (0.3, 2), "np.maximum": (-2, 2), "np.minimum": (-2, 2), "np.fmod": (0.4, 3),
     "np.remainder": (0.4, 3), "np.floor_divide": (0.4, 3), "np.logaddexp": (-3, 3), "np.logaddexp2": (-3, 3),
     "np.copysign": (0.3, 2), "np.heaviside": (0.3, 2), "np.fmax": (-2, 2), "np.fmin": (-2, 2), "np.float_power": (0.3, 2),
-    "np.nextafter": (0.3, 2), "np.ldexp": None, "lax.igamma": (0.5, 4), "lax.igammac": (0.5, 4),
+    "np.nextafter": (0.3, 2), "np.ldexp": None,
 }  # fmt: skip
 STEPS = {
     "np.sign",
@@ -73,9 +73,10 @@ ROWS = [
     Row("np.where", (A(dtype="bool"), A(), A())),
     Row("np.clip", (A(),), options={"min": -0.5, "max": 0.7}),
     Row("np.ldexp", (A(), A(dtype="int32", low=-3, high=3)), order=1),
-    Row("lax.clamp", (A((), -1, -0.5), A(), A((), 0.5, 1)), batch=False),
+    Row("lax.clamp", (A(low=-1, high=-0.5), A(), A(low=0.5, high=1))),
     Row("lax.integer_pow", (A(),), fun=lambda m, x: m.lax.integer_pow(x, 5)),
     Row("lax.select_n", (A(dtype="int32", low=0, high=2), A(), A(), A())),
+    *(Row(f"lax.{name}", (A(low=0.5, high=4), A(low=0.5, high=4)), order=1) for name in ("igamma", "igammac")),
     Row("lax.polygamma", (A((3,), 1, 3, make=np.floor), A((3,), 0.5, 4)), order=0),
     Row("lax.betainc", (A((3,), 0.5, 3), A((3,), 0.5, 3), A((3,), 0.1, 0.9)), order=0, tol=10),
     Row("np.modf", (A(),), order=0),
