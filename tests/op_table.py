@@ -100,6 +100,7 @@ UNARY = [
             grad=0, refuses=("float32", "bool")),
     *_unary(ew.stop_gradient_p, lambda x: x, dtypes=ANY, grad=0, refuses=()),
     *_unary(ew.copy_p, lambda x: x, dtypes=ANY, refuses=()),
+    *_unary(ew.complex_abs_p, np.abs, dtypes=COMPLEX, out=_component, refuses=("float32", *NOT_INEXACT)),
     *_unary(ew.real_p, np.real, dtypes=COMPLEX, out=_component, refuses=("float32", *NOT_INEXACT)),
     *_unary(ew.imag_p, np.imag, dtypes=COMPLEX, out=_component, refuses=("float32", *NOT_INEXACT)),
     *_unary(ew.conj_p, np.conj, dtypes=COMPLEX),

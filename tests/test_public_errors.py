@@ -26,18 +26,27 @@ BAD = [None, "a", -1, 99, 1.5, 1j, (), (0, 0), [1], {}, object(), KEY, ONE, MATR
 GOOD = [MATRIX, 1]  # what stands in the required slots that are not under test
 
 EFFECTS = types.SimpleNamespace(
-    pure_callback=bf.pure_callback, io_callback=bf.io_callback, named_scope=bf.named_scope, named_call=bf.named_call
+    pure_callback=bf.pure_callback,
+    io_callback=bf.io_callback,
+    named_scope=bf.named_scope,
+    named_call=bf.named_call,
 )
 FACES = {"numpy": bnp, "lax": lax, "nn": nn, "random": random}
 FACES |= {"linalg": bnp.linalg, "fft": bnp.fft, "lax_linalg": lax.linalg, "scipy_linalg": bf.scipy.linalg}
 DERIVATIVES = types.SimpleNamespace(
-    autocast=bf.autocast, autocast_table=bf.autocast_table, hessian=bf.hessian, jacfwd=bf.jacfwd, jacrev=bf.jacrev
+    autocast=bf.autocast,
+    autocast_table=bf.autocast_table,
+    hessian=bf.hessian,
+    jacfwd=bf.jacfwd,
+    jacrev=bf.jacrev,
 )
 FACES |= {"scipy_special": bf.scipy.special}
 FACES |= {"derivatives": DERIVATIVES}
 FACES |= {"custom_batching": bf.custom_batching, "custom_derivatives": bf.custom_derivatives}
 FACES |= {"optim": bf.optim, "tree_utils": bf.optim.tree_utils, "stats": bf.scipy.stats}
-FACES |= {f"stats_{name}": m for name, m in vars(bf.scipy.stats).items() if hasattr(m, "pdf") or hasattr(m, "pmf")}
+FACES |= {
+    f"stats_{name}": m for name, m in vars(bf.scipy.stats).items() if hasattr(m, "pdf") or hasattr(m, "pmf")
+}
 FACES |= {"ad_checkpoint": ad_checkpoint, "debug": debug, "effects": EFFECTS, "testing": testing}
 
 
@@ -53,7 +62,9 @@ FUNCTIONS = [
     f"{face}.{name}"
     for face, module in FACES.items()
     for name in getattr(module, "__all__", dir(module))
-    if not name.startswith("_") and is_function(getattr(module, name)) and f"{face}.{name}" not in WITH_EFFECTS
+    if not name.startswith("_")
+    and is_function(getattr(module, name))
+    and f"{face}.{name}" not in WITH_EFFECTS
 ]
 
 

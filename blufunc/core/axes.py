@@ -20,7 +20,7 @@ def static_int(x: Any, name: str, what: str) -> int:
     if x.__class__ is int:
         return x
     try:
-        return operator.index(x)
+        return int(operator.index(x))
     except errors.ConcretizationError:  # a traced value, which says so itself
         raise
     except TypeError:

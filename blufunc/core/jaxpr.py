@@ -87,6 +87,9 @@ class Eqn:
         return f"Eqn({self.prim}, at {source_lib.summary(self.source)})"
 
 
+_SCOPES = "memos of scopes"
+
+
 class Jaxpr:
     """A pure function as a list of equations in order of dependence.
 
@@ -176,12 +179,19 @@ class Jaxpr:
 
     def memoised(self, key: Any, make: Callable[[], Any]) -> Any:
         """``make()``, computed once for this jaxpr, ``key``, and the rules that are in force."""
-        if state.context:
-            key = (key, state.context)
-        found = self.memo.get(key)
+        memo = self._memo_of(state.context) if state.context else self.memo
+        found = memo.get(key)
         if found is None:
-            found = self.memo[key] = make()
+            found = memo[key] = make()
         return found
+
+    def _memo_of(self, context: tuple) -> dict:
+        """The memo of a scope; those of the last few are kept, as there may be no end of them."""
+        scopes = self.memo.setdefault(_SCOPES, {})
+        memo = scopes[context] = scopes.pop(context, {})
+        if len(scopes) > 16:
+            del scopes[next(iter(scopes))]
+        return memo
 
     def __str__(self) -> str:
         return printer.to_text(self)
@@ -197,10 +207,10 @@ def eval_jaxpr(jaxpr: Jaxpr, args: Sequence[Any]) -> list[Any]:
     """
     env: dict[Any, Any] = dict(zip(jaxpr.constvars, jaxpr.consts, strict=True))
     env.update(zip(jaxpr.invars, args, strict=True))
-    previous = state.source
+    previous = source_lib.replay.line
     try:
         for eqn in jaxpr.eqns:
-            state.source = eqn.source
+            source_lib.replay.line = eqn.source
             values = [a.array if a.__class__ is Literal else env[a] for a in eqn.invars]
             out = state.trace.process(eqn.prim, values, eqn.params)
             if eqn.prim.multiple_results:
@@ -208,7 +218,7 @@ def eval_jaxpr(jaxpr: Jaxpr, args: Sequence[Any]) -> list[Any]:
             else:
                 env[eqn.outvars[0]] = out
     finally:
-        state.source = previous
+        source_lib.replay.line = previous
     return [a.array if a.__class__ is Literal else env[a] for a in jaxpr.outvars]
 
 

@@ -3,8 +3,8 @@
 Core. Each pass takes a jaxpr and returns a new one:
 
 - ``inline_calls``: the bodies of ``jit`` equations in the place of the calls;
-- ``fold``: equations whose operands are all literals become literals, products with one vanish, and numbers
-  are not broadcast for operations that take them as they are;
+- ``fold``: equations whose operands are all literals become literals, products with one vanish, so do choices
+  between equals, and numbers are not broadcast for operations that take them as they are;
 - ``cse``: of equations that compute the same, the first serves;
 - ``dce``: equations that nobody reads go, except for their effects.
 """
@@ -22,7 +22,7 @@ from blufunc.core.array import Array
 from blufunc.core.cache import exact
 from blufunc.core.jaxpr import Atom, DropVar, Eqn, Jaxpr, Literal, Var
 from blufunc.core.kinds import Elementwise
-from blufunc.core.ops.elementwise import add_p, div_p, mul_p
+from blufunc.core.ops.elementwise import add_p, div_p, mul_p, select_p, stop_gradient_p
 from blufunc.core.primitive import Primitive
 from blufunc.core.structure import add_any_p, broadcast_in_dim_p
 
@@ -128,6 +128,10 @@ def fold(jaxpr: Jaxpr) -> Jaxpr:
                 (numbers[out],) = _evaluate(prim, scalars, eqn.params)
                 repeated = {"shape": out.aval.shape, "dims": ()}
                 return [Eqn(broadcast_in_dim_p, [numbers[out]], [out], repeated, eqn.source)]
+            if prim is stop_gradient_p or (prim is select_p and invars[1] is invars[2]):
+                if invars[-1].aval.same_type(out.aval):
+                    alias(out, invars[-1])
+                    return []
             if prim is mul_p or prim is div_p:
                 x, y = invars if prim is div_p or _is_one(invars[1]) else invars[::-1]
                 if _is_one(y) and x.aval.same_type(out.aval):

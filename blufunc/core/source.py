@@ -35,6 +35,32 @@ _opened = _Open()  # the scopes of the code that runs, outermost first
 _scopes_in_use = False
 
 
+class _Replay(threading.local):
+    line: Source | None = None
+
+
+replay = _Replay()
+"""While a transform replays equations, ``replay.line`` is that of the equation at hand: what is made of it, and what
+goes wrong with it, belongs there and not to the line that called the transform."""
+
+
+class own_lines:
+    """Context manager for code of the user's that runs during a replay, as a rule: there its own lines count.
+
+    The scopes of the equation that is replayed stay open.
+    """
+
+    __slots__ = ("replayed", "scopes")
+
+    def __enter__(self) -> None:
+        self.replayed, replay.line = replay.line, None
+        self.scopes = _opened.scopes if self.replayed is None else open_scopes(scopes_of(self.replayed))
+
+    def __exit__(self, *exc) -> None:
+        replay.line = self.replayed
+        open_scopes(self.scopes)
+
+
 def open_scopes(scopes: tuple[str, ...]) -> tuple[str, ...]:
     """Make ``scopes`` those of the code that runs from here on in this thread; returns what they were."""
     global _scopes_in_use
@@ -44,7 +70,10 @@ def open_scopes(scopes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _classify(filename: str) -> bool:
-    internal = os.path.abspath(filename).startswith(_PACKAGE) or (
+    internal = filename.startswith("<blufunc") or os.path.abspath(filename).startswith(
+        _PACKAGE
+    )  # a program, or ours
+    internal = internal or (
         os.path.basename(filename) in _STDLIB_WRAPPERS
         and os.path.dirname(filename) == os.path.dirname(os.__file__)
     )
@@ -113,8 +142,8 @@ def describe(source: Source | None) -> str | None:
 
 
 def here() -> str | None:
-    """``describe(current())``: where the user's code is now, for error messages."""
-    return describe(current())
+    """Where the user's code is, for error messages: the line that is replayed, or else the one that runs."""
+    return describe(replay.line or current())
 
 
 def located(error: BlufuncError) -> BlufuncError:

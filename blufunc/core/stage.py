@@ -15,7 +15,7 @@ from blufunc.core import check, source
 from blufunc.core.array import Array, lift
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var
-from blufunc.core.trace import Trace, Tracer, leak_error, new_trace, state
+from blufunc.core.trace import Trace, Tracer, leak_error, new_trace
 
 
 class StagedTracer(Tracer):
@@ -55,7 +55,7 @@ class StageTrace(Trace):
             a.variable if a.__class__ is StagedTracer and a.trace is self else self.atom(a) for a in args
         ]
         outs = prim.typed(tuple([v.aval for v in invars]), params)
-        line = state.source or source.current()
+        line = source.replay.line or source.current()
         if prim.multiple_results:
             outvars = [Var(aval) for aval in outs]
             self.eqns.append(Eqn(prim, invars, outvars, params, line))
@@ -115,7 +115,7 @@ def stage(
     """
     trace = StageTrace(name)
     params = [trace.parameter(a, labels[i] if labels else None) for i, a in enumerate(in_avals)]
-    previous, state.source = state.source, None
+    previous, source.replay.line = source.replay.line, None
     # The scopes of a call are on its equation, not on those of the body: a trace may serve other calls too.
     scopes = source.open_scopes(())
     try:
@@ -123,5 +123,5 @@ def stage(
             outs = fun(*params)
             return trace.finish(outs, name, labels or ())
     finally:
-        state.source = previous
+        source.replay.line = previous
         source.open_scopes(scopes)

@@ -144,9 +144,6 @@ EVAL = EvalTrace()
 
 class _State(threading.local):
     trace: Trace = EVAL
-    source: source.Source | None = (
-        None  # set while a transform replays equations: their lines, not the caller's
-    )
     context: tuple = ()  # what a trace depends on besides its arguments: named axes, overridden rules
 
 

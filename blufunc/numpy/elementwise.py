@@ -593,8 +593,7 @@ def clip(x: Any, /, min: Any = None, max: Any = None) -> Value:
         return value_of(x, "clip")
     operands = match_shapes("clip", *promote_dtypes("clip", x, *bounds))
     x = operands[0]
-    if len(bounds) == 2 and (x.aval.ndim or not any(b.aval.ndim for b in operands[1:])):
-        return ops.clamp_p.bind(operands[1], x, operands[2])
+    # not clamp, whose derivative at the ends is 0: here x and the bound share it
     if min is not None:
         x = ops.max_p.bind(x, operands[1])
     return x if max is None else ops.min_p.bind(x, operands[-1])

@@ -56,7 +56,8 @@ def take(
     """The elements of x at integer positions along an axis (of x flattened, by default).
 
     The result has the shape of ``indices`` in the place of the axis. Out of range: ``mode='fill'`` (the
-    default) gives NaN, or the extreme of integers; ``'clip'`` the nearest element; ``'wrap'`` counts round.
+    default) gives NaN, or the extreme of integers; ``'clip'`` the nearest element, the first for
+    negative positions; ``'wrap'`` counts round.
     ``unique_indices`` and ``indices_are_sorted`` are promises that make for faster programs.
     """
     x = as_value(x, "take")
@@ -75,6 +76,10 @@ def take(
         )
     if mode == "wrap":
         positions, mode = ew.remainder(positions, x.aval.shape[d]), "clip"
+    elif mode is not None and gather_mode(mode) == gather_mode("clip"):
+        positions = ew.maximum(
+            positions, 0
+        )  # negative ones are before the first: they do not count from the end
     index = (slice(None),) * d + (positions if positions.ndim else _reshape(asarray(positions), (1,)),)
     result = getitem(x, index, gather_mode(mode or "fill"), fill_value, unique_indices, indices_are_sorted)
     return result if positions.ndim else squeeze(result, d)

@@ -20,7 +20,8 @@ from blufunc import errors
 from blufunc.core import dtypes, source, tree
 from blufunc.core.array import lift, scalar
 from blufunc.core.avals import ShapedArray
-from blufunc.core.axes import axis_in, ints
+from blufunc.core.axes import axis_in, ints, sequence
+from blufunc.core.kinds import check_types
 from blufunc.core.ops.elementwise import add, convert, div, eq, mul
 from blufunc.core.ops.reduce import reduce_max, reduce_min
 from blufunc.core.ops.shape import concatenate, iota, slice_in_dim
@@ -51,13 +52,12 @@ class _Collective(Primitive):
 class _Reduce(_Collective):
     """A reduction over axes: the same result everywhere."""
 
-    def __init__(self, name: str, reduce: Callable, repeated: Callable):
+    def __init__(self, name: str, reduce: Callable, repeated: Callable, types: str):
         super().__init__(name)
-        self.reduce, self.repeated = reduce, repeated
+        self.reduce, self.repeated, self.types = reduce, repeated, types
 
     def abstract(self, x, *, axes, sizes):
-        if dtypes.is_key(x.dtype) or (self is not psum_p and dtypes.is_complex(x.dtype)):
-            raise errors.DtypeError(f"{self.name} of {x}: such elements cannot be combined.")
+        check_types(self.name, self.types, x)
         return x.strong()
 
     def batch(self, axis, args, dims, *, axes, sizes):
@@ -185,9 +185,9 @@ def _times(x: Any, n: int) -> Any:
     return mul(x, scalar(n, x.aval.dtype))
 
 
-psum_p = _Sum("psum", reduce_sum, _times)
-pmax_p = _Extremum("pmax", reduce_max, lambda x, n: x)
-pmin_p = _Extremum("pmin", reduce_min, lambda x, n: x)
+psum_p = _Sum("psum", reduce_sum, _times, "number")
+pmax_p = _Extremum("pmax", reduce_max, lambda x, n: x, "ordered")
+pmin_p = _Extremum("pmin", reduce_min, lambda x, n: x, "ordered")
 all_gather_p = _AllGather("all_gather")
 psum_scatter_p = _SumScatter("psum_scatter")
 all_to_all_p = _AllToAll("all_to_all")
@@ -305,7 +305,7 @@ def all_to_all(
 def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Any:
     """Element dst of a named axis gets the value of element src for each (src, dst) of ``perm``; others get zeros."""
     axes, sizes = _one_axis(axis_name, "ppermute", None)
-    pairs = [ints(pair, "ppermute", "a pair of perm") for pair in perm]
+    pairs = [ints(pair, "ppermute", "a pair of perm") for pair in sequence(perm, "ppermute", "perm", "pairs")]
     if any(len(p) != 2 for p in pairs) or any(not 0 <= i < sizes[0] for p in pairs for i in p):
         raise errors.ValueRangeError(
             f"ppermute: perm holds pairs of positions below {sizes[0]}, not {perm!r:.80}.",

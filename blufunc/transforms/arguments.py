@@ -168,13 +168,27 @@ def labels_of(fun: Callable, in_tree: tree.TreeDef) -> list[str]:
     return labels
 
 
+def argument_numbers(nums: Any, what: str) -> tuple[int, ...]:
+    """``argnums`` as a tuple of ints; None for none."""
+    if nums is None:
+        return ()
+    listed = (nums,) if isinstance(nums, (int, np.integer)) else nums
+    if not isinstance(listed, (tuple, list, set, frozenset)) or not all(
+        isinstance(i, (int, np.integer)) and not isinstance(i, bool) for i in listed
+    ):
+        raise errors.ArgumentError(
+            f"{what} is an int or a sequence of them, not {nums!r:.60}.", where=source.here()
+        )
+    return tuple(map(int, listed))
+
+
 def argument_indices(argnums: int | Sequence[int], n_args: int, what: str) -> tuple[int, ...]:
     """``argnums`` as non-negative indices.
 
     Raises:
       ValueRangeError: an index is out of range.
     """
-    nums = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    nums = argument_numbers(argnums, what)
     for i in nums:
         if not -n_args <= i < n_args:
             raise errors.ValueRangeError(

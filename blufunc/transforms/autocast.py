@@ -18,14 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from blufunc.core import dtypes, tree
+from blufunc.core import dtypes, source, tree
 from blufunc.core.array import scalar
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Eqn, Jaxpr, Literal
 from blufunc.core.ops.elementwise import convert, convert_p
 from blufunc.core.stage import stage
 from blufunc.core.tangents import Zero, zero
-from blufunc.core.trace import state
 from blufunc.transforms.arguments import FlatFunction, as_values, check_callable, labels_of, name_of
 from blufunc.transforms.autocast_policy import Policy, make_policy
 from blufunc.transforms.calls import Call
@@ -125,14 +124,14 @@ def _run(jaxpr: Jaxpr, policy: Policy, args: Sequence[Any]) -> list[_Cell]:
     def read(atom):
         return _Cell(atom.array, atom.aval, literal=True) if atom.__class__ is Literal else cells[atom]
 
-    previous = state.source
+    previous = source.replay.line
     try:
         for eqn in jaxpr.eqns:
-            state.source = eqn.source
+            source.replay.line = eqn.source
             outs = _apply(eqn, policy, [read(a) for a in eqn.invars])
             cells.update((v, _Cell(x, v.aval)) for v, x in zip(eqn.outvars, outs, strict=True))
     finally:
-        state.source = previous
+        source.replay.line = previous
     return [read(a) for a in jaxpr.outvars]
 
 

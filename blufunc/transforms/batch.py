@@ -87,7 +87,7 @@ class BatchTrace(Trace):
                 if name is None or name not in named_axes(prim, params):
                     return self.parent.process(prim, values, params)
             out, out_dims = prim.batch(self.axis, values, dims, **params)
-        line = state.source or source.current()
+        line = source.replay.line or source.current()
         if prim.multiple_results:
             return [self.tracer(v, d, line) for v, d in zip(out, out_dims, strict=True)]
         return self.tracer(out, out_dims, line)

@@ -21,7 +21,7 @@ from blufunc.core.array import from_numpy, lift
 from blufunc.core.avals import ShapedArray
 from blufunc.core.primitive import Primitive, unsupported
 from blufunc.core.structure import batched_front, move_dim, reshape
-from blufunc.core.trace import EVAL, Value, set_trace, state
+from blufunc.core.trace import EVAL, Value, set_trace
 from blufunc.transforms.arguments import abstract, as_values, check_callable, labels_of, name_of
 
 
@@ -63,17 +63,14 @@ class HostFunction:
         n = self.in_tree.num_leaves
         leaves = [self.static[i] if i in self.static else next(values) for i in range(n)]
         args, kwargs = tree.unflatten(self.in_tree, leaves)
-        replayed, state.source = state.source, None
         try:
-            with set_trace(EVAL):
+            with set_trace(EVAL), source.own_lines():
                 out = self.fun(*args, **kwargs)
         except Exception as e:
             where = source.describe(self.source)
             if getattr(e, "where", None) != where:  # else it says so itself
                 e.add_note(f"in {self.__name__}, which {self.api} calls, at {where}")
             raise
-        finally:
-            state.source = replayed
         return self._results(out)
 
     def _results(self, out: Any) -> list[np.ndarray]:

@@ -141,7 +141,7 @@ class _Silent(Trace):
             if prim.effects_of(params):
                 raise UnsupportedError(
                     f"checkpoint would repeat the effect of {prim}, to compute it again for the derivative.",
-                    where=source.describe(state.source or source.current()),
+                    where=source.describe(source.replay.line or source.current()),
                     why="the results of an io_callback are stored, but not those inside of a loop, a branch, a further "
                     "checkpoint or a function with derivative rules of its own.",
                     fix="move the io_callback out of that, or checkpoint that by itself",
@@ -156,10 +156,10 @@ def _eval_knowing(jaxpr: Jaxpr, args: tuple, known: dict[Var, Any]) -> list[Any]
     trace: Any = state.trace
     split = trace.split
     env: dict[Any, Any] = dict(zip(jaxpr.invars, args, strict=True))
-    previous = state.source
+    previous = source.replay.line
     try:
         for eqn in jaxpr.eqns:
-            state.source = eqn.source
+            source.replay.line = eqn.source
             values = [a.array if a.__class__ is Literal else env[a] for a in eqn.invars]
             if any(v in known for v in eqn.outvars):
                 outs = [known[v] for v in eqn.outvars]
@@ -172,7 +172,7 @@ def _eval_knowing(jaxpr: Jaxpr, args: tuple, known: dict[Var, Any]) -> list[Any]
             trace.split = split
             env.update(zip(eqn.outvars, out if eqn.prim.multiple_results else [out], strict=True))
     finally:
-        trace.split, state.source = split, previous
+        trace.split, source.replay.line = split, previous
     return [a.array if a.__class__ is Literal else env[a] for a in jaxpr.outvars]
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from blufunc.core.trace import EVAL, set_trace, state
+from blufunc.core import source
+from blufunc.core.trace import EVAL, set_trace
 
 
 @contextlib.contextmanager
@@ -21,9 +22,5 @@ def ensure_compile_time_eval() -> Iterator[None]:
     Raises (in the block):
       LeakedTracerError: an operation is given a traced value: it has no value to compute with.
     """
-    replayed, state.source = state.source, None
-    try:
-        with set_trace(EVAL):
-            yield
-    finally:
-        state.source = replayed
+    with set_trace(EVAL), source.own_lines():
+        yield

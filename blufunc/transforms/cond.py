@@ -17,10 +17,10 @@ from blufunc.core import dtypes, effects, passes, source, tree, treepath
 from blufunc.core.array import lift, scalar
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Eqn, Jaxpr, Literal, Var, eval_jaxpr
-from blufunc.core.ops.elementwise import clamp, convert, eq, ne, select
+from blufunc.core.ops.elementwise import clamp, convert, eq, ne, select, stop_gradient
 from blufunc.core.primitive import Primitive
 from blufunc.core.stage import stage
-from blufunc.core.structure import broadcast_in_dim, broadcast_to, move_dim, zeros
+from blufunc.core.structure import batched_front, broadcast_in_dim, broadcast_to, move_dim, zeros
 from blufunc.core.tangents import Zero, is_linear, zero
 from blufunc.core.trace import set_trace
 from blufunc.transforms.arguments import as_values, check_callable, name_of
@@ -147,7 +147,17 @@ class _Cond(Primitive):
         # each element takes its own branch: all run, and the results are chosen from
         effects.check_divergence(self, {"branches": branches})
         everywhere = (True,) * len(branches[0].outvars)
-        choices = [eval_jaxpr(batch_jaxpr(b, axis, batched, everywhere)[0], ins) for b in branches]
+        index = clamp(0, index, len(branches) - 1)
+        ins = [
+            batched_front(axis, a, d) if is_inexact(a) else x
+            for a, d, x in zip(operands, dims, ins, strict=True)
+        ]
+        batched = tuple(b or is_inexact(a) for a, b in zip(operands, batched, strict=True))
+        choices = []
+        for i, branch in enumerate(branches):
+            taken = eq(index, i)
+            mine = [where_taken(taken, x) if b else x for x, b in zip(ins, batched, strict=True)]
+            choices.append(eval_jaxpr(batch_jaxpr(branch, axis, batched, everywhere)[0], mine))
         outs = [_choose(index, xs) for xs in zip(*choices, strict=True)]
         return outs, [0] * len(outs)
 
@@ -305,11 +315,23 @@ def _filler(aval: ShapedArray) -> Any:
     return zeros(aval)
 
 
+def is_inexact(x: Any) -> bool:
+    """Whether a value can have a derivative."""
+    return dtypes.is_inexact(x.aval.dtype)
+
+
+def where_taken(taken: Any, x: Any) -> Any:
+    """The values of a batch for a way that some elements take, differentiated for these only.
+
+    The derivative of a way at an element that does not take it may be infinite, and zero times that is NaN.
+    """
+    if not is_inexact(x):
+        return x
+    return select(broadcast_in_dim(taken, x.aval.shape, (0,)), x, stop_gradient(x))
+
+
 def _choose(index: Any, choices: Sequence[Any]) -> Any:
     """For each element of a batch the choice that its index names."""
-    if len(choices) == 1:
-        return choices[0]
-    index = clamp(0, index, len(choices) - 1)
     shape = choices[0].aval.shape
     result = choices[-1]
     for i in range(len(choices) - 2, -1, -1):

@@ -159,7 +159,8 @@ class _UserRule(Rule):
         n, text = self.n_consts, f"the batching rule of {self.__name__}"
         flags, _ = tree.unflatten(self.in_tree, batched[n:])
         values, _ = tree.unflatten(self.in_tree, args[n:])
-        pair = self.rule(axis.size, flags, *values)
+        with source.own_lines():
+            pair = self.rule(axis.size, flags, *values)
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
             raise TreeError(
                 f"{text} must return (out, out_batched), it returned a {type(pair).__name__}.",

@@ -312,7 +312,8 @@ class _FlatRule:
         if self.held:
             static = tuple(ps[s.place] if s.__class__ is _Held else s for s in static)
             ps, ts = (tuple(x for i, x in enumerate(xs) if i not in self.held) for xs in (ps, ts))
-        pair = self.owner.rule(*static, ps, ts)
+        with source.own_lines():
+            pair = self.owner.rule(*static, ps, ts)
         name = name_of(self.owner.fun)
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
             raise GradError(

@@ -13,6 +13,7 @@ from typing import Any
 
 from blufunc.core import dtypes, source, tree, treepath
 from blufunc.core.avals import ShapedArray
+from blufunc.core.ops.elementwise import convert
 from blufunc.core.primitive import Primitive, unsupported
 from blufunc.core.stage import stage
 from blufunc.core.structure import all_front, instantiate, move_dim, reduce_sum
@@ -311,7 +312,8 @@ class _FlatRules:
         if self.owner.symbolic_zeros:
             primals = [CustomVJPPrimal(x, p) for x, p in zip(primals, perturbed, strict=True)]
         args, _ = tree.unflatten(self.in_tree, primals)
-        pair = self.fwd(*args)
+        with source.own_lines():
+            pair = self.fwd(*args)
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
             raise GradError(
                 f"the fwd rule of {self.name} must return (out, residuals), it returned a {type(pair).__name__}.",
@@ -332,7 +334,8 @@ class _FlatRules:
     def _backward(self, residuals: Any, cts: Sequence) -> list:
         """For each argument its cotangent, or None for zero."""
         ct = tree.unflatten(self.out_tree, for_rule(cts, self.owner.symbolic_zeros))
-        found = self.owner.bwd(*self.static, residuals, ct)
+        with source.own_lines():
+            found = self.owner.bwd(*self.static, residuals, ct)
         args_tree = tree.structure(tree.unflatten(self.in_tree, [0] * len(self.avals))[0])
         if not isinstance(found, (tuple, list)):
             raise GradError(
@@ -351,6 +354,9 @@ class _FlatRules:
         if ct is None or ct.__class__ is SymbolicZero or expected.dtype == dtypes.float0:
             return None
         (ct,) = as_values([ct], lambda i: f"the cotangent {path} from the bwd rule of {self.name}")
+        if aval.weak_type and not ct.aval.shape and ct.aval.dtype.kind == expected.dtype.kind:
+            # a Python number has no precision of its own, and computing with it gave the other operand's
+            ct = convert(ct, expected.dtype)
         if not expected.same_type(ct.aval):
             raise GradError(
                 f"the bwd rule of {self.name} returned {ct.aval} as the cotangent of argument {path}, which is {aval}.",

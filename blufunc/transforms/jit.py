@@ -23,6 +23,7 @@ from blufunc.config import config
 from blufunc.core import backend, passes, source, tree, treenode
 from blufunc.core.array import Array, Donated
 from blufunc.core.avals import ShapedArray
+from blufunc.core.axes import static_int
 from blufunc.core.cache import Key, difference, exact
 from blufunc.core.jaxpr import Jaxpr
 from blufunc.core.primitive import concrete, device_of
@@ -32,6 +33,7 @@ from blufunc.transforms.arguments import (
     FlatFunction,
     abstract,
     argument_indices,
+    argument_numbers,
     as_values,
     check_callable,
     labels_of,
@@ -76,11 +78,15 @@ def jit(
 
 
 _DISABLED = "jit is disabled"
+_SCOPES_KEPT = 16
 
 
 @contextlib.contextmanager
 def disable_jit(disable: bool = True) -> Iterator[None]:
-    """Context manager in which functions under ``jit`` just run, in this thread: values can be printed and inspected."""
+    """Context manager in which functions under ``jit`` just run, in this thread, so that values can be printed.
+
+    The bodies of ``scan``, ``cond`` and ``while_loop`` are traced all the same: ``debug.print`` looks into those.
+    """
     before = state.context
     kept = tuple(e for e in before if e != _DISABLED)
     state.context = (*kept, _DISABLED) if disable else kept
@@ -117,7 +123,7 @@ class Jitted:
         self.name = name_of(fun)
         self.static_nums, self.static_names = _positions(fun, static_argnums, static_argnames, "static")
         self.donate_nums, self.donate_names = _positions(fun, donate_argnums, donate_argnames, "donate")
-        self.max_traces = max_traces
+        self.max_traces = None if max_traces is None else static_int(max_traces, "jit", "max_traces")
         self.trace_count = 0
         self._entries: dict[Hashable, Entry] = {}
         self._fast: dict[tuple, Entry] = {}
@@ -271,6 +277,9 @@ class Jitted:
                 fix="keep shapes, dtypes and static arguments the same, or raise max_traces",
             )
         entry = self._entries[key] = self._trace(call, key)
+        if key.context:  # scopes may be entered without end: the last few are enough
+            for old in [k for k in self._entries if k.context][:-_SCOPES_KEPT]:
+                del self._entries[old]
         if self._plain and not key.context and not any(isinstance(c, Tracer) for c in entry.consts):
             in_tree = call.in_tree if call.kwargs else tree.structure(call.args)
             self._fast[(in_tree, not call.kwargs, *key.types)] = entry
@@ -348,8 +357,12 @@ class _CallArguments:
 
 def _positions(fun: Callable, nums: Any, names: Any, what: str) -> tuple[frozenset[int], frozenset[str]]:
     """Argument numbers and names, each completed from the other by the signature."""
-    nums = (nums,) if isinstance(nums, int) else tuple(nums)
-    names = (names,) if isinstance(names, str) else tuple(names)
+    nums = argument_numbers(nums, f"{what}_argnums")
+    names = (names,) if isinstance(names, str) else () if names is None else names
+    if not isinstance(names, (tuple, list, set, frozenset)) or not all(isinstance(n, str) for n in names):
+        raise errors.ArgumentError(
+            f"{what}_argnames holds names of parameters, not {names!r:.60}.", where=source.here()
+        )
     signature = signature_of(fun)
     if signature is None:
         return frozenset(nums), frozenset(names)
@@ -428,7 +441,7 @@ class Compiled:
         traced = self.traced
         call = traced.owner._split(args, kwargs)
         values = as_values(call.leaves, lambda i: f"argument leaf {i}")
-        key = Key(call.in_tree, tuple(v.aval for v in values), call.static_key)
+        key = Key(call.in_tree, tuple(v.aval for v in values), call.static_key, traced.entry.key.context)
         if key != traced.entry.key:
             raise errors.ArgumentError(
                 f"the compiled {traced.owner.name} was called with other arguments than it was compiled for.",

@@ -65,7 +65,7 @@ class JVPTrace(Trace):
 
     def wrap(self, prim, out, out_t):
         """Tracers for the results of a rule."""
-        line = state.source or source.current()
+        line = source.replay.line or source.current()
         if prim.multiple_results:
             return [self.tracer(p, t, line) for p, t in zip(out, out_t, strict=True)]
         return self.tracer(out, out_t, line)

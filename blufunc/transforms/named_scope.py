@@ -12,7 +12,6 @@ import functools
 from collections.abc import Callable, Iterator
 
 from blufunc.core import source
-from blufunc.core.trace import state
 from blufunc.errors import ArgumentError, ValueRangeError
 from blufunc.transforms.arguments import check_callable, name_of
 
@@ -46,13 +45,13 @@ def named_scope(name: str) -> contextlib._GeneratorContextManager[None]:
 
 @contextlib.contextmanager
 def _scope(name: str) -> Iterator[None]:
-    replayed = state.source
+    replayed = source.replay.line
     if replayed is not None:  # a rule is at work on an equation: its scopes go on, with this one inside
-        state.source = source.within(source.scopes_of(replayed) + (name,), replayed[:2])
+        source.replay.line = source.within(source.scopes_of(replayed) + (name,), replayed[:2])
         try:
             yield
         finally:
-            state.source = replayed
+            source.replay.line = replayed
         return
     before = source.open_scopes(())
     source.open_scopes((*before, name))

@@ -10,6 +10,7 @@ themselves with transformed bodies, and ``Bodies`` is what they do it with.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -86,6 +87,7 @@ class Transform:
         self.rules: dict[Primitive, Rule] = {}
         self.default_rule: Rule | None = None
         self._edition = 0  # of the rules: bodies are transformed anew when they change
+        self._bodies: weakref.WeakKeyDictionary[Jaxpr, dict] = weakref.WeakKeyDictionary()
 
     def __repr__(self) -> str:
         return f"Transform({self.name!r})"
@@ -209,7 +211,7 @@ class Transform:
 
     def where(self) -> str | None:
         """For the messages of rules: the line of the function that the rule runs for, as text."""
-        return source.describe(state.source) or source.here()
+        return source.here()
 
     def missing(self, prim: Primitive) -> errors.UnsupportedError:
         """The error for a primitive without rule."""
@@ -266,12 +268,12 @@ class TransformTrace(Trace):
             if not any(x.__class__ is Boxed for x in operands):
                 return self.parent.process(prim, operands, params)
             # what a rule computes stands at the line of the function, not at that of the rule
-            line, previous = state.source or source.current(), state.source
-            state.source = line
+            line, previous = source.replay.line or source.current(), source.replay.line
+            source.replay.line = line
             try:
                 outs = self._results(prim, operands, params)
             finally:
-                state.source = previous
+                source.replay.line = previous
         tracers = [TransformTracer(self, *x, line) if x.__class__ is Boxed else x for x in outs]
         return tracers if prim.multiple_results else tracers[0]
 
@@ -454,7 +456,13 @@ class Bodies:
             ]
             return stage(fun, avals, jaxpr.name), out_kinds
 
-        return jaxpr.memoised(("transform", t, t._edition, tuple(kinds), wanted, plain_outs), make)
+        memo = t._bodies.setdefault(
+            jaxpr, {}
+        )  # there and not with the jaxpr, which may outlive the transform
+        key = (t._edition, tuple(kinds), wanted, plain_outs, state.context)
+        if key not in memo:
+            memo[key] = make()
+        return memo[key]
 
     def agreeing(self, kinds: Sequence[tuple[Kind | None, ...]], what: str) -> tuple[Kind | None, ...]:
         """The kinds that several bodies with the same results boxed have in common.

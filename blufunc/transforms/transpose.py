@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from blufunc.core import effects
+from blufunc.core import effects, source
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Jaxpr, Literal
 from blufunc.core.stage import stage
 from blufunc.core.structure import add_any, instantiate
 from blufunc.core.tangents import Accumulator, Zero, zero
-from blufunc.core.trace import state
 
 
 class SumAccumulator(Accumulator):
@@ -50,7 +49,7 @@ def backward_pass(jaxpr: Jaxpr, args: Sequence[Any], cts: Sequence[Any]) -> list
     """
     values: dict[Any, Any] = dict(zip(jaxpr.constvars, jaxpr.consts, strict=True))
     values.update((v, a) for v, a in zip(jaxpr.invars, args, strict=True) if a is not None)
-    previous = state.source
+    previous = source.replay.line
     try:
         linear: dict[Any, SumAccumulator] = {
             v: SumAccumulator(v.aval) for v, a in zip(jaxpr.invars, args, strict=True) if a is None
@@ -62,7 +61,7 @@ def backward_pass(jaxpr: Jaxpr, args: Sequence[Any], cts: Sequence[Any]) -> list
                 for v in eqn.outvars:
                     linear[v] = SumAccumulator(v.aval)
             else:  # no tangent reaches it: it is a constant of the linear map
-                state.source = eqn.source
+                source.replay.line = eqn.source
                 ins = [a.array if a.__class__ is Literal else values[a] for a in eqn.invars]
                 out = eqn.prim.bind(*ins, **eqn.params)
                 values.update(zip(eqn.outvars, out if eqn.prim.multiple_results else [out], strict=True))
@@ -71,7 +70,7 @@ def backward_pass(jaxpr: Jaxpr, args: Sequence[Any], cts: Sequence[Any]) -> list
                 linear[v].add(ct)
         while pending:
             eqn = pending.pop()
-            state.source = eqn.source
+            source.replay.line = eqn.source
             outs = [linear.pop(v).result() for v in eqn.outvars]
             if all(ct.__class__ is Zero for ct in outs) and eqn.effects <= effects.REPORTS:
                 continue  # what acts on the world refuses to be left out
@@ -82,7 +81,7 @@ def backward_pass(jaxpr: Jaxpr, args: Sequence[Any], cts: Sequence[Any]) -> list
             eqn.prim.transpose(outs if eqn.prim.multiple_results else outs[0], *ins, **eqn.params)
         return [linear[v].result() for v, a in zip(jaxpr.invars, args, strict=True) if a is None]
     finally:
-        state.source = previous
+        source.replay.line = previous
 
 
 def transpose_jaxpr(

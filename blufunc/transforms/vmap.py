@@ -14,6 +14,7 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core import source, tree, treepath
+from blufunc.core.axes import static_int
 from blufunc.core.structure import batched_front, move_dim
 from blufunc.transforms.arguments import (
     FlatFunction,
@@ -62,6 +63,13 @@ def vmap(
             f"in_axes must be an int, None or a tuple with one entry for each argument, not {in_axes!r}.",
             where=source.here(),
             fix=f"in_axes=({in_axes!r},)",
+        )
+    if axis_size is not None and (axis_size := static_int(axis_size, "vmap", "axis_size")) < 0:
+        raise errors.ValueRangeError(f"vmap: axis_size={axis_size} is negative.", where=source.here())
+    if not isinstance(axis_name, Hashable):
+        raise errors.ArgumentError(
+            f"vmap: axis_name is a string, or anything that can be hashed, not {axis_name!r:.60}.",
+            where=source.here(),
         )
     mesh_axes: Any = () if spmd_axis_name is None else spmd_axis_name
     mesh_axes = (mesh_axes,) if isinstance(mesh_axes, str) else mesh_axes
@@ -120,7 +128,7 @@ def _broadcast(axes: Any, whole: Any, fun: Callable, name: str, what: str) -> li
 def _normal_dim(d: Any, aval: Any, labels: Callable[[], list[str]], i: int, fun: Callable) -> int | None:
     if d is None:
         return None
-    if not isinstance(d, (int, np.integer)):
+    if not isinstance(d, (int, np.integer)) or isinstance(d, bool):
         raise errors.ArgumentError(
             f"in_axes holds {d!r} for {labels()[i]}; axes are ints or None.", where=source.here()
         )
@@ -130,7 +138,7 @@ def _normal_dim(d: Any, aval: Any, labels: Callable[[], list[str]], i: int, fun:
             where=source.here(),
             fix="correct in_axes, or use None to pass the argument unmapped",
         )
-    return d % aval.ndim
+    return int(d) % aval.ndim
 
 
 def _axis_size(fun, values, dims, labels, axis_size: int | None) -> int:
@@ -166,10 +174,10 @@ def _place(axis: Axis, x: Any, d: int | None, wanted: Any, path: str, fun: Calla
         return x
     if d is None:
         x, d = batched_front(axis, x, None), 0
-    if not isinstance(wanted, int) or not -x.aval.ndim <= wanted < x.aval.ndim:
+    if not isinstance(wanted, (int, np.integer)) or not -x.aval.ndim <= wanted < x.aval.ndim:
         raise errors.VmapSizeError(
             f"vmap of {name_of(fun)}: out_axes {wanted!r} is not an axis of the result{path}, "
             f"which is {x.aval} with the batch axis.",
             where=source.here(),
         )
-    return move_dim(x, d, wanted % x.aval.ndim)
+    return move_dim(x, d, int(wanted) % x.aval.ndim)

@@ -8,7 +8,7 @@ scan of that length whose steps are conds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from blufunc.core.trace import set_trace
 from blufunc.transforms import loop_carry
 from blufunc.transforms.arguments import as_values, check_callable, name_of
 from blufunc.transforms.batch import batch_jaxpr
-from blufunc.transforms.cond import cond_p
+from blufunc.transforms.cond import cond_p, is_inexact, where_taken
 from blufunc.transforms.jvp import jvp_jaxpr
 from blufunc.transforms.linearize import split_jaxpr
 from blufunc.transforms.scan import scan_p
@@ -144,7 +144,7 @@ class _While(Primitive):
             t_carry = flags
         n = flags.count(False)
         params = {"cond": cond, "body": body, "n_cond": n_cond, "n_body": n_body, "max_steps": None}
-        out_ts = trace.tangents.process(self, args, params)
+        out_ts = trace.tangents.process(self, args, self._repeatable(params))
 
         def values_only():
             kept = passes.dce(primal, (True,) * n + (False,) * (len(primal.outvars) - n)).hoist()
@@ -168,6 +168,19 @@ class _While(Primitive):
         values = iter(outs)
         return [t if is_t else next(values) for t, is_t in zip(out_ts, flags, strict=True)]
 
+    def _repeatable(self, params: dict) -> dict:
+        """The parameters of the loop that computes the values once more: without reports, and refused if it acts."""
+        again = effects.silenced_params(params)
+        if self.effects_of(again):
+            raise errors.UnsupportedError(
+                f"a while_loop with the effects {', '.join(sorted(self.effects_of(again)))} is linearized.",
+                where=source.here(),
+                why="without a bound on its steps the tangent map computes the values once more, and its effects "
+                "would happen twice.",
+                fix="lax.while_loop(..., max_steps=n); or move the io_callback out of the loop",
+            )
+        return again
+
     def transpose(self, cts, *args, max_steps, **params):
         raise errors.GradError(
             "reverse mode through a while_loop needs a bound on the number of steps.",
@@ -187,6 +200,11 @@ class _While(Primitive):
                 break
             b_carry = out_batched
         c_consts, b_consts, carry = _parts(zip(args, dims, strict=True), n_cond, n_body)
+        guarded = verdict_batched and max_steps is not None  # it may be differentiated backwards
+        if guarded:
+            b_consts = [(batched_front(axis, a, d), 0) if is_inexact(a) else (a, d) for a, d in b_consts]
+            b_body = tuple(d is not None for _, d in b_consts)
+            body_b, _ = batch_jaxpr(body, axis, (*b_body, *b_carry), b_carry)
         c_ins, b_ins = (
             [a if d is None else move_dim(a, d, 0) for a, d in part] for part in (c_consts, b_consts)
         )
@@ -196,7 +214,8 @@ class _While(Primitive):
         if verdict_batched:
             effects.check_divergence(self, {"cond": cond, "body": body})
             cond_b, body_b = body_b.memoised(
-                ("while batch", cond_b), lambda: _in_lock_step(cond_b, body_b, len(c_ins), len(b_ins))
+                ("while batch", cond_b, guarded),
+                lambda: _in_lock_step(cond_b, body_b, len(c_ins), len(b_ins), b_body if guarded else None),
             )
             b_ins = [*c_ins, *b_ins]
         outs = self.bind(
@@ -269,11 +288,17 @@ def _used(jaxpr: Jaxpr) -> set:
     return {a for e in jaxpr.eqns for a in e.invars} | set(jaxpr.outvars)
 
 
-def _in_lock_step(cond: Jaxpr, body: Jaxpr, n_cond: int, n_body: int) -> tuple[Jaxpr, Jaxpr]:
+def _in_lock_step(
+    cond: Jaxpr, body: Jaxpr, n_cond: int, n_body: int, guarded: Sequence[bool] | None
+) -> tuple[Jaxpr, Jaxpr]:
     """Condition and body of a loop over a batch whose elements end at different steps.
 
     The loop goes on while any element does, and elements that have ended stay as they are. The body takes the
     constants of the condition before its own.
+
+    Args:
+      guarded: which of the last constants of the body have the batch axis, if it will be differentiated backwards: it
+        then is for the elements only that go on.
     """
     carry = cond.in_avals[n_cond:]
 
@@ -284,7 +309,11 @@ def _in_lock_step(cond: Jaxpr, body: Jaxpr, n_cond: int, n_body: int) -> tuple[J
     def step(*args):
         c_consts, b_consts, carry = _parts(args, n_cond, n_body)
         (verdicts,) = eval_jaxpr(cond, [*c_consts, *carry])
-        new = eval_jaxpr(body, [*b_consts, *carry])
+        ins = [*b_consts, *carry]
+        if guarded is not None:
+            flags = [*(False,) * (n_body - len(guarded)), *guarded, *(True,) * len(carry)]
+            ins = [where_taken(verdicts, x) if g else x for x, g in zip(ins, flags, strict=True)]
+        new = eval_jaxpr(body, ins)
         return [
             select(broadcast_in_dim(verdicts, x.aval.shape, (0,)), y, x)
             for x, y in zip(carry, new, strict=True)

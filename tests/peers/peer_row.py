@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 TOLERANCE = {"float32": 2e-5, "float64": 1e-12}
-"""The relative error of a value, in the size of the largest element, that a row may have; derivatives ten times that."""
+"""The error of a value, relative to the largest element, that a row may have; ten times that for derivatives."""
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,14 @@
 """The rows of the comparison with JAX, one part for each face."""
 
-from tests.peers import rows_arrays, rows_elementwise, rows_linalg, rows_programs
+from tests.peers import (
+    rows_arrays,
+    rows_elementwise,
+    rows_lax,
+    rows_linalg,
+    rows_programs,
+    rows_signals,
+    rows_special,
+)
 
-ROWS = [*rows_elementwise.ROWS, *rows_arrays.ROWS, *rows_linalg.ROWS, *rows_programs.ROWS]
+PARTS = (rows_elementwise, rows_arrays, rows_lax, rows_linalg, rows_signals, rows_special, rows_programs)
+ROWS = [row for part in PARTS for row in part.ROWS]

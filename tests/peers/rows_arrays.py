@@ -124,8 +124,21 @@ INDEXING = [
         fun(f"x.at[i].{op}", lambda m, x, y, i, op=op: getattr(x.at[i], op)(y), X, A((5, 4), 0.5, 2), INDICES)
         for op in ("add", "min", "max")
     ),
-    fun("x.at[i].multiply", lambda m, x, y: x.at[np.array([2, 0])].multiply(y, unique_indices=True), X, A((2, 4))),
-    fun("x.at[mask].set", lambda m, x, w: x.at[w].set(0.5), X, A((3, 4), dtype="bool"), jit=False, batch=False),
+    fun(
+        "x.at[i].multiply",
+        lambda m, x, y: x.at[np.array([2, 0])].multiply(y, unique_indices=True),
+        X,
+        A((2, 4)),
+    ),
+    fun(
+        "x.at[mask].set",
+        lambda m, x, w: x.at[w].set(0.5),
+        X,
+        A((3, 4), dtype="bool"),
+        order=0,
+        jit=False,
+        batch=False,
+    ),
     fun(
         "x.at[i].get with fill",
         lambda m, x, i: x.at[i].get(mode="fill", fill_value=9.0),
@@ -151,7 +164,13 @@ INDEXING = [
     ),
     fun("np.select", lambda m, x: m.np.select([x > 1, x > 0], [x * x, -x], 3.0)),
     fun("np.piecewise", lambda m, x: m.np.piecewise(x, [x < 0, x >= 0], [lambda v: -v, lambda v: v**2])),
-    fun("np.compress", lambda m, x: m.np.compress(np.array([True, False, True]), x, axis=0), order=0, jit=False, batch=False),
+    fun(
+        "np.compress",
+        lambda m, x: m.np.compress(np.array([True, False, True]), x, axis=0),
+        order=0,
+        jit=False,
+        batch=False,
+    ),
     fun("np.nonzero with size", lambda m, x: m.np.nonzero(x > 0, size=5, fill_value=7), order=0),
     fun(
         "np.unique with size", lambda m, x: m.np.unique(x, size=4), A((9,), 0, 4, dtype="int32"), batch=False

@@ -27,7 +27,8 @@ BINARY = {
     "np.add": (-2, 2), "np.subtract": (-2, 2), "np.multiply": (-2, 2), "np.divide": (0.5, 2), "np.power": (0.3, 2),
     "np.arctan2": (0.3, 2), "np.hypot": (0.3, 2), "np.maximum": (-2, 2), "np.minimum": (-2, 2), "np.fmod": (0.4, 3),
     "np.remainder": (0.4, 3), "np.floor_divide": (0.4, 3), "np.logaddexp": (-3, 3), "np.logaddexp2": (-3, 3),
-    "np.copysign": (0.3, 2), "np.heaviside": (0.3, 2), "np.fmax": (-2, 2), "np.fmin": (-2, 2), "np.float_power": (0.3, 2),
+    "np.copysign": (0.3, 2), "np.heaviside": (0.3, 2), "np.fmax": (-2, 2), "np.fmin": (-2, 2),
+    "np.float_power": (0.3, 2),
     "np.nextafter": (0.3, 2), "np.ldexp": None,
 }  # fmt: skip
 STEPS = {
@@ -76,7 +77,10 @@ ROWS = [
     Row("lax.clamp", (A(low=-1, high=-0.5), A(), A(low=0.5, high=1))),
     Row("lax.integer_pow", (A(),), fun=lambda m, x: m.lax.integer_pow(x, 5)),
     Row("lax.select_n", (A(dtype="int32", low=0, high=2), A(), A(), A())),
-    *(Row(f"lax.{name}", (A(low=0.5, high=4), A(low=0.5, high=4)), order=1) for name in ("igamma", "igammac")),
+    *(
+        Row(f"lax.{name}", (A(low=0.5, high=4), A(low=0.5, high=4)), order=1)
+        for name in ("igamma", "igammac")
+    ),
     Row("lax.polygamma", (A((3,), 1, 3, make=np.floor), A((3,), 0.5, 4)), order=0),
     Row("lax.betainc", (A((3,), 0.5, 3), A((3,), 0.5, 3), A((3,), 0.1, 0.9)), order=0, tol=10),
     Row("np.modf", (A(),), order=0),

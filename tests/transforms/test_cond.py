@@ -478,3 +478,20 @@ def test_against_jax():
     for k in range(6):
         hvp = lambda grad, jvp, f: jvp(lambda x: grad(f, 1)(i[k], w, x), (x[k],), (x[k],))[1]  # noqa: B023
         same(hvp(grad, jvp, ours), hvp(jax.grad, jax.jvp, theirs))
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jit])
+def test_a_branch_that_an_element_does_not_take_has_no_part_in_its_gradient(wrap):
+    """The derivative of sqrt at 0 is infinite, and zero times that would be NaN; also for what is not mapped."""
+    f = lambda x, w: cond(x > 0, lambda x: bnp.sqrt(x) * w + w / x, lambda x: x * 2.0, x)
+    g = wrap(grad(lambda x, w: vmap(f, (0, None))(x, w).sum(), (0, 1)))
+    close(g(arr([0.0, 4.0, -1.0]), arr(3.0)), (arr([2.0, 0.75 - 3 / 16, 2.0]), arr(2.25)))
+    three = lambda x: switch(
+        bnp.sign(x).astype("int32") + 1, [lambda x: bnp.log(x - 4.0), bnp.sqrt, lambda x: x], x
+    )
+    close(wrap(grad(lambda x: vmap(three)(x).sum()))(arr([4.0])), arr([1.0]))
+
+
+def test_guards_of_branches_are_gone_from_programs():
+    text = jit(vmap(lambda x: cond(x > 0, lambda x: x * 2, lambda x: x, x))).lower(arr([1.0])).source()
+    assert "stop_gradient" not in text and text.count("select") == 1

@@ -329,9 +329,9 @@ LINEAR = {
     "two counters": lambda x: lax.scan(
         lambda c, a: ((c[1], c[0] + 1, c[2] * c[0]), c[2] * c[1]), (1, 2, x), P
     ),
-    "a carry of values": lambda x: lax.scan(
-        lambda c, a: ((bnp.sin(c[0]), c[1] * c[0] + a), c[1]), (P, x), x
-    )[1],
+    "a carry of values": lambda x: lax.scan(lambda c, a: ((bnp.sin(c[0]), c[1] * c[0] + a), c[1]), (P, x), x)[
+        1
+    ],
     "map": lambda x: lax.map(lambda a: a * P, x),
     "associative_scan": lambda x: lax.associative_scan(lambda a, b: a + b, x, reverse=True),
     "custom_linear_solve": _linear_solve(S + 3.0 * arr(np.eye(4))),

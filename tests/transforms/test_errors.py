@@ -18,11 +18,23 @@ from blufunc.transforms.grad import grad, jvp, linearize, value_and_grad, vjp
 from blufunc.transforms.jit import jit
 from blufunc.transforms.make_jaxpr import eval_shape, make_jaxpr
 from blufunc.transforms.vmap import vmap
+from blufunc.transforms.while_loop import while_loop
 
 X = np.array([0.5, -1.0, 2.0], np.float32)
 M = np.ones((2, 3), np.float32)
 N = np.array([1, 2, 3])
 ARR = from_numpy(X)
+
+
+def looped(x):
+    y = ew.mul(x, 2.0)
+    return while_loop(lambda v: ew.lt(v, 9.0), lambda v: ew.mul(v, x), y)
+
+
+@pytest.mark.parametrize("f", [grad(looped), grad(jit(looped)), jit(grad(jit(looped)))])
+def test_errors_of_rules_name_the_line_that_made_the_operation(f):
+    with pytest.raises(errors.GradError, match="return while_loop"):
+        f(3.0)
 
 
 def total(x):

@@ -13,6 +13,7 @@ from blufunc.core import dtypes, structure
 from blufunc.core.array import Array, Donated, from_numpy, scalar
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops import shape
+from blufunc.core.override import override
 from blufunc.transforms.arguments import ShapeDtypeStruct
 from blufunc.transforms.grad import grad, jvp
 from blufunc.transforms.jit import disable_jit, jit
@@ -594,3 +595,43 @@ def test_disable_jit_runs_the_function():
             f(arr(3))
     f(arr(4))
     assert [isinstance(x, Array) for x in seen] == [True, True, False] and f.trace_count == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"static_argnums": "a"},
+        {"static_argnums": object()},
+        {"static_argnames": 1},
+        {"donate_argnums": 1.5},
+        {"max_traces": "a"},
+    ],
+    ids=str,
+)
+def test_options_are_checked(options):
+    with pytest.raises(errors.ArgumentError, match=next(iter(options))):
+        jit(lambda x: x, **options)
+
+
+def test_no_options_may_be_none():
+    assert float(jit(lambda x: x, static_argnums=None, static_argnames=None)(1.0)) == 1.0
+
+
+def test_a_compiled_program_keeps_the_scope_that_it_was_made_in():
+    with override(ew.sin_p, jvp=lambda ps, ts: (ew.sin(ps[0]), ew.mul(ts[0], 7.0))):
+        compiled = jit(grad(ew.sin)).lower(0.0).compile()
+        assert float(compiled(0.0)) == 7.0
+    assert float(compiled(0.0)) == 7.0 and float(grad(ew.sin)(0.0)) == 1.0
+
+
+def test_scopes_without_end_do_not_fill_the_memory():
+    f = jit(lambda x: jit(ew.sin)(x))
+    counts = []
+    for _ in range(3):
+        for k in range(40):
+            with override(ew.sin_p, jvp=lambda ps, ts, k=k: (ew.sin(ps[0]), ew.mul(ts[0], float(k)))):
+                assert float(grad(f)(0.0)) == k
+        gc.collect()
+        counts.append(len(gc.get_objects()))
+    assert counts[2] - counts[1] < 400, counts
+    assert float(grad(f)(0.0)) == 1.0

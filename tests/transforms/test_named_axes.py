@@ -186,3 +186,20 @@ def test_spmd_axis_name_names_axes_of_a_mesh():
     close(vmap(bnp.sin, spmd_axis_name=("data", "model"))(X), bnp.sin(X))
     with pytest.raises(errors.ArgumentError, match="mesh"):
         vmap(bnp.sin, spmd_axis_name=3)
+
+
+def test_the_size_and_name_of_an_axis_are_checked():
+    assert vmap(lambda: bnp.ones(()), in_axes=(), axis_size=np.int64(7))().shape == (7,)
+    assert type(bnp.zeros((7,)).shape[0]) is int  # types are interned: a NumPy integer would stay for good
+    for size, error in (
+        ("a", errors.ArgumentError),
+        (2.5, errors.ArgumentError),
+        (-1, errors.ValueRangeError),
+    ):
+        with pytest.raises(error, match="axis_size"):
+            vmap(lambda: bnp.ones(()), in_axes=(), axis_size=size)()
+    with pytest.raises(errors.ArgumentError, match="hashed"):
+        vmap(lambda x: x, axis_name=["i"])
+    with pytest.raises(errors.ArgumentError, match="True"):
+        vmap(lambda x: x, in_axes=True)(X)
+    close(vmap(lambda x: x, out_axes=np.int64(1))(X), bnp.moveaxis(X, 0, 1))

@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 import blufunc.numpy as bnp
-from blufunc import errors, lax, random, tree
+from blufunc import debug, errors, lax, random, tree
 from blufunc.core import dtypes
 from blufunc.core.check import check_jaxpr
 from blufunc.core.jaxpr import subjaxprs
 from blufunc.lax import scan_p, while_loop, while_p
+from blufunc.transforms.arguments import ShapeDtypeStruct
+from blufunc.transforms.callback import io_callback
 from blufunc.transforms.custom_jvp import custom_jvp
 from blufunc.transforms.grad import grad, jvp, linearize, vjp
 from blufunc.transforms.jit import jit
@@ -470,3 +472,33 @@ def test_against_jax():
         a = vmap(order(jvp, ours), (None, 0, 0))(w, x, n)
         b = jax.vmap(order(jax.jvp, theirs), (None, 0, 0))(w, x, n)
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jit])
+def test_elements_that_have_ended_have_no_part_in_gradients(wrap):
+    """At 0.5 the body has no derivative; its loop has ended before the first step."""
+    f = lambda x, w: while_loop(lambda c: c > 1.0, lambda c: bnp.sqrt(c - w), x, max_steps=3)
+    g = wrap(grad(lambda x, w: vmap(f, (0, None))(x, w).sum(), (0, 1)))
+    one = grad(f, (0, 1))(arr(4.0), arr(1.0))
+    close(g(arr([4.0, 0.5, 1.0]), arr(1.0)), (bnp.stack([one[0], arr(1.0), arr(1.0)]), one[1]))
+
+
+def test_a_linearized_loop_without_a_bound_does_not_repeat_effects():
+    seen = []
+    note = lambda v: debug.callback(lambda x: seen.append(float(x)), v)
+
+    def body(v):
+        note(v)
+        return v * v
+
+    f = lambda x: while_loop(lambda v: v < 50.0, body, x)
+    y, tangent = linearize(f, arr(2.0))
+    close((y, tangent(arr(1.0))), (arr(256.0), arr(1024.0)))
+    assert seen == [2.0, 4.0, 16.0]
+    acting = lambda x: while_loop(
+        lambda v: v < 50.0,
+        lambda v: v * io_callback(lambda: np.float64(3), ShapeDtypeStruct((), "float64")),
+        x,
+    )
+    with pytest.raises(errors.UnsupportedError, match="happen twice"):
+        linearize(acting, arr(2.0))

@@ -135,7 +135,8 @@ atan2_p = Elementwise(
     ],
 )
 nextafter_p = Elementwise("nextafter", np.nextafter, "float", [None, None])
-abs_p = Elementwise("abs", np.abs, "real", [lambda t, ans, x: mul(t, sign(x))])
+# at 0 the derivative is that from the right, as in JAX
+abs_p = Elementwise("abs", np.abs, "real", [lambda t, ans, x: select(ge(x, 0), t, neg(t))])
 sign_p = Elementwise("sign", np.sign, "number", [None])
 square_p = Elementwise("square", np.square, "number", [lambda t, ans, x: mul(t, mul(x, 2))])
 sqrt_p = Elementwise("sqrt", np.sqrt, "inexact", [lambda t, ans, x: mul(t, div(ones_of(ans), mul(ans, 2)))])
@@ -368,13 +369,11 @@ class _Clamp(Elementwise):
         low, x, high = primals
         out = clamp(low, x, high)
         total = None
-        inside = None
         for i, t in enumerate(tangents):
             if t.__class__ is Zero:
                 continue
             if i == 1:
-                inside = logical_and(ge(x, low), le(x, high))
-                mask = inside
+                mask = logical_and(gt(x, low), lt(x, high))  # at the ends 0, as in JAX
             else:
                 mask = gt(low, x) if i == 0 else lt(high, x)
             term = mul(t, convert(mask, out.dtype))
@@ -382,11 +381,18 @@ class _Clamp(Elementwise):
         return out, zero(out.aval) if total is None else total
 
 
+class _StopGradient(Elementwise):
+    """The identity, and a constant to derivatives."""
+
+    def transpose(self, ct, x, **params):
+        """Nothing comes back through it, as its derivative says."""
+
+
 select_p = _Select()
 convert_p = _Convert()
 bitcast_p = _Bitcast()
 clamp_p = _Clamp()
-stop_gradient_p = Elementwise("stop_gradient", lambda x: x, "any", [None])
+stop_gradient_p = _StopGradient("stop_gradient", lambda x: x, "any", [None])
 stop_gradient_p.fresh = False  # it returns its operand
 copy_p = Elementwise("copy", np.copy, "any", [lambda t, ans, x: copy(t)], [lambda ct, x: ct])
 
@@ -422,6 +428,14 @@ imag_p = Elementwise(
     out=_component,
 )
 real_p.fresh = imag_p.fresh = False  # views
+# not the root of a sum of squares, which overflows and has no derivative at 0; the derivative there is 0
+complex_abs_p = Elementwise(
+    "complex_abs",
+    np.abs,
+    "complex",
+    [lambda t, ans, x: div(real(mul(t, conj(x))), select(eq(ans, 0), ones_of(ans), ans))],
+    out=_component,
+)
 conj_p = Elementwise("conj", np.conjugate, "inexact", [lambda t, ans, x: conj(t)], [lambda ct, x: conj(ct)])
 
 
@@ -512,8 +526,7 @@ def abs(x: Any) -> Any:
     """The absolute value; of complex numbers, the modulus (a real number)."""
     x = lift(x)
     if dtypes.is_complex(x.dtype):
-        re, im = real(x), imag(x)
-        return sqrt(add(square(re), square(im)))
+        return complex_abs_p.bind(x)
     return x if dtypes.is_unsigned(x.dtype) else abs_p.bind(x)
 
 
