@@ -54,6 +54,11 @@ def dce(jaxpr: Jaxpr, used_outputs: Sequence[bool] | None = None) -> Jaxpr:
     )
 
 
+def used(jaxpr: Jaxpr) -> set[Any]:
+    """The variables and literals that the equations and results of a jaxpr read."""
+    return {a for e in jaxpr.eqns for a in e.invars}.union(jaxpr.outvars)
+
+
 def _drop_outputs(eqn: Eqn, reads: list[bool]) -> Eqn:
     """The equation without the outputs that nobody reads, where its primitive knows how; else they are unnamed."""
     narrowed = eqn.prim.drop_outputs(eqn, reads) if eqn.prim.drop_outputs is not None else None

@@ -34,6 +34,11 @@ def zero(aval: ShapedArray) -> Zero:
     return found
 
 
+def is_nonzero(t: Any) -> bool:
+    """Whether a tangent or cotangent is a value, and no symbolic zero."""
+    return t.__class__ is not Zero
+
+
 class Accumulator:
     """The cotangent of one variable while a transposition runs: rules ``add`` to it.
 

@@ -24,7 +24,7 @@ def associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int 
         one of the same structure, shapes and dtypes.
       elems: a pytree of arrays that agree in size along ``axis``.
       reverse: whether to go from the end to the front.
-      axis: the axis, of every array.
+      axis: the axis, of every array; a negative one counts from the end of the first.
     Returns:
       a pytree like ``elems``: the element i is the combination of the elements up to i.
     """
@@ -34,8 +34,8 @@ def associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int 
     values = as_values(leaves, lambda i: f"elems{paths[i]}")
     if not values:
         return elems
-    axes = [axis_in(axis, v.aval.ndim, "associative_scan") for v in values]
-    if len(set(axes)) > 1 or len({v.aval.shape[a] for v, a in zip(values, axes, strict=True)}) > 1:
+    axis = axis_in(axis, values[0].aval.ndim, "associative_scan")
+    if len({v.aval.shape[axis] if axis < v.aval.ndim else None for v in values}) > 1:
         listed = ", ".join(f"elems{p} {v.aval}" for p, v in zip(paths, values, strict=True))
         raise errors.ShapeError(
             f"associative_scan: the arrays differ in size along axis {axis}: {listed}.", where=source.here()
@@ -52,4 +52,4 @@ def associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int 
             )
         return results
 
-    return tree.unflatten(in_tree, prefix_scan(combine, values, axes[0], bool(reverse)))
+    return tree.unflatten(in_tree, prefix_scan(combine, values, axis, bool(reverse)))

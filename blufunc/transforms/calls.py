@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from blufunc.core import passes
 from blufunc.core.array import Array
 from blufunc.core.jaxpr import Eqn, Jaxpr, eval_jaxpr
-from blufunc.core.passes import dce
 from blufunc.core.primitive import Primitive, concrete, device_of
 from blufunc.core.structure import move_dim
 from blufunc.core.tangents import Zero, is_linear, zero
@@ -109,8 +109,8 @@ class Call(Primitive):
         """The call without the results that nobody reads, and without the operands that only they need."""
         key = ("drop", tuple(reads))
         body = eqn.params["jaxpr"]
-        jaxpr: Jaxpr = body.memoised(key, lambda: dce(body, reads))
-        used = {a for e in jaxpr.eqns for a in e.invars} | set(jaxpr.outvars)
+        jaxpr: Jaxpr = body.memoised(key, lambda: passes.dce(body, reads))
+        used = passes.used(jaxpr)
         keep = [v in used for v in jaxpr.invars]
         if not all(keep):
             jaxpr = body.memoised(

@@ -78,7 +78,7 @@ def _split(jaxpr: Jaxpr, nonzeros: tuple[bool, ...], policy: Policy) -> tuple:
         avals = [v.aval for v in (*body.invars, *kept)]
         avals += [v.aval.tangent() for v, nz in zip(body.invars, nonzeros, strict=True) if nz]
         tangent = passes.dce(stage(tangent_map, avals, jaxpr.name))
-        used = {a for e in tangent.eqns for a in e.invars}.union(tangent.outvars)
+        used = passes.used(tangent)
         reads = [v in used for v in tangent.invars[: n + m]]
         saved = [v for v, read in zip(kept, reads[n:], strict=True) if read]
         whole = body.replace(outvars=[*body.outvars, *saved])

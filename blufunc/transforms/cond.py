@@ -187,7 +187,7 @@ class _Cond(Primitive):
 
         def narrow():
             bodies = [passes.dce(b, reads) for b in branches]
-            used = [{a for e in b.eqns for a in e.invars} | set(b.outvars) for b in bodies]
+            used = [passes.used(b) for b in bodies]
             places = zip(
                 *[[v in u for v in b.invars] for b, u in zip(bodies, used, strict=True)], strict=True
             )

@@ -16,7 +16,7 @@ from blufunc.core.avals import ShapedArray
 from blufunc.core.ops.elementwise import convert
 from blufunc.core.primitive import Primitive, unsupported
 from blufunc.core.stage import stage
-from blufunc.core.structure import all_front, instantiate, move_dim, reduce_sum
+from blufunc.core.structure import all_front, batched_front, instantiate, move_dim, reduce_sum
 from blufunc.core.tangents import Zero, is_linear, zero
 from blufunc.core.trace import EVAL, Tracer, set_trace, state
 from blufunc.errors import GradError
@@ -177,11 +177,15 @@ class _BatchedBwd:
 
         values = [ct for ct in cts if ct.__class__ is not Zero]
         results, dims = batch_flat(flat, axis, [*residuals, *values], [*self.res_dims, *[0] * len(values)])
-        fronts = iter(all_front(axis, results, dims))
-        whole = [None if ct is None else next(fronts) for ct in found]
-        return [
-            ct if ct is None or b else reduce_sum(ct, (0,)) for ct, b in zip(whole, self.batched, strict=True)
-        ]
+        placed = iter(zip(results, dims, strict=True))
+        whole = [(None, None) if ct is None else next(placed) for ct in found]
+        return [self._of_argument(ct, d, b) for (ct, d), b in zip(whole, self.batched, strict=True)]
+
+    def _of_argument(self, ct: Any, d: int | None, batched: bool) -> Any:
+        """The cotangent of one argument. One that is the same for all examples has been summed, by a collective."""
+        if ct is None or batched:
+            return ct if ct is None else batched_front(self.axis, ct, d)
+        return ct if d is None else reduce_sum(ct, (d,))
 
 
 class custom_vjp:

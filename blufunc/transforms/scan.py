@@ -21,7 +21,7 @@ from blufunc.core.jaxpr import Eqn, Jaxpr
 from blufunc.core.primitive import Primitive
 from blufunc.core.stage import stage
 from blufunc.core.structure import add_tangents, batched_front, instantiate, move_dim, zeros
-from blufunc.core.tangents import Zero, is_linear, zero
+from blufunc.core.tangents import is_linear, is_nonzero, zero
 from blufunc.core.trace import set_trace
 from blufunc.transforms import loop_carry
 from blufunc.transforms.arguments import as_values, check_callable, name_of
@@ -35,10 +35,6 @@ def _parts(xs: Iterable, n_consts: int, n_carry: int) -> tuple[list, list, list]
     """Operands (or anything listed like them) as constants, carry, inputs."""
     xs = list(xs)
     return xs[:n_consts], xs[n_consts : n_consts + n_carry], xs[n_consts + n_carry :]
-
-
-def _is_nonzero(t: Any) -> bool:
-    return t.__class__ is not Zero
 
 
 class _Scan(Primitive):
@@ -82,7 +78,7 @@ class _Scan(Primitive):
         return run
 
     def jvp(self, primals, tangents, *, jaxpr: Jaxpr, n_consts, n_carry, **params):
-        nz_consts, nz_carry, nz_xs = _parts(map(_is_nonzero, tangents), n_consts, n_carry)
+        nz_consts, nz_carry, nz_xs = _parts(map(is_nonzero, tangents), n_consts, n_carry)
         while True:
             nonzeros = (*nz_consts, *nz_carry, *nz_xs)
             wanted = (*nz_carry, *(False,) * (len(jaxpr.outvars) - n_carry))
@@ -103,7 +99,7 @@ class _Scan(Primitive):
         )
         body = derived.memoised("scan jvp", lambda: body)
         p_ops, t_ops = _parts(primals, n_consts, n_carry), _parts(tangents, n_consts, n_carry)
-        t_consts, t_xs = [t for t in t_ops[0] if _is_nonzero(t)], [t for t in t_ops[2] if _is_nonzero(t)]
+        t_consts, t_xs = [t for t in t_ops[0] if is_nonzero(t)], [t for t in t_ops[2] if is_nonzero(t)]
         t_carry = [instantiate(t) for t, nz in zip(t_ops[1], nz_carry, strict=True) if nz]
         results = self.bind(
             *extra,
@@ -126,7 +122,7 @@ class _Scan(Primitive):
         ]
 
     def linearize(self, trace, primals, tangents, *, jaxpr: Jaxpr, n_consts, n_carry, **params):
-        nz_consts, nz_carry, nz_xs = _parts(map(_is_nonzero, tangents), n_consts, n_carry)
+        nz_consts, nz_carry, nz_xs = _parts(map(is_nonzero, tangents), n_consts, n_carry)
         while True:
             nonzeros = (*nz_consts, *nz_carry, *nz_xs)
             wanted = (*nz_carry, *(False,) * (len(jaxpr.outvars) - n_carry))
@@ -137,7 +133,7 @@ class _Scan(Primitive):
         t_consts, t_carry, t_xs = _parts(tangents, n_consts, n_carry)
         with set_trace(trace.tangents):  # zeros made here are not residuals
             t_carry = [instantiate(t) for t, nz in zip(t_carry, nz_carry, strict=True) if nz]
-        ts = [*filter(_is_nonzero, t_consts)], t_carry, [*filter(_is_nonzero, t_xs)]
+        ts = [*filter(is_nonzero, t_consts)], t_carry, [*filter(is_nonzero, t_xs)]
         outs, *second = self._two_scans(
             primal, linear, _parts(primals, n_consts, n_carry), ts, len(jaxpr.outvars), params
         )
@@ -204,7 +200,7 @@ class _Scan(Primitive):
             self.transpose([ct for ct, f in zip(cts, flags, strict=True) if f], *ins, **divided)
             return
         lin_consts, lin_xs = tuple(map(is_linear, consts)), tuple(map(is_linear, xs))
-        ct_nonzeros = tuple(map(_is_nonzero, cts[n_carry:]))
+        ct_nonzeros = tuple(map(is_nonzero, cts[n_carry:]))
         res_consts = [c for c in consts if not is_linear(c)]
         res_xs = [x for x in xs if not is_linear(x)]
         key = ("scan transpose", n_carry, lin_consts, lin_xs, ct_nonzeros)
@@ -217,7 +213,7 @@ class _Scan(Primitive):
             *res_consts,
             *ct_consts,
             *map(instantiate, cts[:n_carry]),
-            *(ct for ct in cts[n_carry:] if _is_nonzero(ct)),
+            *(ct for ct in cts[n_carry:] if is_nonzero(ct)),
             *res_xs,
             jaxpr=body,
             n_consts=len(extra) + len(res_consts),
@@ -274,7 +270,7 @@ class _Scan(Primitive):
         keep_carry, keep_ys = list(reads[:n_carry]), reads[n_carry:]
         while True:
             body = passes.dce(jaxpr, [*keep_carry, *keep_ys])
-            used = {a for e in body.eqns for a in e.invars} | set(body.outvars)
+            used = passes.used(body)
             needed = [k or v in used for k, v in zip(keep_carry, jaxpr.invars[n_consts:], strict=False)]
             if needed == keep_carry:
                 break

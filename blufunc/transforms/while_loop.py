@@ -22,7 +22,7 @@ from blufunc.core.ops.reduce import reduce_or
 from blufunc.core.primitive import Primitive
 from blufunc.core.stage import stage
 from blufunc.core.structure import batched_front, broadcast_in_dim, instantiate, move_dim
-from blufunc.core.tangents import Zero, zero
+from blufunc.core.tangents import is_nonzero, zero
 from blufunc.core.trace import set_trace
 from blufunc.transforms import loop_carry
 from blufunc.transforms.arguments import as_values, check_callable, name_of
@@ -37,10 +37,6 @@ def _parts(xs: Iterable, n_cond: int, n_body: int) -> tuple[list, list, list]:
     """Operands (or anything listed like them) as constants of the condition, constants of the body, carry."""
     xs = list(xs)
     return xs[:n_cond], xs[n_cond : n_cond + n_body], xs[n_cond + n_body :]
-
-
-def _is_nonzero(t: Any) -> bool:
-    return t.__class__ is not Zero
 
 
 class _While(Primitive):
@@ -83,7 +79,7 @@ class _While(Primitive):
 
     def jvp(self, primals, tangents, *, body: Jaxpr, cond: Jaxpr, n_cond, n_body, max_steps):
         _, b_ts, c_ts = _parts(tangents, n_cond, n_body)
-        nz_consts, nz_carry = tuple(map(_is_nonzero, b_ts)), tuple(map(_is_nonzero, c_ts))
+        nz_consts, nz_carry = tuple(map(is_nonzero, b_ts)), tuple(map(is_nonzero, c_ts))
         while True:
             derived, out_nonzeros = jvp_jaxpr(body, (*nz_consts, *nz_carry), nz_carry)
             if out_nonzeros == nz_carry:
@@ -106,7 +102,7 @@ class _While(Primitive):
 
         new_cond, new_body = derived.memoised(("while jvp", cond), reorder)
         c_consts, b_consts, carry = _parts(primals, n_cond, n_body)
-        t_consts = [t for t in b_ts if _is_nonzero(t)]
+        t_consts = [t for t in b_ts if is_nonzero(t)]
         t_carry = [instantiate(t) for t, nz in zip(c_ts, nz_carry, strict=True) if nz]
         outs = self.bind(
             *c_consts,
@@ -257,11 +253,11 @@ class _While(Primitive):
         params = eqn.params
         cond, body, n_cond, n_body = params["cond"], params["body"], params["n_cond"], params["n_body"]
         cond = passes.dce(cond)
-        compared = _used(cond)
+        compared = passes.used(cond)
         keep = [r or v in compared for r, v in zip(reads, cond.invars[n_cond:], strict=True)]
         while True:
             step = passes.dce(body, keep)
-            used = _used(step)
+            used = passes.used(step)
             needed = [k or v in used for k, v in zip(keep, body.invars[n_body:], strict=True)]
             if needed == keep:
                 break
@@ -281,11 +277,6 @@ class _While(Primitive):
         kept = [*c_keep, *b_keep, *keep]
         invars = [a for a, k in zip(eqn.invars, kept, strict=True) if k]
         return Eqn(self, invars, [v for v, k in zip(eqn.outvars, keep, strict=True) if k], new, eqn.source)
-
-
-def _used(jaxpr: Jaxpr) -> set:
-    """What the equations and results of a jaxpr read."""
-    return {a for e in jaxpr.eqns for a in e.invars} | set(jaxpr.outvars)
 
 
 def _in_lock_step(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import blufunc.numpy as bnp
-from blufunc import errors, tree
+from blufunc import errors, lax, tree
 from blufunc.core import dtypes, treenode
 from blufunc.core.jaxpr import eval_jaxpr
 from blufunc.transforms.checkpoint import checkpoint
@@ -857,3 +857,18 @@ def test_custom_gradient_and_symbolic_zeros_against_jax():
     assert ours[0] == theirs[0]
     for g, w in zip(ours[1], theirs[1]):
         np.testing.assert_allclose(np.asarray(g), np.asarray(w), rtol=1e-6)
+
+
+def test_a_cotangent_that_a_collective_summed_is_not_summed_again():
+    """Under vmap a cotangent of what is not mapped is summed over the batch; unless the rule has done so itself."""
+
+    def make(bwd):
+        f = custom_vjp(lambda x, y: x * y)
+        f.defvjp(lambda x, y: (x * y, (x, y)), bwd)
+        return lambda x, y: vmap(f, (0, None), axis_name="i")(x, y).sum()
+
+    x, y = arr([1.0, 2.0, 4.0]), arr(3.0)
+    by_hand = make(lambda res, ct: (ct * res[1], lax.psum(ct * res[0], "i")))
+    by_vmap = make(lambda res, ct: (ct * res[1], ct * res[0]))
+    for f in (by_hand, by_vmap):
+        close(grad(f, (0, 1))(x, y), (arr([3.0, 3.0, 3.0]), arr(7.0)))

@@ -601,7 +601,7 @@ def test_disable_jit_runs_the_function():
     "options",
     [
         {"static_argnums": "a"},
-        {"static_argnums": object()},
+        {"static_argnums": {}},
         {"static_argnames": 1},
         {"donate_argnums": 1.5},
         {"max_traces": "a"},
