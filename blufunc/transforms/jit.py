@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,7 +125,7 @@ class Jitted:
         self.donate_nums, self.donate_names = _positions(fun, donate_argnums, donate_argnames, "donate")
         self.max_traces = None if max_traces is None else static_int(max_traces, "jit", "max_traces")
         self.trace_count = 0
-        self._entries: dict[Hashable, Entry] = {}
+        self._entries: dict[Key, Entry] = {}
         self._fast: dict[tuple, Entry] = {}
         self._plain = not (self.static_nums or self.static_names or self.donate_nums or self.donate_names)
 
