@@ -49,8 +49,9 @@ def test_every_error_has_its_section():
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
 def test_pages_run(page, capsys):
+    names = {"__name__": page}  # the blocks of a page are one program
     for block in python_blocks((ROOT / page).read_text()):
-        exec(compile(block, page, "exec"), {})
+        exec(compile(block, page, "exec"), names)
 
 
 def test_extending_runs(capsys):
