@@ -106,4 +106,12 @@ BITS = [
        "parts-of-a-number", dtypes=("int32",), out="uint8"),
 ]  # fmt: skip
 
-ROWS: list[Op] = [*SPECIAL, *BITS]
+# lengths and sums of exponentials, at ties and zeros too: their second derivatives are not zero there
+SUMS = [
+    _row(special.logaddexp_p, lambda x, y: np.log(np.exp(x) + np.exp(y)), (-3, 3), (-3, 3)),
+    _row(special.logaddexp_p, lambda x, y: np.log(np.exp(x) + np.exp(y)), (1, 1), (1, 1), name="ties"),
+    _row(special.logaddexp_p, lambda x, y: x + np.log1p(np.exp(y - x)), (80, 81), (-3, 3), name="far apart"),
+    _row(special.hypot_p, lambda x, y: np.sqrt(x * x + y * y), (-3, 3), (0.5, 3)),
+    _row(special.hypot_p, lambda x, y: np.sqrt(x * x + y * y), (0, 0), (0.5, 3), name="zeros"),
+]
+ROWS: list[Op] = [*SPECIAL, *SUMS, *BITS]

@@ -62,8 +62,30 @@ class TreeDef:
         """The class of the outermost container; None for a leaf."""
         return None if self.spec is None else self.spec[0].cls
 
+    @property
+    def num_nodes(self) -> int:
+        """How many containers and leaves there are."""
+        return _count_nodes(self.spec)
+
     def children(self) -> list[TreeDef]:
+        """The structures of the children of the outermost container."""
         return [] if self.spec is None else [_treedef(c) for c in self.spec[2]]
+
+    def node_data(self) -> tuple[type, Any] | None:
+        """The class of the outermost container, and its static data; None for a leaf."""
+        return None if self.spec is None else (self.spec[0].cls, self.spec[1])
+
+    def unflatten(self, leaves: Iterable[Leaf]) -> PyTree:
+        """The tree of this structure with the given leaves."""
+        return unflatten(self, leaves)
+
+    def flatten_up_to(self, tree: PyTree) -> list[PyTree]:
+        """The subtrees of ``tree`` that stand where this structure has its leaves."""
+        return flatten_up_to(self, tree)
+
+    def compose(self, inner: TreeDef) -> TreeDef:
+        """This structure with ``inner`` in the place of each leaf."""
+        return _treedef(_compose(self.spec, check_treedef(inner, "compose").spec))
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -97,6 +119,43 @@ def _treedef(spec: Spec) -> TreeDef:
 
 def _count(spec: Spec) -> int:
     return 1 if spec is None else sum([_count(c) for c in spec[2]])
+
+
+def _count_nodes(spec: Spec) -> int:
+    return 1 if spec is None else 1 + sum([_count_nodes(c) for c in spec[2]])
+
+
+def _compose(outer: Spec, inner: Spec) -> Spec:
+    if outer is None:
+        return inner
+    kind, aux, specs = outer
+    return kind, aux, tuple([_compose(s, inner) for s in specs])
+
+
+def tuple_of(treedefs: Iterable[TreeDef]) -> TreeDef:
+    """The structure of a tuple whose elements have the given structures."""
+    specs = tuple([check_treedef(t, "treedef_tuple").spec for t in _iterated(treedefs, "treedef_tuple")])
+    return _treedef((TUPLE, None, specs))
+
+
+def check_treedef(treedef: TreeDef, name: str) -> TreeDef:
+    """``treedef``, which has to be one."""
+    if type(treedef) is not TreeDef:
+        raise ArgumentError(
+            f"{name} needs a TreeDef, got {type(treedef).__name__}",
+            where=source.here(),
+            fix="treedef = tree.structure(x)",
+        )
+    return treedef
+
+
+def _iterated(xs: Any, name: str) -> list[Any]:
+    try:
+        return list(xs)
+    except TypeError:
+        raise ArgumentError(
+            f"{name} needs a sequence, got {type(xs).__name__}", where=source.here(), fix=f"{name}([...])"
+        ) from None
 
 
 def _repr(spec: Spec) -> str:
@@ -175,11 +234,11 @@ def flatten(tree: PyTree, is_leaf: IsLeaf = None) -> tuple[list[Leaf], TreeDef]:
         try:
             return leaves, TreeDef(_flatten(tree, kind, leaves), len(leaves))
         except UnsortableKeys as error:
-            raise _explain_unsortable(tree, error.args[0]) from None
+            raise explain_unsortable(tree, error.args[0]) from None
     try:
         spec = _flatten_until(tree, leaves, is_leaf)
     except UnsortableKeys as error:
-        raise _explain_unsortable(tree, error.args[0]) from None
+        raise explain_unsortable(tree, error.args[0]) from None
     return leaves, LEAF if spec is None else TreeDef(spec, len(leaves))
 
 
@@ -219,7 +278,8 @@ def _flatten_until(x: PyTree, leaves: list[Leaf], is_leaf: Callable[[Any], bool]
     return kind, aux, tuple([_flatten_until(child, leaves, is_leaf) for child in children])
 
 
-def _explain_unsortable(tree: PyTree, culprit: dict[Any, Any]) -> TreeError:
+def explain_unsortable(tree: PyTree, culprit: dict[Any, Any]) -> TreeError:
+    """The error for a dict in ``tree`` whose keys have no order."""
     path = _find(tree, culprit, ())
     return TreeError(
         f"the keys of a dict{at(path or ())} cannot be sorted: {list(culprit)}",
@@ -254,7 +314,7 @@ def unflatten(treedef: TreeDef, leaves: Iterable[Leaf]) -> PyTree:
             fix="unflatten(treedef, leaves)",
         )
     if type(leaves) is not list:
-        leaves = list(leaves)
+        leaves = _iterated(leaves, "unflatten")
     if len(leaves) != treedef.num_leaves:
         raise TreeError(
             f"{len(leaves)} leaves were given for a structure of {treedef.num_leaves}: {treedef}",
@@ -306,10 +366,54 @@ _MISSING = object()
 def reduce(
     f: Callable[[Any, Any], Any], tree: PyTree, initializer: Any = _MISSING, is_leaf: IsLeaf = None
 ) -> Any:
-    """``functools.reduce`` over the leaves."""
-    if initializer is _MISSING:
-        return functools.reduce(f, leaves(tree, is_leaf))
-    return functools.reduce(f, leaves(tree, is_leaf), initializer)
+    """``f(... f(f(initializer, a), b) ..., z)`` of the leaves; without an ``initializer``, from the first leaf.
+
+    Raises:
+      TreeError: there is neither a leaf nor an ``initializer``.
+    """
+    _check_function(f, "reduce")
+    flat = leaves(tree, is_leaf)
+    if initializer is not _MISSING:
+        return functools.reduce(f, flat, initializer)
+    if not flat:
+        raise _nothing("reduce", "initializer")
+    return functools.reduce(f, flat)
+
+
+def reduce_associative(
+    operation: Callable[[Any, Any], Any], tree: PyTree, *, identity: Any = _MISSING, is_leaf: IsLeaf = None
+) -> Any:
+    """The leaves combined by an associative operation, in pairs: chains are as long as the logarithm of their number.
+
+    Args:
+      operation: from two values to one.
+      tree: a pytree.
+      identity: the result where there is no leaf.
+      is_leaf: as in ``flatten``.
+    Raises:
+      TreeError: there is neither a leaf nor an ``identity``.
+    """
+    _check_function(operation, "reduce_associative")
+    values = leaves(tree, is_leaf)
+    if not values:
+        if identity is _MISSING:
+            raise _nothing("reduce_associative", "identity")
+        return identity
+    while len(values) > 1:
+        pairs = [operation(a, b) for a, b in zip(values[::2], values[1::2])]  # noqa: B905 - the odd one waits
+        values = pairs + values[len(pairs) * 2 :]
+    return values[0]
+
+
+def _check_function(f: Any, name: str) -> None:
+    if not callable(f):
+        raise ArgumentError(f"{name} takes a function, not {f!r:.60}.", where=source.here())
+
+
+def _nothing(name: str, option: str) -> TreeError:
+    return TreeError(
+        f"{name} of a tree without leaves has no value.", where=source.here(), fix=f"{name}(..., {option}=0)"
+    )
 
 
 def all(tree: PyTree, is_leaf: IsLeaf = None) -> bool:
@@ -317,18 +421,32 @@ def all(tree: PyTree, is_leaf: IsLeaf = None) -> bool:
     return builtins.all(leaves(tree, is_leaf))
 
 
-def transpose(outer: TreeDef, inner: TreeDef, tree: PyTree) -> PyTree:
-    """Exchanges an ``outer`` structure with the ``inner`` one below: a list of dicts for a dict of lists."""
+def transpose(outer: TreeDef, inner: TreeDef | None, tree: PyTree) -> PyTree:
+    """Exchanges an ``outer`` structure with the ``inner`` one below: a list of dicts for a dict of lists.
+
+    Without ``inner``, it is the structure of what stands at the first leaf of ``outer``.
+    """
+    check_treedef(outer, "transpose")
+    subtrees = _flatten_up_to(outer, tree, ("the outer structure", "the tree"))
+    if inner is None:
+        if not subtrees:
+            raise TreeError(
+                "transpose cannot tell the inner structure: the outer one has no leaf.",
+                where=source.here(),
+                fix="transpose(outer, inner, tree)",
+            )
+        inner = structure(subtrees[0])
+    check_treedef(inner, "transpose")
     rows = [
         _flatten_up_to(inner, row, ("the inner structure", f"element {i} of the tree"))
-        for i, row in enumerate(_flatten_up_to(outer, tree, ("the outer structure", "the tree")))
+        for i, row in enumerate(subtrees)
     ]
     return unflatten(inner, [unflatten(outer, [row[j] for row in rows]) for j in range(inner.num_leaves)])
 
 
 def flatten_up_to(treedef: TreeDef, tree: PyTree) -> list[PyTree]:
     """The subtrees of ``tree`` that stand where ``treedef`` has its leaves."""
-    return _flatten_up_to(treedef, tree, ("the structure", "the tree"))
+    return _flatten_up_to(check_treedef(treedef, "flatten_up_to"), tree, ("the structure", "the tree"))
 
 
 def broadcast_prefix(prefix: PyTree, tree: PyTree, is_leaf: IsLeaf = None) -> list[Leaf]:
@@ -349,6 +467,19 @@ def broadcast_prefix(prefix: PyTree, tree: PyTree, is_leaf: IsLeaf = None) -> li
     return result
 
 
+def broadcast(prefix: PyTree, tree: PyTree, is_leaf: IsLeaf = None) -> PyTree:
+    """A tree like ``tree``, with the leaves of ``prefix`` at, and everywhere below, where they stand.
+
+    ``is_leaf`` is asked of both: what it names in ``tree`` is one leaf there.
+    """
+    values, treedef = flatten(prefix, is_leaf)
+    places = _flatten_up_to(treedef, tree, ("the prefix", "the tree"))
+    result: list[Leaf] = []
+    for value, subtree in zip(values, places, strict=True):
+        result += [value] * structure(subtree, is_leaf).num_leaves
+    return unflatten(structure(tree, is_leaf), result)
+
+
 class _Mismatch(Exception):
     """``_up_to`` met another structure; turned into a TreeError that knows the path."""
 
@@ -360,7 +491,7 @@ def _flatten_up_to(treedef: TreeDef, tree: PyTree, names: tuple[str, str]) -> li
     try:
         _up_to(treedef.spec, tree, found)
     except UnsortableKeys as error:
-        raise _explain_unsortable(tree, error.args[0]) from None
+        raise explain_unsortable(tree, error.args[0]) from None
     except _Mismatch:
         lines = list(_mismatches(treedef.spec, tree, names, ()))
         if len(lines) > 5:

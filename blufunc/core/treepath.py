@@ -40,10 +40,33 @@ def keystr(path: Path, simple: bool = False, separator: str = "") -> str:
     return separator.join([str(_SIMPLE.get(type(k), str)(k) if simple else k) for k in path])
 
 
-def flatten_with_path(tree: PyTree, is_leaf: IsLeaf = None) -> tuple[list[tuple[Path, Any]], TreeDef]:
-    """``([(path, leaf), ...], treedef)``, in the order of ``tree.flatten``."""
+def flatten_with_path(
+    tree: PyTree, is_leaf: Callable[..., bool] | None = None, is_leaf_takes_path: bool = False
+) -> tuple[list[tuple[Path, Any]], TreeDef]:
+    """``([(path, leaf), ...], treedef)``, in the order of ``tree.flatten``.
+
+    With ``is_leaf_takes_path``, it is ``is_leaf(path, x)`` that is asked.
+    """
+    if is_leaf is not None and is_leaf_takes_path:
+        found: list[tuple[Path, Any]] = []
+        try:
+            spec = _flatten_until(tree, (), is_leaf, found)
+        except UnsortableKeys as error:
+            raise _tree.explain_unsortable(tree, error.args[0]) from None
+        return found, _tree.LEAF if spec is None else TreeDef(spec, len(found))
     leaves, treedef = _tree.flatten(tree, is_leaf)
     return list(zip(_paths(treedef.spec, (), tree), leaves, strict=True)), treedef
+
+
+def _flatten_until(x: PyTree, path: Path, is_leaf: Callable[..., bool], found: list) -> Spec:
+    kind = None if is_leaf(path, x) else KINDS[type(x)]
+    if kind is None:
+        found.append((path, x))
+        return None
+    children, aux = kind.split(x)
+    keys = kind.keys(aux, len(children)) if kind.keys_of is None else kind.keys_of(x)
+    specs = [_flatten_until(c, (*path, k), is_leaf, found) for k, c in zip(keys, children, strict=True)]
+    return kind, aux, tuple(specs)
 
 
 _NO_OBJECT = object()
@@ -61,15 +84,34 @@ def _paths(spec: Spec, path: Path, x: Any = _NO_OBJECT) -> Iterator[Path]:
         yield from _paths(child_spec, (*path, key), child)
 
 
-def leaves_with_path(tree: PyTree, is_leaf: IsLeaf = None) -> list[tuple[Path, Any]]:
+def leaves_with_path(
+    tree: PyTree, is_leaf: Callable[..., bool] | None = None, is_leaf_takes_path: bool = False
+) -> list[tuple[Path, Any]]:
     """The leaves of ``tree``, each as ``(path, leaf)``."""
-    return flatten_with_path(tree, is_leaf)[0]
+    return flatten_with_path(tree, is_leaf, is_leaf_takes_path)[0]
 
 
-def map_with_path(f: Callable[..., Any], tree: PyTree, *rest: PyTree, is_leaf: IsLeaf = None) -> PyTree:
+def map_with_path(
+    f: Callable[..., Any],
+    tree: PyTree,
+    *rest: PyTree,
+    is_leaf: Callable[..., bool] | None = None,
+    is_leaf_takes_path: bool = False,
+) -> PyTree:
     """``tree.map`` with the path of each leaf as the first argument of ``f``."""
-    paths = iter([path for path, _ in leaves_with_path(tree, is_leaf)])  # map goes in the same order
-    return _tree.map(lambda *xs: f(next(paths), *xs), tree, *rest, is_leaf=is_leaf)
+    flat, treedef = flatten_with_path(tree, is_leaf, is_leaf_takes_path)
+    paths = _tree.unflatten(treedef, [_Path(path) for path, _ in flat])
+    like = _tree.unflatten(treedef, [_Path(x) for _, x in flat])
+    return _tree.map(lambda path, x, *xs: f(path.value, x.value, *xs), paths, like, *rest)
+
+
+class _Path:
+    """A path, or a leaf that may be a container, as one leaf of a tree."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any):
+        self.value = value
 
 
 def leaf_paths(treedef: TreeDef) -> list[str]:

@@ -13,6 +13,7 @@ from blufunc.core.ops.special import (
     betainc,
     digamma,
     digamma_p,
+    hypot_p,
     igamma,
     igamma_grad_a,
     igamma_grad_a_p,
@@ -21,6 +22,7 @@ from blufunc.core.ops.special import (
     igammac_p,
     lgamma,
     lgamma_p,
+    logaddexp_p,
     polygamma,
     polygamma_p,
     random_gamma_grad,
@@ -31,6 +33,7 @@ from blufunc.core.ops.special import (
 )
 
 __all__ = [
+    "hypot_p", "logaddexp_p",
     "bessel_i0e", "bessel_i0e_p", "bessel_i1e", "bessel_i1e_p", "betainc", "digamma", "digamma_p", "igamma",
     "igamma_grad_a", "igamma_grad_a_p", "igamma_p", "igammac", "igammac_p", "lgamma", "lgamma_p", "polygamma",
     "polygamma_p", "random_gamma_grad", "random_gamma_grad_p", "regularized_incomplete_beta_p", "zeta", "zeta_p",

@@ -288,7 +288,7 @@ def spread(x: Any, shape: Sequence[int], axes: tuple[int, ...]) -> Any:
 
 def shifted(x: Any, axes: tuple[int, ...]) -> Any:
     """``x`` less its maximum over ``axes``, which counts as a constant: any other would give the same softmax."""
-    return x - spread(bnp.max(lax.stop_gradient(x), axis=axes), x.shape, axes)
+    return x - spread(bnp.max(lax.stop_gradient(x), axis=axes, initial=-math.inf), x.shape, axes)
 
 
 def _softmax_value(x, axes):
@@ -347,7 +347,7 @@ def logsumexp(a: Any, axis: Axis = None, b: Any = None, keepdims: bool = False, 
     if where is not None:
         a = bnp.where(where, a, -math.inf)
     axes = axes_in(axis, a.ndim, "logsumexp")
-    top = bnp.max(lax.stop_gradient(a), axis=axes)
+    top = bnp.max(lax.stop_gradient(a), axis=axes, initial=-math.inf)
     top = bnp.where(bnp.isfinite(top), top, 0)
     terms = bnp.exp(a - spread(top, a.shape, axes))
     if b is not None:

@@ -15,6 +15,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.core import dtypes, source
 from blufunc.core.ops import elementwise as ops
+from blufunc.core.ops import special
 from blufunc.core.primitive import Primitive
 from blufunc.core.trace import Value
 from blufunc.numpy.families import binary, binary_inexact, extremum, named, ordering, unary_inexact
@@ -329,18 +330,7 @@ def hypot(x: Any, y: Any, /) -> Value:
         raise errors.DtypeError(
             "hypot of complex numbers has no meaning.", where=source.here(), fix="bnp.hypot(abs(x), abs(y))"
         )
-    x, y = ops.abs(x), ops.abs(y)
-    large, small = ops.max(x, y), ops.min(x, y)
-    zero, one = constant(0, x.aval.dtype), constant(1, x.aval.dtype)
-    beside_nan = ops.and_p.bind(isnan(large), ops.or_p.bind(isinf(x), isinf(y)))
-    large = ops.select(beside_nan, constant(math.inf, x.aval.dtype), large)
-    trivial = ops.or_p.bind(
-        ops.eq_p.bind(large, zero), ops.eq_p.bind(large, constant(math.inf, x.aval.dtype))
-    )
-    ratio = ops.div_p.bind(small, ops.select(trivial, one, large))
-    return ops.select(
-        trivial, large, ops.mul_p.bind(large, ops.sqrt_p.bind(ops.add_p.bind(ops.square_p.bind(ratio), one)))
-    )
+    return special.hypot_p.bind(x, y)
 
 
 # -- logarithms and exponentials built on others ---------------------------------------------------
@@ -361,13 +351,7 @@ def log10(x: Any, /) -> Value:
 def logaddexp(x: Any, y: Any, /) -> Value:
     """``log(exp(x) + exp(y))`` without overflow, elementwise, as floats."""
     x, y = meet(x, y, "logaddexp", inexact=True)
-    high, gap = ops.max(x, y), ops.sub_p.bind(x, y)
-    equal_infinities = ops.ne_p.bind(
-        gap, gap
-    )  # inf - inf is NaN, and so is NaN itself: x + y is right for both
-    gap = ops.select(equal_infinities, constant(0, gap.aval.dtype), gap)
-    total = ops.add_p.bind(high, ops.log1p_p.bind(ops.exp_p.bind(ops.neg_p.bind(ops.abs(gap)))))
-    return ops.select(equal_infinities, ops.add_p.bind(x, y), total)
+    return special.logaddexp_p.bind(x, y)
 
 
 def logaddexp2(x: Any, y: Any, /) -> Value:
@@ -380,9 +364,18 @@ def logaddexp2(x: Any, y: Any, /) -> Value:
 def sinc(x: Any, /) -> Value:
     """``sin(pi x) / (pi x)``, and 1 at 0, elementwise, as a float."""
     x = inexact(x, "sinc")
-    at_zero = ops.eq_p.bind(x, constant(0, x.aval.dtype))
-    pi_x = ops.mul_p.bind(ops.select(at_zero, constant(1, x.aval.dtype), x), constant(math.pi, x.aval.dtype))
-    return ops.select(at_zero, constant(1, x.aval.dtype), ops.div_p.bind(ops.sin_p.bind(pi_x), pi_x))
+    dtype = x.aval.dtype
+    pi_x = ops.mul_p.bind(x, constant(math.pi, dtype))
+    # near 0 by its series, of which every derivative is right
+    size = ops.abs(pi_x)
+    near = ops.lt(size, constant(0.3, size.aval.dtype))
+    safe = ops.select(near, constant(1, dtype), pi_x)
+    squared = ops.square_p.bind(ops.select(near, pi_x, constant(0, dtype)))
+    series = constant(0, dtype)
+    for k in range(7, -1, -1):
+        term = constant((-1) ** k / math.factorial(2 * k + 1), dtype)
+        series = ops.add_p.bind(ops.mul_p.bind(series, squared), term)
+    return ops.select(near, series, ops.div_p.bind(ops.sin_p.bind(safe), safe))
 
 
 def deg2rad(x: Any, /) -> Value:

@@ -66,7 +66,7 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | N
                 where=source.here(),
                 fix="give length=..., the largest integer plus 1",
             )
-        length = max(least, int(np.asarray(x).max(initial=-1)) + 1)
+        length = max(least, int(np.asarray(x).max()) + 1 if x.aval.size else 0)
     else:
         length = max(least, static_int(length, "bincount", "length"))
     given = constant(1, dtypes.int32) if weights is None else as_value(weights, "bincount")
@@ -74,8 +74,13 @@ def bincount(x: Any, weights: Any = None, minlength: int = 0, *, length: int | N
         raise errors.ShapeError(
             f"bincount: weights {given.aval} for {x.aval}.", where=source.here(), fix="one for each integer"
         )
-    if dtypes.is_bool(x.aval.dtype):
-        x = ops.convert(x, dtypes.int32)
+    if x.aval.dtype not in (
+        dtypes.int32,
+        dtypes.int64,
+    ):  # narrower ones cannot hold the size, unsigned ones no -1
+        largest = 2**31 - 1
+        wide = x.aval.dtype in (dtypes.uint32, dtypes.uint64)
+        x = ops.convert(ew.minimum(x, constant(largest, x.aval.dtype)) if wide else x, dtypes.int32)
     if dtypes.is_bool(given.aval.dtype):
         given = ops.convert(given, dtypes.int32)
     if not length:

@@ -16,7 +16,7 @@ from blufunc.core.trace import Value
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy import reductions as red
 from blufunc.numpy.families import named
-from blufunc.numpy.promotion import cast, constant, value_of
+from blufunc.numpy.promotion import constant, value_of
 
 
 def _valid(x: Any, where: Any, name: str) -> tuple[Value, Any]:
@@ -91,7 +91,7 @@ def nanstd(
     return ops.sqrt_p.bind(variance)
 
 
-def _extremum(function: Callable, name: str, combine: Callable, lowest: bool) -> Callable:
+def _extremum(function: Callable, name: str, lowest: bool) -> Callable:
     def wrapper(
         x: Any, /, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = None
     ) -> Value:
@@ -100,18 +100,19 @@ def _extremum(function: Callable, name: str, combine: Callable, lowest: bool) ->
             return function(x, axis, keepdims=keepdims, initial=initial, where=mask)
         dtype = x.aval.dtype
         limit = constant(red.extreme_of(dtype, not lowest), dtype)
-        result = function(x, axis, keepdims=keepdims, initial=limit, where=mask)
-        if initial is None:
-            return ops.select(red.any(mask, axis, keepdims=keepdims), result, constant(math.nan, dtype))
-        return cast(combine(result, initial), dtype)
+        # filled, and not masked with an initial value: nothing shares the derivative of an infinite extremum
+        result = function(ops.select(mask, x, limit), axis, keepdims=keepdims, initial=initial)
+        if initial is not None:
+            return result
+        return ops.select(red.any(mask, axis, keepdims=keepdims), result, constant(math.nan, dtype))
 
     return named(
         wrapper, name, f"``{name[3:]}`` over the elements that are not NaN; NaN where there are none."
     )
 
 
-nanmax = _extremum(red.max, "nanmax", ew.maximum, True)
-nanmin = _extremum(red.min, "nanmin", ew.minimum, False)
+nanmax = _extremum(red.max, "nanmax", True)
+nanmin = _extremum(red.min, "nanmin", False)
 
 
 def _position(function: Callable, name: str, worst: float) -> Callable:

@@ -200,8 +200,11 @@ def _product_with(log: Callable, argument: Callable) -> Callable:
     @product.defjvp
     def product_jvp(primals, tangents):
         (x, y), (tx, ty) = primals, tangents
-        at_zero = ew.eq(x, 0)
-        slope = ew.select(at_zero, ew.zeros_of(x), ew.div(x, ew.select(at_zero, ew.ones_of(y), argument(y))))
+        divisor = argument(y)
+        nothing = ew.bitwise_and(
+            ew.eq(x, 0), ew.eq(divisor, 0)
+        )  # 0 log 0: elsewhere x / y is differentiable in x
+        slope = ew.div(x, ew.select(nothing, ew.ones_of(divisor), divisor))
         value = product(x, y)
         return value, bnp.broadcast_to(tx * log(y) + ty * slope, value.shape)
 

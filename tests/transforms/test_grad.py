@@ -175,7 +175,7 @@ def test_ties_share_the_derivative():
 
 
 def test_derivatives_at_the_edges_of_domains():
-    assert derivative(ew.abs, 0.0) == 1.0  # from the right, as in JAX
+    assert derivative(ew.abs, 0.0) == 0.0  # the symmetric one
     assert derivative(lambda x: ew.pow(x, 2.0), 0.0) == 0.0
     assert derivative(lambda x: ew.pow(x, 0.0), 0.0) == 0.0
     assert derivative(lambda x: ew.pow(0.0, x), 2.0) == 0.0

@@ -136,7 +136,8 @@ atan2_p = Elementwise(
 )
 nextafter_p = Elementwise("nextafter", np.nextafter, "float", [None, None])
 # at 0 the derivative is that from the right, as in JAX
-abs_p = Elementwise("abs", np.abs, "real", [lambda t, ans, x: select(ge(x, 0), t, neg(t))])
+# at 0 the symmetric derivative: compositions such as exp(-|x - y|) count on its being no other
+abs_p = Elementwise("abs", np.abs, "real", [lambda t, ans, x: mul(t, sign(x))])
 sign_p = Elementwise("sign", np.sign, "number", [None])
 square_p = Elementwise("square", np.square, "number", [lambda t, ans, x: mul(t, mul(x, 2))])
 sqrt_p = Elementwise("sqrt", np.sqrt, "inexact", [lambda t, ans, x: mul(t, div(ones_of(ans), mul(ans, 2)))])
@@ -146,7 +147,7 @@ rsqrt_p = Elementwise(
     "inexact",
     [lambda t, ans, x: mul(t, mul(div(ans, x), -0.5))],
 )
-cbrt_p = Elementwise("cbrt", np.cbrt, "float", [lambda t, ans, x: mul(t, div(ans, mul(x, 3)))])
+cbrt_p = Elementwise("cbrt", np.cbrt, "float", [lambda t, ans, x: div(t, mul(square(ans), 3))])
 
 
 class _IntegerPow(Elementwise):

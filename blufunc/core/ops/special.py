@@ -16,16 +16,18 @@ import scipy.special
 
 from blufunc import errors
 from blufunc.core import source
-from blufunc.core.array import lift
+from blufunc.core.array import lift, scalar
 from blufunc.core.kinds import Elementwise
 from blufunc.core.ops import gamma as gamma_numerics
 from blufunc.core.ops.elementwise import (
+    abs,
     add,
     binary,
     div,
     eq,
     exp,
     gt,
+    is_finite,
     log,
     log1p,
     logical_and,
@@ -203,6 +205,35 @@ bessel_i0e_p = _special(
     [lambda t, ans, x: mul(t, sub(bessel_i1e(x), mul(sign(x), ans)))],
 )
 bessel_i1e_p = _special("bessel_i1e", scipy.special.i1e, [_i1e_deriv])
+
+# -- sums of exponentials, and lengths, without overflow --------------------------------------------
+
+
+def _share(part: Any, other: Any, whole: Any, of: Any) -> Any:
+    """The share of ``exp(part)`` in ``exp(whole)``, of a tangent; where these are infinite all, half or nothing."""
+    one, half, none = (scalar(v, whole.aval.dtype) for v in (1, 0.5, 0))
+    at_infinity = select(eq(part, whole), select(eq(other, whole), half, one), none)
+    regular = is_finite(whole)
+    return mul(of, select(regular, exp(sub(part, select(regular, whole, none))), at_infinity))
+
+
+def _direction(part: Any, whole: Any) -> Any:
+    """``part / whole``, and 0 where the whole is 0; beside an infinite whole its sign, or 0."""
+    regular = logical_and(is_finite(whole), gt(whole, 0))
+    at_infinity = select(eq(abs(part), whole), sign(part), zeros_of(part))
+    return div(select(regular, part, at_infinity), select(regular, whole, ones_of(whole)))
+
+
+logaddexp_p = _special(
+    "logaddexp",
+    np.logaddexp,
+    [lambda t, ans, x, y: _share(x, y, ans, t), lambda t, ans, x, y: _share(y, x, ans, t)],
+)
+hypot_p = _special(
+    "hypot",
+    np.hypot,
+    [lambda t, ans, x, y: mul(t, _direction(x, ans)), lambda t, ans, x, y: mul(t, _direction(y, ans))],
+)
 
 # -- integrals of exponentials, logarithms and of the normal density -------------------------------
 
