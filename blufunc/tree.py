@@ -7,12 +7,14 @@ registration of one's own classes is here too.
 from blufunc.core.tree import (
     TreeDef,
     all,
+    broadcast,
     broadcast_prefix,
     flatten,
     flatten_up_to,
     leaves,
     map,
     reduce,
+    reduce_associative,
     structure,
     transpose,
     unflatten,
@@ -25,6 +27,8 @@ from blufunc.core.treenode import (
     register_dataclass,
     register_leaf,
     register_node,
+    register_static,
+    static,
 )
 from blufunc.core.treepath import flatten_with_path, keystr, leaf_paths, leaves_with_path, map_with_path
 
@@ -37,10 +41,12 @@ __all__ = [
     "leaves",
     "map",
     "reduce",
+    "reduce_associative",
     "structure",
     "transpose",
     "unflatten",
     # prefixes
+    "broadcast",
     "broadcast_prefix",
     "flatten_up_to",
     # paths
@@ -59,4 +65,6 @@ __all__ = [
     "register_leaf",
     "register_node",
     "register_pytree_node",
+    "register_static",
+    "static",
 ]

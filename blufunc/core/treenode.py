@@ -181,7 +181,9 @@ def _getter(names: tuple[str, ...]) -> Callable[[Any], tuple[Any, ...]]:
     return lambda x: tuple([getattr(x, name) for name in names])
 
 
-def _attribute_kind(cls: type, data: tuple[str, ...], static: tuple[str, ...]) -> Kind:
+def _attribute_kind(
+    cls: type, data: tuple[str, ...], static: tuple[str, ...], constructs: bool = False
+) -> Kind:
     get_data, get_static, new, set_ = _getter(data), _getter(static), object.__new__, object.__setattr__
 
     def join(aux: tuple[Any, ...], xs: list[Any]) -> Any:
@@ -193,10 +195,13 @@ def _attribute_kind(cls: type, data: tuple[str, ...], static: tuple[str, ...]) -
             set_(x, name, value)
         return x
 
+    def construct(aux: tuple[Any, ...], xs: list[Any]) -> Any:
+        return cls(**dict(zip((*data, *static), (*xs, *aux))))  # noqa: B905
+
     return Kind(
         cls,
         lambda x: (get_data(x), get_static(x)),
-        join,
+        construct if constructs else join,
         lambda aux, n: [GetAttrKey(name) for name in data],
         static_names=static,
     )
@@ -207,7 +212,9 @@ def _attribute_kind(cls: type, data: tuple[str, ...], static: tuple[str, ...]) -
 
 def _register(cls: type, kind: Kind | None) -> None:
     if not isinstance(cls, type):
-        raise ArgumentError(f"a pytree node is registered by its class, got {cls!r}")
+        raise ArgumentError(
+            f"a pytree node is registered by its class, got {cls!r:.60}", fix="register type(x)"
+        )
     if cls in _explicit:
         raise TreeError(f"{cls.__name__} is already a pytree node", fix="register each class once")
     _explicit.add(cls)
@@ -262,45 +269,92 @@ def register_node(
 
 @overload
 def register_dataclass(
-    cls: _C, data_fields: Iterable[str] | None = ..., static_fields: Iterable[str] | None = ...
+    cls: _C,
+    data_fields: Iterable[str] | None = ...,
+    static_fields: Iterable[str] | None = ...,
+    drop_fields: Iterable[str] = ...,
 ) -> _C: ...
 @overload
 def register_dataclass(
-    cls: None = ..., data_fields: Iterable[str] | None = ..., static_fields: Iterable[str] | None = ...
+    cls: None = ...,
+    data_fields: Iterable[str] | None = ...,
+    static_fields: Iterable[str] | None = ...,
+    drop_fields: Iterable[str] = ...,
 ) -> Callable[[_C], _C]: ...
 def register_dataclass(
-    cls: Any = None, data_fields: Iterable[str] | None = None, static_fields: Iterable[str] | None = None
+    cls: Any = None,
+    data_fields: Iterable[str] | None = None,
+    static_fields: Iterable[str] | None = None,
+    drop_fields: Iterable[str] = (),
 ) -> Any:
     """Says which attributes of ``cls`` are children and which are static; usable as a decorator.
 
     Dataclasses are nodes without it, with ``field(metadata={'static': True})`` for static fields. It is for
     classes whose fields cannot be edited, and for classes that are not dataclasses (give both lists then). If
     one list is given, it is the rest of the fields that make the other.
+
+    ``drop_fields`` are in neither, and are lost: where there are such, an object is put together by its constructor,
+    from which they get their defaults. So are fields with ``init=False`` that are in neither of two given lists.
     """
     if cls is None:
-        return functools.partial(register_dataclass, data_fields=data_fields, static_fields=static_fields)
-    data = None if data_fields is None else tuple(data_fields)
-    static = None if static_fields is None else tuple(static_fields)
+        return functools.partial(
+            register_dataclass, data_fields=data_fields, static_fields=static_fields, drop_fields=drop_fields
+        )
+    data = None if data_fields is None else _names(data_fields, "data_fields")
+    static = None if static_fields is None else _names(static_fields, "static_fields")
+    dropped = _names(drop_fields, "drop_fields")
     if isinstance(cls, type) and dataclasses.is_dataclass(cls):
-        fields = {f.name: bool(f.metadata.get("static")) for f in dataclasses.fields(cls)}
+        all_fields = dataclasses.fields(cls)
+        if data is not None and static is not None:
+            dropped += tuple(
+                f.name for f in all_fields if not f.init and f.name not in data + static + dropped
+            )
+        fields = {f.name: bool(f.metadata.get("static")) for f in all_fields if f.name not in dropped}
         if data is None and static is None:
             static = tuple(name for name, is_static in fields.items() if is_static)
         if data is None:
             data = tuple(name for name in fields if name not in (static or ()))
         if static is None:
             static = tuple(name for name in fields if name not in data)
-        if sorted(data + static) != sorted(fields):
+        if sorted(data + static + dropped) != sorted({f.name for f in all_fields}):
             raise TreeError(
-                f"data_fields {data} and static_fields {static} are not the fields of {cls.__name__}",
-                why=f"each field is in exactly one of them, and {cls.__name__} has {', '.join(fields)}",
+                f"data_fields {data}, static_fields {static} and drop_fields {dropped} are not the fields of "
+                f"{cls.__name__}",
+                why="each field is in exactly one of them, and "
+                f"{cls.__name__} has {', '.join(f.name for f in all_fields)}",
             )
     elif data is None or static is None:
         raise TreeError(
             f"{getattr(cls, '__name__', cls)} is not a dataclass, so its fields are unknown",
             fix="decorate it with @dataclasses.dataclass first, or give both data_fields and static_fields",
         )
-    _register(cls, _attribute_kind(cls, data, static))
+    _register(cls, _attribute_kind(cls, data, static, bool(dropped)))
     return cls
+
+
+def _names(names: Any, what: str) -> tuple[str, ...]:
+    if isinstance(names, Iterable) and not isinstance(names, str):
+        names = tuple(names)
+        if all(isinstance(name, str) for name in names):
+            return names
+    raise ArgumentError(f"{what} holds names of fields, not {names!r:.60}", fix=f"{what}=['w', 'b']")
+
+
+def register_static(cls: _C) -> _C:
+    """Makes instances of ``cls``, which are hashable, nodes without children: static data; usable as a decorator."""
+    _register(cls, Kind(cls, lambda x: ((), x), lambda aux, xs: aux, _flat_keys))
+    return cls
+
+
+def static(**options: Any) -> Any:
+    """``dataclasses.field`` of the same options for a static field: not a child, but part of the structure."""
+    try:
+        metadata = {**(options.pop("metadata", None) or {}), "static": True}
+        return dataclasses.field(metadata=metadata, **options)
+    except (TypeError, ValueError) as e:
+        raise ArgumentError(
+            f"static takes the options of dataclasses.field: {e}", fix="static(default='add')"
+        ) from None
 
 
 def register_leaf(cls: _C) -> _C:

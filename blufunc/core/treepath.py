@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from blufunc.core import source
 from blufunc.core import tree as _tree
 from blufunc.core.tree import IsLeaf, Path, PyTree, Spec, TreeDef
-from blufunc.core.treenode import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
+from blufunc.core.treenode import KINDS, DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, UnsortableKeys
+from blufunc.errors import ArgumentError
 
 __all__ = [
     "DictKey",
@@ -37,6 +39,12 @@ _SIMPLE: dict[type, Callable[[Any], Any]] = {
 
 def keystr(path: Path, simple: bool = False, separator: str = "") -> str:
     """The path as text: ``['a'][0].x``, or with ``simple=True, separator='/'``: ``a/0/x``."""
+    if not isinstance(path, (tuple, list)) or not isinstance(separator, str):
+        raise ArgumentError(
+            f"keystr takes a path, which is a tuple of keys, and a text between them, not {path!r:.60} and "
+            f"{separator!r:.60}.",
+            where=source.here(),
+        )
     return separator.join([str(_SIMPLE.get(type(k), str)(k) if simple else k) for k in path])
 
 
@@ -100,18 +108,17 @@ def map_with_path(
 ) -> PyTree:
     """``tree.map`` with the path of each leaf as the first argument of ``f``."""
     flat, treedef = flatten_with_path(tree, is_leaf, is_leaf_takes_path)
-    paths = _tree.unflatten(treedef, [_Path(path) for path, _ in flat])
-    like = _tree.unflatten(treedef, [_Path(x) for _, x in flat])
-    return _tree.map(lambda path, x, *xs: f(path.value, x.value, *xs), paths, like, *rest)
+    located = _tree.unflatten(treedef, [_Located(path, x) for path, x in flat])
+    return _tree.map(lambda first, *xs: f(first.path, first.leaf, *xs), located, *rest)
 
 
-class _Path:
-    """A path, or a leaf that may be a container, as one leaf of a tree."""
+class _Located:
+    """A leaf, which may be a container that ``is_leaf`` named, and its path: one leaf of a tree."""
 
-    __slots__ = ("value",)
+    __slots__ = ("leaf", "path")
 
-    def __init__(self, value: Any):
-        self.value = value
+    def __init__(self, path: Path, leaf: Any):
+        self.path, self.leaf = path, leaf
 
 
 def leaf_paths(treedef: TreeDef) -> list[str]:
