@@ -17,7 +17,9 @@ from blufunc import tree as tree
 from blufunc.config import config as config
 from blufunc.core import dtypes as dtypes
 from blufunc.core.array import Array as Array
+from blufunc.core.backend import Device as Device
 from blufunc.core.check import check_jaxpr as check_jaxpr
+from blufunc.core.dtypes import float0 as float0
 from blufunc.core.jaxpr import Jaxpr as Jaxpr
 from blufunc.core.override import override as override
 from blufunc.core.primitive import Primitive as Primitive
@@ -46,29 +48,113 @@ from blufunc.transforms.jacobian import hessian as hessian
 from blufunc.transforms.jacobian import jacfwd as jacfwd
 from blufunc.transforms.jacobian import jacobian as jacobian
 from blufunc.transforms.jacobian import jacrev as jacrev
+from blufunc.transforms.jit import clear_caches as clear_caches
 from blufunc.transforms.jit import disable_jit as disable_jit
 from blufunc.transforms.jit import jit as jit
 from blufunc.transforms.linear_transpose import linear_transpose as linear_transpose
 from blufunc.transforms.make_jaxpr import eval_shape as eval_shape
 from blufunc.transforms.make_jaxpr import make_jaxpr as make_jaxpr
+from blufunc.transforms.make_jaxpr import typeof as typeof
 from blufunc.transforms.named_scope import named_call as named_call
 from blufunc.transforms.named_scope import named_scope as named_scope
 from blufunc.transforms.transfer import block_until_ready as block_until_ready
+from blufunc.transforms.transfer import default_backend as default_backend
+from blufunc.transforms.transfer import device_count as device_count
 from blufunc.transforms.transfer import device_get as device_get
 from blufunc.transforms.transfer import device_put as device_put
 from blufunc.transforms.transfer import devices as devices
+from blufunc.transforms.transfer import local_device_count as local_device_count
+from blufunc.transforms.transfer import local_devices as local_devices
+from blufunc.transforms.transfer import process_count as process_count
+from blufunc.transforms.transfer import process_index as process_index
 from blufunc.transforms.transform import Transform as Transform
 from blufunc.transforms.vmap import vmap as vmap
 
 __version__ = "0.1.0.dev0"
 
-_WHEN_ASKED_FOR = ("flatten_util", "scipy", "testing")  # modules that most programs do without
+# Modules that most programs do without.
+_WHEN_ASKED_FOR = ("flatten_util", "ops", "scipy", "testing", "tree_util", "typing")
+
+_NO_DEVICES = "there are no several devices yet; a program runs on one CPU"
+_NO_SHARDINGS = "there are no meshes and shardings yet; vmap(axis_name=...) has the collectives of lax"
+_NO_REFS = "there are no mutable arrays; carry the value through lax.scan, or use x.at[i].set(y)"
+_NO_NANS = "nothing looks for NaN yet; debug.print shows values"
+_EXPLICIT_64 = "there is no mode: an explicit 64-bit dtype is honoured, and what has none is 32-bit"
+
+# Names that programs for JAX use, and what stands in their place, or that nothing does yet.
+_NOT_HERE = {
+    "P": _NO_SHARDINGS,
+    "Mesh": _NO_SHARDINGS,
+    "NamedSharding": _NO_SHARDINGS,
+    "PartitionSpec": _NO_SHARDINGS,
+    "Ref": _NO_REFS,
+    "Shard": _NO_SHARDINGS,
+    "check_tracer_leaks": "a tracer that leaks is an error as soon as it is used, with the line where it was made",
+    "checking_leaks": "a tracer that leaks is an error as soon as it is used, with the line where it was made",
+    "copy_to_host_async": "device_get copies to the host",
+    "debug_infs": _NO_NANS,
+    "debug_key_reuse": "set config.debug_key_reuse = True",
+    "debug_nans": _NO_NANS,
+    "default_device": "put arrays on a device with device_put; a program runs where its arguments are",
+    "default_matmul_precision": "products are computed in the precision of their operands",
+    "default_prng_impl": "threefry is the one generator",
+    "distributed": _NO_DEVICES,
+    "dlpack": "numpy.from_dlpack reads what speaks DLPack, and arrays have __dlpack__",
+    "enable_checks": "set config.check = True",
+    "enable_custom_prng": "keys are always typed",
+    "enable_x64": _EXPLICIT_64,
+    "experimental": "nothing is experimental here; what is not in blufunc is not there yet",
+    "explain_cache_misses": "set config.debug = 'retrace'",
+    "export": "programs are not written to files yet; jit(f).lower(...).as_text() shows one",
+    "ffi": "pure_callback calls Python functions, and Primitive makes primitives of one's own",
+    "free_ref": _NO_REFS,
+    "freeze": _NO_REFS,
+    "fwd_and_bwd": "use vjp: out, backward = vjp(f, *args)",
+    "host_callback": "use pure_callback, io_callback and debug.callback",
+    "host_count": "use process_count()",
+    "host_id": "use process_index()",
+    "image": "there is no resizing of images yet; lax.conv_general_dilated and numpy.interp are near",
+    "interpreters": "Transform makes transforms of one's own, and extend has what rules are written with",
+    "lib": "it is JAX's own",
+    "linear_util": "it is JAX's own; transforms of one's own are made with Transform",
+    "live_arrays": "arrays are not counted",
+    "log_compiles": "set config.debug = 'retrace'",
+    "make_array_from_callback": _NO_SHARDINGS,
+    "make_array_from_process_local_data": _NO_SHARDINGS,
+    "make_array_from_single_device_arrays": _NO_SHARDINGS,
+    "make_mesh": _NO_SHARDINGS,
+    "memory": "arrays are in the memory of their device; checkpoint_policies has offloading",
+    "monitoring": "nothing is monitored; config.debug shows the stages of programs",
+    "new_ref": _NO_REFS,
+    "numpy_dtype_promotion": "functions of lax do not promote; those of numpy always do",
+    "numpy_rank_promotion": "functions of lax do not broadcast; those of numpy always do",
+    "pmap": _NO_DEVICES + ": use vmap, which takes axis_name for the collectives of lax",
+    "profiler": "there is no profiler yet; time calls with block_until_ready",
+    "ref": _NO_REFS,
+    "reshard": _NO_SHARDINGS,
+    "set_mesh": _NO_SHARDINGS,
+    "shard_map": _NO_SHARDINGS,
+    "sharding": _NO_SHARDINGS,
+    "smap": _NO_SHARDINGS,
+    "stages": "jit(f).trace(...), .lower() and .compile() are the stages",
+    "threefry_partitionable": "it is always so",
+    "transfer_guard": "values move to the host when NumPy or Python asks for them",
+    "tree_flatten": "use tree.flatten",
+    "tree_leaves": "use tree.leaves",
+    "tree_map": "use tree.map",
+    "tree_structure": "use tree.structure",
+    "tree_unflatten": "use tree.unflatten",
+    "version": "use blufunc.__version__",
+    "xla_computation": "jit(f).lower(...).as_text() shows a program",
+}
 
 
 def __getattr__(name: str):
     if name in _WHEN_ASKED_FOR:
         return _importlib.import_module(f"blufunc.{name}")
-    raise AttributeError(f"module 'blufunc' has no attribute {name!r}")
+    hint = _NOT_HERE.get(name)
+    # an AttributeError it remains, so that hasattr and getattr with a default answer as usual
+    raise AttributeError(f"module 'blufunc' has no attribute {name!r}" + (f": {hint}" if hint else ""))
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,6 @@
 """The flags of blufunc: few, typed, each also an environment variable ``BLUFUNC_<NAME>``.
 
-Stands before the path of a program: every layer may read it, nothing here imports the rest.
+Stands before the path of a program: every layer may read it, nothing here imports the rest but errors.
 """
 
 from __future__ import annotations
@@ -9,6 +9,38 @@ import os
 import sys
 from dataclasses import dataclass, fields
 from typing import Any
+
+from blufunc import errors
+
+_ONE_CPU = ("arrays are on the CPU, the only platform that there is yet.", "leave it out")
+
+_OF_JAX = {
+    "jax_enable_x64": (
+        "64 bits are no mode: an explicit 64-bit dtype is honoured everywhere, and what has none is 32-bit.",
+        "leave it out, and write the dtype where you want 64 bits: jnp.asarray(x, dtype='float64')",
+    ),
+    "jax_debug_nans": ("nothing looks for NaN yet.", "bf.debug.print what you suspect"),
+    "jax_debug_infs": ("nothing looks for infinities yet.", "bf.debug.print what you suspect"),
+    "jax_disable_jit": ("it is no flag.", "with bf.disable_jit(): ..."),
+    "jax_log_compiles": ("it is a stage to show.", "bf.config.update('debug', 'retrace')"),
+    "jax_explain_cache_misses": ("it is a stage to show.", "bf.config.update('debug', 'retrace')"),
+    "jax_enable_checks": ("it has another name.", "bf.config.update('check', True)"),
+    "jax_check_tracer_leaks": ("a tracer that leaks is always found when it is used.", "leave it out"),
+    "jax_numpy_dtype_promotion": ("promotion is always the standard one.", "bf.lax functions do not promote"),
+    "jax_numpy_rank_promotion": ("ranks are always promoted in silence.", "bf.lax functions do not promote"),
+    "jax_default_matmul_precision": (
+        "products are computed in the precision of their operands.",
+        "leave it out",
+    ),
+    "jax_default_prng_impl": ("threefry is the one generator.", "leave it out"),
+    "jax_threefry_partitionable": ("it is always so.", "leave it out"),
+    "jax_platforms": _ONE_CPU,
+    "jax_platform_name": _ONE_CPU,
+    "jax_default_device": _ONE_CPU,
+    "jax_num_cpu_devices": _ONE_CPU,
+    "jax_compilation_cache_dir": ("programs are not kept on disk.", "leave it out"),
+}
+"""What JAX's flags that blufunc does without have instead: why there is none, and what to write."""
 
 
 @dataclass
@@ -24,6 +56,35 @@ class Config:
     debug: str = ""
     check: bool = False
     debug_key_reuse: bool = False
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dataclass_fields__:
+            object.__setattr__(self, name, value)
+        else:  # a flag that nothing reads would be ignored in silence
+            self.update(name, value)
+
+    def update(self, name: str, value: Any) -> None:
+        """Set the flag called ``name``; a flag of JAX that blufunc has is known by JAX's name too.
+
+        Raises:
+          ArgumentError: ``value`` is not of the flag's type.
+          UnsupportedError: JAX has such a flag and blufunc does not; the message says what does it here.
+          ValueRangeError: there is no such flag.
+        """
+        if name in _OF_JAX:
+            why, fix = _OF_JAX[name]
+            raise errors.UnsupportedError(f"blufunc has no flag {name!r}.", why=why, fix=fix)
+        flag = name.removeprefix("jax_") if isinstance(name, str) else name
+        known = {f.name: f.type for f in fields(self)}
+        if flag not in known:
+            raise errors.ValueRangeError(
+                f"blufunc has no flag {name!r:.60}.", fix=f"its flags are {', '.join(known)}"
+            )
+        if type(value).__name__ != known[flag]:
+            raise errors.ArgumentError(
+                f"the flag {flag!r} is a {known[flag]}, not {value!r:.60}.", fix=f"bf.config.{flag} = ..."
+            )
+        setattr(self, flag, value)
 
     def shows(self, stage: str) -> bool:
         """Whether ``debug`` asks for ``stage``."""

@@ -108,7 +108,7 @@ class BranchError(BlufuncError, TypeError):
 
 
 class JaxprTypeError(BlufuncError, TypeError):
-    """An ill-typed jaxpr, found by ``check_jaxpr``: a mistake in a rule or transform."""
+    """An ill-typed jaxpr, or a result that does not fit what a rule is for: a mistake in a rule or transform."""
 
 
 class UnsupportedError(BlufuncError, NotImplementedError):

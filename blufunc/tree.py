@@ -1,24 +1,22 @@
 """Pytrees: nested containers of arrays, mapped over, flattened and put together again.
 
-Face over ``core.tree``, ``core.treenode`` and ``core.treepath``. The names are those of ``jax.tree``;
+Face over ``core.tree`` and its neighbours ``treefold``, ``treenode`` and ``treepath``. The names are ``jax.tree``'s;
 registration of one's own classes is here too.
 """
 
 from blufunc.core.tree import (
     TreeDef,
-    all,
     broadcast,
     broadcast_prefix,
     flatten,
     flatten_up_to,
     leaves,
     map,
-    reduce,
-    reduce_associative,
     structure,
     transpose,
     unflatten,
 )
+from blufunc.core.treefold import all, reduce, reduce_associative
 from blufunc.core.treenode import (
     DictKey,
     FlattenedIndexKey,

@@ -28,7 +28,14 @@ from blufunc.core.ops import (
 )
 from blufunc.core.ops import elementwise as ew
 from tests import op_references as refs
-from tests import op_table_effects, op_table_integers, op_table_linalg, op_table_special, op_table_windows
+from tests import (
+    op_table_barrier,
+    op_table_effects,
+    op_table_integers,
+    op_table_linalg,
+    op_table_special,
+    op_table_windows,
+)
 from tests.op_references import Windows
 from tests.op_row import ANY, BITS, COMPLEX, FLOATS, INEXACT, INTS, KEY, NUMBERS, Arg, Op
 
@@ -570,6 +577,7 @@ SECTIONS: dict[str, list[Op]] = {
     "integers": op_table_integers.ROWS,
     "special": op_table_special.ROWS,
     "windows": op_table_windows.ROWS,
+    "barrier": op_table_barrier.ROWS,
 }
 OPS: list[Op] = [op for rows in SECTIONS.values() for op in rows]
 

@@ -47,12 +47,16 @@ FACES |= {"optim": bf.optim, "tree_utils": bf.optim.tree_utils, "stats": bf.scip
 FACES |= {
     f"stats_{name}": m for name, m in vars(bf.scipy.stats).items() if hasattr(m, "pdf") or hasattr(m, "pmf")
 }
+FACES |= {"tree": bf.tree, "tree_util": bf.tree_util, "ops": bf.ops}
+FACES |= {"devices": types.SimpleNamespace(typeof=bf.typeof, **{n: getattr(bf, n) for n in (
+    "default_backend", "device_count", "devices", "local_device_count", "local_devices", "process_count",
+    "process_index")})}  # fmt: skip
 FACES |= {"ad_checkpoint": ad_checkpoint, "debug": debug, "effects": EFFECTS, "testing": testing}
 
 
 def is_function(x):
     """Whether x is a function, plain or of one of the transforms."""
-    return callable(x) and not isinstance(x, (type, Primitive)) and not inspect.isclass(x)
+    return callable(x) and not isinstance(x, (type, types.GenericAlias, Primitive)) and not inspect.isclass(x)
 
 
 # Called with junk they would write files, or change how NumPy prints.

@@ -235,6 +235,15 @@ SPOILT = {
         "vmap of scaled, in_axes=.0",
     ),
     "batch raises": ({"batch": lambda self, axis, args, dims: lax.add(X, 1j)}, "raises DtypeError"),
+    "jvp gives no pair": ({"jvp": lambda self, ps, ts: ps[0]}, "jvp rule of scaled returned .* not a pair"),
+    "abstract gives a tuple": (
+        {"abstract": lambda self, x: (x,)},
+        "abstract rule of scaled returned a tuple",
+    ),
+    "transpose's type": (
+        {"transpose": lambda self, ct, x: x.add(ct.astype("float32"))},
+        r"transpose rule of scaled added f32\[2,3\]",
+    ),
 }
 
 

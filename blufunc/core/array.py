@@ -64,6 +64,10 @@ class Array(Value):
             fix="use the array that the call returned, or do not donate this argument",
         )
 
+    def devices(self) -> set[backend.Device]:
+        """The devices that hold the array: one."""
+        return {self.device}
+
     def is_deleted(self) -> bool:
         """Whether the array was donated."""
         return self._buffer.__class__ is Donated

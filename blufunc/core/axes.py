@@ -40,6 +40,17 @@ def static_number(x: Any, name: str, what: str) -> int | float:
     )
 
 
+def only_none(name: str, what: str, given: Any, why: str = "") -> None:
+    """Refuse an argument that JAX has for callers of NumPy's functions, and that nothing here can honour."""
+    if given is not None and given is not False:
+        raise errors.UnsupportedError(
+            f"{name} does not support {what}=, here {given!r:.60}.",
+            where=source.here(),
+            why=why or ("arrays are immutable: results are returned." if what == "out" else ""),
+            fix=f"leave {what} out",
+        )
+
+
 def ints(xs: Any, name: str, what: str) -> tuple[int, ...]:
     """Several Python integers, from any sequence of them."""
     if xs.__class__ is not tuple:

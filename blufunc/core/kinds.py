@@ -55,6 +55,26 @@ def check_types(name: str, types: str, *avals: ShapedArray) -> None:
             )
 
 
+def _check_made(name: str, impl: Any, types: Any, rules: dict[str, Any], out: Any) -> None:
+    """Raise ArgumentError for what cannot be a member of a kind; how many operands it has is known when it is used."""
+    wrong = fix = None
+    if impl is not None and not callable(impl):
+        wrong, fix = f"impl={impl!r:.60} cannot be called", "give a function of NumPy arrays"
+    elif not isinstance(types, str) or types not in TYPES:
+        wrong, fix = f"types={types!r:.60} is no family of dtypes", f"one of {', '.join(TYPES)}"
+    elif not (out is None or isinstance(out, np.dtype) or (callable(out) and not isinstance(out, type))):
+        wrong, fix = (
+            f"out={out!r:.60} is no dtype",
+            "np.dtype('float32'), or a function of the operands' dtype",
+        )
+    for what, given in rules.items():
+        if not (isinstance(given, (list, tuple)) and all(r is None or callable(r) for r in given)):
+            wrong = f"{what}={given!r:.60} is no list of functions"
+            fix = f"{what}=[...] with a function, or None, for each operand"
+    if wrong:
+        raise errors.ArgumentError(f"the primitive {name}: {wrong}.", where=source.here(), fix=fix)
+
+
 class Elementwise(Primitive):
     """Operations applied element by element.
 
@@ -83,6 +103,9 @@ class Elementwise(Primitive):
         out: np.dtype | Callable[[np.dtype], np.dtype] | None = None,
     ):
         super().__init__(name)
+        _check_made(
+            name, impl, types, {"derivs": () if derivs is None else derivs, "transposes": transposes}, out
+        )
         self._impl: Any = impl
         self.ufunc = impl if isinstance(impl, np.ufunc) else None
         self.types = types
@@ -105,6 +128,23 @@ class Elementwise(Primitive):
                 )
         dtype = self.out_dtype(first.dtype, **params)
         return ShapedArray(shape, dtype, all(a.weak_type for a in avals) and dtype == first.dtype)
+
+    def _checked(self, avals, params):
+        self._check_operands(len(avals))
+        return super()._checked(avals, params)
+
+    def _check_operands(self, n: int) -> None:
+        """Raise ArgumentError unless there is a derivative, and a transposition, for each of ``n`` operands."""
+        if not n:
+            raise errors.ArgumentError(f"{self.name} takes one operand or more.", where=source.here())
+        for what, rules in (("derivs", self.derivs), ("transposes", self.transposes or None)):
+            if rules is not None and len(rules) != n:
+                raise errors.ArgumentError(
+                    f"{self.name} has {what} for {len(rules)} operand{'s' * (len(rules) != 1)}, and is given {n}.",
+                    where=source.here(),
+                    why=f"{what} has one entry for each operand.",
+                    fix=f"give {self.name} as many operands, or {what}=[...] as many entries, None for no derivative",
+                )
 
     def out_dtype(self, dtype: np.dtype, **params: Any) -> np.dtype:
         """The dtype of the result."""
@@ -193,6 +233,7 @@ class Reduction(Primitive):
         out: np.dtype | None = None,
     ):
         super().__init__(name)
+        _check_made(name, impl, types, {"deriv": [deriv]}, out)
         self._impl, self.types, self.deriv, self.out = impl, types, deriv, out
 
     def impl(self, x, *, axes):

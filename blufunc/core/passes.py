@@ -142,7 +142,7 @@ def fold(jaxpr: Jaxpr) -> Jaxpr:
                 if _is_one(y) and x.aval.same_type(out.aval):
                     alias(out, x)
                     return []
-        if invars and all(a.__class__ is Literal for a in invars) and not eqn.effects:
+        if invars and all(a.__class__ is Literal for a in invars) and not (eqn.effects or prim.opaque):
             if all(v.aval.ndim == 0 for v in eqn.outvars) and prim.reference is None:
                 for var, literal in zip(eqn.outvars, _evaluate(prim, invars, eqn.params), strict=True):
                     alias(var, literal)
@@ -170,7 +170,7 @@ def cse(jaxpr: Jaxpr) -> Jaxpr:
     seen: dict[Any, Eqn] = {}
 
     def step(eqn, invars, alias):
-        if eqn.effects:
+        if eqn.effects or eqn.prim.opaque:
             return [eqn.with_vars(invars, eqn.outvars)]
         key = (eqn.prim, tuple(map(_atom_key, invars)), tuple((k, exact(v)) for k, v in eqn.params.items()))
         first = seen.get(key)

@@ -14,6 +14,7 @@ from blufunc import errors
 from blufunc.core import backend, source
 from blufunc.core.array import Array, lift
 from blufunc.core.avals import ShapedArray
+from blufunc.core.rules import checked_types
 from blufunc.core.trace import Tracer, leak_error, state
 
 RULES = ("impl", "abstract", "jvp", "transpose", "batch")
@@ -32,6 +33,7 @@ class Primitive:
       multiple_results: whether ``bind`` returns a list.
       fresh: whether ``impl`` always returns new storage, never a view of an operand.
       ufunc: the ``np.ufunc`` that ``impl`` is, if it is one: executors may then write over an operand.
+      opaque: whether simplification leaves every use as it is: none is folded, or merged with an equal one.
       inline: whether it only names a call of ``params["jaxpr"]``, which programs put in its place.
       effects: what it does besides computing its results; programs never drop or reorder these.
     """
@@ -41,12 +43,20 @@ class Primitive:
     multiple_results = False
     fresh = False
     ufunc: Any = None
+    opaque = False
     inline = False
     effects: frozenset[str] = frozenset()
 
     def __init__(self, name: str | None = None):
         if name is not None:
             self.name = name
+        if not isinstance(getattr(self, "name", None), str):
+            raise errors.ArgumentError(
+                f"{type(self).__name__} has no name: {getattr(self, 'name', None)!r:.60}.",
+                where=source.here(),
+                why="jaxprs and errors show a primitive by its name.",
+                fix=f'class {type(self).__name__}(...): name = "..."',
+            )
         self._typed: dict[tuple, Any] = {}
 
     def __repr__(self) -> str:
@@ -134,7 +144,7 @@ class Primitive:
             result = self.abstract(*avals, **params)
         except errors.BlufuncError as e:
             raise source.located(e) from None
-        return tuple(result) if self.multiple_results else result
+        return checked_types(self, result)
 
     def evaluate(self, args: Sequence, params: dict) -> Any:
         """Compute now, on the device of the arguments."""

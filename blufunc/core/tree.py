@@ -12,8 +12,6 @@ fast paths carry no key paths; when one fails, the structures are walked again t
 
 from __future__ import annotations
 
-import builtins
-import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -235,6 +233,7 @@ def flatten(tree: PyTree, is_leaf: IsLeaf = None) -> tuple[list[Leaf], TreeDef]:
             return leaves, TreeDef(_flatten(tree, kind, leaves), len(leaves))
         except UnsortableKeys as error:
             raise explain_unsortable(tree, error.args[0]) from None
+    check_function(is_leaf, "is_leaf")
     try:
         spec = _flatten_until(tree, leaves, is_leaf)
     except UnsortableKeys as error:
@@ -353,6 +352,7 @@ def map(f: Callable[..., Any], tree: PyTree, *rest: PyTree, is_leaf: IsLeaf = No
 
     The structure of ``tree`` has to be a prefix of those of ``rest``: where it has a leaf they may have more.
     """
+    check_function(f, "tree.map")
     flat, treedef = flatten(tree, is_leaf)
     if not rest:
         return unflatten(treedef, [f(x) for x in flat])
@@ -360,65 +360,12 @@ def map(f: Callable[..., Any], tree: PyTree, *rest: PyTree, is_leaf: IsLeaf = No
     return unflatten(treedef, [f(*xs) for xs in zip(flat, *others, strict=True)])
 
 
-_MISSING = object()
-
-
-def reduce(
-    f: Callable[[Any, Any], Any], tree: PyTree, initializer: Any = _MISSING, is_leaf: IsLeaf = None
-) -> Any:
-    """``f(... f(f(initializer, a), b) ..., z)`` of the leaves; without an ``initializer``, from the first leaf.
-
-    Raises:
-      TreeError: there is neither a leaf nor an ``initializer``.
-    """
-    _check_function(f, "reduce")
-    flat = leaves(tree, is_leaf)
-    if initializer is not _MISSING:
-        return functools.reduce(f, flat, initializer)
-    if not flat:
-        raise _nothing("reduce", "initializer")
-    return functools.reduce(f, flat)
-
-
-def reduce_associative(
-    operation: Callable[[Any, Any], Any], tree: PyTree, *, identity: Any = _MISSING, is_leaf: IsLeaf = None
-) -> Any:
-    """The leaves combined by an associative operation, in pairs: chains are as long as the logarithm of their number.
-
-    Args:
-      operation: from two values to one.
-      tree: a pytree.
-      identity: the result where there is no leaf.
-      is_leaf: as in ``flatten``.
-    Raises:
-      TreeError: there is neither a leaf nor an ``identity``.
-    """
-    _check_function(operation, "reduce_associative")
-    values = leaves(tree, is_leaf)
-    if not values:
-        if identity is _MISSING:
-            raise _nothing("reduce_associative", "identity")
-        return identity
-    while len(values) > 1:
-        pairs = [operation(a, b) for a, b in zip(values[::2], values[1::2])]  # noqa: B905 - the odd one waits
-        values = pairs + values[len(pairs) * 2 :]
-    return values[0]
-
-
-def _check_function(f: Any, name: str) -> None:
+def check_function(f: Any, name: str) -> None:
+    """That ``f``, which ``name`` takes or is, can be called."""
     if not callable(f):
-        raise ArgumentError(f"{name} takes a function, not {f!r:.60}.", where=source.here())
-
-
-def _nothing(name: str, option: str) -> TreeError:
-    return TreeError(
-        f"{name} of a tree without leaves has no value.", where=source.here(), fix=f"{name}(..., {option}=0)"
-    )
-
-
-def all(tree: PyTree, is_leaf: IsLeaf = None) -> bool:
-    """Whether all leaves are true."""
-    return builtins.all(leaves(tree, is_leaf))
+        raise ArgumentError(
+            f"{name} needs a function, not {f!r:.60}.", where=source.here(), fix="lambda x: ..."
+        )
 
 
 def transpose(outer: TreeDef, inner: TreeDef | None, tree: PyTree) -> PyTree:

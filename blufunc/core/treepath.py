@@ -12,7 +12,7 @@ from typing import Any
 
 from blufunc.core import source
 from blufunc.core import tree as _tree
-from blufunc.core.tree import IsLeaf, Path, PyTree, Spec, TreeDef
+from blufunc.core.tree import Path, PyTree, Spec, TreeDef
 from blufunc.core.treenode import KINDS, DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, UnsortableKeys
 from blufunc.errors import ArgumentError
 
@@ -56,6 +56,7 @@ def flatten_with_path(
     With ``is_leaf_takes_path``, it is ``is_leaf(path, x)`` that is asked.
     """
     if is_leaf is not None and is_leaf_takes_path:
+        _tree.check_function(is_leaf, "is_leaf")
         found: list[tuple[Path, Any]] = []
         try:
             spec = _flatten_until(tree, (), is_leaf, found)
@@ -107,6 +108,7 @@ def map_with_path(
     is_leaf_takes_path: bool = False,
 ) -> PyTree:
     """``tree.map`` with the path of each leaf as the first argument of ``f``."""
+    _tree.check_function(f, "tree.map_with_path")
     flat, treedef = flatten_with_path(tree, is_leaf, is_leaf_takes_path)
     located = _tree.unflatten(treedef, [_Located(path, x) for path, x in flat])
     return _tree.map(lambda first, *xs: f(first.path, first.leaf, *xs), located, *rest)
@@ -123,7 +125,7 @@ class _Located:
 
 def leaf_paths(treedef: TreeDef) -> list[str]:
     """The paths of the leaves as text, from the structure alone."""
-    return [keystr(path) for path in _paths(treedef.spec, ())]
+    return [keystr(path) for path in _paths(_tree.check_treedef(treedef, "leaf_paths").spec, ())]
 
 
 def diff(a: TreeDef, b: TreeDef, a_name: str = "the first", b_name: str = "the second") -> list[str]:

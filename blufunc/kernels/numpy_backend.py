@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from blufunc.config import config
 from blufunc.core import backend
 from blufunc.core.array import Array
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Jaxpr
+from blufunc.core.rules import check_values
 from blufunc.kernels.numpy_program import CallingProgram, Program, calls_back, eqn_calls_back, interpret
 from blufunc.kernels.quiet import openly, quietly
 
@@ -52,6 +54,8 @@ class NumpyBackend:
             results = run(prim.reference(interpret, **params), list(buffers))
         else:
             results = quietly(_apply, prim, buffers, params)
+            if config.check or (prim.multiple_results and not _are(results, len(outs))):
+                check_values(prim, results, outs)
         return [r if r.__class__ is np.ndarray else np.asarray(r) for r in results]
 
     def compile(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> Program:
@@ -68,6 +72,10 @@ class NumpyBackend:
 def _apply(prim: Any, buffers: Sequence, params: dict) -> Sequence:
     out = prim.impl(*buffers, **params)
     return out if prim.multiple_results else (out,)
+
+
+def _are(results: Any, n: int) -> bool:
+    return isinstance(results, (tuple, list)) and len(results) == n
 
 
 def _references(buffer: np.ndarray) -> int:

@@ -5,6 +5,7 @@ They neither promote nor broadcast; ``blufunc.numpy`` does. Each is one primitiv
 equation that it makes has the name of its primitive (``add_p`` and so on, for rules of one's own).
 """
 
+from blufunc.core.ops.barrier import optimization_barrier, optimization_barrier_p
 from blufunc.core.ops.cumulative import (
     cumlogsumexp,
     cumlogsumexp_p,
@@ -131,7 +132,6 @@ from blufunc.core.ops.elementwise import (
     reduce_precision_p,
     rem,
     rem_p,
-    round,
     round_p,
     rsqrt,
     rsqrt_p,
@@ -276,6 +276,7 @@ from blufunc.lax.special import (
     zeta_p,
 )
 from blufunc.lax.strict import (
+    RoundingMethod,
     batch_matmul,
     bitcast_convert_type,
     broadcast,
@@ -288,6 +289,7 @@ from blufunc.lax.strict import (
     iota,
     reduce_sum,
     reshape,
+    round,
     select_n,
     stop_gradient,
     transpose,
@@ -333,7 +335,7 @@ from blufunc.transforms.while_loop import while_loop, while_p
 
 __all__ = [
     # functions
-    "GatherDimensionNumbers", "GatherScatterMode", "ScatterDimensionNumbers", "abs", "acos",
+    "GatherDimensionNumbers", "GatherScatterMode", "RoundingMethod", "ScatterDimensionNumbers", "abs", "acos",
     "acosh", "add", "argmax", "argmin", "asin", "asinh", "atan", "atan2", "atanh", "batch_matmul",
     "bitcast_convert_type", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "broadcast",
     "broadcast_in_dim", "broadcasted_iota", "cbrt", "ceil", "clamp", "collapse", "complex",
@@ -369,6 +371,7 @@ __all__ = [
     "all_gather", "all_to_all", "axis_index", "axis_size", "pmax", "pmean", "pmin", "ppermute", "pshuffle",
     "psum", "psum_scatter", "all_gather_p", "all_to_all_p", "axis_index_p", "pmax_p", "pmin_p", "ppermute_p",
     "psum_p", "psum_scatter_p",
+    "optimization_barrier", "optimization_barrier_p",
     # control flow
     "associative_scan", "cond", "custom_linear_solve", "custom_root", "fori_loop", "map", "scan", "switch",
     "while_loop",

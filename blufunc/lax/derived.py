@@ -102,25 +102,37 @@ def stack(operands: Sequence[Any], axis: int = 0) -> Value:
     return concatenate([expand_dims(x, (axis,)) for x in values], axis)
 
 
-def approx_max_k(operand: Any, k: int, reduction_dimension: int = -1, **hints: Any) -> tuple[Value, Value]:
-    """The k largest elements along an axis and their positions: exact here, so that the hints have no effect."""
-    return _top(operand, k, reduction_dimension, "approx_max_k", hints)
+def approx_max_k(
+    operand: Any,
+    k: int,
+    reduction_dimension: int = -1,
+    recall_target: float = 0.95,
+    reduction_input_size_override: int = -1,
+    aggregate_to_topk: bool = True,
+) -> tuple[Value, Value]:
+    """The k largest elements along an axis and their positions: exact here, so that the hints have no effect.
+
+    The hints are ``recall_target``, ``reduction_input_size_override`` and ``aggregate_to_topk``.
+    """
+    return _top(operand, k, reduction_dimension, "approx_max_k")
 
 
-def approx_min_k(operand: Any, k: int, reduction_dimension: int = -1, **hints: Any) -> tuple[Value, Value]:
-    """The k smallest elements along an axis and their positions: exact here, so that the hints have no effect."""
-    return _top(operand, k, reduction_dimension, "approx_min_k", hints)
+def approx_min_k(
+    operand: Any,
+    k: int,
+    reduction_dimension: int = -1,
+    recall_target: float = 0.95,
+    reduction_input_size_override: int = -1,
+    aggregate_to_topk: bool = True,
+) -> tuple[Value, Value]:
+    """The k smallest elements along an axis and their positions: exact here, so that the hints have no effect.
+
+    The hints are ``recall_target``, ``reduction_input_size_override`` and ``aggregate_to_topk``.
+    """
+    return _top(operand, k, reduction_dimension, "approx_min_k")
 
 
-_HINTS = {"recall_target", "reduction_input_size_override", "aggregate_to_topk"}
-
-
-def _top(operand: Any, k: int, axis: int, name: str, hints: dict) -> tuple[Value, Value]:
-    if set(hints) - _HINTS:
-        raise errors.ArgumentError(
-            f"{name} takes the hints {', '.join(sorted(_HINTS))}, not {', '.join(sorted(set(hints) - _HINTS))}.",
-            where=source.here(),
-        )
+def _top(operand: Any, k: int, axis: int, name: str) -> tuple[Value, Value]:
     from_largest = name == "approx_max_k"
     x = lift(operand)
     axis = axis_in(axis, x.aval.ndim, name)

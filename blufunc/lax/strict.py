@@ -5,6 +5,7 @@ Face, beside ``blufunc.lax``. Each checks what it is given and makes one equatio
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -33,6 +34,31 @@ def convert_element_type(operand: Any, new_dtype: Any) -> Value:
 def bitcast_convert_type(operand: Any, new_dtype: Any) -> Value:
     """The bits of the operand as another dtype: narrower ones get a last axis of parts, wider ones join one."""
     return elementwise.bitcast(operand, dtypes.as_dtype(new_dtype))
+
+
+class RoundingMethod(enum.IntEnum):
+    """Where a number in the middle of two integers goes."""
+
+    AWAY_FROM_ZERO = 0
+    TO_NEAREST_EVEN = 1
+
+
+def round(x: Any, rounding_method: RoundingMethod = RoundingMethod.AWAY_FROM_ZERO) -> Value:
+    """Floats rounded to the nearest integer, elementwise; ``rounding_method`` says where the middle goes."""
+    if rounding_method not in (RoundingMethod.AWAY_FROM_ZERO, RoundingMethod.TO_NEAREST_EVEN):
+        raise errors.ValueRangeError(
+            f"round: {rounding_method!r:.60} is not a rounding method.",
+            where=source.here(),
+            fix="lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)",
+        )
+    even = elementwise.round(x)
+    if rounding_method == RoundingMethod.TO_NEAREST_EVEN:
+        return even
+    # where the nearest even integer is half a unit towards 0, one further; the difference is exact
+    x = lift(x)
+    rest = elementwise.sub(x, even)
+    inward = elementwise.ge(elementwise.mul(rest, elementwise.sign(x)), 0.5)
+    return select(inward, elementwise.add(even, elementwise.sign(x)), even)
 
 
 def stop_gradient(x: Any) -> Any:

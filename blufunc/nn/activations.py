@@ -64,7 +64,9 @@ def _limited(value: Callable[[Any], Any], passes: Callable[[Any], Any]) -> Calla
     @f.defjvp
     def f_jvp(primals, tangents):
         (x,), (t,) = primals, tangents
-        return value(x), bnp.where(passes(x), t, 0)  # a choice, since an infinite t times 0 is NaN
+        # the value is f again: the derivatives of its formula are others at the limits, and count where x f(x) is
+        # differentiated twice; and a choice, since an infinite t times 0 is NaN
+        return f(x), bnp.where(passes(x), t, 0)
 
     return f
 
@@ -249,8 +251,10 @@ hard_swish = hard_silu
 def sparse_plus(x: Any) -> Any:
     """0 up to -1, ``x`` from 1 on, and ``(x + 1)**2 / 4`` between: a ``softplus`` with zeros."""
     x = as_inexact(x)
-    between = bnp.square(bnp.clip(x, -1, 1) + 1) / 4
-    return bnp.where(x >= 1, x, between)
+    above = x >= 1
+    # by choices: at -1 clip would hand on half of a tangent, twice
+    between = bnp.where(x <= -1, -1, bnp.where(above, 1, x))
+    return bnp.where(above, x, bnp.square(between + 1) / 4)
 
 
 def sparse_sigmoid(x: Any) -> Any:
@@ -333,17 +337,27 @@ def log_softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
     return result if where is None else bnp.where(where, result, -math.inf)
 
 
-def logsumexp(a: Any, axis: Axis = None, b: Any = None, keepdims: bool = False, where: Any = None) -> Any:
+def logsumexp(
+    a: Any,
+    axis: Axis = None,
+    b: Any = None,
+    keepdims: bool = False,
+    return_sign: bool = False,
+    where: Any = None,
+) -> Any:
     """``log(sum(b * exp(a)))`` over ``axis``, without overflow.
 
     Args:
       a: an array.
       axis: an axis, several, or None for all of them.
-      b: factors that broadcast against ``a``; 1 by default. A negative sum gives NaN.
+      b: factors that broadcast against ``a``; 1 by default. A negative sum gives NaN, unless its sign is asked for.
       keepdims: keep the summed axes, with size 1.
+      return_sign: return the logarithm of the absolute value of the sum, and its sign.
       where: booleans that broadcast against ``a``: which elements to sum. A sum of none is minus infinity.
     """
     a = as_inexact(a)
+    if return_sign:
+        return _signed_logsumexp(a, axis, b, keepdims, where)
     if where is not None:
         a = bnp.where(where, a, -math.inf)
     axes = axes_in(axis, a.ndim, "logsumexp")
@@ -356,6 +370,29 @@ def logsumexp(a: Any, axis: Axis = None, b: Any = None, keepdims: bool = False, 
         terms = bnp.where(b == 0, 0, terms * b)
     result = bnp.log(bnp.sum(terms, axis=axes)) + top
     return bnp.expand_dims(result, axes) if keepdims else result
+
+
+def _signed_logsumexp(a: Any, axis: Axis, b: Any, keepdims: bool, where: Any) -> tuple[Any, Any]:
+    """The logarithm of the absolute value of ``sum(b * exp(a))``, and the sum's sign."""
+    factors = bnp.ones_like(a) if b is None else as_inexact(b)
+    if dtypes.is_complex(a.dtype) or dtypes.is_complex(factors.dtype):
+        raise errors.DtypeError(
+            f"logsumexp with a sign takes real numbers, not {a.aval} and {factors.aval}.",
+            where=source.here(),
+            fix="leave return_sign out: the logarithm is complex",
+        )
+    wide = bnp.promote_types(a.dtype, factors.dtype)
+    a, factors = bnp.broadcast_arrays(a.astype(wide), factors.astype(wide))
+    if where is not None:
+        factors = bnp.where(bnp.asarray(where), factors, 0)
+    axes = axes_in(axis, a.ndim, "logsumexp")
+    top = bnp.max(
+        lax.stop_gradient(bnp.where(factors == 0, -math.inf, a)), axis=axes, keepdims=True, initial=-math.inf
+    )
+    top = bnp.where(bnp.isfinite(top), top, 0)
+    total = bnp.sum(bnp.where(factors == 0, 0, factors * bnp.exp(a - top)), axis=axes, keepdims=True)
+    value, sign = bnp.log(bnp.abs(total)) + top, bnp.sign(total)
+    return (value, sign) if keepdims else (bnp.squeeze(value, axes), bnp.squeeze(sign, axes))
 
 
 def logmeanexp(x: Any, axis: Axis = None, where: Any = None, keepdims: bool = False) -> Any:

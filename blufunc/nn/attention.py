@@ -14,6 +14,7 @@ from typing import Any
 import blufunc.numpy as bnp
 from blufunc import errors, lax
 from blufunc.core import dtypes, source
+from blufunc.core.axes import only_none
 from blufunc.nn.activations import softmax
 
 _MASKED = -0.7 * 3.4028234663852886e38
@@ -29,6 +30,11 @@ def dot_product_attention(
     *,
     scale: float | None = None,
     is_causal: bool = False,
+    query_seq_lengths: None = None,
+    key_value_seq_lengths: None = None,
+    local_window_size: None = None,
+    implementation: str | None = None,
+    return_residual: bool = False,
 ) -> Any:
     """``softmax(query @ key.T * scale + bias) @ value`` for each head (Vaswani et al., arXiv:1706.03762).
 
@@ -43,11 +49,22 @@ def dot_product_attention(
       mask: booleans that broadcast to [B, N, T, S]: False where a query must not see a key.
       scale: factor of the scores; ``1 / sqrt(H)`` by default.
       is_causal: let query t see keys 0 to t only.
+      query_seq_lengths, key_value_seq_lengths, local_window_size, return_residual: not supported: say with ``mask``
+        what is seen.
+      implementation: None or ``"xla"``: there is one.
     Returns:
       an array of the shape and dtype of ``query``.
     Raises:
       ShapeError, DtypeError: the arguments do not go together.
+      UnsupportedError: one of those that are not supported is given.
     """
+    name = "dot_product_attention"
+    by_mask = "what a query sees is said with mask=."
+    only_none(name, "query_seq_lengths", query_seq_lengths, by_mask)
+    only_none(name, "key_value_seq_lengths", key_value_seq_lengths, by_mask)
+    only_none(name, "local_window_size", local_window_size, by_mask)
+    only_none(name, "implementation", None if implementation == "xla" else implementation)
+    only_none(name, "return_residual", return_residual)
     query, key, value = bnp.asarray(query), bnp.asarray(key), bnp.asarray(value)
     if query.ndim == 3:
         q, k, v = (bnp.expand_dims(x, 0) for x in (query, key, value))

@@ -43,21 +43,35 @@ def rms_norm(x: Any, scale: Any = None, eps: float = 1e-6, axis: Axis = -1) -> A
 
 
 def standardize(
-    x: Any, axis: Axis = -1, mean: Any = None, variance: Any = None, epsilon: float = 1e-5
+    x: Any,
+    axis: Axis = -1,
+    mean: Any = None,
+    variance: Any = None,
+    epsilon: float = 1e-5,
+    where: Any = None,
+    *,
+    algorithm: str = "fast",
 ) -> Any:
     """``(x - mean) / sqrt(variance + epsilon)``, with the moments of ``x`` over ``axis`` where none are given.
 
-    Given moments broadcast against ``x``. Unlike in JAX, the variance is that of the centred numbers: the mean of
-    squares less the square of the mean cancels for data far from 0.
+    Given moments broadcast against ``x``; ``where``, booleans that do too, says what counts in the others. Unlike in
+    JAX, the variance is that of the centred numbers whichever ``algorithm`` is named, ``"fast"`` or ``"stable"``: the
+    mean of squares less the square of the mean cancels for data far from 0.
     """
+    if algorithm not in ("fast", "stable"):
+        raise errors.ValueRangeError(
+            f"standardize: {algorithm!r:.60} is not an algorithm.",
+            where=source.here(),
+            fix="algorithm='stable'",
+        )
     x, epsilon = as_inexact(x), number(epsilon, "standardize")
-    if mean is None and variance is None:
+    if mean is None and variance is None and where is None:
         return _norm("standardize", x, None, None, epsilon, axis, True)
     if mean is None:
-        mean = bnp.mean(x, axis=axis, keepdims=True)
+        mean = bnp.mean(x, axis=axis, keepdims=True, where=where)
     centred = x - number(mean, "standardize")
     if variance is None:
-        variance = bnp.mean(bnp.square(centred), axis=axis, keepdims=True)
+        variance = bnp.mean(bnp.square(centred), axis=axis, keepdims=True, where=where)
     return centred * lax.rsqrt(bnp.asarray(variance) + epsilon)
 
 

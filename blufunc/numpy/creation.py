@@ -40,9 +40,9 @@ from blufunc.numpy.promotion import (
 
 
 def asarray(
-    x: Any, dtype: Any = None, order: str | None = None, *, copy: bool | None = None, device: Any = None
+    a: Any, dtype: Any = None, order: str | None = None, *, copy: bool | None = None, device: Any = None
 ) -> Value:
-    """An array with the values of x: numbers, nested lists, NumPy arrays, or anything that NumPy reads.
+    """An array with the values of ``a``: numbers, nested lists, NumPy arrays, or anything that NumPy reads.
 
     Without ``dtype``, Python numbers and 64-bit NumPy arrays become 32-bit; with it, 64-bit is honoured
     and no value passes through 32 bits. An array is returned as it is where nothing has to change
@@ -52,6 +52,7 @@ def asarray(
     want = dtype_of(dtype)
     if order is not None:
         _check_order(order)
+    x = a
     if copy is False and not (isinstance(x, Value) and want in (None, x.aval.dtype)):
         raise errors.ArgumentError(
             "asarray(copy=False): these values have to be copied to become an array.",
@@ -79,7 +80,7 @@ def asarray(
 
 
 def array(
-    x: Any,
+    object: Any,
     dtype: Any = None,
     *,
     copy: bool | None = True,
@@ -88,7 +89,7 @@ def array(
     device: Any = None,
 ) -> Value:
     """Like ``asarray``, but in storage of its own, and of rank ``ndmin`` at least (axes are added in front)."""
-    result = asarray(x, dtype, order, copy=copy or None, device=device)
+    result = asarray(object, dtype, order, copy=copy or None, device=device)
     missing = static_int(ndmin, "array", "ndmin") - result.aval.ndim
     if ndmin > 64:
         raise errors.ValueRangeError(
@@ -184,9 +185,9 @@ def _host(x: Any, want: np.dtype | None) -> np.ndarray:
         ) from None
 
 
-def copy(x: Any, order: str | None = None) -> Value:
-    """x in storage of its own."""
-    return array(x, order=order)
+def copy(a: Any, order: str | None = None) -> Value:
+    """``a`` in storage of its own."""
+    return array(a, order=order)
 
 
 def astype(x: Any, dtype: Any, /, *, copy: bool = False, device: Any = None) -> Value:
@@ -266,31 +267,33 @@ def _like(x: Any, name: str, dtype: Any, shape: Any) -> tuple[tuple[int, ...], n
     return own_shape if shape is None else shape_of(shape, name), dtype_of(dtype) or kind
 
 
-def zeros_like(x: Any, dtype: Any = None, *, shape: Any = None, device: Any = None) -> Value:
-    """Zeros of the shape and dtype of x, unless given."""
-    own, kind = _like(x, "zeros_like", dtype, shape)
-    return _filled(own, 0, kind, device or getattr(x, "device", None))
+def zeros_like(a: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Value:
+    """Zeros of the shape and dtype of ``a``, unless given."""
+    own, kind = _like(a, "zeros_like", dtype, shape)
+    return _filled(own, 0, kind, device or getattr(a, "device", None))
 
 
-def ones_like(x: Any, dtype: Any = None, *, shape: Any = None, device: Any = None) -> Value:
-    """Ones of the shape and dtype of x, unless given."""
-    own, kind = _like(x, "ones_like", dtype, shape)
-    return _filled(own, 1, kind, device or getattr(x, "device", None))
+def ones_like(a: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Value:
+    """Ones of the shape and dtype of ``a``, unless given."""
+    own, kind = _like(a, "ones_like", dtype, shape)
+    return _filled(own, 1, kind, device or getattr(a, "device", None))
 
 
-empty_like = zeros_like
+def empty_like(prototype: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Value:
+    """``zeros_like`` under the name of arrays whose elements are of no concern."""
+    return zeros_like(prototype, dtype, shape, device=device)
 
 
-def full_like(x: Any, fill_value: Any, dtype: Any = None, *, shape: Any = None, device: Any = None) -> Value:
-    """An array of the shape and dtype of x, unless given, filled with a value."""
-    own, kind = _like(x, "full_like", dtype, shape)
+def full_like(a: Any, fill_value: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Value:
+    """An array of the shape and dtype of ``a``, unless given, filled with a value."""
+    own, kind = _like(a, "full_like", dtype, shape)
     if isinstance(fill_value, complex) and not dtypes.is_complex(kind):
         raise errors.DtypeError(
             f"full_like: {fill_value} cannot become {dtypes.short_name(kind)}.",
             where=source.here(),
             fix="fill with the real part, or ask for dtype='complex64'",
         )
-    return full(own, fill_value, kind, device=device or getattr(x, "device", None))
+    return full(own, fill_value, kind, device=device or getattr(a, "device", None))
 
 
 # -- sequences -------------------------------------------------------------------------------------
@@ -462,14 +465,14 @@ def _triangle(x: Any, k: int, name: str, keep_below: bool) -> Value:
     return ops.select_p.bind(mask, x, zero) if keep_below else ops.select_p.bind(mask, zero, x)
 
 
-def tril(x: Any, /, k: int = 0) -> Value:
+def tril(m: Any, k: int = 0) -> Value:
     """Matrices ``(..., n, m)`` with zeros above diagonal ``k``."""
-    return _triangle(x, k, "tril", True)
+    return _triangle(m, k, "tril", True)
 
 
-def triu(x: Any, /, k: int = 0) -> Value:
+def triu(m: Any, k: int = 0) -> Value:
     """Matrices ``(..., n, m)`` with zeros below diagonal ``k``."""
-    return _triangle(x, k, "triu", False)
+    return _triangle(m, k, "triu", False)
 
 
 def _triangle_sizes(name: str, n: Any, k: Any, m: Any) -> tuple[int, int, int]:
@@ -492,7 +495,7 @@ def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Value, Value
     return asarray(rows), asarray(columns)
 
 
-def meshgrid(*xs: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> list[Value]:
+def meshgrid(*xi: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> list[Value]:
     """Coordinate arrays of a grid from its coordinates along each axis.
 
     ``indexing='ij'`` gives arrays of shape ``(n1, n2, ...)``; ``'xy'`` exchanges the first two axes. With
@@ -502,7 +505,7 @@ def meshgrid(*xs: Any, copy: bool = True, sparse: bool = False, indexing: str = 
         raise errors.ValueRangeError(
             f"meshgrid: indexing is {indexing!r}.", where=source.here(), fix="use 'xy' or 'ij'"
         )
-    values = [as_value(x, "meshgrid") for x in xs]
+    values = [as_value(x, "meshgrid") for x in xi]
     values = [reshape(v, (v.aval.size,)) for v in values]
     order = list(range(len(values)))
     if indexing == "xy" and len(values) > 1:
@@ -533,7 +536,7 @@ def indices(dimensions: Sequence[int], dtype: Any = None, sparse: bool = False) 
     return concatenate(rows, 0) if rows else zeros((0, *shape), kind)
 
 
-def vander(x: Any, /, N: int | None = None, increasing: bool = False) -> Value:
+def vander(x: Any, N: int | None = None, increasing: bool = False) -> Value:
     """The powers of the elements of a vector as columns of a matrix ``(n, N)``, descending unless ``increasing``."""
     x = as_value(x, "vander")
     if x.aval.ndim != 1:

@@ -48,7 +48,7 @@ class SlogdetResult(NamedTuple):
     logabsdet: Value
 
 
-def det(a: Any, /) -> Value:
+def det(a: Any) -> Value:
     """The determinants of square matrices (..., n, n), with derivatives for singular ones too."""
     a = inexact(a, "det")
     check_here(check_square, "det", a)
@@ -66,7 +66,7 @@ def det(a: Any, /) -> Value:
     return ew.sub(ew.mul(a, d), ew.mul(b, c))
 
 
-def slogdet(a: Any, /, *, method: str | None = None) -> SlogdetResult:
+def slogdet(a: Any, *, method: str | None = None) -> SlogdetResult:
     """Signs and logarithms of the absolute values of the determinants of square matrices (..., n, n).
 
     Args:

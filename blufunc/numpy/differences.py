@@ -46,12 +46,12 @@ def _steps(x: Value, d: int) -> Value:
     return ew.not_equal(after, before) if dtypes.is_bool(x.aval.dtype) else ew.subtract(after, before)
 
 
-def diff(x: Any, /, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Value:
+def diff(a: Any, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Value:
     """The differences of neighbours along an axis, taken ``n`` times; of booleans, whether they differ.
 
-    ``prepend`` and ``append`` come before and after x along the axis: numbers, or arrays that fit.
+    ``prepend`` and ``append`` come before and after ``a`` along the axis: numbers, or arrays that fit.
     """
-    x = as_value(x, "diff")
+    x = as_value(a, "diff")
     d = axis_in(axis, x.aval.ndim, "diff")
     times = static_int(n, "diff", "n")
     if times < 0:
@@ -72,9 +72,9 @@ def diff(x: Any, /, n: int = 1, axis: int = -1, prepend: Any = None, append: Any
     return x
 
 
-def ediff1d(x: Any, to_end: Any = None, to_begin: Any = None) -> Value:
-    """The differences of neighbours of x flattened, between ``to_begin`` and ``to_end``, in the dtype of x."""
-    x = as_value(x, "ediff1d")
+def ediff1d(ary: Any, to_end: Any = None, to_begin: Any = None) -> Value:
+    """The differences of neighbours of ``ary`` flattened, between ``to_begin`` and ``to_end``, in its dtype."""
+    x = as_value(ary, "ediff1d")
     result = diff(reshape(x, (x.aval.size,)))
     parts = []
     for part in (to_begin, result, to_end):

@@ -15,7 +15,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.core import dtypes, source
 from blufunc.core.array import Array, from_numpy
-from blufunc.core.axes import sequence
+from blufunc.core.axes import only_none, sequence
 from blufunc.core.ops import cumulative, gather_scatter
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
@@ -79,16 +79,16 @@ def _known_positions(name: str, obj: Any, n: int) -> np.ndarray | None:
     return np.where(host < 0, host + n, host)
 
 
-def delete(x: Any, obj: Any, axis: int | None = None, *, assume_unique_indices: bool = False) -> Value:
-    """x without the positions ``obj`` along an axis; flattened first if the axis is None.
+def delete(arr: Any, obj: Any, axis: int | None = None, *, assume_unique_indices: bool = False) -> Value:
+    """``arr`` without the positions ``obj`` along an axis; flattened first if the axis is None.
 
     Args:
-      x: an array.
+      arr: an array.
       obj: an int, a slice, integers or a mask; a traced int; or traced integers, with ``assume_unique_indices``.
-      axis: an axis of x.
+      axis: an axis of ``arr``.
       assume_unique_indices: a promise that no position is named twice, so that the size of the result is known.
     """
-    x = as_value(x, "delete")
+    x = as_value(arr, "delete")
     if axis is None:
         x, axis = reshape(x, (x.aval.size,)), 0
     d = axis_in(axis, x.aval.ndim, "delete")
@@ -109,16 +109,17 @@ def delete(x: Any, obj: Any, axis: int | None = None, *, assume_unique_indices: 
     return take(x, at_kept, d, mode="clip")
 
 
-def insert(x: Any, obj: Any, values: Any, axis: int | None = None) -> Value:
-    """x with ``values`` put in before the positions ``obj`` along an axis; flattened first if the axis is None.
+def insert(arr: Any, obj: Any, values: Any, axis: int | None = None) -> Value:
+    """``arr`` with ``values`` put in before the positions ``obj`` along an axis; flattened first if the axis is None.
 
     Args:
-      x: an array.
-      obj: an int, a slice, or integers, which may be traced; positions in x as it was. A mask stands for its positions.
-      values: what to put in, in the dtype of x; broadcasts to the shape that is put in.
-      axis: an axis of x.
+      arr: an array.
+      obj: an int, a slice, or integers, which may be traced; positions in ``arr`` as it was. A mask stands for
+        its positions.
+      values: what to put in, in the dtype of ``arr``; broadcasts to the shape that is put in.
+      axis: an axis of ``arr``.
     """
-    x = as_value(x, "insert")
+    x = as_value(arr, "insert")
     new = asarray(values, x.aval.dtype)
     if axis is None:
         x, axis = reshape(x, (x.aval.size,)), 0
@@ -156,9 +157,9 @@ def insert(x: Any, obj: Any, values: Any, axis: int | None = None) -> Value:
     return moveaxis(result, 0, d)
 
 
-def resize(x: Any, new_shape: Any) -> Value:
-    """The elements of x in row-major order in another shape, repeated from the first where they do not suffice."""
-    x, shape = as_value(x, "resize"), shape_of(new_shape, "resize")
+def resize(a: Any, new_shape: Any) -> Value:
+    """The elements of ``a`` in row-major order in another shape, repeated from the first where they do not suffice."""
+    x, shape = as_value(a, "resize"), shape_of(new_shape, "resize")
     n, size = x.aval.size, math.prod(shape)
     flat = reshape(x, (n,))
     if not n:
@@ -168,8 +169,10 @@ def resize(x: Any, new_shape: Any) -> Value:
     return reshape(shape_ops.slice_in_dim(flat, 0, size), shape)
 
 
-def trim_zeros(filt: Any, trim: str = "fb") -> Value:
+def trim_zeros(filt: Any, trim: str = "fb", axis: int | None = None) -> Value:
     """A vector without its zeros in front (``'f'`` in ``trim``) and at its end (``'b'``), outside of traces.
+
+    ``axis`` is its only one, 0, or None.
 
     Raises:
       ConcretizationError: the vector is traced, so that the size of the result would not be known.
@@ -181,6 +184,8 @@ def trim_zeros(filt: Any, trim: str = "fb") -> Value:
         )
     if x.aval.ndim != 1:
         raise errors.ShapeError(f"trim_zeros of {x.aval}.", where=source.here(), fix="pass a vector")
+    if axis is not None:
+        axis_in(axis, 1, "trim_zeros")
     (at,) = nonzero(x)
     host = np.asarray(at)
     if not host.size:
@@ -194,13 +199,20 @@ def trim_zeros(filt: Any, trim: str = "fb") -> Value:
 
 
 def compress(
-    condition: Any, x: Any, axis: int | None = None, *, size: int | None = None, fill_value: Any = 0
+    condition: Any,
+    a: Any,
+    axis: int | None = None,
+    *,
+    size: int | None = None,
+    fill_value: Any = 0,
+    out: Any = None,
 ) -> Value:
-    """The positions along an axis where ``condition``, a vector, holds; x flattened if the axis is None.
+    """The positions along an axis where ``condition``, a vector, holds; ``a`` flattened if the axis is None.
 
     ``size`` is how many to return, filled with ``fill_value``; it must be given while ``condition`` is traced.
     """
-    mask, x = asarray(condition), as_value(x, "compress")
+    only_none("compress", "out", out)
+    mask, x = asarray(condition), as_value(a, "compress")
     if mask.aval.ndim != 1:
         raise errors.ShapeError(f"compress by {mask.aval}.", where=source.here(), fix="pass a vector")
     if axis is None:
@@ -221,19 +233,20 @@ def compress(
     return take(x, at, d, mode="fill", fill_value=fill_value)
 
 
-def extract(condition: Any, x: Any, *, size: int | None = None, fill_value: Any = 0) -> Value:
-    """The elements of x flattened where ``condition`` flattened holds; see ``compress``."""
+def extract(condition: Any, arr: Any, *, size: int | None = None, fill_value: Any = 0) -> Value:
+    """The elements of ``arr`` flattened where ``condition`` flattened holds; see ``compress``."""
     mask = as_value(condition, "extract")
     flat = np.asarray(mask).reshape(-1) if isinstance(mask, Array) else reshape(mask, (mask.aval.size,))
-    return compress(flat, x, None, size=size, fill_value=fill_value)
+    return compress(flat, arr, None, size=size, fill_value=fill_value)
 
 
-def choose(a: Any, choices: Any, *, mode: str = "raise") -> Value:
+def choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Value:
     """For each element of ``a``, an integer, the element at its place of the choice with that number.
 
     ``a`` and the choices broadcast. For numbers out of range, ``mode='clip'`` takes the nearest choice and ``'wrap'``
     counts round; ``'raise'`` is an error, and needs numbers that are known.
     """
+    only_none("choose", "out", out)
     a = as_value(a, "choose")
     if isinstance(choices, Value):
         options = [getitem(choices, i) for i in range(len(choices))]
@@ -288,15 +301,15 @@ def _refuse_inplace(name: str, inplace: Any) -> None:
         )
 
 
-def put(x: Any, indices: Any, values: Any, mode: str | None = None, *, inplace: bool = True) -> Value:
-    """x with ``values``, repeated as needed, at positions in x flattened; with ``inplace=False``.
+def put(a: Any, ind: Any, v: Any, mode: str | None = None, *, inplace: bool = True) -> Value:
+    """``a`` with ``v``, repeated as needed, at positions in ``a`` flattened; with ``inplace=False``.
 
     Out of range: nothing is written by default; ``mode='clip'`` writes to the nearest element, ``'wrap'`` counts round.
     """
     _refuse_inplace("put", inplace)
-    x = as_value(x, "put")
-    at = asarray(indices)
-    values = asarray(values, x.aval.dtype)
+    x = as_value(a, "put")
+    at = asarray(ind)
+    values = asarray(v, x.aval.dtype)
     if not dtypes.is_integer(at.aval.dtype):
         raise errors.DtypeError(f"put at {at.aval}.", where=source.here(), fix="astype('int32')")
     n = x.aval.size
@@ -313,11 +326,11 @@ def put(x: Any, indices: Any, values: Any, mode: str | None = None, *, inplace: 
     return reshape(At(reshape(x, (n,)))[at].set(cast(new, x.aval.dtype), mode=mode), x.aval.shape)
 
 
-def place(x: Any, mask: Any, values: Any, *, inplace: bool = True) -> Value:
-    """x with ``values``, in turn and from the first again, where ``mask`` holds; with ``inplace=False``."""
+def place(arr: Any, mask: Any, vals: Any, *, inplace: bool = True) -> Value:
+    """``arr`` with ``vals``, in turn and from the first again, where ``mask`` holds; with ``inplace=False``."""
     _refuse_inplace("place", inplace)
-    x, mask = as_value(x, "place"), as_value(mask, "place")
-    values = asarray(values, x.aval.dtype)
+    x, mask = as_value(arr, "place"), as_value(mask, "place")
+    values = asarray(vals, x.aval.dtype)
     if mask.aval.size != x.aval.size or not values.aval.size:
         raise errors.ShapeError(
             f"place: a mask {mask.aval} for {x.aval}, and {values.aval.size} values.",
@@ -333,15 +346,16 @@ def place(x: Any, mask: Any, values: Any, *, inplace: bool = True) -> Value:
 
 
 def put_along_axis(
-    x: Any, indices: Any, values: Any, axis: int | None, inplace: bool = True, *, mode: str | None = None
+    arr: Any, indices: Any, values: Any, axis: int | None, inplace: bool = True, *, mode: str | None = None
 ) -> Value:
-    """x with ``values`` where ``take_along_axis`` would read; with ``inplace=False``.
+    """``arr`` with ``values`` where ``take_along_axis`` would read; with ``inplace=False``.
 
-    ``indices`` have the rank of x and sizes that broadcast to it but along the axis; ``values`` broadcast to them. The
-    axis None means x flattened. Out of range nothing is written; ``mode='clip'`` writes to the nearest element.
+    ``indices`` have the rank of ``arr`` and sizes that broadcast to it but along the axis; ``values`` broadcast to
+    them. The axis None means ``arr`` flattened. Out of range nothing is written; ``mode='clip'`` writes to the nearest
+    element.
     """
     _refuse_inplace("put_along_axis", inplace)
-    x, at = as_value(x, "put_along_axis"), as_value(indices, "put_along_axis")
+    x, at = as_value(arr, "put_along_axis"), as_value(indices, "put_along_axis")
     shape = x.aval.shape
     if axis is None:
         x, axis = reshape(x, (x.aval.size,)), 0
@@ -381,13 +395,13 @@ def put_along_axis(
     return reshape(out, shape)
 
 
-def fill_diagonal(x: Any, val: Any, wrap: bool = False, *, inplace: bool = True) -> Value:
-    """x with ``val``, repeated as needed, on its main diagonal; with ``inplace=False``.
+def fill_diagonal(a: Any, val: Any, wrap: bool = False, *, inplace: bool = True) -> Value:
+    """``a`` with ``val``, repeated as needed, on its main diagonal; with ``inplace=False``.
 
-    x has two axes, or several of one size. With ``wrap`` the diagonal of a tall matrix begins again below.
+    ``a`` has two axes, or several of one size. With ``wrap`` the diagonal of a tall matrix begins again below.
     """
     _refuse_inplace("fill_diagonal", inplace)
-    x = as_value(x, "fill_diagonal")
+    x = as_value(a, "fill_diagonal")
     val = asarray(val, x.aval.dtype)
     s = x.aval.shape
     if len(s) < 2 or (len(s) > 2 and len(set(s)) > 1):

@@ -14,6 +14,7 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core import dtypes, source
+from blufunc.core.axes import only_none
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import special
 from blufunc.core.primitive import Primitive
@@ -138,7 +139,7 @@ def reciprocal(x: Any, /) -> Value:
 
 
 def _rounding(prim: Primitive, name: str, doc: str) -> Callable:
-    def function(x: Any, /) -> Value:
+    def function(x: Any) -> Value:
         x = value_of(x, name)
         return x if not dtypes.is_inexact(x.aval.dtype) else prim.bind(x)
 
@@ -152,13 +153,14 @@ fix = trunc
 rint = unary_inexact(ops.round_p, "rint", "The nearest integer as a float, ties to even.")
 
 
-def round(x: Any, /, decimals: int = 0) -> Value:
-    """x rounded to a number of decimals, ties to even, elementwise, in the dtype of x.
+def round(a: Any, decimals: int = 0, out: Any = None) -> Value:
+    """``a`` rounded to a number of decimals, ties to even, elementwise, in the dtype of ``a``.
 
     Integers are rounded (half to even) only where ``decimals`` is negative.
     """
+    only_none("round", "out", out)
     decimals = static_int(decimals, "round", "decimals")
-    x = value_of(x, "round")
+    x = value_of(a, "round")
     dtype = x.aval.dtype
     if not dtypes.is_inexact(dtype):
         if decimals >= 0:
@@ -421,9 +423,9 @@ def conj(x: Any, /) -> Value:
 conjugate = conj
 
 
-def angle(x: Any, /, deg: bool = False) -> Value:
+def angle(z: Any, deg: bool = False) -> Value:
     """The argument of complex numbers in radians (or degrees), elementwise; for real ones 0, or pi (also of -0.0)."""
-    x = inexact(x, "angle")
+    x = inexact(z, "angle")
     if dtypes.is_complex(x.aval.dtype):
         result = ops.atan2(ops.imag(x), ops.real(x))
     else:
@@ -460,47 +462,44 @@ isinf = _real_test(
 )
 
 
-def isposinf(x: Any, /) -> Value:
+def isposinf(x: Any, /, out: Any = None) -> Value:
     """Whether x is plus infinity, elementwise, as bool."""
+    only_none("isposinf", "out", out)
     x = inexact(x, "isposinf")
     return ops.eq_p.bind(x, constant(math.inf, x.aval.dtype))
 
 
-def isneginf(x: Any, /) -> Value:
+def isneginf(x: Any, /, out: Any = None) -> Value:
     """Whether x is minus infinity, elementwise, as bool."""
+    only_none("isneginf", "out", out)
     x = inexact(x, "isneginf")
     return ops.eq_p.bind(x, constant(-math.inf, x.aval.dtype))
 
 
-def isreal(x: Any, /) -> Value:
+def isreal(x: Any) -> Value:
     """Whether the imaginary part is 0, elementwise, as bool."""
     return equal(imag(x), 0)
 
 
-def iscomplex(x: Any, /) -> Value:
+def iscomplex(x: Any) -> Value:
     """Whether the imaginary part is not 0, elementwise, as bool."""
     return not_equal(imag(x), 0)
 
 
-def fmax(x: Any, y: Any, /) -> Value:
-    """The larger of x and y, elementwise; the other one where one of them is NaN."""
-    x, y = meet(x, y, "fmax")
+def fmax(x1: Any, x2: Any) -> Value:
+    """The larger of ``x1`` and ``x2``, elementwise; the other one where one of them is NaN."""
+    x, y = meet(x1, x2, "fmax")
     return ops.select(ops.or_p.bind(greater(x, y), isnan(y)), *match_shapes("fmax", x, y))
 
 
-def fmin(x: Any, y: Any, /) -> Value:
-    """The smaller of x and y, elementwise; the other one where one of them is NaN."""
-    x, y = meet(x, y, "fmin")
+def fmin(x1: Any, x2: Any) -> Value:
+    """The smaller of ``x1`` and ``x2``, elementwise; the other one where one of them is NaN."""
+    x, y = meet(x1, x2, "fmin")
     return ops.select(ops.or_p.bind(less(x, y), isnan(y)), *match_shapes("fmin", x, y))
 
 
 def nan_to_num(
-    x: Any,
-    /,
-    copy: bool = True,
-    nan: float = 0.0,
-    posinf: float | None = None,
-    neginf: float | None = None,
+    x: Any, copy: bool = True, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None
 ) -> Value:
     """x with NaN and the infinities replaced (by 0 and the largest finite numbers), in the dtype of x.
 

@@ -42,10 +42,10 @@ def _callable(f: Any, name: str, what: str) -> Callable:
     return f
 
 
-def apply_along_axis(func1d: Callable, axis: int, x: Any, *args: Any, **kwargs: Any) -> Value:
-    """``func1d(line, *args, **kwargs)`` of each line of x along an axis; the axes of what it returns stand there."""
+def apply_along_axis(func1d: Callable, axis: int, arr: Any, *args: Any, **kwargs: Any) -> Value:
+    """``func1d(line, *args, **kwargs)`` of each line of ``arr`` along an axis, where its result's axes stand."""
     _callable(func1d, "apply_along_axis", "func1d")
-    x = as_value(x, "apply_along_axis")
+    x = as_value(arr, "apply_along_axis")
     d = axis_in(axis, x.aval.ndim, "apply_along_axis")
 
     def f(line: Value) -> Value:
@@ -60,10 +60,10 @@ def apply_along_axis(func1d: Callable, axis: int, x: Any, *args: Any, **kwargs: 
     return moveaxis(out, tuple(range(others, others + made)), tuple(range(d, d + made)))
 
 
-def apply_over_axes(func: Callable, x: Any, axes: Any) -> Value:
-    """``func(x, axis)`` for each of ``axes`` in turn; it keeps the rank, or drops the axis, which is put back."""
+def apply_over_axes(func: Callable, a: Any, axes: Any) -> Value:
+    """``func(a, axis)`` for each of ``axes`` in turn; it keeps the rank, or drops the axis, which is put back."""
     _callable(func, "apply_over_axes", "func")
-    x = as_value(x, "apply_over_axes")
+    x = as_value(a, "apply_over_axes")
     for axis in axes if isinstance(axes, (tuple, list)) else (axes,):
         d = axis_in(axis, x.aval.ndim, "apply_over_axes")
         out = as_value(func(x, d), "apply_over_axes")

@@ -26,6 +26,7 @@ from blufunc.numpy.promotion import (
     as_value,
     cast,
     constant,
+    dtype_of,
     promote_dtypes,
     shape_of,
     value_of,
@@ -40,9 +41,9 @@ def diag_indices(n: int, ndim: int = 2) -> tuple[Value, ...]:
     return (arange(n),) * rank
 
 
-def diag_indices_from(x: Any) -> tuple[Value, ...]:
-    """The positions, int32, of the main diagonal of x, whose axes have one size."""
-    s = as_value(x, "diag_indices_from").aval.shape
+def diag_indices_from(arr: Any) -> tuple[Value, ...]:
+    """The positions, int32, of the main diagonal of ``arr``, whose axes have one size."""
+    s = as_value(arr, "diag_indices_from").aval.shape
     if len(s) < 2 or len(set(s)) > 1:
         raise errors.ShapeError(
             f"diag_indices_from of shape {s}.", where=source.here(), fix="two axes or more, of one size"
@@ -57,15 +58,15 @@ def _matrix_shape(x: Any, name: str) -> tuple[int, ...]:
     return s
 
 
-def tril_indices_from(x: Any, k: int = 0) -> tuple[Value, Value]:
+def tril_indices_from(arr: Any, k: int = 0) -> tuple[Value, Value]:
     """Rows and columns, int32, of the elements on and below diagonal ``k`` of a matrix."""
-    n, m = _matrix_shape(x, "tril_indices_from")
+    n, m = _matrix_shape(arr, "tril_indices_from")
     return tril_indices(n, k, m)
 
 
-def triu_indices_from(x: Any, k: int = 0) -> tuple[Value, Value]:
+def triu_indices_from(arr: Any, k: int = 0) -> tuple[Value, Value]:
     """Rows and columns, int32, of the elements on and above diagonal ``k`` of a matrix."""
-    n, m = _matrix_shape(x, "triu_indices_from")
+    n, m = _matrix_shape(arr, "triu_indices_from")
     return triu_indices(n, k, m)
 
 
@@ -79,8 +80,10 @@ def mask_indices(n: int, mask_func: Callable, k: Any = 0, *, size: int | None = 
     return nonzero(mask_func(ones((n, n)), k), size=size)
 
 
-def ravel_multi_index(multi_index: Any, dims: Any, mode: str = "raise", order: str = "C") -> Value:
-    """Positions given by one array for each axis of ``dims`` as positions in the array flattened, int32.
+def ravel_multi_index(
+    multi_index: Any, dims: Any, mode: str = "raise", order: str = "C", *, dtype: Any = None
+) -> Value:
+    """Positions given by one array for each axis of ``dims`` as positions in the array flattened, int32 or ``dtype``.
 
     For positions out of range, ``mode='clip'`` takes the nearest element and ``'wrap'`` counts round; ``'raise'`` is
     an error, and needs positions that are known. ``order='F'`` flattens with the first axis fastest.
@@ -101,7 +104,8 @@ def ravel_multi_index(multi_index: Any, dims: Any, mode: str = "raise", order: s
             where=source.here(),
             fix="mode 'raise', 'clip' or 'wrap'; order 'C' or 'F'",
         )
-    total: Value = constant(0, dtypes.int32)
+    want = dtype_of(dtype) or dtypes.int32
+    total: Value = constant(0, want)
     for at, n in (
         zip(given, sizes, strict=True) if order == "C" else zip(given[::-1], sizes[::-1], strict=True)
     ):
@@ -113,8 +117,10 @@ def ravel_multi_index(multi_index: Any, dims: Any, mode: str = "raise", order: s
         if mode == "raise":
             _check_range(at, n)
         at = ew.remainder(at, max(n, 1)) if mode == "wrap" else ops.clamp(0, at, max(n - 1, 0))
-        total = ew.add(ew.multiply(total, n), cast(at, dtypes.int32) if at.aval.dtype.itemsize < 4 else at)
-    return total
+        total = ew.add(
+            ew.multiply(total, n), at if at.aval.dtype.itemsize > want.itemsize else cast(at, want)
+        )
+    return total if dtype is None else cast(total, want)
 
 
 def _check_range(at: Value, n: int) -> None:

@@ -189,25 +189,25 @@ def _loaded(host: np.ndarray) -> Array:
 
 
 def array_repr(
-    x: Any,
+    arr: Any,
     max_line_width: int | None = None,
     precision: int | None = None,
     suppress_small: bool | None = None,
 ) -> str:
-    """``repr(x)``, as the options, or ``printoptions``, say."""
-    value = as_value(x, "array_repr")
+    """``repr(arr)``, as the options, or ``printoptions``, say."""
+    value = as_value(arr, "array_repr")
     with _options(max_line_width, precision, suppress_small):
         return repr(value)
 
 
 def array_str(
-    x: Any,
+    a: Any,
     max_line_width: int | None = None,
     precision: int | None = None,
     suppress_small: bool | None = None,
 ) -> str:
-    """``str(x)``, as the options, or ``printoptions``, say."""
-    value = as_value(x, "array_str")
+    """``str(a)``, as the options, or ``printoptions``, say."""
+    value = as_value(a, "array_str")
     with _options(max_line_width, precision, suppress_small):
         return str(value)
 

@@ -14,6 +14,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.core import dtypes, source
 from blufunc.core.array import Array
+from blufunc.core.axes import only_none
 from blufunc.core.ops import cumulative, dynamic
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
@@ -55,12 +56,12 @@ def _sequence(xs: Any, name: str) -> list[Any]:
     )
 
 
-def concatenate(xs: Any, /, axis: int | None = 0, *, dtype: Any = None) -> Value:
+def concatenate(arrays: Any, axis: int | None = 0, dtype: Any = None) -> Value:
     """Arrays of one shape, but for their size along ``axis``, one after the other along it.
 
     They are promoted to one dtype. With ``axis=None`` they are flattened first.
     """
-    values = promote_dtypes("concatenate", *_sequence(xs, "concatenate"))
+    values = promote_dtypes("concatenate", *_sequence(arrays, "concatenate"))
     if axis is None:
         values, axis = [_reshape(v, (v.aval.size,)) for v in values], 0
     ranks = {v.aval.ndim for v in values}
@@ -86,9 +87,10 @@ def concatenate(xs: Any, /, axis: int | None = 0, *, dtype: Any = None) -> Value
 concat = concatenate
 
 
-def stack(xs: Any, /, axis: int = 0, *, dtype: Any = None) -> Value:
+def stack(arrays: Any, axis: int = 0, out: Any = None, dtype: Any = None) -> Value:
     """Arrays of one shape along a new axis at position ``axis`` of the result."""
-    values = promote_dtypes("stack", *_sequence(xs, "stack"))
+    only_none("stack", "out", out)
+    values = promote_dtypes("stack", *_sequence(arrays, "stack"))
     shapes = dict.fromkeys(v.aval.shape for v in values)
     if len(shapes) > 1:
         raise errors.ShapeError(
@@ -108,31 +110,31 @@ def unstack(x: Any, /, *, axis: int = 0) -> tuple[Value, ...]:
     return tuple([shape_ops.index_in_dim(x, i, d, keepdims=False) for i in range(x.aval.shape[d])])
 
 
-def vstack(xs: Any, /, *, dtype: Any = None) -> Value:
+def vstack(tup: Any, dtype: Any = None) -> Value:
     """Arrays one below the other: along axis 0, vectors as rows."""
-    return concatenate([atleast_2d(x) for x in _sequence(xs, "vstack")], 0, dtype=dtype)
+    return concatenate([atleast_2d(x) for x in _sequence(tup, "vstack")], 0, dtype=dtype)
 
 
-def hstack(xs: Any, /, *, dtype: Any = None) -> Value:
+def hstack(tup: Any, dtype: Any = None) -> Value:
     """Arrays side by side: along axis 1, vectors along axis 0."""
-    values = [atleast_1d(x) for x in _sequence(xs, "hstack")]
+    values = [atleast_1d(x) for x in _sequence(tup, "hstack")]
     return concatenate(values, 0 if values[0].aval.ndim == 1 else 1, dtype=dtype)
 
 
-def dstack(xs: Any, /, *, dtype: Any = None) -> Value:
+def dstack(tup: Any, dtype: Any = None) -> Value:
     """Arrays along a third axis."""
-    return concatenate([atleast_3d(x) for x in _sequence(xs, "dstack")], 2, dtype=dtype)
+    return concatenate([atleast_3d(x) for x in _sequence(tup, "dstack")], 2, dtype=dtype)
 
 
-def column_stack(xs: Any, /) -> Value:
+def column_stack(tup: Any) -> Value:
     """Vectors as the columns of a matrix, beside matrices."""
-    values = [atleast_1d(x) for x in _sequence(xs, "column_stack")]
+    values = [atleast_1d(x) for x in _sequence(tup, "column_stack")]
     return concatenate([_reshape(v, (v.aval.size, 1)) if v.aval.ndim == 1 else v for v in values], 1)
 
 
-def append(x: Any, values: Any, axis: int | None = None) -> Value:
-    """``values`` after x along an axis; both flattened by default."""
-    return concatenate([x, values], axis)
+def append(arr: Any, values: Any, axis: int | None = None) -> Value:
+    """``values`` after ``arr`` along an axis; both flattened by default."""
+    return concatenate([arr, values], axis)
 
 
 def block(arrays: Any) -> Value:
@@ -164,9 +166,9 @@ def block(arrays: Any) -> Value:
     return made(arrays, depth)
 
 
-def split(x: Any, indices_or_sections: Any, axis: int = 0) -> list[Value]:
-    """x cut along an axis: into equal parts, or before each of the given positions."""
-    x = as_value(x, "split")
+def split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Value]:
+    """``ary`` cut along an axis: into equal parts, or before each of the given positions."""
+    x = as_value(ary, "split")
     d = axis_in(axis, x.aval.ndim, "split")
     if not isinstance(indices_or_sections, (tuple, list, np.ndarray)):
         count = static_int(indices_or_sections, "split", "the number of sections")
@@ -179,9 +181,9 @@ def split(x: Any, indices_or_sections: Any, axis: int = 0) -> list[Value]:
     return array_split(x, indices_or_sections, d)
 
 
-def array_split(x: Any, indices_or_sections: Any, axis: int = 0) -> list[Value]:
-    """x cut along an axis: into parts whose sizes differ by 1 at most, or before each of the given positions."""
-    x = as_value(x, "array_split")
+def array_split(ary: Any, indices_or_sections: Any, axis: int = 0) -> list[Value]:
+    """``ary`` cut along an axis: into parts whose sizes differ by 1 at most, or before each of the given positions."""
+    x = as_value(ary, "array_split")
     d = axis_in(axis, x.aval.ndim, "array_split")
     n = x.aval.shape[d]
     if isinstance(indices_or_sections, (tuple, list, np.ndarray)):
@@ -199,33 +201,31 @@ def array_split(x: Any, indices_or_sections: Any, axis: int = 0) -> list[Value]:
     return [shape_ops.slice_in_dim(x, a, max(a, b), axis=d) for a, b in pieces]
 
 
-def vsplit(x: Any, indices_or_sections: Any) -> list[Value]:
+def vsplit(ary: Any, indices_or_sections: Any) -> list[Value]:
     """``split`` along axis 0."""
-    return split(x, indices_or_sections, 0)
+    return split(ary, indices_or_sections, 0)
 
 
-def hsplit(x: Any, indices_or_sections: Any) -> list[Value]:
+def hsplit(ary: Any, indices_or_sections: Any) -> list[Value]:
     """``split`` along axis 1, or axis 0 of a vector."""
-    return split(x, indices_or_sections, 0 if ndim(x) == 1 else 1)
+    return split(ary, indices_or_sections, 0 if ndim(ary) == 1 else 1)
 
 
-def dsplit(x: Any, indices_or_sections: Any) -> list[Value]:
+def dsplit(ary: Any, indices_or_sections: Any) -> list[Value]:
     """``split`` along axis 2."""
-    return split(x, indices_or_sections, 2)
+    return split(ary, indices_or_sections, 2)
 
 
 # -- repetition ------------------------------------------------------------------------------------
 
 
-def repeat(
-    x: Any, /, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None
-) -> Value:
-    """Each element of x along an axis ``repeats`` times (an int, or one for each); flattened by default.
+def repeat(a: Any, repeats: Any, axis: int | None = None, *, total_repeat_length: int | None = None) -> Value:
+    """Each element of ``a`` along an axis ``repeats`` times (an int, or one for each); flattened by default.
 
     Traced ``repeats`` need ``total_repeat_length``, the size of the result, which cuts it off or fills it
     with the last element.
     """
-    x = value_of(x, "repeat")
+    x = value_of(a, "repeat")
     if axis is None:
         x, axis = _reshape(x, (x.aval.size,)), 0
     d = axis_in(axis, x.aval.ndim, "repeat")
@@ -277,9 +277,9 @@ def _count(mask: Value, axis: int) -> Value:
     return reduce_sum(ops.convert(mask, dtypes.int32), (axis,))
 
 
-def tile(x: Any, /, reps: Any) -> Value:
-    """x repeated as a whole ``reps`` times along each axis (an int, or a tuple aligned at the right)."""
-    x = value_of(x, "tile")
+def tile(A: Any, reps: Any) -> Value:
+    """``A`` repeated as a whole ``reps`` times along each axis (an int, or a tuple aligned at the right)."""
+    x = value_of(A, "tile")
     counts = shape_of(reps, "tile")
     rank = max(len(counts), x.aval.ndim)
     counts = (1,) * (rank - len(counts)) + counts
@@ -290,12 +290,12 @@ def tile(x: Any, /, reps: Any) -> Value:
     return _reshape(result, tuple([c * n for c, n in zip(counts, s, strict=True)]))
 
 
-def roll(x: Any, /, shift: Any, axis: Any = None) -> Value:
-    """x with its elements moved by ``shift`` along ``axis``, those that leave coming back at the other end.
+def roll(a: Any, shift: Any, axis: Any = None) -> Value:
+    """``a`` with its elements moved by ``shift`` along ``axis``, those that leave coming back at the other end.
 
-    ``shift`` may be traced. Without an axis, x is rolled as if flattened.
+    ``shift`` may be traced. Without an axis, ``a`` is rolled as if flattened.
     """
-    x = value_of(x, "roll")
+    x = value_of(a, "roll")
     if axis is None:
         return _reshape(roll(_reshape(x, (x.aval.size,)), shift, 0), x.aval.shape)
     axes = list(axis) if isinstance(axis, (tuple, list)) else [axis]

@@ -16,7 +16,7 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core import dtypes, source
-from blufunc.core.axes import axis_in, sequence, static_int
+from blufunc.core.axes import axis_in, only_none, sequence, static_int
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops import linalg as matrices
 from blufunc.core.ops import linalg_factor, linalg_solve, linalg_spectral
@@ -92,7 +92,7 @@ def _eps(dtype: np.dtype) -> float:
 # -- decompositions --------------------------------------------------------------------------------
 
 
-def cholesky(a: Any, /, *, upper: bool = False, symmetrize_input: bool = True) -> Value:
+def cholesky(a: Any, *, upper: bool = False, symmetrize_input: bool = True) -> Value:
     """The lower triangular L with ``a = L @ L^H``, or with ``upper`` the upper triangular U with ``a = U^H @ U``.
 
     Args:
@@ -104,15 +104,15 @@ def cholesky(a: Any, /, *, upper: bool = False, symmetrize_input: bool = True) -
     return adjoint(low) if upper else low
 
 
-def eig(a: Any, /) -> EigResult:
+def eig(a: Any) -> EigResult:
     """Eigenvalues and right eigenvectors, complex, of square matrices (..., n, n)."""
     return EigResult(*linalg_spectral.eig(_square(a, "eig"), compute_left_eigenvectors=False))
 
 
-def eigvals(a: Any, /) -> Value:
+def eigvals(a: Any) -> Value:
     """The complex eigenvalues (..., n) of square matrices (..., n, n), in no order."""
-    options = {"compute_left_eigenvectors": False, "compute_right_eigenvectors": False}
-    return linalg_spectral.eig(_square(a, "eigvals"), **options)[0]
+    matrices = _square(a, "eigvals")
+    return linalg_spectral.eig(matrices, compute_left_eigenvectors=False, compute_right_eigenvectors=False)[0]
 
 
 def _lower(UPLO: Any, name: str) -> bool:
@@ -123,7 +123,7 @@ def _lower(UPLO: Any, name: str) -> bool:
     return UPLO in (None, "L", "l")
 
 
-def eigh(a: Any, /, UPLO: str | None = None, symmetrize_input: bool = True) -> EighResult:
+def eigh(a: Any, UPLO: str | None = None, symmetrize_input: bool = True) -> EighResult:
     """Eigenvalues and eigenvectors of Hermitian matrices (..., n, n).
 
     Args:
@@ -135,13 +135,13 @@ def eigh(a: Any, /, UPLO: str | None = None, symmetrize_input: bool = True) -> E
     return EighResult(w, v)
 
 
-def eigvalsh(a: Any, /, UPLO: str | None = "L", *, symmetrize_input: bool = True) -> Value:
+def eigvalsh(a: Any, UPLO: str | None = "L", *, symmetrize_input: bool = True) -> Value:
     """The rising eigenvalues (..., n) of Hermitian matrices (..., n, n); see ``eigh``."""
     lower = _lower(UPLO, "eigvalsh")
     return linalg_spectral.eigvalsh(_square(a, "eigvalsh"), lower=lower, symmetrize_input=symmetrize_input)
 
 
-def qr(a: Any, /, mode: str = "reduced") -> Any:
+def qr(a: Any, mode: str = "reduced") -> Any:
     """The QR decomposition of matrices (..., m, n).
 
     Args:
@@ -157,16 +157,24 @@ def qr(a: Any, /, mode: str = "reduced") -> Any:
     return r if mode == "r" else QRResult(q, r)
 
 
-def svd(a: Any, /, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False) -> Any:
+def svd(
+    a: Any,
+    full_matrices: bool = True,
+    compute_uv: bool = True,
+    hermitian: bool = False,
+    subset_by_index: None = None,
+) -> Any:
     """The singular value decomposition of matrices (..., m, n).
 
     Args:
       full_matrices: U is (..., m, m) and Vh (..., n, n), in the place of (..., m, k) and (..., k, n), k = min(m, n).
       compute_uv: otherwise the result is S alone.
       hermitian: a is Hermitian: use ``eigh``.
+      subset_by_index: None: all singular values are returned.
     Returns:
       an ``SVDResult``, or the singular values S (..., k), falling.
     """
+    only_none("svd", "subset_by_index", subset_by_index)
     if not hermitian:
         a = _matrices(a, "svd")
         out = linalg_spectral.svd(a, full_matrices=full_matrices, compute_uv=compute_uv)
@@ -199,7 +207,7 @@ def _broadcast(a: Value, b: Value) -> tuple[Value, Value]:
     return stretch(a, (*lead, *a.aval.shape[-2:])), stretch(b, (*lead, *b.aval.shape[-2:]))
 
 
-def solve(a: Any, b: Any, /) -> Value:
+def solve(a: Any, b: Any) -> Value:
     """The x with ``a @ x = b``; infinities and NaN where a is singular.
 
     Args:
@@ -220,13 +228,13 @@ def solve(a: Any, b: Any, /) -> Value:
     return reshape(x, x.aval.shape[:-1])
 
 
-def inv(a: Any, /) -> Value:
+def inv(a: Any) -> Value:
     """The inverses of square matrices (..., n, n); infinities and NaN where they are singular."""
     a = _square(a, "inv")
     return linalg_solve.solve(a, matrices.identity_like(a))
 
 
-def tensorsolve(a: Any, b: Any, /, axes: Any = None) -> Value:
+def tensorsolve(a: Any, b: Any, axes: Any = None) -> Value:
     """The x with ``tensordot(a, x, x.ndim) = b``.
 
     Args:
@@ -247,7 +255,7 @@ def tensorsolve(a: Any, b: Any, /, axes: Any = None) -> Value:
     return reshape(solve(reshape(a, (n, n)), reshape(b, (n,))), shape)
 
 
-def tensorinv(a: Any, /, ind: int = 2) -> Value:
+def tensorinv(a: Any, ind: int = 2) -> Value:
     """The inverse of ``tensordot(a, ., ...)``: of a as a matrix from its last axes to its first ``ind`` ones."""
     a = inexact(a, "tensorinv")
     ind = static_int(ind, "tensorinv", "ind")
@@ -303,7 +311,7 @@ def _pinv_of(a: Value, factors: Sequence[Value], keep: Value) -> Value:
     return _as_pinv(a, p)
 
 
-def pinv(a: Any, /, rtol: Any = None, hermitian: bool = False, *, rcond: Any = None) -> Value:
+def pinv(a: Any, rtol: Any = None, hermitian: bool = False, *, rcond: Any = None) -> Value:
     """The pseudoinverses (..., n, m), of Moore and Penrose, of matrices (..., m, n).
 
     Args:
@@ -330,7 +338,7 @@ def pinv(a: Any, /, rtol: Any = None, hermitian: bool = False, *, rcond: Any = N
 
 
 def lstsq(
-    a: Any, b: Any, /, rcond: Any = None, *, numpy_resid: bool = False
+    a: Any, b: Any, rcond: Any = None, *, numpy_resid: bool = False
 ) -> tuple[Value, Value, Value, Value]:
     """The x that makes the norm of ``a @ x - b`` least, and of those the one of least norm.
 
@@ -378,7 +386,7 @@ def lstsq(
 # -- numbers that describe a matrix ----------------------------------------------------------------
 
 
-def cond(x: Any, /, p: Any = None) -> Value:
+def cond(x: Any, p: Any = None) -> Value:
     """Condition numbers ``norm(x, p) * norm(inv(x), p)``; by default, and for 2 and -2, by singular values.
 
     Args:
@@ -401,7 +409,7 @@ def cond(x: Any, /, p: Any = None) -> Value:
     return ew.select(lost, ew.mul(ew.ones_of(result), math.inf), result)
 
 
-def matrix_rank(M: Any, /, rtol: Any = None, *, hermitian: bool = False, tol: Any = None) -> Value:
+def matrix_rank(M: Any, rtol: Any = None, *, hermitian: bool = False, tol: Any = None) -> Value:
     """How many singular values of matrices (..., m, n) are not 0: int32.
 
     Args:
@@ -428,7 +436,7 @@ def matrix_rank(M: Any, /, rtol: Any = None, *, hermitian: bool = False, tol: An
 # -- products --------------------------------------------------------------------------------------
 
 
-def matrix_power(a: Any, n: int, /) -> Value:
+def matrix_power(a: Any, n: int) -> Value:
     """The product of ``n`` copies of square matrices (..., m, m); of their inverses where n is negative."""
     a = as_value(a, "matrix_power")
     n = static_int(n, "matrix_power", "n")

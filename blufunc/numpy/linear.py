@@ -15,6 +15,7 @@ import opt_einsum
 
 from blufunc import errors
 from blufunc.core import dtypes, source
+from blufunc.core.axes import only_none
 from blufunc.core.ops import dot as dot_ops
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
@@ -106,46 +107,47 @@ def _operands(name: str, x: Any, y: Any, preferred: Any) -> tuple[Value, Value, 
 # -- products --------------------------------------------------------------------------------------
 
 
-def matmul(x: Any, y: Any, /, *, precision: Any = None, preferred_element_type: Any = None) -> Value:
-    """``x @ y``: the matrix product of the last two axes, for each position of the others, which broadcast.
+def matmul(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Value:
+    """``a @ b``: the matrix product of the last two axes, for each position of the others, which broadcast.
 
     A vector on the left is a row, on the right a column, and the axis it lacks is missing in the result.
     ``preferred_element_type`` is the dtype of the result; ``precision`` how exactly devices multiply float32.
     """
-    if not (isinstance(x, Value) and isinstance(y, Value) and x.aval.dtype is y.aval.dtype):
-        x, y = promote_dtypes("matmul", as_value(x, "matmul"), as_value(y, "matmul"))
+    if not (isinstance(a, Value) and isinstance(b, Value) and a.aval.dtype is b.aval.dtype):
+        a, b = promote_dtypes("matmul", as_value(a, "matmul"), as_value(b, "matmul"))
     preferred = dtype_of(preferred_element_type)
-    a, b = x.aval.shape, y.aval.shape
-    if not a or not b:
+    left, right = a.aval.shape, b.aval.shape
+    if not left or not right:
         raise errors.ShapeError(
-            f"matmul takes operands of rank 1 at least, not {x.aval} and {y.aval}.",
+            f"matmul takes operands of rank 1 at least, not {a.aval} and {b.aval}.",
             where=source.here(),
             fix="use * to multiply by a number",
         )
-    if a[-1] != b[-2 if len(b) > 1 else 0]:
+    if left[-1] != right[-2 if len(right) > 1 else 0]:
+        place, size = ("next to last", right[-2]) if len(right) > 1 else ("only", right[0])
         raise errors.ShapeError(
-            f"matmul of shapes {a} and {b}: the last axis of the first has size {a[-1]}, "
-            f"the {'next to last' if len(b) > 1 else 'only'} axis of the second {b[-2 if len(b) > 1 else 0]}.",
+            f"matmul of shapes {left} and {right}: the last axis of the first has size {left[-1]}, "
+            f"the {place} axis of the second {size}.",
             where=source.here(),
             why="these are the axes that are summed over.",
             fix="transpose one of them (x.mT exchanges the last two axes), or use bnp.einsum",
         )
-    if len(b) <= 2:  # no batch axes on the right: all axes of x but the last are rows
-        return _dot(x, y, ((len(a) - 1,), (0,)), ((), ()), precision, preferred)
-    lead = broadcast_shapes(a[:-2], b[:-2])  # raises if they do not fit
+    if len(right) <= 2:  # no batch axes on the right: all axes of a but the last are rows
+        return _dot(a, b, ((len(left) - 1,), (0,)), ((), ()), precision, preferred)
+    lead = broadcast_shapes(left[:-2], right[:-2])  # raises if they do not fit
     axes = list(range(len(lead)))
-    x_labels: list[Any] = [*axes[len(axes) - len(a[:-2]) :], *(["m"] if len(a) > 1 else []), "k"]
-    y_labels: list[Any] = [*axes[len(axes) - len(b[:-2]) :], "k", "n"]
-    out = [*axes, *(["m"] if len(a) > 1 else []), "n"]
-    return _contract(x, x_labels, y, y_labels, out, precision, preferred)
+    a_labels: list[Any] = [*axes[len(axes) - len(left[:-2]) :], *(["m"] if len(left) > 1 else []), "k"]
+    b_labels: list[Any] = [*axes[len(axes) - len(right[:-2]) :], "k", "n"]
+    out = [*axes, *(["m"] if len(left) > 1 else []), "n"]
+    return _contract(a, a_labels, b, b_labels, out, precision, preferred)
 
 
-def dot(x: Any, y: Any, /, *, precision: Any = None, preferred_element_type: Any = None) -> Value:
-    """The sum of products over the last axis of x and the next to last (or only) axis of y.
+def dot(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Value:
+    """The sum of products over the last axis of ``a`` and the next to last (or only) axis of ``b``.
 
-    The result has the other axes of x, then those of y; with a number, it is the product.
+    The result has the other axes of ``a``, then those of ``b``; with a number, it is the product.
     """
-    x, y, preferred = _operands("dot", x, y, preferred_element_type)
+    x, y, preferred = _operands("dot", a, b, preferred_element_type)
     if not x.aval.ndim or not y.aval.ndim:
         result = ew.multiply(x, y)
         return result if preferred is None else ops.convert(result, preferred)
@@ -160,9 +162,9 @@ def dot(x: Any, y: Any, /, *, precision: Any = None, preferred_element_type: Any
     return _dot(x, y, ((x.aval.ndim - 1,), (d,)), ((), ()), precision, preferred)
 
 
-def vdot(x: Any, y: Any, /, *, precision: Any = None, preferred_element_type: Any = None) -> Value:
-    """The sum of products of all elements, those of x conjugated: a number."""
-    x, y, preferred = _operands("vdot", x, y, preferred_element_type)
+def vdot(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Value:
+    """The sum of products of all elements, those of ``a`` conjugated: a number."""
+    x, y, preferred = _operands("vdot", a, b, preferred_element_type)
     return dot(
         reshape(ops.conj(x), (x.aval.size,)),
         reshape(y, (y.aval.size,)),
@@ -189,17 +191,18 @@ def vecdot(
     return _contract(ops.conj(x), labels[0], y, labels[1], axes, precision, preferred)
 
 
-def inner(x: Any, y: Any, /, *, precision: Any = None, preferred_element_type: Any = None) -> Value:
+def inner(a: Any, b: Any, *, precision: Any = None, preferred_element_type: Any = None) -> Value:
     """The sum of products over the last axes of both; with a number, the product."""
-    x, y, preferred = _operands("inner", x, y, preferred_element_type)
+    x, y, preferred = _operands("inner", a, b, preferred_element_type)
     if not x.aval.ndim or not y.aval.ndim:
         return ew.multiply(x, y)
     return tensordot(x, y, ((-1,), (-1,)), precision=precision, preferred_element_type=preferred)
 
 
-def outer(x: Any, y: Any, /) -> Value:
-    """The matrix of the products of each element of x with each of y, both flattened."""
-    x, y, _ = _operands("outer", x, y, None)
+def outer(a: Any, b: Any, out: Any = None) -> Value:
+    """The matrix of the products of each element of ``a`` with each of ``b``, both flattened."""
+    only_none("outer", "out", out)
+    x, y, _ = _operands("outer", a, b, None)
     m, n = x.aval.size, y.aval.size
     return ew.multiply(
         broadcast_in_dim(reshape(x, (m,)), (m, n), (0,)), broadcast_in_dim(reshape(y, (n,)), (m, n), (1,))
@@ -207,10 +210,10 @@ def outer(x: Any, y: Any, /) -> Value:
 
 
 def tensordot(
-    x: Any, y: Any, /, axes: Any = 2, *, precision: Any = None, preferred_element_type: Any = None
+    a: Any, b: Any, axes: Any = 2, *, precision: Any = None, preferred_element_type: Any = None
 ) -> Value:
-    """The sum of products over several axes: the last and first ``axes`` ones, or ``(axes of x, axes of y)``."""
-    x, y, preferred = _operands("tensordot", x, y, preferred_element_type)
+    """The sum of products over several axes: the last and first ``axes`` ones, or ``(axes of a, axes of b)``."""
+    x, y, preferred = _operands("tensordot", a, b, preferred_element_type)
     if isinstance(axes, (tuple, list)):
         if len(axes) != 2:
             raise errors.ArgumentError(
@@ -241,9 +244,9 @@ def tensordot(
     return _dot(x, y, (xs, ys), ((), ()), precision, preferred)
 
 
-def kron(x: Any, y: Any, /) -> Value:
-    """The Kronecker product: each element of x times all of y, as blocks."""
-    x, y = promote_dtypes("kron", as_value(x, "kron"), as_value(y, "kron"))
+def kron(a: Any, b: Any) -> Value:
+    """The Kronecker product: each element of ``a`` times all of ``b``, as blocks."""
+    x, y = promote_dtypes("kron", as_value(a, "kron"), as_value(b, "kron"))
     rank = max(x.aval.ndim, y.aval.ndim)
     a, b = ((1,) * (rank - v.aval.ndim) + v.aval.shape for v in (x, y))
     wide = tuple(n for pair in zip(a, b, strict=True) for n in pair)
@@ -255,14 +258,14 @@ def kron(x: Any, y: Any, /) -> Value:
 
 
 def cross(
-    x: Any, y: Any, /, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None
+    a: Any, b: Any, axisa: int = -1, axisb: int = -1, axisc: int = -1, axis: int | None = None
 ) -> Value:
     """The cross product of vectors of three (or two) elements along an axis; the other axes broadcast.
 
-    The vectors lie along ``axisa`` of x, ``axisb`` of y and ``axisc`` of the result, or along ``axis`` of all three. Of
-    two vectors of two elements, only the third component of the product is returned.
+    The vectors lie along ``axisa`` of ``a``, ``axisb`` of ``b`` and ``axisc`` of the result, or along ``axis`` of all
+    three. Of two vectors of two elements, only the third component of the product is returned.
     """
-    x, y = promote_dtypes("cross", as_value(x, "cross"), as_value(y, "cross"))
+    x, y = promote_dtypes("cross", as_value(a, "cross"), as_value(b, "cross"))
     axis_x, axis_y, axis = (axisa, axisb, axisc) if axis is None else (axis, axis, axis)
     x, y = moveaxis(x, axis_x, -1), moveaxis(y, axis_y, -1)
     sizes = (x.aval.shape[-1:], y.aval.shape[-1:])
@@ -323,6 +326,7 @@ def einsum(
     subscripts: Any,
     /,
     *operands: Any,
+    out: Any = None,
     optimize: Any = "auto",
     precision: Any = None,
     preferred_element_type: Any = None,
@@ -337,6 +341,7 @@ def einsum(
       optimize: how to order more than two operands: an ``opt_einsum`` strategy, or a path.
       precision, preferred_element_type: as of ``matmul``, for each product.
     """
+    only_none("einsum", "out", out)
     if not isinstance(subscripts, str):
         try:
             subscripts, operands = opt_einsum.parser.convert_interleaved_input((subscripts, *operands))
@@ -510,9 +515,9 @@ def _diagonal_mask(rows: int, columns: int, offset: int) -> Value:
     return ops.eq_p.bind(row if not offset else ops.add(row, offset), column)
 
 
-def diagonal(x: Any, /, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value:
+def diagonal(a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Value:
     """The elements whose position on ``axis2`` is that on ``axis1`` plus ``offset``, as the last axis."""
-    x = as_value(x, "diagonal")
+    x = as_value(a, "diagonal")
     if x.aval.ndim < 2:
         raise errors.ShapeError(
             f"diagonal of {x.aval}.", where=source.here(), fix="x needs two axes at least"
@@ -532,9 +537,9 @@ def diagonal(x: Any, /, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Valu
     return shape_ops.slice_in_dim(x, 0, size * size, size + 1, axis=rank)
 
 
-def diag(x: Any, /, k: int = 0) -> Value:
+def diag(v: Any, k: int = 0) -> Value:
     """Diagonal ``k`` of a matrix; of a vector, the matrix with it on diagonal ``k`` and zeros elsewhere."""
-    x = as_value(x, "diag")
+    x = as_value(v, "diag")
     k = static_int(k, "diag", "k")
     if x.aval.ndim == 2:
         return diagonal(x, k)
@@ -550,15 +555,18 @@ def diag(x: Any, /, k: int = 0) -> Value:
     return ops.select(mask, broadcast_in_dim(line, (size, size), (1,)), constant(0, x.aval.dtype))
 
 
-def diagflat(x: Any, /, k: int = 0) -> Value:
-    """The matrix with the elements of x on diagonal ``k``."""
-    x = as_value(x, "diagflat")
+def diagflat(v: Any, k: int = 0) -> Value:
+    """The matrix with the elements of ``v`` on diagonal ``k``."""
+    x = as_value(v, "diagflat")
     return diag(reshape(x, (x.aval.size,)), k)
 
 
-def trace(x: Any, /, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None) -> Value:
+def trace(
+    a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None, out: Any = None
+) -> Value:
     """The sum of a diagonal: that of positions ``i`` on ``axis1`` and ``i + offset`` on ``axis2``."""
-    x = as_value(x, "trace")
+    only_none("trace", "out", out)
+    x = as_value(a, "trace")
     if dtype is not None:
         x = ops.convert(x, dtypes.as_dtype(dtype))
     elif dtypes.is_bool(x.aval.dtype) or (dtypes.is_integer(x.aval.dtype) and x.aval.dtype.itemsize < 4):

@@ -32,31 +32,31 @@ from blufunc.numpy.promotion import (
 )
 
 
-def shape(x: Any) -> tuple[int, ...]:
-    """The shape of x, a tuple of int."""
-    return value_of(x, "shape").aval.shape
+def shape(a: Any) -> tuple[int, ...]:
+    """The shape of ``a``, a tuple of int."""
+    return value_of(a, "shape").aval.shape
 
 
-def ndim(x: Any) -> int:
-    """The number of axes of x."""
-    return value_of(x, "ndim").aval.ndim
+def ndim(a: Any) -> int:
+    """The number of axes of ``a``."""
+    return value_of(a, "ndim").aval.ndim
 
 
-def size(x: Any, axis: int | None = None) -> int:
-    """The number of elements of x, or the size of an axis."""
-    aval = value_of(x, "size").aval
+def size(a: Any, axis: int | None = None) -> int:
+    """The number of elements of ``a``, or the size of an axis."""
+    aval = value_of(a, "size").aval
     return aval.size if axis is None else aval.shape[axis_in(axis, aval.ndim, "size")]
 
 
 # -- shapes ----------------------------------------------------------------------------------------
 
 
-def reshape(x: Any, /, shape: Any, order: str = "C", *, copy: bool | None = None) -> Value:
-    """The elements of x in another shape; one size may be -1, which is then worked out.
+def reshape(a: Any, shape: Any, order: str = "C", *, copy: bool | None = None) -> Value:
+    """The elements of ``a`` in another shape; one size may be -1, which is then worked out.
 
     Elements are read and written in row-major order, or column-major with ``order='F'``.
     """
-    x = value_of(x, "reshape")
+    x = value_of(a, "reshape")
     wanted = _solved(x.aval.shape, shape_of(shape, "reshape", open=True))
     if order == "F":
         backwards = _transpose(x, tuple(range(x.aval.ndim))[::-1])
@@ -85,24 +85,24 @@ def _solved(old: tuple[int, ...], new: tuple[int, ...]) -> tuple[int, ...]:
     raise errors.ShapeError(f"cannot reshape {old} to {new}.", where=source.here(), why=why, fix=fix)
 
 
-def ravel(x: Any, /, order: str = "C") -> Value:
-    """The elements of x in row-major order, as rank 1."""
-    x = value_of(x, "ravel")
+def ravel(a: Any, order: str = "C") -> Value:
+    """The elements of ``a`` in row-major order, as rank 1."""
+    x = value_of(a, "ravel")
     return reshape(x, (x.aval.size,), order)
 
 
-def expand_dims(x: Any, /, axis: Any = 0) -> Value:
-    """x with new axes of size 1 at positions ``axis`` (an int or several) of the result."""
-    x = value_of(x, "expand_dims")
+def expand_dims(a: Any, axis: Any = 0) -> Value:
+    """``a`` with new axes of size 1 at positions ``axis`` (an int or several) of the result."""
+    x = value_of(a, "expand_dims")
     count = len(axis) if isinstance(axis, (tuple, list)) else 1
     axes = axes_in(axis, x.aval.ndim + count, "expand_dims")
     old = iter(x.aval.shape)
     return _reshape(x, tuple([1 if d in axes else next(old) for d in range(x.aval.ndim + count)]))
 
 
-def squeeze(x: Any, /, axis: Any = None) -> Value:
-    """x without its axes of size 1, or without those named, which must have size 1."""
-    x = value_of(x, "squeeze")
+def squeeze(a: Any, axis: Any = None) -> Value:
+    """``a`` without its axes of size 1, or without those named, which must have size 1."""
+    x = value_of(a, "squeeze")
     old = x.aval.shape
     if axis is None:
         return _reshape(x, tuple([n for n in old if n != 1]))
@@ -117,24 +117,24 @@ def squeeze(x: Any, /, axis: Any = None) -> Value:
     return _reshape(x, tuple([n for d, n in enumerate(old) if d not in axes]))
 
 
-def atleast_1d(*xs: Any) -> Any:
+def atleast_1d(*arys: Any) -> Any:
     """Each x with rank 1 at least; a list if there are several."""
-    return _each(xs, lambda x: _reshape(x, (1,)) if not x.aval.ndim else x, "atleast_1d")
+    return _each(arys, lambda x: _reshape(x, (1,)) if not x.aval.ndim else x, "atleast_1d")
 
 
-def atleast_2d(*xs: Any) -> Any:
+def atleast_2d(*arys: Any) -> Any:
     """Each x with rank 2 at least (axes are added in front); a list if there are several."""
-    return _each(xs, lambda x: _reshape(x, (1,) * max(2 - x.aval.ndim, 0) + x.aval.shape), "atleast_2d")
+    return _each(arys, lambda x: _reshape(x, (1,) * max(2 - x.aval.ndim, 0) + x.aval.shape), "atleast_2d")
 
 
-def atleast_3d(*xs: Any) -> Any:
+def atleast_3d(*arys: Any) -> Any:
     """Each x with rank 3 at least: ``(n,)`` becomes ``(1, n, 1)`` and ``(m, n)`` ``(m, n, 1)``."""
 
     def three(x: Value) -> Value:
         s = x.aval.shape
         return _reshape(x, [(1, 1, 1), (1, *s, 1), (*s, 1)][len(s)]) if len(s) < 3 else x
 
-    return _each(xs, three, "atleast_3d")
+    return _each(arys, three, "atleast_3d")
 
 
 def _each(xs: Sequence, f: Any, name: str) -> Any:
@@ -145,9 +145,9 @@ def _each(xs: Sequence, f: Any, name: str) -> Any:
 # -- axes ------------------------------------------------------------------------------------------
 
 
-def transpose(x: Any, /, axes: Any = None) -> Value:
-    """x with its axes in the order of ``axes``, reversed by default."""
-    x = value_of(x, "transpose")
+def transpose(a: Any, axes: Any = None) -> Value:
+    """``a`` with its axes in the order of ``axes``, reversed by default."""
+    x = value_of(a, "transpose")
     rank = x.aval.ndim
     if axes is None:
         return _transpose(x, tuple(range(rank))[::-1])
@@ -176,9 +176,9 @@ def matrix_transpose(x: Any, /) -> Value:
     return swapaxes(x, -1, -2)
 
 
-def swapaxes(x: Any, /, axis1: int, axis2: int) -> Value:
-    """x with two axes exchanged."""
-    x = as_value(x, "swapaxes")
+def swapaxes(a: Any, axis1: int, axis2: int) -> Value:
+    """``a`` with two axes exchanged."""
+    x = as_value(a, "swapaxes")
     rank = x.aval.ndim
     order = list(range(rank))
     a, b = axis_in(axis1, rank, "swapaxes"), axis_in(axis2, rank, "swapaxes")
@@ -186,9 +186,9 @@ def swapaxes(x: Any, /, axis1: int, axis2: int) -> Value:
     return _transpose(x, tuple(order))
 
 
-def moveaxis(x: Any, /, source: Any, destination: Any) -> Value:
-    """x with axes moved from positions ``source`` to ``destination`` (ints or equally long tuples)."""
-    x = as_value(x, "moveaxis")
+def moveaxis(a: Any, source: Any, destination: Any) -> Value:
+    """``a`` with axes moved from positions ``source`` to ``destination`` (ints or equally long tuples)."""
+    x = as_value(a, "moveaxis")
     rank = x.aval.ndim
     src = [axis_in(a, rank, "moveaxis") for a in (source if isinstance(source, (tuple, list)) else [source])]
     dst = [
@@ -207,9 +207,9 @@ def moveaxis(x: Any, /, source: Any, destination: Any) -> Value:
     return _transpose(x, tuple(order))
 
 
-def rollaxis(x: Any, /, axis: int, start: int = 0) -> Value:
-    """x with an axis moved to stand before the one that is at ``start``; see ``moveaxis``."""
-    x = as_value(x, "rollaxis")
+def rollaxis(a: Any, axis: int, start: int = 0) -> Value:
+    """``a`` with an axis moved to stand before the one that is at ``start``; see ``moveaxis``."""
+    x = as_value(a, "rollaxis")
     rank = x.aval.ndim
     a, to = axis_in(axis, rank, "rollaxis"), static_int(start, "rollaxis", "start")
     if not -rank <= to <= rank:
@@ -220,15 +220,15 @@ def rollaxis(x: Any, /, axis: int, start: int = 0) -> Value:
     return moveaxis(x, a, to - (a < to))
 
 
-def broadcast_to(x: Any, /, shape: Any) -> Value:
-    """x repeated along new leading axes and axes of size 1 to make up ``shape``."""
-    x = value_of(x, "broadcast_to")
+def broadcast_to(array: Any, shape: Any) -> Value:
+    """``array`` repeated along new leading axes and axes of size 1 to make up ``shape``."""
+    x = value_of(array, "broadcast_to")
     return match_to("broadcast_to", shape_of(shape, "broadcast_to"), x)[0]
 
 
-def broadcast_arrays(*xs: Any) -> list[Value]:
+def broadcast_arrays(*args: Any) -> list[Value]:
     """The arrays, each broadcast to their common shape."""
-    values = [value_of(x, "broadcast_arrays") for x in xs]
+    values = [value_of(x, "broadcast_arrays") for x in args]
     if not values:
         return []
     values = match_shapes("broadcast_arrays", *values)
@@ -236,25 +236,25 @@ def broadcast_arrays(*xs: Any) -> list[Value]:
     return [stretch(v, full) for v in values]
 
 
-def flip(x: Any, /, axis: Any = None) -> Value:
-    """x in reverse order along ``axis`` (an int, several, or None for all)."""
-    x = as_value(x, "flip")
+def flip(m: Any, axis: Any = None) -> Value:
+    """``m`` in reverse order along ``axis`` (an int, several, or None for all)."""
+    x = as_value(m, "flip")
     return shape_ops.rev(x, axes_in(axis, x.aval.ndim, "flip"))
 
 
-def flipud(x: Any, /) -> Value:
-    """x in reverse order along axis 0."""
-    return flip(x, 0)
+def flipud(m: Any) -> Value:
+    """``m`` in reverse order along axis 0."""
+    return flip(m, 0)
 
 
-def fliplr(x: Any, /) -> Value:
-    """x in reverse order along axis 1."""
-    return flip(x, 1)
+def fliplr(m: Any) -> Value:
+    """``m`` in reverse order along axis 1."""
+    return flip(m, 1)
 
 
-def rot90(x: Any, /, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Value:
-    """x turned by ``k`` quarter turns from the first of two axes towards the second."""
-    x = as_value(x, "rot90")
+def rot90(m: Any, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Value:
+    """``m`` turned by ``k`` quarter turns from the first of two axes towards the second."""
+    x = as_value(m, "rot90")
     pair = axes_in(sequence(axes, "rot90", "axes"), x.aval.ndim, "rot90")
     if len(pair) != 2:
         raise errors.ArgumentError(

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from blufunc.core import dtypes
+from blufunc.core.axes import only_none
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.trace import Value
 from blufunc.numpy import elementwise as ew
@@ -30,16 +31,16 @@ def _valid(x: Any, where: Any, name: str) -> tuple[Value, Any]:
 
 def _total(function: Callable, name: str, doc: str) -> Callable:
     def wrapper(
-        x: Any,
-        /,
+        a: Any,
         axis: Any = None,
         dtype: Any = None,
-        *,
+        out: Any = None,
         keepdims: bool = False,
         initial: Any = None,
         where: Any = None,
     ) -> Value:
-        x, mask = _valid(x, where, name)
+        only_none(name, "out", out)
+        x, mask = _valid(a, where, name)
         return function(x, axis, dtype, keepdims=keepdims, initial=initial, where=mask)
 
     return named(wrapper, name, doc)
@@ -50,52 +51,59 @@ nanprod = _total(red.prod, "nanprod", "``prod`` over the elements that are not N
 
 
 def nanmean(
-    x: Any, /, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, where: Any = None
+    a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False, where: Any = None
 ) -> Value:
     """``mean`` over the elements that are not NaN; NaN where there are none."""
-    x, mask = _valid(x, where, "nanmean")
+    only_none("nanmean", "out", out)
+    x, mask = _valid(a, where, "nanmean")
     return red.mean(x, axis, dtype, keepdims=keepdims, where=mask)
 
 
 def nanvar(
-    x: Any,
-    /,
+    a: Any,
     axis: Any = None,
     dtype: Any = None,
-    *,
+    out: Any = None,
     ddof: float = 0,
     keepdims: bool = False,
     where: Any = None,
     mean: Any = None,
 ) -> Value:
     """``var`` over the elements that are not NaN."""
-    x, mask = _valid(x, where, "nanvar")
+    only_none("nanvar", "out", out)
+    x, mask = _valid(a, where, "nanvar")
     if mask is not None:  # NaN that does not count would reach the gradient through the square
         x = ew.choose(mask, x, constant(0, x.aval.dtype))
     return red.var(x, axis, dtype, ddof=ddof, keepdims=keepdims, where=mask, mean=mean)
 
 
 def nanstd(
-    x: Any,
-    /,
+    a: Any,
     axis: Any = None,
     dtype: Any = None,
-    *,
+    out: Any = None,
     ddof: float = 0,
     keepdims: bool = False,
     where: Any = None,
     mean: Any = None,
 ) -> Value:
     """``std`` over the elements that are not NaN."""
-    variance = nanvar(x, axis, dtype, ddof=ddof, keepdims=keepdims, where=where, mean=mean)
+    only_none("nanstd", "out", out)
+    variance = nanvar(a, axis, dtype, ddof=ddof, keepdims=keepdims, where=where, mean=mean)
     return ops.sqrt_p.bind(variance)
 
 
 def _extremum(function: Callable, name: str, lowest: bool) -> Callable:
     def wrapper(
-        x: Any, /, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = None
+        a: Any,
+        axis: Any = None,
+        out: Any = None,
+        keepdims: bool = False,
+        initial: Any = None,
+        where: Any = None,
     ) -> Value:
-        x, mask = _valid(x, where, name)
+        only_none(name, "out", out)
+        x, mask = _valid(a, where, name)
         if mask is None or not dtypes.is_inexact(x.aval.dtype):
             return function(x, axis, keepdims=keepdims, initial=initial, where=mask)
         dtype = x.aval.dtype
@@ -116,8 +124,9 @@ nanmin = _extremum(red.min, "nanmin", False)
 
 
 def _position(function: Callable, name: str, worst: float) -> Callable:
-    def wrapper(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Value:
-        x, mask = _valid(x, None, name)
+    def wrapper(a: Any, axis: int | None = None, out: Any = None, keepdims: bool = False) -> Value:
+        only_none(name, "out", out)
+        x, mask = _valid(a, None, name)
         if mask is None:
             return function(x, axis, keepdims=keepdims)
         at = function(ops.select(mask, x, constant(worst, x.aval.dtype)), axis, keepdims=keepdims)
@@ -136,8 +145,9 @@ nanargmin = _position(red.argmin, "nanargmin", math.inf)
 
 
 def _running(function: Callable, name: str, neutral: int) -> Callable:
-    def wrapper(x: Any, /, axis: int | None = None, dtype: Any = None) -> Value:
-        x, mask = _valid(x, None, name)
+    def wrapper(a: Any, axis: int | None = None, dtype: Any = None, out: Any = None) -> Value:
+        only_none(name, "out", out)
+        x, mask = _valid(a, None, name)
         kept = x if mask is None else ops.select(mask, x, constant(neutral, x.aval.dtype))
         return function(kept, axis, dtype)
 

@@ -23,7 +23,7 @@ from blufunc.numpy.promotion import inexact
 _MATRIX_ORDERS = ("fro", "nuc", 1, -1, 2, -2, math.inf, -math.inf)
 
 
-def norm(x: Any, /, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Value:
+def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Value:
     """A norm of vectors or matrices.
 
     Args:

@@ -13,6 +13,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.core import dtypes, source
 from blufunc.core.array import from_numpy
+from blufunc.core.axes import only_none
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import integers
 from blufunc.core.ops import shape as shape_ops
@@ -45,25 +46,25 @@ def _integers(name: str, x: Any, y: Any) -> tuple[Value, Value]:
     return x, y
 
 
-def gcd(x: Any, y: Any, /) -> Value:
+def gcd(x1: Any, x2: Any) -> Value:
     """The greatest common divisor of integers, elementwise, with promotion and broadcasting; of 0 and 0 it is 0."""
-    return integers.gcd_p.bind(*_integers("gcd", x, y))
+    return integers.gcd_p.bind(*_integers("gcd", x1, x2))
 
 
-def lcm(x: Any, y: Any, /) -> Value:
+def lcm(x1: Any, x2: Any) -> Value:
     """The least common multiple of integers, elementwise, with promotion and broadcasting; 0 if one of them is."""
-    x, y = _integers("lcm", x, y)
+    x, y = _integers("lcm", x1, x2)
     common = integers.gcd_p.bind(x, y)
     safe = ops.select(ops.eq(common, 0), constant(1, common.aval.dtype), common)
     return ops.abs(ops.mul(x, ops.div(y, safe)))
 
 
-def packbits(x: Any, axis: int | None = None, bitorder: str = "big") -> Value:
+def packbits(a: Any, axis: int | None = None, bitorder: str = "big") -> Value:
     """Each eight booleans (or integers, as not 0) along an axis as the bits of a uint8; zeros fill the last one.
 
-    ``bitorder='big'`` makes the first the highest bit, ``'little'`` the lowest. The axis None means x flattened.
+    ``bitorder='big'`` makes the first the highest bit, ``'little'`` the lowest. The axis None means ``a`` flattened.
     """
-    x = as_value(x, "packbits")
+    x = as_value(a, "packbits")
     if not (dtypes.is_integer(x.aval.dtype) or dtypes.is_bool(x.aval.dtype)):
         raise errors.DtypeError(f"packbits of {x.aval}.", where=source.here(), fix="x != 0")
     weights = _bit_weights("packbits", bitorder)
@@ -78,12 +79,12 @@ def packbits(x: Any, axis: int | None = None, bitorder: str = "big") -> Value:
     return moveaxis(reduce_sum(ew.multiply(groups, weights), (len(rest) + 1,)), -1, d)
 
 
-def unpackbits(x: Any, axis: int | None = None, count: int | None = None, bitorder: str = "big") -> Value:
+def unpackbits(a: Any, axis: int | None = None, count: int | None = None, bitorder: str = "big") -> Value:
     """The bits of uint8 along an axis, eight for each, as uint8 of 0 and 1; the reverse of ``packbits``.
 
     ``count`` is how many to return: zeros are added, or bits left out; a negative one says how many to leave out.
     """
-    x = as_value(x, "unpackbits")
+    x = as_value(a, "unpackbits")
     if x.aval.dtype != dtypes.uint8:
         raise errors.DtypeError(
             f"unpackbits takes uint8, not {x.aval}.", where=source.here(), fix="x.astype('uint8')"
@@ -199,8 +200,9 @@ def ldexp(x: Any, exponent: Any, /) -> Value:
     return ops.mul(x, _power_of_two(ops.clamp(-(bias - 1), e, bias), dtype))
 
 
-def modf(x: Any, /) -> tuple[Value, Value]:
+def modf(x: Any, /, out: Any = None) -> tuple[Value, Value]:
     """The fractional and the integral part, elementwise, as floats, both with the sign of x."""
+    only_none("modf", "out", out)
     x = _real("modf", x)
     whole = ops.trunc(x)
     rest = ops.select(ew.isinf(x), constant(0, x.aval.dtype), ops.sub(x, whole))
@@ -222,7 +224,7 @@ def spacing(x: Any, /) -> Value:
 # -- special functions -----------------------------------------------------------------------------
 
 
-def i0(x: Any, /) -> Value:
+def i0(x: Any) -> Value:
     """The modified Bessel function of the first kind and order 0, elementwise, as a float."""
     x = inexact(x, "i0")
     return ops.mul(bessel_i0e(x), ops.exp(ops.abs(x)))

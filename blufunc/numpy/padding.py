@@ -49,11 +49,11 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
 """Each mode with the options that it takes."""
 
 
-def pad(x: Any, pad_width: Any, mode: str | Callable = "constant", **kwargs: Any) -> Value:
-    """x with elements added at both ends of its axes.
+def pad(array: Any, pad_width: Any, mode: str | Callable = "constant", **kwargs: Any) -> Value:
+    """``array`` with elements added at both ends of its axes.
 
     Args:
-      x: an array.
+      array: an array.
       pad_width: one int for all ends, ``(before, after)`` for all axes, one such pair for each axis, or a dict from
         axes to these.
       mode: ``'constant'``, with ``constant_values`` (0); ``'empty'``, with zeros; ``'edge'``, the last element again;
@@ -64,7 +64,7 @@ def pad(x: Any, pad_width: Any, mode: str | Callable = "constant", **kwargs: Any
         given lines with zeros added and returns them with other elements there.
       kwargs: the options named above; each is a number, or numbers arranged like ``pad_width``.
     """
-    x = as_value(x, "pad")
+    x = as_value(array, "pad")
     rank = x.aval.ndim
     widths = _pairs(pad_width, rank, "pad_width")
     if any(w < 0 for pair in widths for w in pair):

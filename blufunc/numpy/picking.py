@@ -15,7 +15,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.core import dtypes, source
 from blufunc.core.array import Array, from_numpy
-from blufunc.core.axes import sequence
+from blufunc.core.axes import only_none, sequence
 from blufunc.core.ops import cumulative, gather_scatter
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
@@ -44,23 +44,24 @@ from blufunc.numpy.promotion import (
 
 
 def take(
-    x: Any,
+    a: Any,
     indices: Any,
     axis: int | None = None,
-    *,
+    out: Any = None,
     mode: str | None = None,
     unique_indices: bool = False,
     indices_are_sorted: bool = False,
     fill_value: Any = None,
 ) -> Value:
-    """The elements of x at integer positions along an axis (of x flattened, by default).
+    """The elements of ``a`` at integer positions along an axis (of ``a`` flattened, by default).
 
     The result has the shape of ``indices`` in the place of the axis. Out of range: ``mode='fill'`` (the
     default) gives NaN, or the extreme of integers; ``'clip'`` the nearest element, the first for
     negative positions; ``'wrap'`` counts round.
     ``unique_indices`` and ``indices_are_sorted`` are promises that make for faster programs.
     """
-    x = as_value(x, "take")
+    only_none("take", "out", out)
+    x = as_value(a, "take")
     if axis is None:
         x, axis = _reshape(x, (x.aval.size,)), 0
     d = axis_in(axis, x.aval.ndim, "take")
@@ -86,14 +87,14 @@ def take(
 
 
 def take_along_axis(
-    x: Any, indices: Any, axis: int | None = -1, mode: str | None = None, fill_value: Any = None
+    arr: Any, indices: Any, axis: int | None = -1, mode: str | None = None, fill_value: Any = None
 ) -> Value:
-    """For each position of ``indices``, the element of x there along ``axis``, the other axes going along.
+    """For each position of ``indices``, the element of ``arr`` there along ``axis``, the other axes going along.
 
     Both have the same rank, and sizes that broadcast except along the axis. ``mode`` and ``fill_value`` are those of
     ``take``.
     """
-    x, positions = as_value(x, "take_along_axis"), as_value(indices, "take_along_axis")
+    x, positions = as_value(arr, "take_along_axis"), as_value(indices, "take_along_axis")
     if axis is None:
         x, axis = _reshape(x, (x.aval.size,)), 0
     rank = x.aval.ndim
@@ -131,10 +132,10 @@ def take_along_axis(
     )
 
 
-def choose_by(conditions: Sequence, choices: Sequence, default: Any = 0) -> Value:
-    """For each element, the first of ``choices`` whose condition holds; else ``default``."""
-    conditions = sequence(conditions, "select", "the conditions", "arrays")
-    choices = sequence(choices, "select", "the choices", "arrays")
+def choose_by(condlist: Sequence, choicelist: Sequence, default: Any = 0) -> Value:
+    """For each element, the first of ``choicelist`` whose condition in ``condlist`` holds; else ``default``."""
+    conditions = sequence(condlist, "select", "the conditions", "arrays")
+    choices = sequence(choicelist, "select", "the choices", "arrays")
     if len(conditions) != len(choices) or not conditions:
         raise errors.ValueRangeError(
             f"select: {len(conditions)} conditions for {len(choices)} choices.", where=source.here()
@@ -145,12 +146,12 @@ def choose_by(conditions: Sequence, choices: Sequence, default: Any = 0) -> Valu
     return result
 
 
-def ix_(*xs: Any) -> tuple[Value, ...]:
+def ix_(*args: Any) -> tuple[Value, ...]:
     """Index arrays that together pick a grid: the i-th gets all axes but the i-th with size 1."""
-    values = [as_value(x, "ix_") for x in xs]
+    values = [as_value(x, "ix_") for x in args]
     return tuple(
         [
-            _reshape(v, tuple([v.aval.size if d == i else 1 for d in range(len(xs))]))
+            _reshape(v, tuple([v.aval.size if d == i else 1 for d in range(len(args))]))
             for i, v in enumerate(values)
         ]
     )
@@ -202,13 +203,13 @@ def where(
     return ew.choose(condition, x, y)
 
 
-def nonzero(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> tuple[Value, ...]:
+def nonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> tuple[Value, ...]:
     """The positions of the elements that are not 0, one int32 vector for each axis.
 
     How many there are is only known from the values: while tracing, ``size`` must be given, which cuts the
     result off or fills it with ``fill_value`` (0; or a tuple, one for each axis).
     """
-    x = as_value(x, "nonzero")
+    x = as_value(a, "nonzero")
     if not x.aval.ndim:
         raise errors.ShapeError(
             f"nonzero takes an array with axes, not {x.aval}.", where=source.here(), fix="x[None], or x != 0"
@@ -248,20 +249,20 @@ def _nowhere(rank: int, size: int, fill_value: Any) -> list[Value]:
     ]
 
 
-def flatnonzero(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> Value:
-    """The positions in x flattened of the elements that are not 0; see ``nonzero``."""
-    return nonzero(ravel(x), size=size, fill_value=fill_value)[0]
+def flatnonzero(a: Any, *, size: int | None = None, fill_value: Any = None) -> Value:
+    """The positions in ``a`` flattened of the elements that are not 0; see ``nonzero``."""
+    return nonzero(ravel(a), size=size, fill_value=fill_value)[0]
 
 
-def argwhere(x: Any, /, *, size: int | None = None, fill_value: Any = None) -> Value:
+def argwhere(a: Any, *, size: int | None = None, fill_value: Any = None) -> Value:
     """The positions of the elements that are not 0 as rows of an ``(n, rank)`` array; see ``nonzero``."""
-    columns = nonzero(x, size=size, fill_value=fill_value)
+    columns = nonzero(a, size=size, fill_value=fill_value)
     return shape_ops.concatenate([_reshape(c, (c.aval.size, 1)) for c in columns], 1)
 
 
-def array_equal(x: Any, y: Any, /, equal_nan: bool = False) -> Value:
+def array_equal(a1: Any, a2: Any, equal_nan: bool = False) -> Value:
     """Whether two arrays have one shape and equal elements, as bool of rank 0."""
-    x, y = as_value(x, "array_equal"), as_value(y, "array_equal")
+    x, y = as_value(a1, "array_equal"), as_value(a2, "array_equal")
     if x.aval.shape != y.aval.shape:
         return asarray(False)
     same = ew.equal(x, y)
@@ -270,9 +271,9 @@ def array_equal(x: Any, y: Any, /, equal_nan: bool = False) -> Value:
     return _all(same)
 
 
-def array_equiv(x: Any, y: Any, /) -> Value:
+def array_equiv(a1: Any, a2: Any) -> Value:
     """Whether two arrays broadcast and have equal elements then, as bool of rank 0."""
-    x, y = as_value(x, "array_equiv"), as_value(y, "array_equiv")
+    x, y = as_value(a1, "array_equiv"), as_value(a2, "array_equiv")
     try:
         broadcast_shapes(x.aval.shape, y.aval.shape)
     except errors.ShapeError:
@@ -280,9 +281,9 @@ def array_equiv(x: Any, y: Any, /) -> Value:
     return _all(ew.equal(x, y))
 
 
-def isclose(x: Any, y: Any, /, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Value:
-    """Whether ``|x - y| <= atol + rtol * |y|``, elementwise, as bool; infinities are close to themselves."""
-    x, y = meet(x, y, "isclose")
+def isclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Value:
+    """Whether ``|a - b| <= atol + rtol * |b|``, elementwise, as bool; infinities are close to themselves."""
+    x, y = meet(a, b, "isclose")
     if not dtypes.is_inexact(x.aval.dtype):
         x, y = cast(x, dtypes.float32), cast(y, dtypes.float32)
     near = ew.less_equal(ew.abs(ew.subtract(x, y)), ew.add(ew.multiply(ew.abs(y), rtol), atol))
@@ -290,9 +291,9 @@ def isclose(x: Any, y: Any, /, rtol: float = 1e-5, atol: float = 1e-8, equal_nan
     return ew.logical_or(close, ew.logical_and(ew.isnan(x), ew.isnan(y))) if equal_nan else close
 
 
-def allclose(x: Any, y: Any, /, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Value:
+def allclose(a: Any, b: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False) -> Value:
     """Whether all elements are close (see ``isclose``), as bool of rank 0."""
-    return _all(isclose(x, y, rtol, atol, equal_nan))
+    return _all(isclose(a, b, rtol, atol, equal_nan))
 
 
 def _all(x: Value) -> Value:

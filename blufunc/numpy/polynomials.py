@@ -86,23 +86,23 @@ def _aligned(x: Value, n: int) -> Value:
     return shape_ops.pad(x, constant(0, x.aval.dtype), [(n - x.aval.size, 0, 0)])
 
 
-def polyadd(a: Any, b: Any) -> Value:
+def polyadd(a1: Any, a2: Any) -> Value:
     """The sum of two polynomials."""
-    a, b = _coefficients("polyadd", a, b)
+    a, b = _coefficients("polyadd", a1, a2)
     n = max(a.aval.size, b.aval.size)
     return ew.add(_aligned(a, n), _aligned(b, n))
 
 
-def polysub(a: Any, b: Any) -> Value:
+def polysub(a1: Any, a2: Any) -> Value:
     """The difference of two polynomials."""
-    a, b = _coefficients("polysub", a, b)
+    a, b = _coefficients("polysub", a1, a2)
     n = max(a.aval.size, b.aval.size)
     return ew.subtract(_aligned(a, n), _aligned(b, n))
 
 
-def polymul(a: Any, b: Any, *, trim_leading_zeros: bool = False) -> Value:
+def polymul(a1: Any, a2: Any, *, trim_leading_zeros: bool = False) -> Value:
     """The product of two polynomials; ``trim_leading_zeros`` of the factors first, outside of traces."""
-    a, b = _coefficients("polymul", a, b)
+    a, b = _coefficients("polymul", a1, a2)
     if trim_leading_zeros:
         a, b = trim_zeros(a, "f"), trim_zeros(b, "f")
     parts = [v if v.aval.size else zeros((1,), v.aval.dtype) for v in (a, b)]

@@ -16,7 +16,7 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core import dtypes, source
-from blufunc.core.axes import static_number
+from blufunc.core.axes import only_none, static_number
 from blufunc.core.ops import cumulative, reduce
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
@@ -85,18 +85,18 @@ def _start(initial: Any, result: Value, name: str) -> Value:
 
 
 def sum(
-    x: Any,
-    /,
+    a: Any,
     axis: Any = None,
     dtype: Any = None,
-    *,
+    out: Any = None,
     keepdims: bool = False,
     initial: Any = None,
     where: Any = None,
     promote_integers: bool = True,
 ) -> Value:
-    """The sum over axes, in the dtype of x; integers narrower than 32 bits, and booleans, are summed in 32."""
-    x = value_of(x, "sum")
+    """The sum over axes, in the dtype of ``a``; integers narrower than 32 bits, and booleans, are summed in 32."""
+    only_none("sum", "out", out)
+    x = value_of(a, "sum")
     axes = axes_in(axis, x.aval.ndim, "sum")
     want = dtype_of(dtype) or (_summed_dtype(x.aval.dtype) if promote_integers else x.aval.dtype)
     x = cast(x, dtypes.int32 if dtypes.is_bool(want) else want)
@@ -107,18 +107,18 @@ def sum(
 
 
 def prod(
-    x: Any,
-    /,
+    a: Any,
     axis: Any = None,
     dtype: Any = None,
-    *,
+    out: Any = None,
     keepdims: bool = False,
     initial: Any = None,
     where: Any = None,
     promote_integers: bool = True,
 ) -> Value:
-    """The product over axes, in the dtype of x; integers narrower than 32 bits are multiplied in 32."""
-    x = value_of(x, "prod")
+    """The product over axes, in the dtype of ``a``; integers narrower than 32 bits are multiplied in 32."""
+    only_none("prod", "out", out)
+    x = value_of(a, "prod")
     axes = axes_in(axis, x.aval.ndim, "prod")
     want = dtype_of(dtype) or (_summed_dtype(x.aval.dtype) if promote_integers else x.aval.dtype)
     x = cast(x, dtypes.int32 if dtypes.is_bool(want) else want)
@@ -142,9 +142,15 @@ def extreme_of(dtype: np.dtype, largest: bool) -> Any:
 
 def _extremum(prim: Primitive, name: str, combine: Callable, lowest: bool, doc: str) -> Callable:
     def function(
-        x: Any, /, axis: Any = None, *, keepdims: bool = False, initial: Any = None, where: Any = None
+        a: Any,
+        axis: Any = None,
+        out: Any = None,
+        keepdims: bool = False,
+        initial: Any = None,
+        where: Any = None,
     ) -> Value:
-        x = value_of(x, name)
+        only_none(name, "out", out)
+        x = value_of(a, name)
         axes = axes_in(axis, x.aval.ndim, name)
         if initial is None:
             if where is not None:
@@ -206,8 +212,11 @@ min = amin = _extremum(
 
 
 def _logical(prim: Primitive, name: str, neutral: bool, doc: str) -> Callable:
-    def function(x: Any, /, axis: Any = None, *, keepdims: bool = False, where: Any = None) -> Value:
-        x = ew.truth(x, name)
+    def function(
+        a: Any, axis: Any = None, out: Any = None, keepdims: bool = False, *, where: Any = None
+    ) -> Value:
+        only_none(name, "out", out)
+        x = ew.truth(a, name)
         axes = axes_in(axis, x.aval.ndim, name)
         y = _masked(x, where, neutral, name)
         return _kept(x, prim.bind(y, axes=axes) if axes else y, axes, keepdims)
@@ -219,9 +228,9 @@ all = _logical(reduce.reduce_and_p, "all", True, "Whether all elements over axes
 any = _logical(reduce.reduce_or_p, "any", False, "Whether any element over axes is true (not 0), as bool.")
 
 
-def count_nonzero(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
+def count_nonzero(a: Any, axis: Any = None, keepdims: bool = False) -> Value:
     """The number of elements over axes that are not 0, as int32."""
-    return sum(ew.truth(x, "count_nonzero"), axis, keepdims=keepdims)
+    return sum(ew.truth(a, "count_nonzero"), axis, keepdims=keepdims)
 
 
 # -- moments ---------------------------------------------------------------------------------------
@@ -240,10 +249,11 @@ def _count(x: Value, axes: tuple[int, ...], where: Any, keepdims: bool, name: st
 
 
 def mean(
-    x: Any, /, axis: Any = None, dtype: Any = None, *, keepdims: bool = False, where: Any = None
+    a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False, *, where: Any = None
 ) -> Value:
-    """The arithmetic mean over axes: the sum divided by the count, in the dtype of x, float32 for integers."""
-    x = inexact(x, "mean")
+    """The arithmetic mean over axes: the sum divided by the count, in the dtype of ``a``, float32 for integers."""
+    only_none("mean", "out", out)
+    x = inexact(a, "mean")
     axes = axes_in(axis, x.aval.ndim, "mean")
     want = dtype_of(dtype) or x.aval.dtype
     y = cast(x, _computation(want) if dtypes.is_inexact(want) else dtypes.float32)
@@ -252,13 +262,13 @@ def mean(
 
 
 def average(
-    x: Any, axis: Any = None, weights: Any = None, returned: bool = False, *, keepdims: bool = False
+    a: Any, axis: Any = None, weights: Any = None, returned: bool = False, keepdims: bool = False
 ) -> Any:
     """The mean over axes, weighted; with ``returned`` also the sum of the weights.
 
-    ``weights`` has the shape of x, or of its one axis.
+    ``weights`` has the shape of ``a``, or of its one axis.
     """
-    x = inexact(x, "average")
+    x = inexact(a, "average")
     axes = axes_in(axis, x.aval.ndim, "average")
     if weights is None:
         result = mean(x, axes, keepdims=keepdims)
@@ -286,23 +296,24 @@ def _center(y: Value, axes: tuple[int, ...], where: Any) -> Value:
 
 
 def var(
-    x: Any,
-    /,
+    a: Any,
     axis: Any = None,
     dtype: Any = None,
-    *,
+    out: Any = None,
     ddof: float = 0,
-    correction: float | None = None,
     keepdims: bool = False,
+    *,
     where: Any = None,
     mean: Any = None,
+    correction: float | None = None,
 ) -> Value:
-    """The variance over axes: the mean of ``|x - mean|**2``, as a real float.
+    """The variance over axes: the mean of ``|a - mean|**2``, as a real float.
 
     The sum is divided by the count less ``ddof`` (also called ``correction``). ``mean`` is the mean over the axes,
     which stay with size 1 in it, where it is known already.
     """
-    x = inexact(x, "var")
+    only_none("var", "out", out)
+    x = inexact(a, "var")
     axes = axes_in(axis, x.aval.ndim, "var")
     y = cast(x, _computation(x.aval.dtype) if dtype is None else dtypes.as_dtype(dtype))
     center = _center(y, axes, where) if mean is None else cast(as_value(mean, "var"), y.aval.dtype)
@@ -325,27 +336,29 @@ def var(
 
 
 def std(
-    x: Any,
-    /,
+    a: Any,
     axis: Any = None,
     dtype: Any = None,
-    *,
+    out: Any = None,
     ddof: float = 0,
-    correction: float | None = None,
     keepdims: bool = False,
+    *,
     where: Any = None,
     mean: Any = None,
+    correction: float | None = None,
 ) -> Value:
     """The standard deviation over axes: the square root of ``var``."""
+    only_none("std", "out", out)
     variance = var(
-        x, axis, dtype, ddof=ddof, correction=correction, keepdims=keepdims, where=where, mean=mean
+        a, axis, dtype, ddof=ddof, correction=correction, keepdims=keepdims, where=where, mean=mean
     )
     return ops.sqrt_p.bind(variance)
 
 
-def ptp(x: Any, /, axis: Any = None, *, keepdims: bool = False) -> Value:
+def ptp(a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> Value:
     """The range of values over axes: the largest less the smallest."""
-    return ew.subtract(max(x, axis, keepdims=keepdims), min(x, axis, keepdims=keepdims))
+    only_none("ptp", "out", out)
+    return ew.subtract(max(a, axis, keepdims=keepdims), min(a, axis, keepdims=keepdims))
 
 
 # -- positions -------------------------------------------------------------------------------------
@@ -361,8 +374,9 @@ def _rank_of_complex(x: Value, axis: Any, name: str) -> Value:
 
 
 def _position(prim: Primitive, name: str, doc: str) -> Callable:
-    def function(x: Any, /, axis: int | None = None, *, keepdims: bool = False) -> Value:
-        x = value_of(x, name)
+    def function(a: Any, axis: int | None = None, out: Any = None, keepdims: bool = False) -> Value:
+        only_none(name, "out", out)
+        x = value_of(a, name)
         if dtypes.is_bool(x.aval.dtype):
             x = ops.convert(x, dtypes.int8)
         elif dtypes.is_complex(x.aval.dtype):
@@ -399,8 +413,9 @@ argmin = _position(
 
 
 def _running(prim: Primitive, name: str, doc: str, widen: bool = True) -> Callable:
-    def function(x: Any, /, axis: int | None = None, dtype: Any = None) -> Value:
-        x = value_of(x, name)
+    def function(a: Any, axis: int | None = None, dtype: Any = None, out: Any = None) -> Value:
+        only_none(name, "out", out)
+        x = value_of(a, name)
         want = dtype_of(dtype)
         if want is None:
             want = dtypes.int32 if widen and dtypes.is_bool(x.aval.dtype) else x.aval.dtype

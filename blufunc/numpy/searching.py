@@ -24,14 +24,14 @@ METHODS = ("scan", "scan_unrolled", "sort", "compare_all")
 _INT32 = dtypes.int32
 
 
-def searchsorted(x: Any, v: Any, /, side: str = "left", sorter: Any = None, *, method: str = "scan") -> Value:
-    """For each element of v, the position, int32, at which it would keep the sorted vector x sorted.
+def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None, *, method: str = "scan") -> Value:
+    """For each element of v, the position, int32, at which it would keep the sorted vector ``a`` sorted.
 
     Args:
-      x: a vector in ascending order, NaN at its end; or in any order, with ``sorter``.
+      a: a vector in ascending order, NaN at its end; or in any order, with ``sorter``.
       v: an array.
       side: ``'left'``, before equal elements, or ``'right'``, behind them.
-      sorter: the positions that sort x.
+      sorter: the positions that sort ``a``.
       method: ``'scan'`` (or ``'scan_unrolled'``) bisects, ``'compare_all'`` compares all with all, ``'sort'`` sorts
         both together. The results are the same.
     """
@@ -43,7 +43,7 @@ def searchsorted(x: Any, v: Any, /, side: str = "left", sorter: Any = None, *, m
         raise errors.ValueRangeError(
             f"searchsorted: method is {method!r}.", where=source.here(), fix=f"use one of {METHODS}"
         )
-    x, v = promote_dtypes("searchsorted", as_value(x, "searchsorted"), v)
+    x, v = promote_dtypes("searchsorted", as_value(a, "searchsorted"), v)
     if x.aval.ndim != 1:
         raise errors.ShapeError(
             f"searchsorted in {x.aval}: x has rank 1.", where=source.here(), fix="vmap over the other axes"
@@ -119,12 +119,17 @@ def digitize(x: Any, bins: Any, right: bool = False, *, method: str = "scan") ->
 
 
 def isin(
-    x: Any, values: Any, /, assume_unique: bool = False, invert: bool = False, *, method: str = "auto"
+    element: Any,
+    test_elements: Any,
+    assume_unique: bool = False,
+    invert: bool = False,
+    *,
+    method: str = "auto",
 ) -> Value:
-    """Whether each element of x is one of ``values``, as bool; with ``invert``, whether it is none of them.
+    """Whether each of ``element`` is one of ``test_elements``, as bool; with ``invert``, whether it is none of them.
 
-    ``method``: ``'compare_all'`` compares all with all; ``'binary_search'`` and ``'sort'`` sort ``values`` and search,
-    in ``(n + m) log m`` steps; ``'auto'`` chooses. ``assume_unique`` is a hint without effect.
+    method: ``'compare_all'`` compares all with all; ``'binary_search'`` and ``'sort'`` sort ``test_elements``
+    and search, in ``(n + m) log m`` steps; ``'auto'`` chooses. ``assume_unique`` is a hint without effect.
     """
     if method not in ("auto", "compare_all", "binary_search", "sort"):
         raise errors.ValueRangeError(
@@ -132,7 +137,7 @@ def isin(
             where=source.here(),
             fix="use 'auto', 'compare_all', 'binary_search' or 'sort'",
         )
-    x, values = promote_dtypes("isin", x, values)
+    x, values = promote_dtypes("isin", element, test_elements)
     if dtypes.is_bool(x.aval.dtype):
         x, values = ops.convert(x, dtypes.int8), ops.convert(values, dtypes.int8)
     n = values.aval.size

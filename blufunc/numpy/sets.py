@@ -104,7 +104,7 @@ def _sorted_rows(x: Value, equal_nan: bool) -> tuple[Value, Value, Value]:
 
 
 def unique(
-    x: Any,
+    ar: Any,
     return_index: bool = False,
     return_inverse: bool = False,
     return_counts: bool = False,
@@ -115,14 +115,14 @@ def unique(
     fill_value: Any = None,
     sorted: bool = True,
 ) -> Any:
-    """The distinct elements of x in ascending order; or its distinct slices along an axis, in lexicographic order.
+    """The distinct elements of ``ar`` in ascending order; or its distinct slices along an axis, in lexicographic order.
 
     Args:
-      x: an array.
+      ar: an array.
       return_index: also return where each was found first, int32.
-      return_inverse: also return, in the shape of x (or of its axis), which of them each element of x is, int32.
+      return_inverse: also return, in the shape of ``ar`` (or of its axis), which of them each element is, int32.
       return_counts: also return how often each occurs, int32.
-      axis: None, for the elements of x flattened, or an axis.
+      axis: None, for the elements of ``ar`` flattened, or an axis.
       equal_nan: whether all NaN count as one element.
       size: how many to return, known while tracing: the first ``size`` of them, filled at the end.
       fill_value: what to fill with, by default the smallest element; counts are filled with 0.
@@ -130,10 +130,10 @@ def unique(
     Returns:
       an array, or a tuple of it and what else was asked for.
     Raises:
-      ConcretizationError: x is traced and no ``size`` is given.
+      ConcretizationError: ``ar`` is traced and no ``size`` is given.
     """
     return _unique(
-        "unique", x, return_index, return_inverse, return_counts, axis, equal_nan, size, fill_value
+        "unique", ar, return_index, return_inverse, return_counts, axis, equal_nan, size, fill_value
     )
 
 
@@ -249,20 +249,20 @@ def _chosen(
     return results
 
 
-def union1d(x: Any, y: Any, *, size: int | None = None, fill_value: Any = None) -> Value:
-    """The distinct elements of x and y together. For ``size`` and ``fill_value`` see ``unique``."""
-    both = shape_ops.concatenate(_lines("union1d", x, y), 0)
+def union1d(ar1: Any, ar2: Any, *, size: int | None = None, fill_value: Any = None) -> Value:
+    """The distinct elements of ``ar1`` and ``ar2`` together. For ``size`` and ``fill_value`` see ``unique``."""
+    both = shape_ops.concatenate(_lines("union1d", ar1, ar2), 0)
     return _unique("union1d", both, False, False, False, None, True, size, fill_value)
 
 
 def setdiff1d(
-    x: Any, y: Any, assume_unique: bool = False, *, size: int | None = None, fill_value: Any = None
+    ar1: Any, ar2: Any, assume_unique: bool = False, *, size: int | None = None, fill_value: Any = None
 ) -> Value:
-    """The distinct elements of x that are not in y. For ``size`` see ``unique``; ``fill_value`` is 0 by default.
+    """The distinct elements of ``ar1`` that are not in ``ar2``. For ``size`` see ``unique``; ``fill_value`` is 0.
 
-    With ``assume_unique`` the elements of x are taken as they come: in their order, repeated if they are.
+    With ``assume_unique`` the elements of ``ar1`` are taken as they come: in their order, repeated if they are.
     """
-    x, y = _lines("setdiff1d", x, y)
+    x, y = _lines("setdiff1d", ar1, ar2)
     _known(size, "setdiff1d", x, y)
     keep = isin(x, y, invert=True)
     if not assume_unique:
@@ -272,13 +272,13 @@ def setdiff1d(
 
 
 def setxor1d(
-    x: Any, y: Any, assume_unique: bool = False, *, size: int | None = None, fill_value: Any = None
+    ar1: Any, ar2: Any, assume_unique: bool = False, *, size: int | None = None, fill_value: Any = None
 ) -> Value:
-    """The distinct elements that are in one of x and y only. For ``size`` and ``fill_value`` see ``unique``.
+    """The distinct elements of one of ``ar1`` and ``ar2`` only. For ``size`` and ``fill_value`` see ``unique``.
 
     ``assume_unique`` promises that neither holds an element twice; the result is the same without.
     """
-    x, y = _lines("setxor1d", x, y)
+    x, y = _lines("setxor1d", ar1, ar2)
     _known(size, "setxor1d", x, y)
     both = shape_ops.concatenate([x, y], 0)
     keep = shape_ops.concatenate([isin(x, y, invert=True), isin(y, x, invert=True)], 0)
@@ -288,20 +288,20 @@ def setxor1d(
 
 
 def intersect1d(
-    x: Any,
-    y: Any,
+    ar1: Any,
+    ar2: Any,
     assume_unique: bool = False,
     return_indices: bool = False,
     *,
     size: int | None = None,
     fill_value: Any = None,
 ) -> Any:
-    """The distinct elements that are in both x and y; with ``return_indices`` also where each is first in x and in y.
+    """The distinct elements of both ``ar1`` and ``ar2``; with ``return_indices`` also where each is first in each.
 
     ``assume_unique`` promises that neither holds an element twice; the result is the same without. For ``size`` and
-    ``fill_value`` see ``unique``; positions beyond the last element are the sizes of x and y.
+    ``fill_value`` see ``unique``; positions beyond the last element are the sizes of ``ar1`` and ``ar2``.
     """
-    x, y = _lines("intersect1d", as_value(x, "intersect1d"), as_value(y, "intersect1d"))
+    x, y = _lines("intersect1d", as_value(ar1, "intersect1d"), as_value(ar2, "intersect1d"))
     size = _known(size, "intersect1d", x, y)
     rows, order, first = _sorted_rows(reshape(x, (x.aval.size, 1)), True)
     line = reshape(rows, x.aval.shape)

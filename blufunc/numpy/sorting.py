@@ -10,14 +10,14 @@ from typing import Any
 
 from blufunc import errors
 from blufunc.core import dtypes, source
-from blufunc.core.axes import sequence, static_int
+from blufunc.core.axes import only_none, sequence, static_int
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
 from blufunc.core.ops import sort as sort_ops
 from blufunc.core.ops.shape import iota
 from blufunc.core.structure import reshape
 from blufunc.core.trace import Value
-from blufunc.numpy.promotion import as_value, axis_in, cast
+from blufunc.numpy.promotion import as_value, axis_in, cast, dtype_of
 
 
 def _line(x: Any, axis: int | None, name: str) -> tuple[Value, int]:
@@ -27,27 +27,65 @@ def _line(x: Any, axis: int | None, name: str) -> tuple[Value, int]:
     return x, axis_in(axis, x.aval.ndim, name)
 
 
-def sort(x: Any, /, axis: int | None = -1, *, stable: bool = True, descending: bool = False) -> Value:
-    """x in ascending (or descending) order along an axis; flattened first if the axis is None."""
-    x, d = _line(x, axis, "sort")
+def _check_kind(name: str, kind: Any, order: Any) -> None:
+    """NumPy's names of algorithms say no more than that equal elements may change places; there are no fields."""
+    only_none(name, "order", order, "arrays have no fields.")
+    if kind not in (None, "stable", "mergesort", "quicksort", "heapsort"):
+        raise errors.ValueRangeError(
+            f"{name}: {kind!r:.60} is not a kind.", where=source.here(), fix="leave kind out: stable= says it"
+        )
+
+
+def sort(
+    a: Any,
+    axis: int | None = -1,
+    *,
+    kind: str | None = None,
+    order: None = None,
+    stable: bool = True,
+    descending: bool = False,
+) -> Value:
+    """``a`` in ascending (or descending) order along an axis; flattened first if the axis is None.
+
+    ``kind``, NumPy's name of an algorithm, has no effect, and ``order`` must be None.
+    """
+    _check_kind("sort", kind, order)
+    x, d = _line(a, axis, "sort")
     result = sort_ops.sort(x, d, is_stable=stable)
     return shape_ops.rev(result, (d,)) if descending else result
 
 
-def argsort(x: Any, /, axis: int | None = -1, *, stable: bool = True, descending: bool = False) -> Value:
-    """The positions, int32, that put x in ascending (or descending) order along an axis.
+def argsort(
+    a: Any,
+    axis: int | None = -1,
+    *,
+    kind: str | None = None,
+    order: None = None,
+    stable: bool = True,
+    descending: bool = False,
+    dtype: Any = None,
+) -> Value:
+    """The positions that put ``a`` in ascending (or descending) order along an axis, as int32 or ``dtype``.
 
-    Equal elements keep their order, descending too.
+    Equal elements keep their order, descending too. For ``kind`` and ``order`` see ``sort``.
     """
-    x, d = _line(x, axis, "argsort")
+    _check_kind("argsort", kind, order)
+    want = dtype_of(dtype) or dtypes.int32
+    if not dtypes.is_integer(want):
+        raise errors.DtypeError(
+            f"argsort: positions of dtype {dtypes.short_name(want)}.",
+            where=source.here(),
+            fix="dtype='int32'",
+        )
+    x, d = _line(a, axis, "argsort")
     if not descending:
-        return sort_ops.argsort(x, d, is_stable=stable)
+        return cast(sort_ops.argsort(x, d, is_stable=stable), want)
     n = x.aval.shape[d]
     backwards = sort_ops.argsort(shape_ops.rev(x, (d,)), d, is_stable=stable)
-    return ops.sub(n - 1, shape_ops.rev(backwards, (d,)))
+    return cast(ops.sub(n - 1, shape_ops.rev(backwards, (d,))), want)
 
 
-def lexsort(keys: Any, /, axis: int = -1) -> Value:
+def lexsort(keys: Any, axis: int = -1) -> Value:
     """The positions, int32, that order by the last of several keys, then by the last but one, and so on."""
     if isinstance(keys, Value):
         keys = [_row(keys, i) for i in range(len(keys))]
@@ -66,9 +104,9 @@ def _row(x: Value, i: int) -> Value:
     return shape_ops.index_in_dim(x, i, 0, keepdims=False)
 
 
-def sort_complex(x: Any, /) -> Value:
-    """The elements of x in ascending order along the last axis, as complex numbers: by real, then imaginary part."""
-    x = as_value(x, "sort_complex")
+def sort_complex(a: Any) -> Value:
+    """``a`` in ascending order along the last axis, as complex numbers: by real, then imaginary part."""
+    x = as_value(a, "sort_complex")
     wide = x.aval.dtype == dtypes.float64 or x.aval.dtype == dtypes.complex128
     return sort(cast(x, dtypes.complex128 if wide else dtypes.complex64), -1)
 
@@ -82,18 +120,18 @@ def _checked_kth(kth: Any, n: int, name: str) -> None:
             )
 
 
-def partition(x: Any, kth: Any, axis: int | None = -1) -> Value:
-    """x with element ``kth`` of each line where sorting would put it, smaller ones before, larger ones behind it.
+def partition(a: Any, kth: Any, axis: int | None = -1) -> Value:
+    """``a`` with element ``kth`` of each line where sorting would put it, smaller ones before, larger ones behind it.
 
     Which order the others have is not specified: here they are sorted too.
     """
-    x, d = _line(x, axis, "partition")
+    x, d = _line(a, axis, "partition")
     _checked_kth(kth, x.aval.shape[d], "partition")
     return sort(x, d)
 
 
-def argpartition(x: Any, kth: Any, axis: int | None = -1) -> Value:
-    """The positions, int32, that put x in the order of ``partition``."""
-    x, d = _line(x, axis, "argpartition")
+def argpartition(a: Any, kth: Any, axis: int | None = -1) -> Value:
+    """The positions, int32, that put ``a`` in the order of ``partition``."""
+    x, d = _line(a, axis, "argpartition")
     _checked_kth(kth, x.aval.shape[d], "argpartition")
     return argsort(x, d)

@@ -14,6 +14,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.core import dtypes, source
 from blufunc.core.array import Array
+from blufunc.core.axes import only_none
 from blufunc.core.ops import cumulative, reduce
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import sort as sort_ops
@@ -48,77 +49,101 @@ _METHODS = ("linear", "lower", "higher", "nearest", "midpoint", "inverted_cdf")
 
 
 def quantile(
-    x: Any,
+    a: Any,
     q: Any,
     axis: Any = None,
-    *,
+    out: Any = None,
+    overwrite_input: bool = False,
     method: str = "linear",
     keepdims: bool = False,
+    *,
     weights: Any = None,
 ) -> Value:
     """The values below which fractions ``q`` of the elements over axes lie, as floats.
 
     Args:
-      x: real numbers.
+      a: real numbers.
       q: fractions between 0 and 1; its axes come first in the result. Traced ones are limited to that range.
       axis: None, an int or a tuple.
       method: ``'linear'`` between neighbours, ``'lower'``, ``'higher'``, ``'nearest'`` or ``'midpoint'``;
         ``'inverted_cdf'``, the first element up to which the fraction is reached.
       keepdims: whether reduced axes stay with size 1.
-      weights: how much each element counts, for ``'inverted_cdf'``; broadcasts to x.
+      weights: how much each element counts, for ``'inverted_cdf'``; broadcasts to ``a``.
     Raises:
-      ValueRangeError: ``method`` is none of these, x has no elements, or ``q`` is known and out of range.
+      ValueRangeError: ``method`` is none of these, ``a`` has no elements, or ``q`` is known and out of range.
     """
-    return _quantile("quantile", x, q, axis, method, keepdims, weights, False)
+    only_none("quantile", "out", out)
+    only_none("quantile", "overwrite_input", overwrite_input)
+    return _quantile("quantile", a, q, axis, method, keepdims, weights, False)
 
 
 def nanquantile(
-    x: Any,
+    a: Any,
     q: Any,
     axis: Any = None,
-    *,
+    out: Any = None,
+    overwrite_input: bool = False,
     method: str = "linear",
     keepdims: bool = False,
+    *,
     weights: Any = None,
 ) -> Value:
     """``quantile`` of the elements that are not NaN; NaN where there are none."""
-    return _quantile("nanquantile", x, q, axis, method, keepdims, weights, True)
+    only_none("nanquantile", "out", out)
+    only_none("nanquantile", "overwrite_input", overwrite_input)
+    return _quantile("nanquantile", a, q, axis, method, keepdims, weights, True)
 
 
 def percentile(
-    x: Any,
+    a: Any,
     q: Any,
     axis: Any = None,
-    *,
+    out: Any = None,
+    overwrite_input: bool = False,
     method: str = "linear",
     keepdims: bool = False,
+    *,
     weights: Any = None,
 ) -> Value:
     """``quantile`` with ``q`` in percent, between 0 and 100."""
-    return _quantile("percentile", x, q, axis, method, keepdims, weights, False)
+    only_none("percentile", "out", out)
+    only_none("percentile", "overwrite_input", overwrite_input)
+    return _quantile("percentile", a, q, axis, method, keepdims, weights, False)
 
 
 def nanpercentile(
-    x: Any,
+    a: Any,
     q: Any,
     axis: Any = None,
-    *,
+    out: Any = None,
+    overwrite_input: bool = False,
     method: str = "linear",
     keepdims: bool = False,
+    *,
     weights: Any = None,
 ) -> Value:
     """``percentile`` of the elements that are not NaN; NaN where there are none."""
-    return _quantile("nanpercentile", x, q, axis, method, keepdims, weights, True)
+    only_none("nanpercentile", "out", out)
+    only_none("nanpercentile", "overwrite_input", overwrite_input)
+    return _quantile("nanpercentile", a, q, axis, method, keepdims, weights, True)
 
 
-def median(x: Any, axis: Any = None, *, keepdims: bool = False) -> Value:
+def median(
+    a: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False, keepdims: bool = False
+) -> Value:
     """The middle value over axes, or the mean of the middle two, as a float."""
-    return _quantile("median", x, 0.5, axis, "midpoint", keepdims, None, False)
+    only_none("median", "out", out)
+    only_none("median", "overwrite_input", overwrite_input)
+    return _quantile("median", a, 0.5, axis, "midpoint", keepdims, None, False)
 
 
-def nanmedian(x: Any, axis: Any = None, *, keepdims: bool = False) -> Value:
+def nanmedian(
+    a: Any, axis: Any = None, out: Any = None, overwrite_input: bool = False, keepdims: bool = False
+) -> Value:
     """``median`` of the elements that are not NaN; NaN where there are none."""
-    return _quantile("nanmedian", x, 0.5, axis, "midpoint", keepdims, None, True)
+    only_none("nanmedian", "out", out)
+    only_none("nanmedian", "overwrite_input", overwrite_input)
+    return _quantile("nanmedian", a, 0.5, axis, "midpoint", keepdims, None, True)
 
 
 def _quantile(
@@ -268,7 +293,6 @@ def cov(
     ddof: int | None = None,
     fweights: Any = None,
     aweights: Any = None,
-    *,
     dtype: Any = None,
 ) -> Value:
     """The matrix of covariances of variables, as floats: of rank 0 for one variable.
@@ -348,7 +372,7 @@ def _variables(m: Any, rowvar: bool) -> Value:
     return permute(rows, (1, 0)) if not rowvar and x.aval.ndim == 2 else rows
 
 
-def corrcoef(x: Any, y: Any = None, rowvar: bool = True, *, dtype: Any = None) -> Value:
+def corrcoef(x: Any, y: Any = None, rowvar: bool = True, dtype: Any = None) -> Value:
     """The matrix of correlation coefficients of variables, as floats; the arguments are those of ``cov``."""
     c = cov(x, y, rowvar, dtype=dtype)
     if not c.aval.ndim:

@@ -91,16 +91,16 @@ _KINDS = {
 }
 
 
-def issubdtype(dtype: Any, kind: Any) -> bool:
-    """Whether ``dtype`` is of a kind (``bnp.floating``, ``bnp.integer``, ...) or equal to a dtype.
+def issubdtype(arg1: Any, arg2: Any) -> bool:
+    """Whether the dtype ``arg1`` is of the kind ``arg2`` (``bnp.floating``, ...), or equal to it if that is a dtype.
 
     bfloat16 and the 8-bit floats count as floating.
     """
-    if isinstance(dtype, type) and dtype in _KINDS:
-        return isinstance(kind, type) and issubclass(dtype, kind)
-    d = dtypes.as_dtype(dtype)
-    test = _KINDS.get(kind) if isinstance(kind, type) else None
-    return bool(test(d)) if test is not None else d == dtypes.as_dtype(kind)
+    if isinstance(arg1, type) and arg1 in _KINDS:
+        return isinstance(arg2, type) and issubclass(arg1, arg2)
+    d = dtypes.as_dtype(arg1)
+    test = _KINDS.get(arg2) if isinstance(arg2, type) else None
+    return bool(test(d)) if test is not None else d == dtypes.as_dtype(arg2)
 
 
 def isdtype(dtype: Any, kind: Any) -> bool:
@@ -144,9 +144,9 @@ def _pair(x: Any) -> tuple[np.dtype, bool]:
     return aval.dtype, aval.weak_type
 
 
-def result_type(*xs: Any) -> np.dtype:
+def result_type(*args: Any) -> np.dtype:
     """The dtype of arithmetic between arrays, Python numbers and dtypes."""
-    return dtypes.promote(*[_pair(x) for x in xs])[0]
+    return dtypes.promote(*[_pair(x) for x in args])[0]
 
 
 def promote_types(a: Any, b: Any) -> np.dtype:
@@ -161,9 +161,9 @@ def can_cast(from_: Any, to: Any, casting: str = "safe") -> bool:
     return bool(np.can_cast(frm, dtypes.as_dtype(to), casting))  # type: ignore[arg-type]
 
 
-def dtype(x: Any) -> np.dtype:
+def dtype(dtype: Any) -> np.dtype:
     """The ``np.dtype`` for a name, scalar type or dtype."""
-    return dtypes.as_dtype(x)
+    return dtypes.as_dtype(dtype)
 
 
 class FloatLimits:
@@ -188,27 +188,27 @@ class FloatLimits:
         return f"finfo({self.dtype.name}: eps={self.eps}, min={self.min}, max={self.max})"
 
 
-def finfo(x: Any) -> FloatLimits:
+def finfo(dtype: Any) -> FloatLimits:
     """Limits of a floating dtype, or of an array's: ``eps``, ``max``, ``min``, ``tiny``, ``bits``."""
-    return FloatLimits(x.aval.dtype if isinstance(x, Value) else dtypes.as_dtype(x))
+    return FloatLimits(dtype.aval.dtype if isinstance(dtype, Value) else dtypes.as_dtype(dtype))
 
 
-def iinfo(x: Any) -> Any:
+def iinfo(int_type: Any) -> Any:
     """Limits of an integer dtype, or of an array's: ``min``, ``max``, ``bits``."""
-    return dtypes.iinfo(x.aval.dtype if isinstance(x, Value) else x)
+    return dtypes.iinfo(int_type.aval.dtype if isinstance(int_type, Value) else int_type)
 
 
-def iterable(x: Any) -> bool:
-    """Whether x can be run through: a sequence, or an array that has axes."""
-    if isinstance(x, Value):
-        return x.aval.ndim > 0
-    return bool(np.iterable(x))
+def iterable(y: Any) -> bool:
+    """Whether ``y`` can be run through: a sequence, or an array that has axes."""
+    if isinstance(y, Value):
+        return y.aval.ndim > 0
+    return bool(np.iterable(y))
 
 
-def isscalar(x: Any) -> bool:
-    """Whether x is a number or an array of rank 0."""
-    return isinstance(x, (bool, int, float, complex, np.generic)) or (
-        isinstance(x, Value) and not x.aval.ndim
+def isscalar(element: Any) -> bool:
+    """Whether ``element`` is a number or an array of rank 0."""
+    return isinstance(element, (bool, int, float, complex, np.generic)) or (
+        isinstance(element, Value) and not element.aval.ndim
     )
 
 

@@ -5,6 +5,8 @@ checkpoints and shardings like parameters do. Names and numbers are those of opt
 optax's interface, by whomever, goes into ``chain`` and the wrappers unchanged.
 """
 
+from blufunc.optim import losses as losses
+from blufunc.optim import schedules as schedules
 from blufunc.optim import tree_utils as tree_utils
 from blufunc.optim.base import (
     EmptyState,
@@ -27,6 +29,26 @@ from blufunc.optim.blocks import (
     scale_by_param_block_rms,
     scale_by_shape,
     scale_by_trust_ratio,
+)
+from blufunc.optim.losses import (
+    convex_kl_divergence,
+    cosine_distance,
+    cosine_similarity,
+    ctc_loss,
+    generalized_kl_divergence,
+    hinge_loss,
+    huber_loss,
+    kl_divergence,
+    l2_loss,
+    log_cosh,
+    ntxent,
+    safe_softmax_cross_entropy,
+    sigmoid_binary_cross_entropy,
+    sigmoid_focal_loss,
+    smooth_labels,
+    softmax_cross_entropy,
+    softmax_cross_entropy_with_integer_labels,
+    squared_error,
 )
 from blufunc.optim.moments import (
     EmaState,
@@ -158,5 +180,9 @@ __all__ = [
     "linear_onecycle_schedule", "linear_schedule", "piecewise_constant_schedule", "piecewise_interpolate_schedule",
     "polynomial_schedule", "sgdr_schedule", "warmup_constant_schedule", "warmup_cosine_decay_schedule",
     "warmup_exponential_decay_schedule",
-    "tree_utils",
+    "convex_kl_divergence", "cosine_distance", "cosine_similarity", "ctc_loss", "generalized_kl_divergence",
+    "hinge_loss", "huber_loss", "kl_divergence", "l2_loss", "log_cosh", "ntxent", "safe_softmax_cross_entropy",
+    "sigmoid_binary_cross_entropy", "sigmoid_focal_loss", "smooth_labels", "softmax_cross_entropy",
+    "softmax_cross_entropy_with_integer_labels", "squared_error",
+    "losses", "schedules", "tree_utils",
 ]  # fmt: skip

@@ -75,10 +75,10 @@ def key_data(keys: Any) -> Any:
     return rb.random_unwrap_p.bind(any_keys("key_data", keys))
 
 
-def wrap_key_data(data: Any, *, impl: Any = None, dtype: Any = None) -> Any:
+def wrap_key_data(key_bits_array: Any, *, impl: Any = None, dtype: Any = None) -> Any:
     """Keys from their words, the reverse of ``key_data``: uint32 with a last axis of size 2."""
     _check_impl("wrap_key_data", impl if dtype is None else dtype)
-    data = lift(data)
+    data = lift(key_bits_array)
     if data.dtype != dtypes.uint32 or not data.ndim or data.shape[-1] != 2:
         raise errors.ArgumentError(
             f"wrap_key_data takes uint32 words with a last axis of size 2, not {data.aval}.",

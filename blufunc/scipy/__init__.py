@@ -8,3 +8,18 @@ from blufunc.scipy import optimize as optimize
 from blufunc.scipy import sparse as sparse
 from blufunc.scipy import special as special
 from blufunc.scipy import stats as stats
+
+_NOT_HERE = {
+    "cluster": "there is no clustering yet",
+    "fft": "blufunc.numpy.fft and lax.fft have the Fourier transforms; the cosine transforms are not there yet",
+    "integrate": "blufunc.numpy.trapezoid integrates samples",
+    "interpolate": "blufunc.numpy.interp interpolates in one dimension",
+    "ndimage": "it is not there yet; lax.conv_general_dilated filters, and lax.reduce_window reduces windows",
+    "signal": "it is not there yet; blufunc.numpy.convolve takes one dimension, lax.conv_general_dilated more",
+    "spatial": "there is no spatial algorithm yet",
+}
+
+
+def __getattr__(name: str):
+    hint = _NOT_HERE.get(name)
+    raise AttributeError(f"module 'blufunc.scipy' has no attribute {name!r}" + (f": {hint}" if hint else ""))

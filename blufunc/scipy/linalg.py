@@ -267,12 +267,20 @@ def eigh(
 # -- polar decomposition ---------------------------------------------------------------------------
 
 
-def polar(a: Any, side: str = "right", *, method: str = "svd") -> tuple[Value, Value]:
+def polar(
+    a: Any,
+    side: str = "right",
+    *,
+    method: str = "svd",
+    eps: float | None = None,
+    max_iterations: int | None = None,
+) -> tuple[Value, Value]:
     """The polar decomposition of matrices (..., m, n): ``a = u @ p``, or on the left ``a = p @ u``.
 
     Args:
       side: ``"right"`` or ``"left"``.
       method: by singular values, ``"svd"``; JAX's ``"qdwh"`` gives the same and is taken for it.
+      eps, max_iterations: of JAX's iteration; without effect.
     Returns:
       u (..., m, n), with orthonormal columns (or rows, if there are fewer); p, Hermitian and without negative
       eigenvalues, (..., n, n) or (..., m, m). Differentiable where a has full rank.

@@ -13,13 +13,13 @@ from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc import errors, nn
-from blufunc.core import dtypes, source
-from blufunc.core.axes import axes_in, static_int
+from blufunc.core import source
+from blufunc.core.axes import static_int
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops import special as ops
 from blufunc.core.primitive import Primitive
 from blufunc.core.trace import Value
-from blufunc.numpy.promotion import as_value, inexact, match_shapes, promote_dtypes
+from blufunc.numpy.promotion import inexact, match_shapes, promote_dtypes
 from blufunc.transforms.custom_jvp import custom_jvp
 
 __all__ = [
@@ -30,16 +30,12 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _function(prim: Primitive, name: str, count: int, doc: str) -> Callable:
-    """A function of ``count`` operands that binds one primitive."""
+def _function(prim: Primitive, name: str, doc: str) -> Callable:
+    """A function of one operand that binds one primitive."""
 
-    def one(x: Any) -> Value:
+    def function(x: Any) -> Value:
         return prim.bind(inexact(x, name))
 
-    def two(x: Any, y: Any) -> Value:
-        return prim.bind(*_operands(name, x, y))
-
-    function = one if count == 1 else two
     function.__name__ = function.__qualname__ = name
     function.__doc__ = doc
     function.__module__ = "blufunc.scipy.special"
@@ -53,31 +49,37 @@ def _operands(name: str, *xs: Any) -> list[Value]:
 
 # -- gamma and beta functions ----------------------------------------------------------------------
 
-gamma = _function(ops.gamma_p, "gamma", 1, "The gamma function; NaN at negative integers.")
-gammaln = _function(
-    ops.lgamma_p, "gammaln", 1, "``log(abs(gamma(x)))``; infinite at 0 and negative integers."
-)
-gammasgn = _function(
-    ops.gammasgn_p, "gammasgn", 1, "The sign of ``gamma(x)``, 1 or -1; it has no derivative."
-)
+gamma = _function(ops.gamma_p, "gamma", "The gamma function; NaN at negative integers.")
+gammaln = _function(ops.lgamma_p, "gammaln", "``log(abs(gamma(x)))``; infinite at 0 and negative integers.")
+gammasgn = _function(ops.gammasgn_p, "gammasgn", "The sign of ``gamma(x)``, 1 or -1; it has no derivative.")
 digamma = _function(
-    ops.digamma_p, "digamma", 1, "The derivative of ``gammaln``; NaN at 0 and negative integers."
+    ops.digamma_p, "digamma", "The derivative of ``gammaln``; NaN at 0 and negative integers."
 )
-polygamma = _function(
-    ops.polygamma_p,
-    "polygamma",
-    2,
-    "The derivative of ``digamma`` of order n, an integer of 0 or more, at x.",
-)
-betaln = _function(ops.betaln_p, "betaln", 2, "``log(abs(beta(a, b)))``.")
-poch = _function(ops.poch_p, "poch", 2, "Pochhammer's symbol ``gamma(z + m) / gamma(z)``.")
-gammainc = _function(
-    ops.igamma_p,
-    "gammainc",
-    2,
-    "The regularized lower incomplete gamma function of a > 0 at x >= 0; differentiable in both.",
-)
-gammaincc = _function(ops.igammac_p, "gammaincc", 2, "``1 - gammainc(a, x)``, accurate where it is small.")
+
+
+def polygamma(n: Any, x: Any) -> Value:
+    """The derivative of ``digamma`` of order n, an integer of 0 or more, at x."""
+    return ops.polygamma_p.bind(*_operands("polygamma", n, x))
+
+
+def betaln(a: Any, b: Any) -> Value:
+    """``log(abs(beta(a, b)))``."""
+    return ops.betaln_p.bind(*_operands("betaln", a, b))
+
+
+def poch(z: Any, m: Any) -> Value:
+    """Pochhammer's symbol ``gamma(z + m) / gamma(z)``."""
+    return ops.poch_p.bind(*_operands("poch", z, m))
+
+
+def gammainc(a: Any, x: Any) -> Value:
+    """The regularized lower incomplete gamma function of a > 0 at x >= 0; differentiable in both."""
+    return ops.igamma_p.bind(*_operands("gammainc", a, x))
+
+
+def gammaincc(a: Any, x: Any) -> Value:
+    """``1 - gammainc(a, x)``, accurate where it is small."""
+    return ops.igammac_p.bind(*_operands("gammaincc", a, x))
 
 
 def beta(a: Any, b: Any) -> Value:
@@ -132,12 +134,16 @@ def zeta(x: Any, q: Any = None) -> Value:
 
 # -- error functions and the normal distribution ---------------------------------------------------
 
-erf = _function(ew.erf_p, "erf", 1, "The error function.")
-erfc = _function(ew.erfc_p, "erfc", 1, "``1 - erf(x)``, accurate for large x.")
-erfcx = _function(ops.erfcx_p, "erfcx", 1, "``exp(x**2) * erfc(x)``, which does not underflow.")
-erfinv = _function(ew.erf_inv_p, "erfinv", 1, "The inverse of ``erf``.")
-dawsn = _function(ops.dawsn_p, "dawsn", 1, "``exp(-x**2)`` times the integral of ``exp(t**2)`` from 0 to x.")
-ndtri = _function(ops.ndtri_p, "ndtri", 1, "The inverse of ``ndtr``.")
+erf = _function(ew.erf_p, "erf", "The error function.")
+erfc = _function(ew.erfc_p, "erfc", "``1 - erf(x)``, accurate for large x.")
+erfcx = _function(ops.erfcx_p, "erfcx", "``exp(x**2) * erfc(x)``, which does not underflow.")
+erfinv = _function(ew.erf_inv_p, "erfinv", "The inverse of ``erf``.")
+dawsn = _function(ops.dawsn_p, "dawsn", "``exp(-x**2)`` times the integral of ``exp(t**2)`` from 0 to x.")
+
+
+def ndtri(p: Any) -> Value:
+    """The inverse of ``ndtr``."""
+    return ops.ndtri_p.bind(inexact(p, "ndtri"))
 
 
 def ndtr(x: Any) -> Value:
@@ -153,14 +159,18 @@ def log_ndtr(x: Any, series_order: int = 3) -> Value:
 
 # -- exponential integrals and Bessel functions ----------------------------------------------------
 
-expi = _function(ops.expi_p, "expi", 1, "The exponential integral Ei, the principal value for x > 0.")
-exp1 = _function(ops.exp1_p, "exp1", 1, "The exponential integral E1, for x > 0.")
-expn = _function(
-    ops.expn_p, "expn", 2, "The exponential integral of order n, an integer of 0 or more, at x >= 0."
-)
-spence = _function(ops.spence_p, "spence", 1, "The integral of ``log(t) / (1 - t)`` from 1 to x.")
-i0e = _function(ops.bessel_i0e_p, "i0e", 1, "``exp(-abs(x)) * i0(x)``, which does not overflow.")
-i1e = _function(ops.bessel_i1e_p, "i1e", 1, "``exp(-abs(x)) * i1(x)``, which does not overflow.")
+expi = _function(ops.expi_p, "expi", "The exponential integral Ei, the principal value for x > 0.")
+exp1 = _function(ops.exp1_p, "exp1", "The exponential integral E1, for x > 0.")
+
+
+def expn(n: Any, x: Any) -> Value:
+    """The exponential integral of order n, an integer of 0 or more, at x >= 0."""
+    return ops.expn_p.bind(*_operands("expn", n, x))
+
+
+spence = _function(ops.spence_p, "spence", "The integral of ``log(t) / (1 - t)`` from 1 to x.")
+i0e = _function(ops.bessel_i0e_p, "i0e", "``exp(-abs(x)) * i0(x)``, which does not overflow.")
+i1e = _function(ops.bessel_i1e_p, "i1e", "``exp(-abs(x)) * i1(x)``, which does not overflow.")
 
 
 def i0(x: Any) -> Value:
@@ -266,26 +276,7 @@ def logsumexp(
       return_sign: return the logarithm of the absolute value of the sum, and its sign.
       where: booleans that broadcast against ``a``: which elements to sum. A sum of none is minus infinity.
     """
-    if not return_sign:
-        return nn.logsumexp(a, axis, b, keepdims, where)
-    a = inexact(a, "logsumexp")
-    if dtypes.is_complex(a.dtype):
-        raise errors.DtypeError(
-            f"logsumexp with a sign takes real numbers, not {a.aval}.",
-            where=source.here(),
-            fix="leave return_sign out: the logarithm is complex",
-        )
-    factors = bnp.ones_like(a) if b is None else inexact(b, "logsumexp")
-    a, factors = _operands("logsumexp", a, factors)
-    a, factors = bnp.broadcast_arrays(a, factors)
-    if where is not None:
-        factors = bnp.where(as_value(where, "logsumexp"), factors, 0)
-    axes = axes_in(axis, a.ndim, "logsumexp")
-    top = bnp.max(ew.stop_gradient(bnp.where(factors == 0, -math.inf, a)), axis=axes, keepdims=True)
-    top = bnp.where(bnp.isfinite(top), top, 0)
-    total = bnp.sum(bnp.where(factors == 0, 0, factors * bnp.exp(a - top)), axis=axes, keepdims=True)
-    value, sign = bnp.log(bnp.abs(total)) + top, bnp.sign(total)
-    return (value, sign) if keepdims else (bnp.squeeze(value, axes), bnp.squeeze(sign, axes))
+    return nn.logsumexp(a, axis, b, keepdims, return_sign, where)
 
 
 def softmax(x: Any, /, *, axis: Any = None) -> Value:

@@ -93,7 +93,10 @@ def check_primitive(
         )
     check = _Check(prim, values, params, order, inexact if wrt is None else list(wrt))
     for step in (check.rules, check.types, check.staging, check.derivatives, check.linearity, check.batches):
-        step()
+        try:
+            step()
+        except errors.JaxprTypeError as e:  # a rule returned what no trace can use
+            raise AssertionError(f"{prim.name}: {e}") from e
     return check.report
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
+from blufunc.config import config
 from blufunc.core import source
 from blufunc.core.array import lift
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Jaxpr, eval_jaxpr, named_axes
+from blufunc.core.rules import check_batch, check_example, check_lists, pair_of
 from blufunc.core.stage import stage
 from blufunc.core.structure import batched_front
 from blufunc.core.trace import Trace, Tracer, Value, leak_error, new_trace, set_trace, state
@@ -86,11 +88,41 @@ class BatchTrace(Trace):
                 name = self.axis.name
                 if name is None or name not in named_axes(prim, params):
                     return self.parent.process(prim, values, params)
-            out, out_dims = prim.batch(self.axis, values, dims, **params)
+            result = prim.batch(self.axis, values, dims, **params)
+        out, out_dims = (
+            result if result.__class__ is tuple and len(result) == 2 else pair_of(prim, "batch", result)
+        )
         line = source.replay.line or source.current()
+        if config.check:
+            self.check(prim, values, dims, params, out, out_dims)
         if prim.multiple_results:
+            check_lists(prim, "batch", out, out_dims)
+            for v, d in zip(out, out_dims, strict=True):
+                check_batch(prim, v, d, self.axis.size)
             return [self.tracer(v, d, line) for v, d in zip(out, out_dims, strict=True)]
+        try:
+            fits = out_dims == 0 and out.aval.shape[0] == self.axis.size
+        except (AttributeError, IndexError):
+            fits = False
+        if not fits:
+            check_batch(prim, out, out_dims, self.axis.size)
         return self.tracer(out, out_dims, line)
+
+    def check(self, prim, values, dims, params, out, out_dims):
+        """Compare the types of one example of the results with those that the primitive has."""
+        if prim.reference is not None or named_axes(prim, params):
+            return  # their types are those of bodies, or speak of the whole axis
+        outs, out_dims = (out, out_dims) if prim.multiple_results else ([out], [out_dims])
+        check_lists(prim, "batch", outs, out_dims)
+        for v, d in zip(outs, out_dims, strict=True):
+            check_batch(prim, v, d, self.axis.size)
+        avals = tuple(
+            v.aval if d is None else ShapedArray(v.aval.shape[:d] + v.aval.shape[d + 1 :], v.aval.dtype)
+            for v, d in zip(values, dims, strict=True)
+        )
+        expected = prim.typed(avals, params)
+        for v, d, aval in zip(outs, out_dims, expected if prim.multiple_results else [expected], strict=True):
+            check_example(prim, v, d, aval)
 
     def tracer(self, value: Any, dim: int | None, line: Any = None, label: str | None = None) -> Any:
         """A tracer; the value itself where it is not batched."""

@@ -12,6 +12,7 @@ results of what acts, as ``io_callback``, are stored whatever the policy says.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -24,7 +25,14 @@ from blufunc.core.stage import stage
 from blufunc.core.tangents import Zero, zero
 from blufunc.core.trace import Trace, set_trace, state
 from blufunc.errors import ArgumentError, UnsupportedError
-from blufunc.transforms.arguments import FlatFunction, argument_indices, as_values, labels_of, name_of
+from blufunc.transforms.arguments import (
+    FlatFunction,
+    argument_indices,
+    as_values,
+    labels_of,
+    name_of,
+    signature_of,
+)
 from blufunc.transforms.calls import Call, jit_p
 from blufunc.transforms.checkpoint_policies import Offload, Policy, Verdict, nothing_saveable, offload_p
 from blufunc.transforms.linearize import linearize_flat
@@ -193,6 +201,7 @@ class _Known(Trace):
 
 
 checkpoint_p = _Checkpoint()
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 def checkpoint(
@@ -201,6 +210,8 @@ def checkpoint(
     prevent_cse: bool = True,
     policy: Policy | None = None,
     static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    concrete: bool = False,
 ) -> Callable:
     """Recompute the inside of ``fun`` in the backward pass instead of storing it.
 
@@ -211,16 +222,36 @@ def checkpoint(
       prevent_cse: True or False alike: what is computed again is never merged with the forward pass.
       policy: which intermediate results to store nevertheless: one of ``checkpoint_policies``, ``nothing_saveable``
         by default, or a hashable function ``(primitive, *input_avals, **params) -> bool``.
-      static_argnums: positional arguments that are Python values, passed as they are.
+      static_argnums, static_argnames: arguments that are Python values, passed as they are. A name also holds for
+        what is passed by position, where the signature tells.
+      concrete: False: arguments of which Python needs the values are static ones.
     Returns:
       a function with the same values and derivatives.
     Raises:
       ArgumentError: ``fun`` or ``policy`` is not a function, or an argument is not a pytree of arrays.
+      UnsupportedError: ``concrete=True``.
       UnsupportedError (when it is differentiated): an ``io_callback`` inside of a loop in ``fun`` would be repeated.
     """
+    if concrete is not False:
+        raise UnsupportedError(
+            f"checkpoint takes no concrete={concrete!r:.60}.",
+            where=source.here(),
+            why="the function is traced, so that it can be computed again.",
+            fix="static_argnums=... for the arguments of which Python needs the values",
+        )
+    names = (static_argnames,) if isinstance(static_argnames, str) else static_argnames
+    if not isinstance(names, (tuple, list, set, frozenset)) or not all(isinstance(n, str) for n in names):
+        raise ArgumentError(
+            f"checkpoint: static_argnames holds names of parameters, not {static_argnames!r:.60}.",
+            where=source.here(),
+        )
     if fun is None:
         return functools.partial(
-            checkpoint, prevent_cse=prevent_cse, policy=policy, static_argnums=static_argnums
+            checkpoint,
+            prevent_cse=prevent_cse,
+            policy=policy,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
         )
     if not callable(fun):
         raise ArgumentError(f"checkpoint takes a function, not {fun!r}.", where=source.here())
@@ -231,10 +262,17 @@ def checkpoint(
             fix="policy=bf.checkpoint_policies.dots_saveable",
         )
 
+    signature = signature_of(fun) if names else None
+    parameters = signature.parameters.values() if signature else ()
+    named_positions = [i for i, p in enumerate(parameters) if p.kind in _POSITIONAL and p.name in names]
+
     @functools.wraps(fun)
     def checkpointed(*args, **kwargs):
         static = argument_indices(static_argnums, len(args), "static_argnums")
-        call = _with_static(fun, args, static) if static else fun
+        static = tuple(sorted({*static, *(i for i in named_positions if i < len(args))}))
+        named = {k: v for k, v in kwargs.items() if k in names}
+        kwargs = {k: v for k, v in kwargs.items() if k not in names}
+        call = _with_static(fun, args, static, named) if static or named else fun
         leaves, in_tree = tree.flatten((tuple([a for i, a in enumerate(args) if i not in static]), kwargs))
         labels = labels_of(call, in_tree)
         values = as_values(leaves, lambda i: f"the argument {labels[i]}")
@@ -251,12 +289,12 @@ def checkpoint(
 remat = checkpoint
 
 
-def _with_static(fun: Callable, args: tuple, static: tuple[int, ...]) -> Callable:
+def _with_static(fun: Callable, args: tuple, static: tuple[int, ...], named: dict[str, Any]) -> Callable:
     """``fun`` of the arguments that are not static."""
 
     def call(*dynamic, **kwargs):
         rest = iter(dynamic)
-        return fun(*[a if i in static else next(rest) for i, a in enumerate(args)], **kwargs)
+        return fun(*[a if i in static else next(rest) for i, a in enumerate(args)], **kwargs, **named)
 
     call.__name__ = name_of(fun)
     return call

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +52,13 @@ def jit(
     donate_argnums: int | Sequence[int] = (),
     donate_argnames: str | Sequence[str] = (),
     max_traces: int | None = None,
+    inline: bool = False,
+    keep_unused: bool = False,
+    in_shardings: None = None,
+    out_shardings: None = None,
+    device: None = None,
+    backend: None = None,
+    compiler_options: None = None,
 ) -> Any:
     """Compile ``fun`` as one program for each combination of argument types.
 
@@ -61,9 +69,25 @@ def jit(
       donate_argnums, donate_argnames: arguments whose memory the results may take. The caller's arrays may not be
         used afterwards.
       max_traces: how often the function may be traced before that is an error.
+      inline, keep_unused: without effect. A call inside another program always becomes part of it, and parameters
+        that are not used cost nothing.
+      in_shardings, out_shardings, device, backend, compiler_options: None.
     Returns:
       a function like ``fun``, with the stages ``trace`` and ``lower``, ``clear_cache`` and ``trace_count``.
+    Raises:
+      ArgumentError: ``fun`` is not a function, or ``inline`` or ``keep_unused`` not a bool.
+      UnsupportedError: one of the options that have to be None is not.
     """
+    _check_options(
+        {"inline": inline, "keep_unused": keep_unused},
+        {
+            "in_shardings": in_shardings,
+            "out_shardings": out_shardings,
+            "device": device,
+            "backend": backend,
+            "compiler_options": compiler_options,
+        },
+    )
     if fun is None:
         return functools.partial(
             jit,
@@ -75,6 +99,44 @@ def jit(
         )
     check_callable(fun, "jit")
     return Jitted(fun, static_argnums, static_argnames, donate_argnums, donate_argnames, max_traces)
+
+
+_NOT_HERE = {
+    "in_shardings": (
+        "there are no shardings yet",
+        "leave it out: a program runs on the device of its arguments",
+    ),
+    "out_shardings": (
+        "there are no shardings yet",
+        "leave it out: results are on the device of the arguments",
+    ),
+    "device": (
+        "a program runs on the device of its arguments",
+        "put them there: f(bf.device_put(x, device))",
+    ),
+    "backend": (
+        "a program runs on the device of its arguments",
+        "put them there: f(bf.device_put(x, device))",
+    ),
+    "compiler_options": (
+        "there is no compiler that has options",
+        "leave it out; bf.config has what can be set",
+    ),
+}
+
+
+def _check_options(flags: dict[str, Any], absent: dict[str, Any]) -> None:
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise errors.ArgumentError(
+                f"jit: {name} is True or False, not {flag!r:.60}.", where=source.here(), fix=f"{name}=False"
+            )
+    for name, value in absent.items():
+        if value is not None:
+            why, fix = _NOT_HERE[name]
+            raise errors.UnsupportedError(
+                f"jit takes no {name}, which is {value!r:.60}.", where=source.here(), why=f"{why}.", fix=fix
+            )
 
 
 _DISABLED = "jit is disabled"
@@ -114,6 +176,15 @@ class Entry:
         return all(c.trace.alive for c in self.consts if isinstance(c, Tracer))
 
 
+_jitted: weakref.WeakSet[Jitted] = weakref.WeakSet()
+
+
+def clear_caches() -> None:
+    """Forget the traces and programs of all functions under ``jit``."""
+    for function in list(_jitted):
+        function.clear_cache()
+
+
 class Jitted:
     """What ``jit`` returns."""
 
@@ -127,6 +198,7 @@ class Jitted:
         self.trace_count = 0
         self._entries: dict[Key, Entry] = {}
         self._fast: dict[tuple, Entry] = {}
+        _jitted.add(self)
         self._plain = not (self.static_nums or self.static_names or self.donate_nums or self.donate_names)
 
     def __repr__(self) -> str:
@@ -418,6 +490,10 @@ class Lowered:
     def compile(self, device: backend.Device | None = None) -> Compiled:
         """Make the program for a device, the default one unless given."""
         return Compiled(self, device or backend.default_device())
+
+    def as_text(self) -> str:
+        """The simplified jaxpr as text."""
+        return str(self.jaxpr)
 
     def source(self) -> str:
         """The program's source for the default device."""

@@ -12,6 +12,7 @@ from typing import Any
 from blufunc.core import source
 from blufunc.core.array import lift
 from blufunc.core.jaxpr import Jaxpr, eval_jaxpr
+from blufunc.core.rules import check_lists, check_tangent, pair_of
 from blufunc.core.stage import stage
 from blufunc.core.structure import instantiate
 from blufunc.core.tangents import Zero, zero
@@ -60,14 +61,26 @@ class JVPTrace(Trace):
         with set_trace(self.parent):
             if all(t.__class__ is Zero for t in tangents):
                 return prim.bind(*primals, **params)
-            out, out_t = prim.jvp(primals, tangents, **params)
+            result = prim.jvp(primals, tangents, **params)
+        out, out_t = (
+            result if result.__class__ is tuple and len(result) == 2 else pair_of(prim, "jvp", result)
+        )
         return self.wrap(prim, out, out_t)
 
     def wrap(self, prim, out, out_t):
-        """Tracers for the results of a rule."""
+        """Tracers for the results of a rule, which are checked."""
         line = source.replay.line or source.current()
         if prim.multiple_results:
+            check_lists(prim, "jvp", out, out_t)
+            for p, t in zip(out, out_t, strict=True):
+                check_tangent(prim, "jvp", p, t)
             return [self.tracer(p, t, line) for p, t in zip(out, out_t, strict=True)]
+        try:
+            fits = out_t.aval is out.aval
+        except AttributeError:
+            fits = False
+        if not fits:
+            check_tangent(prim, "jvp", out, out_t)
         return self.tracer(out, out_t, line)
 
     def tracer(self, primal: Any, tangent: Any, line: Any = None, label: str | None = None) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 from blufunc.core import passes
 from blufunc.core.jaxpr import Jaxpr, eval_jaxpr
+from blufunc.core.rules import pair_of
 from blufunc.core.stage import StagedTracer, StageTrace, stage
 from blufunc.core.structure import instantiate
 from blufunc.core.tangents import Zero
@@ -69,10 +70,14 @@ class LinearizeTrace(JVPTrace):
                 return self.parent.process(prim, primals, params)
         if prim.linearize is not None:
             with set_trace(self.parent):
-                out, out_t = prim.linearize(self, primals, tangents, **params)
+                result = prim.linearize(self, primals, tangents, **params)
         else:
             with set_trace(self.split):
-                out, out_t = prim.jvp(primals, tangents, **params)
+                result = prim.jvp(primals, tangents, **params)
+        if result.__class__ is tuple and len(result) == 2:
+            out, out_t = result
+        else:
+            out, out_t = pair_of(prim, "jvp" if prim.linearize is None else "linearize", result)
         return self.wrap(prim, out, out_t)
 
     def invalidate(self) -> None:

@@ -1,6 +1,6 @@
-"""Looking without computing: ``make_jaxpr`` and ``eval_shape``.
+"""Looking without computing: ``make_jaxpr``, ``eval_shape`` and ``typeof``.
 
-Transforms, stage 1. Both trace; the first shows the equations, the second only the types.
+Transforms, stage 1. The first two trace; the first shows the equations, the second only the types.
 """
 
 from __future__ import annotations
@@ -66,6 +66,17 @@ def eval_shape(fun: Callable, *args: Any, **kwargs: Any) -> Any:
       the results, with ``ShapeDtypeStruct`` in the place of arrays.
     """
     return make_jaxpr(fun, return_shape=True)(*args, **kwargs)[1]
+
+
+def typeof(x: Any) -> ShapedArray:
+    """The type of an array, a traced value, or what becomes one: its ``shape``, ``dtype`` and ``weak_type``.
+
+    It prints as ``f32[3]``, with a ``~`` in front if the type is weak.
+
+    Raises:
+      ArgumentError: ``x`` is no array, number or ``ShapeDtypeStruct``.
+    """
+    return abstract(x)
 
 
 def _struct(aval: ShapedArray) -> ShapeDtypeStruct:

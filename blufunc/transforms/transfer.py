@@ -10,31 +10,81 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import backend, source, tree
+from blufunc.core import backend as _backend
+from blufunc.core import source, tree
 from blufunc.core.array import Array, from_numpy, lift
+from blufunc.core.axes import static_int
 from blufunc.core.trace import Tracer
 
 
-def devices(platform: str | None = None) -> list[backend.Device]:
+def devices(platform: str | None = None) -> list[_backend.Device]:
     """The devices of a platform (``"cpu"``, ...), or of the default one.
 
     Raises:
       ValueRangeError: there is no such platform.
     """
-    return list(backend.get(platform).devices())
+    if platform is not None and not isinstance(platform, str):
+        raise errors.ArgumentError(
+            f"a platform is named by a string, not {platform!r:.60}.",
+            where=source.here(),
+            fix='"cpu", or None',
+        )
+    try:
+        return list(_backend.get(platform).devices())
+    except errors.ValueRangeError as e:
+        raise source.located(e) from None
 
 
-def device_put(x: Any, device: backend.Device | None = None) -> Any:
+def local_devices(
+    process_index: int | None = None, backend: str | None = None, host_id: int | None = None
+) -> list[_backend.Device]:
+    """The devices of this process, the only one there is: ``devices(backend)``."""
+    for index in (process_index, host_id):
+        if index is not None and static_int(index, "local_devices", "process_index") != 0:
+            raise errors.ValueRangeError(
+                f"there is no process {index}: this one is 0.", where=source.here(), fix="leave it out"
+            )
+    return devices(backend)
+
+
+def device_count(backend: str | None = None) -> int:
+    """How many devices a platform, or the default one, has."""
+    return len(devices(backend))
+
+
+def local_device_count(backend: str | None = None) -> int:
+    """``device_count``: there is one process."""
+    return len(devices(backend))
+
+
+def process_index(backend: str | None = None) -> int:
+    """The number of this process, the only one: 0."""
+    devices(backend)
+    return 0
+
+
+def process_count(backend: str | None = None) -> int:
+    """How many processes there are: 1."""
+    devices(backend)
+    return 1
+
+
+def default_backend() -> str:
+    """The platform on which arrays are made when nothing says otherwise: ``"cpu"``."""
+    return _backend.default_device().platform
+
+
+def device_put(x: Any, device: _backend.Device | None = None) -> Any:
     """A pytree of arrays, NumPy arrays and numbers as arrays on ``device`` (the default device unless given)."""
-    target = device or backend.default_device()
-    if not isinstance(target, backend.Device):
+    target = device or _backend.default_device()
+    if not isinstance(target, _backend.Device):
         raise errors.ArgumentError(
             f"device_put takes a device, not {target!r}.", where=source.here(), fix="use one of bf.devices()"
         )
     return tree.map(lambda leaf: _put(leaf, target), x)
 
 
-def _put(leaf: Any, device: backend.Device) -> Any:
+def _put(leaf: Any, device: _backend.Device) -> Any:
     value = lift(leaf)
     if isinstance(value, Tracer):
         raise errors.UnsupportedError(

@@ -13,9 +13,14 @@ from typing import Any
 from blufunc.core import effects, source
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Jaxpr, Literal
+from blufunc.core.rules import described, misfit, rule_error
 from blufunc.core.stage import stage
 from blufunc.core.structure import add_any, instantiate
 from blufunc.core.tangents import Accumulator, Zero, zero
+
+
+class _Misfit(Exception):
+    """A rule added what does not fit: ``args`` are the type of the variable and the cotangent."""
 
 
 class SumAccumulator(Accumulator):
@@ -30,6 +35,9 @@ class SumAccumulator(Accumulator):
     def add(self, ct: Any) -> None:
         if ct is None or ct.__class__ is Zero:
             return
+        aval = getattr(ct, "aval", None)
+        if aval is not self.aval and (aval is None or not aval.same_type(self.aval.tangent())):
+            raise _Misfit(self.aval, ct)
         self.total = ct if self.total is None else add_any(self.total, ct)
 
     def result(self) -> Any:
@@ -78,7 +86,14 @@ def backward_pass(jaxpr: Jaxpr, args: Sequence[Any], cts: Sequence[Any]) -> list
                 a.array if a.__class__ is Literal else linear[a] if a in linear else values[a]
                 for a in eqn.invars
             ]
-            eqn.prim.transpose(outs if eqn.prim.multiple_results else outs[0], *ins, **eqn.params)
+            try:
+                returned = eqn.prim.transpose(
+                    outs if eqn.prim.multiple_results else outs[0], *ins, **eqn.params
+                )
+            except _Misfit as e:
+                raise misfit(eqn.prim, *e.args) from None
+            if returned is not None:
+                raise rule_error(eqn.prim, "transpose", f"returned {described(returned)}")
         return [linear[v].result() for v, a in zip(jaxpr.invars, args, strict=True) if a is None]
     finally:
         source.replay.line = previous

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from blufunc.core import tree, treenode, treepath
+from blufunc.core import tree, treefold, treenode, treepath
 from blufunc.core.treenode import DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey
 from blufunc.errors import ArgumentError, TreeError
 
@@ -248,9 +248,9 @@ def test_map_mismatch_names_the_place(first, second, line):
 
 
 def test_reduce_and_all():
-    assert tree.reduce(lambda a, b: a + b, {"a": 1, "b": [2, 3]}) == 6
-    assert tree.reduce(lambda a, b: a + b, [], 5) == 5
-    assert tree.all([1, {"a": True}]) and not tree.all([1, 0]) and tree.all(None)
+    assert treefold.reduce(lambda a, b: a + b, {"a": 1, "b": [2, 3]}) == 6
+    assert treefold.reduce(lambda a, b: a + b, [], 5) == 5
+    assert treefold.all([1, {"a": True}]) and not treefold.all([1, 0]) and treefold.all(None)
 
 
 def test_transpose():

@@ -64,7 +64,6 @@ def test_scatter_apply():
         (lambda: lax.tile(X, (2,)), errors.ShapeError, "one count"),
         (lambda: lax.split(X, (1, 1), 1), errors.ShapeError, "sum"),
         (lambda: lax.clz(X), errors.DtypeError, "integers"),
-        (lambda: lax.approx_max_k(X, 2, hint=3), errors.ArgumentError, "recall_target"),
         (lambda: lax.stack([]), errors.ArgumentError, "one at least"),
     ],
 )

@@ -138,8 +138,8 @@ cumlogsumexp_p = _Scanned("cumlogsumexp", np.logaddexp, "float", _log_add_exp)
 
 
 def _cumulative(prim: Primitive, doc: str) -> Callable:
-    def function(x: Any, axis: int = 0, reverse: bool = False) -> Any:
-        return prim.bind(lift(x), axis=static_int(axis, prim.name, "axis"), reverse=bool(reverse))
+    def function(operand: Any, axis: int = 0, reverse: bool = False) -> Any:
+        return prim.bind(lift(operand), axis=static_int(axis, prim.name, "axis"), reverse=bool(reverse))
 
     function.__name__ = function.__qualname__ = prim.name
     function.__doc__ = doc

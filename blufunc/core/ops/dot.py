@@ -299,8 +299,20 @@ def dot_general(
     )
 
 
-def dot(lhs: Any, rhs: Any, precision: Any = None, preferred_element_type: Any = None) -> Any:
-    """Products of vectors and matrices: the last axis of ``lhs`` with the first of ``rhs``, both of rank 1 or 2."""
+def dot(
+    lhs: Any,
+    rhs: Any,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    *,
+    dimension_numbers: Any = None,
+) -> Any:
+    """Products of vectors and matrices: the last axis of ``lhs`` with the first of ``rhs``, both of rank 1 or 2.
+
+    With ``dimension_numbers`` it is ``dot_general``.
+    """
+    if dimension_numbers is not None:
+        return dot_general(lhs, rhs, dimension_numbers, precision, preferred_element_type)
     lhs, rhs = lift(lhs), lift(rhs)
     if not 1 <= lhs.ndim <= 2 or not 1 <= rhs.ndim <= 2:
         raise errors.ShapeError(

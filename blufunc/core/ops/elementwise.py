@@ -506,7 +506,13 @@ max = _binary(max_p, "The larger of x and y; NaN if either is.")
 min = _binary(min_p, "The smaller of x and y; NaN if either is.")
 pow = _binary(pow_p, "x to the power y.")
 atan2 = _binary(atan2_p, "The angle of the point (y, x), that is of ``x`` over ``y``, in (-pi, pi].")
-nextafter = _binary(nextafter_p, "The next float from x towards y.")
+
+
+def nextafter(x1: Any, x2: Any) -> Any:
+    """The next float from ``x1`` towards ``x2``."""
+    return binary(nextafter_p, x1, x2)
+
+
 eq = _binary(eq_p, "``x == y``.")
 ne = _binary(ne_p, "``x != y``.")
 lt = _binary(lt_p, "``x < y``.")
@@ -566,10 +572,10 @@ def select(pred: Any, on_true: Any, on_false: Any) -> Any:
     return select_p.bind(lift(pred), on_true, on_false)
 
 
-def clamp(low: Any, x: Any, high: Any) -> Any:
-    """x limited to [low, high]; low and high have x's shape or rank 0."""
+def clamp(min: Any, x: Any, max: Any) -> Any:
+    """x limited to [``min``, ``max``]; ``min`` and ``max`` have x's shape or rank 0."""
     x = lift(x)
-    return clamp_p.bind(operand(low, x), x, operand(high, x))
+    return clamp_p.bind(operand(min, x), x, operand(max, x))
 
 
 def convert(x: Any, dtype: np.dtype) -> Any:
@@ -585,8 +591,8 @@ def bitcast(x: Any, dtype: np.dtype) -> Any:
     return bitcast_p.bind(lift(x), dtype=dtype)
 
 
-def reduce_precision(x: Any, exponent_bits: int, mantissa_bits: int) -> Any:
-    """x rounded to what a float of these widths can hold, in its own dtype; tangents are rounded likewise."""
+def reduce_precision(operand: Any, exponent_bits: int, mantissa_bits: int) -> Any:
+    """``operand`` rounded to what a float of these widths can hold, in its dtype; tangents are rounded likewise."""
     exponent_bits = static_int(exponent_bits, "reduce_precision", "exponent_bits")
     mantissa_bits = static_int(mantissa_bits, "reduce_precision", "mantissa_bits")
     if exponent_bits < 1 or mantissa_bits < 0:
@@ -595,7 +601,7 @@ def reduce_precision(x: Any, exponent_bits: int, mantissa_bits: int) -> Any:
             where=source.here(),
             fix="give at least 1 and 0: 8 and 7 are those of bfloat16",
         )
-    return reduce_precision_p.bind(lift(x), exponent_bits=exponent_bits, mantissa_bits=mantissa_bits)
+    return reduce_precision_p.bind(lift(operand), exponent_bits=exponent_bits, mantissa_bits=mantissa_bits)
 
 
 def zeros_of(x: Any) -> Any:

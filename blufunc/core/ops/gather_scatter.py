@@ -536,9 +536,24 @@ scatter_max = _scatter(
 
 
 def scatter_sub(
-    operand: Any, scatter_indices: Any, updates: Any, dimension_numbers: Any, **options: Any
+    operand: Any,
+    scatter_indices: Any,
+    updates: Any,
+    dimension_numbers: Any,
+    *,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    mode: Any = None,
 ) -> Any:
     """``operand`` with ``updates`` subtracted at many positions; see ``scatter``."""
     operand = lift(operand)
     updates = neg(operand_like(updates, operand))
-    return scatter_add(operand, scatter_indices, updates, dimension_numbers, **options)
+    return scatter_add(
+        operand,
+        scatter_indices,
+        updates,
+        dimension_numbers,
+        indices_are_sorted=indices_are_sorted,
+        unique_indices=unique_indices,
+        mode=mode,
+    )

@@ -19,6 +19,7 @@ from blufunc import errors
 from blufunc.core import dtypes, source
 from blufunc.core.array import lift
 from blufunc.core.avals import ShapedArray
+from blufunc.core.axes import only_none
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.linalg import (
     MatrixOp,
@@ -87,7 +88,13 @@ eigh_p = _Eigh()
 
 
 def eigh(
-    x: Any, *, lower: bool = True, symmetrize_input: bool = True, sort_eigenvalues: bool = True
+    x: Any,
+    *,
+    lower: bool = True,
+    symmetrize_input: bool = True,
+    sort_eigenvalues: bool = True,
+    subset_by_index: None = None,
+    implementation: None = None,
 ) -> tuple:
     """Eigenvectors and eigenvalues of Hermitian matrices (..., n, n).
 
@@ -95,9 +102,12 @@ def eigh(
       lower: which triangle is read, where ``symmetrize_input`` is false.
       symmetrize_input: decompose ``(x + x^H) / 2``.
       sort_eigenvalues: allow any order if false; they rise all the same.
+      subset_by_index, implementation: None: all eigenvalues, by the one algorithm there is.
     Returns:
       ``(v, w)``: v (..., n, n) has the vectors in its columns, w (..., n) real and rising.
     """
+    only_none("eigh", "subset_by_index", subset_by_index)
+    only_none("eigh", "implementation", implementation)
     return tuple(eigh_p.bind(lower_triangle_of(x, "eigh", lower, symmetrize_input), compute_vectors=True))
 
 
@@ -182,14 +192,21 @@ def _turn(v: Any, w: Any, inner: Any) -> Any:
 
 
 def eig(
-    x: Any, *, compute_left_eigenvectors: bool = True, compute_right_eigenvectors: bool = True
+    x: Any,
+    *,
+    compute_left_eigenvectors: bool = True,
+    compute_right_eigenvectors: bool = True,
+    enable_eigvec_derivs: bool = False,
+    implementation: None = None,
 ) -> list[Any]:
     """Eigenvalues and eigenvectors of square matrices (..., n, n), on the host.
 
     Returns:
       the eigenvalues (..., n) in no order; the left, then the right eigenvectors (..., n, n), in columns of norm 1, as
-      asked for. All complex. Differentiable where the eigenvalues are distinct.
+      asked for. All complex. Differentiable where the eigenvalues are distinct, whatever ``enable_eigvec_derivs`` says;
+      ``implementation`` must be None.
     """
+    only_none("eig", "implementation", implementation)
     left, right = bool(compute_left_eigenvectors), bool(compute_right_eigenvectors)
     return list(eig_p.bind(lift(x), left=left, right=right))
 
@@ -271,16 +288,26 @@ def _over_gaps(s: Any, dtype: np.dtype) -> Any:
     return ew.convert(ew.select(tie, ew.zeros_of(s), ew.div(ew.ones_of(s), safe)), dtype)
 
 
-def svd(x: Any, *, full_matrices: bool = True, compute_uv: bool = True) -> Any:
+def svd(
+    x: Any,
+    *,
+    full_matrices: bool = True,
+    compute_uv: bool = True,
+    subset_by_index: None = None,
+    algorithm: None = None,
+) -> Any:
     """Singular value decomposition: ``x = U diag(s) Vh``.
 
     Args:
       x: (..., m, n).
       full_matrices: U is (..., m, m) and Vh (..., n, n), in the place of (..., m, k) and (..., k, n), k = min(m, n).
       compute_uv: otherwise the result is s alone.
+      subset_by_index, algorithm: None: all singular values, by the one algorithm there is.
     Returns:
       ``(u, s, vh)``, s (..., k) real and falling. Differentiable in U and Vh for m = n, or without ``full_matrices``,
       where singular values are distinct.
     """
+    only_none("svd", "subset_by_index", subset_by_index)
+    only_none("svd", "algorithm", algorithm)
     outs = svd_p.bind(lift(x), full_matrices=bool(full_matrices), compute_uv=bool(compute_uv))
     return tuple(outs) if compute_uv else outs[0]

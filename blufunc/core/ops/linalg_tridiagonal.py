@@ -14,6 +14,7 @@ from blufunc import errors
 from blufunc.core import source
 from blufunc.core.array import lift
 from blufunc.core.avals import ShapedArray
+from blufunc.core.axes import only_none
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.linalg import MatrixOp, check_matrices, each, routine
 from blufunc.core.ops.linalg_triangular import batch_columns
@@ -90,11 +91,13 @@ def _shifted(x: Any, by: int, axis: int) -> Any:
     return pad(x, ew.zeros_of(x), config)
 
 
-def tridiagonal_solve(dl: Any, d: Any, du: Any, b: Any) -> Any:
+def tridiagonal_solve(dl: Any, d: Any, du: Any, b: Any, *, perturb_singular: bool = False) -> Any:
     """The solution x of ``dl[i] x[i-1] + d[i] x[i] + du[i] x[i+1] = b[i]``; NaN where the matrix is singular.
 
     Args:
       dl, d, du: the diagonals below, on and above the main one, (..., n); ``dl[0]`` and ``du[n-1]`` are not read.
       b: (..., n, k), of the same dtype.
+      perturb_singular: False: singular matrices are not changed into regular ones.
     """
+    only_none("tridiagonal_solve", "perturb_singular", perturb_singular)
     return tridiagonal_solve_p.bind(lift(dl), lift(d), lift(du), lift(b))

@@ -167,8 +167,8 @@ argmin_p = _ArgExtremum("argmin", np.argmin)
 
 
 def _reduction(prim: Primitive, doc: str) -> Callable:
-    def function(x: Any, axes: Sequence[int]) -> Any:
-        x, axes = lift(x), ints(axes, prim.name, "axes")
+    def function(operand: Any, axes: Sequence[int]) -> Any:
+        x, axes = lift(operand), ints(axes, prim.name, "axes")
         return prim.bind(x, axes=axes) if axes else x
 
     function.__name__ = function.__qualname__ = prim.name
@@ -190,15 +190,15 @@ reduce_or = _reduction(reduce_or_p, "The bitwise (of booleans: logical) or over 
 reduce_xor = _reduction(reduce_xor_p, "The bitwise (of booleans: logical) exclusive or over ``axes``.")
 
 
-def argmax(x: Any, axis: int, index_dtype: Any = "int32") -> Any:
+def argmax(operand: Any, axis: int, index_dtype: Any = "int32") -> Any:
     """The index of the largest element along ``axis``: the first of several, and NaN counts as largest."""
     return argmax_p.bind(
-        lift(x), axes=(static_int(axis, "argmax", "axis"),), index_dtype=dtypes.as_dtype(index_dtype)
+        lift(operand), axes=(static_int(axis, "argmax", "axis"),), index_dtype=dtypes.as_dtype(index_dtype)
     )
 
 
-def argmin(x: Any, axis: int, index_dtype: Any = "int32") -> Any:
+def argmin(operand: Any, axis: int, index_dtype: Any = "int32") -> Any:
     """The index of the smallest element along ``axis``: the first of several, and NaN counts as smallest."""
     return argmin_p.bind(
-        lift(x), axes=(static_int(axis, "argmin", "axis"),), index_dtype=dtypes.as_dtype(index_dtype)
+        lift(operand), axes=(static_int(axis, "argmin", "axis"),), index_dtype=dtypes.as_dtype(index_dtype)
     )

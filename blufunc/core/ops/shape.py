@@ -301,38 +301,48 @@ iota_p = _Iota()
 # -- functions: they do nothing where there is nothing to do ---------------------------------------
 
 
-def slice_(x: Any, start: Sequence[int], limit: Sequence[int], strides: Sequence[int] | None = None) -> Any:
-    """The elements of ``x`` from ``start`` up to ``limit``, every ``strides``-th; one int of each per axis."""
-    if not isinstance(x, Value):
-        x = lift(x)
-    start, limit = ints(start, "slice", "start_indices"), ints(limit, "slice", "limit_indices")
+def slice_(
+    operand: Any,
+    start_indices: Sequence[int],
+    limit_indices: Sequence[int],
+    strides: Sequence[int] | None = None,
+) -> Any:
+    """The elements from ``start_indices`` up to ``limit_indices``, every ``strides``-th; one int of each per axis."""
+    if not isinstance(operand, Value):
+        operand = lift(operand)
+    start, limit = (
+        ints(start_indices, "slice", "start_indices"),
+        ints(limit_indices, "slice", "limit_indices"),
+    )
     if strides is not None:
         strides = ints(strides, "slice", "strides")
         if all(s == 1 for s in strides) and len(strides) == len(start):
             strides = None
-    if strides is None and limit == x.aval.shape and len(start) == len(limit) and not any(start):
-        return x
-    return slice_p.bind(x, start_indices=start, limit_indices=limit, strides=strides)
+    if strides is None and limit == operand.aval.shape and len(start) == len(limit) and not any(start):
+        return operand
+    return slice_p.bind(operand, start_indices=start, limit_indices=limit, strides=strides)
 
 
-def slice_in_dim(x: Any, start: int | None, limit: int | None, stride: int = 1, axis: int = 0) -> Any:
-    """``x[start:limit:stride]`` along one axis; None is the end, negative positions count from it."""
-    x = lift(x)
+def slice_in_dim(
+    operand: Any, start_index: int | None, limit_index: int | None, stride: int = 1, axis: int = 0
+) -> Any:
+    """``operand[start_index:limit_index:stride]`` along one axis; None is the end, negative positions count from it."""
+    x = lift(operand)
     shape = x.aval.shape
     axis = canonical_axis(axis, len(shape), "slice_in_dim")
     n = shape[axis]
-    lo = 0 if start is None else static_int(start, "slice_in_dim", "start")
-    hi = n if limit is None else static_int(limit, "slice_in_dim", "limit")
+    lo = 0 if start_index is None else static_int(start_index, "slice_in_dim", "start_index")
+    hi = n if limit_index is None else static_int(limit_index, "slice_in_dim", "limit_index")
     lo, hi = lo + n if lo < 0 else lo, hi + n if hi < 0 else hi
     strides = None if stride == 1 else replace((1,) * len(shape), axis, stride)
     return slice_(x, replace((0,) * len(shape), axis, lo), replace(shape, axis, hi), strides)
 
 
-def index_in_dim(x: Any, i: int, axis: int = 0, keepdims: bool = True) -> Any:
-    """The elements at static position ``i`` along one axis, which stays with size 1 if ``keepdims``."""
-    x = lift(x)
+def index_in_dim(operand: Any, index: int, axis: int = 0, keepdims: bool = True) -> Any:
+    """The elements at static position ``index`` along one axis, which stays with size 1 if ``keepdims``."""
+    x = lift(operand)
     axis = canonical_axis(axis, x.aval.ndim, "index_in_dim")
-    n, i = x.aval.shape[axis], static_int(i, "index_in_dim", "the index")
+    n, i = x.aval.shape[axis], static_int(index, "index_in_dim", "the index")
     if not -n <= i < n:
         raise errors.ValueRangeError(
             f"index_in_dim: {i} is out of range for axis {axis} of {x.aval}.",
@@ -343,15 +353,15 @@ def index_in_dim(x: Any, i: int, axis: int = 0, keepdims: bool = True) -> Any:
     return out if keepdims else squeeze(out, (axis,))
 
 
-def pad(x: Any, padding_value: Any, padding_config: Sequence[tuple[int, int, int]]) -> Any:
-    """``x`` with a value around and between its elements.
+def pad(operand: Any, padding_value: Any, padding_config: Sequence[tuple[int, int, int]]) -> Any:
+    """``operand`` with a value around and between its elements.
 
     Args:
-      padding_value: of rank 0 and of the dtype of ``x``.
+      padding_value: of rank 0 and of the dtype of ``operand``.
       padding_config: for each axis how many to put before, after and between elements; negative counts before and
         after cut elements off.
     """
-    x = lift(x)
+    x = lift(operand)
     config = tuple(
         [ints(c, "pad", "padding_config") for c in sequence(padding_config, "pad", "padding_config")]
     )
@@ -366,11 +376,11 @@ def pad(x: Any, padding_value: Any, padding_config: Sequence[tuple[int, int, int
     return pad_p.bind(x, operand_like(padding_value, x), padding_config=config)
 
 
-def concatenate(xs: Sequence[Any], dimension: int) -> Any:
-    """The arrays ``xs``, of one dtype, one after the other along ``dimension``."""
-    if xs.__class__ is not list and xs.__class__ is not tuple:
-        xs = sequence(xs, "concatenate", "the first argument", "arrays")
-    xs = [x if isinstance(x, Value) else lift(x) for x in xs]
+def concatenate(operands: Sequence[Any], dimension: int) -> Any:
+    """The arrays ``operands``, of one dtype, one after the other along ``dimension``."""
+    if operands.__class__ is not list and operands.__class__ is not tuple:
+        operands = sequence(operands, "concatenate", "the first argument", "arrays")
+    xs = [x if isinstance(x, Value) else lift(x) for x in operands]
     dimension = static_int(dimension, "concatenate", "dimension")
     if xs and dimension < 0:
         dimension = canonical_axis(dimension, xs[0].aval.ndim, "concatenate")
@@ -379,9 +389,9 @@ def concatenate(xs: Sequence[Any], dimension: int) -> Any:
     return concatenate_p.bind(*xs, dimension=dimension)
 
 
-def rev(x: Any, dimensions: Sequence[int]) -> Any:
-    """``x`` in reverse order along ``dimensions``."""
-    x = lift(x)
+def rev(operand: Any, dimensions: Sequence[int]) -> Any:
+    """``operand`` in reverse order along ``dimensions``."""
+    x = lift(operand)
     dims = tuple([canonical_axis(d, x.aval.ndim, "rev") for d in ints(dimensions, "rev", "dimensions")])
     return rev_p.bind(x, dimensions=dims) if dims else x
 
@@ -395,11 +405,11 @@ def iota(dtype: np.dtype, shape: Sequence[int], dimension: int) -> Any:
     )
 
 
-def squeeze(x: Any, dims: Sequence[int]) -> Any:
-    """``x`` without the axes ``dims``, which have size 1."""
-    x = lift(x)
+def squeeze(array: Any, dimensions: Sequence[int]) -> Any:
+    """``array`` without the axes ``dimensions``, which have size 1."""
+    x = lift(array)
     shape = x.aval.shape
-    gone = {canonical_axis(d, len(shape), "squeeze") for d in ints(dims, "squeeze", "dimensions")}
+    gone = {canonical_axis(d, len(shape), "squeeze") for d in ints(dimensions, "squeeze", "dimensions")}
     if any(shape[d] != 1 for d in gone):
         raise errors.ShapeError(
             f"squeeze of {x.aval}: axes {tuple(sorted(gone))} do not all have size 1.",
@@ -409,9 +419,9 @@ def squeeze(x: Any, dims: Sequence[int]) -> Any:
     return reshape(x, tuple([n for d, n in enumerate(shape) if d not in gone]))
 
 
-def expand_dims(x: Any, dims: Sequence[int]) -> Any:
-    """``x`` with new axes of size 1, at positions ``dims`` of the result."""
-    x, dims = lift(x), ints(dims, "expand_dims", "dimensions")
+def expand_dims(array: Any, dimensions: Sequence[int]) -> Any:
+    """``array`` with new axes of size 1, at positions ``dimensions`` of the result."""
+    x, dims = lift(array), ints(dimensions, "expand_dims", "dimensions")
     ndim = x.aval.ndim + len(dims)
     new = {canonical_axis(d, ndim, "expand_dims") for d in dims}
     if len(new) != len(dims):

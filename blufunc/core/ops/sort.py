@@ -19,7 +19,7 @@ from blufunc.core.axes import static_int
 from blufunc.core.kinds import check_types
 from blufunc.core.ops.shape import canonical_axis, iota
 from blufunc.core.primitive import Primitive, unsupported
-from blufunc.core.structure import Linear, all_front
+from blufunc.core.structure import Linear, all_front, move_dim
 from blufunc.core.tangents import Zero, zero
 
 # -- picking and placing ---------------------------------------------------------------------------
@@ -184,19 +184,19 @@ def _by_way_of_float32(dtype: np.dtype) -> bool:
 # -- functions -------------------------------------------------------------------------------------
 
 
-def sort(x: Any, dimension: int = -1, is_stable: bool = True, num_keys: int = 1) -> Any:
-    """``x`` in ascending order along an axis; NaN last.
+def sort(operand: Any, dimension: int = -1, is_stable: bool = True, num_keys: int = 1) -> Any:
+    """``operand`` in ascending order along an axis; NaN last.
 
     Args:
-      x: an array, or a sequence of arrays of one shape that are permuted alike, by the first ``num_keys`` of them.
+      operand: an array, or a sequence of arrays of one shape, permuted alike by the first ``num_keys`` of them.
       dimension: the axis.
       is_stable: whether equal elements keep their order.
       num_keys: how many arrays take part in comparisons.
     Returns:
-      an array, or a tuple of arrays if ``x`` is a sequence.
+      an array, or a tuple of arrays if ``operand`` is a sequence.
     """
-    several = isinstance(x, (tuple, list))
-    xs = [lift(a) for a in x] if several else [lift(x)]
+    several = isinstance(operand, (tuple, list))
+    xs = [lift(a) for a in operand] if several else [lift(operand)]
     if not xs:
         raise errors.ArgumentError("sort takes at least one array.")
     d = canonical_axis(dimension, xs[0].aval.ndim, "sort")
@@ -218,10 +218,16 @@ def argsort(x: Any, dimension: int = -1, is_stable: bool = True) -> Any:
     return sort((x, positions), dimension, is_stable)[1]
 
 
-def top_k(x: Any, k: int) -> tuple[Any, Any]:
-    """The ``k`` largest elements along the last axis in descending order, and their int32 indices."""
-    values, index = top_k_p.bind(lift(x), k=static_int(k, "top_k", "k"))
-    return values, index
+def top_k(operand: Any, k: int, *, axis: int = -1) -> tuple[Any, Any]:
+    """The ``k`` largest elements along an axis in descending order, and their int32 indices there.
+
+    Of equal elements the first comes first; NaN counts as largest.
+    """
+    x = lift(operand)
+    last = x.aval.ndim - 1
+    axis = canonical_axis(axis, x.aval.ndim, "top_k") if x.aval.ndim else 0
+    values, index = top_k_p.bind(move_dim(x, axis, last), k=static_int(k, "top_k", "k"))
+    return move_dim(values, last, axis), move_dim(index, last, axis)
 
 
 def pick_along(x: Any, index: Any, dimension: int) -> Any:

@@ -31,6 +31,7 @@ from blufunc.core.ops.elementwise import (
     log,
     log1p,
     logical_and,
+    lt,
     max,
     mul,
     neg,
@@ -214,7 +215,9 @@ def _share(part: Any, other: Any, whole: Any, of: Any) -> Any:
     one, half, none = (scalar(v, whole.aval.dtype) for v in (1, 0.5, 0))
     at_infinity = select(eq(part, whole), select(eq(other, whole), half, one), none)
     regular = is_finite(whole)
-    return mul(of, select(regular, exp(sub(part, select(regular, whole, none))), at_infinity))
+    # both sides are guarded: exp of an infinity that is not chosen would make second derivatives NaN
+    below = sub(select(regular, part, none), select(regular, whole, none))
+    return mul(of, select(regular, exp(below), at_infinity))
 
 
 def _direction(part: Any, whole: Any) -> Any:
@@ -251,9 +254,14 @@ def _expn_deriv(t, ans, n, x):
 
 
 def _spence_deriv(t, ans, x):
-    at_one = eq(x, 1)
-    safe = select(at_one, 2.0, x)
-    return mul(t, select(at_one, -1.0, div(log(safe), sub(1, safe))))
+    # log(x) / (1 - x), near 1 by its series, of which every derivative is right: -sum of (1 - x)**k / (k + 1)
+    near = lt(abs(sub(x, 1)), 0.05)
+    safe = select(near, 2.0, x)
+    gap = select(near, sub(1, x), zeros_of(x))
+    series: Any = scalar(0.0, x.aval.dtype)
+    for k in range(13, -1, -1):
+        series = sub(mul(series, gap), 1 / (k + 1))
+    return mul(t, select(near, series, div(log(safe), sub(1, safe))))
 
 
 expi_p = _special("expi", scipy.special.expi, [lambda t, ans, x: mul(t, div(exp(x), x))])

@@ -12,7 +12,7 @@ from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc.scipy import special
-from blufunc.scipy.stats.parts import arguments
+from blufunc.scipy.stats.parts import arguments, log_of
 
 __all__ = ["logpdf", "pdf", "cdf", "logcdf", "sf", "logsf"]
 
@@ -37,23 +37,23 @@ def cdf(x: Any, a: Any, b: Any, loc: Any = 0, scale: Any = 1) -> Any:
     """The probability of a number of at most ``x``."""
     x, a, b, loc, scale = arguments("beta.cdf", x, a, b, loc, scale)
     y = (x - loc) / scale
-    inside = (y > 0) & (y < 1)  # at the ends the slope may be infinite
-    return bnp.where(inside, special.betainc(a, b, bnp.where(inside, y, 0.5)), bnp.clip(y, 0, 1))
+    outside = (y < 0) | (y > 1)
+    return bnp.where(outside, bnp.clip(y, 0, 1), special.betainc(a, b, bnp.where(outside, 0.5, y)))
 
 
 def logcdf(x: Any, a: Any, b: Any, loc: Any = 0, scale: Any = 1) -> Any:
     """The logarithm of ``cdf``."""
-    return bnp.log(cdf(x, a, b, loc, scale))
+    return log_of(cdf(x, a, b, loc, scale))
 
 
 def sf(x: Any, a: Any, b: Any, loc: Any = 0, scale: Any = 1) -> Any:
     """The probability of a number above ``x``."""
     x, a, b, loc, scale = arguments("beta.sf", x, a, b, loc, scale)
     y = 1 - (x - loc) / scale
-    inside = (y > 0) & (y < 1)
-    return bnp.where(inside, special.betainc(b, a, bnp.where(inside, y, 0.5)), bnp.clip(y, 0, 1))
+    outside = (y < 0) | (y > 1)
+    return bnp.where(outside, bnp.clip(y, 0, 1), special.betainc(b, a, bnp.where(outside, 0.5, y)))
 
 
 def logsf(x: Any, a: Any, b: Any, loc: Any = 0, scale: Any = 1) -> Any:
     """The logarithm of ``sf``."""
-    return bnp.log(sf(x, a, b, loc, scale))
+    return log_of(sf(x, a, b, loc, scale))

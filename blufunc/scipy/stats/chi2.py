@@ -11,7 +11,7 @@ from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc.scipy.stats import gamma
-from blufunc.scipy.stats.parts import arguments
+from blufunc.scipy.stats.parts import arguments, log_of
 
 __all__ = ["logpdf", "pdf", "cdf", "logcdf", "sf", "logsf"]
 
@@ -37,7 +37,7 @@ def cdf(x: Any, df: Any, loc: Any = 0, scale: Any = 1) -> Any:
 
 def logcdf(x: Any, df: Any, loc: Any = 0, scale: Any = 1) -> Any:
     """The logarithm of ``cdf``."""
-    return bnp.log(cdf(x, df, loc, scale))
+    return log_of(cdf(x, df, loc, scale))
 
 
 def sf(x: Any, df: Any, loc: Any = 0, scale: Any = 1) -> Any:
@@ -49,4 +49,4 @@ def sf(x: Any, df: Any, loc: Any = 0, scale: Any = 1) -> Any:
 
 def logsf(x: Any, df: Any, loc: Any = 0, scale: Any = 1) -> Any:
     """The logarithm of ``sf``."""
-    return bnp.log(sf(x, df, loc, scale))
+    return log_of(sf(x, df, loc, scale))

@@ -15,6 +15,11 @@ from blufunc.scipy.stats.parts import arguments, log1mexp
 __all__ = ["logpdf", "pdf", "cdf", "logcdf", "sf", "logsf", "ppf"]
 
 
+def _from_zero(y: Any) -> Any:
+    """``max(y, 0)`` whose derivative at 0 is 1, so that those of probabilities are the density there too."""
+    return bnp.where(y < 0, 0, y)
+
+
 def logpdf(x: Any, loc: Any = 0, scale: Any = 1) -> Any:
     """The logarithm of the density at ``x``."""
     x, loc, scale = arguments("expon.logpdf", x, loc, scale)
@@ -31,14 +36,15 @@ def cdf(x: Any, loc: Any = 0, scale: Any = 1) -> Any:
     """The probability of a number of at most ``x``."""
     x, loc, scale = arguments("expon.cdf", x, loc, scale)
     y = (x - loc) / scale
-    return -bnp.expm1(-bnp.maximum(y, 0))
+    return -bnp.expm1(-_from_zero(y))
 
 
 def logcdf(x: Any, loc: Any = 0, scale: Any = 1) -> Any:
     """The logarithm of ``cdf``."""
     x, loc, scale = arguments("expon.logcdf", x, loc, scale)
     y = (x - loc) / scale
-    return log1mexp(bnp.maximum(y, 0))
+    below = y < 0
+    return bnp.where(below, -math.inf, log1mexp(bnp.where(below, 1, y)))
 
 
 def sf(x: Any, loc: Any = 0, scale: Any = 1) -> Any:
@@ -50,7 +56,7 @@ def logsf(x: Any, loc: Any = 0, scale: Any = 1) -> Any:
     """The logarithm of ``sf``."""
     x, loc, scale = arguments("expon.logsf", x, loc, scale)
     y = (x - loc) / scale
-    return -bnp.maximum(y, 0)
+    return -_from_zero(y)
 
 
 def ppf(q: Any, loc: Any = 0, scale: Any = 1) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import blufunc.numpy as bnp
 from blufunc import lax
 from blufunc.scipy import special
-from blufunc.scipy.stats.parts import arguments
+from blufunc.scipy.stats.parts import arguments, log_of
 
 __all__ = ["logpdf", "pdf", "cdf", "logcdf", "sf", "logsf"]
 
@@ -36,22 +36,24 @@ def pdf(x: Any, a: Any, loc: Any = 0, scale: Any = 1) -> Any:
 def cdf(x: Any, a: Any, loc: Any = 0, scale: Any = 1) -> Any:
     """The probability of a number of at most ``x``."""
     x, a, loc, scale = arguments("gamma.cdf", x, a, loc, scale)
-    y = bnp.maximum((x - loc) / scale, 0)
-    return special.gammainc(a, y)
+    y = (x - loc) / scale
+    below = y < 0
+    return bnp.where(below, 0, special.gammainc(a, bnp.where(below, 1, y)))
 
 
 def logcdf(x: Any, a: Any, loc: Any = 0, scale: Any = 1) -> Any:
     """The logarithm of ``cdf``."""
-    return bnp.log(cdf(x, a, loc, scale))
+    return log_of(cdf(x, a, loc, scale))
 
 
 def sf(x: Any, a: Any, loc: Any = 0, scale: Any = 1) -> Any:
     """The probability of a number above ``x``."""
     x, a, loc, scale = arguments("gamma.sf", x, a, loc, scale)
-    y = bnp.maximum((x - loc) / scale, 0)
-    return special.gammaincc(a, y)
+    y = (x - loc) / scale
+    below = y < 0
+    return bnp.where(below, 1, special.gammaincc(a, bnp.where(below, 1, y)))
 
 
 def logsf(x: Any, a: Any, loc: Any = 0, scale: Any = 1) -> Any:
     """The logarithm of ``sf``."""
-    return bnp.log(sf(x, a, loc, scale))
+    return log_of(sf(x, a, loc, scale))

@@ -53,8 +53,8 @@ def logsf(x: Any, loc: Any = 0, scale: Any = 1) -> Any:
     return bnp.where(scale > 0, log1mexp(bnp.exp(-z)), math.nan)
 
 
-def ppf(q: Any, loc: Any = 0, scale: Any = 1) -> Any:
-    """The number that is not exceeded with probability ``q``: the inverse of ``cdf``."""
-    q, loc, scale = arguments("gumbel_r.ppf", q, loc, scale)
-    valid = (q > 0) & (q < 1)
-    return bnp.where(valid, loc - scale * bnp.log(-bnp.log(q)), math.nan)
+def ppf(p: Any, loc: Any = 0, scale: Any = 1) -> Any:
+    """The number that is not exceeded with probability ``p``: the inverse of ``cdf``."""
+    p, loc, scale = arguments("gumbel_r.ppf", p, loc, scale)
+    valid = (p > 0) & (p < 1)
+    return bnp.where(valid, loc - scale * bnp.log(-bnp.log(p)), math.nan)

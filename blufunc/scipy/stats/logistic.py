@@ -41,15 +41,15 @@ def sf(x: Any, loc: Any = 0, scale: Any = 1) -> Any:
     return special.expit(-y)
 
 
-def ppf(q: Any, loc: Any = 0, scale: Any = 1) -> Any:
-    """The number that is not exceeded with probability ``q``: the inverse of ``cdf``."""
-    q, loc, scale = arguments("logistic.ppf", q, loc, scale)
-    y = special.logit(q)
+def ppf(x: Any, loc: Any = 0, scale: Any = 1) -> Any:
+    """The number that is not exceeded with probability ``x``: the inverse of ``cdf``."""
+    x, loc, scale = arguments("logistic.ppf", x, loc, scale)
+    y = special.logit(x)
     return y * scale + loc
 
 
-def isf(q: Any, loc: Any = 0, scale: Any = 1) -> Any:
-    """The number that is exceeded with probability ``q``: the inverse of ``sf``."""
-    q, loc, scale = arguments("logistic.isf", q, loc, scale)
-    y = -special.logit(q)
+def isf(x: Any, loc: Any = 0, scale: Any = 1) -> Any:
+    """The number that is exceeded with probability ``x``: the inverse of ``sf``."""
+    x, loc, scale = arguments("logistic.isf", x, loc, scale)
+    y = -special.logit(x)
     return y * scale + loc

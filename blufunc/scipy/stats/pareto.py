@@ -39,8 +39,9 @@ def cdf(x: Any, b: Any, loc: Any = 0, scale: Any = 1) -> Any:
 def logcdf(x: Any, b: Any, loc: Any = 0, scale: Any = 1) -> Any:
     """The logarithm of ``cdf``."""
     x, b, loc, scale = arguments("pareto.logcdf", x, b, loc, scale)
-    y = bnp.maximum((x - loc) / scale, 1)
-    return log1mexp(b * bnp.log(y))
+    y = (x - loc) / scale
+    below = y < 1
+    return bnp.where(below, -math.inf, log1mexp(b * bnp.log(bnp.where(below, 2, y))))
 
 
 def sf(x: Any, b: Any, loc: Any = 0, scale: Any = 1) -> Any:

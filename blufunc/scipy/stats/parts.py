@@ -36,3 +36,9 @@ def log_difference(log_x: Any, log_y: Any) -> Any:
     equal = log_x == log_y  # also two of minus infinity, whose difference is not a number
     distance = bnp.where(equal, 1, log_x - log_y)
     return bnp.where(equal, -math.inf, log_x + log1mexp(distance))
+
+
+def log_of(p: Any) -> Any:
+    """``log(p)`` of a probability: where it is 0, minus infinity, of derivative 0."""
+    none = p == 0
+    return bnp.where(none, -math.inf, bnp.log(bnp.where(none, 1, p)))

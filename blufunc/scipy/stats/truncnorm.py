@@ -51,12 +51,18 @@ def cdf(x: Any, a: Any, b: Any, loc: Any = 0, scale: Any = 1) -> Any:
 def logcdf(x: Any, a: Any, b: Any, loc: Any = 0, scale: Any = 1) -> Any:
     """The logarithm of ``cdf``."""
     x, a, b, loc, scale = arguments("truncnorm.logcdf", x, a, b, loc, scale)
-    y = bnp.clip((x - loc) / scale, a, b)
+    y = (x - loc) / scale
+    before, behind = y <= a, y >= b
+    # what is not chosen is computed at a place between the bounds, where derivatives are finite
+    middle = bnp.where(a == -math.inf, bnp.minimum(b, 1) - 1, a + bnp.minimum(b - a, 2) / 2)
+    y = bnp.where(before | behind, middle, y)
     whole = _log_mass(a, b)
     below = _log_mass(a, y) - whole
     # near 1 from the other side, which keeps its digits
-    above = log1mexp(whole - _log_mass(y, b))
-    return bnp.where(a < b, bnp.where(y >= b, 0, bnp.where(below > -0.1, above, below)), math.nan)
+    near = below > -0.1
+    gap = bnp.where(near, whole - _log_mass(y, b), 1)
+    log_p = bnp.where(near, log1mexp(gap), below)
+    return bnp.where(a < b, bnp.where(behind, 0, bnp.where(before, -math.inf, log_p)), math.nan)
 
 
 def sf(x: Any, a: Any, b: Any, loc: Any = 0, scale: Any = 1) -> Any:

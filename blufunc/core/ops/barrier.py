@@ -1,0 +1,57 @@
+"""A barrier to simplification: values that a program may not compute away.
+
+Core operation. In come several values of any types, out come the same; but passes neither merge two barriers, nor fold
+one, nor look through it. It is the identity to every transform, which puts barriers of its own on tangents and
+cotangents.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from blufunc.core import tree
+from blufunc.core.array import lift
+from blufunc.core.primitive import Primitive
+from blufunc.core.tangents import Zero, is_linear, zero
+
+
+class _OptimizationBarrier(Primitive):
+    """All operands, as they are."""
+
+    name, kind, multiple_results, opaque = "optimization_barrier", "barrier", True, True
+
+    def impl(self, *xs):
+        return list(xs)
+
+    def abstract(self, *xs):
+        return list(xs)
+
+    def jvp(self, primals, tangents):
+        return self.bind(*primals), self._on_nonzeros(tangents)
+
+    def _on_nonzeros(self, tangents):
+        present = [t for t in tangents if t.__class__ is not Zero]
+        outs = iter(self.bind(*present) if present else [])
+        return [zero(t.aval) if t.__class__ is Zero else next(outs) for t in tangents]
+
+    def transpose(self, cts, *args):
+        for ct, a in zip(self._on_nonzeros(cts), args, strict=True):
+            if is_linear(a) and ct.__class__ is not Zero:
+                a.add(ct)
+
+    def batch(self, axis, args, dims):
+        return self.bind(*args), list(dims)
+
+
+optimization_barrier_p = _OptimizationBarrier()
+
+
+def optimization_barrier(operand: Any, /) -> Any:
+    """A pytree of arrays, as it is; what is computed from it is not merged with what is computed without it.
+
+    Raises:
+      ArgumentError: a leaf is no array or number.
+    """
+    leaves, treedef = tree.flatten(operand)
+    values = [lift(x, f"leaf {i} of the operand") for i, x in enumerate(leaves)]
+    return tree.unflatten(treedef, optimization_barrier_p.bind(*values) if values else [])

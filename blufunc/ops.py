@@ -1,0 +1,199 @@
+"""Reductions of segments: sums and other folds of the rows of an array by the number of their group.
+
+A face above ``blufunc.numpy`` and ``lax``, with the names of ``jax.ops``. Each is one scatter into the identity of its
+operation, so that gradients are gathers. In come the rows and their numbers; out comes one row for each segment, and
+empty segments hold the identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import blufunc.numpy as bnp
+from blufunc import errors, lax
+from blufunc.core import dtypes, source
+from blufunc.core.array import lift
+from blufunc.core.axes import static_int
+from blufunc.core.trace import Tracer
+
+
+def segment_sum(
+    data: Any,
+    segment_ids: Any,
+    num_segments: int | None = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    bucket_size: int | None = None,
+    mode: Any = None,
+    out_sharding: None = None,
+) -> Any:
+    """The sums of the rows of ``data`` that have one number in ``segment_ids``; 0 for empty segments.
+
+    Args:
+      data: an array of rank 1 or more; its first axis is divided into segments, which need not lie together.
+      segment_ids: integers of shape ``(data.shape[0],)``: the segment of each row.
+      num_segments: how many segments there are, the size of the result's first axis; one more than the largest
+        number, if None, which wants to know the values of ``segment_ids``.
+      indices_are_sorted, unique_indices: promises about ``segment_ids``.
+      bucket_size: reduce so many rows at a time, and then the results: long sums are more precise.
+      mode: what to do about numbers that are no segment: by default their rows are left out; with ``"clip"`` they go
+        to the first or the last segment.
+      out_sharding: None.
+    Returns:
+      an array of shape ``(num_segments, *data.shape[1:])`` and of the dtype of ``data``.
+    Raises:
+      ConcretizationError: ``num_segments`` is None, and ``segment_ids`` is traced.
+      DtypeError: ``segment_ids`` are not integers, or the operation does not take the dtype of ``data``.
+      ShapeError: ``segment_ids`` is not one number for each row.
+      ValueRangeError: a negative ``num_segments``, or a ``bucket_size`` less than 1.
+      UnsupportedError: an ``out_sharding``.
+    """
+    options = (num_segments, indices_are_sorted, unique_indices, bucket_size, mode, out_sharding)
+    return _segmented("segment_sum", lax.scatter_add, bnp.sum, data, segment_ids, *options)
+
+
+def segment_prod(
+    data: Any,
+    segment_ids: Any,
+    num_segments: int | None = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    bucket_size: int | None = None,
+    mode: Any = None,
+    out_sharding: None = None,
+) -> Any:
+    """The products of the rows of each segment; 1 for empty ones. See ``segment_sum``.
+
+    It can be differentiated with ``unique_indices=True``.
+    """
+    options = (num_segments, indices_are_sorted, unique_indices, bucket_size, mode, out_sharding)
+    return _segmented("segment_prod", lax.scatter_mul, bnp.prod, data, segment_ids, *options)
+
+
+def segment_max(
+    data: Any,
+    segment_ids: Any,
+    num_segments: int | None = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    bucket_size: int | None = None,
+    mode: Any = None,
+    out_sharding: None = None,
+) -> Any:
+    """The largest elements among the rows of each segment; -inf, or the least integer, for empty ones.
+
+    See ``segment_sum``. Ties share the derivative.
+    """
+    options = (num_segments, indices_are_sorted, unique_indices, bucket_size, mode, out_sharding)
+    return _segmented("segment_max", lax.scatter_max, bnp.max, data, segment_ids, *options)
+
+
+def segment_min(
+    data: Any,
+    segment_ids: Any,
+    num_segments: int | None = None,
+    indices_are_sorted: bool = False,
+    unique_indices: bool = False,
+    bucket_size: int | None = None,
+    mode: Any = None,
+    out_sharding: None = None,
+) -> Any:
+    """The smallest elements among the rows of each segment; inf, or the greatest integer, for empty ones.
+
+    See ``segment_sum``. Ties share the derivative.
+    """
+    options = (num_segments, indices_are_sorted, unique_indices, bucket_size, mode, out_sharding)
+    return _segmented("segment_min", lax.scatter_min, bnp.min, data, segment_ids, *options)
+
+
+def _identity(name: str, dtype: np.dtype) -> Any:
+    """What empty segments hold."""
+    if name in ("segment_sum", "segment_prod"):
+        return name == "segment_prod"
+    if dtypes.is_bool(dtype):
+        return name == "segment_min"
+    if dtypes.is_integer(dtype):
+        limits = dtypes.iinfo(dtype)
+        return limits.max if name == "segment_min" else limits.min
+    return np.inf if name == "segment_min" else -np.inf
+
+
+def _segmented(
+    name: str, scatter: Callable, reduce: Callable, data: Any, segment_ids: Any, num_segments: Any,
+    indices_are_sorted: bool, unique_indices: bool, bucket_size: Any, mode: Any, out_sharding: Any,
+) -> Any:  # fmt: skip
+    if out_sharding is not None:
+        raise errors.UnsupportedError(
+            f"{name}: there are no shardings yet.", where=source.here(), fix="leave out_sharding out"
+        )
+    data, ids = lift(data, "data"), lift(segment_ids, "segment_ids")
+    dtype, rows = data.aval.dtype, data.aval.shape[:1]
+    if not dtypes.is_integer(ids.aval.dtype):
+        raise errors.DtypeError(
+            f"{name}: segment_ids are integers, not {ids.aval}.",
+            where=source.here(),
+            fix="segment_ids.astype('int32')",
+        )
+    if not rows or ids.aval.shape != rows:
+        raise errors.ShapeError(
+            f"{name}: segment_ids are one number for each row of data, not {ids.aval} for {data.aval}.",
+            where=source.here(),
+        )
+    if name in ("segment_max", "segment_min") and dtypes.is_complex(dtype):
+        raise errors.DtypeError(
+            f"{name} takes numbers that have an order, not {data.aval}.", where=source.here()
+        )
+    size = _number_of_segments(name, ids, num_segments)
+    buckets = 1 if bucket_size is None else static_int(bucket_size, name, "bucket_size")
+    if buckets < 1:
+        raise errors.ValueRangeError(
+            f"{name}: bucket_size is {bucket_size}.", where=source.here(), fix="bucket_size=64, or None"
+        )
+    shape: tuple[int, ...] = (size, *data.aval.shape[1:])
+    if not size:
+        return bnp.zeros(shape, dtype)
+    index = bnp.expand_dims(ids, 1)
+    window = tuple(range(1, data.aval.ndim))
+    numbers = lax.ScatterDimensionNumbers(window, (0,), (0,))
+    if bucket_size is not None:
+        bucket = bnp.arange(rows[0], dtype=ids.aval.dtype) // buckets
+        index = bnp.stack([bucket, ids], 1)
+        shape = (-(-rows[0] // buckets), *shape)
+        numbers = lax.ScatterDimensionNumbers(window, (0, 1), (0, 1))
+    result = scatter(
+        bnp.full(shape, _identity(name, dtype), dtype),
+        index,
+        data,
+        numbers,
+        indices_are_sorted=indices_are_sorted,
+        unique_indices=unique_indices,
+        mode=mode,
+    )
+    if bucket_size is None:
+        return result
+    return reduce(result, axis=0, initial=_identity(name, dtype)).astype(dtype)
+
+
+def _number_of_segments(name: str, ids: Any, given: Any) -> int:
+    if given is None:
+        if isinstance(ids, Tracer):
+            raise errors.ConcretizationError(
+                f"{name} without num_segments, of segment_ids that are traced ({ids.aval}).",
+                where=source.here(),
+                why="the shape of the result would depend on their values.",
+                fix=f"{name}(data, segment_ids, num_segments=n)",
+            )
+        host = np.asarray(ids)
+        return int(max(host.max() + 1, 0)) if host.size else 0
+    size = static_int(given, name, "num_segments")
+    if size < 0:
+        raise errors.ValueRangeError(
+            f"{name}: num_segments is {size}.", where=source.here(), fix="num_segments=n, at least 0"
+        )
+    return size
+
+
+__all__ = ["segment_max", "segment_min", "segment_prod", "segment_sum"]
