@@ -135,7 +135,6 @@ atan2_p = Elementwise(
     ],
 )
 nextafter_p = Elementwise("nextafter", np.nextafter, "float", [None, None])
-# at 0 the derivative is that from the right, as in JAX
 # at 0 the symmetric derivative: compositions such as exp(-|x - y|) count on its being no other
 abs_p = Elementwise("abs", np.abs, "real", [lambda t, ans, x: mul(t, sign(x))])
 sign_p = Elementwise("sign", np.sign, "number", [None])
