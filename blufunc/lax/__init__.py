@@ -216,6 +216,32 @@ from blufunc.core.ops.shape import (
 )
 from blufunc.core.ops.shape import slice_ as slice
 from blufunc.core.ops.sort import sort, sort_key_val, sort_p, top_k, top_k_p
+from blufunc.core.ops.special import (
+    bessel_i0e,
+    bessel_i0e_p,
+    bessel_i1e,
+    bessel_i1e_p,
+    betainc,
+    digamma,
+    digamma_p,
+    hypot_p,
+    igamma,
+    igamma_grad_a,
+    igamma_grad_a_p,
+    igamma_p,
+    igammac,
+    igammac_p,
+    lgamma,
+    lgamma_p,
+    logaddexp_p,
+    polygamma,
+    polygamma_p,
+    random_gamma_grad,
+    random_gamma_grad_p,
+    regularized_incomplete_beta_p,
+    zeta,
+    zeta_p,
+)
 from blufunc.core.ops.windows import GatherDimensionNumbers, GatherScatterMode, ScatterDimensionNumbers
 from blufunc.core.structure import (
     add_any_p,
@@ -248,32 +274,6 @@ from blufunc.lax.derived import (
     split,
     stack,
     tile,
-)
-from blufunc.lax.special import (
-    bessel_i0e,
-    bessel_i0e_p,
-    bessel_i1e,
-    bessel_i1e_p,
-    betainc,
-    digamma,
-    digamma_p,
-    hypot_p,
-    igamma,
-    igamma_grad_a,
-    igamma_grad_a_p,
-    igamma_p,
-    igammac,
-    igammac_p,
-    lgamma,
-    lgamma_p,
-    logaddexp_p,
-    polygamma,
-    polygamma_p,
-    random_gamma_grad,
-    random_gamma_grad_p,
-    regularized_incomplete_beta_p,
-    zeta,
-    zeta_p,
 )
 from blufunc.lax.strict import (
     RoundingMethod,
