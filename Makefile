@@ -28,7 +28,7 @@ endif
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-peers check format bench goldens clean
+.PHONY: help demo test test-peers check format bench bench-gpu goldens clean
 
 help: ## list the targets
 	@echo "usage: make TARGET [PYTHON=python3.12]"
@@ -60,7 +60,11 @@ format: $(STAMPS)/dev ## let ruff mend and lay out the code
 bench: $(STAMPS)/examples $(STAMPS)/peers ## measure against JAX on this machine, as ratios
 	$(PY) -m benchmarks.trace
 	$(PY) -m benchmarks.dispatch
+	$(PY) -m benchmarks.cpu_kernels
 	$(PY) -m benchmarks.cpu_train
+
+bench-gpu: $(STAMPS)/examples ## measure against PyTorch and JAX on a CUDA device, with what of them .venv has
+	$(PY) -m benchmarks.gpu
 
 goldens: $(STAMPS)/dev ## rewrite the golden files from what the code does now; read the diff
 	BLUFUNC_UPDATE_GOLDENS=1 $(PY) -m pytest -q -k golden $(PYTEST)

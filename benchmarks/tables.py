@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from benchmarks import gpu_tables
 from benchmarks.peers import RESULTS
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
@@ -14,30 +15,69 @@ Every figure is a median after warm-up, on random data, taken in turns with the 
 1, or of rates above 1, means that blufunc is ahead. This page is written by `python -m benchmarks.tables` from the
 records in `benchmarks/results`; `BLUFUNC_SAVE_RESULTS=1 make bench` takes them again.
 """
+GPU_HEAD = """## On a GPU
+
+Each library runs in a process of its own, one after the other on the same device, from the same weights and data.
+Ratios compare with the best of the peers: above 1, blufunc is ahead. Kernels of blufunc and PyTorch are timed by events
+on the device, with the cache overwritten before each; JAX's by the wall clock over calls that follow each other, and so
+is blufunc's second figure. "Losses apart" is the largest difference from the first peer's losses, step by step.
+`make bench-gpu` takes the records again.
+"""
 
 
-def table(record: dict) -> str:
-    """One record as a section with a table."""
+def section(record: dict) -> str:
+    """One record of the CPU's benchmarks as a section with a table."""
     versions = ", ".join(f"{name} {v}" for name, v in record["versions"].items())
     lines = [
         f"## {record['benchmark']}",
         "",
         f"{record['date']}; {record['device']}; BLAS threads: {record['blas_threads']}; {versions}.",
         "",
-        "| what | blufunc | jax | ratio |",
-        "|---|---|---|---|",
+        *(_kernels(record["rows"]) if record["benchmark"] == "cpu_kernels" else _times(record["rows"])),
     ]
-    for r in record["rows"]:
+    return "\n".join(lines) + "\n"
+
+
+def _times(rows: list[dict]) -> list[str]:
+    lines = ["| what | blufunc | jax | ratio |", "|---|---|---|---|"]
+    for r in rows:
         digits = 0 if r["blufunc"] > 1000 else 3 if r["unit"] == "s" else 1
         ours, theirs = (f"{r[k]:,.{digits}f} {r['unit']}" for k in ("blufunc", "jax"))
         lines.append(f"| {r['what']} | {ours} | {theirs} | {r['ratio']:.2f} |")
-    return "\n".join(lines) + "\n"
+    return lines
+
+
+def _kernels(rows: list[dict]) -> list[str]:
+    """Times with what they come to in bytes moved, beside a plain copy on the same cores."""
+    copy = rows[0]["copy_GB_s"]
+    lines = [
+        f"A copy on the same cores moves {copy:.0f} GB/s, bytes read and bytes written.",
+        "",
+        "| what | blufunc | jax | ratio | blufunc's GB/s | % of a copy |",
+        "|---|---|---|---|---|---|",
+    ]
+    for r in rows:
+        rate = r["bytes"] / r["blufunc"] / 1e6
+        lines.append(
+            f"| {r['what']} | {r['blufunc']:.2f} ms | {r['jax']:.2f} ms | {r['ratio']:.2f} "
+            f"| {rate:.1f} | {100 * rate / copy:.0f} |"
+        )
+    mean = gpu_tables.geometric_mean(r["ratio"] for r in rows)
+    return [*lines, "", f"Geometric mean of the ratios: {mean:.2f}."]
+
+
+def page(records: list[dict]) -> str:
+    """The whole page, the CPU's records first."""
+    host = [r for r in records if "gpu" not in r]
+    order = list(gpu_tables.TITLES)
+    gpu = sorted((r for r in records if "gpu" in r), key=lambda r: order.index(r["benchmark"]))
+    parts = [HEAD, *map(section, host)] + ([GPU_HEAD] if gpu else []) + [gpu_tables.table(r) for r in gpu]
+    return "\n".join(parts)
 
 
 def main() -> None:
     """Write the page."""
-    records = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
-    PAGE.write_text("\n".join([HEAD, *map(table, records)]))
+    PAGE.write_text(page([json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]))
 
 
 if __name__ == "__main__":

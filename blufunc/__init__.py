@@ -36,6 +36,7 @@ from blufunc.transforms.checkpoint import remat as remat
 from blufunc.transforms.checkpoint_policies import checkpoint_name as checkpoint_name
 from blufunc.transforms.closure_convert import closure_convert as closure_convert
 from blufunc.transforms.compile_time import ensure_compile_time_eval as ensure_compile_time_eval
+from blufunc.transforms.cuda_kernel import cuda_kernel as cuda_kernel
 from blufunc.transforms.custom_gradient import custom_gradient as custom_gradient
 from blufunc.transforms.custom_jvp import custom_jvp as custom_jvp
 from blufunc.transforms.custom_vjp import custom_vjp as custom_vjp
@@ -68,6 +69,7 @@ from blufunc.transforms.transfer import local_devices as local_devices
 from blufunc.transforms.transfer import process_count as process_count
 from blufunc.transforms.transfer import process_index as process_index
 from blufunc.transforms.transform import Transform as Transform
+from blufunc.transforms.user_elementwise import elementwise as elementwise
 from blufunc.transforms.vmap import vmap as vmap
 
 __version__ = "0.1.0.dev0"

@@ -50,12 +50,15 @@ class Config:
     Attributes:
       debug: comma-separated stages to print to stderr as programs pass them: ``jaxpr``, ``source``, ``retrace``.
       debug_key_reuse: raise ``KeyReuseError`` where a random key is used twice.
+      host_compiler: whether programs on the CPU are compiled by the system's C++ compiler: ``auto`` (where they are
+        large enough to gain), ``always`` or ``never``.
       check: run ``check_jaxpr`` on every jaxpr that a trace or transform produces. Slow; the tests set it.
     """
 
     debug: str = ""
     check: bool = False
     debug_key_reuse: bool = False
+    host_compiler: str = "auto"
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dataclass_fields__:

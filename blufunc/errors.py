@@ -121,3 +121,11 @@ class KeyReuseError(BlufuncError, ValueError):
 
 class DataError(BlufuncError, ValueError):
     """An input file that is missing, empty, truncated or of another format."""
+
+
+class CompileError(BlufuncError, RuntimeError):
+    """Source text that its compiler refused: the message shows the line, and the user's line it came from."""
+
+
+class OutOfMemoryError(BlufuncError, MemoryError):
+    """A device without enough memory for an array or a program; the message lists what holds most of it."""

@@ -33,6 +33,7 @@ class Primitive:
       multiple_results: whether ``bind`` returns a list.
       fresh: whether ``impl`` always returns new storage, never a view of an operand.
       ufunc: the ``np.ufunc`` that ``impl`` is, if it is one: executors may then write over an operand.
+      identity: whether the result is the one operand as it is, and nothing is computed.
       opaque: whether simplification leaves every use as it is: none is folded, or merged with an equal one.
       inline: whether it only names a call of ``params["jaxpr"]``, which programs put in its place.
       effects: what it does besides computing its results; programs never drop or reorder these.
@@ -43,6 +44,7 @@ class Primitive:
     multiple_results = False
     fresh = False
     ufunc: Any = None
+    identity = False
     opaque = False
     inline = False
     effects: frozenset[str] = frozenset()

@@ -117,6 +117,11 @@ def line_of(source: Source) -> int:
     return code.co_firstlineno if line is None else line
 
 
+def function_of(source: Source) -> str:
+    """The name of the function that ``source`` is in."""
+    return source[0].co_name
+
+
 @functools.lru_cache(maxsize=256)
 def _lines(code: CodeType) -> list[int | None]:
     """The line of each instruction."""

@@ -18,6 +18,8 @@ from blufunc.core.array import Array
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Jaxpr
 from blufunc.core.rules import check_values
+from blufunc.kernels import host_program
+from blufunc.kernels.host_program import HostProgram
 from blufunc.kernels.numpy_program import CallingProgram, Program, calls_back, eqn_calls_back, interpret
 from blufunc.kernels.quiet import openly, quietly
 
@@ -58,8 +60,11 @@ class NumpyBackend:
                 check_values(prim, results, outs)
         return [r if r.__class__ is np.ndarray else np.asarray(r) for r in results]
 
-    def compile(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> Program:
-        """A program over buffers."""
+    def compile(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> Program | HostProgram:
+        """A program over buffers: compiled loops where they gain, NumPy calls otherwise."""
+        compiled = host_program.compile_program(jaxpr, donated)
+        if compiled is not None:
+            return compiled
         return (CallingProgram if calls_back(jaxpr) else Program)(jaxpr, donated)
 
     def claim(self, array: Array) -> np.ndarray:

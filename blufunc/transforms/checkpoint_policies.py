@@ -49,7 +49,7 @@ Policy = Callable[..., Verdict]
 class _Identity(Linear):
     """The operand itself, in an equation that says something about it."""
 
-    kind = "movement"
+    kind, identity = "movement", True
 
     def impl(self, x, **params):
         return x

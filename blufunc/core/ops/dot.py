@@ -57,6 +57,16 @@ class _DotGeneral(Primitive):
             result = result.astype(np.int64)
         return result.astype(out)
 
+    def impl_into(self, out, lhs, rhs, *, dimension_numbers, precision, preferred_element_type):
+        """``impl`` with the result written to ``out``, a contiguous array."""
+        (lc, rc), (lb, rb) = dimension_numbers
+        compute = _compute_dtype(lhs.dtype, out.dtype)
+        if compute == out.dtype:
+            _matmul(_as(lhs, compute), _as(rhs, compute), lc, rc, lb, rb, out)
+        else:
+            numbers = {"dimension_numbers": dimension_numbers, "precision": precision}
+            out[...] = self.impl(lhs, rhs, **numbers, preferred_element_type=preferred_element_type)
+
     def abstract(self, lhs, rhs, *, dimension_numbers, precision, preferred_element_type):
         (lc, rc), (lb, rb) = dimension_numbers
         _check_axes("lhs", lhs, lc, lb)
@@ -227,10 +237,12 @@ def _shifted(axes: Axes, new: int) -> Axes:
     return tuple(d + (d >= new) for d in axes)
 
 
-def _matmul(x: np.ndarray, y: np.ndarray, xc: Axes, yc: Axes, xb: Axes, yb: Axes) -> np.ndarray:
-    """``dot_general`` in the dtype of x and y, as one product of (stacks of) matrices."""
+def _matmul(
+    x: np.ndarray, y: np.ndarray, xc: Axes, yc: Axes, xb: Axes, yb: Axes, out: np.ndarray | None = None
+) -> np.ndarray:
+    """``dot_general`` in the dtype of x and y, as one product of (stacks of) matrices; into ``out`` if that is given."""
     if x.ndim == y.ndim == 2 and not xb and xc == (1,) and yc == (0,):
-        return np.matmul(_for_blas(x), _for_blas(y))
+        return np.matmul(_for_blas(x), _for_blas(y), out=out)
     x_free, y_free = _free(x.ndim, xc, xb), _free(y.ndim, yc, yb)
     batch = tuple([x.shape[d] for d in xb])
     rows = tuple([x.shape[d] for d in x_free])
@@ -243,9 +255,10 @@ def _matmul(x: np.ndarray, y: np.ndarray, xc: Axes, yc: Axes, xb: Axes, yb: Axes
     inner, m, n = math.prod([x.shape[d] for d in xc]), math.prod(rows), math.prod(columns)
     a = x.transpose(xb + x_free + xc).reshape(*batch, m, inner)
     b = y.transpose(yb + yc + y_free).reshape(*batch, inner, n)
+    into = None if out is None else out.reshape(*batch, m, n)
     if not xc and batch:  # stacks of outer products: one call of multiply, not one of BLAS for each
-        return np.multiply(a, b).reshape(batch + rows + columns)
-    return np.matmul(_for_blas(a), _for_blas(b)).reshape(batch + rows + columns)
+        return np.multiply(a, b, out=into).reshape(batch + rows + columns)
+    return np.matmul(_for_blas(a), _for_blas(b), out=into).reshape(batch + rows + columns)
 
 
 def _for_blas(a: np.ndarray) -> np.ndarray:

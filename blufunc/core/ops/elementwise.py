@@ -393,7 +393,7 @@ convert_p = _Convert()
 bitcast_p = _Bitcast()
 clamp_p = _Clamp()
 stop_gradient_p = _StopGradient("stop_gradient", lambda x: x, "any", [None])
-stop_gradient_p.fresh = False  # it returns its operand
+stop_gradient_p.fresh, stop_gradient_p.identity = False, True  # it returns its operand
 copy_p = Elementwise("copy", np.copy, "any", [lambda t, ans, x: copy(t)], [lambda ct, x: ct])
 
 # -- complex numbers -------------------------------------------------------------------------------

@@ -49,8 +49,10 @@ from blufunc.core.structure import (
 from blufunc.core.tangents import Zero, is_linear, zero
 
 
-def _default_fill(dtype: np.dtype) -> Any:
-    """What a gather reads outside: NaN, the least signed or greatest unsigned integer, or True."""
+def gather_fill(dtype: np.dtype, fill_value: Any = None) -> Any:
+    """What a gather reads outside: by default NaN, the least signed or greatest unsigned integer, or True."""
+    if fill_value is not None:
+        return fill_value
     if dtypes.is_inexact(dtype):
         return np.nan
     if dtypes.is_bool(dtype):
@@ -91,7 +93,7 @@ class _Gather(Linear):
             at = np.unravel_index(rows, plan.varying_shape) if plan.varying_shape else (None,)
             out = x[(*[slice(None)] * plan.first, *at)]
         if inside is not None:
-            fill = _default_fill(x.dtype) if fill_value is None else fill_value
+            fill = gather_fill(x.dtype, fill_value)
             out.reshape(plan.outer, len(starts), plan.per_window * plan.inner)[:, ~inside] = fill
         out = out.reshape(plan.natural)
         return out if plan.order is None else out.transpose(plan.order)

@@ -1,0 +1,96 @@
+"""GPT-2's training step in blufunc: the model of ``examples/gpt``, as it stands.
+
+    python -m benchmarks.gpu_peers.gpt2_blufunc --precision bf16
+
+With ``--hash`` the row has a fingerprint of the parameters after the steps, with which runs can be compared bit by bit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+
+import blufunc as bf
+from benchmarks.gpu_peers import clock, gpt2
+from blufunc import optim, tree
+from examples.gpt import model
+
+
+def main() -> None:
+    """Tell one row."""
+    parser = gpt2.parser()
+    parser.add_argument("--hash", action="store_true")
+    parser.add_argument(
+        "--key", type=int, help="make the initial weights from this key instead of NumPy's generator"
+    )
+    o = parser.parse_args()
+    clock.emit_versions("blufunc", "cupy-cuda13x", "cupy-cuda12x", "numpy")
+    device = bf.devices(o.platform)[0]
+    config = model.Config(o.layers, o.heads, o.width, o.context, o.vocab)
+    set_precision(o.precision)
+    loss = lambda params, tokens: model.loss(params, tokens, config)
+    loss = bf.autocast(loss) if o.precision == "bf16" else loss
+    optimizer = optim.adamw(gpt2.LEARNING_RATE, **gpt2.ADAMW)
+
+    def train_step(params, state, tokens):
+        value, grads = bf.value_and_grad(loss)(params, tokens)
+        updates, state = optimizer.update(grads, state, params)
+        return optim.apply_updates(params, updates), state, value
+
+    compiled = bf.jit(train_step, donate_argnums=(0, 1))
+    params = initial(o, config, device)
+    kept = [params, bf.jit(optimizer.init)(params)]
+    del params  # it is donated
+    tokens = [bf.device_put(t, device) for t in gpt2.tokens(o)]
+    bf.block_until_ready((kept, tokens))
+
+    def step(i):
+        *kept[:], value = compiled(*kept, tokens[i % gpt2.BATCHES])
+        return value.block_until_ready()
+
+    def after():
+        return memory(o.platform) | ({"parameters": fingerprint(kept[0])} if o.hash else {})
+
+    gpt2.measure(o, step, after)
+
+
+def initial(o: Any, config: model.Config, device: Any) -> dict:
+    """The parameters before the first step, on the device."""
+    if o.key is None:
+        return bf.device_put(gpt2.weights(o), device)
+    return bf.jit(lambda key: model.init(key, config))(bf.device_put(bf.random.key(o.key), device))
+
+
+def set_precision(precision: str) -> None:
+    """How products of float32 are computed: IEEE as it stands, or on tensor cores in TF32."""
+    if precision == "tf32":
+        bf.config.update("matmul_precision", "tf32")
+
+
+def memory(platform: str) -> dict:
+    """The most that arrays and plans held at once, and what was taken from the device for it."""
+    if platform != "cuda":
+        return {}
+    from blufunc.kernels import cuda_memory, cuda_runtime
+
+    free, total = cuda_runtime.free_memory(0)
+    figures = {
+        "peak_GB": cuda_memory.peak_bytes(0),
+        "held_GB": cuda_memory.pool(0).held_bytes(),
+        "device_GB": total - free,
+    }
+    return {name: nbytes / 1e9 for name, nbytes in figures.items()}
+
+
+def fingerprint(params: Any) -> str:
+    """SHA-256 of all bits of a pytree."""
+    found = hashlib.sha256()
+    for leaf in tree.leaves(params):
+        found.update(np.asarray(leaf).tobytes())
+    return found.hexdigest()
+
+
+if __name__ == "__main__":
+    main()

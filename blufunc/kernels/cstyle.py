@@ -1,0 +1,614 @@
+"""LoopIR as C: the part that CUDA and the host share. ``cstyle_host.py`` and ``cstyle_cuda.py`` add their loops.
+
+Kernels, stage 6. In: a ``Kernel``. Out: the text of one function. The renderer walks the statements with a stack of
+scopes, one for each block of the text. A value is written where it is first needed, but in the outermost scope that
+knows its loop variables and in which what it reads is finished: what does not vary over a loop stands before it, and
+what several statements need is computed once. Values used once are written in place.
+
+Whatever a block reads, it reads before it stores: an output may be the very array that an input is, as long as each
+element is replaced by the block that reads it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from blufunc.core import dtypes
+from blufunc.core.ops import elementwise as ew
+from blufunc.kernels import scalars
+from blufunc.kernels.indices import Atom, Computed, Index, Quotient, Range, Remainder, ranges_of
+from blufunc.kernels.loopir import (
+    ARG_REDUCTIONS,
+    Accumulate,
+    Buffer,
+    Keep,
+    Kernel,
+    Lanes,
+    Reduce,
+    Rows,
+    Set,
+    Statement,
+    Store,
+    Total,
+    Value,
+    computed_in,
+    dependencies,
+    identity,
+    post_order,
+    values_of,
+)
+from blufunc.kernels.scalars import bare, grouped
+
+Cell = Total | Keep | Buffer
+
+_REDUCING = {
+    "sum": ew.add_p,
+    "prod": ew.mul_p,
+    "max": ew.max_p,
+    "min": ew.min_p,
+    "and": ew.and_p,
+    "or": ew.or_p,
+    "xor": ew.xor_p,
+}
+_LONGEST = 72
+"""Characters of an expression that still stands within another one."""
+
+_RESERVED = frozenset(
+    """alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const constexpr continue
+    decltype default delete do double else enum explicit export extern false float for friend goto if inline int long
+    mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public register return short
+    signed sizeof static struct switch template this throw true try typedef typeid typename union unsigned using
+    virtual void volatile while xor xor_eq""".split()
+)
+
+
+@dataclass
+class Scope:
+    """A block of the text that is being written.
+
+    Attributes:
+      ranges: the loop variables that may be used in it.
+      writes: what statements of the loop that it is the body of write: values that read it stay inside.
+      lines: its text so far.
+      names: the expressions of what has been computed in it.
+    """
+
+    ranges: frozenset[Range]
+    writes: frozenset[Cell] = frozenset()
+    lines: list[str] = field(default_factory=list)
+    names: dict[Value | Atom, str] = field(default_factory=dict)
+
+
+class CStyle:
+    """Writes one kernel. Dialects override the hooks at the end, and add to the names that are ``reserved``."""
+
+    reserved = _RESERVED
+
+    def __init__(self, kernel: Kernel):
+        self.kernel = kernel
+        self.scopes: list[Scope] = []
+        self.taken: set[str] = {*self.reserved, kernel.name}
+        self.named: dict[Any, str] = {}
+        self.temporaries = 0
+        self.inline_reads = True
+        for buffer in kernel.buffers:
+            self.name(buffer, buffer.name)
+        self._survey()
+        self.wide = self._largest >= 1 << 31
+        self.index_type = "int64_t" if self.wide else "int"
+
+    def render(self) -> str:
+        """The function, with comments before it."""
+        self.scopes.append(Scope(frozenset()))
+        self.parameters()
+        self.grid()
+        if self.kernel.finish:
+            self.finish()
+        body = self.scopes.pop().lines
+        notes = [comment(note) for note in self.kernel.notes]
+        return "\n".join([*notes, f"{self.signature()} {{", *indented(body), "}"]) + "\n"
+
+    # -- what the kernel holds ------------------------------------------------------------------
+
+    def _survey(self) -> None:
+        """Count the uses of every value and index atom, and find what each value reads that the kernel writes."""
+        written: set[Cell] = set()
+        indices: list[Index] = []
+        roots: list[Value] = []
+        self.cells: dict[int, frozenset[Cell]] = {}
+        for s in self.kernel.statements():
+            own = writes_of(s)
+            written.update(own)
+            roots += values_of(s)
+            indices += indices_of(s)
+        self.uses: Counter[Value | Atom] = Counter(roots)
+        self.reads: dict[Value, frozenset[Cell]] = {}
+        for v in post_order(roots):
+            needs = dependencies(v)
+            self.uses.update(needs)
+            indices += v.indices()
+            own_reads = {v.attr} if v.op == "read" else {v.attr[0]} & written if v.op == "load" else set()
+            self.reads[v] = frozenset(own_reads).union(*[self.reads[d] for d in needs])
+        self._largest = max([magnitude(i) for i in indices], default=0)
+        extents = [r.extent for r in self.kernel.grid]
+        self._largest = max(
+            self._largest, self.kernel.points, *[b.size for b in self.kernel.buffers], *extents
+        )
+        pending: list[Any] = [atom for index in indices for atom in index.terms]
+        while pending:
+            atom = pending.pop()
+            self.uses[atom] += 1
+            if isinstance(atom, (Quotient, Remainder)) and self.uses[atom] == 1:
+                pending += atom.index.terms
+
+    # -- names ---------------------------------------------------------------------------------
+
+    def name(self, thing: Any, wish: str) -> str:
+        """The identifier of a buffer, range, total or keep: what it is called, or that with a number."""
+        if thing not in self.named:
+            self.named[thing] = self.fresh(wish)
+        return self.named[thing]
+
+    def fresh(self, wish: str) -> str:
+        """An identifier that is not taken."""
+        found, n = wish, 1
+        while found in self.taken or scalars.helpers(found):
+            n += 1
+            found = f"{wish}{'_' * wish[-1].isdigit()}{n}"
+        self.taken.add(found)
+        return found
+
+    def variable(self, of: Range) -> str:
+        """The identifier of a loop variable."""
+        return self.name(of, of.name)
+
+    def temporary(self) -> str:
+        """The next of v0, v1, ..."""
+        found = f"v{self.temporaries}"
+        self.temporaries += 1
+        return found if found not in self.taken else self.temporary()
+
+    # -- scopes --------------------------------------------------------------------------------
+
+    @property
+    def scope(self) -> Scope:
+        """The innermost one."""
+        return self.scopes[-1]
+
+    def line(self, text: str) -> None:
+        """Write a line in the innermost scope."""
+        self.scope.lines.append(text)
+
+    @contextmanager
+    def block(
+        self, opening: Sequence[str], ranges: Iterable[Range] = (), writes: Iterable[Cell] = ()
+    ) -> Iterator[None]:
+        """A block in braces after the lines ``opening``, a loop over ``ranges`` that writes ``writes``."""
+        writes = frozenset(writes)
+        self.scopes.append(Scope(self.scope.ranges | frozenset(ranges), writes))
+        yield
+        inner = self.scopes.pop()
+        self.scope.lines += [*opening[:-1], opening[-1] + " {", *indented(inner.lines), "}"]
+        self.forget(writes)
+
+    def forget(self, written: frozenset[Cell]) -> None:
+        """What was computed from these holds no more."""
+        if not written:
+            return
+        for scope in self.scopes:
+            stale = [v for v in scope.names if isinstance(v, Value) and not written.isdisjoint(self.reads[v])]
+            for v in stale:
+                del scope.names[v]
+
+    def depth_of(self, ranges: frozenset[Range], reads: frozenset[Cell]) -> int:
+        """The outermost scope that knows ``ranges`` and in which ``reads`` are not being written."""
+        depth = 0
+        for i, scope in enumerate(self.scopes):
+            if not scope.writes.isdisjoint(reads):
+                depth = i
+        while not ranges <= self.scopes[depth].ranges:
+            depth += 1
+            if depth == len(self.scopes):
+                missing = ", ".join(str(r) for r in ranges - self.scope.ranges)
+                raise AssertionError(
+                    f"{self.kernel.name}: {missing} is used outside of its loop\n{self.kernel}"
+                )
+        return depth
+
+    def found(self, thing: Value | Atom) -> str | None:
+        """The expression of what has been computed and can be seen here."""
+        for scope in reversed(self.scopes):
+            text = scope.names.get(thing)
+            if text is not None:
+                return text
+        return None
+
+    # -- values --------------------------------------------------------------------------------
+
+    def value(self, v: Value) -> str:
+        """An expression of ``v`` that needs no parentheses; what it needs is written before."""
+        self.need([v])
+        text = self.found(v)
+        assert text is not None
+        return text
+
+    def named_value(self, v: Value) -> str:
+        """The same, and no longer than an identifier or literal."""
+        text = self.value(v)
+        if not text.isidentifier() and v.op not in ("const", "read"):
+            text = self._define(self.scope, v, bare(text))
+        return text
+
+    def need(self, roots: Sequence[Value]) -> None:
+        """Write what the roots need and they, where it has not been."""
+        order = self._missing(roots)
+        depth = {v: self.depth_of(v.ranges(), self.reads[v]) for v in order}
+        user = {}
+        for v in order:
+            for d in dependencies(v) if v.op != "fold" else ():
+                user[d] = v
+        for v in order:
+            at = depth[v]
+            inline = (
+                self._inlines(v)
+                and (v not in user or depth[user[v]] == at)
+                and (v in user or at == len(self.scopes) - 1)
+            )
+            self._write(v, at, inline, user.get(v))
+
+    def _missing(self, roots: Sequence[Value]) -> list[Value]:
+        """What is to be computed for the roots, in order; what a fold needs is left to it."""
+        done: dict[Value, None] = {}
+        stack = [(v, False) for v in reversed(roots)]
+        while stack:
+            v, ready = stack.pop()
+            if v in done or self.found(v) is not None:
+                continue
+            if ready:
+                done[v] = None
+                continue
+            stack.append((v, True))
+            if v.op != "fold":
+                stack.extend((d, False) for d in reversed(dependencies(v)))
+        return list(done)
+
+    def _inlines(self, v: Value) -> bool:
+        """Whether it may stand where it is used."""
+        if v.op in ("fold", "bits") or self.uses[v] > 1:
+            return False
+        memory = v.op == "load" or (v.op == "read" and isinstance(v.attr, Keep))
+        return self.inline_reads or not memory
+
+    def _write(self, v: Value, at: int, inline: bool, user: Value | None) -> None:
+        """Compute ``v`` in the scope ``at``."""
+        inner, self.scopes = self.scopes, self.scopes[: at + 1]
+        try:
+            if v.op == "fold":
+                self.scope.names[v] = self.fold(v)
+                return
+            text = self.expression(v)
+            trivial = text.isidentifier() or v.op == "const" or (v.op == "read" and isinstance(v.attr, Total))
+            repeated = user is not None and user.op == "apply" and scalars.repeats(*user.attr)
+            if trivial or (inline and len(text) <= _LONGEST and not repeated):
+                self.scope.names[v] = grouped(text)
+            else:
+                self._define(self.scope, v, text)
+        finally:
+            self.scopes = inner
+
+    def _define(self, scope: Scope, v: Value, text: str) -> str:
+        name = self.fresh(f"{self.named[v.attr[0]]}_at") if v.op == "load" else self.temporary()
+        scope.lines.append(f"const {scalars.register_type(v.dtype)} {name} = {text};")
+        scope.names[v] = name
+        return name
+
+    def expression(self, v: Value) -> str:
+        """The operation of ``v``, on operands that have been written."""
+        args = [self.found(a) or "" for a in v.args] if v.op != "fold" else []
+        if v.op == "apply":
+            prim, params = v.attr
+            return scalars.expression(prim, params, [a.dtype for a in v.args], v.dtype, args)
+        if v.op == "const":
+            return scalars.literal(v.attr, v.dtype)
+        if v.op == "load":
+            buffer, index = v.attr
+            text = self.load(buffer, self.index(index))
+            return (
+                f"{args[0]} ? {text} : {scalars.literal(np.zeros((), v.dtype)[()], v.dtype)}"
+                if args
+                else text
+            )
+        if v.op == "number":
+            return self._number(v.attr, v.dtype)
+        if v.op == "within":
+            return self.within(*v.attr)
+        if v.op == "read":
+            return self.read_total(v.attr) if isinstance(v.attr, Total) else self.read_keep(v.attr)
+        if v.op == "bits":
+            return self._bits(v.attr[0], v.attr[1], args)
+        raise AssertionError(f"LoopIR has no operation {v.op}")
+
+    def _number(self, index: Index, dtype: np.dtype) -> str:
+        text = f"{scalars.register_type(dtype)}({self.index(index)})"
+        return f"round_to<{scalars.storage_type(dtype)}>({text})" if scalars.is_small_float(dtype) else text
+
+    def within(self, index: Index, low: int, high: int) -> str:
+        """Whether ``low <= index < high``, as far as that is not known."""
+        text, (least, most) = grouped(self.index(index)), index.bounds()
+        parts = [f"{text} >= {low}"] if least < low else []
+        parts += [f"{text} < {high}"] if most >= high else []
+        return " && ".join(parts) or "true"
+
+    def _bits(self, counter: Index, width: int, key: Sequence[str]) -> str:
+        """Random bits: the cipher of the counter under the key, two words folded to the width."""
+        text = self.index(counter)
+        high = f"uint32_t(uint64_t({text}) >> 32)" if counter.bounds()[1] >= 1 << 32 else "0u"
+        words = self.temporary()
+        self.line(f"const auto {words} = bf_threefry2x32({key[0]}, {key[1]}, {high}, uint32_t({text}));")
+        if width == 64:
+            return f"uint64_t({words}.a) << 32 | {words}.b"
+        return f"uint{width}_t({words}.a ^ {words}.b)"
+
+    def fold(self, v: Value) -> str:
+        """A reduction in one lane: a loop of its own. The name of its result."""
+        op, over = v.attr
+        dtype = accumulator(v.dtype)
+        total = self.temporary()
+        start = scalars.literal(identity(op, v.dtype), v.dtype)
+        self.line(f"{scalars.register_type(dtype)} {total} = {start};")
+        with self.block(self.fold_loop(v, total), [over]):
+            outside, self.inline_reads = self.inline_reads, True
+            self.line(update(total, reducing(op, dtype, total, self.value(v.args[0]), v.dtype)))
+            self.inline_reads = outside
+        if dtype != v.dtype:
+            self.line(f"{total} = round_to<{scalars.storage_type(v.dtype)}>({total});")
+        return total
+
+    # -- indices -------------------------------------------------------------------------------
+
+    def index(self, index: Index) -> str:
+        """An index as an expression; values that it was computed from have been written."""
+        terms = sorted(index.terms.items(), key=lambda term: term[1] < 0)  # what is subtracted comes last
+        const = index.constant
+        text = ""
+        if terms and terms[0][1] < 0 < const:
+            text, const = str(const), 0
+        for atom, c in terms:
+            part = self.atom(atom)
+            part = (
+                part
+                if abs(c) == 1
+                else f"{abs(c)}{'LL' * (self.wide and abs(c) >= 1 << 31)} * {grouped(part)}"
+            )
+            if not text:
+                text = part if c > 0 else f"-{grouped(part)}" if c == -1 else f"-{part}"
+            else:
+                text += f" {'+' if c > 0 else '-'} {part}"
+        if not text:
+            return f"{const}{'LL' * (abs(const) >= 1 << 31)}"
+        return f"{text} {'+' if const > 0 else '-'} {abs(const)}" if const else text
+
+    def atom(self, atom: Atom) -> str:
+        """One of the atoms of an index, without need of parentheses in a sum."""
+        if isinstance(atom, Range):
+            return self.variable(atom)
+        if isinstance(atom, Computed):
+            text = self.found(atom.value)
+            assert text is not None
+            same = self.index_type == {dtypes.int32: "int", dtypes.int64: "int64_t"}.get(atom.value.dtype)
+            return text if same else f"{self.index_type}({bare(text)})"
+        seen = self.found(atom)
+        if seen is not None:
+            return seen
+        if self.uses[atom] < 2:
+            return self._divided(atom)
+        return self._shared(atom)
+
+    def _shared(self, atom: Quotient | Remainder) -> str:
+        """A quotient or remainder that occurs in several indices gets a name."""
+        reads = frozenset[Cell]().union(*[self.reads[v] for v in computed_in(atom.index)])
+        inner = self.scopes
+        self.scopes = inner[: self.depth_of(ranges_of(atom), reads) + 1]
+        text = self._divided(atom)
+        name = self.fresh("q" if isinstance(atom, Quotient) else "m")
+        self.line(f"const {self.index_type} {name} = {text};")
+        if not reads:  # else it may change, and is not kept
+            self.scope.names[atom] = name
+        self.scopes = inner
+        return name
+
+    def _divided(self, atom: Quotient | Remainder) -> str:
+        text, d = grouped(self.index(atom.index)), atom.divisor
+        negative = atom.index.bounds()[0] < 0
+        if d & (d - 1) == 0:  # shifts and masks round down for negative numbers too
+            shift = isinstance(atom, Quotient)
+            return f"({text} >> {d.bit_length() - 1})" if shift else f"({text} & {d - 1})"
+        if isinstance(atom, Quotient):
+            # -1 - x is x with all bits turned: floor(x / d) of a negative x is that of the quotient of -1 - x
+            return f"({text} < 0 ? ~(~{text} / {d}) : {text} / {d})" if negative else self.quotient(text, d)
+        return f"(({text} % {d} + {d}) % {d})" if negative else self.remainder(text, d)
+
+    # -- statements ----------------------------------------------------------------------------
+
+    def body(self, statements: Sequence[Any]) -> None:
+        """The statements of one block, in order; what it stores itself it stores at the end of each run of them."""
+        outside, self.inline_reads = self.inline_reads, len(statements) == 1
+        stores: list[str] = []
+        for s in statements:
+            if isinstance(s, (Lanes, Rows)):
+                self._flush(stores)
+                self.lanes(s) if isinstance(s, Lanes) else self.rows(s)
+            elif isinstance(s, Store):
+                stores.append(self._store(s))
+            elif isinstance(s, Reduce):
+                self.reduce(s)
+            else:
+                self.set_keep(s)
+                self.forget(frozenset((s.keep,)))
+        self._flush(stores)
+        self.inline_reads = outside
+
+    def _flush(self, stores: list[str]) -> None:
+        self.scope.lines += stores
+        stores.clear()
+
+    def _store(self, s: Store) -> str:
+        self.need(values_of(s))
+        text = self.store(s.buffer, self.index(s.index), bare(self.value(s.value)))
+        return text if s.guard is None else f"if ({bare(self.value(s.guard))}) {text}"
+
+    def loop(self, over: Range, condition: str = "", start: str = "0") -> str:
+        """The head of a loop."""
+        i = self.variable(over)
+        return f"for ({self.index_type} {i} = {start}; {i} < {over.extent}{condition}; ++{i})"
+
+    # -- hooks ---------------------------------------------------------------------------------
+
+    def signature(self) -> str:
+        """The head of the function."""
+        raise NotImplementedError
+
+    def parameters(self) -> None:
+        """What the function does with its parameters before anything else."""
+
+    def grid(self) -> None:
+        """Come to the points, and ``self.body(self.kernel.body)`` at each."""
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """What is done once, when all points are."""
+        self.body(self.kernel.finish)
+
+    def lanes(self, s: Lanes) -> None:
+        """A loop over lanes, with the totals that it reduces to."""
+        raise NotImplementedError
+
+    def rows(self, s: Rows) -> None:
+        """A sequential loop."""
+        self.need(computed_in(s.index))
+        below = s.index.bounds()[1] < s.limit
+        condition = "" if below else f" && {self.index(s.index)} < {s.limit}"
+        with self.block([self.loop(s.range, condition)], [s.range], written_in(s.body)):
+            self.body(s.body)
+
+    def fold_loop(self, v: Value, total: str) -> list[str]:
+        """The head of the loop of a fold, into the variable ``total``."""
+        return [self.loop(v.attr[1])]
+
+    def reduce(self, s: Reduce) -> None:
+        """Take up the lane's value in a total."""
+        raise NotImplementedError
+
+    def read_total(self, total: Total) -> str:
+        """A total after its loop."""
+        raise NotImplementedError
+
+    def set_keep(self, s: Set | Accumulate) -> None:
+        """Write this lane's value of a keep."""
+        text, place = self.value(s.value), self.read_keep(s.keep)
+        if isinstance(s, Accumulate):
+            assert s.keep.op is not None
+            text = reducing(s.keep.op, s.keep.dtype, place, text, s.value.dtype)
+        self.line(update(place, bare(text)))
+
+    def read_keep(self, keep: Keep) -> str:
+        """This lane's value of a keep."""
+        raise NotImplementedError
+
+    def load(self, buffer: Buffer, index: str) -> str:
+        """An element of a buffer, in its register type."""
+        return scalars.loaded(f"{self.named[buffer]}[{index}]", buffer.dtype)
+
+    def store(self, buffer: Buffer, index: str, value: str) -> str:
+        """The statement that writes an element."""
+        return f"{self.named[buffer]}[{index}] = {scalars.stored(value, buffer.dtype)};"
+
+    def quotient(self, text: str, divisor: int) -> str:
+        """Of a number that is not negative."""
+        return f"{text} / {divisor}"
+
+    def remainder(self, text: str, divisor: int) -> str:
+        """Of a number that is not negative."""
+        return f"{text} % {divisor}"
+
+
+# -- pieces ----------------------------------------------------------------------------------------
+
+
+def accumulator(dtype: np.dtype) -> np.dtype:
+    """What a reduction to ``dtype`` is computed in: float32 for smaller floats."""
+    return dtypes.float32 if scalars.is_small_float(dtype) else dtype
+
+
+def reducing(op: str, dtype: np.dtype, total: str, value: str, of: np.dtype) -> str:
+    """The reduction of a total of ``dtype`` and a value of the dtype ``of``, as expressions."""
+    if scalars.register_type(of) != scalars.register_type(dtype):
+        value = f"{scalars.register_type(dtype)}({bare(value)})"
+    return scalars.expression(_REDUCING[op], {}, [dtype, dtype], dtype, [total, value])
+
+
+def update(place: str, text: str) -> str:
+    """The statement that writes an expression to a place."""
+    for op in "+*":
+        if text.startswith(f"{place} {op} "):
+            return f"{place} {op}= {bare(text[len(place) + 3 :])};"
+    return f"{place} = {text};"
+
+
+def is_arg(total: Total) -> bool:
+    """Whether the total is a position."""
+    return total.op in ARG_REDUCTIONS
+
+
+def writes_of(s: Statement) -> tuple[Cell, ...]:
+    """What a statement itself writes."""
+    if isinstance(s, Store):
+        return (s.buffer,)
+    if isinstance(s, Reduce):
+        return (s.total,)
+    return (s.keep,) if isinstance(s, (Set, Accumulate)) else ()
+
+
+def written_in(body: Sequence[Any]) -> set[Cell]:
+    """What the statements of a body write, at any depth."""
+    found: set[Cell] = set()
+    pending = list(body)
+    while pending:
+        s = pending.pop()
+        found.update(writes_of(s))
+        pending.extend(getattr(s, "body", ()))
+    return found
+
+
+def indices_of(s: Statement) -> list[Index]:
+    """The indices that a statement itself holds."""
+    if isinstance(s, (Store, Rows)):
+        return [s.index]
+    return [s.position] if isinstance(s, Reduce) and s.position is not None else []
+
+
+def magnitude(index: Index) -> int:
+    """A bound of everything that is computed on the way to an index."""
+    total = abs(index.constant)
+    for atom, c in index.terms.items():
+        low, high = atom.bounds()
+        total += abs(c) * max(abs(low), abs(high))
+        if isinstance(atom, (Quotient, Remainder)):
+            total = max(total, magnitude(atom.index))
+    return total
+
+
+def indented(lines: Iterable[str]) -> list[str]:
+    """One level deeper; directives too."""
+    return ["  " + line for line in lines]
+
+
+def comment(note: str) -> str:
+    """A line of comment: a backslash at its end would take in the next one."""
+    return "// " + " ".join(note.split()).rstrip("\\")

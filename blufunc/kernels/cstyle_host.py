@@ -1,0 +1,325 @@
+"""LoopIR as C++ for the CPU: OpenMP threads over the grid, SIMD over lanes.
+
+Kernels, stage 6. In: a ``Kernel``; out: C++ text for ``host_compiler.py``. The function that it defines takes an array
+with a pointer for each buffer, and how many threads it may use. What it computes does not depend on that number:
+threads share no reduction. Lanes are the vector loops; where a kernel has none, the innermost range of the grid is.
+
+No pointer is ``restrict``: an output may be the array that an input is. That the turns of a loop are independent is
+said of each loop by ``omp simd``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from blufunc.core import dtypes
+from blufunc.kernels import scalars
+from blufunc.kernels.cstyle import CStyle, accumulator, comment, is_arg, reducing, update, written_in
+from blufunc.kernels.host_prelude import with_prelude
+from blufunc.kernels.indices import Range
+from blufunc.kernels.loopir import (
+    Accumulate,
+    Keep,
+    Kernel,
+    Lanes,
+    Reduce,
+    Rows,
+    Set,
+    Total,
+    Value,
+    identity,
+    post_order,
+    values_of,
+)
+from blufunc.kernels.scalars import bare
+
+PARALLEL_WORK = 1 << 16
+"""From how many operations on it pays to wake other threads."""
+
+_STACK_BYTES = 1 << 16
+"""How much of a point's keeps may lie on the stack."""
+
+_BLOCK = 1 << 13
+"""Elements of the innermost range that a thread takes at a time where the outer ranges are few."""
+
+_POINTS_FOR_THREADS = 64
+"""How many points suffice to be shared among threads evenly."""
+
+_UNROLLED = 16
+"""A fold over so few is written out, so that the loop around it can be a vector loop."""
+
+_CLAUSES = {"sum": "+", "prod": "*", "max": "max", "min": "min", "and": "&", "or": "|", "xor": "^"}
+"""OpenMP's names of reductions."""
+
+_BOOLEAN = {"max": "or", "min": "and"}
+
+_BETTER = {"argmax": ">", "argmin": "<"}
+
+_SCRATCH = """\
+// memory of this thread, kept from call to call
+#include <stdlib.h>
+struct Scratch {
+  void *block = nullptr;
+  size_t size = 0;
+  ~Scratch() { free(block); }
+  char *of(size_t bytes) {
+    if (bytes > size) {
+      free(block);
+      block = aligned_alloc(64, size = bytes);
+    }
+    return (char *)block;
+  }
+};
+static thread_local Scratch scratch;
+"""
+
+
+class HostStyle(CStyle):
+    """Writes one kernel for the CPU."""
+
+    reserved = CStyle.reserved | {"buffers", "threads", "scratch", "Scratch", "main", "free", "aligned_alloc"}
+
+    def __init__(self, kernel: Kernel):
+        super().__init__(kernel)
+        self.reductions: set[str] = set()  # declarations of those that OpenMP has not
+        self.lane: Range | None = None
+        statements = list(kernel.statements())
+        # folds along memory are better vector loops than the grid is
+        self.vector_grid = not (
+            any(isinstance(s, (Lanes, Rows)) for s in statements)
+            or any(v.op == "fold" and _along_memory(v) for v in self.reads)
+        )
+        self.keeps = list(dict.fromkeys(s.keep for s in statements if isinstance(s, (Set, Accumulate))))
+        self.on_heap = sum(map(_bytes_of, self.keeps)) > _STACK_BYTES
+
+    # -- the function, the grid ----------------------------------------------------------------
+
+    def signature(self) -> str:
+        return f'extern "C" void {self.kernel.name}(void **buffers, int threads)'
+
+    def parameters(self) -> None:
+        for i, b in enumerate(self.kernel.buffers):
+            kind = f"{'' if b.written else 'const '}{scalars.storage_type(b.dtype)} *"
+            note = f"  {comment(b.note)}" if b.note else ""
+            self.line(f"{kind}{self.named[b]} = ({kind})buffers[{i}];{note}")
+
+    def grid(self) -> None:
+        self._points()
+        if self.kernel.finish:
+            self.line("// when all points are done")
+            self.body(self.kernel.finish)
+
+    def _points(self) -> None:
+        kernel = self.kernel
+        writes = written_in(kernel.body)
+        parallel = kernel.points > 1 and work(kernel) >= PARALLEL_WORK
+        if not kernel.grid:
+            self.point()
+        elif not self.vector_grid:
+            with self.block(self._threads(parallel, kernel.grid), kernel.grid, writes):
+                self.point()
+        else:
+            self._vector_grid(parallel, writes)
+
+    def _vector_grid(self, parallel: bool, writes: set) -> None:
+        """Threads over the outer ranges, a vector loop over the innermost one."""
+        *outer, inner = self.kernel.grid
+        points = math.prod(r.extent for r in outer)
+        if not outer:
+            shared = "parallel for simd schedule(static) num_threads(threads)" if parallel else "simd"
+            with self.block([f"#pragma omp {shared}", self.loop(inner)], [inner], writes):
+                self.body(self.kernel.body)
+        elif not parallel or points >= _POINTS_FOR_THREADS or inner.extent < 2 * _BLOCK:
+            with self.block(self._threads(parallel, outer), outer, writes):
+                with self.block(["#pragma omp simd", self.loop(inner)], [inner], writes):
+                    self.body(self.kernel.body)
+        else:
+            start, end = self.fresh("start"), self.fresh("end")
+            strip = f"for ({self.index_type} {start} = 0; {start} < {inner.extent}; {start} += {_BLOCK})"
+            with self.block(self._threads(True, outer, strip), outer, writes):
+                rest = f"{inner.extent} - {start} < {_BLOCK}"
+                self.line(f"const {self.index_type} {end} = {rest} ? {inner.extent} : {start} + {_BLOCK};")
+                i = self.variable(inner)
+                loop = f"for ({self.index_type} {i} = {start}; {i} < {end}; ++{i})"
+                with self.block(["#pragma omp simd", loop], [inner], writes):
+                    self.body(self.kernel.body)
+
+    def _threads(self, parallel: bool, ranges: Sequence[Range], *more: str) -> list[str]:
+        """The heads of loops over ``ranges``, which threads share."""
+        loops = [*map(self.loop, ranges), *more]
+        if not parallel:
+            return loops
+        collapse = f" collapse({len(loops)})" if len(loops) > 1 else ""
+        return [f"#pragma omp parallel for{collapse} schedule(static) num_threads(threads)", *loops]
+
+    def point(self) -> None:
+        """One point of the grid: its keeps, and its statements."""
+        at = 0
+        for keep in self.keeps:
+            kind, name, n = (
+                scalars.register_type(keep.dtype),
+                self.name(keep, keep.name),
+                max(keep.lanes.extent, 1),
+            )
+            if self.on_heap:
+                self.line(
+                    f"{kind} *{name} = ({kind} *)(scratch.of({sum(map(_bytes_of, self.keeps))}) + {at});"
+                )
+            else:
+                self.line(f"alignas(64) {kind} {name}[{n}];")
+            at += _bytes_of(keep)
+            if keep.op is not None:
+                i = self.variable(keep.lanes)
+                start = scalars.literal(identity(keep.op, keep.dtype), keep.dtype)
+                self.line(f"{self.loop(keep.lanes)} {name}[{i}] = {start};")
+        self.body(self.kernel.body)
+
+    # -- lanes and their totals ----------------------------------------------------------------
+
+    def lanes(self, s: Lanes) -> None:
+        if s.note:
+            self.line(comment(s.note))
+        self.lane = s.range
+        totals = list(dict.fromkeys(r.total for r in s.body if isinstance(r, Reduce)))
+        for total in totals:
+            self._declare(total)
+        opening = [self.loop(s.range)]
+        if not any(is_arg(t) or dtypes.is_complex(t.dtype) for t in totals):
+            clauses = [f" reduction({self._clause(t)} : {self.named[t]})" for t in totals]
+            opening.insert(0, f"#pragma omp simd{''.join(clauses)}")
+        with self.block(opening, [s.range], written_in([s])):
+            self.body(s.body)
+        for total in totals:
+            if scalars.is_small_float(total.dtype) and not is_arg(total):
+                name = self.named[total]
+                self.line(f"{name} = round_to<{scalars.storage_type(total.dtype)}>({name});")
+
+    def _declare(self, total: Total) -> None:
+        dtype = accumulator(total.dtype)
+        name = self.name(total, total.name)
+        if is_arg(total):
+            self.line(f"{scalars.register_type(dtype)} {name}{{}};")
+            self.line(f"{self.index_type} {self.name((total, 'at'), f'{name}_position')} = -1;")
+        else:
+            start = scalars.literal(identity(total.op, total.dtype), total.dtype)
+            self.line(f"{scalars.register_type(dtype)} {name} = {start};")
+
+    def _clause(self, total: Total) -> str:
+        """The reduction of a total in OpenMP's terms; those of floats that it has not are declared."""
+        dtype = accumulator(total.dtype)
+        if dtypes.is_bool(dtype):
+            return _CLAUSES[_BOOLEAN.get(total.op, total.op)]
+        if total.op in ("max", "min") and dtypes.is_floating(dtype):
+            kind = scalars.register_type(dtype)
+            start = scalars.literal(identity(total.op, dtype), dtype)
+            combine = f"omp_out = bf_{total.op}(omp_out, omp_in)"
+            self.reductions.add(
+                f"#pragma omp declare reduction(nan_{total.op} : {kind} : {combine}) initializer(omp_priv = {start})"
+            )
+            return f"nan_{total.op}"
+        return _CLAUSES[total.op]
+
+    def reduce(self, s: Reduce) -> None:
+        name = self.named[s.total]
+        if not is_arg(s.total):
+            value = self.value(s.value)
+            text = reducing(s.total.op, accumulator(s.total.dtype), name, value, s.value.dtype)
+            self.line(update(name, bare(text)))
+            return
+        self.need(values_of(s))
+        value = self.named_value(s.value)
+        assert s.position is not None and self.lane is not None
+        at, position, better = self.named[(s.total, "at")], self.index(s.position), _BETTER[s.total.op]
+        floating = dtypes.is_floating(s.total.dtype)
+        beats = [f"{at} < 0", f"{value} {better} {name}"]
+        if floating:
+            beats.append(f"({value} != {value} && {name} == {name})")
+        if (s.position.coefficient(self.lane) or -1) < 0:  # else what comes later has the larger position
+            tie = (
+                f"({value} == {name} || ({value} != {value} && {name} != {name}))"
+                if floating
+                else f"{value} == {name}"
+            )
+            beats.append(f"({tie} && {position} < {at})")
+        with self.block([f"if ({' || '.join(beats)})"]):
+            self.line(f"{name} = {value};")
+            self.line(f"{at} = {position};")
+
+    def read_total(self, total: Total) -> str:
+        if total.position is None:
+            return self.named[total]
+        return f"{scalars.register_type(total.position)}({self.named[(total, 'at')]})"
+
+    def read_keep(self, keep: Keep) -> str:
+        return f"{self.named[keep]}[{self.variable(keep.lanes)}]"
+
+    # -- folds ---------------------------------------------------------------------------------
+
+    def fold_loop(self, v: Value, total: str) -> list[str]:
+        op, over = v.attr
+        loop = self.loop(over)
+        if over.extent <= _UNROLLED:
+            return [f"#pragma GCC unroll {max(over.extent, 1)}", loop]
+        if self.vector_grid or not _along_memory(v) or dtypes.is_complex(v.dtype):
+            return [loop]
+        return [f"#pragma omp simd reduction({self._clause(Total(total, v.dtype, op))} : {total})", loop]
+
+
+def _bytes_of(keep: Keep) -> int:
+    size = 8 if keep.dtype.itemsize > 4 else 4
+    return -(-max(keep.lanes.extent, 1) * max(size, keep.dtype.itemsize) // 64) * 64
+
+
+def _along_memory(fold: Value) -> bool:
+    """Whether what a fold reads lies side by side in memory along its range."""
+    over = fold.attr[1]
+    if over.extent <= _UNROLLED:
+        return False
+    loads = [v for v in post_order(fold.args) if v.op == "load" and over in v.ranges()]
+    return bool(loads) and all(v.attr[1].coefficient(over) == 1 for v in loads)
+
+
+def work(kernel: Kernel) -> int:
+    """About how many operations a kernel is."""
+    return kernel.points * _work(kernel.body, set())
+
+
+def _work(body: Sequence[Any], seen: set[Value]) -> int:
+    total = 0
+    for s in body:
+        if isinstance(s, (Lanes, Rows)):
+            total += s.range.extent * _work(s.body, seen)
+            continue
+        for v in post_order(values_of(s)):
+            if v not in seen:
+                seen.add(v)
+                total += v.attr[1].extent * len(post_order(v.args)) if v.op == "fold" else _cost(v)
+    return total
+
+
+def _cost(v: Value) -> int:
+    if v.op == "bits":
+        return 80  # 20 rounds of the cipher
+    return scalars.cost(v.attr[0]) if v.op == "apply" else int(v.op == "load")
+
+
+# -- sources ---------------------------------------------------------------------------------------
+
+
+def render(kernel: Kernel) -> str:
+    """A C++ source with one function, ``extern "C" void NAME(void **buffers, int threads)``.
+
+    ``buffers`` points to the data of ``kernel.buffers``, in their order; ``threads`` is the most that may be used.
+    """
+    return render_many([kernel])
+
+
+def render_many(kernels: Sequence[Kernel]) -> str:
+    """One source with a function for each kernel, which compiles much faster than as many sources."""
+    writers = [HostStyle(kernel) for kernel in kernels]
+    functions = "\n".join(writer.render() for writer in writers)
+    reductions = sorted(set[str]().union(*[writer.reductions for writer in writers]))
+    scratch = [_SCRATCH] if any(writer.on_heap for writer in writers) else []
+    return with_prelude("\n".join([*scratch, *reductions, functions]))

@@ -1,0 +1,242 @@
+"""The device functions of many threads: reductions and scans of a warp or a block, wide loads and stores.
+
+Kernels, stage 6: text for ``cuda_prelude``. Results do not depend on timing: every combination is made in an order
+fixed by the threads' numbers, and no floating-point atomic is used. Blocks are of one dimension and of whole warps;
+all threads of the block, or of the warp, must call.
+"""
+
+COOPERATIVE = r"""
+//# Sum
+struct Sum {
+  template<class T> static T identity() { return T{}; }
+  template<class T> static T combine(T x, T y) { return bf_add(x, y); }
+};
+//# Prod
+struct Prod {
+  template<class T> static T identity() {
+    if constexpr (kind_of<T>::value == KIND_COMPLEX) return T{1, 0};
+    else return T(1);
+  }
+  template<class T> static T combine(T x, T y) { return bf_mul(x, y); }
+};
+//# Max
+struct Max {
+  template<class T> static T identity() { return lowest<T>(); }
+  template<class T> static T combine(T x, T y) { return bf_max(x, y); }
+};
+//# Min
+struct Min {
+  template<class T> static T identity() { return highest<T>(); }
+  template<class T> static T combine(T x, T y) { return bf_min(x, y); }
+};
+//# And
+struct And {
+  template<class T> static T identity() { return bf_not(T(0)); }
+  template<class T> static T combine(T x, T y) { return bf_and(x, y); }
+};
+//# Or
+struct Or {
+  template<class T> static T identity() { return T(0); }
+  template<class T> static T combine(T x, T y) { return bf_or(x, y); }
+};
+//# Xor
+struct Xor {
+  template<class T> static T identity() { return T(0); }
+  template<class T> static T combine(T x, T y) { return bf_xor(x, y); }
+};
+
+//# Arg
+// a value and where it stood; an index of -1 is no element
+template<class T, class I = int32_t> struct Arg { T value; I index; };
+//# ArgMax
+// NumPy's rule: the first of equal values, and the first NaN before all else
+struct ArgMax {
+  template<class P> static P identity() { return P{decltype(P::value)(0), decltype(P::index)(-1)}; }
+  template<class P> static P combine(P a, P b) {
+    bool nan_a = a.value != a.value, nan_b = b.value != b.value, first = b.index < a.index;
+    bool second = nan_a ? nan_b && first : nan_b || b.value > a.value || (b.value == a.value && first);
+    return a.index < 0 ? b : b.index < 0 ? a : second ? b : a;
+  }
+};
+//# ArgMin
+struct ArgMin {
+  template<class P> static P identity() { return P{decltype(P::value)(0), decltype(P::index)(-1)}; }
+  template<class P> static P combine(P a, P b) {
+    bool nan_a = a.value != a.value, nan_b = b.value != b.value, first = b.index < a.index;
+    bool second = nan_a ? nan_b && first : nan_b || b.value < a.value || (b.value == a.value && first);
+    return a.index < 0 ? b : b.index < 0 ? a : second ? b : a;
+  }
+};
+//# Each
+// several values of one type at once, T being a vec: one exchange where there would be many
+template<class Op> struct Each {
+  template<class T> static T identity() {
+    T r;
+#pragma unroll
+    for (auto& x : r.x) x = Op::template identity<typename T::element>();
+    return r;
+  }
+  template<class T> static T combine(T a, T b) {
+#pragma unroll
+    for (int i = 0; i < T::size; ++i) a.x[i] = Op::combine(a.x[i], b.x[i]);
+    return a;
+  }
+};
+
+//# shuffle_words shuffle_xor shuffle_up shuffle_from
+// values of any type, four bytes at a time
+template<class T, class F> inline T shuffle_words(T x, F exchange) {
+  constexpr int n = (sizeof(T) + 3) / 4;
+  uint32_t words[n] = {};
+  memcpy(words, &x, sizeof(T));
+#pragma unroll
+  for (int i = 0; i < n; ++i) words[i] = exchange(words[i]);
+  memcpy(&x, words, sizeof(T));
+  return x;
+}
+template<class T> inline T shuffle_xor(T x, int mask) {
+  return shuffle_words(x, [=](uint32_t w) { return __shfl_xor_sync(0xffffffffu, w, mask); });
+}
+template<class T> inline T shuffle_up(T x, int distance) {
+  return shuffle_words(x, [=](uint32_t w) { return __shfl_up_sync(0xffffffffu, w, distance); });
+}
+template<class T> inline T shuffle_from(T x, int lane) {
+  return shuffle_words(x, [=](uint32_t w) { return __shfl_sync(0xffffffffu, w, lane); });
+}
+
+//# warp_reduce
+// over groups of WIDTH lanes, a power of two; every lane gets the result
+template<class Op, int WIDTH = 32, class T> inline T warp_reduce(T x) {
+#pragma unroll
+  for (int mask = WIDTH / 2; mask > 0; mask /= 2) x = Op::combine(x, shuffle_xor(x, mask));
+  return x;
+}
+//# block_reduce
+// over THREADS threads, through shared memory for THREADS / 32 values; every thread gets the result.
+// REUSED: the memory is free again on return; without it the caller gives other memory next time, and saves a barrier
+template<class Op, int THREADS, bool REUSED = true, class T> inline T block_reduce(T x, T* shared) {
+  static_assert(THREADS % 32 == 0 && THREADS <= 1024, "a block is 1 to 32 whole warps");
+  constexpr int warps = THREADS / 32;
+  x = warp_reduce<Op>(x);
+  if constexpr (warps == 1) return x;
+  int lane = threadIdx.x % 32;
+  if (lane == 0) shared[threadIdx.x / 32] = x;
+  __syncthreads();
+  if constexpr ((warps & (warps - 1)) == 0) {
+    x = warp_reduce<Op, warps>(shared[lane % warps]);
+  } else {
+    x = warp_reduce<Op>(lane < warps ? shared[lane] : Op::template identity<T>());
+  }
+  if constexpr (REUSED) __syncthreads();
+  return x;
+}
+
+//# warp_scan
+// inclusive, in the order of the lanes
+template<class Op, class T> inline T warp_scan(T x) {
+  int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int distance = 1; distance < 32; distance *= 2) {
+    T before = shuffle_up(x, distance);
+    if (lane >= distance) x = Op::combine(before, x);
+  }
+  return x;
+}
+//# block_scan
+// inclusive, in the order of the threads, through shared memory for THREADS / 32 values, which is free on return;
+// total is that of all threads
+template<class Op, int THREADS, class T> inline T block_scan(T x, T* shared, T& total) {
+  static_assert(THREADS % 32 == 0 && THREADS <= 1024, "a block is 1 to 32 whole warps");
+  constexpr int warps = THREADS / 32;
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  x = warp_scan<Op>(x);
+  if (lane == 31) shared[warp] = x;
+  __syncthreads();
+  T sums = warp_scan<Op>(lane < warps ? shared[lane] : Op::template identity<T>());
+  T before = shuffle_from(sums, warp ? warp - 1 : 0);
+  total = shuffle_from(sums, warps - 1);
+  __syncthreads();
+  return warp ? Op::combine(before, x) : x;
+}
+template<class Op, int THREADS, class T> inline T block_scan(T x, T* shared) {
+  T total;
+  return block_scan<Op, THREADS>(x, shared, total);
+}
+
+//# last_block
+// whether this is the last of n blocks to come here, so that what the others stored before can be read (by vec_ldcg,
+// past the cache of this multiprocessor); which block it is varies, what it reads does not. The counter starts at 0
+// and is 0 again for the next launch
+static inline bool last_block(unsigned* counter, unsigned n) {
+  __shared__ bool last;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) last = atomicInc(counter, n - 1) == n - 1;
+  __syncthreads();
+  if (last) __threadfence();
+  return last;
+}
+
+//# vec
+// V elements that are loaded and stored together; 16 bytes are the most that one instruction moves
+template<class T, int V> struct alignas(sizeof(T) * V) vec {
+  typedef T element;
+  static constexpr int size = V;
+  T x[V];
+};
+//# word_of
+template<int BYTES> struct word_of { typedef uint4 type; };
+template<> struct word_of<1> { typedef unsigned char type; };
+template<> struct word_of<2> { typedef unsigned short type; };
+template<> struct word_of<4> { typedef unsigned int type; };
+template<> struct word_of<8> { typedef uint2 type; };
+//# read_words
+template<class T, int V, class F> inline vec<T, V> read_words(const T* p, F read) {
+  typedef typename word_of<sizeof(T) * V>::type W;
+  vec<T, V> r;
+#pragma unroll
+  for (int i = 0; i < int(sizeof(r) / sizeof(W)); ++i) {
+    W word = read(reinterpret_cast<const W*>(p) + i);
+    memcpy(reinterpret_cast<char*>(&r) + i * sizeof(W), &word, sizeof(W));
+  }
+  return r;
+}
+//# write_words
+template<class T, int V, class F> inline void write_words(T* p, vec<T, V> x, F write) {
+  typedef typename word_of<sizeof(T) * V>::type W;
+#pragma unroll
+  for (int i = 0; i < int(sizeof(x) / sizeof(W)); ++i) {
+    W word;
+    memcpy(&word, reinterpret_cast<const char*>(&x) + i * sizeof(W), sizeof(W));
+    write(reinterpret_cast<W*>(p) + i, word);
+  }
+}
+//# vec_load
+template<class T, int V> inline vec<T, V> vec_load(const T* p) {
+  return read_words<T, V>(p, [](auto word) { return *word; });
+}
+//# vec_ldg
+// memory that nobody writes while the kernel runs
+template<class T, int V> inline vec<T, V> vec_ldg(const T* p) {
+  return read_words<T, V>(p, [](auto word) { return __ldg(word); });
+}
+//# vec_ldcs
+// memory that is read once: it need not stay in the cache
+template<class T, int V> inline vec<T, V> vec_ldcs(const T* p) {
+  return read_words<T, V>(p, [](auto word) { return __ldcs(word); });
+}
+//# vec_ldcg
+// memory that other blocks have written
+template<class T, int V> inline vec<T, V> vec_ldcg(const T* p) {
+  return read_words<T, V>(p, [](auto word) { return __ldcg(word); });
+}
+//# vec_store
+template<class T, int V> inline void vec_store(T* p, vec<T, V> x) {
+  write_words(p, x, [](auto to, auto word) { *to = word; });
+}
+//# vec_stcs
+// memory that this kernel does not read again
+template<class T, int V> inline void vec_stcs(T* p, vec<T, V> x) {
+  write_words(p, x, [](auto to, auto word) { __stcs(to, word); });
+}
+"""

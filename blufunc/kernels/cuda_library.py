@@ -1,0 +1,301 @@
+"""What libraries do on CUDA devices: linear algebra, Fourier transforms, sorting, scans, convolutions, scatters.
+
+Kernels, stages 6 to 8 of primitives that are not loops of ours. In come a primitive, buffers and parameters; out come
+buffers. ``TABLE`` says how each such primitive is done with CuPy's functions, in terms that NumPy has too: run on
+NumPy arrays the entries must give what the primitive's ``impl`` gives. A primitive that is neither here nor generated
+is computed on the host by its definition, which ``explain`` lists and ``BLUFUNC_DEBUG=fusion`` tells.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from blufunc.config import config
+from blufunc.core import dtypes
+from blufunc.core.avals import ShapedArray
+from blufunc.kernels import cuda_memory, cuda_runtime
+from blufunc.kernels import library_entries as entries
+from blufunc.kernels.library_entries import narrowed, widened
+from blufunc.kernels.quiet import quietly
+
+# -- running ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How a library computes a primitive.
+
+    Attributes:
+      run: ``(context, *arrays, **params)`` gives an array, or a list of them for several results.
+      widens: whether float16 and bfloat16 come as float32, and go back when it is done; else they are bits to move.
+      refuses: ``(operand dtypes, params)`` says whether this use is left to the host.
+    """
+
+    run: Callable[..., Any]
+    widens: bool = False
+    refuses: Callable[[Sequence[np.dtype], dict], bool] = lambda operands, params: False
+
+
+@dataclass(frozen=True)
+class Context:
+    """What an entry is run with.
+
+    Attributes:
+      library: what arrays of this kind can do beyond what NumPy's names say.
+      xp: the module of array functions: CuPy.
+      operands, outs: the types of operands and results.
+    """
+
+    library: Any
+    operands: Sequence[np.dtype]
+    outs: Sequence[ShapedArray]
+
+    @property
+    def xp(self) -> Any:
+        return self.library.xp
+
+
+def is_host_fallback(
+    prim: Any, operands: Sequence[np.dtype] | None = None, params: dict | None = None
+) -> bool:
+    """Whether ``run`` computes a primitive on the host; of one use, if operand dtypes and parameters are given."""
+    entry = TABLE.get(prim.name)
+    if entry is None:
+        return True
+    if operands is None:
+        return False
+    return any(map(_is_float8, operands)) or entry.refuses(operands, params or {})
+
+
+def run(
+    prim: Any,
+    buffers: Sequence[cuda_memory.DeviceBuffer],
+    params: dict,
+    outs: Sequence[ShapedArray],
+    label: str = "",
+) -> list[cuda_memory.DeviceBuffer]:
+    """The results of a primitive, in buffers of their own.
+
+    Args:
+      buffers: the operands, at least one, all of one device.
+      outs: the types of the results.
+      label: what the results are for, for reports on memory.
+    """
+    device = buffers[0].device
+    empty = any(not b.nbytes for b in buffers) or any(not math.prod(a.shape) for a in outs)
+    if empty or is_host_fallback(prim, [b.dtype for b in buffers], params):
+        return fallback(prim, buffers, params, outs, label)
+    with cuda_memory.library_scope(device):
+        arrays = [cuda_memory.as_cupy(b) for b in buffers]
+        results = evaluate(cupy_library(), prim, arrays, [b.dtype for b in buffers], params, outs)
+        return [
+            cuda_memory.from_cupy(r, a.dtype, device, label or prim.name)
+            for r, a in zip(results, outs, strict=True)
+        ]
+
+
+def fallback(
+    prim: Any,
+    buffers: Sequence[cuda_memory.DeviceBuffer],
+    params: dict,
+    outs: Sequence[ShapedArray],
+    label: str = "",
+) -> list[cuda_memory.DeviceBuffer]:
+    """The results of a primitive by its definition, on the host: copies there and back, and waits for the device."""
+    if config.shows("fusion"):
+        config.show(f"{prim.name} is computed on the host: no kernel or library does it here")
+    device = buffers[0].device
+    results = quietly(functools.partial(prim.impl, **params), *[cuda_memory.to_host(b) for b in buffers])
+    results = results if prim.multiple_results else (results,)
+    return [
+        cuda_memory.to_device(np.asarray(r, a.dtype), device, label or prim.name)
+        for r, a in zip(results, outs, strict=True)
+    ]
+
+
+def evaluate(
+    library: Any,
+    prim: Any,
+    arrays: Sequence[Any],
+    operands: Sequence[np.dtype],
+    params: dict,
+    outs: Sequence[ShapedArray],
+) -> list[Any]:
+    """The results of a primitive in ``TABLE``, as arrays in the dtypes that ``raw_dtype`` says, as the operands are."""
+    entry, xp = TABLE[prim.name], library.xp
+    if entry.widens:
+        arrays = [widened(xp, x, d) for x, d in zip(arrays, operands, strict=True)]
+    results = entry.run(Context(library, operands, outs), *arrays, **params)
+    results = results if prim.multiple_results else [results]
+    return [
+        narrowed(xp, r, a.dtype, cuda_memory.raw_dtype(a.dtype)) for r, a in zip(results, outs, strict=True)
+    ]
+
+
+def _is_float8(dtype: np.dtype) -> bool:
+    return dtype in (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
+
+
+# -- what CuPy does under other names than NumPy -----------------------------------------------------
+
+_COMBINE = {
+    "set": "acc = u",
+    "add": "acc += u",
+    "mul": "acc *= u",
+    "max": "if (u != u || u > acc) acc = u",  # NaN stays: no number is greater
+    "min": "if (u != u || u < acc) acc = u",
+}
+
+
+class CupyLibrary:
+    """CuPy; its methods are what entries need beyond functions that NumPy has too."""
+
+    def __init__(self) -> None:
+        import cupy
+
+        self.xp = cupy
+
+    def order(self, x: Any, axis: int) -> Any:
+        """The indices that sort lines, equal elements in their order: CuPy has no other argsort."""
+        return self.xp.argsort(x, axis)
+
+    def solve_triangles(
+        self, a: Any, b: Any, lower: bool, transposed: bool, conjugated: bool, unit: bool
+    ) -> Any:
+        """The solutions of ``op(a) x = b``, a (..., n, n) and b (..., n, k)."""
+        from cupyx.scipy.linalg import solve_triangular
+
+        if conjugated and not transposed:
+            a = a.conj()
+        code = "N" if not transposed else "C" if conjugated else "T"
+        return solve_triangular(a, b, trans=code, lower=lower, unit_diagonal=unit)
+
+    def cholesky(self, x: Any) -> Any:
+        """The lower triangular factors; where there are none, a diagonal with an element that is not positive."""
+        return self.xp.linalg.cholesky(x)
+
+    def lu(self, x: Any) -> tuple[Any, Any]:
+        """The packed factors of one matrix (m, n), and its pivots."""
+        from cupyx.scipy.linalg import lu_factor
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of singular matrices: they are no error here
+            return lu_factor(x, check_finite=False)
+
+    def permutation(self, pivots: Any, rows: int) -> Any:
+        """The permutations (b, rows) that exchanges (b, k) amount to, int32."""
+        pivots = self.xp.ascontiguousarray(pivots, np.int32)
+        out = self.xp.empty((len(pivots), rows), np.int32)
+        _permutation_kernel()(pivots, pivots.shape[1], rows, out, size=len(pivots))
+        return out
+
+    def scatter(self, x: Any, rows: Any, updates: Any, how: str) -> Any:
+        """``x`` (n, w) with the ``updates`` (m, w) combined into ``rows`` (m), in their order; rows of n are left out.
+
+        Updates are sorted by rows, and each element of the result walks through its own: no two threads write to one
+        place, so that the result does not depend on which comes first.
+        """
+        xp, n = self.xp, len(x)
+        order = self.order(rows, 0)
+        starts = xp.searchsorted(rows[order], xp.arange(n + 1))
+        out = xp.empty_like(x)
+        updates = xp.ascontiguousarray(updates)
+        return _scatter_kernel(how)(x, updates, order, starts, x.shape[1], out)
+
+
+@functools.cache
+def cupy_library() -> CupyLibrary:
+    """CuPy as entries use it."""
+    cuda_runtime.require()
+    return CupyLibrary()
+
+
+@functools.cache
+def _permutation_kernel() -> Any:
+    import cupy
+
+    return cupy.ElementwiseKernel(
+        "raw int32 pivots, int32 k, int32 m",
+        "raw int32 order",
+        """
+        for (int j = 0; j < m; ++j) order[i * m + j] = j;
+        for (int j = 0; j < k; ++j) {
+          int p = pivots[i * k + j];
+          if (p < 0 || p >= m) continue;
+          int row = order[i * m + j];
+          order[i * m + j] = order[i * m + p];
+          order[i * m + p] = row;
+        }
+        """,
+        "blufunc_permutation",
+    )
+
+
+@functools.cache
+def _scatter_kernel(how: str) -> Any:
+    import cupy
+
+    return cupy.ElementwiseKernel(
+        "T x, raw T updates, raw int64 order, raw int64 starts, int64 width",
+        "T y",
+        f"""
+        long long row = i / width, column = i % width;
+        T acc = x;
+        for (long long j = starts[row]; j < starts[row + 1]; ++j) {{
+          T u = updates[order[j] * width + column];
+          {_COMBINE[how]};
+        }}
+        y = acc;
+        """,
+        f"blufunc_scatter_{how}",
+    )
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+TABLE: dict[str, Entry] = {
+    "cumsum": Entry(entries.cumulative("cumsum"), widens=True),
+    "cumprod": Entry(entries.cumulative("cumprod"), widens=True),
+    "cummax": Entry(entries.doubling("maximum"), widens=True),
+    "cummin": Entry(entries.doubling("minimum"), widens=True),
+    "cumlogsumexp": Entry(entries.doubling("logaddexp"), widens=True),
+    "fft": Entry(entries.fft),
+    "sort": Entry(entries.sort),
+    "top_k": Entry(entries.top_k),
+    "pick_along": Entry(entries.pick_along),
+    "place_along": Entry(entries.place_along),
+    "gather": Entry(entries.gather),
+    "scatter": Entry(entries.scatter("set")),
+    "scatter_add": Entry(entries.scatter("add"), widens=True),
+    "scatter_mul": Entry(entries.scatter("mul"), widens=True),
+    "scatter_max": Entry(entries.scatter("max"), widens=True),
+    "scatter_min": Entry(entries.scatter("min"), widens=True),
+    "dynamic_slice": Entry(entries.dynamic_slice),
+    "dynamic_update_slice": Entry(entries.dynamic_update_slice),
+    "dot_general": Entry(entries.dot_general, widens=True),
+    "conv_general_dilated": Entry(entries.convolution, widens=True),
+    "reduce_window_sum": Entry(entries.window_sum, widens=True),
+    "reduce_window_max": Entry(entries.window_max, widens=True),
+    "reduce_window_min": Entry(entries.window_min, widens=True),
+    "window_argmax": Entry(entries.window_argmax, widens=True),
+    "window_argmin": Entry(entries.window_argmin, widens=True),
+    "cholesky": Entry(entries.cholesky),
+    "lu": Entry(entries.lu),
+    "lu_pivots_to_permutation": Entry(entries.pivots_to_permutation),
+    "lu_solve": Entry(entries.lu_solve),
+    "triangular_solve": Entry(entries.triangular_solve),
+    "qr": Entry(
+        entries.qr, refuses=lambda operands, params: params["pivoting"]
+    ),  # no library of CuPy's has geqp3
+    "eigh": Entry(entries.eigh),
+    "svd": Entry(entries.svd),
+}
+"""By name of the primitive. Not here, and so computed on the host: ``eig``, as its documentation says, and
+``tridiagonal_solve``."""

@@ -1,0 +1,406 @@
+"""Device memory: buffers, the pool that they come from, and what is told when it runs out.
+
+Kernels, stage 8, above ``cuda_runtime``. In come sizes, shapes and NumPy arrays; out come ``DeviceBuffer`` objects.
+The pool takes memory from the device as it is asked for and keeps what is freed for the next. A buffer's memory
+returns to the pool when the last reference to it goes, and may be given out again at once: all work is on one stream
+for each device, so whatever was already asked of the old buffer is done before the new one is written.
+"""
+
+from __future__ import annotations
+
+import collections
+import heapq
+import math
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core import dtypes
+from blufunc.kernels import cuda_runtime
+
+_LISTED = 6
+"""How many buffers an error lists."""
+
+
+class DeviceBuffer:
+    """An array in device memory, row-major and dense.
+
+    Attributes:
+      ptr: the device address; 0 if there are no bytes.
+      shape, dtype, nbytes: as NumPy's.
+      device: the index of the CUDA device.
+    """
+
+    __slots__ = ("__weakref__", "_storage", "device", "dtype", "nbytes", "ptr", "shape")
+
+    def __init__(
+        self, ptr: int, shape: tuple[int, ...], dtype: np.dtype, device: int, storage: _Storage | Any
+    ):
+        self.ptr, self.shape, self.dtype, self.device = ptr, shape, dtype, device
+        self.nbytes = math.prod(shape) * dtype.itemsize
+        self._storage = storage
+
+    def __repr__(self) -> str:
+        return f"DeviceBuffer({dtypes.short_name(self.dtype)}{list(self.shape)} on cuda:{self.device})"
+
+    @property
+    def label(self) -> str:
+        """What the memory was taken for."""
+        return self._storage.label
+
+    def shares(self, other: DeviceBuffer) -> bool:
+        """Whether both lie in one piece of memory."""
+        return self._storage is other._storage
+
+    def view(self, shape: tuple[int, ...], dtype: np.dtype, offset: int = 0) -> DeviceBuffer:
+        """An array in the same memory, ``offset`` bytes behind the start of this one."""
+        part = DeviceBuffer(self.ptr + offset, shape, dtype, self.device, self._storage)
+        if offset < 0 or offset + part.nbytes > self.nbytes:
+            raise errors.ValueRangeError(
+                f"a view of {part.nbytes} bytes at {offset} does not lie in {self!r} of {self.nbytes} bytes.",
+                fix="plan a larger arena",
+            )
+        return part
+
+    # What other libraries ask for. Both say on which stream the values are made, so that nobody reads too early.
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        if self.dtype.str not in _INTERFACE:
+            raise AttributeError(f"{self.dtype} has no name in __cuda_array_interface__: use DLPack")
+        return {
+            "shape": self.shape,
+            "typestr": self.dtype.str,
+            "data": (self.ptr, False),  # not marked read-only, which PyTorch does not take
+            "strides": None,
+            "version": 3,
+            "stream": cuda_runtime.compute_stream(self.device).ptr,
+        }
+
+    def __dlpack__(self, **options: Any) -> Any:
+        with cuda_runtime.compute_stream(self.device):
+            return as_cupy(self, raw=False).__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (2, self.device)  # kDLCUDA
+
+
+_INTERFACE = {np.dtype(c).str for c in "?bBhHiIqQefdFD"}
+
+
+class _Storage:
+    """A piece of the pool's memory; it goes back when this object goes.
+
+    Attributes:
+      pointer: CuPy's ``MemoryPointer``.
+    """
+
+    __slots__ = ("_pool", "label", "nbytes", "pointer", "shape_text")
+
+    def __init__(self, pool: Pool, pointer: Any, nbytes: int, label: str, shape_text: str):
+        self._pool, self.pointer, self.nbytes, self.label = pool, pointer, nbytes, label
+        self.shape_text = shape_text
+
+    def __del__(self) -> None:
+        # The collector may call this in the middle of the pool's own bookkeeping: leave a note, and no more.
+        self._pool.gone.append((id(self), self.nbytes))
+
+
+class CupySource:
+    """CuPy's memory pool on one device, used on the device's compute stream: free blocks belong to a stream."""
+
+    def __init__(self, device: int):
+        import cupy
+
+        self._device, self._pool = device, cupy.cuda.MemoryPool()
+
+    def malloc(self, nbytes: int) -> Any:
+        """Memory, as a ``cupy.cuda.MemoryPointer``; raises ``MemoryError`` when there is none."""
+        cuda_runtime.use_device(self._device)
+        with cuda_runtime.compute_stream(self._device):
+            return self._pool.malloc(nbytes)
+
+    def free_unused(self) -> None:
+        """Give free blocks back to the device."""
+        cuda_runtime.use_device(self._device)
+        self._pool.free_all_blocks()
+
+    def held_bytes(self) -> int:
+        """Bytes taken from the device."""
+        cuda_runtime.use_device(self._device)
+        return self._pool.total_bytes()
+
+    def room(self) -> tuple[int, int]:
+        """Bytes of the device that nobody has, and all of them."""
+        return cuda_runtime.free_memory(self._device)
+
+
+class Pool:
+    """The memory of one device, with what is known of its buffers.
+
+    Args:
+      device: the CUDA device.
+      source: what gives memory out: a ``CupySource``, or what has its methods.
+    """
+
+    def __init__(self, device: int, source: Any):
+        self.device = device
+        self.gone: collections.deque[tuple[int, int]] = collections.deque()
+        self._source = source
+        self._lock = threading.Lock()
+        self._held: dict[int, tuple[int, str, str]] = {}
+        self._live = self._peak = 0
+
+    # -- giving out ------------------------------------------------------------------------------------
+
+    def allocate(
+        self, shape: tuple[int, ...], dtype: np.dtype, label: str = "", planned_peak: int | None = None
+    ) -> DeviceBuffer:
+        """Memory for an array; its contents are whatever was there.
+
+        Args:
+          label: what it is for and the user's line, for the list in the error.
+          planned_peak: bytes that the program which asks was planned to need, for the same.
+        Raises:
+          OutOfMemoryError: the device has not enough; all that was allocated before is as it was.
+        """
+        nbytes = math.prod(shape) * dtype.itemsize
+        if not nbytes:
+            return DeviceBuffer(0, shape, dtype, self.device, _Nothing(label))
+        pointer = self._take(nbytes, label, planned_peak)
+        return DeviceBuffer(
+            pointer.ptr, shape, dtype, self.device, self._hold(pointer, nbytes, label, shape, dtype)
+        )
+
+    def adopt(self, x: Any, dtype: np.dtype, label: str = "") -> DeviceBuffer:
+        """A buffer with the memory of the dense CuPy array ``x``, whose bits are elements of ``dtype``."""
+        if not x.nbytes:
+            return DeviceBuffer(0, x.shape, dtype, self.device, _Nothing(label))
+        storage = self._hold(x.data, x.nbytes, label, x.shape, dtype)
+        return DeviceBuffer(x.data.ptr, x.shape, dtype, self.device, storage)
+
+    def malloc(self, nbytes: int) -> Any:
+        """Memory as CuPy's allocators give it: for the temporaries of its functions."""
+        return self._take(nbytes, "temporaries of a library", None)
+
+    def _take(self, nbytes: int, label: str, planned_peak: int | None) -> Any:
+        try:
+            return self._source.malloc(nbytes)
+        except MemoryError:
+            self._source.free_unused()  # blocks of other sizes may be what is in the way
+        try:
+            return self._source.malloc(nbytes)
+        except MemoryError:
+            pass
+        raise self._out_of_memory(nbytes, label, planned_peak)
+
+    def _hold(
+        self, pointer: Any, nbytes: int, label: str, shape: tuple[int, ...], dtype: np.dtype
+    ) -> _Storage:
+        storage = _Storage(self, pointer, nbytes, label, f"{dtypes.short_name(dtype)} {shape}")
+        with self._lock:
+            self._settle()
+            self._held[id(storage)] = (nbytes, storage.shape_text, label)
+            self._live += nbytes
+            self._peak = max(self._peak, self._live)
+        return storage
+
+    def _settle(self) -> None:
+        """Take what has gone out of the books."""
+        while self.gone:
+            key, nbytes = self.gone.popleft()
+            self._held.pop(key, None)
+            self._live -= nbytes
+
+    # -- counting --------------------------------------------------------------------------------------
+
+    def live_bytes(self) -> int:
+        """Bytes of all buffers that there are."""
+        with self._lock:
+            self._settle()
+            return self._live
+
+    def peak_bytes(self) -> int:
+        """The most that ``live_bytes`` has been since the last ``reset_peak``."""
+        with self._lock:
+            return self._peak
+
+    def reset_peak(self) -> None:
+        """Start anew from what is live now."""
+        with self._lock:
+            self._settle()
+            self._peak = self._live
+
+    def largest(self, count: int = _LISTED) -> list[tuple[int, str, str]]:
+        """The largest buffers: ``(bytes, type, label)``, the largest first."""
+        with self._lock:
+            self._settle()
+            return heapq.nlargest(count, self._held.values(), key=lambda entry: entry[0])
+
+    def held_bytes(self) -> int:
+        """Bytes taken from the device, those that are free for the next buffer included."""
+        return self._source.held_bytes()
+
+    def free_unused(self) -> None:
+        """Give memory that no buffer has back to the device."""
+        self._source.free_unused()
+
+    def _out_of_memory(self, nbytes: int, label: str, planned_peak: int | None) -> errors.OutOfMemoryError:
+        lines = []
+        free, total = self._source.room()
+        for size, text, where in self.largest():
+            lines.append(f"  {size_text(size):>10}  {text}  {where}".rstrip())
+        why = f"arrays hold {size_text(self.live_bytes())} of {size_text(total)}, and {size_text(free)} are free."
+        if lines:
+            why += " The largest are\n" + "\n".join(lines)
+        if planned_peak is not None:
+            why += f"\nThe program was planned to need {size_text(planned_peak)} at its peak."
+        wanted = f", for {label}" if label else ""
+        return errors.OutOfMemoryError(
+            f"out of memory on cuda:{self.device}: {size_text(nbytes)} were asked for{wanted}.",
+            why=why,
+            fix="drop what you no longer need (del x), donate it (jit(f, donate_argnums=...)), or checkpoint the loss",
+        )
+
+
+class _Nothing:
+    """The storage of an array without bytes."""
+
+    __slots__ = ("label", "pointer")
+
+    def __init__(self, label: str):
+        self.label, self.pointer = label, None
+
+
+def size_text(nbytes: int) -> str:
+    """A number of bytes for people: ``24.0 GiB``."""
+    size, units = float(nbytes), ["B", "KiB", "MiB", "GiB"]
+    while size >= 1024 and len(units) > 1:
+        size /= 1024
+        del units[0]
+    return f"{nbytes} B" if units[0] == "B" else f"{size:.1f} {units[0]}"
+
+
+# -- the pools of this process ---------------------------------------------------------------------
+
+_pools: dict[int, Pool] = {}
+
+
+def pool(device: int = 0) -> Pool:
+    """The pool of a device."""
+    found = _pools.get(device)
+    if found is None:
+        cuda_runtime.require()
+        found = _pools.setdefault(device, Pool(device, CupySource(device)))
+    return found
+
+
+def live_bytes(device: int = 0) -> int:
+    """Bytes of all buffers on a device."""
+    return pool(device).live_bytes()
+
+
+def peak_bytes(device: int = 0) -> int:
+    """The most that ``live_bytes`` has been since the last ``reset_peak``."""
+    return pool(device).peak_bytes()
+
+
+def reset_peak(device: int = 0) -> None:
+    """Count the peak anew from what is live now."""
+    pool(device).reset_peak()
+
+
+def allocate(
+    shape: tuple[int, ...],
+    dtype: np.dtype,
+    device: int = 0,
+    label: str = "",
+    planned_peak: int | None = None,
+) -> DeviceBuffer:
+    """``Pool.allocate`` on a device."""
+    return pool(device).allocate(shape, dtype, label, planned_peak)
+
+
+def to_device(x: np.ndarray, device: int = 0, label: str = "") -> DeviceBuffer:
+    """A buffer with a copy of ``x``, which may change as soon as this returns; the copy itself need not be done yet."""
+    x = np.ascontiguousarray(x).reshape(x.shape)  # ascontiguousarray gives rank 0 an axis
+    buffer = allocate(x.shape, x.dtype, device, label)
+    cuda_runtime.copy_in(buffer.ptr, x, device)
+    return buffer
+
+
+def to_host(buffer: DeviceBuffer) -> np.ndarray:
+    """The values as a new NumPy array, when they are ready."""
+    x = np.empty(buffer.shape, buffer.dtype)
+    cuda_runtime.copy_out(x, buffer.ptr, buffer.device)
+    return x
+
+
+def copy(buffer: DeviceBuffer, label: str = "") -> DeviceBuffer:
+    """A buffer of its own with the same values, on the same device."""
+    out = allocate(buffer.shape, buffer.dtype, buffer.device, label)
+    stream = cuda_runtime.work_stream(buffer.device)
+    cuda_runtime.copy_on_device(out.ptr, buffer.ptr, buffer.nbytes, stream)
+    return out
+
+
+# -- CuPy's view of it -----------------------------------------------------------------------------
+
+_RAW: dict[np.dtype, np.dtype] = {
+    dtypes.bfloat16: np.dtype(np.uint16),
+    dtypes.float8_e4m3fn: np.dtype(np.uint8),
+    dtypes.float8_e5m2: np.dtype(np.uint8),
+    dtypes.key: np.dtype(np.uint64),
+}
+
+
+def raw_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype in which CuPy holds elements of ``dtype``: unsigned integers for those of ml_dtypes, and for keys."""
+    return _RAW.get(dtype, dtype)
+
+
+def as_cupy(buffer: DeviceBuffer, raw: bool = True) -> Any:
+    """The buffer as a ``cupy.ndarray``, without a copy; ``raw``: in the dtype that ``raw_dtype`` says."""
+    import cupy
+
+    dtype = raw_dtype(buffer.dtype) if raw else buffer.dtype
+    if not raw and dtype in (dtypes.float8_e4m3fn, dtypes.float8_e5m2, dtypes.key):
+        raise BufferError(f"{dtypes.short_name(dtype)} has no exchange format: exchange the bits")
+    if not buffer.nbytes:
+        return cupy.empty(buffer.shape, dtype)
+    # the memory that CuPy sees keeps the storage alive, and with it the count of live bytes
+    memory = cupy.cuda.UnownedMemory(buffer.ptr, buffer.nbytes, buffer._storage, buffer.device)
+    return cupy.ndarray(buffer.shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+
+def from_cupy(x: Any, dtype: np.dtype, device: int = 0, label: str = "") -> DeviceBuffer:
+    """A buffer of its own with a CuPy array's values, whose bits are elements of ``dtype``; no copy if it is fresh."""
+    import cupy
+
+    dense = cupy.ascontiguousarray(x).reshape(x.shape)
+    x = (
+        dense.copy() if isinstance(dense.data.mem, cupy.cuda.UnownedMemory) else dense
+    )  # another buffer's memory
+    return pool(device).adopt(x, dtype, label)
+
+
+@contextmanager
+def library_scope(device: int = 0) -> Iterator[None]:
+    """Within it CuPy works on a device's compute stream, with memory from our pool.
+
+    While a graph is captured, what CuPy does goes into the graph, with memory that the capture provides.
+    """
+    import cupy
+
+    cuda_runtime.use_device(device)
+    stream = cuda_runtime.work_stream(device)
+    if cuda_runtime.is_capturing(stream.ptr):
+        with stream:
+            yield
+    else:
+        with stream, cupy.cuda.using_allocator(pool(device).malloc):
+            yield

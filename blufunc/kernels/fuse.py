@@ -1,0 +1,648 @@
+"""Stage 5: a simplified jaxpr becomes regions, each of which will be one kernel (or a kernel and its finish).
+
+Kernels. In: a jaxpr. Out: a ``Fusion``: its steps in an order of dependence, each a ``Region`` of equations that
+``lower.py`` turns into LoopIR, or an ``Opaque`` equation that a library or the reference runs.
+
+Equations are of three sorts. What only moves elements, and arithmetic on single numbers, is **virtual**: it is
+never computed for itself but wherever somebody reads it, as an index or a scalar. Elementwise operations,
+reductions and gathers are **nodes**: each joins the region of an operand if it can be computed in the same pass, at
+the very element (or row) where the operand is. All else is **opaque**.
+
+A region works on a frame of ``outer * rows * lanes`` points. Its values have roles: an ``element`` value has one
+number for each point, a ``row`` value one for each row (a reduction over the lanes, and what is computed of it), a
+``column`` value one for each lane (a reduction over the rows), a ``total`` is a reduction over all points, or over
+all rows; of these two, only other steps may read the values, and the region itself at its very end. Softmax is a region
+of elements and rows; the backward pass of a layer norm one of elements, rows and columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from blufunc.core import dtypes, source
+from blufunc.core.jaxpr import Eqn, Jaxpr, Literal, Var
+from blufunc.core.kinds import Elementwise
+from blufunc.core.ops.dynamic import dynamic_slice_p, dynamic_update_slice_p
+from blufunc.core.ops.gather_scatter import gather_p, scatter_add_p
+from blufunc.core.ops.reduce import (
+    argmax_p,
+    argmin_p,
+    reduce_and_p,
+    reduce_max_p,
+    reduce_min_p,
+    reduce_or_p,
+    reduce_prod_p,
+    reduce_xor_p,
+)
+from blufunc.core.ops.shape import concatenate_p, iota_p, pad_p
+from blufunc.core.structure import add_any_p, reduce_sum_p
+from blufunc.kernels import scalars
+from blufunc.kernels.access import Place, gathered, moves, source_of, view_chain
+from blufunc.kernels.indices import Computed, Index, Range, flat, of, unflat
+from blufunc.kernels.indices import constant as fixed
+
+REDUCES = {
+    reduce_sum_p: "sum",
+    reduce_prod_p: "prod",
+    reduce_max_p: "max",
+    reduce_min_p: "min",
+    reduce_and_p: "and",
+    reduce_or_p: "or",
+    reduce_xor_p: "xor",
+    argmax_p: "argmax",
+    argmin_p: "argmin",
+}
+"""Reductions, and what LoopIR calls them."""
+
+READERS = frozenset((gather_p, concatenate_p, pad_p, dynamic_slice_p, dynamic_update_slice_p))
+"""Nodes that read their operands at other elements than their own."""
+
+ONE_ROW = (
+    1 << 16
+)  # up to as many elements, a reduction of everything is that of one row, whose lanes can meet
+NUMBER_COST = 96  # operations on single numbers that every reader may repeat
+MOST_BUFFERS = 48  # parameters of one kernel
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The points that a region works on: ``size`` of them; with reductions, ``outer * rows`` rows of ``lanes``.
+
+    ``outer`` is None while nothing says how rows divide: only reductions over rows do.
+    """
+
+    size: int
+    lanes: int | None = None
+    outer: int | None = None
+    total: bool = False
+
+    @property
+    def rows(self) -> int:
+        """All rows, the outer ones included."""
+        return self.size // self.lanes if self.lanes else self.size
+
+
+@dataclass(eq=False)
+class Region:
+    """Equations that one kernel computes.
+
+    Attributes:
+      eqns: the nodes, in order of dependence. Virtual equations are found through ``Fusion.virtual``.
+      roles: what each of their results is in the frame.
+      outputs: the results that others read; for a region without nodes, the virtual variables that it writes out.
+      numbers: virtual numbers that it writes at its end, computed of its totals.
+      inputs: the variables in memory that it reads.
+    """
+
+    frame: Frame
+    eqns: list[Eqn] = field(default_factory=list)
+    roles: dict[Var, str] = field(default_factory=dict)
+    outputs: list[Var] = field(default_factory=list)
+    numbers: list[Var] = field(default_factory=list)
+    inputs: list[Var] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"Region({', '.join(e.prim.name for e in self.eqns) or 'copy'})"
+
+
+@dataclass(eq=False)
+class Opaque:
+    """One equation that is not compiled here.
+
+    Attributes:
+      eqn: the equation.
+      inputs: what it reads in memory: for an operand that is a view of a variable, that variable.
+      after: a step whose effects come before.
+    """
+
+    eqn: Eqn
+    inputs: list[Var] = field(default_factory=list)
+    after: Any = None
+
+    @property
+    def outputs(self) -> list[Var]:
+        """What it computes."""
+        return list(self.eqn.outvars)
+
+    def __repr__(self) -> str:
+        return f"Opaque({self.eqn.prim.name})"
+
+
+Step = Region | Opaque
+
+
+@dataclass
+class Fusion:
+    """A program as steps.
+
+    Attributes:
+      jaxpr: the program.
+      steps: in an order of dependence.
+      virtual: the equations of virtual variables.
+      apart: pairs of equations that are in different steps although one reads the other, and why.
+    """
+
+    jaxpr: Jaxpr
+    steps: list[Step]
+    virtual: dict[Var, Eqn]
+    apart: list[tuple[Eqn, Eqn, str]]
+
+    @property
+    def regions(self) -> list[Region]:
+        """The steps that are fused regions."""
+        return [s for s in self.steps if isinstance(s, Region)]
+
+    def __str__(self) -> str:
+        return "\n".join(_describe(i, s) for i, s in enumerate(self.steps))
+
+
+def _describe(i: int, step: Step) -> str:
+    if isinstance(step, Opaque):
+        return f"{i:4} {step.eqn.prim.name:<20} {source.summary(step.eqn.source)}"
+    names = " ".join(e.prim.name for e in step.eqns) or "copy"
+    frame = step.frame
+    shape = f"{frame.rows}x{frame.lanes}" if frame.lanes else f"{frame.size}"
+    lines = list(dict.fromkeys(source.summary(e.source) for e in step.eqns))
+    return f"{i:4} [{shape}] {names}  # {'; '.join(lines)}"
+
+
+def fuse(jaxpr: Jaxpr) -> Fusion:
+    """Group the equations of a simplified jaxpr."""
+    return _Fuser(jaxpr).run()
+
+
+# -- what an equation is -----------------------------------------------------------------------------
+
+
+def sort_of(eqn: Eqn) -> str:
+    """``virtual``, ``node`` or ``opaque``."""
+    prim = eqn.prim
+    if prim.multiple_results or eqn.effects or prim.opaque or len(eqn.outvars) != 1:
+        return "opaque"
+    avals = [a.aval for a in (*eqn.invars, *eqn.outvars)]
+    if any(not a.size or not _plain(a.dtype) for a in avals):
+        return "opaque"
+    if moves(eqn) or prim is iota_p:
+        return "virtual"
+    if isinstance(prim, Elementwise) or prim is add_any_p:
+        if not scalars.known(prim, eqn.params, [a.aval.dtype for a in eqn.invars]):
+            return "opaque"
+        return "virtual" if eqn.outvars[0].aval.size == 1 else "node"
+    if prim in REDUCES:
+        return "opaque" if dtypes.is_complex(eqn.invars[0].aval.dtype) else "node"
+    if prim in READERS or one_hot(eqn):
+        return "node"
+    return "opaque"
+
+
+def _plain(dtype: Any) -> bool:
+    return dtypes.is_numeric(dtype) or dtypes.is_bool(dtype)
+
+
+def one_hot(eqn: Eqn) -> bool:
+    """Whether a ``scatter_add`` adds one number to each row at one place: then every element can look for itself."""
+    if eqn.prim is not scatter_add_p:
+        return False
+    d = eqn.params["dimension_numbers"]
+    x, indices, updates = (a.aval for a in eqn.invars)
+    return (
+        not d.update_window_dims
+        and len(d.scatter_dims_to_operand_dims) == 1
+        and d.inserted_window_dims == d.scatter_dims_to_operand_dims
+        and len(d.operand_batching_dims) == x.ndim - 1
+        and indices.shape[-1] == 1
+        and updates.size * x.shape[d.scatter_dims_to_operand_dims[0]] == x.size
+    )
+
+
+def reduction_pattern(shape: Sequence[int], axes: Sequence[int]) -> list[tuple[int, bool]]:
+    """The shape of a reduction with neighbours of one sort merged: sizes, and whether they are summed."""
+    pattern: list[tuple[int, bool]] = []
+    for d, n in enumerate(shape):
+        if n == 1:
+            continue
+        reduced = d in axes
+        if pattern and pattern[-1][1] == reduced:
+            pattern[-1] = (pattern[-1][0] * n, reduced)
+        else:
+            pattern.append((n, reduced))
+    return pattern
+
+
+# -- grouping ----------------------------------------------------------------------------------------
+
+
+class _Fuser:
+    def __init__(self, jaxpr: Jaxpr):
+        self.jaxpr = jaxpr
+        self.position = {id(e): i for i, e in enumerate(jaxpr.eqns)}
+        self.virtual: dict[Var, Eqn] = {}
+        self.costs: dict[Var, int] = {}
+        self.steps: list[Step | None] = []  # None: merged into another
+        self.home: dict[Var, int] = {}  # the step that computes a variable
+        self.needs: list[int] = []  # for each step, a set of steps as bits: all that it waits for
+        self.apart: list[tuple[Eqn, Eqn, str]] = []
+        self._leaves: dict[Var, tuple[Var, ...]] = {}
+        self.last_effect: int | None = None
+
+    def run(self) -> Fusion:
+        for eqn in self.jaxpr.eqns:
+            self.place(eqn)
+        self.join_siblings()
+        self.write_out()
+        return Fusion(self.jaxpr, self.in_order(), self.virtual, self.apart)
+
+    # -- where values come from ----------------------------------------------------------------
+
+    def leaves(self, atom: Any) -> tuple[Var, ...]:
+        """The variables that are not virtual which an operand is made of."""
+        if atom.__class__ is Literal:
+            return ()
+        eqn = self.virtual.get(atom)
+        if eqn is None:
+            return (atom,)
+        found = self._leaves.get(atom)
+        if found is None:
+            found = self._leaves[atom] = tuple(
+                dict.fromkeys(leaf for a in eqn.invars for leaf in self.leaves(a))
+            )
+        return found
+
+    def homes(self, eqn: Eqn) -> set[int]:
+        """The steps that an equation waits for."""
+        return {self.home[v] for a in eqn.invars for v in self.leaves(a) if v in self.home}
+
+    # -- placing equations ---------------------------------------------------------------------
+
+    def place(self, eqn: Eqn) -> None:
+        sort = sort_of(eqn)
+        if sort == "virtual" and self.affordable(eqn):
+            self.virtual[eqn.outvars[0]] = eqn
+            return
+        if sort == "opaque":
+            self.new_step(Opaque(eqn), eqn)
+            return
+        candidates = sorted((s for s in self.homes(eqn) if isinstance(self.steps[s], Region)), reverse=True)
+        joined = next((s for s in candidates if self.join(eqn, s)), None)
+        if joined is None:
+            self.new_step(self.region_of(eqn), eqn)
+            return
+        for other in candidates:
+            if other != joined and self.steps[other] is not None:
+                self.merge(other, joined)
+
+    def affordable(self, eqn: Eqn) -> bool:
+        """Whether every reader may repeat a virtual equation; numbers that took long to compute are stored."""
+        if moves(eqn) or eqn.prim is iota_p:
+            return True
+        cost = scalars.cost(eqn.prim) + sum(self.costs.get(a, 0) for a in eqn.invars if isinstance(a, Var))
+        self.costs[eqn.outvars[0]] = cost
+        return cost <= NUMBER_COST
+
+    def region_of(self, eqn: Eqn) -> Region:
+        frame = Frame(eqn.outvars[0].aval.size)
+        if eqn.prim in REDUCES:
+            frame = Frame(eqn.invars[0].aval.size)
+        role, frame = _role(eqn, frame) or ("element", Frame(eqn.outvars[0].aval.size))
+        return Region(frame, [eqn], {eqn.outvars[0]: role})
+
+    def new_step(self, step: Step, eqn: Eqn) -> None:
+        number = len(self.steps)
+        self.steps.append(step)
+        self.needs.append(0)
+        for v in eqn.outvars:
+            self.home[v] = number
+        for s in self.homes(eqn):
+            self.wait(number, s)
+        if eqn.effects:
+            if self.last_effect is not None:
+                self.wait(number, self.last_effect)
+                step.after = self.steps[self.last_effect]  # type: ignore[union-attr]
+            self.last_effect = number
+
+    def wait(self, step: int, for_: int) -> None:
+        """Note that one step waits for another, and so do all that wait for it."""
+        new = self.needs[for_] | 1 << for_
+        if self.needs[step] | new == self.needs[step]:
+            return
+        self.needs[step] |= new
+        bit = 1 << step
+        for s, needs in enumerate(self.needs):
+            if needs & bit:
+                self.needs[s] = needs | self.needs[step]
+
+    def join(self, eqn: Eqn, number: int) -> bool:
+        """Put an equation into a region if it can be computed there."""
+        region = self.steps[number]
+        assert isinstance(region, Region)
+        why = self.obstacle(eqn, region, number)
+        if why is None:
+            fitted = _role(eqn, region.frame)
+            if fitted is None:
+                why = "their points differ"
+            elif not self.meets(eqn, fitted, region):
+                why = "it reads other elements than its own, or the end of a reduction"
+        if why is not None:
+            self.apart.append((region.eqns[-1], eqn, why))
+            return False
+        role, region.frame = fitted
+        region.eqns.append(eqn)
+        out = eqn.outvars[0]
+        region.roles[out] = role
+        self.home[out] = number
+        for s in self.homes(eqn) - {number}:
+            self.wait(number, s)
+        return True
+
+    def obstacle(self, eqn: Eqn, region: Region, number: int) -> str | None:
+        bit = 1 << number
+        if any(self.needs[s] & bit for s in self.homes(eqn) - {number}):
+            return "another step must run between them"
+        if len(region.eqns) >= 4 * MOST_BUFFERS or self.buffers(region, eqn) > MOST_BUFFERS:
+            return "the kernel would have too many parameters"
+        return None
+
+    def buffers(self, region: Region, eqn: Eqn) -> int:
+        """An upper bound of the parameters of a kernel, cheap to count."""
+        if len(region.eqns) < MOST_BUFFERS // 2:
+            return 0
+        outside = {v for e in (*region.eqns, eqn) for a in e.invars for v in self.leaves(a)} - set(
+            region.roles
+        )
+        return len(outside)
+
+    def meets(self, eqn: Eqn, fitted: tuple[str, Frame], region: Region) -> bool:
+        """Whether an equation reads what the region computes where it is computed."""
+        role, frame = fitted
+        canonical = _canonical(frame)
+        if eqn.prim is gather_p and role == "row":
+            return self.meets_in_row(eqn, frame, region, canonical)
+        if eqn.prim in READERS or one_hot(eqn):
+            return not any(v in region.roles for a in eqn.invars for v in self.leaves(a))
+        reduces = eqn.prim in REDUCES
+        shape = (eqn.invars[0] if reduces else eqn.outvars[0]).aval.shape
+        if role == "total" and eqn.invars[0].aval.size != frame.size:
+            place = unflat(canonical["row"], shape)
+        else:
+            place = unflat(canonical["element" if reduces else role], shape)
+        return all(self.reaches(a, place if a.aval.ndim else (), region, canonical) for a in eqn.invars)
+
+    def meets_in_row(self, eqn: Eqn, frame: Frame, region: Region, canonical: dict) -> bool:
+        """Whether a gather of one number for each row takes it from that very row: it is computed there once more."""
+        x, indices = eqn.invars
+        assert frame.lanes
+        place = unflat(canonical["row"], eqn.outvars[0].aval.shape)
+        batch: list[Place] = []
+
+        def start(at: Place, c: int, axis: int) -> Index:
+            batch.append((*at, fixed(c)))
+            return of(Computed(None, 0, x.aval.shape[axis] - eqn.params["slice_sizes"][axis]))
+
+        at = gathered(eqn, place, start)
+        if not all(self.reaches(indices, b, region, canonical) for b in batch):
+            return False
+        if x not in region.roles:
+            return not any(v in region.roles for v in self.leaves(x))
+        return region.roles[x] == "element" and flat(at, x.aval.shape) // frame.lanes == canonical["row"]
+
+    def reaches(self, atom: Any, place: Place, region: Region, canonical: dict) -> bool:
+        while True:
+            if atom.__class__ is Literal:
+                return True
+            role = region.roles.get(atom)
+            if role is not None:
+                return role in canonical and flat(place, atom.aval.shape) == canonical[role]
+            eqn = self.virtual.get(atom)
+            if eqn is None or not eqn.invars:
+                return True
+            if not moves(eqn):  # numbers
+                return all(v not in region.roles for v in self.leaves(atom))
+            place = source_of(eqn, place)
+            atom = eqn.invars[0]
+
+    def merge(self, other: int, into: int) -> bool:
+        """Put all of one region into another, if no step stands between and everything can be computed there."""
+        a, b = self.steps[into], self.steps[other]
+        assert isinstance(a, Region) and isinstance(b, Region)
+        if self.between(other, into) or self.between(into, other):
+            return False
+        if len(a.eqns) + len(b.eqns) > 4 * MOST_BUFFERS:
+            return False
+        frame = _common(a.frame, b.frame)
+        if frame is None:
+            return False
+        trial = Region(frame)
+        for e in self.by_position([*a.eqns, *b.eqns]):
+            fitted = _role(e, trial.frame)
+            if fitted is None or not self.meets(e, fitted, trial):
+                return False
+            role, trial.frame = fitted
+            trial.eqns.append(e)
+            trial.roles[e.outvars[0]] = role
+        outside = {v for e in trial.eqns for x in e.invars for v in self.leaves(x)} - set(trial.roles)
+        if len(outside) > MOST_BUFFERS:
+            return False
+        self.steps[into], self.steps[other] = trial, None
+        for e in b.eqns:
+            self.home[e.outvars[0]] = into
+        self.replace(other, into)
+        return True
+
+    def between(self, first: int, last: int) -> bool:
+        """Whether some step waits for ``first`` and ``last`` waits for it."""
+        bit = 1 << first
+        needed = self.needs[last]
+        return any(needed >> s & 1 and needs & bit for s, needs in enumerate(self.needs))
+
+    def replace(self, old: int, new: int) -> None:
+        """Let everything that waits for ``old`` wait for ``new``, which takes over what ``old`` waits for."""
+        bit = 1 << old
+        joint = (self.needs[old] | self.needs[new]) & ~(bit | 1 << new)
+        self.needs[new], self.needs[old] = joint, 0
+        affected = bit | 1 << new
+        for s, needs in enumerate(self.needs):
+            if needs & affected:
+                self.needs[s] = (needs & ~bit) | 1 << new | joint
+
+    def by_position(self, eqns: Sequence[Eqn]) -> list[Eqn]:
+        return sorted(eqns, key=lambda e: self.position[id(e)])
+
+    # -- regions that read the same ------------------------------------------------------------
+
+    def join_siblings(self) -> None:
+        """Merge regions that read a large array in common, so that it is read once."""
+        readers: dict[Var, list[int]] = {}
+        for number, step in enumerate(self.steps):
+            if isinstance(step, Region):
+                for v in self.read_by(step):
+                    if v.aval.size > ONE_ROW // 16:
+                        readers.setdefault(v, []).append(number)
+        for v in sorted(readers, key=lambda v: -v.aval.size * v.aval.dtype.itemsize):
+            numbers = [s for s in dict.fromkeys(readers[v]) if self.steps[s] is not None]
+            for i, first in enumerate(numbers):
+                for second in numbers[i + 1 :]:
+                    a, b = self.steps[first], self.steps[second]
+                    if isinstance(a, Region) and isinstance(b, Region) and a.frame.size == b.frame.size:
+                        self.merge(second, first)
+
+    def read_by(self, region: Region) -> list[Var]:
+        found = dict.fromkeys(v for e in region.eqns for a in e.invars for v in self.leaves(a))
+        return [v for v in found if v not in region.roles]
+
+    # -- what must be in memory ----------------------------------------------------------------
+
+    def write_out(self) -> None:
+        """Decide which variables are written, and add copies of virtual ones that somebody needs in memory."""
+        copies: dict[Var, None] = {}
+        for step in list(self.live()):
+            if isinstance(step, Region):
+                step.inputs = self.read_by(step)
+                continue
+            for a in dict.fromkeys(step.eqn.invars):
+                if a.__class__ is Literal:
+                    continue
+                if a in self.virtual and view_chain(a, self.virtual) is None:
+                    copies[a] = None
+                    step.inputs.append(a)
+                else:
+                    step.inputs.extend(self.leaves(a))
+        copies.update((a, None) for a in self.jaxpr.outvars if a in self.virtual and not self.at_the_end(a))
+        for v in copies:
+            self.copy_out(v)
+        for region in self.live():
+            if isinstance(region, Region):
+                more = [x for v in region.numbers for x in self.leaves(v) if x not in region.roles]
+                region.inputs = list(dict.fromkeys((*region.inputs, *more)))
+        wanted = {v for step in self.live() for v in step.inputs}
+        wanted.update(a for a in self.jaxpr.outvars if a.__class__ is not Literal)
+        for step in self.live():
+            if isinstance(step, Region) and step.eqns:
+                step.outputs = [v for v in step.roles if v in wanted] + step.numbers
+
+    def at_the_end(self, v: Var) -> bool:
+        """Let the region that computes a number compute at its end what is only arithmetic on it."""
+        if v.aval.size != 1:
+            return False
+        for number in sorted({self.home[x] for x in self.leaves(v) if x in self.home}, reverse=True):
+            region = self.steps[number]
+            if not isinstance(region, Region) or not region.eqns:
+                continue
+            mine = [x for x in self.leaves(v) if x in region.roles]
+            others = {self.home[x] for x in self.leaves(v) if x in self.home} - {number}
+            if any(self.needs[s] >> number & 1 for s in others):
+                continue
+            ends = ("total", "row") if region.frame.rows == 1 else ("total",)
+            if all(region.roles[x] in ends for x in mine):
+                region.numbers.append(v)
+                self.home[v] = number
+                for s in others:
+                    self.wait(number, s)
+                return True
+        return False
+
+    def copy_out(self, v: Var) -> None:
+        number = len(self.steps)
+        self.steps.append(Region(Frame(v.aval.size), outputs=[v], inputs=list(self.leaves(v))))
+        self.needs.append(0)
+        for leaf in self.leaves(v):
+            if leaf in self.home:
+                self.wait(number, self.home[leaf])
+        self.home[v] = number
+
+    def live(self) -> Iterator[Step]:
+        return (s for s in self.steps if s is not None)
+
+    def in_order(self) -> list[Step]:
+        """The steps such that each comes after what it reads, otherwise as early as their equations did."""
+        makers: dict[Var, Step] = {v: s for s in self.live() for v in s.outputs}
+        done: dict[int, None] = {}
+        order: list[Step] = []
+
+        def key(step: Step) -> int:
+            eqns = [step.eqn] if isinstance(step, Opaque) else step.eqns
+            return max((self.position[id(e)] for e in eqns), default=len(self.position))
+
+        def visit(step: Step) -> None:
+            stack = [(step, False)]
+            while stack:
+                s, ready = stack.pop()
+                if id(s) in done:
+                    continue
+                if ready:
+                    done[id(s)] = None
+                    order.append(s)
+                    continue
+                stack.append((s, True))
+                stack.extend((makers[v], False) for v in reversed(s.inputs) if v in makers)
+                if isinstance(s, Opaque) and s.after is not None:
+                    stack.append((s.after, False))
+
+        for step in sorted(self.live(), key=key):
+            visit(step)
+        return [s for s in order if s.outputs or isinstance(s, Opaque)]
+
+
+def _role(eqn: Eqn, frame: Frame) -> tuple[str, Frame] | None:
+    """The role of an equation's result in a frame, and the frame with it; None where it has none."""
+    if eqn.prim in REDUCES:
+        return _reduction_role(eqn, frame)
+    n = eqn.outvars[0].aval.size
+    if n == frame.size:
+        return "element", frame
+    if frame.lanes is not None and n == frame.rows:
+        return "row", frame
+    return None
+
+
+def _reduction_role(eqn: Eqn, frame: Frame) -> tuple[str, Frame] | None:
+    x = eqn.invars[0].aval
+    if frame.lanes is not None and x.size == frame.rows and eqn.outvars[0].aval.size == 1 < x.size:
+        return None if "index_dtype" in eqn.params else ("total", frame)
+    if x.size != frame.size:
+        return None
+    pattern = reduction_pattern(x.shape, eqn.params["axes"])
+    positional = "index_dtype" in eqn.params
+    match pattern:
+        case [(n, True)] if n > ONE_ROW and not positional:
+            if frame.lanes is None:
+                return "total", Frame(frame.size, total=True)
+            return None
+        case [(n, True)] | [_, (n, True)] if len(pattern) <= 2:
+            return _with_lanes(frame, n, "row")
+        case [(_, True), (n, False)] if not positional:
+            return _with_lanes(frame, n, "column", outer=1)
+        case [(outer, False), (_, True), (n, False)] if not positional:
+            return _with_lanes(frame, n, "column", outer=outer)
+    return None
+
+
+def _with_lanes(frame: Frame, lanes: int, role: str, outer: int | None = None) -> tuple[str, Frame] | None:
+    if frame.total or frame.lanes not in (None, lanes):
+        return None
+    if None not in (frame.outer, outer) and frame.outer != outer:
+        return None
+    return role, Frame(frame.size, lanes, frame.outer if outer is None else outer)
+
+
+def _common(a: Frame, b: Frame) -> Frame | None:
+    """The frame that serves two regions: that of the larger, where the points of the other are its rows."""
+    for big, small in ((a, b), (b, a)):
+        if big.lanes and not small.lanes and not small.total and small.size == big.rows:
+            return big
+    if a.size != b.size or (a.total and b.lanes) or (b.total and a.lanes):
+        return None
+    if a.lanes and b.lanes and a.lanes != b.lanes:
+        return None
+    if a.outer and b.outer and a.outer != b.outer:
+        return None
+    return Frame(a.size, a.lanes or b.lanes, a.outer or b.outer, a.total or b.total)
+
+
+def _canonical(frame: Frame) -> dict[str, Any]:
+    """Where the value of a role is computed, as a position in row-major order."""
+    if frame.lanes is None:
+        return {"element": of(Range("i", frame.size))}
+    r = of(Range("r", frame.rows))
+    return {"element": r * frame.lanes + of(Range("k", frame.lanes)), "row": r}

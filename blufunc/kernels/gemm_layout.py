@@ -1,0 +1,281 @@
+"""A contraction as products of matrices: sizes, transposes as flags, batches as strides.
+
+Kernels, stage 5 for ``dot_general``, below ``cublaslt``. In come shapes and strides of operands as they lie in memory;
+out comes a ``Layout``, or which operand must be copied first; with dtypes and an epilogue it is a ``Gemm``. Nothing
+here needs a device or the library. The library counts columns first: a row-major matrix read that way is its
+transpose, so that ``D = A B`` is asked for as ``D^T = B^T A^T``, with the operands exchanged (``column_major``).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from blufunc.core import dtypes
+
+Ints = tuple[int, ...]
+
+# -- from a contraction to one product of matrices -------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layout:
+    """``batch`` products ``D (m, n) = op(A) op(B)`` of row-major matrices; all distances are in elements.
+
+    Attributes:
+      trans_a, trans_b: whether A is stored as (k, m), B as (n, k).
+      lda, ldb, ldd: from one stored row to the next.
+      stride_a, stride_b, stride_d: from one matrix of the batch to the next.
+    """
+
+    m: int
+    n: int
+    k: int
+    trans_a: bool
+    trans_b: bool
+    lda: int
+    ldb: int
+    ldd: int
+    batch: int = 1
+    stride_a: int = 0
+    stride_b: int = 0
+    stride_d: int = 0
+
+    @property
+    def flops(self) -> int:
+        """Multiplications and additions."""
+        return 2 * self.batch * self.m * self.n * self.k
+
+
+class Copies(NamedTuple):
+    """What to copy before one product can do a contraction: the order of axes of the dense copy, None for as it is."""
+
+    lhs: Ints | None
+    rhs: Ints | None
+
+
+class _Axis(NamedTuple):
+    size: int
+    stride: int
+
+
+def plan_dot_general(
+    lhs_shape: Ints, lhs_strides: Ints, rhs_shape: Ints, rhs_strides: Ints, dimension_numbers: Any
+) -> Layout | Copies:
+    """``dot_general`` of operands as they lie in memory as one product, or what must be copied to make it one.
+
+    Args:
+      lhs_strides, rhs_strides: in elements, at least 0.
+      dimension_numbers: those of the primitive.
+    Returns:
+      the ``Layout`` of the product, whose result is dense in the order of the primitive's result; or ``Copies``, after
+      which planning with the copied operands (axes in their new order) succeeds. Sizes may be 0: then there is nothing
+      to run.
+    """
+    (lc, rc), (lb, rb) = dimension_numbers
+    x = [_Axis(*axis) for axis in zip(lhs_shape, lhs_strides, strict=True)]
+    y = [_Axis(*axis) for axis in zip(rhs_shape, rhs_strides, strict=True)]
+    x_free = tuple(d for d in range(len(x)) if d not in (*lc, *lb))
+    y_free = tuple(d for d in range(len(y)) if d not in (*rc, *rb))
+    # Contracted axes may come in any order, as long as it is one for both operands.
+    orders = [tuple(range(len(lc))), _falling(x, lc), _falling(y, rc)]
+    best: Layout | Copies | None = None
+    for order in dict.fromkeys(orders):
+        xc, yc = tuple(lc[i] for i in order), tuple(rc[i] for i in order)
+        a, b = _matrix(x, lb, x_free, xc), _matrix(y, rb, yc, y_free)
+        if a is not None and b is not None:
+            return _layout(a, b)
+        plan = Copies(
+            None if a is not None else (*lb, *x_free, *xc), None if b is not None else (*rb, *yc, *y_free)
+        )
+        if best is None or _copied(plan, x, y) < _copied(best, x, y):
+            best = plan
+    assert best is not None
+    return best
+
+
+def _falling(axes: Sequence[_Axis], chosen: Ints) -> Ints:
+    return tuple(sorted(range(len(chosen)), key=lambda i: -axes[chosen[i]].stride))
+
+
+def _copied(plan: Any, x: Sequence[_Axis], y: Sequence[_Axis]) -> int:
+    """How many elements a plan copies."""
+    return sum(
+        math.prod(axis.size for axis in axes)
+        for order, axes in ((plan.lhs, x), (plan.rhs, y))
+        if order is not None
+    )
+
+
+class _Matrix(NamedTuple):
+    batch: _Axis
+    rows: int
+    columns: int
+    transposed: bool
+    ld: int
+
+
+def _matrix(axes: Sequence[_Axis], batch: Ints, rows: Ints, columns: Ints) -> _Matrix | None:
+    """Groups of axes as a batch of matrices with one contiguous direction; None if they do not lie so."""
+    b, r, c = (_merged([axes[d] for d in group]) for group in (batch, rows, columns))
+    if b is None or r is None or c is None:
+        return None
+    if (c.stride == 1 or c.size <= 1) and (r.stride >= c.size or r.size <= 1):
+        return _Matrix(b, r.size, c.size, False, max(r.stride if r.size > 1 else 0, c.size, 1))
+    if (r.stride == 1 or r.size <= 1) and (c.stride >= r.size or c.size <= 1):
+        return _Matrix(b, r.size, c.size, True, max(c.stride if c.size > 1 else 0, r.size, 1))
+    return None
+
+
+def _merged(axes: Sequence[_Axis]) -> _Axis | None:
+    """Axes as one; None if a step over the end of one is not a step of the next."""
+    size = math.prod(axis.size for axis in axes)
+    kept = [axis for axis in axes if axis.size != 1]
+    if not kept or not size:
+        return _Axis(size, 1 if not kept else kept[-1].stride)
+    for outer, inner in itertools.pairwise(kept):
+        if outer.stride != inner.stride * inner.size:
+            return None
+    return _Axis(size, kept[-1].stride)
+
+
+def _layout(a: _Matrix, b: _Matrix) -> Layout:
+    m, k, n = a.rows, a.columns, b.columns
+    batch = a.batch.size
+    several = batch > 1
+    return Layout(
+        m, n, k, a.transposed, b.transposed, a.ld, b.ld, max(n, 1), batch,
+        a.batch.stride if several else 0, b.batch.stride if several else 0, m * n if several else 0,
+    )  # fmt: skip
+
+
+# -- one product with its types --------------------------------------------------------------------
+
+_HALF = (dtypes.float16, dtypes.bfloat16)
+_FP8 = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
+
+# The dtypes of operands, then those of results and the ways to compute that go with them.
+_TYPES: dict[np.dtype, tuple[tuple[np.dtype, ...], tuple[str, ...]]] = {
+    dtypes.float32: ((dtypes.float32,), ("f32", "tf32")),
+    dtypes.float64: ((dtypes.float64,), ("f64",)),
+    dtypes.complex64: ((dtypes.complex64,), ("f32", "tf32")),
+    dtypes.complex128: ((dtypes.complex128,), ("f64",)),
+    dtypes.float16: ((dtypes.float16, dtypes.float32), ("f32",)),
+    dtypes.bfloat16: ((dtypes.bfloat16, dtypes.float32), ("f32",)),
+    dtypes.int8: ((dtypes.int32,), ("i32",)),
+    **dict.fromkeys(_FP8, ((*_HALF, dtypes.float32), ("f32",))),
+}
+
+# In our terms; the library's A is our B, so the names of the gradients of biases change places.
+EPILOGUES: dict[str | None, int] = {
+    None: 1, "bias": 4, "relu_bias": 6, "gelu": 32, "gelu_bias": 36, "gelu_aux": 160, "gelu_aux_bias": 164,
+    "dgelu": 192, "dgelu_bgrad": 208, "bgradb": 256, "bgrada": 512,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Gemm:
+    """``D = epilogue(alpha op(A) op(B) + beta C)``; C and D have one layout, and may be one.
+
+    Attributes:
+      layout: sizes and distances.
+      a, b, d: the dtypes of A, of B, and of C and D. The operands' differ only between the two float8 formats.
+      compute: 'f32', 'tf32' (float32 operands rounded to 11 bits), 'f64' or 'i32': what sums are kept in.
+      epilogue: None, or what is done with the product before it is written. 'bias' adds a vector (n) to each row;
+        'gelu' is the tanh form; '..._aux' writes its argument, as D, to the auxiliary matrix; 'dgelu' multiplies by its
+        derivative at the auxiliary matrix, and with '_bgrad' writes the sums (n) of the rows of the result; 'bgrada'
+        and 'bgradb' write the sums of op(A) (m) or op(B) (n) over k.
+      bias: the dtype of the vector; None for that of D.
+      reads_c: whether beta is anything but 0.
+      alignment: of all addresses, in bytes.
+    """
+
+    layout: Layout
+    a: np.dtype
+    b: np.dtype
+    d: np.dtype
+    compute: str = "f32"
+    epilogue: str | None = None
+    bias: np.dtype | None = None
+    reads_c: bool = False
+    alignment: int = 256
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether the epilogue reads or writes a vector."""
+        return self.epilogue is not None and ("bias" in self.epilogue or "bgrad" in self.epilogue)
+
+    @property
+    def has_aux(self) -> bool:
+        """Whether the epilogue reads or writes an auxiliary matrix."""
+        return self.epilogue is not None and ("aux" in self.epilogue or "dgelu" in self.epilogue)
+
+    def refused(self) -> str | None:
+        """Why the library cannot be asked for this, or None."""
+        outs, computes = _TYPES.get(self.a, ((), ()))
+        if self.a != self.b and not (self.a in _FP8 and self.b in _FP8):
+            return f"operands are {self.a} and {self.b}"
+        if self.d not in outs:
+            return f"{self.a} operands do not give {self.d}"
+        if self.compute not in computes:
+            return f"{self.a} is not computed in {self.compute}"
+        if self.epilogue not in EPILOGUES:
+            return f"there is no epilogue {self.epilogue!r}"
+        layout = self.layout
+        if not (layout.m and layout.n and layout.k and layout.batch):
+            return "there is nothing to multiply"
+        if self.a in (*_FP8, dtypes.int8):
+            # operands must have k innermost, and rows that begin at multiples of 16 bytes (4 for int8)
+            unit = 4 if self.a == dtypes.int8 else 16
+            if layout.trans_a or not layout.trans_b:
+                return f"{self.a} operands must both have k innermost"
+            if layout.lda % unit or layout.ldb % unit or layout.n % unit or layout.k % unit:
+                return f"{self.a} operands need sizes that are multiples of {unit}"
+        if self.a == self.b == dtypes.float8_e5m2:
+            return "at least one operand must be float8_e4m3fn"
+        if "bgrad" in (self.epilogue or "") and layout.batch > 1:
+            return "sums for a bias are of one product"
+        if self.has_aux and layout.ldd % 8:
+            return "an auxiliary matrix has rows of a multiple of 8 elements"
+        return None
+
+
+class Side(NamedTuple):
+    """A matrix as the library sees it: column-major, ``ld`` elements from one column to the next."""
+
+    rows: int
+    columns: int
+    ld: int
+    stride: int
+    dtype: np.dtype
+
+
+class Call(NamedTuple):
+    """A product as the library is asked for it: ``d = op(a) op(b)``, where ``a`` is our B and ``b`` our A."""
+
+    a: Side
+    b: Side
+    d: Side
+    trans_a: bool
+    trans_b: bool
+    batch: int
+
+
+def column_major(gemm: Gemm) -> Call:
+    """The call that computes ``gemm``: the transposed product, read column by column."""
+    g = gemm.layout
+    rows_a, columns_a = (g.k, g.n) if g.trans_b else (g.n, g.k)
+    rows_b, columns_b = (g.m, g.k) if g.trans_a else (g.k, g.m)
+    return Call(
+        Side(rows_a, columns_a, g.ldb, g.stride_b, gemm.b),
+        Side(rows_b, columns_b, g.lda, g.stride_a, gemm.a),
+        Side(g.n, g.m, g.ldd, g.stride_d, gemm.d),
+        g.trans_b,
+        g.trans_a,
+        g.batch,
+    )

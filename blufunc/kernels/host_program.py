@@ -1,0 +1,375 @@
+"""Stages 6 and 8 on the CPU: a schedule's kernels become C++ functions, and its steps a list to go through.
+
+Kernels. Fused regions run as compiled loops over raw memory, products of matrices as calls of BLAS into planned
+memory, everything else as the NumPy definition of its primitive. Where there is no compiler, or a program is too
+small to be worth one, ``numpy_program.py`` serves.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc.config import config
+from blufunc.core.jaxpr import DropVar, Eqn, Jaxpr, Literal, subjaxprs
+from blufunc.core.ops.dot import dot_general_p
+from blufunc.core.passes import simplify
+from blufunc.kernels import host_compiler
+from blufunc.kernels.access import view
+from blufunc.kernels.cstyle_host import render_many
+from blufunc.kernels.lower import Target
+from blufunc.kernels.numpy_program import Program, calls_back
+from blufunc.kernels.quiet import openly, quietly
+from blufunc.kernels.steps import KernelStep, OpaqueStep, Schedule, schedule
+
+HOST = Target(
+    chunks=lambda rows, lanes: min(16, max(1, rows * lanes >> 14)),
+    total_chunks=lambda size: min(64, max(1, size >> 14)),
+    keep_bytes=1 << 18,
+    keep_loads=False,
+    tile=2048,
+)
+"""Chunks do not depend on the number of processors, so that results do not."""
+
+WORTH_COMPILING = 1 << 18
+"""From how many bytes in the arrays of a program on it is compiled."""
+
+
+def worth_compiling(jaxpr: Jaxpr) -> bool:
+    """Whether a program's arrays are large enough for compiled loops to gain what compiling takes."""
+    return jaxpr.memoised("array bytes", lambda: _bytes_of(jaxpr)) >= WORTH_COMPILING
+
+
+def _bytes_of(jaxpr: Jaxpr) -> int:
+    total = 0
+    for e in jaxpr.eqns:
+        total += sum(v.aval.size * v.aval.dtype.itemsize for v in e.outvars)
+        total += sum(_bytes_of(body) for body in subjaxprs(e.params))
+    return total
+
+
+class HostProgram:
+    """A compiled jaxpr: call it with a list of argument arrays.
+
+    Attributes:
+      schedule: its steps and their memory.
+    """
+
+    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], compiler: host_compiler.Compiler):
+        self.jaxpr = simplify(jaxpr)
+        self.schedule = made = schedule(self.jaxpr, donated, HOST, lambda e: e.prim is dot_general_p)
+        self.text, names = _source(made)
+        library = compiler.compile(self.text, jaxpr.name or "program") if names else None
+        self.arenas = _Arenas(made.plan.arena_bytes)
+        self.run = _Runner(made, {s: getattr(library, n) for s, n in names.items()})
+        self.calls = openly if calls_back(self.jaxpr) else quietly
+
+    def __call__(self, buffers: list) -> tuple:
+        arrays = [b if b.flags.c_contiguous else np.ascontiguousarray(b) for b in buffers]
+        buffers.clear()
+        return self.calls(self._run, arrays)
+
+    def _run(self, arrays: list) -> tuple:
+        with self.arenas as arena:
+            return self.run(arrays, arena)
+
+    def source(self) -> str:
+        """The generated C++."""
+        return self.text
+
+
+def compile_program(jaxpr: Jaxpr, donated: Sequence[bool]) -> HostProgram | None:
+    """The compiled program; None where there is no compiler, or no gain in one."""
+    if config.host_compiler == "never" or (config.host_compiler == "auto" and not worth_compiling(jaxpr)):
+        return None
+    compiler = host_compiler.find()
+    if compiler is None:
+        _say_once()
+        return None
+    return HostProgram(jaxpr, donated, compiler)
+
+
+_said: list[bool] = []
+
+
+def _say_once() -> None:
+    if not _said:
+        _said.append(True)
+        config.show(
+            "blufunc: no C++ compiler was found ($CXX, c++, g++, clang++); programs run as NumPy calls."
+        )
+
+
+def body_of(jaxpr: Jaxpr) -> Callable[[list], Any]:
+    """The body of a loop or call as a function of arrays."""
+
+    def make() -> Callable[[list], Any]:
+        donated = (False,) * len(jaxpr.invars)
+        found = compile_program(jaxpr, donated)
+        return Program(jaxpr, donated).function if found is None else found
+
+    return jaxpr.memoised("host body", make)
+
+
+def _source(made: Schedule) -> tuple[str, dict[int, str]]:
+    """One C++ text with all kernels, equal ones once; and the names of the functions of the steps."""
+    texts: dict[str, Any] = {}
+    names: dict[int, str] = {}
+    taken: dict[str, int] = {}
+    kernels = []
+    for i, step in enumerate(made.steps):
+        if not isinstance(step, KernelStep):
+            continue
+        key = str(step.kernel)
+        known = texts.get(key)
+        if known is None:
+            count = taken[step.kernel.name] = taken.get(step.kernel.name, 0) + 1
+            name = step.kernel.name if count == 1 else f"{step.kernel.name}_{count}"
+            known = texts[key] = name
+            kernels.append(_renamed(step.kernel, name))
+        names[i] = known
+    return (render_many(kernels) if kernels else ""), names
+
+
+def _renamed(kernel: Any, name: str) -> Any:
+    return type(kernel)(name, kernel.buffers, kernel.grid, kernel.body, kernel.notes, kernel.finish)
+
+
+class _Arenas:
+    """The memory for temporaries: one block that calls take in turns, and new ones while it is in use."""
+
+    def __init__(self, size: int):
+        self.size = size
+        self.free: list[np.ndarray] = []
+        self.local = threading.local()
+
+    def __enter__(self) -> np.ndarray:
+        try:
+            arena = self.free.pop()
+        except IndexError:
+            arena = aligned(self.size)
+        stack = self.local.__dict__.setdefault("stack", [])
+        stack.append(arena)
+        return arena
+
+    def __exit__(self, *exc) -> None:
+        self.free.append(self.local.stack.pop())
+        del self.free[1:]
+
+
+def aligned(nbytes: int) -> np.ndarray:
+    """Bytes whose address is a multiple of 64."""
+    raw = np.empty(nbytes + 64, np.uint8)
+    start = -address_of(raw) % 64
+    return raw[start : start + nbytes]
+
+
+def address_of(x: np.ndarray) -> int:
+    """Where the data of an array begin."""
+    return x.__array_interface__["data"][0]
+
+
+class _Runner:
+    """Goes through the steps of a schedule."""
+
+    def __init__(self, made: Schedule, functions: dict[int, Any]):
+        self.made = made
+        self.threads = host_compiler.threads()
+        root = made.plan
+        self.out_shapes = {}
+        self.steps: list[Callable[[dict[int, np.ndarray]], None]] = []
+        last_use = _last_uses(made)
+        for i, step in enumerate(made.steps):
+            drop = last_use.get(i, ())
+            if isinstance(step, KernelStep):
+                self.steps.append(self.kernel_step(step, functions[i], drop))
+            else:
+                self.steps.append(self.opaque_step(step, drop))
+        self.temps = [
+            (i, p.offset, made.values[i])
+            for i, p in root.placement.items()
+            if p.space == "arena"
+        ]  # fmt: skip
+        self.allocated = list(root.allocations)
+
+    def __call__(self, arrays: list[np.ndarray], arena: np.ndarray) -> tuple:
+        made = self.made
+        env: dict[int, np.ndarray] = dict(zip(made.inputs, arrays, strict=True))
+        arrays.clear()
+        memory = _Memory(made, env, arena)
+        for step in self.steps:
+            step(memory)
+        return tuple([self.output(o, memory) for o in self.finals(memory)])
+
+    def finals(self, memory: _Memory) -> list:
+        seen: set[int] = set()
+        out = []
+        for o in self.made.outputs:
+            out.append((o, isinstance(o, int) and o in seen))
+            if isinstance(o, int):
+                seen.add(o)
+        return out
+
+    def output(self, o: tuple[Literal | int, bool], memory: _Memory) -> np.ndarray:
+        atom, again = o
+        if atom.__class__ is Literal:
+            return np.array(atom.array.__array__())  # type: ignore[union-attr]
+        i: int = atom  # type: ignore[assignment]
+        array = memory.array(i)
+        owned = i in memory.owned and not again
+        return array if owned else np.array(array, order="C")
+
+    def kernel_step(self, step: KernelStep, function: Any, drop: Sequence[int]) -> Callable:
+        ids = step.values
+        table = ctypes.c_void_p * len(ids)
+        function.argtypes = [ctypes.c_void_p, ctypes.c_int]
+        function.restype = None
+        threads = self.threads
+
+        def launch(memory: _Memory) -> None:
+            function(table(*[memory.address(i) for i in ids]), threads)
+            for i in drop:
+                memory.drop(i)
+
+        return launch
+
+    def opaque_step(self, step: OpaqueStep, drop: Sequence[int]) -> Callable:
+        eqn = step.eqn
+        prim = eqn.prim
+        operands = [
+            np.asarray(o.array) if isinstance(o, Literal) else o
+            for o in step.operands
+        ]  # fmt: skip
+
+        def values(memory: _Memory) -> list[np.ndarray]:
+            out = []
+            for o in operands:
+                if o.__class__ is tuple:
+                    x = memory.array(o[0])
+                    for e in o[1]:
+                        x = view(e, x)
+                    out.append(x)
+                else:
+                    out.append(o)
+            return out
+
+        if step.planned:
+            (result,) = step.results
+            into = prim.impl_into
+
+            def run_into(memory: _Memory) -> None:
+                into(memory.array(result), *values(memory), **eqn.params)
+                for i in drop:
+                    memory.drop(i)
+
+            return run_into
+        function = _function_of(eqn)
+
+        def run(memory: _Memory) -> None:
+            for i, r in zip(step.results, function(values(memory)), strict=True):
+                if i is not None:
+                    memory.put(i, r)
+            for i in drop:
+                memory.drop(i)
+
+        return run
+
+
+def _function_of(eqn: Eqn) -> Callable[[list], Sequence]:
+    prim = eqn.prim
+    if prim.reference is not None:
+        return prim.reference(body_of, **eqn.params)
+    if prim.multiple_results:
+        return lambda values: prim.impl(*values, **eqn.params)
+    return lambda values: (prim.impl(*values, **eqn.params),)
+
+
+def _last_uses(made: Schedule) -> dict[int, list[int]]:
+    """After which step a value that is not in planned memory can go."""
+    kept = {o for o in made.outputs if isinstance(o, int)}
+    last: dict[int, int] = {}
+    for n, step in enumerate(made.steps):
+        ids = step.values if isinstance(step, KernelStep) else [
+            *(o[0] for o in step.operands if isinstance(o, tuple)),
+            *(r for r in step.results if r is not None),
+        ]  # fmt: skip
+        last.update((i, n) for i in ids)
+    out: dict[int, list[int]] = {}
+    for i, n in last.items():
+        if i not in kept and i in made.unplanned:
+            out.setdefault(n, []).append(i)
+    return out
+
+
+class _Memory:
+    """The arrays of one call."""
+
+    __slots__ = ("addresses", "arena", "arrays", "base", "made", "owned", "spaces")
+
+    def __init__(self, made: Schedule, arguments: dict[int, np.ndarray], arena: np.ndarray):
+        self.made = made
+        self.arena = arena
+        self.base = address_of(arena)
+        self.arrays = dict(arguments)
+        self.addresses: dict[int, int] = {}
+        self.spaces: dict[int, tuple[np.ndarray, int]] = {}
+        self.owned: set[int] = set()
+
+    def address(self, i: int) -> int:
+        """Where the data of a value begin."""
+        found = self.addresses.get(i)
+        if found is None:
+            place = self.made.plan.placement.get(i)
+            if i not in self.arrays and place is not None and place.space == "arena":
+                found = self.base + place.offset
+            else:
+                found = address_of(self.array(i))
+            self.addresses[i] = found
+        return found
+
+    def array(self, i: int) -> np.ndarray:
+        """A value as an array of its shape."""
+        found = self.arrays.get(i)
+        if found is None:
+            found = self.arrays[i] = self.made_array(i)
+        return found
+
+    def made_array(self, i: int) -> np.ndarray:
+        v = self.made.values[i]
+        shape, dtype = (v.aval.shape, v.aval.dtype) if hasattr(v, "aval") else ((v.size,), v.dtype)
+        place = self.made.plan.placement[i]
+        if place.space == "arena":
+            return np.ndarray(shape, dtype, self.arena.data, place.offset)
+        if place.space == "output":
+            if place.owner == i:
+                self.owned.add(i)
+                return np.empty(shape, dtype)
+            whole = self.array(place.owner)
+        else:
+            whole = self.arrays[place.owner]
+        if place.offset == 0 and whole.shape == shape and whole.dtype == dtype:
+            self.owned.add(i)
+            return whole
+        flat = whole.reshape(-1).view(np.uint8)
+        size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        return flat[place.offset : place.offset + size].view(dtype).reshape(shape)
+
+    def put(self, i: int, x: Any) -> None:
+        """What a step made itself."""
+        x = np.asarray(x)
+        if not x.flags.c_contiguous:
+            x = np.ascontiguousarray(x).reshape(x.shape)
+        self.arrays[i] = x
+        self.addresses.pop(i, None)
+
+    def drop(self, i: int) -> None:
+        """Let go of a value that nobody reads any more."""
+        self.arrays.pop(i, None)
+        self.addresses.pop(i, None)
+
+
+__all__ = ["DropVar", "HostProgram", "body_of", "compile_program", "worth_compiling"]

@@ -1,0 +1,516 @@
+"""LoopIR: the small language in which a fused kernel is written before it becomes C++.
+
+Kernels, stage 6. In: nothing; ``lower.py`` builds kernels of it. Out: ``cstyle.py`` prints them as CUDA or host C++,
+``loop_interpreter.py`` runs them in NumPy, ``loop_check.py`` holds them to the rules.
+
+A kernel does the same work at every point of a **grid** of independent points. At a point, statements run in order:
+
+    kernel layer_norm(x: f32[12288], scale: f32[768]) -> (y: f32[12288])
+      grid r < 16
+        lanes k < 768:                      # cooperate: in no order, one value a lane
+          mean += x[768*r + k]              # a reduction over the lanes; read after the loop
+        lanes k < 768:
+          y[768*r + k] = (x[768*r + k] - mean / 768) * scale[k]
+
+A ``Lanes`` loop has no order, and its lanes meet only in reductions: on a GPU they are threads, on a CPU SIMD lanes.
+A ``Rows`` loop is sequential. A ``Keep`` is one value per lane that lives as long as the grid point: registers
+on a GPU, a small array on a CPU. Values are scalars and form a graph without cycles; what is shared is computed once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from blufunc.core import dtypes
+from blufunc.core.ops.reduce import limit
+from blufunc.kernels.indices import Computed, Index, Range, ranges_of
+
+# -- places ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Buffer:
+    """An array in memory, as a kernel sees it: ``size`` elements in row-major order.
+
+    ``written`` tells outputs from inputs. ``name`` is an identifier of C.
+    """
+
+    name: str
+    dtype: np.dtype
+    size: int
+    written: bool = False
+    note: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {dtypes.short_name(self.dtype)}[{self.size}]"
+
+
+@dataclass(frozen=True, eq=False)
+class Total:
+    """The result of a reduction over the lanes of one loop; ``op`` is a key of ``REDUCTIONS``.
+
+    ``dtype`` is that of the accumulator. An arg-extremum also has the ``position`` dtype of the index it yields.
+    """
+
+    name: str
+    dtype: np.dtype
+    op: str
+    position: np.dtype | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, eq=False)
+class Keep:
+    """One value for each lane of loops over ``lanes``, private to a grid point.
+
+    With ``op``, it starts as that reduction's identity and grows by ``Accumulate``; without, it is written by ``Set``.
+    """
+
+    name: str
+    dtype: np.dtype
+    lanes: Range
+    op: str | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+
+REDUCTIONS: dict[str, np.ufunc] = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+    "and": np.bitwise_and,
+    "or": np.bitwise_or,
+    "xor": np.bitwise_xor,
+}
+ARG_REDUCTIONS = {"argmax": np.argmax, "argmin": np.argmin}
+
+
+def identity(op: str, dtype: np.dtype) -> Any:
+    """The value that a reduction starts from, as a scalar of ``dtype``."""
+    if op in ("max", "min"):
+        return limit(dtype, op == "min")
+    if op == "and":
+        return dtype.type(True) if dtypes.is_bool(dtype) else dtype.type(~dtype.type(0))
+    return dtype.type(1 if op == "prod" else 0)
+
+
+# -- values ----------------------------------------------------------------------------------------
+
+
+class Value:
+    """A scalar: an operation on other scalars. Compared by identity.
+
+    ``op`` is one of
+
+    - ``const``: ``attr`` is a NumPy scalar;
+    - ``load``: ``attr`` is ``(buffer, index)``; with an argument, a guard: where it is false the value is 0 and
+      memory is not touched;
+    - ``number``: ``attr`` is an ``Index``, as a number of ``dtype``;
+    - ``within``: ``attr`` is ``(index, low, high)``: whether ``low <= index < high``;
+    - ``apply``: ``attr`` is ``(primitive, params)``: an elementwise primitive of the core applied to the arguments;
+    - ``read``: ``attr`` is a ``Total`` or a ``Keep``;
+    - ``fold``: ``attr`` is ``(reduction, range)``: the one argument reduced over a range of its own, in order;
+    - ``bits``: ``attr`` is ``(counter, width)``: threefry of a counter under the key words that are the arguments.
+    """
+
+    __slots__ = ("_ranges", "args", "attr", "dtype", "op")
+
+    def __init__(self, op: str, args: tuple[Value, ...], attr: Any, dtype: np.dtype):
+        self.op = op
+        self.args = args
+        self.attr = attr
+        self.dtype = dtype
+        self._ranges: frozenset[Range] | None = None
+
+    def ranges(self) -> frozenset[Range]:
+        """The loop variables that the value depends on, other than by what it reads from totals and keeps."""
+        if self._ranges is None:
+            unknown = lambda v: () if v._ranges is not None else dependencies(v)
+            for v in post_order([self], unknown):  # no recursion: graphs may be deep
+                if v._ranges is None:
+                    v._ranges = v._own_ranges().union(*[a._ranges or () for a in v.args])
+                    if v.op == "fold":
+                        v._ranges -= {v.attr[1]}
+        return self._ranges  # type: ignore[return-value]
+
+    def _own_ranges(self) -> frozenset[Range]:
+        if self.op == "load":
+            return ranges_of(self.attr[1])
+        if self.op in ("within", "bits"):
+            return ranges_of(self.attr[0])
+        if self.op == "number":
+            return ranges_of(self.attr)
+        if self.op == "read" and isinstance(self.attr, Keep):
+            return frozenset((self.attr.lanes,))
+        return frozenset()
+
+    def indices(self) -> tuple[Index, ...]:
+        """The index expressions that the value itself holds."""
+        if self.op == "load":
+            return (self.attr[1],)
+        if self.op in ("within", "bits"):
+            return (self.attr[0],)
+        return (self.attr,) if self.op == "number" else ()
+
+    def substitute(self, replace: Mapping[Range, Index]) -> Value:
+        """The value with other indices in the place of loop variables."""
+        return Substitution(replace)(self)
+
+    def __str__(self) -> str:
+        texts: dict[Value, str] = {}
+        for v in post_order([self]):
+            text = _formatted(v, texts)
+            texts[v] = text if v is self or len(text) <= _LONG else "..."
+        return texts[self]
+
+    __repr__ = __str__
+
+
+def computed_in(index: Index) -> list[Value]:
+    """The values that an index was computed from: those that gathers read."""
+    found: list[Value] = []
+    pending: list[Any] = list(index.terms)
+    while pending:
+        atom = pending.pop()
+        if hasattr(atom, "value"):
+            found.append(atom.value)
+        elif hasattr(atom, "index"):
+            pending.extend(atom.index.terms)
+    return found
+
+
+def dependencies(value: Value) -> list[Value]:
+    """The values that must be there before ``value``: its arguments, and what its indices are computed from."""
+    out = list(value.args)
+    for index in value.indices():
+        out.extend(computed_in(index))
+    return out
+
+
+def post_order(
+    roots: Sequence[Value], edges: Callable[[Value], Iterable[Value]] = dependencies
+) -> list[Value]:
+    """Everything that the roots depend on, and they, each once and after what it depends on.
+
+    ``edges`` may hide some of what a value depends on.
+    """
+    done: dict[Value, None] = {}
+    stack: list[tuple[Value, bool]] = [(v, False) for v in reversed(roots)]
+    while stack:
+        v, ready = stack.pop()
+        if v in done:
+            continue
+        if ready:
+            done[v] = None
+            continue
+        stack.append((v, True))
+        stack.extend((a, False) for a in reversed(tuple(edges(v))) if a not in done)
+    return list(done)
+
+
+class Substitution:
+    """Puts indices in the place of loop variables, in values; shared values stay shared."""
+
+    def __init__(self, replace: Mapping[Range, Index]):
+        self.replace = replace
+        self.done: dict[Value, Value] = {}
+        self._computed: dict[Computed, Computed] = {}
+
+    def __call__(self, value: Value) -> Value:
+        for v in post_order([value]):
+            if v not in self.done:
+                self.done[v] = self._rebuilt(v) if not v.ranges().isdisjoint(self.replace) else v
+        return self.done[value]
+
+    def index(self, index: Index) -> Index:
+        """The same of an index."""
+        return index.substitute(self.replace, self._of_computed)
+
+    def _of_computed(self, atom: Computed) -> Computed:
+        found = self._computed.get(atom)
+        if found is None:
+            value = self(atom.value)
+            found = atom if value is atom.value else Computed(value, atom.low, atom.high)
+            self._computed[atom] = found
+        return found
+
+    def _rebuilt(self, v: Value) -> Value:
+        attr = v.attr
+        if v.op == "load":
+            attr = (attr[0], self.index(attr[1]))
+        elif v.op in ("within", "bits"):
+            attr = (self.index(attr[0]), *attr[1:])
+        elif v.op == "number":
+            attr = self.index(attr)
+        return Value(v.op, tuple(self.done.get(a, a) for a in v.args), attr, v.dtype)
+
+
+def const(value: Any, dtype: np.dtype) -> Value:
+    """A constant."""
+    return Value("const", (), np.asarray(value, dtype)[()], dtype)
+
+
+def load(buffer: Buffer, index: Index, guard: Value | None = None) -> Value:
+    """An element of a buffer; 0 where a guard is false."""
+    return Value("load", () if guard is None else (guard,), (buffer, index), buffer.dtype)
+
+
+def number(index: Index, dtype: np.dtype) -> Value:
+    """An index as a number."""
+    return Value("number", (), index, dtype)
+
+
+def within(index: Index, low: int, high: int) -> Value | None:
+    """Whether ``low <= index < high``; None if that is known to be so."""
+    least, most = index.bounds()
+    if low <= least and most < high:
+        return None
+    return Value("within", (), (index, low, high), dtypes.bool_)
+
+
+def apply(prim: Any, args: Sequence[Value], params: Mapping[str, Any], dtype: np.dtype) -> Value:
+    """An elementwise primitive of the core."""
+    return Value("apply", tuple(args), (prim, dict(params)), dtype)
+
+
+def read(cell: Total | Keep) -> Value:
+    """The value of a total, after its loop, or of a keep."""
+    return Value("read", (), cell, (cell.position if isinstance(cell, Total) else None) or cell.dtype)
+
+
+def fold(op: str, over: Range, body: Value) -> Value:
+    """A reduction inside of one lane, in order."""
+    return Value("fold", (body,), (op, over), body.dtype)
+
+
+# -- statements ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Store:
+    """``buffer[index] = value``, where the guard holds."""
+
+    buffer: Buffer
+    index: Index
+    value: Value
+    guard: Value | None = None
+
+
+@dataclass(frozen=True)
+class Reduce:
+    """In lanes: the total takes up the lane's value. An arg-extremum takes up the lane's ``position`` with it."""
+
+    total: Total
+    value: Value
+    position: Index | None = None
+
+
+@dataclass(frozen=True)
+class Set:
+    """In lanes: ``keep[lane] = value``."""
+
+    keep: Keep
+    value: Value
+
+
+@dataclass(frozen=True)
+class Accumulate:
+    """In lanes: ``keep[lane] = op(keep[lane], value)``."""
+
+    keep: Keep
+    value: Value
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """For all lanes, in no order."""
+
+    range: Range
+    body: tuple[Any, ...]  # Store, Reduce, Set, Accumulate
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """In order, for ``range``; only while ``index`` is below ``limit``."""
+
+    range: Range
+    body: tuple[Any, ...]  # Lanes, Store
+    index: Index
+    limit: int
+
+
+Statement = Store | Reduce | Set | Accumulate | Lanes | Rows
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """One kernel.
+
+    Attributes:
+      name: an identifier of C.
+      buffers: its parameters, in order; an output may be the very array that an input is.
+      grid: the ranges of the grid, outermost first; the last one varies fastest in memory.
+      body: what is done at a point.
+      finish: what is done once, when all points are done; what they stored can be read there.
+      notes: lines for people: the equations it came from and the user's lines.
+    """
+
+    name: str
+    buffers: tuple[Buffer, ...]
+    grid: tuple[Range, ...]
+    body: tuple[Any, ...]
+    notes: tuple[str, ...] = field(default=())
+    finish: tuple[Any, ...] = field(default=())
+
+    def statements(self) -> Iterator[Statement]:
+        """All statements, outer ones before those in them."""
+        pending = list(reversed((*self.body, *self.finish)))
+        while pending:
+            s = pending.pop()
+            yield s
+            pending.extend(reversed(getattr(s, "body", ())))
+
+    def roots(self) -> list[Value]:
+        """The values that statements use."""
+        out: list[Value] = []
+        for s in self.statements():
+            out.extend(values_of(s))
+        return out
+
+    @property
+    def points(self) -> int:
+        """How many grid points there are."""
+        n = 1
+        for r in self.grid:
+            n *= r.extent
+        return n
+
+    def __str__(self) -> str:
+        return to_text(self)
+
+
+def values_of(statement: Statement) -> list[Value]:
+    """The values that one statement uses itself, those that its index is computed from first."""
+    if isinstance(statement, Store):
+        guard = [] if statement.guard is None else [statement.guard]
+        return [*computed_in(statement.index), *guard, statement.value]
+    if isinstance(statement, Rows):
+        return computed_in(statement.index)
+    if isinstance(statement, Reduce) and statement.position is not None:
+        return [*computed_in(statement.position), statement.value]
+    return [] if isinstance(statement, Lanes) else [statement.value]
+
+
+# -- text ------------------------------------------------------------------------------------------
+
+_LONG = 72  # characters of an expression, before its operands get names
+
+
+def to_text(kernel: Kernel) -> str:
+    """The kernel as text; values that are used more than once, or are long, get a line of their own.
+
+    The text says all that a kernel does: kernels of one text are one kernel.
+    """
+    ins = ", ".join(str(b) for b in kernel.buffers if not b.written)
+    outs = ", ".join(str(b) for b in kernel.buffers if b.written)
+    lines = [f"kernel {kernel.name}({ins}) -> ({outs})"]
+    lines += [f"  # {note}" for note in kernel.notes]
+    lines.append("  grid " + (", ".join(f"{r} < {r.extent}" for r in kernel.grid) or "once"))
+    writer = _Writer(kernel)
+    writer.block(kernel.body, "    ", {})
+    if kernel.finish:
+        writer.lines.append("  finish")
+        writer.block(kernel.finish, "    ", {})
+    return "\n".join(lines + writer.lines) + "\n"
+
+
+class _Writer:
+    """Writes statements as lines; names hold in the loop in which they are given, and in those in it."""
+
+    def __init__(self, kernel: Kernel):
+        roots = kernel.roots()
+        self.uses = Counter(roots)
+        for v in post_order(roots):
+            self.uses.update(v.args)
+        self.lines: list[str] = []
+        self.named = 0
+
+    def block(self, body: Sequence[Any], indent: str, texts: dict[Value, str]) -> None:
+        """The statements of one loop; ``texts`` are names, and the short expressions that stay where they are."""
+        for s in body:
+            self.define(values_of(s), indent, texts)
+            self.lines.append(indent + statement_text(s, texts))
+            if isinstance(s, (Lanes, Rows)):
+                self.block(s.body, indent + "  ", dict(texts))
+
+    def define(self, roots: Sequence[Value], indent: str, texts: dict[Value, str]) -> None:
+        """Lines that give names to what the roots depend on."""
+        for v in post_order(roots):
+            if v in texts:
+                continue
+            text = texts[v] = _formatted(v, texts)
+            shared = self.uses[v] > 1 and v.op not in ("const", "read", "number")
+            if shared or (len(text) > _LONG and v not in roots):
+                texts[v] = f"v{self.named}"
+                self.named += 1
+                self.lines.append(f"{indent}{texts[v]} = {text}")
+
+
+def statement_text(s: Statement, texts: Mapping[Value, str] | None = None) -> str:
+    """One line: the statement, or the head of a loop. ``texts`` are what to write for values, if not all of them."""
+    shown = lambda v: (texts or {}).get(v) or str(v)
+    computed = lambda atom: f"[{shown(atom.value)}]"
+    if isinstance(s, Lanes):
+        return f"lanes {s.range} < {s.range.extent}:{'  # ' + s.note if s.note else ''}"
+    if isinstance(s, Rows):
+        return f"rows {s.range} < {s.range.extent} while {s.index.text(computed)} < {s.limit}:"
+    if isinstance(s, Store):
+        guard = f" if {shown(s.guard)}" if s.guard is not None else ""
+        return f"{s.buffer.name}[{s.index.text(computed)}] = {shown(s.value)}{guard}"
+    if isinstance(s, Reduce):
+        at = f" at {_cast(s.total.position)}({s.position.text(computed)})" if s.position is not None else ""
+        return f"{s.total}{_other(s.total, s.value)} {s.total.op}= {shown(s.value)}{at}"
+    sign = "=" if isinstance(s, Set) else f"{s.keep.op}="
+    return f"{s.keep}[{s.keep.lanes}]{_other(s.keep, s.value)} {sign} {shown(s.value)}"
+
+
+def _cast(dtype: np.dtype | None) -> str:
+    return "" if dtype is None else dtypes.short_name(dtype)
+
+
+def _other(cell: Total | Keep, value: Value) -> str:
+    """The dtype of an accumulator, where that is not the value's."""
+    return "" if cell.dtype == value.dtype else f": {dtypes.short_name(cell.dtype)}"
+
+
+def _formatted(v: Value, texts: Mapping[Value, str]) -> str:
+    """The value as an operation on the texts of its arguments."""
+    args = [texts[a] for a in v.args]
+    computed = lambda atom: f"[{texts[atom.value]}]"
+    from_ = ", ".join(args)
+    if v.op == "load":
+        return f"{v.attr[0].name}[{v.attr[1].text(computed)}]" + (f" if {from_}" if args else "")
+    if v.op == "number":
+        return f"{dtypes.short_name(v.dtype)}({v.attr.text(computed)})"
+    if v.op == "within":
+        index, low, high = v.attr
+        return f"({low} <= {index.text(computed)} < {high})"
+    if v.op == "fold":
+        return f"{v.attr[0]}({v.attr[1]} < {v.attr[1].extent}: {from_})"
+    if v.op == "bits":
+        return f"bits{v.attr[1]}({from_}; {v.attr[0].text(computed)})"
+    if v.op != "apply":
+        return str(v.attr)
+    prim, params = v.attr
+    shown = "".join(f", {k}={x}" for k, x in params.items())
+    return f"{prim.name}({from_}{shown})"

@@ -1,0 +1,889 @@
+"""Stage 6: a fused region becomes kernels of LoopIR.
+
+Kernels. In: a ``Region`` of a ``Fusion`` and a ``Target``. Out: ``Launch``es: one kernel, and where a reduction over
+rows or over everything was cut in chunks, a second that adds up what the chunks found.
+
+The value of a variable at an element is asked for by index (``Lowering.at``). Movement turns the index into that
+of an operand, arithmetic asks for its operands at the same index, a variable in memory becomes a load. So a
+transpose of a slice of a broadcast costs one address computation, and nothing is copied. What is asked for twice
+at one index is one value.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from blufunc.core import dtypes, source
+from blufunc.core.jaxpr import Eqn, Literal, Var
+from blufunc.core.kinds import Elementwise
+from blufunc.core.ops.dynamic import dynamic_slice_p, dynamic_update_slice_p
+from blufunc.core.ops.elementwise import add_p, and_p, clamp_p, convert_p, select_p
+from blufunc.core.ops.gather_scatter import gather_fill, gather_p, scatter_add_p
+from blufunc.core.ops.shape import concatenate_p, iota_p, pad_p
+from blufunc.core.ops.windows import GatherScatterMode
+from blufunc.core.structure import add_any_p
+from blufunc.kernels import scalars
+from blufunc.kernels.access import Place, gathered, moves, source_of
+from blufunc.kernels.fuse import REDUCES, Fusion, Region
+from blufunc.kernels.indices import ZERO, Computed, Index, Range, flat, of, ranges_of, unflat
+from blufunc.kernels.indices import constant as fixed
+from blufunc.kernels.loopir import (
+    Accumulate,
+    Buffer,
+    Keep,
+    Kernel,
+    Lanes,
+    Reduce,
+    Rows,
+    Set,
+    Store,
+    Total,
+    Value,
+    apply,
+    const,
+    dependencies,
+    fold,
+    identity,
+    load,
+    number,
+    post_order,
+    read,
+    values_of,
+    within,
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a lowering must know of the machine.
+
+    Attributes:
+      chunks: from the rows and the lanes of a reduction over rows to the number of chunks that rows are cut in.
+      total_chunks: from the elements of a reduction over everything to the number of chunks.
+      keep_bytes: how much a grid point may keep of its row between loops.
+      keep_loads: whether what was read is kept too: not where a cache does that.
+      tile: up to how many columns a chunk adds up at a time.
+    """
+
+    chunks: Callable[[int, int], int]
+    total_chunks: Callable[[int], int]
+    keep_bytes: int
+    keep_loads: bool
+    tile: int
+
+
+@dataclass(frozen=True, eq=False)
+class Scratch:
+    """Memory between a kernel and its finish."""
+
+    dtype: np.dtype
+    size: int
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+        return self.size * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel, and what its buffers are."""
+
+    kernel: Kernel
+    operands: dict[Buffer, Var | Scratch]
+
+
+def lower(region: Region, fusion: Fusion, target: Target) -> list[Launch]:
+    """The kernels of a region."""
+    return Lowering(region, fusion, target).run()
+
+
+_KEEP_COST = 8  # operations from which on a value is kept for the next loop rather than computed again
+
+
+class Lowering:
+    """One region on its way to LoopIR."""
+
+    def __init__(self, region: Region, fusion: Fusion, target: Target):
+        self.region, self.virtual, self.target = region, fusion.virtual, target
+        self.names = _Names(fusion.jaxpr.invars, fusion.jaxpr.arg_names)
+        self.producers = {v: e for e in region.eqns for v in e.outvars}
+        self.inputs: dict[Var, Buffer] = {}
+        self.outputs: dict[Var, Buffer] = {}
+        self.start()
+
+    def start(self) -> None:
+        """Forget all values: they belong to loop variables."""
+        self.memo: dict[Any, Value] = {}
+        self.totals: dict[Var, tuple[Total, Value, Index | None]] = {}
+        self.columns: dict[Var, tuple[str, np.dtype, Value]] = {}
+        self.parts: dict[Var, tuple[Buffer, Scratch]] = {}
+        self.guard: Value | None = None
+
+    def run(self) -> list[Launch]:
+        """The kernels."""
+        for v in self.region.outputs:
+            self.outputs[v] = Buffer(
+                self.names.of(v, self.maker(v)), v.aval.dtype, v.aval.size, True, _type(v)
+            )
+        frame = self.region.frame
+        if frame.total:
+            launches = self.in_total()
+        elif frame.lanes:
+            launches = self.in_rows()
+        else:
+            launches = [self.pointwise()]
+        return launches
+
+    def maker(self, v: Var) -> Eqn | None:
+        """The equation that computes a variable."""
+        return self.producers.get(v) or self.virtual.get(v)
+
+    # -- values --------------------------------------------------------------------------------
+
+    def at(self, atom: Any, place: Place) -> Value:
+        """The value of a variable or literal at an index."""
+        if atom.__class__ is Literal:
+            return const(atom.value, atom.aval.dtype)
+        key = (atom, place, self.guard)
+        found = self.memo.get(key)
+        if found is None:
+            eqn = self.maker(atom)
+            found = self.loaded(atom, place) if eqn is None else self.computed(eqn, atom, place)
+            self.memo[key] = found
+        return found
+
+    def loaded(self, v: Var, place: Place) -> Value:
+        """An element of what is in memory."""
+        buffer = self.inputs.get(v)
+        if buffer is None:
+            buffer = self.inputs[v] = Buffer(self.names.of(v, None), v.aval.dtype, v.aval.size, note=_type(v))
+        index = flat(place, v.aval.shape)
+        key = (buffer, index, self.guard)
+        if key not in self.memo:
+            self.memo[key] = load(buffer, index, self.guard)
+        return self.memo[key]
+
+    def computed(self, eqn: Eqn, v: Var, place: Place) -> Value:
+        """An element of what an equation computes."""
+        if v in self.totals:
+            return self.at_total(v)
+        if moves(eqn):
+            return self.at(eqn.invars[0], source_of(eqn, place))
+        prim = eqn.prim
+        if prim in REDUCES:
+            return self.folded(eqn, place)
+        if prim in _RULES:
+            return _RULES[prim](self, eqn, place)
+        assert isinstance(prim, Elementwise) or prim is add_any_p, prim
+        args = [self.at(a, place if a.aval.ndim else ()) for a in eqn.invars]
+        if prim is convert_p and args[0].dtype == v.aval.dtype:
+            return args[0]
+        return apply(add_p if prim is add_any_p else prim, args, eqn.params, v.aval.dtype)
+
+    def guarded(self, condition: Value | None, make: Callable[[], Value]) -> Value:
+        """What ``make`` returns, reading memory only where a condition holds."""
+        if condition is None:
+            return make()
+        before = self.guard
+        self.guard = both(before, condition)
+        try:
+            return make()
+        finally:
+            self.guard = before
+
+    def at_total(self, v: Var) -> Value:
+        """A reduction that lanes have done, as a value of its variable's dtype."""
+        key = (v, "total")
+        if key not in self.memo:
+            self.memo[key] = converted(read(self.totals[v][0]), v.aval.dtype)
+        return self.memo[key]
+
+    def folded(self, eqn: Eqn, place: Place) -> Value:
+        """A reduction done by one lane alone, in order: where it fits no frame."""
+        x, op = eqn.invars[0], REDUCES[eqn.prim]
+        axes = eqn.params["axes"]
+        shape = x.aval.shape
+        over = Range(f"j{len(self.memo)}", math.prod([shape[d] for d in axes]))
+        inner = iter(unflat(of(over), [shape[d] for d in axes]))
+        outer = iter(place)
+        at = tuple(next(inner) if d in axes else next(outer) for d in range(len(shape)))
+        value = self.at(x, at)
+        if op.startswith("arg"):
+            raise AssertionError("an arg-extremum fits every frame of its own")
+        return converted(
+            fold(op, over, converted(value, _wide(eqn.outvars[0].aval.dtype, op))), eqn.outvars[0].aval.dtype
+        )
+
+    def reduced(self, eqn: Eqn, element: Place) -> tuple[Value, np.dtype, str]:
+        """What a reduction takes up at an element, in the dtype in which it adds up."""
+        op = REDUCES[eqn.prim]
+        value = self.at(eqn.invars[0], element)
+        dtype = value.dtype if op.startswith("arg") else _wide(eqn.outvars[0].aval.dtype, op)
+        return converted(value, dtype), dtype, op
+
+    # -- kernels without reductions ------------------------------------------------------------
+
+    def pointwise(self) -> Launch:
+        """One value at each point."""
+        shape = self.shape()
+        sizes = [n for n in shape if n > 1] or [1]
+        if len(sizes) > 1:
+            if not self.reorders():
+                sizes = [math.prod(sizes)]
+            else:
+                sizes = self.joined(sizes)
+        return self.pointwise_over(sizes)
+
+    def reorders(self) -> bool:
+        """Whether some operand is not read in the very order in which points are numbered."""
+        if not self.region.eqns:
+            return True
+        size = self.region.frame.size
+        for e in self.region.eqns:
+            if not (isinstance(e.prim, Elementwise) or e.prim is add_any_p):
+                return True
+            for a in e.invars:
+                if a in self.virtual and a.aval.size > 1:
+                    return True
+                if a.aval.size not in (1, size):
+                    return True
+        return False
+
+    def shape(self) -> tuple[int, ...]:
+        """The shape with most axes among those of the values at points."""
+        shapes = [v.aval.shape for v, role in self.region.roles.items() if role == "element"]
+        return max(shapes or [self.region.outputs[0].aval.shape], key=len)
+
+    def points(self, sizes: Sequence[int]) -> tuple[list[Range], Index]:
+        ranges = [Range(f"i{d}" if len(sizes) > 1 else "i", n) for d, n in enumerate(sizes)]
+        return ranges, flat([of(r) for r in ranges], sizes)
+
+    def pointwise_over(self, sizes: Sequence[int]) -> Launch:
+        """The kernel with the given ranges for its grid."""
+        self.start()
+        ranges, position = self.points(sizes)
+        for e in self.region.eqns:
+            self.at(e.outvars[0], unflat(position, e.outvars[0].aval.shape))
+        body = [
+            Store(b, flat(place, v.aval.shape), self.at(v, place))
+            for v, b in self.outputs.items()
+            for place in [unflat(position, v.aval.shape)]
+        ]
+        return self.launch(ranges, body)
+
+    def joined(self, sizes: list[int]) -> list[int]:
+        """``sizes`` with neighbours joined wherever every access steps through both as through one."""
+        launch = self.pointwise_over(sizes)
+        ranges = launch.kernel.grid
+        indices = [i for v in post_order(launch.kernel.roots()) for i in v.indices()]
+        indices += [s.index for s in launch.kernel.body]
+        out = [sizes[0]]
+        for a, b, n in zip(ranges, ranges[1:], sizes[1:], strict=False):
+            if all(_as_one(i, a, b, n) for i in indices):
+                out[-1] *= n
+            else:
+                out.append(n)
+        return out
+
+    # -- kernels with rows ---------------------------------------------------------------------
+
+    def in_rows(self) -> list[Launch]:
+        """Rows of lanes, with reductions over lanes, over rows, or both."""
+        frame, region = self.region.frame, self.region
+        assert frame.lanes
+        column_outs = [v for v, role in region.roles.items() if role == "column"]
+        k = Range("k", frame.lanes)
+        if not column_outs:
+            r = Range("r", frame.rows)
+            return [self.launch([r], self.row_body(of(r), k))]
+        outer = frame.outer or 1
+        rows = frame.rows // outer
+        chunks = max(1, min(rows, self.target.chunks(rows, frame.lanes)))
+        per = -(-rows // chunks)
+        chunks = -(-rows // per)
+        a, g, j = Range("a", outer), Range("g", chunks), Range("j", per)
+        tiles, width = 1, frame.lanes
+        if all(role != "row" for role in region.roles.values()):
+            width = _divisor(frame.lanes, self.target.tile)
+            tiles = frame.lanes // width
+        t, k = Range("t", tiles), Range("k", width)
+        column = of(t) * width + of(k)
+        row_in_outer = of(g) * per + of(j)
+        row = of(a) * rows + row_in_outer
+        body = self.row_body(row, k, column)
+        keeps = {
+            v: Keep(f"{self.names.of(v, self.maker(v))}_sum", dtype, k, op)
+            for v, (op, dtype, _) in self.columns.items()
+        }
+        inner = self.with_columns(body, keeps, k)
+        whole: list[Any] = [Rows(j, tuple(inner), row_in_outer, rows)]
+        stores, scratch = [], {}
+        for v, keep in keeps.items():
+            if chunks == 1:
+                buffer = self.outputs[v]
+                stores.append(
+                    Store(buffer, of(a) * frame.lanes + column, converted(read(keep), buffer.dtype))
+                )
+                continue
+            part = Scratch(keep.dtype, outer * chunks * frame.lanes)
+            buffer = Buffer(f"{self.outputs[v].name}_parts", part.dtype, part.size, True)
+            scratch[v] = (buffer, part)
+            stores.append(Store(buffer, (of(a) * chunks + of(g)) * frame.lanes + column, read(keep)))
+        whole.append(Lanes(k, tuple(stores), "the sums of this chunk of rows"))
+        grid = [x for x in (a, g, t) if x.extent > 1] or [g]
+        finished = {v: self.outputs.pop(v) for v in scratch}
+        first = self.launch(grid, whole, dict(scratch.values()))
+        if not scratch:
+            return [first]
+        return [first, self.finish_columns(finished, scratch, outer, chunks, frame.lanes)]
+
+    def with_columns(self, body: list[Any], keeps: dict[Var, Keep], k: Range) -> list[Any]:
+        """Put the sums over rows into the first loop that knows their summands."""
+        level = _Levels(body)
+        loops = [i for i, s in enumerate(body) if isinstance(s, Lanes)]
+        added: dict[int, list[Any]] = {}
+        for v, (_, _, value) in self.columns.items():
+            at = level.of(value)
+            added.setdefault(at, []).append(Accumulate(keeps[v], value))
+        out = list(body)
+        for at, statements in added.items():
+            if at < len(loops):
+                loop = out[loops[at]]
+                out[loops[at]] = Lanes(loop.range, (*loop.body, *statements), loop.note)
+            else:
+                out.append(Lanes(k, tuple(statements)))
+        return self.kept(out)
+
+    def finish_columns(self, outputs, scratch, outer: int, chunks: int, lanes: int) -> Launch:
+        """Add up what the chunks found, in order."""
+        self.start()
+        i, g = Range("i", outer * lanes), Range("g", chunks)
+        a, column = of(i) // lanes, of(i) % lanes
+        body, operands = [], {}
+        for v, (buffer, part) in scratch.items():
+            op = REDUCES[self.producers[v].prim]
+            source_buffer = Buffer(buffer.name, buffer.dtype, buffer.size)
+            operands[source_buffer] = part
+            value = fold(op, g, load(source_buffer, (a * chunks + of(g)) * lanes + column))
+            body.append(Store(outputs[v], of(i), converted(value, outputs[v].dtype)))
+        operands.update((outputs[v], v) for v in scratch)
+        name = f"{self.name()}_finish"
+        kernel = Kernel(
+            name, tuple(operands), (i,), tuple(body), ("adds up the chunks of the kernel before",)
+        )
+        return Launch(kernel, operands)
+
+    def row_body(self, row: Index, k: Range, column: Index | None = None) -> list[Any]:
+        """The statements for one row: loops over its lanes, one for each generation of reductions, and its stores."""
+        self.start()
+        frame, region = self.region.frame, self.region
+        lanes = frame.lanes
+        assert lanes
+        position = row * lanes + (of(k) if column is None else column)
+        reduces: list[tuple[Total, Value, Index | None]] = []
+        for e in region.eqns:
+            v = e.outvars[0]
+            role = region.roles[v]
+            if e.prim in REDUCES and role in ("row", "column"):
+                value, dtype, op = self.reduced(e, unflat(position, e.invars[0].aval.shape))
+                if role == "column":
+                    self.columns[v] = (op, dtype, value)
+                    continue
+                positional = op.startswith("arg")
+                total = Total(self.names.of(v, e), dtype, op, v.aval.dtype if positional else None)
+                self.totals[v] = (total, value, of(k) if positional else None)
+                reduces.append(self.totals[v])
+            elif role != "total":
+                self.at(v, unflat(position if role == "element" else row, v.aval.shape))
+        lane_stores, row_stores = [], []
+        for e in region.eqns:
+            v = e.outvars[0]
+            if region.roles[v] == "total":
+                value, dtype, _ = self.reduced(e, unflat(row, e.invars[0].aval.shape))
+                row_stores.append(Store(self.part(v, dtype, frame.rows), row, value))
+        for v, b in self.outputs.items():
+            role = region.roles.get(v)
+            if v in region.numbers:
+                if not self.parts:  # one row: its end is the end
+                    row_stores.append(Store(b, ZERO, self.at(v, (ZERO,) * v.aval.ndim)))
+            elif role == "element":
+                place = unflat(position, v.aval.shape)
+                lane_stores.append(Store(b, flat(place, v.aval.shape), self.at(v, place)))
+            elif role == "row":
+                place = unflat(row, v.aval.shape)
+                row_stores.append(Store(b, flat(place, v.aval.shape), self.at(v, place)))
+        body = _in_generations(reduces, lane_stores, row_stores, k)
+        return body if self.columns else self.kept(body)
+
+    # -- reductions of everything --------------------------------------------------------------
+
+    def in_total(self) -> list[Launch]:
+        """Every chunk of points adds up its own; when all have, the chunks are added up."""
+        size = self.region.frame.size
+        chunks = max(1, min(size, self.target.total_chunks(size)))
+        per = -(-size // chunks)
+        chunks = -(-size // per)
+        g, k = Range("g", chunks), Range("k", per)
+        self.start()
+        position = of(g) * per + of(k)
+        inside = within(position, 0, size)
+        self.guard = inside
+        reduces, part_stores = [], []
+        for e in self.region.eqns:
+            v = e.outvars[0]
+            if self.region.roles[v] != "total":
+                self.at(v, unflat(position, v.aval.shape))
+                continue
+            value, dtype, op = self.reduced(e, unflat(position, e.invars[0].aval.shape))
+            if inside is not None:
+                value = choose(inside, value, const(identity(op, dtype), dtype), dtype)
+            total = Total(f"{self.names.of(v, e)}_part", dtype, op)
+            reduces.append((total, value, None))
+            part_stores.append(Store(self.part(v, dtype, chunks), of(g), read(total)))
+        stores = []
+        for v, b in self.outputs.items():
+            if self.region.roles.get(v) == "element":
+                place = unflat(position, v.aval.shape)
+                stores.append(Store(b, flat(place, v.aval.shape), self.at(v, place), inside))
+        return [self.launch([g], _in_generations(reduces, stores, part_stores, k))]
+
+    def part(self, v: Var, dtype: np.dtype, count: int) -> Buffer:
+        """Memory for what is added up at the end to ``v``."""
+        scratch = Scratch(dtype, count)
+        buffer = Buffer(f"{self.names.of(v, self.maker(v))}_parts", dtype, count, True)
+        self.parts[v] = (buffer, scratch)
+        return buffer
+
+    def at_the_end(self) -> list[Any]:
+        """What is done when all points are: totals are added up, in order, and what is computed of them is stored."""
+        self.guard = None
+        loops: dict[int, list[Any]] = {}
+        for v, (buffer, _) in self.parts.items():
+            e = self.producers[v]
+            total = Total(self.names.of(v, e), buffer.dtype, REDUCES[e.prim])
+            self.totals[v] = (total, read(total), None)
+            loops.setdefault(buffer.size, []).append((total, buffer))
+        body: list[Any] = []
+        for count, totals in loops.items():
+            q = Range("q", count)
+            body.append(Lanes(q, tuple(Reduce(t, load(b, of(q))) for t, b in totals)))
+        for v, b in self.outputs.items():
+            if v in self.parts or v in self.region.numbers:
+                body.append(Store(b, ZERO, self.at(v, (ZERO,) * v.aval.ndim)))
+        return body
+
+    # -- what a row keeps ----------------------------------------------------------------------
+
+    def kept(self, body: list[Any]) -> list[Any]:
+        """Let loops keep for later loops of the row what these would have to compute, or read, again."""
+        loops = [s for s in body if isinstance(s, Lanes)]
+        if len(loops) < 2:
+            return body
+        k = loops[0].range
+        wanted = _shared_between(loops, k, self.worth)
+        total = sum(k.extent * v.dtype.itemsize for v in wanted)
+        if not wanted or total > self.target.keep_bytes:
+            return body
+        keeps = {v: Keep(f"{self.keep_name(v)}_{n}", v.dtype, k) for n, v in enumerate(wanted)}
+        return _with_keeps(body, keeps)
+
+    def keep_name(self, v: Value) -> str:
+        return f"{v.attr[0].name if v.op != 'fold' else v.attr[0]}_kept"
+
+    def worth(self, v: Value) -> bool:
+        """Whether a value is better kept than computed again."""
+        if v.op == "load":
+            return self.target.keep_loads
+        if v.op not in ("apply", "fold"):
+            return False
+        cost = 0
+        for x in post_order([v]):
+            if x.op == "fold":
+                return True
+            if x.op == "apply":
+                cost += scalars.cost(x.attr[0])
+        return cost >= _KEEP_COST
+
+    # -- putting it together -------------------------------------------------------------------
+
+    def launch(self, grid: list[Range], body: Sequence[Any], more: dict[Buffer, Any] | None = None) -> Launch:
+        finish = self.at_the_end() if self.parts else []
+        used = {v.attr[0] for v in post_order([*_roots(body), *_roots(finish)]) if v.op == "load"}
+        operands: dict[Buffer, Any] = {b: v for v, b in self.inputs.items() if b in used}
+        operands.update((b, v) for v, b in self.outputs.items())
+        operands.update(self.parts.values())
+        operands.update(more or {})
+        buffers = tuple(operands)
+        return Launch(
+            Kernel(self.name(), buffers, tuple(grid), tuple(body), self.notes(), tuple(finish)), operands
+        )
+
+    def name(self) -> str:
+        """A name for people: the user's function, and the operations that are not everywhere."""
+        eqns = self.region.eqns or [self.virtual[v] for v in self.region.outputs]
+        functions = [source.function_of(e.source) for e in eqns if e.source is not None]
+        where = re.sub(r"\W", "", functions[-1]).strip("_") if functions else ""
+        telling = [e.prim.name for e in eqns if e.prim in REDUCES or scalars.cost(e.prim) > 1]
+        telling = list(dict.fromkeys(telling))[:3] or [eqns[-1].prim.name]
+        return re.sub(r"\W", "_", "_".join([where, *telling] if where else telling))
+
+    def notes(self) -> tuple[str, ...]:
+        """The equations, with the user's lines."""
+        lines = []
+        for e in self.region.eqns or [self.virtual[v] for v in self.region.outputs]:
+            ins = " ".join(self.names.text(a, self.maker) for a in e.invars)
+            out = e.outvars[0]
+            lines.append(
+                f"{self.names.of(out, e)}: {_type(out)} = {e.prim.name} {ins}  # at {source.summary(e.source)}"
+            )
+        return tuple(lines)
+
+
+# -- reading at other elements -----------------------------------------------------------------------
+
+
+def _iota(low: Lowering, eqn: Eqn, place: Place) -> Value:
+    dtype = eqn.outvars[0].aval.dtype
+    return number(place[eqn.params["dimension"]], dtype)
+
+
+def _concatenate(low: Lowering, eqn: Eqn, place: Place) -> Value:
+    d, dtype = eqn.params["dimension"], eqn.outvars[0].aval.dtype
+    offset, cases = 0, []
+    for x in eqn.invars:
+        n = x.aval.shape[d]
+        condition = within(place[d], offset, offset + n)
+        at = (*place[:d], place[d] - offset, *place[d + 1 :])
+        cases.append((condition, x, at))
+        offset += n
+    value: Value | None = None
+    for condition, x, at in reversed(cases):
+        mine = low.guarded(condition, lambda x=x, at=at: low.at(x, at))
+        value = mine if condition is None or value is None else choose(condition, mine, value, dtype)
+    assert value is not None
+    return value
+
+
+def _pad(low: Lowering, eqn: Eqn, place: Place) -> Value:
+    x, padding = eqn.invars
+    condition: Value | None = None
+    at = []
+    # outside, indices may be anything: the guard keeps them from being used
+    for i, n, (lo, _, interior) in zip(place, x.aval.shape, eqn.params["padding_config"], strict=True):
+        step = interior + 1
+        offset = i - lo
+        condition = both(condition, within(offset, 0, (n - 1) * step + 1))
+        if step > 1:
+            condition = both(condition, within(offset % step, 0, 1))
+        at.append(offset // step)
+    value = low.guarded(condition, lambda: low.at(x, tuple(at)))
+    if condition is None:
+        return value
+    return choose(condition, value, low.at(padding, ()), value.dtype)
+
+
+def _start(low: Lowering, value: Value, most: int) -> tuple[Index, Value]:
+    """A start that the program computed, clamped to 0 ... most, as an index; and itself, wide enough to compare."""
+    wide = np.dtype(np.int32)
+    if value.dtype.itemsize == 8 or value.dtype == np.uint32 or most >= 1 << 31:
+        wide = np.dtype(np.int64)
+    value = converted(value, wide)
+    clamped = apply(clamp_p, (const(0, wide), value, const(most, wide)), {}, wide)
+    return of(Computed(clamped, 0, most)), value
+
+
+def _dynamic_slice(low: Lowering, eqn: Eqn, place: Place) -> Value:
+    x, *starts = eqn.invars
+    at = []
+    for i, s, n, m in zip(place, starts, x.aval.shape, eqn.params["slice_sizes"], strict=True):
+        at.append(i if n == m else i + _start(low, low.at(s, ()), n - m)[0])
+    return low.at(x, tuple(at))
+
+
+def _dynamic_update_slice(low: Lowering, eqn: Eqn, place: Place) -> Value:
+    x, update, *starts = eqn.invars
+    condition: Value | None = None
+    at = []
+    for i, s, n, m in zip(place, starts, x.aval.shape, update.aval.shape, strict=True):
+        if n == m:
+            at.append(i)
+            continue
+        offset = i - _start(low, low.at(s, ()), n - m)[0]
+        condition = both(condition, within(offset, 0, m))
+        at.append(offset)
+    value = low.guarded(condition, lambda: low.at(update, tuple(at)))
+    if condition is None:
+        return value
+    return choose(condition, value, low.at(x, place), value.dtype)
+
+
+def _gather(low: Lowering, eqn: Eqn, place: Place) -> Value:
+    x, indices = eqn.invars
+    inside: Value | None = None
+    fills = eqn.params["mode"] is GatherScatterMode.FILL_OR_DROP
+
+    def start(batch: Place, c: int, axis: int) -> Index:
+        nonlocal inside
+        most = x.aval.shape[axis] - eqn.params["slice_sizes"][axis]
+        index, value = _start(low, low.at(indices, (*batch, fixed(c))), most)
+        if fills:
+            inside = both(inside, within(of(Computed(value)), 0, most + 1))
+        return index
+
+    at = gathered(eqn, place, start)
+    result = low.guarded(inside, lambda: low.at(x, at))
+    if inside is None:
+        return result
+    fill = gather_fill(x.aval.dtype, eqn.params["fill_value"])
+    return choose(inside, result, const(fill, result.dtype), result.dtype)
+
+
+def _one_hot_add(low: Lowering, eqn: Eqn, place: Place) -> Value:
+    x, indices, updates = eqn.invars
+    d = eqn.params["dimension_numbers"]
+    axis = d.scatter_dims_to_operand_dims[0]
+    batch: list[Any] = [None] * (indices.aval.ndim - 1)
+    for a, b in zip(d.operand_batching_dims, d.scatter_indices_batching_dims, strict=True):
+        batch[b] = place[a]
+    batch = [ZERO if i is None else i for i in batch]
+    start = low.at(indices, (*batch, ZERO))
+    most = x.aval.shape[axis] - 1
+    index, wide = _start(low, start, most)
+    if eqn.params["mode"] is not GatherScatterMode.CLIP:
+        index = of(Computed(wide))
+    hit = within(place[axis] - index, 0, 1)
+    assert hit is not None
+    dtype = x.aval.dtype
+    added = choose(hit, low.at(updates, tuple(batch)), const(0, dtype), dtype)
+    return apply(add_p, (low.at(x, place), added), {}, dtype)
+
+
+_RULES: dict[Any, Callable[[Lowering, Eqn, Place], Value]] = {
+    iota_p: _iota,
+    concatenate_p: _concatenate,
+    pad_p: _pad,
+    dynamic_slice_p: _dynamic_slice,
+    dynamic_update_slice_p: _dynamic_update_slice,
+    gather_p: _gather,
+    scatter_add_p: _one_hot_add,
+}
+
+
+def both(a: Value | None, b: Value | None) -> Value | None:
+    """The conjunction; None is true."""
+    if a is None or b is None:
+        return b if a is None else a
+    return apply(and_p, (a, b), {}, dtypes.bool_)
+
+
+def choose(condition: Value, yes: Value, no: Value, dtype: np.dtype) -> Value:
+    """One of two values."""
+    return apply(select_p, (condition, yes, no), {}, dtype)
+
+
+def converted(value: Value, dtype: np.dtype) -> Value:
+    """A value in another dtype."""
+    return value if value.dtype == dtype else apply(convert_p, (value,), {"dtype": dtype}, dtype)
+
+
+def _wide(dtype: np.dtype, op: str) -> np.dtype:
+    """The dtype in which a reduction adds up."""
+    if op in ("sum", "prod") and dtype.itemsize <= 2 and dtypes.is_floating(dtype):
+        return np.dtype(np.float32)
+    return dtype
+
+
+# -- arranging statements ----------------------------------------------------------------------------
+
+
+class _Levels:
+    """How many loops must be over before a value can be computed."""
+
+    def __init__(self, body: Sequence[Any]):
+        self.of_total: dict[Any, int] = {}
+        loop = 0
+        for s in body:
+            if isinstance(s, Lanes):
+                self.of_total.update((x.total, loop + 1) for x in s.body if isinstance(x, Reduce))
+                loop += 1
+        self.known: dict[Value, int] = {}
+
+    def of(self, value: Value) -> int:
+        for v in post_order([value]):
+            if v not in self.known:
+                level = self.of_total.get(v.attr, 0) if v.op == "read" else 0
+                self.known[v] = max([level, *[self.known[d] for d in dependencies(v)]])
+        return self.known[value]
+
+
+def _in_generations(reduces, lane_stores, row_stores, k: Range) -> list[Any]:
+    """Loops over lanes: in each the reductions that depend on those before, and every store as soon as it can be."""
+    level = _Levels(())
+    loops: list[list[Any]] = []
+    for total, value, position in reduces:  # in order of dependence
+        at = level.of(value)
+        while len(loops) <= at:
+            loops.append([])
+        loops[at].append(Reduce(total, value, position))
+        level.of_total[total] = at + 1
+        level.known = {}
+    after: dict[int, list[Any]] = {}
+    for s in lane_stores:
+        at = level.of(s.value)
+        while len(loops) <= at:
+            loops.append([])
+        loops[at].append(s)
+    for s in row_stores:
+        after.setdefault(max(level.of(s.value) - 1, 0), []).append(s)
+    body: list[Any] = []
+    for i, statements in enumerate(loops):
+        # stores last: what a reduction of the loop reads may be what a store writes over
+        body.append(Lanes(k, tuple(sorted(statements, key=lambda s: isinstance(s, Store)))))
+        body.extend(after.get(i, ()))
+    return body if loops else [*after.get(0, ())]
+
+
+def _roots(body: Sequence[Any]) -> list[Value]:
+    out: list[Value] = []
+    for s in body:
+        out.extend(values_of(s))
+        out.extend(_roots(getattr(s, "body", ())))
+    return out
+
+
+def _shared_between(loops: Sequence[Lanes], k: Range, worth: Callable[[Value], bool]) -> list[Value]:
+    """The values that a loop needs which an earlier one has computed: of nested ones, the outermost worth keeping."""
+    seen: set[Value] = set()
+    wanted: dict[Value, None] = {}
+    for loop in loops:
+        stack = [v for s in loop.body for v in values_of(s)]
+        visited: set[Value] = set()
+        while stack:
+            v = stack.pop()
+            if v in visited:
+                continue
+            visited.add(v)
+            if v in seen and k in v.ranges() and worth(v):
+                wanted[v] = None
+                continue
+            stack.extend(dependencies(v))
+        seen.update(post_order([v for s in loop.body for v in values_of(s)]))
+    return list(wanted)
+
+
+def _with_keeps(body: Sequence[Any], keeps: dict[Value, Keep]) -> list[Any]:
+    """The loops, where the first that computes a value keeps it and later ones read it."""
+    have: dict[Value, Value] = {}
+    out: list[Any] = []
+    for s in body:
+        if not isinstance(s, Lanes):
+            out.append(s)
+            continue
+        needed = set(post_order([v for x in s.body for v in values_of(x)]))
+        replace = _Replace(dict(have))
+        statements = [replace.statement(x) for x in s.body]
+        still = set(post_order([v for x in statements for v in values_of(x)]))
+        new = [v for v in keeps if v not in have and v in needed and (v in still or replace(v) in still)]
+        statements += [Set(keeps[v], replace(v)) for v in new]
+        # what is kept is kept before anything is stored over it
+        statements.sort(key=lambda x: isinstance(x, Store))
+        have.update((v, read(keeps[v])) for v in new)
+        out.append(Lanes(s.range, tuple(statements), s.note))
+    return out
+
+
+class _Replace:
+    """Puts values in the place of others, in values and statements."""
+
+    def __init__(self, by: dict[Value, Value]):
+        self.by = by
+        self.done: dict[Value, Value] = dict(by)
+
+    def __call__(self, value: Value) -> Value:
+        for v in post_order([value]):
+            if v not in self.done:
+                args = tuple(self.done[a] for a in v.args)
+                same = all(a is b for a, b in zip(args, v.args, strict=True))
+                self.done[v] = v if same else Value(v.op, args, v.attr, v.dtype)
+        return self.done[value]
+
+    def statement(self, s: Any) -> Any:
+        if not self.by:
+            return s
+        if isinstance(s, Store):
+            return Store(s.buffer, s.index, self(s.value), None if s.guard is None else self(s.guard))
+        if isinstance(s, Reduce):
+            return Reduce(s.total, self(s.value), s.position)
+        return type(s)(s.keep, self(s.value))
+
+
+def _as_one(index: Index, a: Range, b: Range, n: int) -> bool:
+    """Whether an index steps through the ranges a and b (of n) as through one."""
+    if a.extent == 1 or b.extent == 1:
+        return a not in ranges_of(index) and b not in ranges_of(index)
+    ca, cb = index.coefficient(a), index.coefficient(b)
+    return ca is not None and cb is not None and ca == cb * n
+
+
+def _divisor(n: int, most: int) -> int:
+    """The largest divisor of ``n`` that is no more than ``most``; ``n`` itself if that is small."""
+    if n <= most:
+        return n
+    best = max(d for d in range(1, most + 1) if n % d == 0)
+    return best if best * 8 >= most else n
+
+
+# -- names -------------------------------------------------------------------------------------------
+
+
+class _Names:
+    """Names for buffers and values: those of the user's arguments, and of the operations that made the others."""
+
+    def __init__(self, invars: Sequence[Var], arg_names: Sequence[str]):
+        self.paths = dict(zip(invars, arg_names, strict=False))
+        self.given: dict[Var, str] = {}
+        self.taken: dict[str, int] = {}
+
+    def of(self, v: Var, eqn: Eqn | None) -> str:
+        """The name of a variable: an identifier of C."""
+        name = self.given.get(v)
+        if name is None:
+            path = self.paths.get(v)
+            stem = eqn.prim.name if eqn is not None else _tail(path) if path else "x"
+            name = self.given[v] = self.fresh(re.sub(r"\W+", "_", stem).strip("_") or "x")
+        return name
+
+    def fresh(self, stem: str) -> str:
+        """``stem``, with a number if it is taken."""
+        if stem[0].isdigit():
+            stem = f"x{stem}"
+        count = self.taken[stem] = self.taken.get(stem, 0) + 1
+        return f"{stem}_" if count == 1 and stem in _RESERVED else stem if count == 1 else f"{stem}_{count}"
+
+    def text(self, atom: Any, maker: Callable[[Var], Eqn | None]) -> str:
+        """An operand as text."""
+        return str(atom.value) if atom.__class__ is Literal else self.of(atom, maker(atom))
+
+
+_RESERVED = frozenset(
+    "and or not xor double float int long short char bool auto const static for if else while do switch case "
+    "return void register signed unsigned new delete this class struct union template operator public private "
+    "max min abs exp log sin cos tan sqrt floor ceil round pow select i k r g j a t".split()
+)
+
+
+def _tail(path: str) -> str:
+    """The last name in the path of an argument."""
+    names = re.findall(r"[A-Za-z_]\w*", path)
+    return names[-1] if names else "x"
+
+
+def _type(v: Var) -> str:
+    return str(v.aval)

@@ -1,0 +1,255 @@
+"""Stages 5 to 7 for any device: a jaxpr becomes steps over planned memory.
+
+Kernels. In: a simplified jaxpr and a ``Target``. Out: a ``Schedule``: launches of fused kernels and opaque
+equations, in the order of the plan, with the place in memory of everything they touch. What is left to a backend
+(``host_program.py``, ``cuda_program.py``) is to compile the kernels and to run the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from blufunc.core import source
+from blufunc.core.jaxpr import DropVar, Eqn, Jaxpr, Literal, Var
+from blufunc.core.ops.barrier import optimization_barrier_p
+from blufunc.kernels.access import view_chain
+from blufunc.kernels.fuse import Fusion, Opaque, Region, fuse
+from blufunc.kernels.indices import Index
+from blufunc.kernels.loopir import Buffer, Kernel, Lanes, Rows, Store, post_order, values_of
+from blufunc.kernels.lower import Launch, Scratch, Target, lower
+from blufunc.kernels.plan import Placement, Plan, Value, plan
+from blufunc.kernels.plan import Step as PlanStep
+
+
+@dataclass(eq=False)
+class KernelStep:
+    """One launch. ``values`` are the ids of what its buffers are."""
+
+    launch: Launch
+    values: tuple[int, ...]
+    region: Region
+
+    @property
+    def kernel(self) -> Kernel:
+        """What is launched."""
+        return self.launch.kernel
+
+
+@dataclass(eq=False)
+class OpaqueStep:
+    """One equation that a library or the reference runs.
+
+    Attributes:
+      eqn: the equation.
+      operands: for each operand a literal, or the id of a value and the movement equations that make a view of it.
+      results: the ids of its results, None where nobody wants one.
+      planned: whether the results lie in planned memory; if not, whoever runs the step makes it.
+    """
+
+    eqn: Eqn
+    operands: list[Literal | tuple[int, list[Eqn]]]
+    results: list[int | None]
+    planned: bool
+
+
+@dataclass(eq=False)
+class Schedule:
+    """A program, ready but for its kernels being compiled.
+
+    Attributes:
+      steps: in the order in which they run.
+      values: the variable, or scratch, behind each id.
+      ids: the ids of variables.
+      plan: where each value lies.
+      inputs: the ids of the parameters; outputs: literals, or the ids of the results.
+    """
+
+    jaxpr: Jaxpr
+    fusion: Fusion
+    steps: list[KernelStep | OpaqueStep]
+    values: list[Var | Scratch]
+    ids: dict[Var, int]
+    plan: Plan
+    inputs: list[int]
+    outputs: list[Literal | int]
+    unplanned: set[int] = field(default_factory=set)
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        """The kernels in the order in which they are launched, the same one each time."""
+        return [s.kernel for s in self.steps if isinstance(s, KernelStep)]
+
+    def place(self, value: int) -> Placement | None:
+        """Where a value lies; None where whoever runs its step makes the memory."""
+        return self.plan.placement.get(value)
+
+
+Planned = Callable[[Eqn], bool]
+
+
+def schedule(jaxpr: Jaxpr, donated: Sequence[bool], target: Target, planned: Planned) -> Schedule:
+    """Plan a program.
+
+    Args:
+      jaxpr: simplified, without constants.
+      donated: the parameters whose memory results may take.
+      target: the machine.
+      planned: whether an opaque equation writes its results into memory that it is given.
+    """
+    return _Scheduler(jaxpr, donated, target, planned).run()
+
+
+class _Scheduler:
+    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], target: Target, planned: Planned):
+        self.jaxpr, self.donated, self.target, self.planned = jaxpr, donated, target, planned
+        self.fusion = fuse(jaxpr)
+        self.values: list[Var | Scratch] = []
+        self.ids: dict[Any, int] = {}
+        self.steps: list[KernelStep | OpaqueStep] = []
+        self.plan_steps: list[PlanStep] = []
+        self.unplanned: set[int] = set()
+        self.aliases: dict[int, int] = {}
+        self.lowered: dict[Any, list[Launch]] = {}
+        self.index: dict[int, int] = {}  # of the steps of the fusion: the plan step that ends it
+
+    def run(self) -> Schedule:
+        inputs = [self.id_of(v) for v in self.jaxpr.invars]
+        for step in self.fusion.steps:
+            if isinstance(step, Region):
+                self.add_region(step)
+            else:
+                self.add_opaque(step)
+            self.index[id(step)] = len(self.plan_steps) - 1
+        outputs: list[Literal | int] = [
+            a if a.__class__ is Literal else self.id_of(a)
+            for a in self.jaxpr.outvars  # type: ignore[misc]
+        ]
+        made = plan(self.plan_steps, self.plan_values(set(inputs), outputs))
+        return Schedule(
+            self.jaxpr,
+            self.fusion,
+            [self.steps[i] for i in made.order],
+            self.values,
+            {v: i for v, i in self.ids.items() if isinstance(v, Var)},
+            made,
+            inputs,
+            outputs,
+            self.unplanned,
+        )
+
+    def id_of(self, v: Var | Scratch) -> int:
+        """The number of a value."""
+        if v not in self.ids:
+            self.ids[v] = len(self.values)
+            self.values.append(v)
+        return self.ids[v]
+
+    def add_region(self, region: Region) -> None:
+        for launch in lower(region, self.fusion, self.target):
+            buffers = launch.kernel.buffers
+            ids = tuple(self.id_of(launch.operands[b]) for b in buffers)
+            self.steps.append(KernelStep(launch, ids, region))
+            reads = [i for b, i in zip(buffers, ids, strict=True) if not b.written]
+            writes = [i for b, i in zip(buffers, ids, strict=True) if b.written]
+            pairs = tuple(
+                (ids[buffers.index(out)], ids[buffers.index(into)]) for out, into in same_place(launch.kernel)
+            )
+            self.plan_steps.append(PlanStep(tuple(reads), tuple(writes), pairs))
+
+    def add_opaque(self, step: Opaque) -> None:
+        eqn = step.eqn
+        operands: list[Literal | tuple[int, list[Eqn]]] = []
+        for a in eqn.invars:
+            if a.__class__ is Literal:
+                operands.append(a)  # type: ignore[arg-type]
+                continue
+            in_memory = a in step.inputs or a not in self.fusion.virtual
+            chain = [] if in_memory else view_chain(a, self.fusion.virtual)  # type: ignore[arg-type]
+            assert chain is not None
+            operands.append((self.id_of(chain[0].invars[0] if chain else a), chain))  # type: ignore[arg-type]
+        passes = eqn.prim is optimization_barrier_p
+        planned = passes or self.planned(eqn)
+        results: list[int | None] = []
+        for n, v in enumerate(eqn.outvars):
+            if isinstance(v, DropVar):
+                results.append(None)
+                continue
+            results.append(self.id_of(v))
+            if passes and operands[n].__class__ is tuple and not operands[n][1]:  # type: ignore[index]
+                self.aliases[self.id_of(v)] = operands[n][0]  # type: ignore[index]
+            elif not planned or passes:
+                self.unplanned.add(self.id_of(v))
+        self.steps.append(OpaqueStep(eqn, operands, results, planned and not passes))
+        reads = [o[0] for o in operands if isinstance(o, tuple)]
+        after = () if step.after is None else (self.index[id(step.after)],)
+        writes = [r for r in results if r is not None]
+        self.plan_steps.append(PlanStep(tuple(reads), tuple(writes), after=after))
+
+    def plan_values(self, inputs: set[int], outputs: Sequence[Literal | int]) -> list[Value]:
+        given = {
+            self.id_of(v)
+            for v, d in zip(self.jaxpr.invars, self.donated, strict=True)
+            if d and v.aval.ndim  # numbers are never taken: others may hold them
+        }
+        results = {o for o in outputs if isinstance(o, int)} - inputs
+        # a result that is a view of something else is copied by the executor
+        results -= {o for o in results if o in self.aliases}
+        makers = {v: e for e in self.jaxpr.eqns for v in e.outvars}
+        out = []
+        for i, v in enumerate(self.values):
+            if isinstance(v, Scratch):
+                out.append(Value(v.nbytes, "temp", "parts of a reduction"))
+                continue
+            size = 0 if i in self.unplanned else v.aval.size * v.aval.dtype.itemsize
+            kind = "temp"
+            if i in inputs:
+                kind = "donated" if i in given else "argument"
+            elif i in results and i not in self.unplanned:
+                kind = "output"
+            eqn = makers.get(v)
+            label = (
+                f"{v.aval} {eqn.prim.name} at {source.summary(eqn.source)}" if eqn else f"{v.aval} argument"
+            )
+            out.append(Value(size, kind, label, self.aliases.get(i)))
+        return out
+
+
+def same_place(kernel: Kernel) -> list[tuple[Buffer, Buffer]]:
+    """The outputs and inputs of a kernel that may be one array, as (output, input).
+
+    Every element of the input must be read, for the last time, where the element that takes its place is written.
+    """
+    stores: dict[Buffer, list[tuple[int, Store]]] = {}
+    loads: dict[Buffer, list[tuple[int, Index]]] = {}
+    position = 0
+
+    def visit(body: Sequence[Any]) -> None:
+        nonlocal position
+        for s in body:
+            if isinstance(s, (Lanes, Rows)):
+                position += 1
+                visit(s.body)
+                position += 1
+                continue
+            if isinstance(s, Store):
+                stores.setdefault(s.buffer, []).append((position, s))
+            for v in post_order(values_of(s)):
+                if v.op == "load":
+                    loads.setdefault(v.attr[0], []).append((position, v.attr[1]))
+
+    visit(kernel.body)
+    position = 1 << 30
+    visit(kernel.finish)
+    pairs = []
+    for out, written in stores.items():
+        if len(written) != 1 or written[0][1].guard is not None:
+            continue
+        at, store = written[0]
+        for b in kernel.buffers:
+            if b.written or b.size != out.size or b.dtype.itemsize != out.dtype.itemsize:
+                continue
+            if all(i == store.index and p <= at for p, i in loads.get(b, ())):
+                pairs.append((out, b))
+    return pairs
