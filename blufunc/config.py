@@ -12,7 +12,10 @@ from typing import Any
 
 from blufunc import errors
 
-_ONE_CPU = ("arrays are on the CPU, the only platform that there is yet.", "leave it out")
+_PLATFORM = (
+    "arrays are on the CPU unless told otherwise.",
+    "bf.config.update('default_device', 'cuda'), or BLUFUNC_DEFAULT_DEVICE=cuda",
+)
 
 _OF_JAX = {
     "jax_enable_x64": (
@@ -29,15 +32,14 @@ _OF_JAX = {
     "jax_numpy_dtype_promotion": ("promotion is always the standard one.", "bf.lax functions do not promote"),
     "jax_numpy_rank_promotion": ("ranks are always promoted in silence.", "bf.lax functions do not promote"),
     "jax_default_matmul_precision": (
-        "products are computed in the precision of their operands.",
-        "leave it out",
+        "it has another name.",
+        "bf.config.update('matmul_precision', 'tf32'), or 'default' for IEEE float32",
     ),
     "jax_default_prng_impl": ("threefry is the one generator.", "leave it out"),
     "jax_threefry_partitionable": ("it is always so.", "leave it out"),
-    "jax_platforms": _ONE_CPU,
-    "jax_platform_name": _ONE_CPU,
-    "jax_default_device": _ONE_CPU,
-    "jax_num_cpu_devices": _ONE_CPU,
+    "jax_platforms": _PLATFORM,
+    "jax_platform_name": _PLATFORM,
+    "jax_num_cpu_devices": ("there is one CPU.", "leave it out"),
     "jax_compilation_cache_dir": ("programs are not kept on disk.", "leave it out"),
 }
 """What JAX's flags that blufunc does without have instead: why there is none, and what to write."""
@@ -52,6 +54,11 @@ class Config:
       debug_key_reuse: raise ``KeyReuseError`` where a random key is used twice.
       host_compiler: whether programs on the CPU are compiled by the system's C++ compiler: ``auto`` (where they are
         large enough to gain), ``always`` or ``never``.
+      default_device: where arrays are made when nothing says otherwise: ``cpu``, ``cuda``, ``cuda:1``; empty for the CPU.
+      matmul_precision: how CUDA devices multiply float32 matrices that ask for no ``precision`` of their own:
+        ``default`` in IEEE float32, with the numbers that the CPU gives; ``tf32`` with operands rounded to 11 bits,
+        several times faster. ``precision="high"`` asks for tf32 in one product, ``"highest"`` for IEEE.
+      cuda_graphs: whether a program that runs again on the same memory is replayed as one CUDA graph.
       check: run ``check_jaxpr`` on every jaxpr that a trace or transform produces. Slow; the tests set it.
     """
 
@@ -59,6 +66,9 @@ class Config:
     check: bool = False
     debug_key_reuse: bool = False
     host_compiler: str = "auto"
+    default_device: str = ""
+    matmul_precision: str = "default"
+    cuda_graphs: bool = True
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dataclass_fields__:

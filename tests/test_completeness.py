@@ -18,6 +18,7 @@ from tests.op_table import OPS
 TESTED_ELSEWHERE = {
     "jit": ("tests/transforms/test_jit.py", "jit("),
     "cond": ("tests/transforms/test_cond.py", "cond("),
+    "cuda_kernel": ("tests/transforms/test_cuda_kernel.py", "bf.cuda_kernel("),
     "while": ("tests/transforms/test_while_loop.py", "while_loop("),
     "linear_solve": ("tests/transforms/test_linear_solve.py", "custom_linear_solve("),
     "scan": ("tests/transforms/test_scan.py", "scan("),

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from blufunc import errors
+from blufunc.config import config
 from blufunc.core.avals import ShapedArray
 
 Buffer = Any
@@ -101,14 +102,32 @@ def get(name: str | None = None) -> Backend:
     return found
 
 
-_default: list[Device] = []
+_default: dict[str, Device] = {}
 
 
 def default_device() -> Device:
-    """Where arrays are made when nothing says otherwise: the first device of the default backend."""
-    if not _default:
-        _default.append(get().devices()[0])
-    return _default[0]
+    """Where arrays are made when nothing says otherwise: ``config.default_device``, or the first of the CPU.
+
+    Raises:
+      UnsupportedError: it is of a platform that cannot be used here.
+      ValueRangeError: there is no such device.
+    """
+    name = config.default_device
+    found = _default.get(name)
+    if found is None:
+        found = _default[name] = device_named(name) if name else get().devices()[0]
+    return found
+
+
+def device_named(name: str) -> Device:
+    """The device called ``name``: ``cuda:1``; of a platform alone, its first."""
+    platform, _, index = name.partition(":")
+    devices = get(platform).devices()
+    if not (index or "0").isdecimal() or int(index or 0) >= len(devices):
+        raise errors.ValueRangeError(
+            f"there is no device {name!r}.", fix=f"use one of {', '.join(map(str, devices))}"
+        )
+    return devices[int(index or 0)]
 
 
 _host: list[Device] = []

@@ -11,7 +11,6 @@ element is replaced by the block that reads it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ import numpy as np
 from blufunc.core import dtypes
 from blufunc.core.ops import elementwise as ew
 from blufunc.kernels import scalars
+from blufunc.kernels.cstyle_survey import Cell, Survey, written_in
 from blufunc.kernels.indices import Atom, Computed, Index, Quotient, Range, Remainder, ranges_of
 from blufunc.kernels.loopir import (
     ARG_REDUCTIONS,
@@ -33,19 +33,15 @@ from blufunc.kernels.loopir import (
     Reduce,
     Rows,
     Set,
-    Statement,
     Store,
     Total,
     Value,
     computed_in,
     dependencies,
     identity,
-    post_order,
     values_of,
 )
 from blufunc.kernels.scalars import bare, grouped
-
-Cell = Total | Keep | Buffer
 
 _REDUCING = {
     "sum": ew.add_p,
@@ -56,8 +52,8 @@ _REDUCING = {
     "or": ew.or_p,
     "xor": ew.xor_p,
 }
-_LONGEST = 72
-"""Characters of an expression that still stands within another one."""
+_LONGEST, _LONGEST_WHOLE = 72, 96
+"""How many characters an expression may have that stands within another one, or that a statement consists of."""
 
 _RESERVED = frozenset(
     """alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const constexpr continue
@@ -99,8 +95,9 @@ class CStyle:
         self.inline_reads = True
         for buffer in kernel.buffers:
             self.name(buffer, buffer.name)
-        self._survey()
-        self.wide = self._largest >= 1 << 31
+        survey = Survey(kernel)
+        self.uses, self.reads = survey.uses, survey.reads
+        self.wide = survey.largest >= 1 << 31
         self.index_type = "int64_t" if self.wide else "int"
 
     def render(self) -> str:
@@ -113,39 +110,6 @@ class CStyle:
         body = self.scopes.pop().lines
         notes = [comment(note) for note in self.kernel.notes]
         return "\n".join([*notes, f"{self.signature()} {{", *indented(body), "}"]) + "\n"
-
-    # -- what the kernel holds ------------------------------------------------------------------
-
-    def _survey(self) -> None:
-        """Count the uses of every value and index atom, and find what each value reads that the kernel writes."""
-        written: set[Cell] = set()
-        indices: list[Index] = []
-        roots: list[Value] = []
-        self.cells: dict[int, frozenset[Cell]] = {}
-        for s in self.kernel.statements():
-            own = writes_of(s)
-            written.update(own)
-            roots += values_of(s)
-            indices += indices_of(s)
-        self.uses: Counter[Value | Atom] = Counter(roots)
-        self.reads: dict[Value, frozenset[Cell]] = {}
-        for v in post_order(roots):
-            needs = dependencies(v)
-            self.uses.update(needs)
-            indices += v.indices()
-            own_reads = {v.attr} if v.op == "read" else {v.attr[0]} & written if v.op == "load" else set()
-            self.reads[v] = frozenset(own_reads).union(*[self.reads[d] for d in needs])
-        self._largest = max([magnitude(i) for i in indices], default=0)
-        extents = [r.extent for r in self.kernel.grid]
-        self._largest = max(
-            self._largest, self.kernel.points, *[b.size for b in self.kernel.buffers], *extents
-        )
-        pending: list[Any] = [atom for index in indices for atom in index.terms]
-        while pending:
-            atom = pending.pop()
-            self.uses[atom] += 1
-            if isinstance(atom, (Quotient, Remainder)) and self.uses[atom] == 1:
-                pending += atom.index.terms
 
     # -- names ---------------------------------------------------------------------------------
 
@@ -295,7 +259,8 @@ class CStyle:
             text = self.expression(v)
             trivial = text.isidentifier() or v.op == "const" or (v.op == "read" and isinstance(v.attr, Total))
             repeated = user is not None and user.op == "apply" and scalars.repeats(*user.attr)
-            if trivial or (inline and len(text) <= _LONGEST and not repeated):
+            longest = _LONGEST if user is not None else _LONGEST_WHOLE
+            if trivial or (inline and len(text) <= longest and not repeated):
                 self.scope.names[v] = grouped(text)
             else:
                 self._define(self.scope, v, text)
@@ -438,9 +403,12 @@ class CStyle:
 
     def body(self, statements: Sequence[Any]) -> None:
         """The statements of one block, in order; what it stores itself it stores at the end of each run of them."""
-        outside, self.inline_reads = self.inline_reads, len(statements) == 1
+        outside = self.inline_reads
+        several = sum(isinstance(s, Store) for s in statements) > 1
         stores: list[str] = []
         for s in statements:
+            # a store that waits for others must not read anything when its turn comes
+            self.inline_reads = not isinstance(s, Store) or (s is statements[-1] and not several)
             if isinstance(s, (Lanes, Rows)):
                 self._flush(stores)
                 self.lanes(s) if isinstance(s, Lanes) else self.rows(s)
@@ -564,44 +532,6 @@ def update(place: str, text: str) -> str:
 def is_arg(total: Total) -> bool:
     """Whether the total is a position."""
     return total.op in ARG_REDUCTIONS
-
-
-def writes_of(s: Statement) -> tuple[Cell, ...]:
-    """What a statement itself writes."""
-    if isinstance(s, Store):
-        return (s.buffer,)
-    if isinstance(s, Reduce):
-        return (s.total,)
-    return (s.keep,) if isinstance(s, (Set, Accumulate)) else ()
-
-
-def written_in(body: Sequence[Any]) -> set[Cell]:
-    """What the statements of a body write, at any depth."""
-    found: set[Cell] = set()
-    pending = list(body)
-    while pending:
-        s = pending.pop()
-        found.update(writes_of(s))
-        pending.extend(getattr(s, "body", ()))
-    return found
-
-
-def indices_of(s: Statement) -> list[Index]:
-    """The indices that a statement itself holds."""
-    if isinstance(s, (Store, Rows)):
-        return [s.index]
-    return [s.position] if isinstance(s, Reduce) and s.position is not None else []
-
-
-def magnitude(index: Index) -> int:
-    """A bound of everything that is computed on the way to an index."""
-    total = abs(index.constant)
-    for atom, c in index.terms.items():
-        low, high = atom.bounds()
-        total += abs(c) * max(abs(low), abs(high))
-        if isinstance(atom, (Quotient, Remainder)):
-            total = max(total, magnitude(atom.index))
-    return total
 
 
 def indented(lines: Iterable[str]) -> list[str]:

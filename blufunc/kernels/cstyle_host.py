@@ -20,13 +20,11 @@ from blufunc.kernels.cstyle import CStyle, accumulator, comment, is_arg, reducin
 from blufunc.kernels.host_prelude import with_prelude
 from blufunc.kernels.indices import Range
 from blufunc.kernels.loopir import (
-    Accumulate,
     Keep,
     Kernel,
     Lanes,
     Reduce,
     Rows,
-    Set,
     Total,
     Value,
     identity,
@@ -35,8 +33,8 @@ from blufunc.kernels.loopir import (
 )
 from blufunc.kernels.scalars import bare
 
-PARALLEL_WORK = 1 << 16
-"""From how many operations on it pays to wake other threads."""
+PARALLEL_WORK = 1 << 20
+"""From how many operations on it pays to wake other threads: about 20 us of one thread's work, where a wake takes 5."""
 
 _STACK_BYTES = 1 << 16
 """How much of a point's keeps may lie on the stack."""
@@ -91,8 +89,7 @@ class HostStyle(CStyle):
             any(isinstance(s, (Lanes, Rows)) for s in statements)
             or any(v.op == "fold" and _along_memory(v) for v in self.reads)
         )
-        self.keeps = list(dict.fromkeys(s.keep for s in statements if isinstance(s, (Set, Accumulate))))
-        self.on_heap = sum(map(_bytes_of, self.keeps)) > _STACK_BYTES
+        self.uses_scratch = False
 
     # -- the function, the grid ----------------------------------------------------------------
 
@@ -106,12 +103,6 @@ class HostStyle(CStyle):
             self.line(f"{kind}{self.named[b]} = ({kind})buffers[{i}];{note}")
 
     def grid(self) -> None:
-        self._points()
-        if self.kernel.finish:
-            self.line("// when all points are done")
-            self.body(self.kernel.finish)
-
-    def _points(self) -> None:
         kernel = self.kernel
         writes = written_in(kernel.body)
         parallel = kernel.points > 1 and work(kernel) >= PARALLEL_WORK
@@ -155,26 +146,31 @@ class HostStyle(CStyle):
         return [f"#pragma omp parallel for{collapse} schedule(static) num_threads(threads)", *loops]
 
     def point(self) -> None:
-        """One point of the grid: its keeps, and its statements."""
+        """One point of the grid."""
+        self._declare_keeps(self.kernel.body)
+        self.body(self.kernel.body)
+
+    def finish(self) -> None:
+        self.line("// when all points are done")
+        self._declare_keeps(self.kernel.finish)
+        super().finish()
+
+    def _declare_keeps(self, body: Sequence[Any]) -> None:
+        """Arrays for what the lanes of a body keep; where they are large, in this thread's scratch memory."""
+        keeps = _keeps_of(body)
+        size = sum(map(_bytes_of, keeps))
         at = 0
-        for keep in self.keeps:
-            kind, name, n = (
-                scalars.register_type(keep.dtype),
-                self.name(keep, keep.name),
-                max(keep.lanes.extent, 1),
-            )
-            if self.on_heap:
-                self.line(
-                    f"{kind} *{name} = ({kind} *)(scratch.of({sum(map(_bytes_of, self.keeps))}) + {at});"
-                )
+        for keep in keeps:
+            kind, name = scalars.register_type(keep.dtype), self.name(keep, keep.name)
+            if size > _STACK_BYTES:
+                self.line(f"{kind} *{name} = ({kind} *)(scratch.of({size}) + {at});")
+                self.uses_scratch = True
             else:
-                self.line(f"alignas(64) {kind} {name}[{n}];")
+                self.line(f"alignas(64) {kind} {name}[{max(keep.lanes.extent, 1)}];")
             at += _bytes_of(keep)
             if keep.op is not None:
-                i = self.variable(keep.lanes)
                 start = scalars.literal(identity(keep.op, keep.dtype), keep.dtype)
-                self.line(f"{self.loop(keep.lanes)} {name}[{i}] = {start};")
-        self.body(self.kernel.body)
+                self.line(f"{self.loop(keep.lanes)} {self.read_keep(keep)} = {start};")
 
     # -- lanes and their totals ----------------------------------------------------------------
 
@@ -267,6 +263,10 @@ class HostStyle(CStyle):
         return [f"#pragma omp simd reduction({self._clause(Total(total, v.dtype, op))} : {total})", loop]
 
 
+def _keeps_of(body: Sequence[Any]) -> list[Keep]:
+    return sorted((c for c in written_in(body) if isinstance(c, Keep)), key=lambda keep: keep.name)
+
+
 def _bytes_of(keep: Keep) -> int:
     size = 8 if keep.dtype.itemsize > 4 else 4
     return -(-max(keep.lanes.extent, 1) * max(size, keep.dtype.itemsize) // 64) * 64
@@ -321,5 +321,5 @@ def render_many(kernels: Sequence[Kernel]) -> str:
     writers = [HostStyle(kernel) for kernel in kernels]
     functions = "\n".join(writer.render() for writer in writers)
     reductions = sorted(set[str]().union(*[writer.reductions for writer in writers]))
-    scratch = [_SCRATCH] if any(writer.on_heap for writer in writers) else []
+    scratch = [_SCRATCH] if any(writer.uses_scratch for writer in writers) else []
     return with_prelude("\n".join([*scratch, *reductions, functions]))

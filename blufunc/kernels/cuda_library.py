@@ -71,7 +71,7 @@ def is_host_fallback(
         return True
     if operands is None:
         return False
-    return any(map(_is_float8, operands)) or entry.refuses(operands, params or {})
+    return (entry.widens and _float8(operands)) or entry.refuses(operands, params or {})
 
 
 def run(
@@ -139,8 +139,9 @@ def evaluate(
     ]
 
 
-def _is_float8(dtype: np.dtype) -> bool:
-    return dtype in (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
+def _float8(operands: Sequence[np.dtype], params: Any = None) -> bool:
+    """Whether an operand is of a dtype that CuPy can move and not compute with."""
+    return any(d in (dtypes.float8_e4m3fn, dtypes.float8_e5m2) for d in operands)
 
 
 # -- what CuPy does under other names than NumPy -----------------------------------------------------
@@ -159,8 +160,9 @@ class CupyLibrary:
 
     def __init__(self) -> None:
         import cupy
+        import cupyx.scipy.special
 
-        self.xp = cupy
+        self.xp, self.special = cupy, cupyx.scipy.special
 
     def order(self, x: Any, axis: int) -> Any:
         """The indices that sort lines, equal elements in their order: CuPy has no other argsort."""
@@ -260,15 +262,24 @@ def _scatter_kernel(how: str) -> Any:
 
 # -- the table -------------------------------------------------------------------------------------
 
+# Special functions that kernels do not have: the primitive, and the name in ``scipy.special``.
+_SPECIAL = {
+    "gamma": "gamma", "gammasgn": "gammasgn", "zeta": "zeta", "betaln": "betaln", "poch": "poch",
+    "igamma": "gammainc", "igammac": "gammaincc", "regularized_incomplete_beta": "betainc",
+    "bessel_i0e": "i0e", "bessel_i1e": "i1e", "expi": "expi", "exp1": "exp1", "log_ndtr": "log_ndtr", "ndtri": "ndtri",
+}  # fmt: skip
+
 TABLE: dict[str, Entry] = {
+    **{prim: Entry(entries.special(name), widens=True) for prim, name in _SPECIAL.items()},
+    "digamma": Entry(entries.digamma, widens=True),
     "cumsum": Entry(entries.cumulative("cumsum"), widens=True),
     "cumprod": Entry(entries.cumulative("cumprod"), widens=True),
     "cummax": Entry(entries.doubling("maximum"), widens=True),
     "cummin": Entry(entries.doubling("minimum"), widens=True),
     "cumlogsumexp": Entry(entries.doubling("logaddexp"), widens=True),
     "fft": Entry(entries.fft),
-    "sort": Entry(entries.sort),
-    "top_k": Entry(entries.top_k),
+    "sort": Entry(entries.sort, refuses=_float8),
+    "top_k": Entry(entries.top_k, refuses=_float8),
     "pick_along": Entry(entries.pick_along),
     "place_along": Entry(entries.place_along),
     "gather": Entry(entries.gather),

@@ -82,6 +82,7 @@ class DeviceBuffer:
         }
 
     def __dlpack__(self, **options: Any) -> Any:
+        cuda_runtime.use_device(self.device)
         with cuda_runtime.compute_stream(self.device):
             return as_cupy(self, raw=False).__dlpack__(**options)
 

@@ -208,6 +208,7 @@ def elapsed_ms(run: Callable[[], object], stream: Any, repeats: int = 1) -> floa
     """Milliseconds of device time for one ``run()``, the mean over ``repeats`` runs put on ``stream`` in a row."""
     import cupy
 
+    use_device(stream.device_id)  # events belong to a device
     start, stop = cupy.cuda.Event(), cupy.cuda.Event()
     start.record(stream)
     for _ in range(repeats):

@@ -191,7 +191,7 @@ def sort_of(eqn: Eqn) -> str:
             return "opaque"
         return "virtual" if eqn.outvars[0].aval.size == 1 else "node"
     if prim in REDUCES:
-        return "opaque" if dtypes.is_complex(eqn.invars[0].aval.dtype) else "node"
+        return "opaque" if dtypes.is_complex(eqn.invars[0].aval.dtype) or _positions_apart(eqn) else "node"
     if prim in READERS or one_hot(eqn):
         return "node"
     return "opaque"
@@ -215,6 +215,14 @@ def one_hot(eqn: Eqn) -> bool:
         and indices.shape[-1] == 1
         and updates.size * x.shape[d.scatter_dims_to_operand_dims[0]] == x.size
     )
+
+
+def _positions_apart(eqn: Eqn) -> bool:
+    """Whether it looks for positions along an axis that is not the last: those of no row."""
+    if "index_dtype" not in eqn.params:
+        return False
+    pattern = reduction_pattern(eqn.invars[0].aval.shape, eqn.params["axes"])
+    return not pattern or not pattern[-1][1] or len(pattern) > 2
 
 
 def reduction_pattern(shape: Sequence[int], axes: Sequence[int]) -> list[tuple[int, bool]]:

@@ -141,7 +141,13 @@ class Compiler:
             config.show(f"compile: {name}: {shlex.join(command)}")
         try:
             done = subprocess.run(
-                command, input=source, capture_output=True, text=True, timeout=_SECONDS, check=False
+                command,
+                input=source,
+                capture_output=True,
+                text=True,
+                timeout=_SECONDS,
+                check=False,
+                env={**os.environ, "LC_ALL": "C"},  # errors are looked for in English
             )
         except (OSError, subprocess.TimeoutExpired) as e:
             raise errors.CompileError(

@@ -24,7 +24,7 @@ _HEAD = re.compile(r"^//# (?P<names>.*?)(?P<complex> complex)?\n", re.MULTILINE)
 _NO_CODE = re.compile(r'//[^\n]*|"[^"\n]*"')  # comments and strings
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _COMPLEX_TYPES = frozenset({"Complex", "c64", "c128"})
-_ABSENT = frozenset({"bf_erfcx", "ptx_rcp", "ptx_max", "ptx_min"})  # the device's alone
+_ABSENT = frozenset({"bf_erfcx"})  # libm has no such function
 
 
 class _Part:
@@ -53,7 +53,7 @@ def _parts() -> tuple[_Part, ...]:
     device = [
         part
         for part in (*_split(SCALAR), *_split(COMPLEX))
-        if not part.names & _ABSENT and not all((name, part.for_complex) in placed for name in part.names)
+        if not part.names & _ABSENT and not any((name, part.for_complex) in placed for name in part.names)
     ]
     parts = own + device
     declared = frozenset(name for part in parts for name in part.names)

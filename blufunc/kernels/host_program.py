@@ -269,10 +269,20 @@ class _Runner:
             return run_into
         function = _function_of(eqn)
 
+        aliases = self.made.aliases
+
         def run(memory: _Memory) -> None:
-            for i, r in zip(step.results, function(values(memory)), strict=True):
-                if i is not None:
+            given = values(memory)
+            # what a definition returns may be a view of an operand, whose memory the plan gives to others
+            for i, r in zip(step.results, function(list(given)), strict=True):
+                if i is None:
+                    continue
+                if i in aliases:
                     memory.put(i, r)
+                    continue
+                r = np.asarray(r)
+                shared = any(np.may_share_memory(r, x) for x in given)
+                memory.put(i, r.copy() if shared else r)
             for i in drop:
                 memory.drop(i)
 

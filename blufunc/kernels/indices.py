@@ -188,9 +188,8 @@ class Index:
         if step > 1:
             return outside + coarse // (divisor // step)
         for atom, c in inside.terms.items():
-            if c == 1 and isinstance(
-                atom, Quotient
-            ):  # floor((u + floor(x / a)) / b) is floor((a u + x) / (a b))
+            if c == 1 and isinstance(atom, Quotient):
+                # floor((u + floor(x / a)) / b) is floor((a u + x) / (a b))
                 rest = inside - of(atom)
                 return outside + (rest * atom.divisor + atom.index) // (atom.divisor * divisor)
         atom = inside._single()

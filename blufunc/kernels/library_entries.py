@@ -2,8 +2,7 @@
 
 Kernels, below ``cuda_library``, whose table names them. In come a context (the array module ``c.xp``, ``c.library`` for
 what the two modules call differently, the operands' dtypes ``c.operands`` and the results' types ``c.outs``), arrays
-and the primitive's parameters; out come arrays. Nothing here waits for a device or looks at values, so that all of it
-can be part of a graph, and all of it runs on NumPy in tests.
+and the primitive's parameters; out come arrays. Nothing here looks at values, and all of it runs on NumPy in tests.
 """
 
 from __future__ import annotations
@@ -44,6 +43,19 @@ def narrowed(xp: Any, x: Any, dtype: np.dtype, raw: np.dtype) -> Any:
         rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
         return xp.where(xp.isnan(x), np.uint32(0x7FC0), rounded).astype(np.uint16)
     return x.astype(raw, copy=False)
+
+
+# -- special functions -----------------------------------------------------------------------------
+
+
+def special(name: str) -> Callable:
+    """The function that ``scipy.special`` and its likeness for devices call ``name``."""
+    return lambda c, *xs: getattr(c.library.special, name)(*xs)
+
+
+def digamma(c: Any, x: Any) -> Any:
+    """NaN at all poles, 0 among them."""
+    return c.xp.where(x == 0, x.dtype.type(np.nan), c.library.special.digamma(x))
 
 
 # -- scans -----------------------------------------------------------------------------------------
@@ -339,9 +351,9 @@ def cholesky(c: Any, x: Any) -> Any:
 
 
 def _hermitian(xp: Any, x: Any) -> Any:
-    """The Hermitian matrices with the lower triangles of x."""
-    low = xp.tril(x, -1)
-    return low + _adjoint(low) + xp.eye(x.shape[-1], dtype=x.dtype) * x.real.astype(x.dtype)
+    """The Hermitian matrices with the lower triangles of x; what is above is not read, be it NaN."""
+    low, n = xp.tril(x, -1), x.shape[-1]
+    return xp.where(xp.eye(n, dtype=bool), x.real.astype(x.dtype), low + _adjoint(low))
 
 
 def lu(c: Any, x: Any) -> list[Any]:

@@ -16,7 +16,7 @@ A failure is a mistake in lowering, never in the user's program. The rules:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,7 @@ _TAKES = {"sum": "number", "prod": "number", "max": "ordered", "min": "ordered",
           "xor": "bits", "argmax": "ordered", "argmin": "ordered"}  # fmt: skip
 """What each reduction takes: keys of ``kinds.TYPES``."""
 
-_ENUMERATED = 1 << 18  # indices whose bounds say too little are computed at up to so many places
+_TRIED = 1 << 16  # indices whose bounds say too little are computed at up to so many places
 
 
 def check_kernel(kernel: Kernel) -> None:
@@ -349,21 +349,33 @@ class _Check:
 
 
 def _extremes(index: Index, limits: Sequence[Rows]) -> tuple[int, ...] | None:
-    """The least and the greatest value of an index in rows that end at limits, by trying; None if that is too much.
+    """The least and the greatest value of an index in rows that end at limits, by trying.
 
-    Bounds of an index overstate it where its terms depend on one another. Empty where the rows end at once.
+    Bounds of an index overstate it where its terms depend on one another. Empty where the rows end at once; None
+    where a part was computed by the program, and nothing can be tried.
     """
     parts = [index, *(s.index for s in limits)]
-    ranges = list(frozenset[Range]().union(*map(ranges_of, parts)))
-    if any(computed_in(p) for p in parts) or math.prod(r.extent for r in ranges) > _ENUMERATED:
+    if any(computed_in(p) for p in parts):
         return None
-    grid = np.ix_(*[np.arange(r.extent) for r in ranges])
-    values = dict(zip(ranges, grid, strict=True))
+    values = _places(frozenset[Range]().union(*map(ranges_of, parts)))
     going = np.array(True)
     for s in limits:
         going = going & (s.index.at(values) < s.limit)
     x, going = np.broadcast_arrays(index.at(values), going)
     return (int(x[going].min()), int(x[going].max())) if going.any() else ()
+
+
+def _places(ranges: Iterable[Range]) -> dict[Range, np.ndarray]:
+    """Loop variables at all places, or where these are too many, at a sample of them that has many at the edges."""
+    ranges = sorted(ranges, key=str)
+    if math.prod(r.extent for r in ranges) <= _TRIED:
+        return dict(zip(ranges, np.ix_(*[np.arange(r.extent) for r in ranges]), strict=True))
+    rng = np.random.default_rng(0)
+    edge = {r: rng.integers(0, 3, _TRIED) for r in ranges}
+    return {
+        r: np.choose(e, (np.zeros_like(e), np.full_like(e, r.extent - 1), rng.integers(0, r.extent, _TRIED)))
+        for r, e in edge.items()
+    }
 
 
 def _stored(body: Sequence[Any]) -> frozenset[Buffer]:

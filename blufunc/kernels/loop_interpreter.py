@@ -7,7 +7,7 @@ variable is an array along an axis of its own,
     (..., fold variables, grid points, lanes)
 
 so that all scalars of all points and lanes are computed at once, by broadcasting and the ``impl`` of primitives.
-Rows are run one after the other, each for the points that it has not yet ended for.
+Rows are run one after the other, each for the points that it has not yet ended for; the finish is run as one point.
 """
 
 from __future__ import annotations

@@ -63,7 +63,10 @@ class Schedule:
       values: the variable, or scratch, behind each id.
       ids: the ids of variables.
       plan: where each value lies.
-      inputs: the ids of the parameters; outputs: literals, or the ids of the results.
+      inputs: the ids of the parameters.
+      outputs: literals, or the ids of the results.
+      unplanned: the ids of values for which whoever runs their step makes memory.
+      aliases: from the ids of values that are other values to those.
     """
 
     jaxpr: Jaxpr
@@ -75,6 +78,7 @@ class Schedule:
     inputs: list[int]
     outputs: list[Literal | int]
     unplanned: set[int] = field(default_factory=set)
+    aliases: dict[int, int] = field(default_factory=dict)
 
     @property
     def kernels(self) -> list[Kernel]:
@@ -137,6 +141,7 @@ class _Scheduler:
             inputs,
             outputs,
             self.unplanned,
+            self.aliases,
         )
 
     def id_of(self, v: Var | Scratch) -> int:
@@ -184,7 +189,7 @@ class _Scheduler:
         self.steps.append(OpaqueStep(eqn, operands, results, planned and not passes))
         reads = [o[0] for o in operands if isinstance(o, tuple)]
         after = () if step.after is None else (self.index[id(step.after)],)
-        writes = [r for r in results if r is not None]
+        writes = [r for r in results if r is not None and r not in self.aliases]
         self.plan_steps.append(PlanStep(tuple(reads), tuple(writes), after=after))
 
     def plan_values(self, inputs: set[int], outputs: Sequence[Literal | int]) -> list[Value]:

@@ -26,7 +26,6 @@ from blufunc.kernels.cuda_source import C_TYPES
 from blufunc.transforms.arguments import (
     abstract,
     as_values,
-    check_callable,
     name_of,
     signature_of,
 )
@@ -41,7 +40,7 @@ _WORD = re.compile(r"[A-Za-z_]\w*")
 def cuda_kernel(
     body: str,
     *,
-    reference: Callable,
+    reference: Callable | None = None,
     out: Any = None,
     grid: Any = None,
     block: Any = 256,
@@ -73,8 +72,8 @@ def cuda_kernel(
 
     Args:
       body: statements of CUDA C++.
-      reference: a function of arrays with the same value, made of operations of ours. Its parameters are the names of
-        the arguments.
+      reference: a function of arrays with the same value, made of operations of ours; there has to be one. Its
+        parameters are the names of the arguments.
       out: what it returns, to be checked: a ``ShapeDtypeStruct``, a pytree of them, the name of an argument that it is
         like, or a function of the arguments' types that gives one of these. None: whatever the reference returns.
       grid: blocks: an int or up to three. None: enough for one thread for each element of the first result.
@@ -102,7 +101,13 @@ def cuda_kernel(
             where=source.here(),
             fix='bf.cuda_kernel("if (i < out_size) out[i] = 2 * x[i];", reference=lambda x: 2 * x)',
         )
-    check_callable(reference, "cuda_kernel(reference=...)")
+    if not callable(reference):
+        raise ArgumentError(
+            f"cuda_kernel: the reference is a function, not {reference!r:.60}.",
+            where=source.here(),
+            why="it defines the kernel: its value where there is no GPU, its types, derivatives and batches.",
+            fix="reference=lambda x: 2 * x, with the same value, and parameters of the names that the body uses",
+        )
     if jvp is not None and vjp is not None:
         raise ArgumentError(
             "cuda_kernel was given jvp= and vjp=.",
@@ -188,28 +193,20 @@ class CudaKernel:
 
         call.__name__, call.__signature__ = self.__name__, _positional(self.inputs)  # type: ignore[attr-defined]
         function: Any = call
-        if vmap is not None:
-            if vmap != "sequential" and not callable(vmap):
-                raise ArgumentError(
-                    f"cuda_kernel: vmap={vmap!r:.60} is no rule.",
-                    where=source.here(),
-                    fix='vmap="sequential", or a function (axis_size, in_batched, *args) -> (out, out_batched)',
-                )
-            if vmap == "sequential":
-                function = sequential_vmap(function)
-            else:
-                function = custom_vmap(function)
-                function.def_vmap(vmap)
+        if vmap == "sequential":
+            function = sequential_vmap(function)
+        elif vmap is not None:
+            expected = '"sequential", or a function (axis_size, in_batched, *args) -> (out, out_batched)'
+            _check_option("vmap", vmap, callable(vmap), expected)
+            function = custom_vmap(function)
+            function.def_vmap(vmap)
         if jvp is not None:
+            _check_option("jvp", jvp, callable(jvp), "a function (primals, tangents) -> (out, out_tangent)")
             function = custom_jvp(function)
             function.defjvp(jvp)
         if vjp is not None:
-            if not isinstance(vjp, (tuple, list)) or len(vjp) != 2:
-                raise ArgumentError(
-                    f"cuda_kernel: vjp={vjp!r:.60} is no pair of functions.",
-                    where=source.here(),
-                    fix="vjp=(fwd, bwd)",
-                )
+            pair = isinstance(vjp, (tuple, list)) and len(vjp) == 2 and all(map(callable, vjp))
+            _check_option("vjp", vjp, pair, "a pair of functions (fwd, bwd)")
             function = custom_vjp(function)
             function.defvjp(*vjp)
         return function
@@ -297,6 +294,14 @@ def _identifier(word: Any, what: str, chosen: bool = True) -> str:
         where=source.here(),
         fix="letters, digits and _, and no word of the language; inputs= renames arguments",
     )
+
+
+def _check_option(name: str, given: Any, is_good: bool, expected: str) -> None:
+    """Raise ArgumentError for a rule that is none."""
+    if not is_good:
+        raise ArgumentError(
+            f"cuda_kernel: {name}={given!r:.60} is no rule.", where=source.here(), fix=f"{expected}"
+        )
 
 
 def _positional(names: Sequence[str]) -> inspect.Signature:

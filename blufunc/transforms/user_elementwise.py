@@ -34,7 +34,7 @@ from blufunc.core.structure import add_any, add_any_p, broadcast_to, instantiate
 from blufunc.core.tangents import zero
 from blufunc.core.trace import Value
 from blufunc.errors import ArgumentError, DtypeError, ShapeError, ValueRangeError
-from blufunc.transforms.arguments import as_values, check_callable
+from blufunc.transforms.arguments import as_values
 from blufunc.transforms.c_functions import parse
 from blufunc.transforms.c_operations import Evaluation, functions
 from blufunc.transforms.c_tree import Function
@@ -106,8 +106,12 @@ def elementwise(
     function = parse(text, _names(inputs), functions())
     defaults = _defaults(function, constants)
     name = name or function.name or "elementwise"
-    if jvp is not None:
-        check_callable(jvp, "elementwise(jvp=...)")
+    if jvp is not None and not callable(jvp):
+        raise ArgumentError(
+            f"elementwise: jvp={jvp!r:.60} is no rule.",
+            where=source.here(),
+            fix="a function (primals, tangents) -> (out, out_tangent)",
+        )
     formula = _Formula(function, name, _out_dtype(function, out), jvp)
     return _public(formula, defaults)
 

@@ -6,14 +6,14 @@
 The second is a formula. ``bf.elementwise`` makes of it what the same formula in Python would be, so that it is fused
 with what is around it, and has derivatives and batches without another word.
 
-The first is a kernel. What it computes is defined by ``reference``, which is what runs without a GPU, and would give the
-derivative and the batch as well. Here both are better than that, since a rotation has a structure:
+The first is a kernel. What it computes is defined by ``reference``, which is what runs without a GPU, and would give
+the derivative and the batch as well. Here both are better than that, since a rotation has a structure:
 
 - its derivative is the rotation backwards, that is the same kernel with the other sign;
 - a batch of sequences is only more heads, that is the same kernel again.
 
-So whatever a program does with it, it stays one launch that reads its argument once. The text of the kernel for arguments
-of certain types is ``rotate.source(x, 1.0)``.
+So whatever a program does with it, it stays one launch that reads its argument once. The text of the kernel for
+arguments of certain types is ``rotate.source(x, 1.0)``.
 
     python -m examples.extend.kernels
 """

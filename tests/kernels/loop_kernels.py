@@ -412,19 +412,21 @@ def mean_of_squares(size: int, per: int) -> Case:
 # -- columns ----------------------------------------------------------------------------------------
 
 
-@case("column sum", 37, 10)
+@case("column sum", 40, 10)
 @case("column sum, ragged", 37, 8)
-def column_sum(rows: int, span: int) -> Case:
-    """Blocks of rows are summed for each column; the last block ends early where ``span`` does not divide the rows."""
+@case("column sum, ragged at first", 37, 8, True)
+def column_sum(rows: int, span: int, backwards: bool = False) -> Case:
+    """Blocks of rows are summed for each column; one block ends early where ``span`` does not divide the rows."""
     width = 5
     blocks = -(-rows // span)
     b, s, k = Range("b", blocks), Range("s", span), Range("k", width)
     x, y = Buffer("x", F32, rows * width), Buffer("y", F32, blocks * width, written=True)
     column = Keep("column", F32, k, "sum")
-    row = of(b) * span + of(s)
+    block = of(b) * -1 + (blocks - 1) if backwards else of(b)
+    row = block * span + of(s)
     body = (
         Rows(s, (Lanes(k, (Accumulate(column, load(x, row * width + of(k))),)),), row, rows),
-        Lanes(k, (Store(y, of(b) * width + of(k), read(column)),)),
+        Lanes(k, (Store(y, block * width + of(k), read(column)),)),
     )
     data = draw(rows, width)
     want = np.add.reduceat(wide(data), np.arange(0, rows, span), axis=0)

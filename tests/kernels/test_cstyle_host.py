@@ -1,6 +1,7 @@
 """Kernels as C++ for the CPU: against what LoopIR means, however many threads there are, and how they read."""
 
 import ctypes
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -75,8 +76,7 @@ def cases(compiler):
     found = {name: make() for name, make in CASES.items()}
     kernels = []
     for i, case in enumerate(found.values()):
-        k = case.kernel
-        case.kernel = Kernel(f"{k.name}_{i}", k.buffers, k.grid, k.body, k.notes)
+        case.kernel = replace(case.kernel, name=f"{case.kernel.name}_{i}")
         kernels.append(case.kernel)
     return found, compiler.compile(cstyle_host.render_many(kernels), "cases")
 
@@ -114,6 +114,12 @@ def test_outputs_in_place_of_each_others_inputs(compiler):
 
 
 # -- loops that threads share ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def eager(monkeypatch):
+    """Threads for kernels that tests can afford."""
+    monkeypatch.setattr(cstyle_host, "PARALLEL_WORK", 1 << 16)
 
 
 def _pointwise(name, *shape):
@@ -175,7 +181,7 @@ SHARED = {
 
 
 @pytest.mark.parametrize("what", SHARED)
-def test_loops(compiler, what):
+def test_loops(compiler, eager, what):
     """The loops are those that were meant, and compute what the kernel says."""
     make, parts = SHARED[what]
     kernel = make(what.replace(" ", "_"))
@@ -187,7 +193,7 @@ def test_loops(compiler, what):
 
 
 @pytest.mark.parametrize("what", ["rows", "folds along memory", "columns"])
-def test_threads_change_nothing(compiler, what):
+def test_threads_change_nothing(compiler, eager, what):
     kernel = SHARED[what][0]("k")
     results = []
     for threads in (1, 2, 3):
@@ -288,7 +294,11 @@ def test_the_first_of_lanes_that_run_backwards(compiler):
 def test_names_that_c_has_already(compiler):
     """Buffers and totals may be called like keywords, like each other's values, or like what the text uses."""
     r, k = Range("int", 4), Range("for", 40)
-    x, y, at = Buffer("float", F32, 160), Buffer("v0", F32, 4, written=True), Buffer("buffers", F32, 4, written=True)
+    x, y, at = (
+        Buffer("float", F32, 160),
+        Buffer("v0", F32, 4, written=True),
+        Buffer("buffers", F32, 4, written=True),
+    )
     total = Total("threads", F32, "sum")
     value = op(ew.exp_p, load(x, of(r) * 40 + of(k)))
     body = (

@@ -320,6 +320,25 @@ def test_simplified(made, text):
     assert str(made(of(I), of(J))) == text
 
 
+FIVE = Range("five", 5)
+NOT_SIMPLE = [
+    ("what crosses the step", lambda i, j: (i * 4 + j) // 8),
+    ("a remainder of what crosses the step", lambda i, j: (i * 4 + j) % 8),
+    ("a remainder that does not divide", lambda i, j: i % 8 % 3),
+    ("a quotient of such a remainder", lambda i, j: i % 8 // 3),
+    ("two thirds of a quotient", lambda i, j: (i // 2 * 2) // 3),
+    ("a quotient less another", lambda i, j: (j - i // 2) // 3),
+    ("quotient and remainder of two", lambda i, j: i // 5 * 5 + (i + 1) % 5),
+]
+
+
+@pytest.mark.parametrize("made", [s[1] for s in NOT_SIMPLE], ids=[s[0] for s in NOT_SIMPLE])
+def test_not_simplified_too_far(made):
+    at = places([I, FIVE])
+    got = values(made(of(I), of(FIVE)), [I, FIVE])
+    np.testing.assert_array_equal(got, np.broadcast_to(made(at[I], at[FIVE]), got.shape))
+
+
 def test_ranges_of_one_step_vanish():
     one = Range("one", 1)
     assert of(one) == ZERO
@@ -377,6 +396,12 @@ def test_computed_integers():
     assert of(clamped) != of(Computed(clamped.value, 0, 7))
     for value, j in itertools.product(range(8), range(4)):
         assert (index % 6 // 2).at({J: j}, lambda atom, value=value: value) == (4 * value + j) % 6 // 2
+
+
+def test_the_outermost_axis_needs_no_remainder():
+    """Positions lie inside of the array, also where nothing more is known of them."""
+    position = of(Computed(Number()))
+    assert unflat(position, (1, 3, 4)) == (ZERO, position // 4, position % 4)
 
 
 def test_substitution_reaches_computed_integers():

@@ -267,11 +267,18 @@ def test_kernels_written_by_hand(name):
     check_kernel(CASES[name]().kernel)
 
 
-def test_bounds_that_are_too_wide():
-    """``8 * (i / 4) + i mod 4`` for ``i < 6`` ends at 9, though its parts end at 8 and 3."""
-    i = Range("i", 6)
-    outer, inner = unflat(of(i), (2, 4))
-    x, y = Buffer("x", F32, 10), Buffer("y", F32, 6, written=True)
+@pytest.mark.parametrize("blocks", [1, 100_000])
+@pytest.mark.parametrize("missing", [0, 1])
+def test_bounds_that_are_too_wide(blocks, missing):
+    """``8 * (i / 4) + i mod 4`` for ``i < 4 n + 2`` ends at ``8 n + 1``, though its parts end at ``8 n`` and 3."""
+    i = Range("i", 4 * blocks + 2)
+    outer, inner = unflat(of(i), (blocks + 1, 4))
     index = outer * 8 + inner
-    assert index.bounds() == (0, 11)
-    check_kernel(Kernel("k", (x, y), (i,), (Store(y, of(i), load(x, index)),)))
+    assert index.bounds() == (0, 8 * blocks + 3)
+    x, y = Buffer("x", F32, 8 * blocks + 2 - missing), Buffer("y", F32, i.extent, written=True)
+    kernel = Kernel("k", (x, y), (i,), (Store(y, of(i), load(x, index)),))
+    if not missing:
+        check_kernel(kernel)
+        return
+    with pytest.raises(JaxprTypeError, match=f"reaches 0 .. {8 * blocks + 1}, of {x.size} elements"):
+        check_kernel(kernel)

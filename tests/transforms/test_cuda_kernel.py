@@ -401,10 +401,14 @@ def source_of(**options):
 WRONG = {
     "no body": (lambda: bf.cuda_kernel(3, reference=saxpy), errors.ArgumentError, "the body is a text"),
     "no preamble": (lambda: kernel_of(saxpy, preamble=3), errors.ArgumentError, "preamble"),
-    "no reference": (lambda: kernel_of(None), errors.ArgumentError, "takes a function"),
+    "no reference": (
+        lambda: bf.cuda_kernel("out[i] = x[i];"),
+        errors.ArgumentError,
+        "the reference is a function",
+    ),
     "both rules": (lambda: kernel_of(saxpy, jvp=abs, vjp=(abs, abs)), errors.ArgumentError, "jvp= and vjp="),
-    "no jvp": (lambda: kernel_of(saxpy, jvp=3), errors.ArgumentError, "takes a function"),
-    "no vjp": (lambda: kernel_of(saxpy, vjp=abs), errors.ArgumentError, "no pair"),
+    "no jvp": (lambda: kernel_of(saxpy, jvp=3), errors.ArgumentError, "jvp=3 is no rule"),
+    "no vjp": (lambda: kernel_of(saxpy, vjp=abs), errors.ArgumentError, "vjp=.* is no rule"),
     "no vmap": (lambda: kernel_of(saxpy, vmap="fast"), errors.ArgumentError, "is no rule"),
     "no name": (lambda: kernel_of(saxpy, name="a b"), errors.ValueRangeError, "cannot be a name"),
     "reserved": (lambda: kernel_of(lambda float: float), errors.ValueRangeError, "is called 'float'"),

@@ -418,6 +418,23 @@ def test_vmap_and_compositions():
     close(bf.hessian(f)(arr(0.3), arr(2.0)), -bnp.sin(arr(0.3)))
 
 
+def test_rules_in_a_scope_are_seen_and_forgotten():
+    f = bf.elementwise("tanh(x) * 2")
+    x = arr(0.3)
+    usual = bf.grad(f)(x)
+    with bf.override(lax.tanh_p, jvp=lambda ps, ts: (lax.tanh_p.bind(*ps), ts[0])):
+        assert bf.grad(f)(x) == 2.0
+    close(bf.grad(f)(x), usual)
+
+
+def test_under_autocast():
+    f = bf.elementwise("x > 0 ? x * x : 0.5 * tanh(x)")
+    x, w = bnp.asarray([[0.5, -1.0]]), bnp.asarray([[1.0, 2.0], [0.25, -0.5]])
+    loss = lambda w: f(x @ w).sum()
+    np.testing.assert_allclose(bf.grad(bf.autocast(loss))(w), bf.grad(loss)(w), rtol=2e-2, atol=1e-2)
+    assert bf.grad(bf.autocast(loss))(w).dtype == "float32"
+
+
 def test_integers_have_no_derivative():
     f = bf.elementwise("n * x * x")
     n, x = bnp.asarray([1, 2]), arr([3.0, 4.0])
@@ -534,7 +551,7 @@ CALLS = {
     "inputs of a function": (lambda: bf.elementwise(HUBER, inputs="x"), errors.CompileError, "given twice"),
     "out of a function": (lambda: bf.elementwise(HUBER, out="int8"), errors.ArgumentError, "leave it out"),
     "out": (lambda: bf.elementwise("x", out="blue"), errors.DtypeError, "blue"),
-    "jvp": (lambda: bf.elementwise("x", jvp=3), errors.ArgumentError, "takes a function"),
+    "jvp": (lambda: bf.elementwise("x", jvp=3), errors.ArgumentError, "jvp=3 is no rule"),
 }
 
 

@@ -1,0 +1,219 @@
+"""Where CUDA kernels of the tests run: on a device, or on the host in its place.
+
+A compiler for the host reads the same text as NVRTC, behind stand-ins for what is CUDA's own. The threads of a block
+are fibers there, each of which runs until its warp or its block must meet. A warp runs as far as it can before the
+next one starts, so that a barrier that is missing is found.
+"""
+
+import ctypes
+import functools
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from blufunc.kernels import cuda_prelude, nvrtc
+
+needs_nvrtc = pytest.mark.skipif(nvrtc.available() is not None, reason=nvrtc.available() or "")
+
+# -- the host --------------------------------------------------------------------------------------
+
+STAND_INS = """
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+static inline float __uint_as_float(uint32_t x) { float y; memcpy(&y, &x, 4); return y; }
+static inline uint32_t __float_as_uint(float x) { uint32_t y; memcpy(&y, &x, 4); return y; }
+static inline float __fmul_rn(float x, float y) { return x * y; }
+static inline double __dmul_rn(double x, double y) { return x * y; }
+static inline int __popc(uint32_t x) { return __builtin_popcount(x); }
+static inline int __popcll(uint64_t x) { return __builtin_popcountll(x); }
+static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
+static inline double rsqrt(double x) { return 1.0 / sqrt(x); }
+static inline float ptx_rcp(float x) { return 1.0f / x; }
+static inline float ptx_max(float x, float y) { return x > y || x != x ? x : y; }
+static inline float ptx_min(float x, float y) { return x < y || x != x ? x : y; }
+static inline float ptx_from_f16(uint16_t x) { _Float16 y; memcpy(&y, &x, 2); return y; }
+static inline uint16_t ptx_to_f16(float x) { _Float16 y = x; uint16_t z; memcpy(&z, &y, 2); return z; }
+static inline uint16_t ptx_to_f16(double x) { _Float16 y = x; uint16_t z; memcpy(&z, &y, 2); return z; }
+static inline uint16_t ptx_to_bf16(float x) {
+  uint32_t b = __float_as_uint(x);
+  return x != x ? 0x7fc0 : (b + 0x7fff + (b >> 16 & 1)) >> 16;
+}
+"""
+
+
+BLOCK = """
+#include <ucontext.h>
+#define __global__
+#define __shared__ static
+#define __launch_bounds__(n)
+struct uint2 { uint32_t x, y; };
+struct uint4 { uint32_t x, y, z, w; };
+struct Dim { unsigned x; };
+static Dim threadIdx, blockIdx, gridDim;
+static ucontext_t scheduler, fibers[1024];
+static char stacks[1024][1 << 16];
+enum State { RUNS, WAITS_FOR_WARP, WAITS_FOR_BLOCK, DONE };
+static State state[1024];
+static uint32_t slots[1024];
+
+static void wait(State s) {
+  unsigned self = threadIdx.x;
+  state[self] = s;
+  swapcontext(&fibers[self], &scheduler);
+}
+static void __syncthreads() { wait(WAITS_FOR_BLOCK); }
+static uint32_t exchanged(uint32_t x, unsigned lane) {
+  slots[threadIdx.x] = x;
+  wait(WAITS_FOR_WARP);
+  uint32_t y = slots[threadIdx.x / 32 * 32 + lane];
+  wait(WAITS_FOR_WARP);
+  return y;
+}
+static uint32_t __shfl_xor_sync(uint32_t, uint32_t x, int mask) { return exchanged(x, threadIdx.x % 32 ^ mask); }
+static uint32_t __shfl_sync(uint32_t, uint32_t x, int lane) { return exchanged(x, lane); }
+static uint32_t __shfl_up_sync(uint32_t, uint32_t x, int distance) {
+  int lane = threadIdx.x % 32 - distance;
+  return exchanged(x, lane < 0 ? threadIdx.x % 32 : lane);
+}
+static void __threadfence() {}
+static unsigned atomicInc(unsigned* p, unsigned top) { unsigned old = *p; *p = old >= top ? 0 : old + 1; return old; }
+template<class W> static W __ldg(const W* p) { return *p; }
+template<class W> static W __ldcs(const W* p) { return *p; }
+template<class W> static W __ldcg(const W* p) { return *p; }
+template<class W> static void __stcs(W* p, W x) { *p = x; }
+
+typedef void (*Entry)(void*, void*, void*, void*);
+static Entry entry;
+static void* arguments[4];
+static void fiber() {
+  entry(arguments[0], arguments[1], arguments[2], arguments[3]);
+  state[threadIdx.x] = DONE;
+}
+static bool waits(unsigned start, unsigned end, State s) {  // and lets them run
+  bool some = false;
+  for (unsigned t = start; t < end; ++t)
+    if (state[t] == s) state[t] = RUNS, some = true;
+  return some;
+}
+extern "C" void launch(Entry e, unsigned grid, unsigned threads, void* a, void* b, void* c, void* d) {
+  void* given[4] = {a, b, c, d};
+  memcpy(arguments, given, sizeof given);
+  entry = e;
+  gridDim.x = grid;
+  for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x) {
+    for (unsigned t = 0; t < threads; ++t) {
+      state[t] = RUNS;
+      getcontext(&fibers[t]);
+      fibers[t].uc_stack.ss_sp = stacks[t];
+      fibers[t].uc_stack.ss_size = sizeof stacks[t];
+      fibers[t].uc_link = &scheduler;
+      makecontext(&fibers[t], fiber, 0);
+    }
+    do {
+      for (unsigned warp = 0; warp < threads; warp += 32)
+        do
+          for (unsigned t = warp; t < warp + 32; ++t)
+            if (state[t] == RUNS) {
+              threadIdx.x = t;
+              swapcontext(&scheduler, &fibers[t]);
+            }
+        while (waits(warp, warp + 32, WAITS_FOR_WARP));
+    } while (waits(0, threads, WAITS_FOR_BLOCK));
+  }
+}
+"""
+
+
+class Host:
+    """Compiles and runs kernels on the host; skips where it cannot.
+
+    Args:
+      folder: where libraries go.
+    """
+
+    def __init__(self, folder):
+        self.folder, self.libraries = folder, {}
+        self.compiler = shutil.which("g++")
+        if not self.compiler:
+            pytest.skip("there is no g++ to compile the functions for the host")
+
+    def compile(self, source, before=""):
+        """The library of a text behind the prelude that it needs."""
+        if source not in self.libraries:
+            self.libraries[source] = self._compile(source, before, self.folder / f"{len(self.libraries)}.so")
+        return self.libraries[source]
+
+    def _compile(self, source, before, path):
+        parts = cuda_prelude.chosen_parts(frozenset(cuda_prelude.used_names(source)))
+        own = [p.text for p in parts if p.names[0] != "types" and not p.names[0].startswith("ptx_")]
+        command = [
+            self.compiler,
+            "-x",
+            "c++",
+            "-std=c++17",
+            "-O1",
+            "-ffp-contract=off",
+            "-w",
+            "-shared",
+            "-fPIC",
+        ]
+        done = subprocess.run(
+            [*command, "-", "-o", str(path)],
+            input=STAND_INS + before + "".join(own) + source,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        if "_Float16" in done.stderr:
+            pytest.skip("this g++ has no _Float16")
+        assert not done.returncode, done.stderr[:3000]
+        return ctypes.CDLL(str(path))
+
+    def call(self, source, entry, arrays, out_dtype):
+        """What a function of pointers to arrays, to a result of ``out_dtype`` and of a length gives."""
+        out = np.zeros(arrays[0].shape, out_dtype)
+        given = [np.ascontiguousarray(a) for a in arrays] + [out]
+        getattr(self.compile(source), entry)(*map(_pointer, given), ctypes.c_int(out.size))
+        return out
+
+    def launch(self, source, entry, arrays, out, grid=1, block=256):
+        """Run a kernel of at most four pointers in blocks of fibers."""
+        if sys.platform != "linux":
+            pytest.skip("fibers are those of Linux")
+        library, result = self.compile(source, BLOCK), np.zeros_like(out)
+        given = [np.ascontiguousarray(a) for a in (*arrays, result)]
+        pointers = [*map(_pointer, given), *[None] * (4 - len(given))]
+        library.launch(getattr(library, entry), grid, block, *pointers)
+        return result
+
+
+def _pointer(array):
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+# -- a device --------------------------------------------------------------------------------------
+
+
+@functools.cache
+def device_module(source):
+    import cupy
+
+    number = cupy.cuda.Device().compute_capability
+    module = cupy.cuda.function.Module()
+    text = cuda_prelude.with_prelude(source)
+    module.load(nvrtc.build(text, "sm_90a" if number == "90" else f"sm_{number}").cubin)
+    return module
+
+
+def launch(source, entry, arrays, out, *scalars, grid=1, block=256):
+    """Run a kernel on ``arrays`` and a result like ``out``, which is returned; ``scalars`` come after it."""
+    import cupy
+
+    given = [cupy.asarray(a.view(np.uint8)) for a in arrays]  # CuPy has not all of our dtypes
+    result = cupy.zeros(out.nbytes, np.uint8)
+    device_module(source).get_function(entry)((grid,), (block,), (*given, result, *scalars))
+    return result.get().view(out.dtype).reshape(out.shape)
