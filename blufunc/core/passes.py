@@ -97,21 +97,56 @@ def inline_calls(jaxpr: Jaxpr, only: Primitive | None = None) -> Jaxpr:
     def step(eqn, invars, alias):
         if not inlines(eqn.prim):
             return [eqn.with_vars(invars, eqn.outvars)]
-        body = inline_calls(eqn.params["jaxpr"], only)
-        env: dict[Any, Atom] = dict(zip(body.invars, invars, strict=True))
-        inlined = []
-        for e in body.eqns:
-            fresh = [DropVar(v.aval) if v.__class__ is DropVar else Var(v.aval) for v in e.outvars]
-            ins = [a if a.__class__ is Literal else env[a] for a in e.invars]
-            inlined.append(Eqn(e.prim, ins, fresh, e.params, source.within(eqn.scopes, e.source)))
-            env.update(zip(e.outvars, fresh, strict=True))
-        for var, atom in zip(eqn.outvars, body.outvars, strict=True):
-            alias(var, atom if atom.__class__ is Literal else env[atom])
-        return inlined
+        return _put_in_place(eqn, inline_calls(eqn.params["jaxpr"], only), invars, alias)
 
     if not any(inlines(e.prim) for e in jaxpr.eqns):
         return jaxpr
     return _rewrite(jaxpr, step)
+
+
+def _put_in_place(eqn: Eqn, body: Jaxpr, invars: Sequence[Atom], alias: Callable) -> list[Eqn]:
+    """The equations of ``body`` on new variables, in the place of a call of it."""
+    env: dict[Any, Atom] = dict(zip(body.invars, invars, strict=True))
+    inlined = []
+    for e in body.eqns:
+        fresh = [DropVar(v.aval) if v.__class__ is DropVar else Var(v.aval) for v in e.outvars]
+        ins = [a if a.__class__ is Literal else env[a] for a in e.invars]
+        inlined.append(Eqn(e.prim, ins, fresh, e.params, source.within(eqn.scopes, e.source)))
+        env.update(zip(e.outvars, fresh, strict=True))
+    for var, atom in zip(eqn.outvars, body.outvars, strict=True):
+        alias(var, atom if atom.__class__ is Literal else env[atom])
+    return inlined
+
+
+def inline_bodies(jaxpr: Jaxpr) -> tuple[Jaxpr, dict[int, int]]:
+    """With every call in place that only computes its body (``prim.body``), whatever rules it has for transforms.
+
+    For compilers, when all transforms are done. Calls that compute something again (``prim.again``) stay apart from
+    what computed it first: the second result is, by the identity of an equation, the number of the call it is from.
+    """
+    origins: dict[int, int] = {}
+    count = 0
+
+    def step(eqn, invars, alias):
+        nonlocal count
+        if eqn.prim.body is None:
+            return [eqn.with_vars(invars, eqn.outvars)]
+        body, inner = inline_bodies(simplify(eqn.params[eqn.prim.body]))
+        placed = _put_in_place(eqn, body, invars, alias)
+        base = count
+        count = max([base, *[base + n for n in inner.values()]])
+        for e, old in zip(placed, body.eqns, strict=True):
+            if id(old) in inner:
+                origins[id(e)] = base + inner[id(old)]
+        if eqn.prim.again:
+            count += 1
+            for e in placed:
+                origins.setdefault(id(e), count)
+        return placed
+
+    if not any(e.prim.body for e in jaxpr.eqns):
+        return jaxpr, origins
+    return _rewrite(jaxpr, step), origins
 
 
 def fold(jaxpr: Jaxpr) -> Jaxpr:

@@ -35,6 +35,8 @@ class Primitive:
       ufunc: the ``np.ufunc`` that ``impl`` is, if it is one: executors may then write over an operand.
       identity: whether the result is the one operand as it is, and nothing is computed.
       opaque: whether simplification leaves every use as it is: none is folded, or merged with an equal one.
+      body: the name of the parameter with the jaxpr that a use computes on all operands, if it computes nothing else.
+      again: whether that was computed before and was not stored on purpose.
       inline: whether it only names a call of ``params["jaxpr"]``, which programs put in its place.
       effects: what it does besides computing its results; programs never drop or reorder these.
     """
@@ -46,6 +48,8 @@ class Primitive:
     ufunc: Any = None
     identity = False
     opaque = False
+    body: str | None = None
+    again = False
     inline = False
     effects: frozenset[str] = frozenset()
 

@@ -11,9 +11,7 @@ element is replaced by the block that reads it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +19,7 @@ import numpy as np
 from blufunc.core import dtypes
 from blufunc.core.ops import elementwise as ew
 from blufunc.kernels import scalars
+from blufunc.kernels.cstyle_scopes import Scope, Writer, comment, indented
 from blufunc.kernels.cstyle_survey import Cell, Survey, written_in
 from blufunc.kernels.indices import Atom, Computed, Index, Quotient, Range, Remainder, ranges_of
 from blufunc.kernels.loopir import (
@@ -52,52 +51,25 @@ _REDUCING = {
     "or": ew.or_p,
     "xor": ew.xor_p,
 }
+_LARGEST_INT = (1 << 31) - (1 << 16)
+"""Below this, indices are of type ``int``: loops in strips step a little beyond the end."""
+
 _LONGEST, _LONGEST_WHOLE = 72, 96
 """How many characters an expression may have that stands within another one, or that a statement consists of."""
 
-_RESERVED = frozenset(
-    """alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const constexpr continue
-    decltype default delete do double else enum explicit export extern false float for friend goto if inline int long
-    mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public register return short
-    signed sizeof static struct switch template this throw true try typedef typeid typename union unsigned using
-    virtual void volatile while xor xor_eq""".split()
-)
 
-
-@dataclass
-class Scope:
-    """A block of the text that is being written.
-
-    Attributes:
-      ranges: the loop variables that may be used in it.
-      writes: what statements of the loop that it is the body of write: values that read it stay inside.
-      lines: its text so far.
-      names: the expressions of what has been computed in it.
-    """
-
-    ranges: frozenset[Range]
-    writes: frozenset[Cell] = frozenset()
-    lines: list[str] = field(default_factory=list)
-    names: dict[Value | Atom, str] = field(default_factory=dict)
-
-
-class CStyle:
+class CStyle(Writer):
     """Writes one kernel. Dialects override the hooks at the end, and add to the names that are ``reserved``."""
 
-    reserved = _RESERVED
-
     def __init__(self, kernel: Kernel):
+        survey = Survey(kernel)
+        super().__init__(kernel.name, survey.reads)
         self.kernel = kernel
-        self.scopes: list[Scope] = []
-        self.taken: set[str] = {*self.reserved, kernel.name}
-        self.named: dict[Any, str] = {}
-        self.temporaries = 0
+        self.uses = survey.uses
         self.inline_reads = True
         for buffer in kernel.buffers:
             self.name(buffer, buffer.name)
-        survey = Survey(kernel)
-        self.uses, self.reads = survey.uses, survey.reads
-        self.wide = survey.largest >= 1 << 31
+        self.wide = survey.largest >= _LARGEST_INT
         self.index_type = "int64_t" if self.wide else "int"
 
     def render(self) -> str:
@@ -110,88 +82,6 @@ class CStyle:
         body = self.scopes.pop().lines
         notes = [comment(note) for note in self.kernel.notes]
         return "\n".join([*notes, f"{self.signature()} {{", *indented(body), "}"]) + "\n"
-
-    # -- names ---------------------------------------------------------------------------------
-
-    def name(self, thing: Any, wish: str) -> str:
-        """The identifier of a buffer, range, total or keep: what it is called, or that with a number."""
-        if thing not in self.named:
-            self.named[thing] = self.fresh(wish)
-        return self.named[thing]
-
-    def fresh(self, wish: str) -> str:
-        """An identifier that is not taken."""
-        found, n = wish, 1
-        while found in self.taken or scalars.helpers(found):
-            n += 1
-            found = f"{wish}{'_' * wish[-1].isdigit()}{n}"
-        self.taken.add(found)
-        return found
-
-    def variable(self, of: Range) -> str:
-        """The identifier of a loop variable."""
-        return self.name(of, of.name)
-
-    def temporary(self) -> str:
-        """The next of v0, v1, ..."""
-        found = f"v{self.temporaries}"
-        self.temporaries += 1
-        return found if found not in self.taken else self.temporary()
-
-    # -- scopes --------------------------------------------------------------------------------
-
-    @property
-    def scope(self) -> Scope:
-        """The innermost one."""
-        return self.scopes[-1]
-
-    def line(self, text: str) -> None:
-        """Write a line in the innermost scope."""
-        self.scope.lines.append(text)
-
-    @contextmanager
-    def block(
-        self, opening: Sequence[str], ranges: Iterable[Range] = (), writes: Iterable[Cell] = ()
-    ) -> Iterator[None]:
-        """A block in braces after the lines ``opening``, a loop over ``ranges`` that writes ``writes``."""
-        writes = frozenset(writes)
-        self.scopes.append(Scope(self.scope.ranges | frozenset(ranges), writes))
-        yield
-        inner = self.scopes.pop()
-        self.scope.lines += [*opening[:-1], opening[-1] + " {", *indented(inner.lines), "}"]
-        self.forget(writes)
-
-    def forget(self, written: frozenset[Cell]) -> None:
-        """What was computed from these holds no more."""
-        if not written:
-            return
-        for scope in self.scopes:
-            stale = [v for v in scope.names if isinstance(v, Value) and not written.isdisjoint(self.reads[v])]
-            for v in stale:
-                del scope.names[v]
-
-    def depth_of(self, ranges: frozenset[Range], reads: frozenset[Cell]) -> int:
-        """The outermost scope that knows ``ranges`` and in which ``reads`` are not being written."""
-        depth = 0
-        for i, scope in enumerate(self.scopes):
-            if not scope.writes.isdisjoint(reads):
-                depth = i
-        while not ranges <= self.scopes[depth].ranges:
-            depth += 1
-            if depth == len(self.scopes):
-                missing = ", ".join(str(r) for r in ranges - self.scope.ranges)
-                raise AssertionError(
-                    f"{self.kernel.name}: {missing} is used outside of its loop\n{self.kernel}"
-                )
-        return depth
-
-    def found(self, thing: Value | Atom) -> str | None:
-        """The expression of what has been computed and can be seen here."""
-        for scope in reversed(self.scopes):
-            text = scope.names.get(thing)
-            if text is not None:
-                return text
-        return None
 
     # -- values --------------------------------------------------------------------------------
 
@@ -217,14 +107,11 @@ class CStyle:
         for v in order:
             for d in dependencies(v) if v.op != "fold" else ():
                 user[d] = v
+        here = len(self.scopes) - 1
         for v in order:
-            at = depth[v]
-            inline = (
-                self._inlines(v)
-                and (v not in user or depth[user[v]] == at)
-                and (v in user or at == len(self.scopes) - 1)
-            )
-            self._write(v, at, inline, user.get(v))
+            # in place only where no loop comes between
+            used_at = depth[user[v]] if v in user else here
+            self._write(v, depth[v], used_at == depth[v] and self._inlines(v), user.get(v))
 
     def _missing(self, roots: Sequence[Value]) -> list[Value]:
         """What is to be computed for the roots, in order; what a fold needs is left to it."""
@@ -244,7 +131,7 @@ class CStyle:
 
     def _inlines(self, v: Value) -> bool:
         """Whether it may stand where it is used."""
-        if v.op in ("fold", "bits") or self.uses[v] > 1:
+        if v.op == "fold" or self.uses[v] > 1:
             return False
         memory = v.op == "load" or (v.op == "read" and isinstance(v.attr, Keep))
         return self.inline_reads or not memory
@@ -258,14 +145,23 @@ class CStyle:
                 return
             text = self.expression(v)
             trivial = text.isidentifier() or v.op == "const" or (v.op == "read" and isinstance(v.attr, Total))
-            repeated = user is not None and user.op == "apply" and scalars.repeats(*user.attr)
+            apart = user is not None and user.op == "apply" and self._stands_apart(v, *user.attr)
             longest = _LONGEST if user is not None else _LONGEST_WHOLE
-            if trivial or (inline and len(text) <= longest and not repeated):
+            if trivial or (inline and len(text) <= longest and not apart):
                 self.scope.names[v] = grouped(text)
             else:
                 self._define(self.scope, v, text)
         finally:
             self.scopes = inner
+
+    @staticmethod
+    def _stands_apart(v: Value, prim: Any, params: Any) -> bool:
+        """Whether an operand gets a line of its own.
+
+        Where it occurs more than once; and where it is read from memory by one side of a choice: compilers do not
+        make vector instructions of what is read or not.
+        """
+        return scalars.repeats(prim, params) or (prim is ew.select_p and v.op == "load" and not v.args)
 
     def _define(self, scope: Scope, v: Value, text: str) -> str:
         name = self.fresh(f"{self.named[v.attr[0]]}_at") if v.op == "load" else self.temporary()
@@ -405,7 +301,7 @@ class CStyle:
         """The statements of one block, in order; what it stores itself it stores at the end of each run of them."""
         outside = self.inline_reads
         several = sum(isinstance(s, Store) for s in statements) > 1
-        stores: list[str] = []
+        stores: list[tuple[Buffer, str]] = []
         for s in statements:
             # a store that waits for others must not read anything when its turn comes
             self.inline_reads = not isinstance(s, Store) or (s is statements[-1] and not several)
@@ -413,7 +309,7 @@ class CStyle:
                 self._flush(stores)
                 self.lanes(s) if isinstance(s, Lanes) else self.rows(s)
             elif isinstance(s, Store):
-                stores.append(self._store(s))
+                stores.append((s.buffer, self._store(s)))
             elif isinstance(s, Reduce):
                 self.reduce(s)
             else:
@@ -422,8 +318,9 @@ class CStyle:
         self._flush(stores)
         self.inline_reads = outside
 
-    def _flush(self, stores: list[str]) -> None:
-        self.scope.lines += stores
+    def _flush(self, stores: list[tuple[Buffer, str]]) -> None:
+        self.scope.lines += [text for _, text in stores]
+        self.forget(frozenset(buffer for buffer, _ in stores))
         stores.clear()
 
     def _store(self, s: Store) -> str:
@@ -431,10 +328,10 @@ class CStyle:
         text = self.store(s.buffer, self.index(s.index), bare(self.value(s.value)))
         return text if s.guard is None else f"if ({bare(self.value(s.guard))}) {text}"
 
-    def loop(self, over: Range, condition: str = "", start: str = "0") -> str:
+    def loop(self, over: Range, start: str = "0", end: str = "", condition: str = "") -> str:
         """The head of a loop."""
         i = self.variable(over)
-        return f"for ({self.index_type} {i} = {start}; {i} < {over.extent}{condition}; ++{i})"
+        return f"for ({self.index_type} {i} = {start}; {i} < {end or over.extent}{condition}; ++{i})"
 
     # -- hooks ---------------------------------------------------------------------------------
 
@@ -462,7 +359,7 @@ class CStyle:
         self.need(computed_in(s.index))
         below = s.index.bounds()[1] < s.limit
         condition = "" if below else f" && {self.index(s.index)} < {s.limit}"
-        with self.block([self.loop(s.range, condition)], [s.range], written_in(s.body)):
+        with self.block([self.loop(s.range, condition=condition)], [s.range], written_in(s.body)):
             self.body(s.body)
 
     def fold_loop(self, v: Value, total: str) -> list[str]:
@@ -518,7 +415,9 @@ def reducing(op: str, dtype: np.dtype, total: str, value: str, of: np.dtype) -> 
     """The reduction of a total of ``dtype`` and a value of the dtype ``of``, as expressions."""
     if scalars.register_type(of) != scalars.register_type(dtype):
         value = f"{scalars.register_type(dtype)}({bare(value)})"
-    return scalars.expression(_REDUCING[op], {}, [dtype, dtype], dtype, [total, value])
+    # complex numbers have no +=, which ``update`` makes of what begins with the total
+    operands = [value, total] if dtypes.is_complex(dtype) else [total, value]
+    return scalars.expression(_REDUCING[op], {}, [dtype, dtype], dtype, operands)
 
 
 def update(place: str, text: str) -> str:
@@ -532,13 +431,3 @@ def update(place: str, text: str) -> str:
 def is_arg(total: Total) -> bool:
     """Whether the total is a position."""
     return total.op in ARG_REDUCTIONS
-
-
-def indented(lines: Iterable[str]) -> list[str]:
-    """One level deeper; directives too."""
-    return ["  " + line for line in lines]
-
-
-def comment(note: str) -> str:
-    """A line of comment: a backslash at its end would take in the next one."""
-    return "// " + " ".join(note.split()).rstrip("\\")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from blufunc.core import dtypes
@@ -20,6 +21,7 @@ from blufunc.kernels.cstyle import CStyle, accumulator, comment, is_arg, reducin
 from blufunc.kernels.host_prelude import with_prelude
 from blufunc.kernels.indices import Range
 from blufunc.kernels.loopir import (
+    Buffer,
     Keep,
     Kernel,
     Lanes,
@@ -31,7 +33,7 @@ from blufunc.kernels.loopir import (
     post_order,
     values_of,
 )
-from blufunc.kernels.scalars import bare
+from blufunc.kernels.scalars import bare, grouped
 
 PARALLEL_WORK = 1 << 20
 """From how many operations on it pays to wake other threads: about 20 us of one thread's work, where a wake takes 5."""
@@ -42,11 +44,17 @@ _STACK_BYTES = 1 << 16
 _BLOCK = 1 << 13
 """Elements of the innermost range that a thread takes at a time where the outer ranges are few."""
 
+_CACHE_LINE, _TILE = 64, 64
+"""Bytes that come from memory together; elements of the other range of a tile."""
+
 _POINTS_FOR_THREADS = 64
 """How many points suffice to be shared among threads evenly."""
 
 _UNROLLED = 16
 """A fold over so few is written out, so that the loop around it can be a vector loop."""
+
+_CHEAP = 4
+"""How many operations are rather done twice than one lane after the other."""
 
 _CLAUSES = {"sum": "+", "prod": "*", "max": "max", "min": "min", "and": "&", "or": "|", "xor": "^"}
 """OpenMP's names of reductions."""
@@ -98,7 +106,9 @@ class HostStyle(CStyle):
 
     def parameters(self) -> None:
         for i, b in enumerate(self.kernel.buffers):
-            kind = f"{'' if b.written else 'const '}{scalars.storage_type(b.dtype)} *"
+            # compilers make vector instructions of bytes that are compared with 0, but not of booleans in memory
+            element = "uint8_t" if dtypes.is_bool(b.dtype) else scalars.storage_type(b.dtype)
+            kind = f"{'' if b.written else 'const '}{element} *"
             note = f"  {comment(b.note)}" if b.note else ""
             self.line(f"{kind}{self.named[b]} = ({kind})buffers[{i}];{note}")
 
@@ -109,39 +119,60 @@ class HostStyle(CStyle):
         if not kernel.grid:
             self.point()
         elif not self.vector_grid:
-            with self.block(self._threads(parallel, kernel.grid), kernel.grid, writes):
+            with self.block(self._threads(parallel, [*map(self.loop, kernel.grid)]), kernel.grid, writes):
                 self.point()
         else:
             self._vector_grid(parallel, writes)
 
     def _vector_grid(self, parallel: bool, writes: set) -> None:
-        """Threads over the outer ranges, a vector loop over the innermost one."""
+        """Threads over the outer ranges, a vector loop over the innermost one; tiles where that is better."""
         *outer, inner = self.kernel.grid
-        points = math.prod(r.extent for r in outer)
+        tiles = self._tiles(parallel)
         if not outer:
             shared = "parallel for simd schedule(static) num_threads(threads)" if parallel else "simd"
             with self.block([f"#pragma omp {shared}", self.loop(inner)], [inner], writes):
                 self.body(self.kernel.body)
-        elif not parallel or points >= _POINTS_FOR_THREADS or inner.extent < 2 * _BLOCK:
-            with self.block(self._threads(parallel, outer), outer, writes):
-                with self.block(["#pragma omp simd", self.loop(inner)], [inner], writes):
-                    self.body(self.kernel.body)
-        else:
-            start, end = self.fresh("start"), self.fresh("end")
-            strip = f"for ({self.index_type} {start} = 0; {start} < {inner.extent}; {start} += {_BLOCK})"
-            with self.block(self._threads(True, outer, strip), outer, writes):
-                rest = f"{inner.extent} - {start} < {_BLOCK}"
-                self.line(f"const {self.index_type} {end} = {rest} ? {inner.extent} : {start} + {_BLOCK};")
-                i = self.variable(inner)
-                loop = f"for ({self.index_type} {i} = {start}; {i} < {end}; ++{i})"
-                with self.block(["#pragma omp simd", loop], [inner], writes):
-                    self.body(self.kernel.body)
+            return
+        whole = [r for r in outer if r not in tiles]
+        ends: dict[Range, tuple[str, str]] = {r: (self.fresh("start"), self.fresh("end")) for r in tiles}
+        strips = [
+            f"for ({self.index_type} {ends[r][0]} = 0; {ends[r][0]} < {r.extent}; {ends[r][0]} += {n})"
+            for r, n in tiles.items()
+        ]
+        with ExitStack() as stack:
+            heads = [*map(self.loop, whole), *strips]
+            stack.enter_context(self.block(self._threads(parallel, heads), whole, writes))
+            for r, n in tiles.items():
+                start, end = ends[r]
+                rest = f"{r.extent} - {start} < {n} ? {r.extent} : {start} + {n}"
+                self.line(f"const {self.index_type} {end} = {rest};")
+            for r in [*(r for r in outer if r in tiles), inner]:
+                head = self.loop(r, *ends[r]) if r in tiles else self.loop(r)
+                stack.enter_context(
+                    self.block(["#pragma omp simd", head] if r is inner else [head], [r], writes)
+                )
+            self.body(self.kernel.body)
 
-    def _threads(self, parallel: bool, ranges: Sequence[Range], *more: str) -> list[str]:
-        """The heads of loops over ``ranges``, which threads share."""
-        loops = [*map(self.loop, ranges), *more]
+    def _tiles(self, parallel: bool) -> dict[Range, int]:
+        """The ranges to take in strips, and how much of them at a time.
+
+        Where something is read along an outer range, what a cache line holds of it is used up at once. Where a few
+        long rows are to be shared among threads, they take parts of rows.
+        """
+        *outer, inner = self.kernel.grid
+        for v in self.reads:
+            if v.op == "load" and v.attr[1].coefficient(inner) not in (0, 1, None):
+                line = _CACHE_LINE // v.dtype.itemsize
+                along = [r for r in outer if v.attr[1].coefficient(r) == 1 and r.extent >= line]
+                if along and inner.extent >= _TILE:
+                    return {along[0]: line, inner: _TILE}
+        few = math.prod(r.extent for r in outer) < _POINTS_FOR_THREADS
+        return {inner: _BLOCK} if outer and parallel and few and inner.extent >= 2 * _BLOCK else {}
+
+    def _threads(self, parallel: bool, loops: Sequence[str]) -> list[str]:
+        """The heads of loops, which threads share."""
         if not parallel:
-            return loops
+            return list(loops)
         collapse = f" collapse({len(loops)})" if len(loops) > 1 else ""
         return [f"#pragma omp parallel for{collapse} schedule(static) num_threads(threads)", *loops]
 
@@ -178,6 +209,9 @@ class HostStyle(CStyle):
         if s.note:
             self.line(comment(s.note))
         self.lane = s.range
+        if self._is_search(s):
+            self._search(s, s.body[0])
+            return
         totals = list(dict.fromkeys(r.total for r in s.body if isinstance(r, Reduce)))
         for total in totals:
             self._declare(total)
@@ -191,6 +225,30 @@ class HostStyle(CStyle):
             if scalars.is_small_float(total.dtype) and not is_arg(total):
                 name = self.named[total]
                 self.line(f"{name} = round_to<{scalars.storage_type(total.dtype)}>({name});")
+
+    @staticmethod
+    def _is_search(s: Lanes) -> bool:
+        """Whether a loop only looks for an extremum of what is cheap to compute twice."""
+        r = s.body[0] if len(s.body) == 1 else None
+        return isinstance(r, Reduce) and r.position is not None and _work([r], set()) <= _CHEAP
+
+    def _search(self, s: Lanes, r: Reduce) -> None:
+        """Two vector loops: for the extremum, and for the least position that has it; a NaN is its own extremum."""
+        assert r.position is not None
+        total, dtype = r.total, accumulator(r.total.dtype)
+        extremum = Total(self.name(total, total.name), dtype, total.op[3:])
+        self.named[extremum] = name = self.named[total]
+        at = self.name((total, "at"), f"{name}_position")
+        self._declare(extremum)
+        clause = f"#pragma omp simd reduction({self._clause(extremum)} : {name})"
+        with self.block([clause, self.loop(s.range)], [s.range], [total]):
+            self.reduce(Reduce(extremum, r.value))
+        self.line(f"{self.index_type} {at} = {2**63 - 1 if self.wide else 2**31 - 1};")
+        with self.block([f"#pragma omp simd reduction(min : {at})", self.loop(s.range)], [s.range], [total]):
+            self.need(values_of(r))
+            value, position = self.named_value(r.value), grouped(self.index(r.position))
+            nan = f" || {value} != {value}" if dtypes.is_floating(dtype) else ""
+            self.line(f"{at} = ({value} == {name}{nan}) && {position} < {at} ? {position} : {at};")
 
     def _declare(self, total: Total) -> None:
         dtype = accumulator(total.dtype)
@@ -250,6 +308,10 @@ class HostStyle(CStyle):
 
     def read_keep(self, keep: Keep) -> str:
         return f"{self.named[keep]}[{self.variable(keep.lanes)}]"
+
+    def load(self, buffer: Buffer, index: str) -> str:
+        text = super().load(buffer, index)
+        return f"{text} != 0" if dtypes.is_bool(buffer.dtype) else text
 
     # -- folds ---------------------------------------------------------------------------------
 

@@ -271,8 +271,8 @@ template<class T> inline T bf_square(T x) { typedef typename wrapping<T>::type W
 //# bf_pow
 static inline float bf_pow(float x, float y) { return powf(x, y); }
 static inline double bf_pow(double x, double y) { return pow(x, y); }
-//# bf_integer_pow
-// by squaring: integers, which wrap, and small powers of floats, which lose an ulp or so in it
+//# power_by_squaring
+// of integers, which wrap, and for small powers of floats, which lose an ulp or so in it
 template<class T> inline T power_by_squaring(T x, unsigned n) {
   typedef typename wrapping<T>::type W;
   W base = W(x), result = base;
@@ -283,6 +283,7 @@ template<class T> inline T power_by_squaring(T x, unsigned n) {
   }
   return T(result);
 }
+//# bf_integer_pow
 template<class T> inline T bf_integer_pow(T x, int n) {
   if (n == 0) return T(1);
   if constexpr (kind_of<T>::value == KIND_FLOAT) {

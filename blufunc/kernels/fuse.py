@@ -17,7 +17,7 @@ of elements and rows; the backward pass of a layer norm one of elements, rows an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,7 +40,7 @@ from blufunc.core.ops.shape import concatenate_p, iota_p, pad_p
 from blufunc.core.structure import add_any_p, reduce_sum_p
 from blufunc.kernels import scalars
 from blufunc.kernels.access import Place, gathered, moves, source_of, view_chain
-from blufunc.kernels.indices import Computed, Index, Range, flat, of, unflat
+from blufunc.kernels.indices import ZERO, Computed, Index, Range, flat, of, unflat
 from blufunc.kernels.indices import constant as fixed
 
 REDUCES = {
@@ -168,9 +168,14 @@ def _describe(i: int, step: Step) -> str:
     return f"{i:4} [{shape}] {names}  # {'; '.join(lines)}"
 
 
-def fuse(jaxpr: Jaxpr) -> Fusion:
-    """Group the equations of a simplified jaxpr."""
-    return _Fuser(jaxpr).run()
+def fuse(jaxpr: Jaxpr, origins: Mapping[int, int] | None = None) -> Fusion:
+    """Group the equations of a simplified jaxpr.
+
+    Args:
+      jaxpr: the program, its calls in place.
+      origins: by the identity of an equation, the call that computes it again: it stays apart from what did so first.
+    """
+    return _Fuser(jaxpr, origins or {}).run()
 
 
 # -- what an equation is -----------------------------------------------------------------------------
@@ -217,6 +222,15 @@ def one_hot(eqn: Eqn) -> bool:
     )
 
 
+def one_hot_batch(eqn: Eqn, place: Place) -> Place:
+    """Where the index and the update for an element's row are."""
+    d = eqn.params["dimension_numbers"]
+    batch = [ZERO] * (eqn.invars[1].aval.ndim - 1)
+    for a, b in zip(d.operand_batching_dims, d.scatter_indices_batching_dims, strict=True):
+        batch[b] = place[a]
+    return tuple(batch)
+
+
 def _positions_apart(eqn: Eqn) -> bool:
     """Whether it looks for positions along an axis that is not the last: those of no row."""
     if "index_dtype" not in eqn.params:
@@ -243,8 +257,9 @@ def reduction_pattern(shape: Sequence[int], axes: Sequence[int]) -> list[tuple[i
 
 
 class _Fuser:
-    def __init__(self, jaxpr: Jaxpr):
+    def __init__(self, jaxpr: Jaxpr, origins: Mapping[int, int]):
         self.jaxpr = jaxpr
+        self.origins = origins
         self.position = {id(e): i for i, e in enumerate(jaxpr.eqns)}
         self.virtual: dict[Var, Eqn] = {}
         self.costs: dict[Var, int] = {}
@@ -286,7 +301,7 @@ class _Fuser:
 
     def place(self, eqn: Eqn) -> None:
         sort = sort_of(eqn)
-        if sort == "virtual" and self.affordable(eqn):
+        if (sort == "virtual" or self.from_nothing(eqn, sort)) and self.affordable(eqn):
             self.virtual[eqn.outvars[0]] = eqn
             return
         if sort == "opaque":
@@ -300,6 +315,11 @@ class _Fuser:
         for other in candidates:
             if other != joined and self.steps[other] is not None:
                 self.merge(other, joined)
+
+    def from_nothing(self, eqn: Eqn, sort: str) -> bool:
+        """Whether an element is computed of its own position alone, as those of a causal mask are."""
+        elementwise = isinstance(eqn.prim, Elementwise) or eqn.prim is add_any_p
+        return sort == "node" and elementwise and not any(self.leaves(a) for a in eqn.invars)
 
     def affordable(self, eqn: Eqn) -> bool:
         """Whether every reader may repeat a virtual equation; numbers that took long to compute are stored."""
@@ -366,11 +386,16 @@ class _Fuser:
 
     def obstacle(self, eqn: Eqn, region: Region, number: int) -> str | None:
         bit = 1 << number
+        if self.origin(eqn) not in (0, self.origin(region.eqns[0])):
+            return "it is computed again, later, on purpose"
         if any(self.needs[s] & bit for s in self.homes(eqn) - {number}):
             return "another step must run between them"
         if len(region.eqns) >= 4 * MOST_BUFFERS or self.buffers(region, eqn) > MOST_BUFFERS:
             return "the kernel would have too many parameters"
         return None
+
+    def origin(self, eqn: Eqn) -> int:
+        return self.origins.get(id(eqn), 0)
 
     def buffers(self, region: Region, eqn: Eqn) -> int:
         """An upper bound of the parameters of a kernel, cheap to count."""
@@ -387,6 +412,11 @@ class _Fuser:
         canonical = _canonical(frame)
         if eqn.prim is gather_p and role == "row":
             return self.meets_in_row(eqn, frame, region, canonical)
+        if one_hot(eqn) and role == "element":
+            place = unflat(canonical["element"], eqn.outvars[0].aval.shape)
+            batch = one_hot_batch(eqn, place)
+            places = (place, (*batch, ZERO), batch)
+            return all(self.reaches(a, p, region, canonical) for a, p in zip(eqn.invars, places, strict=True))
         if eqn.prim in READERS or one_hot(eqn):
             return not any(v in region.roles for a in eqn.invars for v in self.leaves(a))
         reduces = eqn.prim in REDUCES
@@ -425,7 +455,7 @@ class _Fuser:
             eqn = self.virtual.get(atom)
             if eqn is None or not eqn.invars:
                 return True
-            if not moves(eqn):  # numbers
+            if not moves(eqn):  # numbers, and what is computed of positions alone
                 return all(v not in region.roles for v in self.leaves(atom))
             place = source_of(eqn, place)
             atom = eqn.invars[0]
@@ -435,6 +465,8 @@ class _Fuser:
         a, b = self.steps[into], self.steps[other]
         assert isinstance(a, Region) and isinstance(b, Region)
         if self.between(other, into) or self.between(into, other):
+            return False
+        if self.origin(a.eqns[0]) != self.origin(b.eqns[0]):
             return False
         if len(a.eqns) + len(b.eqns) > 4 * MOST_BUFFERS:
             return False

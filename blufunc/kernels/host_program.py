@@ -65,11 +65,11 @@ class HostProgram:
         self.text, names = _source(made)
         library = compiler.compile(self.text, jaxpr.name or "program") if names else None
         self.arenas = _Arenas(made.plan.arena_bytes)
-        self.run = _Runner(made, {s: getattr(library, n) for s, n in names.items()})
+        self.run = Runner(made, {s: getattr(library, n) for s, n in names.items()})
         self.calls = openly if calls_back(self.jaxpr) else quietly
 
     def __call__(self, buffers: list) -> tuple:
-        arrays = [b if b.flags.c_contiguous else np.ascontiguousarray(b) for b in buffers]
+        arrays = [_in_order(b) for b in buffers]
         buffers.clear()
         return self.calls(self._run, arrays)
 
@@ -80,6 +80,11 @@ class HostProgram:
     def source(self) -> str:
         """The generated C++."""
         return self.text
+
+
+def _in_order(x: Any) -> np.ndarray:
+    """An array in row-major order. A body may be given NumPy's scalars, which have no memory of their own."""
+    return x if x.__class__ is np.ndarray and x.flags.c_contiguous else np.array(x, order="C")
 
 
 def compile_program(jaxpr: Jaxpr, donated: Sequence[bool]) -> HostProgram | None:
@@ -173,7 +178,7 @@ def address_of(x: np.ndarray) -> int:
     return x.__array_interface__["data"][0]
 
 
-class _Runner:
+class Runner:
     """Goes through the steps of a schedule."""
 
     def __init__(self, made: Schedule, functions: dict[int, Any]):

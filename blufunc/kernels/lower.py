@@ -30,7 +30,7 @@ from blufunc.core.ops.windows import GatherScatterMode
 from blufunc.core.structure import add_any_p
 from blufunc.kernels import scalars
 from blufunc.kernels.access import Place, gathered, moves, source_of
-from blufunc.kernels.fuse import REDUCES, Fusion, Region
+from blufunc.kernels.fuse import REDUCES, Fusion, Region, one_hot_batch
 from blufunc.kernels.indices import ZERO, Computed, Index, Range, flat, of, ranges_of, unflat
 from blufunc.kernels.indices import constant as fixed
 from blufunc.kernels.loopir import (
@@ -69,6 +69,7 @@ class Target:
       keep_bytes: how much a grid point may keep of its row between loops.
       keep_loads: whether what was read is kept too: not where a cache does that.
       tile: up to how many columns a chunk adds up at a time.
+      recompute: whether what is cheap to compute again is not kept for later, where memory is scarcer than time.
     """
 
     chunks: Callable[[int, int], int]
@@ -76,6 +77,7 @@ class Target:
     keep_bytes: int
     keep_loads: bool
     tile: int
+    recompute: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -398,6 +400,8 @@ class Lowering:
                 total = Total(self.names.of(v, e), dtype, op, v.aval.dtype if positional else None)
                 self.totals[v] = (total, value, of(k) if positional else None)
                 reduces.append(self.totals[v])
+            elif role == "row" and e.prim is gather_p and self.picks(e):
+                self.pick(e, row, of(k) if column is None else column, position, reduces)
             elif role != "total":
                 self.at(v, unflat(position if role == "element" else row, v.aval.shape))
         lane_stores, row_stores = [], []
@@ -419,6 +423,35 @@ class Lowering:
                 row_stores.append(Store(b, flat(place, v.aval.shape), self.at(v, place)))
         body = _in_generations(reduces, lane_stores, row_stores, k)
         return body if self.columns else self.kept(body)
+
+    def picks(self, gather: Eqn) -> bool:
+        """Whether a gather of one number for each row takes it from what the row's lanes read anyway."""
+        x = gather.invars[0]
+        if x in self.region.roles:
+            return True
+        elements = [e for e in self.region.eqns if e is not gather and x in e.invars]
+        return any(e.outvars[0].aval.size == x.aval.size or e.prim in REDUCES for e in elements)
+
+    def pick(self, gather: Eqn, row: Index, column: Index, position: Index, reduces: list) -> None:
+        """Let the lane that has the number of a gather bring it, as a sum to which the others add nothing.
+
+        So every element is read by its own lane only, and what is computed may be written over what is read.
+        """
+        x, v = gather.invars[0].aval, gather.outvars[0]
+        lanes = self.region.frame.lanes
+        assert lanes
+        found, inside = _placed(self, gather, unflat(row, v.aval.shape))
+        chosen = flat(found, x.shape) - row * lanes
+        hit = within(column - chosen, 0, 1)
+        value = self.at(gather.invars[0], unflat(position, x.shape))
+        if hit is not None:
+            value = choose(hit, value, const(0, value.dtype), value.dtype)
+        total = Total(self.names.of(v, gather), value.dtype, "sum")
+        self.totals[v] = (total, value, None)
+        reduces.append(self.totals[v])
+        if inside is not None:
+            fill = gather_fill(x.dtype, gather.params["fill_value"])
+            self.memo[v, "total"] = choose(inside, read(total), const(fill, value.dtype), value.dtype)
 
     # -- reductions of everything --------------------------------------------------------------
 
@@ -622,7 +655,8 @@ def _dynamic_update_slice(low: Lowering, eqn: Eqn, place: Place) -> Value:
     return choose(condition, value, low.at(x, place), value.dtype)
 
 
-def _gather(low: Lowering, eqn: Eqn, place: Place) -> Value:
+def _placed(low: Lowering, eqn: Eqn, place: Place) -> tuple[Place, Value | None]:
+    """Where a gather finds an element of its result, and whether that is inside of the operand, if it asks."""
     x, indices = eqn.invars
     inside: Value | None = None
     fills = eqn.params["mode"] is GatherScatterMode.FILL_OR_DROP
@@ -635,7 +669,12 @@ def _gather(low: Lowering, eqn: Eqn, place: Place) -> Value:
             inside = both(inside, within(of(Computed(value)), 0, most + 1))
         return index
 
-    at = gathered(eqn, place, start)
+    return gathered(eqn, place, start), inside
+
+
+def _gather(low: Lowering, eqn: Eqn, place: Place) -> Value:
+    x = eqn.invars[0]
+    at, inside = _placed(low, eqn, place)
     result = low.guarded(inside, lambda: low.at(x, at))
     if inside is None:
         return result
@@ -645,12 +684,8 @@ def _gather(low: Lowering, eqn: Eqn, place: Place) -> Value:
 
 def _one_hot_add(low: Lowering, eqn: Eqn, place: Place) -> Value:
     x, indices, updates = eqn.invars
-    d = eqn.params["dimension_numbers"]
-    axis = d.scatter_dims_to_operand_dims[0]
-    batch: list[Any] = [None] * (indices.aval.ndim - 1)
-    for a, b in zip(d.operand_batching_dims, d.scatter_indices_batching_dims, strict=True):
-        batch[b] = place[a]
-    batch = [ZERO if i is None else i for i in batch]
+    axis = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims[0]
+    batch = one_hot_batch(eqn, place)
     start = low.at(indices, (*batch, ZERO))
     most = x.aval.shape[axis] - 1
     index, wide = _start(low, start, most)
@@ -659,7 +694,7 @@ def _one_hot_add(low: Lowering, eqn: Eqn, place: Place) -> Value:
     hit = within(place[axis] - index, 0, 1)
     assert hit is not None
     dtype = x.aval.dtype
-    added = choose(hit, low.at(updates, tuple(batch)), const(0, dtype), dtype)
+    added = choose(hit, low.at(updates, batch), const(0, dtype), dtype)
     return apply(add_p, (low.at(x, place), added), {}, dtype)
 
 

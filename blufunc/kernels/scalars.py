@@ -339,7 +339,9 @@ def _convert(params: Mapping[str, Any], source: np.dtype, target: np.dtype, args
         return f"bf_convert<{STORAGE[target]}>({x})"
     if source == dtypes.float64 and is_small_float(target):
         return f"to_float(bf_convert<{STORAGE[target]}>({x}))"
-    if is_small_float(source) and register_type(target) == "float":
+    if a == "b":  # compilers make vector instructions of a choice, but not of a conversion
+        return f"{x} ? {literal(1, target)} : {literal(0, target)}"
+    if register_type(source) == register_type(target):
         return _rounded(x, target)
     return _rounded(f"{register_type(target)}({x})", target)
 

@@ -14,6 +14,7 @@ from typing import Any
 from blufunc.core import source
 from blufunc.core.jaxpr import DropVar, Eqn, Jaxpr, Literal, Var
 from blufunc.core.ops.barrier import optimization_barrier_p
+from blufunc.core.passes import inline_bodies
 from blufunc.kernels.access import view_chain
 from blufunc.kernels.fuse import Fusion, Opaque, Region, fuse
 from blufunc.kernels.indices import Index
@@ -21,6 +22,8 @@ from blufunc.kernels.loopir import Buffer, Kernel, Lanes, Rows, Store, post_orde
 from blufunc.kernels.lower import Launch, Scratch, Target, lower
 from blufunc.kernels.plan import Placement, Plan, Value, plan
 from blufunc.kernels.plan import Step as PlanStep
+from blufunc.kernels.remat import rematerialise
+from blufunc.kernels.rewrite import rewrite
 
 
 @dataclass(eq=False)
@@ -67,6 +70,7 @@ class Schedule:
       outputs: literals, or the ids of the results.
       unplanned: the ids of values for which whoever runs their step makes memory.
       aliases: from the ids of values that are other values to those.
+      peak: a step at which most of the arena is in use.
     """
 
     jaxpr: Jaxpr
@@ -79,6 +83,7 @@ class Schedule:
     outputs: list[Literal | int]
     unplanned: set[int] = field(default_factory=set)
     aliases: dict[int, int] = field(default_factory=dict)
+    peak: KernelStep | OpaqueStep | None = None
 
     @property
     def kernels(self) -> list[Kernel]:
@@ -92,6 +97,9 @@ class Schedule:
 
 Planned = Callable[[Eqn], bool]
 
+_LEAST_SAVING = 1 << 16
+"""Bytes below which nothing is computed again, however small a program is."""
+
 
 def schedule(jaxpr: Jaxpr, donated: Sequence[bool], target: Target, planned: Planned) -> Schedule:
     """Plan a program.
@@ -102,13 +110,31 @@ def schedule(jaxpr: Jaxpr, donated: Sequence[bool], target: Target, planned: Pla
       target: the machine.
       planned: whether an opaque equation writes its results into memory that it is given.
     """
-    return _Scheduler(jaxpr, donated, target, planned).run()
+    jaxpr, origins = inline_bodies(jaxpr)
+    jaxpr = rewrite(jaxpr, origins)
+    first = _Scheduler(jaxpr, origins, donated, target, planned).run()
+    if not target.recompute or first.plan.peak_step is None:
+        return first
+    worth = max(_LEAST_SAVING, first.plan.arena_bytes >> 9)
+    again = rematerialise(first.fusion, _position(first), origins, worth)
+    if again is jaxpr:
+        return first
+    second = _Scheduler(again, origins, donated, target, planned).run()
+    return second if second.plan.peak_bytes < first.plan.peak_bytes else first
+
+
+def _position(made: Schedule) -> int:
+    """The last equation that has run when the peak of memory is reached."""
+    position = {id(e): i for i, e in enumerate(made.jaxpr.eqns)}
+    step = made.peak
+    eqns = [step.eqn] if isinstance(step, OpaqueStep) else step.region.eqns if step else []
+    return max((position[id(e)] for e in eqns), default=len(position))
 
 
 class _Scheduler:
-    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], target: Target, planned: Planned):
+    def __init__(self, jaxpr: Jaxpr, origins, donated: Sequence[bool], target: Target, planned: Planned):
         self.jaxpr, self.donated, self.target, self.planned = jaxpr, donated, target, planned
-        self.fusion = fuse(jaxpr)
+        self.fusion = fuse(jaxpr, origins)
         self.values: list[Var | Scratch] = []
         self.ids: dict[Any, int] = {}
         self.steps: list[KernelStep | OpaqueStep] = []
@@ -142,6 +168,7 @@ class _Scheduler:
             outputs,
             self.unplanned,
             self.aliases,
+            None if made.peak_step is None else self.steps[made.peak_step],
         )
 
     def id_of(self, v: Var | Scratch) -> int:

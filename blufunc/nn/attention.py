@@ -8,6 +8,7 @@ has few passes over arrays of size T x S. A fused kernel may replace all of it.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -16,6 +17,11 @@ from blufunc import errors, lax
 from blufunc.core import dtypes, source
 from blufunc.core.axes import only_none
 from blufunc.nn.activations import softmax
+from blufunc.transforms.checkpoint import checkpoint
+
+_LONG = 4
+"""Of keys that outnumber the features of a head by more than this factor, the weights of all pairs take far more
+memory than the operands; the backward pass then computes them again instead of having them stored."""
 
 _MASKED = -0.7 * 3.4028234663852886e38
 """The score of masked pairs: finite, so that a row without any key gives numbers and not NaN."""
@@ -72,10 +78,30 @@ def dot_product_attention(
     _check(query, key, value)
     B, T, N, H = query.shape
     S, K = key.shape[1:3]
-    G = N // K
-    wide = bnp.promote_types(query.dtype, dtypes.float32)
     scale = 1 / math.sqrt(H) if scale is None else scale
 
+    if mask is not None:
+        mask = _placed("mask", mask, (B, N, T, S), K)
+        if not dtypes.is_bool(mask.dtype):
+            raise errors.DtypeError(
+                f"the mask must be of booleans, not {mask.dtype}.",
+                where=source.here(),
+                fix="pass an additive mask as bias, or compare: mask != 0",
+            )
+    if bias is not None:
+        bias = _placed("bias", bias, (B, N, T, S), K)
+    attend = functools.partial(_attend, scale=scale, is_causal=is_causal)
+    if S > _LONG * H:
+        attend = checkpoint(attend)
+    return attend(query, key, value, bias, mask)
+
+
+def _attend(query: Any, key: Any, value: Any, bias: Any, mask: Any, *, scale: float, is_causal: bool) -> Any:
+    """Attention of arguments that have been checked; ``bias`` and ``mask`` broadcast to the scores."""
+    B, T, N, H = query.shape
+    S, K = key.shape[1:3]
+    G = N // K
+    wide = bnp.promote_types(query.dtype, dtypes.float32)
     if (
         query.dtype == wide
     ):  # cheaper than to scale the scores, but half precisions would be rounded once more
@@ -87,18 +113,11 @@ def dot_product_attention(
     if query.dtype != wide:
         scores = scores * scale
     if bias is not None:
-        scores = scores + _placed("bias", bias, (B, N, T, S), K).astype(wide)
+        scores = scores + bias.astype(wide)
     if is_causal:
         seen = lax.broadcasted_iota(dtypes.int32, (T, S), 0) >= lax.broadcasted_iota(dtypes.int32, (T, S), 1)
         seen = _placed("causal mask", seen, (B, N, T, S), K)
     if mask is not None:
-        mask = _placed("mask", mask, (B, N, T, S), K)
-        if not dtypes.is_bool(mask.dtype):
-            raise errors.DtypeError(
-                f"the mask must be of booleans, not {mask.dtype}.",
-                where=source.here(),
-                fix="pass an additive mask as bias, or compare: mask != 0",
-            )
         scores = bnp.where(mask & seen if is_causal else mask, scores, _MASKED)
     elif is_causal:
         # Adding is cheaper than choosing, and has no backward pass. It is right here because every query sees a key:

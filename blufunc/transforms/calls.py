@@ -26,6 +26,7 @@ class Call(Primitive):
 
     kind = "call"
     multiple_results = True
+    body = "jaxpr"
 
     def reference(self, compile, *, jaxpr: Jaxpr, **params):
         """The body."""
@@ -52,7 +53,7 @@ class Call(Primitive):
         jaxpr = params["jaxpr"]
         device = device_of(arrays, self.name)
         program = jaxpr.memoised(
-            ("program", device.platform), lambda: device.backend.compile(jaxpr, (False,) * len(arrays))
+            ("program", device), lambda: device.backend.compile(jaxpr, (False,) * len(arrays))
         )
         outs = program([a.buffer_on(device) for a in arrays])
         return [Array(b, v.aval.strong(), device) for b, v in zip(outs, jaxpr.outvars, strict=True)]

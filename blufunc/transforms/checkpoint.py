@@ -45,7 +45,7 @@ class _Checkpoint(Call):
     with the computation it repeats.
     """
 
-    name = "checkpoint"
+    name, again = "checkpoint", True
 
     def linearize(self, trace, primals, tangents, *, jaxpr: Jaxpr, policy: Policy, name: str):
         nonzeros = tuple(t.__class__ is not Zero for t in tangents)

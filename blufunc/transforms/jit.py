@@ -16,7 +16,7 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from blufunc import errors
@@ -170,6 +170,23 @@ class Entry:
     programs: dict[Any, Callable]
     single: bool  # one array is all it returns
     device: backend.Device | None = None  # where it ran last
+    copies: dict[backend.Device, list[Array]] = field(default_factory=dict)  # what it closes over
+
+    def place(self, arrays: Sequence[Array], name: str) -> backend.Device:
+        """Where to run it on these arguments; what it closes over decides only where they are all numbers."""
+        if any(a.aval.ndim for a in arrays):
+            return device_of(arrays, name)
+        return device_of([*arrays, *map(concrete, self.consts)], name)
+
+    def constants(self, device: backend.Device) -> list[Array]:
+        """What it closes over, on a device; copied there at most once."""
+        found = self.copies.get(device)
+        if found is None:
+            found = self.copies[device] = [
+                c if c.device == device else Array(c.buffer_on(device), c.aval, device)
+                for c in map(concrete, self.consts)
+            ]
+        return found
 
     def alive(self) -> bool:
         """Whether the values it closed over may still be used."""
@@ -223,16 +240,16 @@ class Jitted:
 
     def _run(self, entry: Entry, arrays: Sequence[Array]) -> Any:
         """Run a program on arrays, nothing donated."""
-        if entry.consts:
-            arrays = [*map(concrete, entry.consts), *arrays]
         device = entry.device
         buffers = [a.buffer for a in arrays if a.device is device]
-        if device is None or len(buffers) != len(arrays):
-            device = entry.device = device_of(arrays, self.name)
+        if device is None or len(buffers) != len(arrays) or not buffers:
+            device = entry.device = entry.place(arrays, self.name)
             buffers = [a.buffer_on(device) for a in arrays]
+        if entry.consts:
+            buffers = [*[c.buffer for c in entry.constants(device)], *buffers]
         program = entry.programs.get(device)
         if program is None:
-            program = entry.programs[device] = device.backend.compile(entry.jaxpr, (False,) * len(arrays))
+            program = entry.programs[device] = device.backend.compile(entry.jaxpr, (False,) * len(buffers))
         outs = program(buffers)
         if entry.single:
             return Array(outs[0], entry.out_avals[0], device)
@@ -251,8 +268,9 @@ class Jitted:
         return self._run_donating(entry, values, donated)
 
     def _run_donating(self, entry: Entry, values: list, donated: tuple[bool, ...]) -> Any:
-        arrays = [concrete(v) for v in (*entry.consts, *values)]
-        device = device_of(arrays, self.name)
+        arrays = [concrete(v) for v in values]
+        device = entry.place(arrays, self.name)
+        arrays = [*entry.constants(device), *arrays]
         flags = (False,) * len(entry.consts) + donated
         program = entry.programs.get((device, flags))
         if program is None:
@@ -525,7 +543,7 @@ class Compiled:
                 why=difference(traced.entry.key, key, labels_of(traced.owner.fun, call.in_tree)),
                 fix="call the jitted function itself, which compiles for each kind of argument",
             )
-        arrays = [concrete(v) for v in (*traced.entry.consts, *values)]
+        arrays = [*traced.entry.constants(self.device), *map(concrete, values)]
         outs = self.program(_give(arrays, self.donated, self.device, traced.owner.name))
         wrapped = [Array(b, aval, self.device) for b, aval in zip(outs, traced.entry.out_avals, strict=True)]
         return tree.unflatten(traced.out_tree, wrapped)

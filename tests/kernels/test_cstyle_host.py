@@ -8,7 +8,7 @@ import pytest
 
 from blufunc.core import dtypes
 from blufunc.core.ops import elementwise as ew
-from blufunc.kernels import cstyle_host, host_compiler
+from blufunc.kernels import cstyle_host, host_compiler, scalars
 from blufunc.kernels.indices import Range, constant, of
 from blufunc.kernels.loop_check import check_kernel
 from blufunc.kernels.loop_interpreter import run as interpret
@@ -89,6 +89,15 @@ def test_against_numpy(cases, name):
     case.compare()
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("arg")])
+def test_extrema_taken_up_lane_by_lane(compiler, name, monkeypatch):
+    """As where the value is dear, or others are computed beside it."""
+    monkeypatch.setattr(cstyle_host, "_CHEAP", 0)
+    case = CASES[name]()
+    run(compiler, case.kernel, case.arrays)
+    case.compare()
+
+
 def test_in_place(compiler):
     """An output may be the very array that an input is."""
     case = CASES["gelu"]()
@@ -134,6 +143,13 @@ def _pointwise(name, *shape):
     return Kernel(name, (x, scale, y), tuple(ranges), (body,))
 
 
+def _transposed(name, rows, width):
+    a, b = Range("a", width), Range("b", rows)
+    x, y = Buffer("x", F32, rows * width), Buffer("y", F32, rows * width, written=True)
+    value = op(ew.exp_p, load(x, of(b) * width + of(a)))
+    return Kernel(name, (x, y), (a, b), (Store(y, of(a) * rows + of(b), value),))
+
+
 def _rows(name, rows, width):
     r, k = Range("r", rows), Range("k", width)
     x, y = Buffer("x", F32, rows * width), Buffer("y", F32, rows * width, written=True)
@@ -170,6 +186,7 @@ SHARED = {
     "rows of elements": (lambda n: _pointwise(n, 300, 257), ["parallel for schedule", "omp simd"]),
     "three ranges": (lambda n: _pointwise(n, 10, 30, 257), ["parallel for collapse(2)", "omp simd"]),
     "two long rows": (lambda n: _pointwise(n, 2, 40_001), ["parallel for collapse(2)", "start += 8192", "omp simd"]),
+    "a transposition": (lambda n: _transposed(n, 97, 83), ["+= 16", "+= 64", "parallel for collapse(2)", "omp simd"]),
     "rows": (lambda n: _rows(n, 90, 801), ["parallel for schedule", "reduction(nan_max", "reduction(+"]),
     "keeps too large for the stack": (lambda n: _rows(n, 4, 20_001), ["scratch.of(", "parallel for"]),
     "columns": (lambda n: _columns(n, 500, 333, 64), ["parallel for", " && 64 * b + s < 500"]),
@@ -203,6 +220,52 @@ def test_threads_change_nothing(compiler, eager, what):
     assert len(set(results)) == 1
 
 
+OPS = {
+    "b": ["max", "min", "and", "or", "xor"],
+    "i": ["sum", "prod", "max", "min", "and", "or", "xor"],
+    "f": ["sum", "prod", "max", "min"],
+    "c": ["sum", "prod"],
+}
+REDUCED = [d for d in scalars.STORAGE if d != dtypes.key]
+
+
+@pytest.mark.parametrize("dtype", REDUCED, ids=dtypes.short_name)
+def test_reductions_of_every_dtype(compiler, dtype):
+    """Over lanes, in rows and folded; NaN is the largest and the smallest."""
+    n = 37
+    r, s, k = Range("r", 2), Range("s", 3), Range("k", n)
+    x = Buffer("x", dtype, 2 * n)
+    kind = (
+        "b" if dtype == dtypes.bool_ else "c" if dtypes.is_complex(dtype) else "if"[dtypes.is_floating(dtype)]
+    )
+    lanes, grown, body = [], [], []
+    outs = []
+    for name in OPS[kind]:
+        total, keep, j = Total(name, dtype, name), Keep(f"keep_{name}", dtype, k, name), Range("j", n)
+        value = load(x, of(r) * n + of(k))
+        lanes.append(Reduce(total, value))
+        grown.append(Accumulate(keep, value))
+        for part, found in (("total", read(total)), ("fold", fold(name, j, load(x, of(r) * n + of(j))))):
+            outs.append(Buffer(f"{part}_{name}", dtype, 2, written=True))
+            body.append(Store(outs[-1], of(r), found))
+        outs.append(Buffer(f"kept_{name}", dtype, 2 * n, written=True))
+        body.append(Lanes(k, (Store(outs[-1], of(r) * n + of(k), read(keep)),)))
+    body = (Lanes(k, tuple(lanes)), Rows(s, (Lanes(k, tuple(grown)),), of(s), 3), *body)
+    kernel = Kernel("reductions", (x, *outs), (r,), body)
+    check_kernel(kernel)
+    data = np.random.default_rng(0).integers(0, 3, 2 * n)
+    data = (data * 0.25 + 0.75).astype(dtype) if dtypes.is_inexact(dtype) else data.astype(dtype)
+    if dtypes.is_floating(dtype):
+        data[40] = np.nan
+    want, got = ({x: data} | {b: np.zeros(b.size, b.dtype) for b in outs} for _ in range(2))
+    interpret(kernel, want)
+    run(compiler, kernel, got)
+    wide = np.complex128 if dtypes.is_complex(dtype) else np.float64
+    rtol = 20 * float(dtypes.finfo(dtype).eps) if dtypes.is_inexact(dtype) else 0
+    for b in outs:
+        np.testing.assert_allclose(got[b].astype(wide), want[b].astype(wide), rtol, err_msg=b.name)
+
+
 # -- values ------------------------------------------------------------------------------------------
 
 
@@ -226,6 +289,17 @@ def test_what_does_not_vary_is_computed_once():
         return (len(line) - len(line.lstrip())) // 2
 
     assert (depth("bf_log("), depth("bf_exp("), depth("bf_tanh(")) == (1, 2, 3)
+
+
+def test_deep_graphs():
+    """Each value of a chain that doubles at every step is written once, without recursion."""
+    i = Range("i", 8)
+    x, y = Buffer("x", F32, 8), Buffer("y", F32, 8, written=True)
+    v = load(x, of(i))
+    for _ in range(3000):
+        v = op(ew.add_p, v, v)
+    text = cstyle_host.HostStyle(Kernel("k", (x, y), (i,), (Store(y, of(i), v),))).render()
+    assert text.count(" + ") == 3000
 
 
 def test_a_total_stays_in_its_row(compiler):
@@ -278,8 +352,10 @@ def test_keys(compiler):
     np.testing.assert_array_equal(arrays[y], np.where(chosen, keys, keys[::-1]))
 
 
-def test_the_first_of_lanes_that_run_backwards(compiler):
+@pytest.mark.parametrize("cheap", [True, False], ids=["searched twice", "taken up"])
+def test_the_first_of_lanes_that_run_backwards(compiler, cheap, monkeypatch):
     """The position decides between equals, not the lane."""
+    monkeypatch.setattr(cstyle_host, "_CHEAP", 4 if cheap else 0)
     r, k = Range("r", 3), Range("k", 6)
     x, y = Buffer("x", F32, 18), Buffer("y", I32, 3, written=True)
     place = Total("place", F32, "argmax", I32)
@@ -287,7 +363,9 @@ def test_the_first_of_lanes_that_run_backwards(compiler):
     body = (Lanes(k, (Reduce(place, load(x, of(r) * 6 + back), back),)), Store(y, of(r), read(place)))
     data = np.array([[1, 4, 4, 0, 4, 2], [0, np.nan, 7, np.nan, 1, 2], [-np.inf] * 6], F32)
     arrays = {x: data.reshape(-1), y: np.zeros(3, I32)}
-    run(compiler, Kernel("backwards", (x, y), (r,), body), arrays)
+    kernel = Kernel("backwards", (x, y), (r,), body)
+    assert ("reduction(min :" in cstyle_host.render(kernel)) == cheap
+    run(compiler, kernel, arrays)
     assert arrays[y].tolist() == [1, 1, 0]
 
 

@@ -1,0 +1,315 @@
+"""What a program costs: the bytes that each of its steps must move, and the arithmetic that it does.
+
+Kernels, beside stages 5 to 8. In: a ``Schedule``, or a jaxpr that runs equation by equation. Out: a ``Cost``, a row for
+each launch and library call. Nothing is compiled or run: these are counts. With the speed of a ``Machine`` they give
+the time that a step cannot go below, its roofline (Williams, Waterman and Patterson 2009): the longer of the time to
+move its bytes and the time to do its arithmetic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from blufunc.core import dtypes, source
+from blufunc.core.jaxpr import DropVar, Eqn, Jaxpr, Literal, subjaxprs
+from blufunc.core.ops.barrier import optimization_barrier_p
+from blufunc.core.ops.convolution import conv_general_dilated_p
+from blufunc.core.ops.dot import dot_general_p
+from blufunc.core.passes import inline_bodies, simplify
+from blufunc.kernels import scalars
+from blufunc.kernels.access import moves
+from blufunc.kernels.fuse import REDUCES, Region, fuse
+from blufunc.kernels.indices import Range
+from blufunc.kernels.loopir import (
+    Accumulate,
+    Buffer,
+    Kernel,
+    Lanes,
+    Reduce,
+    Rows,
+    Set,
+    Store,
+    Value,
+    post_order,
+    values_of,
+)
+from blufunc.kernels.lower import Target, lower
+from blufunc.kernels.machine import Machine
+from blufunc.kernels.steps import KernelStep, OpaqueStep, Schedule
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """One launch, library call, or operation of the reference.
+
+    Attributes:
+      name: of the kernel, or of the primitive.
+      kind: ``kernel`` (generated), ``library``, ``control`` (a loop, branch or call that runs programs), ``reference``
+        (the NumPy definition), ``host`` (the same, although the program runs on another device) or ``free``.
+      ops: the primitives that it computes, in order.
+      lines: the user's lines that they came from.
+      shape: the points of a kernel, as rows x lanes where it has rows; the type of the result of anything else.
+      reads, writes: bytes, each element of memory counted once.
+      flops: operations of arithmetic, in additions of floats (a division is 4, an exponential 8); those of
+        ``products`` included.
+      products: multiplications and additions of products of matrices and convolutions.
+      unbounded: whether it holds a loop that runs until a condition fails: one round is counted.
+    """
+
+    name: str
+    kind: str
+    ops: tuple[str, ...]
+    lines: tuple[str, ...]
+    shape: str
+    reads: int
+    writes: int
+    flops: int
+    products: int = 0
+    unbounded: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that it moves at least."""
+        return self.reads + self.writes
+
+    def seconds(self, machine: Machine) -> float:
+        """The time that it cannot go below."""
+        if self.kind == "free":
+            return 0.0
+        arithmetic = self.products / machine.products + (self.flops - self.products) / machine.flops
+        return max(self.bytes / machine.bandwidth, arithmetic)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The steps of a program, and sums over them.
+
+    Attributes:
+      steps: in the order in which they run.
+    """
+
+    steps: tuple[StepCost, ...] = field(default=())
+
+    @property
+    def reads(self) -> int:
+        """Bytes read from memory."""
+        return sum(s.reads for s in self.steps)
+
+    @property
+    def writes(self) -> int:
+        """Bytes written to memory."""
+        return sum(s.writes for s in self.steps)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes moved: read and written."""
+        return self.reads + self.writes
+
+    @property
+    def flops(self) -> int:
+        """Operations of arithmetic, in additions of floats."""
+        return sum(s.flops for s in self.steps)
+
+    @property
+    def products(self) -> int:
+        """Those of products of matrices and convolutions."""
+        return sum(s.products for s in self.steps)
+
+    @property
+    def kernels(self) -> int:
+        """Launches of generated kernels."""
+        return sum(s.kind == "kernel" for s in self.steps)
+
+    @property
+    def launches(self) -> int:
+        """Launches and calls of libraries or of the reference."""
+        return sum(s.kind != "free" for s in self.steps)
+
+    def seconds(self, machine: Machine) -> float:
+        """The time that the program cannot go below if its steps run one after another."""
+        return sum(s.seconds(machine) for s in self.steps)
+
+
+def cost_of(made: Schedule, on_host: Callable[[Eqn], bool] | None = None) -> Cost:
+    """The cost of a planned program.
+
+    Args:
+      on_host: for a device that is not the host, whether an equation is computed on the host all the same.
+    """
+    return Cost(tuple(_of_step(s, on_host) for s in made.steps))
+
+
+def cost_of_equations(jaxpr: Jaxpr) -> Cost:
+    """The cost of a program that runs equation by equation, as NumPy calls."""
+    return Cost(tuple(_of_eqn(e, "reference") for e in simplify(jaxpr).eqns))
+
+
+def _of_step(step: KernelStep | OpaqueStep, on_host: Callable[[Eqn], bool] | None) -> StepCost:
+    if isinstance(step, KernelStep):
+        return of_kernel(step.kernel, step.region.eqns)
+    eqn = step.eqn
+    if eqn.prim is optimization_barrier_p:
+        return replace(_of_eqn(eqn, "free"), reads=0, writes=0, flops=0)
+    if on_host is not None and on_host(eqn):
+        return _of_eqn(eqn, "host")
+    return _of_eqn(eqn, "library" if step.planned or on_host is not None else "reference")
+
+
+def lines_of(eqns: Sequence[Eqn]) -> tuple[str, ...]:
+    """The user's lines behind equations, each once."""
+    return tuple(dict.fromkeys(source.summary(e.source) for e in eqns))
+
+
+# -- kernels -----------------------------------------------------------------------------------------
+
+
+def of_kernel(kernel: Kernel, eqns: Sequence[Eqn] = ()) -> StepCost:
+    """The cost of a kernel that computes ``eqns``."""
+    reads, writes, flops = _Count(kernel).totals()
+    rows = math.prod(r.extent for r in kernel.grid)
+    lanes = max((s.range.extent for s in kernel.statements() if isinstance(s, Lanes)), default=0)
+    inner = [s.range.extent for s in kernel.body if isinstance(s, Rows)]
+    shape = f"{rows * max(inner, default=1)}x{lanes}" if lanes else str(rows)
+    ops = tuple(e.prim.name for e in eqns) or ("copy",)
+    return StepCost(kernel.name, "kernel", ops, lines_of(eqns), shape, reads, writes, flops)
+
+
+class _Count:
+    """Goes through a kernel and counts; a value is computed once for each point of the ranges that it depends on."""
+
+    def __init__(self, kernel: Kernel):
+        self.kernel = kernel
+        self.moved: dict[Buffer, int] = {}
+        self.flops = 0
+        self._counted: set[Value] = set()
+        self._grid = frozenset(kernel.grid)
+
+    def totals(self) -> tuple[int, int, int]:
+        """Bytes read, bytes written, operations."""
+        for s, ranges in (*_nested(self.kernel.body, self._grid), *_nested(self.kernel.finish, frozenset())):
+            self.statement(s, ranges)
+        sizes = [(b, min(n, b.size) * b.dtype.itemsize) for b, n in self.moved.items()]
+        reads = sum(n for b, n in sizes if not b.written)
+        return reads, sum(n for b, n in sizes if b.written), self.flops
+
+    def statement(self, s: Store | Reduce | Set | Accumulate, ranges: frozenset[Range]) -> None:
+        if isinstance(s, Store):
+            self.touch(s.buffer, ranges)
+        elif isinstance(s, (Reduce, Accumulate)):
+            self.flops += _points(ranges)
+        at_points = [v for v in post_order(values_of(s)) if v not in self._counted]
+        tied: set[Value] = set()  # to the grid point: made of what was reduced or kept there
+        for v in at_points:
+            self._counted.add(v)
+            if v.op == "read" or not tied.isdisjoint(v.args):
+                tied.add(v)
+            self.value(v, _points(v.ranges() | (self._grid & ranges if v in tied else frozenset())))
+
+    def value(self, v: Value, times: int) -> None:
+        if v.op == "load":
+            self.touch(v.attr[0], v.ranges())
+        elif v.op == "apply":
+            self.flops += times * scalars.cost(v.attr[0])
+        elif v.op == "fold":
+            self.flops += times * v.attr[1].extent
+        elif v.op == "bits":
+            self.flops += times * _THREEFRY
+
+    def touch(self, buffer: Buffer, ranges: frozenset[Range]) -> None:
+        self.moved[buffer] = self.moved.get(buffer, 0) + _points(ranges)
+
+
+_THREEFRY = 72  # operations on words for 64 bits: 20 rounds of three, and the key schedule
+
+
+def _points(ranges: frozenset[Range]) -> int:
+    return math.prod(r.extent for r in ranges)
+
+
+def _nested(body: Sequence, ranges: frozenset[Range]) -> Iterator[tuple]:
+    """The statements that are no loops, each with the ranges of the loops around it."""
+    for s in body:
+        if isinstance(s, (Lanes, Rows)):
+            yield from _nested(s.body, ranges | {s.range})
+        else:
+            yield s, ranges
+
+
+# -- single equations --------------------------------------------------------------------------------
+
+_NEUTRAL = Target(lambda rows, lanes: 1, lambda size: 1, 1 << 18, False, 2048)
+"""A machine for which reductions are not cut in pieces: enough to count what a body costs."""
+
+
+def _of_eqn(eqn: Eqn, kind: str) -> StepCost:
+    shape = ", ".join(str(v.aval) for v in eqn.outvars) or "()"
+    row = StepCost(eqn.prim.name, kind, (eqn.prim.name,), lines_of([eqn]), shape, 0, 0, 0)
+    if any(True for _ in subjaxprs(eqn.params)):
+        return _of_control(eqn, row)
+    reads = sum(a.aval.nbytes for a in dict.fromkeys(eqn.invars) if a.__class__ is not Literal)
+    writes = sum(v.aval.nbytes for v in eqn.outvars if v.__class__ is not DropVar)
+    products = _products(eqn)
+    return replace(row, reads=reads, writes=writes, flops=products or _arithmetic(eqn), products=products)
+
+
+def _products(eqn: Eqn) -> int:
+    """Multiplications and additions of a contraction: two for each term of each element of the result."""
+    if eqn.prim is dot_general_p:
+        (contracted, _), _ = eqn.params["dimension_numbers"]
+        terms = math.prod(eqn.invars[0].aval.shape[d] for d in contracted)
+    elif eqn.prim is conv_general_dilated_p:
+        # a kernel has an axis of output features; its other axes are the terms of one element
+        spec = eqn.params["dimension_numbers"].rhs_spec
+        kernel = eqn.invars[1].aval
+        terms = kernel.size // max(1, kernel.shape[spec[0]])
+    else:
+        return 0
+    out = eqn.outvars[0].aval
+    return 2 * terms * out.size * (4 if dtypes.is_complex(out.dtype) else 1)
+
+
+def _arithmetic(eqn: Eqn) -> int:
+    """Operations of an equation that is no product; 0 for those that move elements, or of which nothing is known."""
+    if moves(eqn) or len(eqn.outvars) != 1:
+        return 0
+    if eqn.prim in REDUCES:
+        return eqn.invars[0].aval.size
+    return eqn.outvars[0].aval.size * scalars.cost(eqn.prim) if eqn.prim.kind == "elementwise" else 0
+
+
+def _of_control(eqn: Eqn, row: StepCost) -> StepCost:
+    """A loop, branch or call: its bodies as often as they run; of branches, the dearest."""
+    bodies = [_of_body(j) for j in subjaxprs(eqn.params)]
+    name = eqn.prim.name
+    kind = "control" if row.kind in ("library", "reference") else row.kind
+    if name == "cond":
+        bodies = [max(bodies, key=lambda c: c.bytes)]
+    times = eqn.params["length"] if name == "scan" else eqn.params.get("max_steps") or 1
+    return replace(
+        row,
+        kind=kind,
+        reads=times * sum(c.reads for c in bodies),
+        writes=times * sum(c.writes for c in bodies),
+        flops=times * sum(c.flops for c in bodies),
+        products=times * sum(c.products for c in bodies),
+        unbounded=(name == "while" and times == 1) or any(s.unbounded for c in bodies for s in c.steps),
+    )
+
+
+def _of_body(jaxpr: Jaxpr) -> Cost:
+    """The cost of a body, fused as it would be by itself."""
+
+    def make() -> Cost:
+        inlined, origins = inline_bodies(simplify(jaxpr))
+        fusion = fuse(inlined, origins)
+        rows: list[StepCost] = []
+        for step in fusion.steps:
+            if isinstance(step, Region):
+                rows += [of_kernel(launch.kernel, step.eqns) for launch in lower(step, fusion, _NEUTRAL)]
+            else:
+                rows.append(_of_eqn(step.eqn, "library"))
+        return Cost(tuple(rows))
+
+    return jaxpr.memoised("cost", make)

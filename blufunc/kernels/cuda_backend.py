@@ -1,0 +1,138 @@
+"""The CUDA backend: arrays in device memory, programs as kernels.
+
+Kernels, stage 8, beside ``numpy_backend.py``. Nothing of CUDA is loaded before a device is asked for. A call returns
+when its work is on the device's one compute stream; only reading a value waits for it. A single operation takes the
+same path as a program: it is a jaxpr of one equation, whose program is kept.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc.core import backend, source
+from blufunc.core.array import Array
+from blufunc.core.avals import ShapedArray
+from blufunc.core.cache import exact
+from blufunc.core.jaxpr import Eqn, Jaxpr, Var
+from blufunc.core.structure import reshape_p
+from blufunc.kernels import cuda_memory, cuda_runtime
+from blufunc.kernels.cuda_memory import DeviceBuffer
+from blufunc.kernels.cuda_program import CudaProgram
+
+_OPERATIONS_KEPT = 4096
+
+
+class CudaBackend:
+    """``Backend`` whose buffers are ``DeviceBuffer`` objects: that of one device.
+
+    Args:
+      index: the number of the device.
+      devices: the list of all devices, which the first to be asked for it fills.
+
+    Attributes:
+      name: ``cuda``.
+    """
+
+    name = "cuda"
+
+    def __init__(self, index: int = 0, devices: list[backend.Device] | None = None):
+        self.index = index
+        self._devices: list[backend.Device] = [] if devices is None else devices
+        self._operations: OrderedDict[tuple, CudaProgram] = OrderedDict()
+
+    def devices(self) -> Sequence[backend.Device]:
+        """The devices that CUDA shows to this process.
+
+        Raises:
+          UnsupportedError: CUDA cannot be used here; the message says why, and the remedy.
+        """
+        if not self._devices:
+            cuda_runtime.require()
+            for i in range(cuda_runtime.device_count()):
+                own = self if i == self.index else CudaBackend(i, self._devices)
+                self._devices.append(backend.Device("cuda", i, own))
+        return self._devices
+
+    # -- values ----------------------------------------------------------------------------------------
+
+    def from_host(self, x: np.ndarray, device: backend.Device) -> DeviceBuffer:
+        """A copy, which goes through page-locked memory if it is small."""
+        return cuda_memory.to_device(x, device.index, f"an array made at {source.summary(source.current())}")
+
+    def to_host(self, buffer: DeviceBuffer) -> np.ndarray:
+        """A copy, read-only, when the values are ready."""
+        x = cuda_memory.to_host(buffer)
+        x.flags.writeable = False
+        return x
+
+    def block_until_ready(self, buffer: DeviceBuffer) -> None:
+        """Wait for all that the device was asked for so far, which is on one stream."""
+        cuda_runtime.synchronize(buffer.device)
+
+    def claim(self, array: Array) -> DeviceBuffer:
+        """The buffer of a donated array; a copy if another array, or another library, still sees its memory."""
+        buffer = array.buffer
+        sole = _references(buffer) <= _SOLE[0] and _references(buffer._storage) <= _SOLE[1]
+        return buffer if sole else cuda_memory.copy(buffer, buffer.label)
+
+    # -- programs --------------------------------------------------------------------------------------
+
+    def compile(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> CudaProgram:
+        """A program for the device."""
+        return CudaProgram(jaxpr, donated, self.index)
+
+    def run(
+        self, prim: Any, buffers: Sequence[DeviceBuffer], params: dict, outs: Sequence[ShapedArray]
+    ) -> Sequence[DeviceBuffer]:
+        """One operation, by the program of a jaxpr that has this equation alone."""
+        if prim.identity or prim is reshape_p:  # the same elements in the same order: the same memory
+            return [buffers[0].view(outs[0].shape, outs[0].dtype)]
+        types = tuple([(b.shape, b.dtype) for b in buffers])
+        key = (prim, types, tuple([(k, exact(v)) for k, v in params.items()]))
+        program = self._operations.get(key)
+        if program is None:
+            jaxpr = _one_equation(prim, buffers, params, outs)
+            program = self._operations[key] = self.compile(jaxpr, (False,) * len(buffers))
+            if len(self._operations) > _OPERATIONS_KEPT:
+                self._operations.popitem(last=False)
+        return program(list(buffers))
+
+
+def _one_equation(
+    prim: Any, buffers: Sequence[DeviceBuffer], params: dict, outs: Sequence[ShapedArray]
+) -> Jaxpr:
+    ins = [Var(ShapedArray(b.shape, b.dtype)) for b in buffers]
+    results = [Var(a.strong()) for a in outs]
+    return Jaxpr(ins, [Eqn(prim, ins, results, params, source.current())], results, name=prim.name)
+
+
+def _references(x: Any) -> int:
+    return sys.getrefcount(x)
+
+
+class _Holder:
+    """An object like ``Array`` that alone holds a buffer, to learn what reference counts are then."""
+
+    __slots__ = ("_buffer",)
+
+    def __init__(self) -> None:
+        self._buffer = DeviceBuffer(0, (), np.dtype(np.uint8), 0, _Holder.__new__(_Holder))
+
+    @property
+    def buffer(self) -> DeviceBuffer:
+        return self._buffer
+
+
+def _counts_of_sole(array: Any) -> tuple[int, int]:
+    buffer = array.buffer
+    return _references(buffer), _references(buffer._storage)
+
+
+_SOLE = _counts_of_sole(_Holder())
+
+backend.register("cuda", CudaBackend)

@@ -1,0 +1,443 @@
+"""Stage 8 on a CUDA device, one call at a time: the memory of a program's values, and its steps.
+
+Kernels. In: a ``Schedule`` whose kernels are loaded, and the buffers of a call. Out: work on a stream. An ``Executor``
+owns what one run at a time can use: an arena, and launches whose parameters are addresses. Arena addresses never
+change; those of arguments and results are patched where they differ from the call before. ``cuda_program.py`` decides
+which executor serves a call, ``cuda_replay.py`` whether the call is a graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from blufunc.core import dtypes
+from blufunc.core.avals import ShapedArray
+from blufunc.core.jaxpr import Literal
+from blufunc.core.ops.barrier import optimization_barrier_p
+from blufunc.kernels import cuda_memory, cuda_runtime
+from blufunc.kernels.access import view
+from blufunc.kernels.cuda_memory import DeviceBuffer
+from blufunc.kernels.indices import strides_of
+from blufunc.kernels.lower import Scratch
+from blufunc.kernels.steps import KernelStep, OpaqueStep, Schedule
+
+ALIGNMENT = 256
+"""Bytes: where every value begins. Kernels read vectors of 16 bytes, and libraries count on more."""
+
+ARENA = -1
+
+
+class Place(NamedTuple):
+    """Where a value lies: ``offset`` bytes into the memory of ``root``, which is ``ARENA`` or a number of ``Roots``."""
+
+    root: int
+    offset: int
+
+
+class Roots:
+    """The pieces of memory beside the arena that a call works on, numbered: arguments, then allocations for results,
+    then values whose memory the step makes that computes them.
+
+    Attributes:
+      arguments, allocations: how many there are.
+      count: of all.
+    """
+
+    def __init__(self, made: Schedule):
+        self.made = made
+        self.arguments, self.allocations = len(made.inputs), len(made.plan.allocations)
+        argument = {v: n for n, v in enumerate(made.inputs)}
+        allocation = {v: self.arguments + n for n, v in enumerate(made.plan.allocations)}
+        self._blocks = {"argument": argument, "output": allocation}
+        self._same = _passed_on(made)
+        dynamic = sorted(v for v in {*made.unplanned, *_returned(made)} if v not in self._same)
+        self._dynamic = {v: self.arguments + self.allocations + n for n, v in enumerate(dynamic)}
+        self.count = self.arguments + self.allocations + len(dynamic)
+
+    def place(self, value: int) -> Place:
+        """Where a value lies."""
+        value = self._same.get(value, value)
+        if value in self._dynamic:
+            return Place(self._dynamic[value], 0)
+        found = self.made.plan.placement[value]
+        if found.space == "arena":
+            return Place(ARENA, found.offset)
+        return Place(self._blocks[found.space][found.owner], found.offset)
+
+    def is_dynamic(self, root: int) -> bool:
+        """Whether its memory is made by the step that computes it."""
+        return root >= self.arguments + self.allocations
+
+
+def _passed_on(made: Schedule) -> dict[int, int]:
+    """The results of barriers that need no memory, and what each of them is.
+
+    What the program returns is none of these: the plan does not keep what it is a view of.
+    """
+    same: dict[int, int] = {}
+    for r, o in _barriers(made):
+        if isinstance(o, tuple) and not o[1] and r not in made.outputs:
+            same[r] = same.get(o[0], o[0])
+    return same
+
+
+def _returned(made: Schedule) -> list[int]:
+    """The results of barriers that the program returns."""
+    return [r for r, _ in _barriers(made) if r in made.outputs]
+
+
+def _barriers(made: Schedule) -> list[tuple[int, Any]]:
+    """The results of all barriers, with the operands that they are."""
+    steps = [s for s in made.steps if isinstance(s, OpaqueStep) and s.eqn.prim is optimization_barrier_p]
+    pairs = [p for s in steps for p in zip(s.results, s.operands, strict=True)]
+    return [(r, o) for r, o in pairs if r is not None]
+
+
+def type_of(value: Any) -> ShapedArray:
+    """The type of a value: of a variable its own, of scratch that of a vector."""
+    return ShapedArray((value.size,), value.dtype) if isinstance(value, Scratch) else value.aval
+
+
+class Strided(NamedTuple):
+    """A view of a buffer: ``offset`` and ``strides`` in elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+
+class Operand:
+    """What a step that is not a kernel of ours reads.
+
+    Attributes:
+      atom, aval: the operand, and its type.
+      chain: the movement equations that make it a view of a value.
+      layout: how it lies in the memory of that value.
+      place: where that value lies; None for a number.
+    """
+
+    def __init__(self, executor: Executor, atom: Any, given: Literal | tuple[int, list]):
+        self.atom, self.aval = atom, atom.aval
+        self._executor = executor
+        self._constant: DeviceBuffer | None = None
+        self._copy: Callable | None = None
+        self.place: Place | None = None
+        self.chain: list[Any] = []
+        self.layout = Strided((), (), 0)
+        if isinstance(given, Literal):
+            self._constant = executor.constant(given)
+            return
+        value, self.chain = given
+        self.place = executor.roots.place(value)
+        self._source = type_of(executor.made.values[value])
+        self.layout = strided(self._source.shape, self.chain)
+        if not self._is_dense():
+            self._copy = executor.copier(self.chain)
+
+    def _is_dense(self) -> bool:
+        """Whether it lies as a buffer of its own would."""
+        expected = strides_of(self.aval.shape)
+        same = all(
+            a == b for a, b, n in zip(self.layout.strides, expected, self.aval.shape, strict=True) if n > 1
+        )
+        return same and not self.layout.offset * self.aval.dtype.itemsize % ALIGNMENT
+
+    def base(self) -> DeviceBuffer:
+        """The buffer that it is a view of."""
+        if self.place is None:
+            assert self._constant is not None
+            return self._constant
+        return self._executor.buffer(self.place, self._source)
+
+    def buffer(self) -> DeviceBuffer:
+        """Its elements, dense in row-major order."""
+        base = self.base()
+        if self._copy is not None:
+            return self._copy(base)
+        if not self.chain:
+            return base
+        return base.view(self.aval.shape, self.aval.dtype, self.layout.offset * self.aval.dtype.itemsize)
+
+    def address(self) -> int:
+        """Where the element at index 0 is."""
+        return self.base().ptr + self.layout.offset * self.aval.dtype.itemsize
+
+
+def strided(shape: tuple[int, ...], chain: Sequence[Any]) -> Strided:
+    """What movement equations make of a dense array."""
+    base = np.empty(1, np.uint8)  # of which no element is ever touched: it is to tell what strides come out
+    model = np.lib.stride_tricks.as_strided(base, shape, strides_of(shape))
+    for eqn in chain:
+        model = view(eqn, model)
+    start = model.__array_interface__["data"][0] - base.__array_interface__["data"][0]
+    return Strided(model.shape, model.strides, start)
+
+
+@dataclass
+class Work:
+    """A step that is ready to run.
+
+    Attributes:
+      run: puts it on the executor's stream.
+      name: what to call it in reports.
+      step: what it came from.
+      drops: the roots that nobody needs after it.
+      captured: whether it can be part of a graph.
+      flops: its multiplications and additions, where that is known.
+    """
+
+    run: Callable[[], None]
+    name: str
+    step: KernelStep | OpaqueStep
+    drops: tuple[int, ...] = ()
+    captured: bool = True
+    flops: int = 0
+
+
+class Executor:
+    """What one run at a time of a program uses.
+
+    Attributes:
+      made: the schedule.
+      device: the index of the CUDA device.
+      arena: the memory of temporaries.
+      stream: the handle of the stream that steps are put on now.
+      works: the steps.
+    """
+
+    def __init__(
+        self,
+        made: Schedule,
+        device: int,
+        name: str,
+        loaded: dict[int, Any],
+        opaque: Callable[[Executor, OpaqueStep], Work],
+        copier: Callable[[Sequence[Any]], Callable[[DeviceBuffer], DeviceBuffer]],
+    ):
+        self.made, self.device, self.name = made, device, name
+        self.roots = Roots(made)
+        self.copier = copier
+        self.stream = 0
+        self._constants: dict[tuple, DeviceBuffer] = {}
+        self._kept: list[DeviceBuffer | None] = []
+        self._allocate = Allocator(made, device, name)
+        self.arena = self._allocate.bytes(made.plan.arena_bytes, f"the arena of {name}")
+        self._bases: list[DeviceBuffer | None] = [None] * self.roots.count
+        self._pointers = [0] * self.roots.count
+        self._slots: list[list[tuple[Any, int, int]]] = [[] for _ in range(self.roots.count)]
+        counters = sum(k.counters for k in loaded.values())
+        self._counters = self._allocate.zeros(4 * counters)
+        self._next_counter = self._counters.ptr
+        self.works = [
+            self._kernel(step, loaded[n]) if isinstance(step, KernelStep) else opaque(self, step)
+            for n, step in enumerate(made.steps)
+        ]
+        self._note_drops()
+        self.captured = all(w.captured for w in self.works)
+
+    # -- memory ----------------------------------------------------------------------------------------
+
+    def constant(self, literal: Literal) -> DeviceBuffer:
+        """A number on the device."""
+        x = np.asarray(literal.array.__array__())
+        key = (x.dtype, x.tobytes())
+        found = self._constants.get(key)
+        if found is None:
+            found = self._constants[key] = cuda_memory.to_device(x, self.device, f"a constant of {self.name}")
+        return found
+
+    def bind(self, root: int, buffer: DeviceBuffer) -> None:
+        """Let a root be this buffer from now on."""
+        self._bases[root] = buffer
+        pointer = buffer.ptr
+        if self._pointers[root] != pointer:
+            self._pointers[root] = pointer
+            for arguments, i, offset in self._slots[root]:
+                arguments.set_pointer(i, pointer + offset)
+
+    def buffer(self, place: Place, aval: ShapedArray) -> DeviceBuffer:
+        """A value as a buffer."""
+        base = self.arena if place.root == ARENA else self._bases[place.root]
+        assert base is not None, "a value was let go of before its last use"
+        if not place.offset and base.shape == aval.shape and base.dtype == aval.dtype:
+            return base
+        return base.view(aval.shape, aval.dtype, place.offset)
+
+    def own(self, aval: ShapedArray, label: str) -> DeviceBuffer:
+        """Memory for a value that is made now."""
+        return self._allocate(aval, label)
+
+    def keep(self, buffers: Sequence[DeviceBuffer | None]) -> None:
+        """Hold memory that launches have the address of."""
+        self._kept.extend(buffers)
+
+    def put(self, value: int, buffer: DeviceBuffer) -> None:
+        """The result of a step, which made its memory; copied where a place is planned for it."""
+        place = self.roots.place(value)
+        if self.roots.is_dynamic(place.root):
+            self.bind(place.root, buffer)
+            return
+        to = self.buffer(place, type_of(self.made.values[value]))
+        cuda_runtime.copy_on_device(to.ptr, buffer.ptr, buffer.nbytes, self.work_stream())
+
+    def work_stream(self) -> Any:
+        """The stream itself."""
+        return cuda_runtime.work_stream(self.device)
+
+    # -- steps -----------------------------------------------------------------------------------------
+
+    def _kernel(self, step: KernelStep, loaded: Any) -> Work:
+        places = [self.roots.place(v) for v in step.values]
+        fixed = [self.arena.ptr + p.offset if p.root == ARENA else 0 for p in places]
+        counters = [self._next_counter + 4 * n for n in range(loaded.counters)]
+        self._next_counter += 4 * loaded.counters
+        launch = loaded.prepare([*fixed, *counters])
+        for i, p in enumerate(places):
+            if p.root != ARENA:
+                self._slots[p.root].append((launch.arguments, i, p.offset))
+        return Work(lambda: launch(self.stream), step.kernel.name, step)
+
+    def patched(self, launch: Any, places: Sequence[Place | None]) -> None:
+        """Have the parameters of a launch follow the values that lie in these places; None: as it is."""
+        for i, p in enumerate(places):
+            if p is None:
+                continue
+            if p.root == ARENA:
+                launch.arguments.set_pointer(i, self.arena.ptr + p.offset)
+            else:
+                self._slots[p.root].append((launch.arguments, i, p.offset))
+
+    def _note_drops(self) -> None:
+        """Find after which step each piece of memory that a step made can go."""
+        kept = {self.roots.place(o).root for o in self.made.outputs if isinstance(o, int)}
+        last: dict[int, int] = {}
+        for n, step in enumerate(self.made.steps):
+            for v in touched(step):
+                last[self.roots.place(v).root] = n
+        for root, n in last.items():
+            if root != ARENA and self.roots.is_dynamic(root) and root not in kept:
+                self.works[n].drops += (root,)
+
+    # -- running ---------------------------------------------------------------------------------------
+
+    def launch(
+        self, bases: Sequence[DeviceBuffer], stream: Any, between: Callable[[int], object] | None = None
+    ) -> None:
+        """Put all steps on a stream.
+
+        Args:
+          bases: the arguments, then the allocations for results.
+          between: called with the number of each step before it, and at the end with that of the steps.
+        """
+        self.stream = stream.ptr
+        cuda_runtime.use_device(self.device)
+        for root, buffer in enumerate(bases):
+            self.bind(root, buffer)
+        for n, work in enumerate(self.works):
+            if between is not None:
+                between(n)
+            work.run()
+            for root in work.drops:
+                self._bases[root] = None
+        if between is not None:
+            between(len(self.works))
+
+    def outputs(self, bases: Sequence[DeviceBuffer]) -> list[DeviceBuffer]:
+        """Memory for the results that take over none of the arguments."""
+        return [self._allocate.block(v) for v in self.made.plan.allocations]
+
+    def dynamic(self) -> dict[int, DeviceBuffer]:
+        """The results that steps made the memory of."""
+        first = self.roots.arguments + self.roots.allocations
+        return {n: b for n, b in enumerate(self._bases) if b is not None and n >= first}
+
+    def results(
+        self, bases: Sequence[DeviceBuffer], dynamic: dict[int, DeviceBuffer], fresh: bool
+    ) -> list[DeviceBuffer]:
+        """The results of a run that worked on these buffers.
+
+        Args:
+          fresh: whether what steps made must be copied: a graph makes it in the same place every time.
+        """
+        out = []
+        for o in self.made.outputs:
+            if isinstance(o, Literal):
+                out.append(self.copied(self.constant(o)))
+                continue
+            place, aval = self.roots.place(o), type_of(self.made.values[o])
+            if place.root == ARENA:
+                out.append(self.copied(self.buffer(place, aval)))
+                continue
+            base = dynamic[place.root] if self.roots.is_dynamic(place.root) else bases[place.root]
+            same = not place.offset and base.shape == aval.shape and base.dtype == aval.dtype
+            buffer = base if same else base.view(aval.shape, aval.dtype, place.offset)
+            again = fresh and self.roots.is_dynamic(place.root)
+            out.append(self.copied(buffer) if again else buffer)
+        return out
+
+    def copied(self, buffer: DeviceBuffer) -> DeviceBuffer:
+        """A buffer of its own with the same values."""
+        return self._allocate.copy(buffer)
+
+    def release(self) -> None:
+        """Let go of the buffers of the last call; addresses are kept, for they may come again."""
+        for root in range(self.roots.count):
+            self._bases[root] = None
+
+
+class Allocator:
+    """Memory for the values of a program, which says so where there is none.
+
+    While a graph is captured, memory is that which the capture provides: it stays the graph's own.
+    """
+
+    def __init__(self, made: Schedule, device: int, name: str):
+        self.made, self.device, self.name = made, device, name
+
+    def __call__(self, aval: ShapedArray, label: str) -> DeviceBuffer:
+        if cuda_runtime.is_capturing(cuda_runtime.work_stream(self.device).ptr):
+            return _captured(aval, self.device, label)
+        return cuda_memory.allocate(aval.shape, aval.dtype, self.device, label, self.made.plan.peak_bytes)
+
+    def copy(self, buffer: DeviceBuffer) -> DeviceBuffer:
+        """A buffer of its own with the same values."""
+        out = self(ShapedArray(buffer.shape, buffer.dtype), f"a copy in {self.name}")
+        stream = cuda_runtime.work_stream(self.device)
+        cuda_runtime.copy_on_device(out.ptr, buffer.ptr, buffer.nbytes, stream)
+        return out
+
+    def bytes(self, count: int, label: str) -> DeviceBuffer:
+        """Memory of so many bytes."""
+        return self(ShapedArray((count,), dtypes.uint8), label)
+
+    def zeros(self, count: int) -> DeviceBuffer:
+        """Bytes that are 0."""
+        out = self.bytes(count, f"counters of {self.name}")
+        cuda_runtime.fill_zero(out.ptr, count, cuda_runtime.work_stream(self.device))
+        return out
+
+    def block(self, value: int) -> DeviceBuffer:
+        """The allocation that the plan asks for in the name of a result."""
+        plan, aval = self.made.plan, type_of(self.made.values[value])
+        label, nbytes = plan.values[value].label, plan.allocations[value]
+        return self(aval, label) if aval.nbytes == nbytes else self.bytes(nbytes, label)
+
+
+def _captured(aval: ShapedArray, device: int, label: str) -> DeviceBuffer:
+    """Memory of the capture's allocator, which is CuPy's while it lasts."""
+    import cupy
+
+    x = cupy.empty(aval.shape, cuda_memory.raw_dtype(aval.dtype))
+    return cuda_memory.pool(device).adopt(x, aval.dtype, label)
+
+
+def touched(step: KernelStep | OpaqueStep) -> list[int]:
+    """The values that a step reads or writes."""
+    if isinstance(step, KernelStep):
+        return list(step.values)
+    read = [o[0] for o in step.operands if isinstance(o, tuple)]
+    return [*read, *(r for r in step.results if r is not None)]

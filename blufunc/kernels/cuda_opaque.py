@@ -1,0 +1,224 @@
+"""Steps that are no kernels of ours, on a CUDA device: products, libraries, users' kernels, control flow, the host.
+
+Kernels, stages 6 and 8. In: an ``OpaqueStep`` of an executor. Out: its ``Work``. Which of the ways serves a primitive
+is decided in ``work``, from what the primitive is; ``TABLE`` of ``cuda_library`` has those that libraries do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from blufunc.core import source
+from blufunc.core.avals import ShapedArray
+from blufunc.core.jaxpr import Eqn, Jaxpr
+from blufunc.core.ops.barrier import optimization_barrier_p
+from blufunc.core.ops.dot import dot_general_p
+from blufunc.kernels import cuda_library, cuda_memory, cuda_modules, cuda_runtime
+from blufunc.kernels.cuda_executor import Executor, Operand, Work
+from blufunc.kernels.cuda_memory import DeviceBuffer
+from blufunc.kernels.cuda_product import Product
+from blufunc.kernels.numpy_program import eqn_calls_back, interpret
+from blufunc.kernels.quiet import openly, quietly
+from blufunc.kernels.steps import OpaqueStep
+
+Function = Callable[[list[DeviceBuffer]], Sequence[DeviceBuffer]]
+
+
+class Body(Protocol):
+    """A program as a step of another one runs it.
+
+    Attributes:
+      captured: whether a graph can have it.
+    """
+
+    captured: bool
+
+    def __call__(self, buffers: list[DeviceBuffer]) -> Sequence[DeviceBuffer]:
+        """The results."""
+
+    def own(self, aval: ShapedArray, label: str) -> DeviceBuffer:
+        """Memory for a value."""
+
+
+Compile = Callable[[Jaxpr], Body]
+
+
+def planned(eqn: Eqn) -> bool:
+    """Whether an equation's results are written into planned memory."""
+    return eqn.prim is dot_general_p or hasattr(eqn.prim, "cuda_source")
+
+
+def work(executor: Executor, step: OpaqueStep, compile: Compile) -> Work:
+    """A step, ready to run.
+
+    Args:
+      compile: makes a function of buffers out of the body of a loop, branch or call.
+    """
+    eqn = step.eqn
+    pairs = zip(eqn.invars, step.operands, strict=True)
+    operands = [Operand(executor, atom, given) for atom, given in pairs]
+    if eqn.prim is optimization_barrier_p:
+        return Work(lambda: _pass_on(executor, step, operands), eqn.prim.name, step)
+    if hasattr(eqn.prim, "cuda_source"):
+        return _user_kernel(executor, step, operands)
+    if eqn.prim is dot_general_p:
+        product = Product.of(executor, step, operands)
+        if product is not None:
+            return Work(product.run, eqn.prim.name, step, flops=product.flops)
+    function, captured = _function_of(eqn, executor.device, compile)
+
+    def run() -> None:
+        given = [o.buffer() for o in operands]
+        for value, result in zip(step.results, function(given), strict=True):
+            if value is not None:
+                executor.put(value, _apart(executor, result, given))
+
+    return Work(run, eqn.prim.name, step, captured=captured)
+
+
+def _apart(executor: Executor, result: DeviceBuffer, given: Sequence[DeviceBuffer]) -> DeviceBuffer:
+    """A result with memory of its own: the plan may give that of operands to something else."""
+    shared = result.nbytes and any(result.shares(x) for x in given)
+    return executor.copied(result) if shared else result
+
+
+def _pass_on(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> None:
+    for value, operand in zip(step.results, operands, strict=True):
+        if value is not None and executor.roots.is_dynamic(executor.roots.place(value).root):
+            if operand.place != executor.roots.place(value):
+                executor.put(value, _apart(executor, operand.buffer(), [operand.base()]))
+
+
+def _user_kernel(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Work:
+    eqn = step.eqn
+    text = eqn.prim.cuda_source(*[a.aval for a in eqn.invars], **eqn.params)
+    if 0 in text.grid:
+        return Work(lambda: None, text.entry, step)
+    outs = list(zip(eqn.outvars, step.results, strict=True))
+    unused = [None if r is not None else executor.own(v.aval, "a result that nobody wants") for v, r in outs]
+    places = [None if r is None else executor.roots.place(r) for _, r in outs]
+    loaded = cuda_modules.load_source(text, executor.device)
+    launch = loaded.prepare([*[0] * len(operands), *[b.ptr if b else 0 for b in unused]])
+    executor.patched(launch, [*[None] * len(operands), *places])
+
+    def run() -> None:
+        given = [o.buffer() for o in operands]
+        for i, x in enumerate(given):
+            launch.arguments.set_pointer(i, x.ptr)
+        launch(executor.stream)
+
+    executor.keep(unused)
+    return Work(run, text.entry, step)
+
+
+# -- by functions of buffers -----------------------------------------------------------------------
+
+
+def _function_of(eqn: Eqn, device: int, compile: Compile) -> tuple[Function, bool]:
+    """The function of buffers that computes an equation, and whether a graph can have it."""
+    prim, params = eqn.prim, eqn.params
+    if prim.name in CONTROL:
+        return CONTROL[prim.name](device, compile, **params)
+    if prim.kind == "call" and prim.reference is not None:
+        return prim.reference(compile, **params), False
+    outs = [v.aval for v in eqn.outvars]
+    label = f"{prim.name} at {source.summary(eqn.source)}"
+    if prim.reference is not None:
+        return _on_host(eqn, prim.reference(interpret, **params), device, outs, label), False
+    if not eqn.invars:
+        return _on_host(eqn, _implementation(eqn), device, outs, label), False
+    types = [a.aval.dtype for a in eqn.invars]
+    whole = all(a.size for a in (*[a.aval for a in eqn.invars], *outs))
+    on_device = whole and not cuda_library.is_host_fallback(prim, types, params)
+    return lambda given: cuda_library.run(prim, given, params, outs, label), on_device
+
+
+def _implementation(eqn: Eqn) -> Callable[[list], Sequence]:
+    def run(values: list) -> Sequence:
+        out = eqn.prim.impl(*values, **eqn.params)
+        return out if eqn.prim.multiple_results else (out,)
+
+    return run
+
+
+def _on_host(eqn: Eqn, function: Callable, device: int, outs: Sequence[ShapedArray], label: str) -> Function:
+    """A function of NumPy arrays as one of buffers."""
+    apply = openly if eqn_calls_back(eqn.prim, eqn.params) else quietly
+
+    def run(given: list[DeviceBuffer]) -> list[DeviceBuffer]:
+        results = apply(function, [cuda_memory.to_host(b) for b in given])
+        return [
+            cuda_memory.to_device(np.asarray(r, a.dtype), device, label)
+            for r, a in zip(results, outs, strict=True)
+        ]
+
+    return run
+
+
+# -- control flow ------------------------------------------------------------------------------------
+
+
+def _scan(
+    device: int, compile: Compile, *, jaxpr: Jaxpr, length, reverse, n_consts, n_carry, **_: Any
+) -> tuple[Function, bool]:
+    """The body once for each step: inputs are views of their arrays, and outputs are copied into theirs."""
+    body = compile(jaxpr)
+    ys_avals = jaxpr.out_avals[n_carry:]
+
+    def run(given: list[DeviceBuffer]) -> list[DeviceBuffer]:
+        consts, rest = given[:n_consts], given[n_consts:]
+        carry, xs = rest[:n_carry], rest[n_carry:]
+        stream = cuda_runtime.work_stream(device)
+        ys = [body.own(ShapedArray((length, *a.shape), a.dtype), "results of scan") for a in ys_avals]
+        for i in range(length - 1, -1, -1) if reverse else range(length):
+            outs = body([*consts, *carry, *[row(x, i) for x in xs]])
+            carry = list(outs[:n_carry])
+            for y, out in zip(ys, outs[n_carry:], strict=True):
+                cuda_runtime.copy_on_device(y.ptr + i * out.nbytes, out.ptr, out.nbytes, stream)
+        return [*carry, *ys]
+
+    return run, body.captured
+
+
+def row(x: DeviceBuffer, i: int) -> DeviceBuffer:
+    """``x[i]``, a view."""
+    shape = x.shape[1:]
+    return x.view(shape, x.dtype, i * math.prod(shape) * x.dtype.itemsize)
+
+
+def _while(
+    device: int, compile: Compile, *, cond: Jaxpr, body: Jaxpr, n_cond, n_body, max_steps
+) -> tuple[Function, bool]:
+    """The body for as long as the host reads that the condition holds."""
+    holds, advance = compile(cond), compile(body)
+
+    def run(given: list[DeviceBuffer]) -> list[DeviceBuffer]:
+        c_consts, rest = given[:n_cond], given[n_cond:]
+        b_consts, carry = rest[:n_body], rest[n_body:]
+        steps = 0
+        while steps != max_steps and bool(cuda_memory.to_host(holds([*c_consts, *carry])[0])):
+            carry = list(advance([*b_consts, *carry]))
+            steps += 1
+        return carry
+
+    return run, False
+
+
+def _cond(device: int, compile: Compile, *, branches: Sequence[Jaxpr]) -> tuple[Function, bool]:
+    """The branch whose number the host reads."""
+    bodies = [compile(b) for b in branches]
+
+    def run(given: list[DeviceBuffer]) -> list[DeviceBuffer]:
+        index, *operands = given
+        which = int(cuda_memory.to_host(index))
+        return list(bodies[min(max(which, 0), len(bodies) - 1)](operands))
+
+    return run, False
+
+
+CONTROL: dict[str, Callable[..., tuple[Function, bool]]] = {"scan": _scan, "while": _while, "cond": _cond}
+"""By name of the primitive, which is defined above this layer: its function of buffers, from its parameters."""

@@ -1,0 +1,168 @@
+"""``dot_general`` on a CUDA device: one product of matrices by cuBLASLt, on operands as they lie in memory.
+
+Kernels, stages 6 and 8. In: a step and its operands, which may be transposes, slices or broadcasts of values. Out: a
+``Product``, or None where the library has none and ``cuda_library`` serves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.config import config
+from blufunc.core import dtypes
+from blufunc.core.avals import ShapedArray
+from blufunc.core.jaxpr import Eqn, Var
+from blufunc.core.structure import transpose_p
+from blufunc.kernels import cublaslt, cuda_runtime
+from blufunc.kernels.cuda_executor import ALIGNMENT, Executor, Operand, Place
+from blufunc.kernels.cuda_memory import DeviceBuffer
+from blufunc.kernels.gemm_layout import Copies, Gemm, Layout, plan_dot_general
+from blufunc.kernels.indices import strides_of
+from blufunc.kernels.steps import OpaqueStep
+
+_COMPUTE: dict[np.dtype, str] = {
+    dtypes.float64: "f64", dtypes.complex128: "f64", dtypes.int8: "i32",
+}  # fmt: skip
+"""In what sums are kept, where that is not float32."""
+
+_FLOAT32 = {"default": "f32", "highest": "f32", "high": "tf32", "tf32": "tf32", "fastest": "tf32"}
+"""By precision, how float32 is multiplied: in IEEE arithmetic, or with operands rounded to 11 bits."""
+
+
+def compute_of(dtype: np.dtype, precision: Any) -> str:
+    """What ``Gemm.compute`` is for operands of a dtype and the ``precision`` of a ``dot_general``.
+
+    ``None`` and ``'default'`` mean what ``config.matmul_precision`` says; of two, the more exact counts.
+    """
+    if dtype not in (dtypes.float32, dtypes.complex64):
+        return _COMPUTE.get(dtype, "f32")
+    wanted = {_one(p) for p in (precision if isinstance(precision, tuple) else (precision,))}
+    return "tf32" if wanted == {"tf32"} else "f32"
+
+
+def _one(precision: str | None) -> str:
+    if precision in (None, "default"):
+        precision = config.matmul_precision
+    if precision not in _FLOAT32:
+        raise errors.ValueRangeError(
+            f"matmul_precision is {precision!r:.60}.", fix=f"use one of {', '.join(map(repr, _FLOAT32))}"
+        )
+    return _FLOAT32[precision]
+
+
+class Product:
+    """A step that multiplies.
+
+    Attributes:
+      gemm: what the library is asked for; None where there is nothing to multiply.
+      flops: its multiplications and additions.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        step: OpaqueStep,
+        sides: Sequence[_Side],
+        gemm: Gemm | None,
+        out: ShapedArray,
+    ):
+        self.executor, self.gemm, self.out = executor, gemm, out
+        (value,) = step.results
+        assert value is not None
+        self._place: Place = executor.roots.place(value)
+        self._lhs, self._rhs = sides
+        self._plan: Any = None
+        self.flops = 0 if gemm is None else gemm.layout.flops
+
+    @classmethod
+    def of(cls, executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Product | None:
+        """The product that a ``dot_general`` is; None if the library has none for it."""
+        eqn, out = step.eqn, step.eqn.outvars[0].aval
+        sides = [_Side(executor, x) for x in operands]
+        if not out.size or not all(x.aval.size for x in operands):
+            return cls(executor, step, sides, None, out)
+        numbers = eqn.params["dimension_numbers"]
+        while isinstance(
+            layout := _planned(sides, numbers), Copies
+        ):  # twice at most: what is copied is dense
+            for side, order in zip(sides, layout, strict=True):
+                if order is not None:
+                    side.copy(order)
+            contract, batch = numbers
+            numbers = _moved(contract, layout), _moved(batch, layout)
+        a, b = (x.aval.dtype for x in operands)
+        alignment = math.gcd(*[s.alignment for s in sides], ALIGNMENT)
+        gemm = Gemm(layout, a, b, out.dtype, compute_of(a, eqn.params["precision"]), alignment=alignment)
+        return None if gemm.refused() is not None else cls(executor, step, sides, gemm, out)
+
+    def run(self) -> None:
+        """Put it on the executor's stream."""
+        to = self.executor.buffer(self._place, self.out)
+        if self.gemm is None:
+            cuda_runtime.fill_zero(to.ptr, to.nbytes, self.executor.work_stream())
+            return
+        a, keep_a = self._lhs.address()
+        b, keep_b = self._rhs.address()
+        if self._plan is None:
+            self._plan = cublaslt.Plan(self.gemm, self.executor.device)
+        self._plan.run(a, b, 0, to.ptr, stream=self.executor.stream)
+        del keep_a, keep_b  # memory that is freed now is written again only after the product
+
+
+class _Side:
+    """An operand as the library will see it.
+
+    Attributes:
+      shape, strides: in elements.
+      alignment: of its first element, in bytes.
+    """
+
+    def __init__(self, executor: Executor, operand: Operand):
+        self._executor, self._operand = executor, operand
+        self.shape, self.strides = operand.layout.shape, operand.layout.strides
+        start = operand.layout.offset * operand.aval.dtype.itemsize
+        self.alignment = math.gcd(start, ALIGNMENT)
+        self._order = tuple(range(len(self.shape)))
+        self._copier: Any = None
+
+    def copy(self, order: tuple[int, ...]) -> None:
+        """Let it be a dense copy with the axes in this order."""
+        x = self._operand
+        self._order = tuple(self._order[d] for d in order)
+        shape = tuple(x.aval.shape[d] for d in self._order)
+        after = Var(ShapedArray(shape, x.aval.dtype))
+        turn = Eqn(transpose_p, [x.atom], [after], {"permutation": self._order}, None)
+        self._copier = self._executor.copier([*x.chain, turn])
+        self.shape, self.strides, self.alignment = shape, strides_of(shape), ALIGNMENT
+
+    def address(self) -> tuple[int, DeviceBuffer | None]:
+        """Where its first element is, and what must live until it is read."""
+        if self._copier is None:
+            return self._operand.address(), None
+        made = self._copier(self._operand.base())
+        return made.ptr, made
+
+
+def _moved(axes: tuple, copies: Copies) -> tuple:
+    """Axes of both operands as they are numbered in the copies."""
+    return tuple(
+        own if order is None else tuple(order.index(d) for d in own)
+        for own, order in zip(axes, copies, strict=True)
+    )
+
+
+def _planned(sides: Sequence[_Side], numbers: Any) -> Layout | Copies:
+    (lc, rc), (lb, rb) = numbers
+    lhs, rhs = sides
+    negative = [any(s < 0 for s in side.strides) for side in sides]
+    if any(negative):  # reversed: the library steps forward only
+        orders = [
+            tuple(range(len(side.shape))) if n else None for side, n in zip(sides, negative, strict=True)
+        ]
+        return Copies(*orders)
+    return plan_dot_general(lhs.shape, lhs.strides, rhs.shape, rhs.strides, ((lc, rc), (lb, rb)))

@@ -1,0 +1,197 @@
+"""Stages 5 to 8 on a CUDA device: a jaxpr becomes a program that is called with buffers.
+
+Kernels. The sibling of ``host_program.py``: fused regions are kernels that NVRTC compiles, products of matrices are
+cuBLASLt's, the rest is done by libraries, and where there is none by the host. Calls return before the work is done.
+All work of a device is on one stream, so that one call finds the memory of the call before free when its turn comes.
+
+    schedule    steps.py          what runs in which order, and where everything lies
+    load        cuda_modules.py   kernels as functions of the device
+    execute     cuda_executor.py  one call: addresses, launches
+    replay      cuda_replay.py    alike calls as one graph
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core.avals import ShapedArray
+from blufunc.core.jaxpr import Jaxpr
+from blufunc.core.passes import simplify
+from blufunc.kernels import cuda_memory, cuda_modules, cuda_opaque, cuda_runtime
+from blufunc.kernels.cstyle_cuda import CUDA
+from blufunc.kernels.cuda_executor import ALIGNMENT, Allocator, Executor, Work
+from blufunc.kernels.cuda_memory import DeviceBuffer
+from blufunc.kernels.cuda_modules import Wanted
+from blufunc.kernels.cuda_replay import Replays
+from blufunc.kernels.cuda_times import StepTime, times_of
+from blufunc.kernels.plan import Plan
+from blufunc.kernels.steps import KernelStep, OpaqueStep, Schedule, schedule
+
+_programs: weakref.WeakSet[CudaProgram] = weakref.WeakSet()
+
+
+class CudaProgram:
+    """A compiled jaxpr: call it with a list of argument buffers.
+
+    Args:
+      jaxpr: without constants.
+      donated: the parameters whose memory results may take.
+      device: the index of the CUDA device.
+
+    Attributes:
+      schedule: its steps and their memory.
+      captured: whether it can be part of a graph: no step waits for the host.
+    Raises:
+      CompileError: a kernel, of ours or of the user's, does not compile.
+      OutOfMemoryError: the device has no room for the program's temporaries.
+    """
+
+    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], device: int = 0):
+        self.device, self.name = device, jaxpr.name or "program"
+        self.jaxpr = simplify(jaxpr)
+        self.schedule = schedule(self.jaxpr, donated, CUDA, cuda_opaque.planned)
+        # numbers are never taken over, whatever is said of them
+        self._movable = [not (d and v.aval.ndim) for v, d in zip(jaxpr.invars, donated, strict=True)]
+        kernels = {n: s for n, s in enumerate(self.schedule.steps) if isinstance(s, KernelStep)}
+        wanted = [Wanted(s.kernel, aliased(self.schedule, s)) for s in kernels.values()]
+        self._texts, functions = cuda_modules.load(wanted, device, self.name)
+        self._functions = dict(zip(kernels, functions, strict=True))
+        self._own = Allocator(self.schedule, device, self.name)
+        self._free: list[tuple[Executor, Replays]] = []
+        self._pinned: set[Executor] = set()  # graphs of other programs have their addresses
+        self._free.append(self._executor())
+        self.captured = self._free[0][0].captured
+        _programs.add(self)
+
+    # -- running ---------------------------------------------------------------------------------------
+
+    def __call__(self, buffers: list[DeviceBuffer]) -> list[DeviceBuffer]:
+        arguments = [b if not b.ptr % ALIGNMENT else self._own.copy(b) for b in buffers]
+        buffers.clear()
+        capturing = cuda_runtime.is_capturing(cuda_runtime.work_stream(self.device).ptr)
+        executor, replays = self._take()
+        try:
+            bases = [*arguments, *self._with_room(lambda: executor.outputs(arguments))]
+            if capturing:  # as a step of a program that becomes a graph
+                self._pinned.add(executor)
+                executor.launch(bases, executor.work_stream())
+                dynamic, fresh = executor.dynamic(), False
+            else:
+                dynamic, fresh = replays.run(bases)
+            return executor.results(bases, dynamic, fresh)
+        finally:
+            executor.release()
+            self._free.append((executor, replays))
+            del self._free[1:]
+
+    def _take(self) -> tuple[Executor, Replays]:
+        """An executor that nobody uses: calls take it in turns, and one more is made while it is in use."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return self._executor()
+
+    def _executor(self) -> tuple[Executor, Replays]:
+        def make() -> Executor:
+            return Executor(
+                self.schedule, self.device, self.name, self._functions, self._opaque, self._copier
+            )
+
+        executor = self._with_room(make)
+        return executor, Replays(executor, self._movable)
+
+    def _with_room(self, allocate: Callable[[], Any]) -> Any:
+        """What ``allocate`` returns; where there is no memory, programs that do nothing now give theirs back first."""
+        try:
+            return allocate()
+        except errors.OutOfMemoryError:
+            for program in list(_programs):
+                if program.device == self.device:
+                    program.rest()
+        try:
+            return allocate()
+        except errors.OutOfMemoryError as e:
+            why = f"{e.why}\n{self.schedule.plan.report()}"
+            raise errors.OutOfMemoryError(e.what, where=e.where, why=why, fix=e.fix) from None
+
+    def rest(self) -> None:
+        """Give memory that is kept between calls back to the pool; the next call takes it again."""
+        for executor, replays in self._free[:]:
+            replays.clear()
+            if executor not in self._pinned:
+                self._free.clear()
+
+    def own(self, aval: ShapedArray, label: str) -> DeviceBuffer:
+        """Memory for a value that goes with the program."""
+        return self._own(aval, label)
+
+    # -- its parts -------------------------------------------------------------------------------------
+
+    def _opaque(self, executor: Executor, step: OpaqueStep) -> Work:
+        return cuda_opaque.work(executor, step, lambda jaxpr: body_of(jaxpr, self.device))
+
+    def _copier(self, chain: Sequence[Any]) -> Callable[[DeviceBuffer], DeviceBuffer]:
+        """A function that makes a dense array of what movement equations make of a buffer."""
+        moved = Jaxpr([chain[0].invars[0]], list(chain), [chain[-1].outvars[0]], name=f"{self.name}_copy")
+        program = CudaProgram(moved, (False,), self.device)
+        return lambda buffer: program([buffer])[0]
+
+    # -- what is told of it ----------------------------------------------------------------------------
+
+    def source(self) -> str:
+        """The generated CUDA C++."""
+        return "\n".join(self._texts)
+
+    @property
+    def memory(self) -> Plan:
+        """Where everything lies; ``peak_bytes`` is what a call needs, ``report()`` a table of it."""
+        return self.schedule.plan
+
+    @property
+    def why_no_graph(self) -> str | None:
+        """Why its calls are not replayed as graphs; None where they are, or may yet be."""
+        return self._free[0][1].why if self._free else None
+
+    def timings(self, buffers: Sequence[DeviceBuffer] | None = None, repeats: int = 5) -> list[StepTime]:
+        """How long each step takes on the device, launched by itself.
+
+        Args:
+          buffers: arguments, which are left as they are; without them, memory that is 0.
+          repeats: how often the program is run; the least time of each step counts.
+        """
+        executor, replays = self._take()
+        try:
+            if buffers is None:
+                given = [self._zeros(v.aval) for v in self.jaxpr.invars]
+            else:
+                given = [cuda_memory.copy(b) for b in buffers]
+            return times_of(executor, [*given, *executor.outputs(given)], repeats)
+        finally:
+            executor.release()
+            self._free.append((executor, replays))
+            del self._free[1:]
+
+    def _zeros(self, aval: ShapedArray) -> DeviceBuffer:
+        buffer = self.own(aval, "an argument to time with")
+        cuda_runtime.fill_zero(buffer.ptr, buffer.nbytes, cuda_runtime.compute_stream(self.device))
+        return buffer
+
+
+def body_of(jaxpr: Jaxpr, device: int) -> CudaProgram:
+    """The body of a loop, branch or call as a program."""
+    donated = (False,) * len(jaxpr.invars)
+    return jaxpr.memoised(("cuda body", device), lambda: CudaProgram(jaxpr, donated, device))
+
+
+def aliased(made: Schedule, step: KernelStep) -> frozenset[str]:
+    """The names of the buffers of a kernel that lie where another of its buffers lies."""
+    places: dict[Any, list[str]] = {}
+    for buffer, value in zip(step.kernel.buffers, step.values, strict=True):
+        place = made.place(value)
+        places.setdefault(value if place is None else place, []).append(buffer.name)
+    return frozenset(name for names in places.values() if len(names) > 1 for name in names)

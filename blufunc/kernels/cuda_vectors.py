@@ -1,0 +1,213 @@
+"""Loop variables cut in vectors: how threads of a GPU read and write 16 bytes at a time.
+
+Kernels, stage 6, below ``cstyle_cuda.py``. A range ``k`` of lanes, or the innermost one of a grid, becomes
+``k = width * vector + element``. Index algebra does the rest: what no longer depends on the element is computed once
+for a vector, and an access whose index grows by 1 with the element, from a multiple of the width, is one wide load
+or store.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from blufunc.kernels.indices import Index, Range, of, ranges_of
+from blufunc.kernels.loopir import (
+    Accumulate,
+    Buffer,
+    Keep,
+    Kernel,
+    Lanes,
+    Reduce,
+    Rows,
+    Set,
+    Store,
+    Substitution,
+    Value,
+    computed_in,
+    post_order,
+)
+
+_WIDTHS = (16, 8, 4, 2)
+_LEAST_BYTES, _MOST_BYTES = 16, 32
+"""How many bytes a vector may have of the smallest and of the largest elements: one and two memory operations."""
+
+
+@dataclass(frozen=True, eq=False)
+class Vectors:
+    """A range in vectors.
+
+    Attributes:
+      range: what was cut.
+      width: elements of a vector.
+      vector: which of the vectors; the range itself where the width is 1.
+      element: which element of it; None where the width is 1.
+    """
+
+    range: Range
+    width: int
+    vector: Range
+    element: Range | None
+
+    @property
+    def innermost(self) -> Range:
+        """The loop variable that all values of the range depend on."""
+        return self.vector if self.element is None else self.element
+
+
+def vectors_of(over: Range, width: int) -> Vectors:
+    """A range cut in vectors of a width that divides it."""
+    if width == 1:
+        return Vectors(over, 1, over, None)
+    vector = Range(f"{over.name}_vector", over.extent // width)
+    return Vectors(over, width, vector, Range(f"{over.name}_element", width))
+
+
+def is_contiguous(index: Index, element: Range | None) -> bool:
+    """Whether an index runs through a vector's elements in memory, from where a vector may begin."""
+    if element is None or index.coefficient(element) != 1:
+        return False
+    others = [c for atom, c in index.terms.items() if atom is not element]
+    return all(c % element.extent == 0 for c in (*others, index.constant))
+
+
+def best_width(kernel: Kernel, over: Range) -> int:
+    """The widest vectors in which all of the accesses that can be wide at all are; 1 where there are none."""
+    accesses = [(b, i) for b, i in _accesses(kernel) if over in ranges_of(i)]
+    wide: dict[int, list[Buffer]] = {}
+    for width in _WIDTHS:
+        if over.extent % width or not over.extent:
+            continue
+        cut = vectors_of(over, width)
+        assert cut.element is not None
+        replace = {over: of(cut.vector) * width + of(cut.element)}
+        wide[width] = [b for b, i in accesses if is_contiguous(i.substitute(replace), cut.element)]
+    narrowest = wide.get(2, [])
+    for width, buffers in wide.items():
+        sizes = [b.dtype.itemsize * width for b in buffers]
+        fits = sizes and min(sizes) <= _LEAST_BYTES and max(sizes) <= _MOST_BYTES
+        if fits and len(buffers) == len(narrowest):
+            return width
+    return 1
+
+
+def _accesses(kernel: Kernel) -> Iterator[tuple[Buffer, Index]]:
+    """Every load and store outside of folds, with its index."""
+    bound = set(kernel.grid) | {s.range for s in kernel.statements() if isinstance(s, (Lanes, Rows))}
+    for v in post_order(kernel.roots()):
+        if v.op == "load" and ranges_of(v.attr[1]) <= bound:
+            yield v.attr
+    for s in kernel.statements():
+        if isinstance(s, Store):
+            yield s.buffer, s.index
+
+
+class Cutter(Substitution):
+    """Writes a kernel in terms of vectors and elements.
+
+    A loop over lanes keeps its range, by which its ``Vectors`` are found. A keep gets the innermost variable for its
+    lanes.
+    """
+
+    def __init__(self, cuts: Sequence[Vectors]):
+        super().__init__({c.range: of(c.vector) * c.width + of(c.element) for c in cuts if c.element})
+        self.cuts = {c.range: c for c in cuts}
+        self.keeps: dict[Keep, Keep] = {}
+
+    def kernel(self, kernel: Kernel) -> Kernel:
+        """The kernel; its grid is as it was."""
+        body, finish = (tuple(self.statement(s) for s in part) for part in (kernel.body, kernel.finish))
+        return Kernel(kernel.name, kernel.buffers, kernel.grid, body, kernel.notes, finish)
+
+    def statement(self, s: Any) -> Any:
+        """The same of a statement."""
+        if isinstance(s, Store):
+            return Store(s.buffer, self.index(s.index), self(s.value), s.guard and self(s.guard))
+        if isinstance(s, Lanes):
+            return Lanes(s.range, tuple(map(self.statement, s.body)), s.note)
+        if isinstance(s, Rows):
+            return Rows(s.range, tuple(map(self.statement, s.body)), self.index(s.index), s.limit)
+        if isinstance(s, Reduce):
+            return Reduce(s.total, self(s.value), s.position and self.index(s.position))
+        return type(s)(self.keep(s.keep), self(s.value))
+
+    def keep(self, keep: Keep) -> Keep:
+        """The same of a keep."""
+        cut = self.cuts.get(keep.lanes)
+        if cut is None or cut.element is None:
+            return keep
+        if keep not in self.keeps:
+            self.keeps[keep] = Keep(keep.name, keep.dtype, cut.element, keep.op)
+        return self.keeps[keep]
+
+    def _rebuilt(self, v: Value) -> Value:
+        if v.op == "read" and isinstance(v.attr, Keep):
+            return Value("read", (), self.keep(v.attr), v.dtype)
+        v = super()._rebuilt(v)
+        return self._of_vector(v) if v.op == "within" else v
+
+    def _of_vector(self, v: Value) -> Value:
+        """A condition that holds for all elements of a vector or for none, as one of the vector."""
+        index, low, high = v.attr
+        least, most = index.bounds()
+        for cut in self.cuts.values():
+            n = cut.width
+            if not is_contiguous(index, cut.element):
+                continue
+            if (low % n == 0 or least >= low) and (high % n == 0 or most < high):
+                vector = (index - of(cut.element)) // n  # type: ignore[arg-type]
+                return Value("within", (), (vector, low // n, -(-high // n)), v.dtype)
+        return v
+
+
+def without_cheap_keeps(kernel: Kernel) -> Kernel:
+    """Let loops read again what does not vary from point to point and row to row: it lies in a cache near by."""
+    sets = [s for s in kernel.statements() if isinstance(s, Set)]
+    times = Counter(s.keep for s in sets)
+    values = post_order(kernel.roots())
+    in_indices = post_order([c for v in values for i in v.indices() for c in computed_in(i)])
+    needed = {v.attr for v in in_indices if v.op == "read"}
+    replaced = {b.size for b in kernel.buffers if b.written}  # sizes of arrays that may lie in an input's place
+    found: dict[Keep, Value] = {}
+    for s in sets:
+        if s.value.op != "load" or s.value.args or s.keep in needed or times[s.keep] > 1:
+            continue
+        buffer, index = s.value.attr
+        if buffer.size not in replaced and not buffer.written and ranges_of(index) <= {s.keep.lanes}:
+            found[s.keep] = s.value
+    if not found:
+        return kernel
+    again = _Again(found)
+    body = tuple(again.statement(s) for s in kernel.body)
+    return Kernel(kernel.name, kernel.buffers, kernel.grid, body, kernel.notes, kernel.finish)
+
+
+class _Again:
+    """Puts loads in the place of reads of keeps."""
+
+    def __init__(self, found: Mapping[Keep, Value]):
+        self.found = found
+        self.done: dict[Value, Value] = {}
+
+    def __call__(self, value: Value) -> Value:
+        for v in post_order([value]):
+            if v not in self.done:
+                args = tuple(self.done[a] for a in v.args)
+                same = all(a is b for a, b in zip(args, v.args, strict=True))
+                kept = self.found.get(v.attr) if v.op == "read" else None
+                self.done[v] = kept or (v if same else Value(v.op, args, v.attr, v.dtype))
+        return self.done[value]
+
+    def statement(self, s: Any) -> Any:
+        if isinstance(s, (Lanes, Rows)):
+            dropped = lambda x: isinstance(x, Set) and x.keep in self.found
+            body = tuple(self.statement(x) for x in s.body if not dropped(x))
+            return Lanes(s.range, body, s.note) if isinstance(s, Lanes) else Rows(s.range, body, s.index, s.limit)
+        if isinstance(s, Store):
+            return Store(s.buffer, s.index, self(s.value), s.guard and self(s.guard))
+        if isinstance(s, Reduce):
+            return Reduce(s.total, self(s.value), s.position)
+        assert isinstance(s, (Set, Accumulate))
+        return type(s)(s.keep, self(s.value))

@@ -1,0 +1,129 @@
+"""What the compiler did, as text: tables, and the fusion of a program with its reasons.
+
+Kernels, beside stages 5 to 7: for people who read ``lower()``, ``explain`` and ``BLUFUNC_DEBUG``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from blufunc.core import source
+from blufunc.core.jaxpr import Eqn
+from blufunc.kernels.fuse import Fusion, Opaque, Region, Step
+
+
+def size(nbytes: float) -> str:
+    """Bytes in the unit that fits: ``1.5 MiB``."""
+    unit = "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if nbytes < 1024:
+            break
+        nbytes, unit = nbytes / 1024, larger
+    return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
+
+
+def count(n: float) -> str:
+    """A number in thousands, millions or more: ``16.8 M``."""
+    unit = ""
+    for larger in ("k", "M", "G", "T", "P"):
+        if n < 1000:
+            break
+        n, unit = n / 1000, larger
+    return f"{n:.3g} {unit}".rstrip()
+
+
+def duration(seconds: float) -> str:
+    """A time in the unit that fits: ``41.3 us``."""
+    for factor, unit in ((1, "s"), (1e3, "ms")):
+        if seconds * factor >= 1:
+            return f"{seconds * factor:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> str:
+    """Columns of text under their names; those named in ``right`` end where the column ends."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        shown = [
+            c.rjust(w) if name in right else c.ljust(w)
+            for c, w, name in zip(cells, widths, head, strict=True)
+        ]
+        return "  ".join(shown).rstrip()
+
+    return "\n".join(map(line, [head, *rows]))
+
+
+def run_lengths(names: Sequence[str], most: int = 12) -> str:
+    """Names in a row, repeated ones once with their number: ``mul x3 add exp``; the middle of long rows is left out."""
+    found: list[tuple[str, int]] = []
+    for name in names:
+        if found and found[-1][0] == name:
+            found[-1] = (name, found[-1][1] + 1)
+        else:
+            found.append((name, 1))
+    parts = [n if k == 1 else f"{n} x{k}" for n, k in found]
+    if len(parts) > most:
+        parts = [*parts[: most // 2], f"... ({len(names)} in all)", *parts[-most // 2 :]]
+    return " ".join(parts)
+
+
+class Fused:
+    """What of a program runs together, and why the rest does not: ``lower().fusion``.
+
+    Attributes:
+      steps: in the order of their dependence: each a ``Region`` of equations that are one kernel (or two, where a
+        reduction is finished by a second), or an ``Opaque`` equation for a library or the reference.
+      regions: the steps that are regions.
+      apart: pairs of equations, one of which reads what the other computes, that are in different steps; and why.
+      free: equations that no step computes: they only move elements, or are arithmetic on single numbers, and
+        are part of the addresses and scalars of whoever reads them.
+    """
+
+    def __init__(self, fusion: Fusion):
+        self.steps: list[Step] = fusion.steps
+        self.regions: list[Region] = fusion.regions
+        self.free: list[Eqn] = list(fusion.virtual.values())
+        home = {id(e): n for n, s in enumerate(self.steps) for e in _eqns(s)}
+        pairs: dict[tuple[int, int], tuple[Eqn, Eqn, str]] = {}
+        for first, second, why in fusion.apart:
+            a, b = home.get(id(first)), home.get(id(second))
+            if a is not None and b is not None and a != b:  # what was refused at first may have been joined later
+                pairs.setdefault((a, b), (first, second, why))
+        self._pairs = pairs
+        self.apart = list(pairs.values())
+
+    def __str__(self) -> str:
+        rows = [_row(n, s) for n, s in enumerate(self.steps)]
+        parts = [table(("step", "points", "computes", "lines"), rows, ("step",))] if rows else ["no steps"]
+        parts += self.reasons()
+        return "\n".join(parts)
+
+    def reasons(self) -> list[str]:
+        """Lines that say why steps are apart, and which equations cost nothing."""
+        lines = [
+            f"steps {a} and {b} are apart: {_named(first)} and {_named(second)}: {why}"
+            for (a, b), (first, second, why) in self._pairs.items()
+        ]
+        if self.free:
+            counts = Counter(e.prim.name for e in self.free)
+            lines.append("free: " + ", ".join(f"{n} {name}" for name, n in counts.most_common()))
+        return lines
+
+
+def _eqns(step: Step) -> list[Eqn]:
+    return [step.eqn] if isinstance(step, Opaque) else step.eqns
+
+
+def _named(eqn: Eqn) -> str:
+    return f"{eqn.prim.name} at {source.summary(eqn.source)}"
+
+
+def _row(n: int, step: Step) -> tuple[str, str, str, str]:
+    lines = "; ".join(dict.fromkeys(source.summary(e.source) for e in _eqns(step)))
+    if isinstance(step, Opaque):
+        return str(n), "library", step.eqn.prim.name, lines
+    frame = step.frame
+    points = f"{frame.rows}x{frame.lanes}" if frame.lanes else str(frame.size)
+    return str(n), points, run_lengths([e.prim.name for e in step.eqns]) or "copy", lines

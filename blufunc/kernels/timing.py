@@ -1,0 +1,23 @@
+"""What executables say of their own speed.
+
+Kernels, beside stage 8: the result of ``timings`` on programs of the CPU; those of CUDA have the same ``name`` and ``ms``.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class StepTime(NamedTuple):
+    """How long a step took: the median over some runs, in milliseconds."""
+
+    name: str
+    ms: float
+
+
+def medians(names: Sequence[str], runs: Sequence[Sequence[float]]) -> list[StepTime]:
+    """One ``StepTime`` for each step, from the seconds that each took in each run."""
+    columns = zip(*runs, strict=True)
+    return [StepTime(n, 1e3 * statistics.median(c)) for n, c in zip(names, columns, strict=True)]

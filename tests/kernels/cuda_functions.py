@@ -1,0 +1,148 @@
+"""Functions whose kernels the CUDA renderer is held against: at small sizes on the host, at real ones by the compiler.
+
+A row is a function and what it takes: shapes and dtypes. ``kernels`` makes the kernels that the compiler would.
+"""
+
+import dataclasses
+
+import ml_dtypes
+import numpy as np
+
+import blufunc as bf
+import blufunc.numpy as bnp
+from blufunc import nn
+from blufunc.core.passes import simplify
+from blufunc.kernels.cstyle_cuda import CUDA
+from blufunc.kernels.fuse import Region, fuse
+from blufunc.kernels.lower import lower
+
+F32, F64, F16, I32, BOOL, C64 = (
+    np.dtype(d) for d in ("float32", "float64", "float16", "int32", "bool", "complex64")
+)
+BF16 = np.dtype(ml_dtypes.bfloat16)
+SMALL = dataclasses.replace(
+    CUDA, chunks=lambda rows, lanes: min(rows, 3), total_chunks=lambda size: min(size, 5), tile=64
+)
+"""Few chunks, so that they hold more than a row."""
+
+
+def kernels(function, shapes, target=CUDA):
+    """The kernels of a function of arrays of ``shapes``: pairs of shape and dtype."""
+    jaxpr = bf.make_jaxpr(function)(*[bf.ShapeDtypeStruct(s, d) for s, d in shapes])
+    jaxpr = simplify(getattr(jaxpr, "jaxpr", jaxpr))
+    fusion = fuse(jaxpr)
+    return [x.kernel for s in fusion.steps if isinstance(s, Region) for x in lower(s, fusion, target)]
+
+
+def backward(function):
+    """Values and cotangents."""
+    return lambda *args: bf.vjp(function, *args[:-1])[1](args[-1])
+
+
+def cross_entropy(logits, labels):
+    """The mean over rows."""
+    return nn.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+def adamw(p, g, m, v):
+    """One update."""
+    m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
+    return p - 1e-3 * (m / (bnp.sqrt(v) + 1e-8) + 0.1 * p), m, v
+
+
+def heads(x):
+    """Heads before positions."""
+    return bnp.transpose(x.reshape(*x.shape[:2], -1, 16), (0, 2, 1, 3))
+
+
+def ranged(*shapes, dtype=F32):
+    """All of one dtype."""
+    return [(s, dtype) for s in shapes]
+
+
+SMALL_CASES = {
+    "softmax of a warp": (nn.softmax, ranged((5, 128))),
+    "softmax of part of a warp": (nn.softmax, ranged((8, 24))),
+    "softmax, odd": (nn.softmax, ranged((7, 37))),
+    "softmax of a block": (nn.softmax, ranged((3, 1540))),
+    "softmax, too long to keep": (nn.softmax, ranged((2, 33000))),
+    "softmax bf16": (nn.softmax, ranged((5, 264), dtype=BF16)),
+    "softmax f64": (nn.softmax, ranged((5, 66), dtype=F64)),
+    "log softmax": (nn.log_softmax, ranged((6, 130))),
+    "layer norm": (nn.layer_norm, ranged((9, 768), (768,), (768,))),
+    "layer norm f16": (nn.layer_norm, ranged((9, 256), (256,), (256,), dtype=F16)),
+    "layer norm, long": (nn.layer_norm, ranged((2, 2048), (2048,), (2048,))),
+    "layer norm backward": (backward(nn.layer_norm), ranged((37, 256), (256,), (256,), (37, 256))),
+    "layer norm backward, 768": (backward(nn.layer_norm), ranged((11, 768), (768,), (768,), (11, 768))),
+    "layer norm backward, long": (backward(nn.layer_norm), ranged((7, 2048), (2048,), (2048,), (7, 2048))),
+    "layer norm backward bf16": (
+        backward(nn.layer_norm),
+        ranged((17, 256), (256,), (256,), (17, 256), dtype=BF16),
+    ),
+    "cross-entropy": (cross_entropy, [((9, 1304), F32), ((9,), I32)]),
+    "cross-entropy with gradient": (bf.value_and_grad(cross_entropy), [((9, 257), F32), ((9,), I32)]),
+    "gelu": (lambda x, b: nn.gelu(x + b), ranged((6, 48), (48,))),
+    "gelu bf16": (lambda x, b: nn.gelu(x + b), ranged((6, 48), (48,), dtype=BF16)),
+    "gelu backward": (backward(lambda x, b: nn.gelu(x + b)), ranged((41, 192), (192,), (41, 192))),
+    "sum over rows": (lambda x: x.sum(0), ranged((67, 130))),
+    "sum over rows, narrow": (lambda x: x.sum(0), ranged((131, 10))),
+    "sum over rows, 4 chunks": (lambda x: x.sum(0), ranged((40, 200))),
+    "sum over columns": (lambda x: x.sum(1), ranged((13, 70))),
+    "max over rows i32": (lambda x: x.max(0), ranged((23, 24), dtype=I32)),
+    "all over rows": (lambda x: x.all(0), ranged((23, 24), dtype=BOOL)),
+    "sum of everything": (lambda x: x.sum(), ranged((50, 41))),
+    "norm": (lambda x: x / bnp.sqrt((x * x).sum()), ranged((64, 32))),
+    "sum over the middle": (lambda x: x.sum(1), ranged((3, 17, 24))),
+    "argmax": (lambda x: x.argmax(1), ranged((9, 100))),
+    "argmax of a block": (lambda x: x.argmax(1), ranged((2, 3000))),
+    "argmin of integers": (lambda x: x.argmin(1), ranged((19, 12), dtype=I32)),
+    "heads": (heads, ranged((2, 6, 48))),
+    "transpose": (lambda x: bnp.transpose(x), ranged((20, 36))),
+    "reversed": (lambda x: x[:, ::-1] + 1, ranged((5, 32))),
+    "shifted": (lambda x: x[:, 1:] - x[:, :-1], ranged((5, 33))),
+    "aligned pieces": (lambda x, y: bnp.concatenate([x, y], 1), ranged((5, 16), (5, 24))),
+    "pieces": (lambda x, y: bnp.concatenate([x, y], 1), ranged((5, 3), (5, 9))),
+    "pad": (lambda x: bnp.pad(x, ((1, 2), (4, 4))), ranged((5, 24))),
+    "gather": (lambda t, i: t[i] * 2, [((30, 24), F32), ((7,), I32)]),
+    "one hot": (lambda i: nn.one_hot(i, 12), ranged((7,), dtype=I32)),
+    "split rotary": (lambda x: bnp.concatenate([-x[..., 16:], x[..., :16]], -1), ranged((3, 4, 32))),
+    "complex": (lambda x: bnp.abs(x * x) + bnp.real(x), ranged((4, 12), dtype=C64)),
+    "mask": (lambda x, m: bnp.where(m, x, -1.0), [((5, 32), F32), ((5, 32), BOOL)]),
+    "casts": (lambda x: (x.astype(BF16) + 1).astype(F32), ranged((5, 32))),
+    "integers": (lambda x: (x // 3) % 7, ranged((5, 32), dtype=I32)),
+    "dropout": (lambda x: x * bf.random.bernoulli(bf.random.key(3), 0.5, x.shape), ranged((5, 32))),
+    "adamw": (adamw, ranged(*[(24, 8)] * 4)),
+    "scalar": (lambda x: x * 2 + 1, ranged(())),
+}
+"""Each is run."""
+
+_X, _W = (16384, 768), (768,)
+LARGE_CASES = {
+    "softmax": (nn.softmax, ranged(_X)),
+    "softmax of 4096": (nn.softmax, ranged((4096, 4096))),
+    "softmax bf16": (nn.softmax, ranged(_X, dtype=BF16)),
+    "layer norm": (nn.layer_norm, ranged(_X, _W, _W)),
+    "layer norm of 4096": (nn.layer_norm, ranged((16384, 4096), (4096,), (4096,))),
+    "layer norm bf16": (nn.layer_norm, ranged(_X, _W, _W, dtype=BF16)),
+    "layer norm backward": (backward(nn.layer_norm), ranged(_X, _W, _W, _X)),
+    "layer norm backward of 4096": (
+        backward(nn.layer_norm),
+        ranged((16384, 4096), (4096,), (4096,), (16384, 4096)),
+    ),
+    "layer norm backward bf16": (backward(nn.layer_norm), ranged(_X, _W, _W, _X, dtype=BF16)),
+    "cross-entropy": (cross_entropy, [((8192, 50304), F32), ((8192,), I32)]),
+    "cross-entropy with gradient": (bf.value_and_grad(cross_entropy), [((8192, 50304), F32), ((8192,), I32)]),
+    "gelu": (nn.gelu, ranged((16, 1024, 16384))),
+    "gelu bf16": (lambda x, b: nn.gelu(x + b), ranged((16384, 3072), (3072,), dtype=BF16)),
+    "gelu backward": (
+        backward(lambda x, b: nn.gelu(x + b)),
+        ranged((16384, 3072), (3072,), (16384, 3072)),
+    ),
+    "sum over rows": (lambda x: x.sum(0), ranged((16384, 50304))),
+    "sum over columns": (lambda x: x.sum(1), ranged((16384, 50304))),
+    "sum of everything": (lambda x: x.sum(), ranged((4096, 4096))),
+    "argmax": (lambda x: x.argmax(1), ranged((8192, 50304))),
+    "adamw": (adamw, ranged(*[(768, 3072)] * 4)),
+    "f64": (nn.softmax, ranged((1024, 512), dtype=F64)),
+}
+"""Each is compiled."""

@@ -1,0 +1,220 @@
+"""One program on three executors: NumPy calls, the interpreter of LoopIR, and C++ compiled for this machine.
+
+The two that run a schedule go through the very steps, and the very memory, of ``host_program.py``; only what stands
+for a kernel differs. Before a kernel runs, what it is to write is filled with bytes that nobody computed, unless it
+is the memory of something that it reads: what a plan gives to two values at once, or a kernel leaves out, shows.
+C++ of many programs is compiled as one source.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from blufunc.core import dtypes, tree
+from blufunc.core.jaxpr import Jaxpr
+from blufunc.core.ops.dot import dot_general_p
+from blufunc.core.passes import simplify
+from blufunc.kernels import host_compiler
+from blufunc.kernels.cstyle_host import render_many
+from blufunc.kernels.host_program import HOST, Runner, aligned
+from blufunc.kernels.loop_check import check_kernel
+from blufunc.kernels.loop_interpreter import run as interpret_kernel
+from blufunc.kernels.loopir import Buffer, Kernel
+from blufunc.kernels.lower import Target
+from blufunc.kernels.numpy_program import Program
+from blufunc.kernels.quiet import quietly
+from blufunc.kernels.steps import KernelStep, Schedule, schedule
+from blufunc.transforms.jit import jit
+
+POISON = 0xA5
+
+SMALL = Target(
+    chunks=lambda rows, lanes: min(3, rows),
+    total_chunks=lambda size: max(1, size // 7),
+    keep_bytes=1 << 10,
+    keep_loads=True,
+    tile=4,
+)
+"""Cuts reductions of a few elements in chunks, as ``HOST`` does large ones, and keeps loads, as a GPU does."""
+
+
+# -- cases -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Case:
+    """A program with arguments.
+
+    Attributes:
+      name: for messages.
+      jaxpr: simplified.
+      args: NumPy arrays, one for each parameter, constants included; never written to.
+      donated: which of them results may be written over.
+      target: what the program is lowered for.
+    """
+
+    name: str
+    jaxpr: Jaxpr
+    args: list[np.ndarray]
+    donated: tuple[bool, ...]
+    target: Target = HOST
+    _schedule: list[Schedule] = field(default_factory=list)
+
+    @property
+    def schedule(self) -> Schedule:
+        """The steps and their memory; every kernel obeys the rules of LoopIR."""
+        if not self._schedule:
+            made = schedule(self.jaxpr, self.donated, self.target, lambda e: e.prim is dot_general_p)
+            for kernel in made.kernels:
+                check_kernel(kernel)
+            self._schedule.append(made)
+        return self._schedule[0]
+
+    def expected(self) -> list[np.ndarray]:
+        """The results of the reference executor."""
+        never = (False,) * len(self.args)
+        return [np.asarray(x) for x in Program(self.jaxpr, never)([a.copy() for a in self.args])]
+
+    def interpreted(self) -> list[np.ndarray]:
+        """The results of the interpreter."""
+        functions = {i: Interpreted(k) for i, k in _kernels(self.schedule)}
+        return self.run(functions)
+
+    def run(self, functions: dict[int, Any]) -> list[np.ndarray]:
+        """The results of a schedule whose kernels are ``functions``: of a table of addresses and a number of threads.
+
+        Checks that arguments keep their values if they were not donated.
+        """
+        runner = Runner(self.schedule, functions)
+        arena = aligned(self.schedule.plan.arena_bytes)
+        arena[:] = POISON
+        given = [np.array(a, order="C") for a in self.args]
+        results = [np.asarray(x) for x in quietly(runner, list(given), arena)]
+        for i, (before, after) in enumerate(zip(self.args, given, strict=True)):
+            if not self.donated[i] or not before.ndim:
+                assert before.tobytes() == after.tobytes(), f"{self.name}: argument {i} was written to"
+        return results
+
+
+def case(
+    fun: Callable, *args: Any, donate: Sequence[int] = (), target: Target = HOST, name: str = ""
+) -> Case:
+    """The case of a function of arrays; ``donate`` are places among ``args``. Its constants become arguments."""
+    traced = jit(fun, donate_argnums=tuple(donate)).trace(*args)
+    consts = [np.asarray(c) for c in traced.entry.consts]
+    given = [np.asarray(a) for a in tree.leaves(args)]
+    donated = (False,) * len(consts) + traced.donated
+    return Case(name or fun.__name__, simplify(traced.jaxpr), [*consts, *given], donated, target)
+
+
+def _kernels(made: Schedule) -> list[tuple[int, Kernel]]:
+    return [(i, s.kernel) for i, s in enumerate(made.steps) if isinstance(s, KernelStep)]
+
+
+# -- executors -----------------------------------------------------------------------------------------
+
+
+class Interpreted:
+    """A kernel that is called like a compiled one."""
+
+    def __init__(self, kernel: Kernel):
+        self.kernel = kernel
+
+    def __call__(self, table: Any, threads: int) -> None:
+        arrays = _arrays(self.kernel, table)
+        poison(self.kernel, arrays)
+        interpret_kernel(self.kernel, arrays, check=True)
+
+
+class Compiled:
+    """A compiled kernel."""
+
+    def __init__(self, kernel: Kernel, function: Any):
+        self.kernel, self.function = kernel, function
+        function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_int], None
+
+    def __call__(self, table: Any, threads: int) -> None:
+        poison(self.kernel, _arrays(self.kernel, table))
+        self.function(table, 2)
+
+
+def _arrays(kernel: Kernel, table: Any) -> dict[Buffer, np.ndarray]:
+    """The memory of buffers, as arrays."""
+    arrays = {}
+    for b, address in zip(kernel.buffers, table, strict=True):
+        size = b.size * b.dtype.itemsize
+        raw = np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
+        arrays[b] = raw.view(b.dtype)
+    return arrays
+
+
+def poison(kernel: Kernel, arrays: dict[Buffer, np.ndarray]) -> None:
+    """Fill what a kernel writes, apart from what it reads too."""
+    read = {arrays[b].ctypes.data for b in kernel.buffers if not b.written}
+    for b in kernel.buffers:
+        if b.written and arrays[b].ctypes.data not in read:
+            arrays[b].view(np.uint8)[:] = POISON
+
+
+def compile_all(cases: Sequence[Case]) -> list[dict[int, Any]]:
+    """For each case its kernels, compiled; equal kernels of all cases once, and all in one source."""
+    names: dict[str, str] = {}
+    kernels: list[Kernel] = []
+    used: list[dict[int, tuple[Kernel, str]]] = []
+    for c in cases:
+        mine = {}
+        for i, k in _kernels(c.schedule):
+            key = str(k)
+            if key not in names:
+                names[key] = f"{k.name}_n{len(names)}"
+                kernels.append(Kernel(names[key], k.buffers, k.grid, k.body, k.notes, k.finish))
+            mine[i] = k, names[key]
+        used.append(mine)
+    compiler = host_compiler.find()
+    assert compiler is not None
+    library = compiler.compile(render_many(kernels), "the programs of the tests") if kernels else None
+    return [{i: Compiled(k, getattr(library, name)) for i, (k, name) in mine.items()} for mine in used]
+
+
+# -- comparison ------------------------------------------------------------------------------------------
+
+_ULPS = 64
+
+
+def differences(got: Sequence[np.ndarray], want: Sequence[np.ndarray], exact: bool) -> list[str]:
+    """How results differ; nothing where they agree.
+
+    Not ``exact``, floats may be off by 64 units in the last place of the largest result, those of 16 bits by 4.
+    """
+    found = []
+    for i, (g, w) in enumerate(zip(got, want, strict=True)):
+        if g.shape != w.shape or g.dtype != w.dtype:
+            found.append(f"result {i} is {g.dtype}{g.shape}, not {w.dtype}{w.shape}")
+        elif not _agree(g, w, exact):
+            found.append(f"result {i} is\n{g}\nnot\n{w}")
+    return found
+
+
+def _agree(got: np.ndarray, want: np.ndarray, exact: bool) -> bool:
+    if dtypes.is_key(got.dtype):
+        return got.tobytes() == want.tobytes()
+    if not dtypes.is_inexact(got.dtype):
+        return np.array_equal(got, want)
+    wide = np.complex128 if dtypes.is_complex(got.dtype) else np.float64
+    g, w = got.astype(wide), want.astype(wide)
+    if exact:
+        return np.array_equal(g, w, equal_nan=True)
+    units = _ULPS if got.dtype.itemsize > 2 else 4
+    tolerance = units * float(dtypes.finfo(got.dtype).eps)
+    return np.allclose(g, w, rtol=tolerance, atol=tolerance * _scale(w), equal_nan=True)
+
+
+def _scale(x: np.ndarray) -> float:
+    finite = np.abs(x[np.isfinite(x)])
+    return max(1.0, float(finite.max(initial=0.0)))
+

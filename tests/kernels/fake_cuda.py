@@ -1,0 +1,300 @@
+"""A CUDA device that is not there: device memory is host memory, and a kernel is run by the LoopIR interpreter.
+
+``install(monkeypatch)`` puts it in the place of the driver, the compiler and the libraries, so that all that decides
+what runs where and when is tested without a device. It is strict: memory that was freed is overwritten and may not be
+touched, and within a capture nothing runs, nothing may be copied from or to the host, and memory is the graph's own.
+"""
+
+import ctypes
+
+import numpy as np
+
+from blufunc.core import backend, dtypes
+from blufunc.kernels import (
+    cublaslt,
+    cuda_backend,
+    cuda_executor,
+    cuda_graph,
+    cuda_library,
+    cuda_memory,
+    cuda_modules,
+    cuda_runtime,
+    loop_interpreter,
+)
+from blufunc.kernels.quiet import quietly
+from tests.kernels.test_cuda_library import NumpyLibrary
+
+
+class Block:
+    """A piece of memory; its bytes are spoiled and kept for the next of its size when it goes."""
+
+    def __init__(self, source, raw, nbytes):
+        self.source, self.raw, self.nbytes = source, raw, nbytes
+        self.ptr = -(-raw.ctypes.data // 512) * 512
+        source.live[self.ptr] = nbytes
+
+    def __del__(self):
+        self.raw[:] = 0xCD
+        del self.source.live[self.ptr]
+        self.source.free.setdefault(self.nbytes, []).append(self.raw)
+
+
+class Source:
+    """What ``CupySource`` is, of host memory: a block that was freed is the next one of its size."""
+
+    def __init__(self, fake, total=1 << 30):
+        self.fake, self.total, self.live, self.free = fake, total, {}, {}
+        fake.sources.append(self)
+
+    def malloc(self, nbytes):
+        assert (self.fake.recording is None) == (self is self.fake.source), "memory of the wrong pool"
+        size = -(-nbytes // 512) * 512
+        if sum(self.live.values()) + size > self.total:
+            raise MemoryError
+        kept = self.free.get(size)
+        return Block(self, kept.pop() if kept else np.full(size + 512, 0xCD, np.uint8), size)
+
+    def free_unused(self):
+        self.free.clear()
+
+    def held_bytes(self):
+        return sum(self.live.values()) + sum(n * len(raws) for n, raws in self.free.items())
+
+    def room(self):
+        return self.total - sum(self.live.values()), self.total
+
+
+class Stream:
+    """A stream is where work is put; here it is done at once, or recorded."""
+
+    def __init__(self, ptr):
+        self.ptr = ptr
+
+    def synchronize(self):
+        pass
+
+
+class Graph:
+    """Recorded work, and what keeps its memory alive."""
+
+    def __init__(self, fake, work, keep):
+        self.fake, self.work, self.keep = fake, work, keep
+
+    def launch(self):
+        self.fake.replays += 1
+        for run in self.work:
+            run()
+
+
+class Arguments:
+    """The parameters of a launch."""
+
+    def __init__(self, pointers):
+        self.pointers = list(pointers)
+
+    def set_pointer(self, i, address):
+        self.pointers[i] = address
+
+
+class Launch:
+    """A kernel with its addresses; the function gets these as they are when it is launched."""
+
+    def __init__(self, fake, run, pointers):
+        self.fake, self.run, self.arguments = fake, run, Arguments(pointers)
+
+    def __call__(self, stream):
+        pointers = tuple(self.arguments.pointers)
+        self.fake.launches += 1
+        self.fake.do(lambda: self.run(pointers), stream)
+
+
+class Loaded:
+    """What ``cuda_modules.Loaded`` is, of a Python function of addresses."""
+
+    counters = 0
+
+    def __init__(self, fake, run):
+        self.fake, self.run = fake, run
+
+    def prepare(self, pointers):
+        return Launch(self.fake, self.run, pointers)
+
+
+class FakeCuda:
+    """The device.
+
+    Attributes:
+      launches, replays, products: how many kernels, graphs and matrix products were put on streams.
+      compiled: the names of the kernels that were compiled.
+      sources_of_users: by entry, what a user's kernel does with the addresses of its parameters.
+    """
+
+    def __init__(self):
+        self.sources, self.recording = [], None
+        self.source = Source(self)
+        self.pool = cuda_memory.Pool(0, self.source)
+        self.stream, self.own = Stream(1), None
+        self.launches = self.replays = self.products = 0
+        self.compiled, self.sources_of_users = [], {}
+
+    # -- memory --------------------------------------------------------------------------------------
+
+    def array(self, address, shape, dtype):
+        """The memory at an address as an array; it must be that of one live buffer."""
+        n = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if not n:
+            return np.empty(shape, dtype)
+        inside = (
+            a <= address and address + n <= a + size for s in self.sources for a, size in s.live.items()
+        )
+        assert any(inside), f"{n} bytes at {address:#x} are nobody's"
+        return np.ndarray(shape, dtype, (ctypes.c_char * n).from_address(address))
+
+    def copy(self, to, source, nbytes, stream):
+        def run():
+            one = np.dtype(np.uint8)
+            self.array(to, (nbytes,), one)[:] = self.array(source, (nbytes,), one).copy()
+
+        if nbytes:
+            self.do(run, stream.ptr)
+
+    def fill_zero(self, address, nbytes, stream):
+        def run():
+            self.array(address, (nbytes,), np.dtype(np.uint8))[:] = 0
+
+        if nbytes:
+            self.do(run, stream.ptr)
+
+    def copy_in(self, address, x, index=0):
+        self._not_in_capture()
+        self.array(address, x.shape, x.dtype)[...] = x
+
+    def copy_out(self, x, address, index=0):
+        self._not_in_capture()
+        x[...] = self.array(address, x.shape, x.dtype)
+
+    def _not_in_capture(self):
+        if self.recording is not None:
+            raise RuntimeError("cudaErrorStreamCaptureUnsupported")
+
+    def captured(self, aval, device, label):
+        return self.own.allocate(aval.shape, aval.dtype, label)
+
+    # -- work ----------------------------------------------------------------------------------------
+
+    def do(self, run, stream):
+        assert stream == (1 if self.recording is None else 2), "work for a stream that is not the current one"
+        run() if self.recording is None else self.recording.append(run)
+
+    def capture(self, run, device=0, keep=()):
+        stream, own = Stream(2), Source(self)
+        self.recording, self.own = [], cuda_memory.Pool(0, own)
+        try:
+            with cuda_runtime.redirected(device, stream):
+                run(stream)
+            return Graph(self, self.recording, (keep, self.own, run))
+        finally:
+            self.recording = None
+
+    def load(self, wanted, device, name):
+        functions = []
+        for w in wanted:
+            self.compiled.append(w.kernel.name)
+            functions.append(Loaded(self, lambda pointers, k=w.kernel: self.interpret(k, pointers)))
+        return [str(w.kernel) for w in wanted], functions
+
+    def load_source(self, text, device):
+        return Loaded(self, lambda pointers: self.sources_of_users[text.entry](self, pointers))
+
+    def interpret(self, kernel, pointers):
+        arrays = {b: self.array(p, (b.size,), b.dtype) for b, p in zip(kernel.buffers, pointers, strict=True)}
+        loop_interpreter.run(kernel, arrays)
+
+    # -- libraries -----------------------------------------------------------------------------------
+
+    def library(self, prim, buffers, params, outs, label=""):
+        if any(not b.nbytes for b in buffers) or any(not a.size for a in outs):
+            return cuda_library.fallback(prim, buffers, params, outs, label)
+        if cuda_library.is_host_fallback(prim, [b.dtype for b in buffers], params):
+            return cuda_library.fallback(prim, buffers, params, outs, label)
+        pool = self.pool if self.recording is None else self.own
+        results = [pool.allocate(a.shape, a.dtype, label) for a in outs]
+        sources, targets = ([(b.ptr, b.shape, b.dtype) for b in list_] for list_ in (buffers, results))
+
+        def run():
+            arrays = [self.array(p, s, cuda_memory.raw_dtype(d)) for p, s, d in sources]
+            operands = [d for _, _, d in sources]
+            made = quietly(
+                lambda: cuda_library.evaluate(NumpyLibrary(), prim, arrays, operands, params, outs)
+            )
+            for (p, s, d), x in zip(targets, made, strict=True):
+                self.array(p, s, cuda_memory.raw_dtype(d))[...] = np.asarray(x)
+
+        self.do(run, cuda_runtime.work_stream(0).ptr)
+        return results
+
+
+class Plan:
+    """``cublaslt.Plan`` by NumPy: row-major matrices at addresses."""
+
+    def __init__(self, fake, gemm):
+        assert gemm.refused() is None
+        self.fake, self.gemm = fake, gemm
+
+    def run(self, a, b, c, d, bias=0, aux=0, alpha=1, beta=0, stream=0):
+        self.fake.products += 1
+        for address in (a, b, d):
+            assert address % self.gemm.alignment == 0
+        self.fake.do(lambda: quietly(self._multiply, a, b, d), stream)
+
+    def _multiply(self, a, b, d):
+        g = self.gemm.layout
+        rows_a, columns_a = (g.k, g.m) if g.trans_a else (g.m, g.k)
+        rows_b, columns_b = (g.n, g.k) if g.trans_b else (g.k, g.n)
+        x = self._matrices(a, self.gemm.a, rows_a, columns_a, g.lda, g.stride_a)
+        y = self._matrices(b, self.gemm.b, rows_b, columns_b, g.ldb, g.stride_b)
+        wide = np.int32 if dtypes.is_integer(self.gemm.a) else np.promote_types(self.gemm.d, np.float32)
+        if self.gemm.d in (dtypes.bfloat16, dtypes.float16):
+            wide = np.float32
+        x, y = (
+            m.astype(wide).swapaxes(1, 2) if t else m.astype(wide)
+            for m, t in ((x, g.trans_a), (y, g.trans_b))
+        )
+        self._matrices(d, self.gemm.d, g.m, g.n, g.ldd, g.stride_d)[...] = np.matmul(x, y).astype(self.gemm.d)
+
+    def _matrices(self, address, dtype, rows, columns, ld, stride):
+        extent = (self.gemm.layout.batch - 1) * stride + (rows - 1) * ld + columns
+        flat = self.fake.array(address, (extent,), np.dtype(f"V{dtype.itemsize}"))
+        strides = [s * dtype.itemsize for s in (stride, ld, 1)]
+        shape = (self.gemm.layout.batch, rows, columns)
+        return np.lib.stride_tricks.as_strided(flat, shape, strides).view(dtype)
+
+
+def install(monkeypatch):
+    """Put a ``FakeCuda`` in the place of CUDA, and return it."""
+    fake = FakeCuda()
+    properties = cuda_runtime.DeviceProperties(0, "fake", (9, 0), 132, 1 << 30, 50 << 20, 227 << 10)
+    for module, name, value in (
+        (cuda_runtime, "available", lambda: None),
+        (cuda_runtime, "require", lambda: None),
+        (cuda_runtime, "device_count", lambda: 1),
+        (cuda_runtime, "properties", lambda index=0: properties),
+        (cuda_runtime, "use_device", lambda index: None),
+        (cuda_runtime, "compute_stream", lambda index=0: fake.stream),
+        (cuda_runtime, "synchronize", lambda index=0: None),
+        (cuda_runtime, "copy_in", fake.copy_in),
+        (cuda_runtime, "copy_out", fake.copy_out),
+        (cuda_runtime, "copy_on_device", fake.copy),
+        (cuda_runtime, "fill_zero", fake.fill_zero),
+        (cuda_memory, "_pools", {0: fake.pool}),
+        (cuda_library, "run", fake.library),
+        (cuda_executor, "_captured", fake.captured),
+        (cuda_graph, "capture", fake.capture),
+        (cublaslt, "Plan", lambda gemm, device=0: Plan(fake, gemm)),
+        (cuda_modules, "load", fake.load),
+        (cuda_modules, "load_source", fake.load_source),
+        (backend, "_backends", {**backend._backends, "cuda": cuda_backend.CudaBackend()}),
+        (backend, "_default", {}),
+    ):
+        monkeypatch.setattr(module, name, value)
+    return fake
