@@ -54,7 +54,7 @@ class Config:
       debug_key_reuse: raise ``KeyReuseError`` where a random key is used twice.
       host_compiler: whether programs on the CPU are compiled by the system's C++ compiler: ``auto`` (where they are
         large enough to gain), ``always`` or ``never``.
-      default_device: where arrays are made when nothing says otherwise: ``cpu``, ``cuda``, ``cuda:1``; empty for the CPU.
+      default_device: where arrays are made when nothing says otherwise: ``cuda``, ``cuda:1``; empty for the CPU.
       matmul_precision: how CUDA devices multiply float32 matrices that ask for no ``precision`` of their own:
         ``default`` in IEEE float32, with the numbers that the CPU gives; ``tf32`` with operands rounded to 11 bits,
         several times faster. ``precision="high"`` asks for tf32 in one product, ``"highest"`` for IEEE.

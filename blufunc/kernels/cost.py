@@ -17,10 +17,10 @@ from blufunc.core.jaxpr import DropVar, Eqn, Jaxpr, Literal, subjaxprs
 from blufunc.core.ops.barrier import optimization_barrier_p
 from blufunc.core.ops.convolution import conv_general_dilated_p
 from blufunc.core.ops.dot import dot_general_p
-from blufunc.core.passes import inline_bodies, simplify
+from blufunc.core.passes import simplify
 from blufunc.kernels import scalars
 from blufunc.kernels.access import moves
-from blufunc.kernels.fuse import REDUCES, Region, fuse
+from blufunc.kernels.fuse import REDUCES
 from blufunc.kernels.indices import Range
 from blufunc.kernels.loopir import (
     Accumulate,
@@ -35,9 +35,9 @@ from blufunc.kernels.loopir import (
     post_order,
     values_of,
 )
-from blufunc.kernels.lower import Target, lower
+from blufunc.kernels.lower import Target
 from blufunc.kernels.machine import Machine
-from blufunc.kernels.steps import KernelStep, OpaqueStep, Schedule
+from blufunc.kernels.steps import KernelStep, OpaqueStep, Schedule, schedule
 
 
 @dataclass(frozen=True)
@@ -302,14 +302,7 @@ def _of_body(jaxpr: Jaxpr) -> Cost:
     """The cost of a body, fused as it would be by itself."""
 
     def make() -> Cost:
-        inlined, origins = inline_bodies(simplify(jaxpr))
-        fusion = fuse(inlined, origins)
-        rows: list[StepCost] = []
-        for step in fusion.steps:
-            if isinstance(step, Region):
-                rows += [of_kernel(launch.kernel, step.eqns) for launch in lower(step, fusion, _NEUTRAL)]
-            else:
-                rows.append(_of_eqn(step.eqn, "library"))
-        return Cost(tuple(rows))
+        donated = (False,) * len(jaxpr.invars)
+        return cost_of(schedule(simplify(jaxpr), donated, _NEUTRAL, lambda e: e.prim is dot_general_p))
 
     return jaxpr.memoised("cost", make)

@@ -122,7 +122,6 @@ class Operand:
 
     def __init__(self, executor: Executor, atom: Any, given: Literal | tuple[int, list]):
         self.atom, self.aval = atom, atom.aval
-        self._executor = executor
         self._constant: DeviceBuffer | None = None
         self._copy: Callable | None = None
         self.place: Place | None = None
@@ -146,25 +145,25 @@ class Operand:
         )
         return same and not self.layout.offset * self.aval.dtype.itemsize % ALIGNMENT
 
-    def base(self) -> DeviceBuffer:
+    def base(self, executor: Executor) -> DeviceBuffer:
         """The buffer that it is a view of."""
         if self.place is None:
             assert self._constant is not None
             return self._constant
-        return self._executor.buffer(self.place, self._source)
+        return executor.buffer(self.place, self._source)
 
-    def buffer(self) -> DeviceBuffer:
+    def buffer(self, executor: Executor) -> DeviceBuffer:
         """Its elements, dense in row-major order."""
-        base = self.base()
+        base = self.base(executor)
         if self._copy is not None:
             return self._copy(base)
         if not self.chain:
             return base
         return base.view(self.aval.shape, self.aval.dtype, self.layout.offset * self.aval.dtype.itemsize)
 
-    def address(self) -> int:
+    def address(self, executor: Executor) -> int:
         """Where the element at index 0 is."""
-        return self.base().ptr + self.layout.offset * self.aval.dtype.itemsize
+        return self.base(executor).ptr + self.layout.offset * self.aval.dtype.itemsize
 
 
 def strided(shape: tuple[int, ...], chain: Sequence[Any]) -> Strided:
@@ -182,7 +181,7 @@ class Work:
     """A step that is ready to run.
 
     Attributes:
-      run: puts it on the executor's stream.
+      run: puts it on the stream of its executor, which it is given: it holds none, so that memory goes when it can.
       name: what to call it in reports.
       step: what it came from.
       drops: the roots that nobody needs after it.
@@ -190,7 +189,7 @@ class Work:
       flops: its multiplications and additions, where that is known.
     """
 
-    run: Callable[[], None]
+    run: Callable[[Executor], None]
     name: str
     step: KernelStep | OpaqueStep
     drops: tuple[int, ...] = ()
@@ -238,6 +237,7 @@ class Executor:
         ]
         self._note_drops()
         self.captured = all(w.captured for w in self.works)
+        del self.copier  # it holds the program, which holds this
 
     # -- memory ----------------------------------------------------------------------------------------
 
@@ -299,7 +299,7 @@ class Executor:
         for i, p in enumerate(places):
             if p.root != ARENA:
                 self._slots[p.root].append((launch.arguments, i, p.offset))
-        return Work(lambda: launch(self.stream), step.kernel.name, step)
+        return Work(lambda executor: launch(executor.stream), step.kernel.name, step)
 
     def patched(self, launch: Any, places: Sequence[Place | None]) -> None:
         """Have the parameters of a launch follow the values that lie in these places; None: as it is."""
@@ -340,7 +340,7 @@ class Executor:
         for n, work in enumerate(self.works):
             if between is not None:
                 between(n)
-            work.run()
+            work.run(self)
             for root in work.drops:
                 self._bases[root] = None
         if between is not None:

@@ -7,7 +7,6 @@ so that some of them share one.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -68,7 +67,9 @@ def _render(wanted: Sequence[Wanted]) -> tuple[list[str], list[tuple[int, CudaKe
     """Texts of modules, and for each kernel its module's number and what was rendered."""
     texts: list[str] = []
     rendered: list[tuple[int, CudaKernel]] = []
-    for module, group in enumerate(itertools.batched(_named_apart(wanted), _PER_MODULE)):
+    named = _named_apart(wanted)
+    for module, start in enumerate(range(0, len(named), _PER_MODULE)):
+        group = named[start : start + _PER_MODULE]
         kernels = render_many([w.kernel for w in group], [w.aliased for w in group])
         texts.append(kernels[0].source)
         rendered += [(module, k) for k in kernels]

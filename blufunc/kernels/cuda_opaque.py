@@ -62,7 +62,7 @@ def work(executor: Executor, step: OpaqueStep, compile: Compile) -> Work:
     pairs = zip(eqn.invars, step.operands, strict=True)
     operands = [Operand(executor, atom, given) for atom, given in pairs]
     if eqn.prim is optimization_barrier_p:
-        return Work(lambda: _pass_on(executor, step, operands), eqn.prim.name, step)
+        return Work(lambda executor: _pass_on(executor, step, operands), eqn.prim.name, step)
     if hasattr(eqn.prim, "cuda_source"):
         return _user_kernel(executor, step, operands)
     if eqn.prim is dot_general_p:
@@ -71,8 +71,8 @@ def work(executor: Executor, step: OpaqueStep, compile: Compile) -> Work:
             return Work(product.run, eqn.prim.name, step, flops=product.flops)
     function, captured = _function_of(eqn, executor.device, compile)
 
-    def run() -> None:
-        given = [o.buffer() for o in operands]
+    def run(executor: Executor) -> None:
+        given = [o.buffer(executor) for o in operands]
         for value, result in zip(step.results, function(given), strict=True):
             if value is not None:
                 executor.put(value, _apart(executor, result, given))
@@ -90,14 +90,15 @@ def _pass_on(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) 
     for value, operand in zip(step.results, operands, strict=True):
         if value is not None and executor.roots.is_dynamic(executor.roots.place(value).root):
             if operand.place != executor.roots.place(value):
-                executor.put(value, _apart(executor, operand.buffer(), [operand.base()]))
+                x = operand.buffer(executor)
+                executor.put(value, _apart(executor, x, [operand.base(executor)]))
 
 
 def _user_kernel(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Work:
     eqn = step.eqn
     text = eqn.prim.cuda_source(*[a.aval for a in eqn.invars], **eqn.params)
     if 0 in text.grid:
-        return Work(lambda: None, text.entry, step)
+        return Work(lambda executor: None, text.entry, step)
     outs = list(zip(eqn.outvars, step.results, strict=True))
     unused = [None if r is not None else executor.own(v.aval, "a result that nobody wants") for v, r in outs]
     places = [None if r is None else executor.roots.place(r) for _, r in outs]
@@ -105,8 +106,8 @@ def _user_kernel(executor: Executor, step: OpaqueStep, operands: Sequence[Operan
     launch = loaded.prepare([*[0] * len(operands), *[b.ptr if b else 0 for b in unused]])
     executor.patched(launch, [*[None] * len(operands), *places])
 
-    def run() -> None:
-        given = [o.buffer() for o in operands]
+    def run(executor: Executor) -> None:
+        given = [o.buffer(executor) for o in operands]
         for i, x in enumerate(given):
             launch.arguments.set_pointer(i, x.ptr)
         launch(executor.stream)

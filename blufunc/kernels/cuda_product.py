@@ -71,7 +71,7 @@ class Product:
         gemm: Gemm | None,
         out: ShapedArray,
     ):
-        self.executor, self.gemm, self.out = executor, gemm, out
+        self.device, self.gemm, self.out = executor.device, gemm, out
         (value,) = step.results
         assert value is not None
         self._place: Place = executor.roots.place(value)
@@ -83,7 +83,7 @@ class Product:
     def of(cls, executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Product | None:
         """The product that a ``dot_general`` is; None if the library has none for it."""
         eqn, out = step.eqn, step.eqn.outvars[0].aval
-        sides = [_Side(executor, x) for x in operands]
+        sides = [_Side(x) for x in operands]
         if not out.size or not all(x.aval.size for x in operands):
             return cls(executor, step, sides, None, out)
         numbers = eqn.params["dimension_numbers"]
@@ -92,7 +92,7 @@ class Product:
         ):  # twice at most: what is copied is dense
             for side, order in zip(sides, layout, strict=True):
                 if order is not None:
-                    side.copy(order)
+                    side.copy(order, executor)
             contract, batch = numbers
             numbers = _moved(contract, layout), _moved(batch, layout)
         a, b = (x.aval.dtype for x in operands)
@@ -100,17 +100,17 @@ class Product:
         gemm = Gemm(layout, a, b, out.dtype, compute_of(a, eqn.params["precision"]), alignment=alignment)
         return None if gemm.refused() is not None else cls(executor, step, sides, gemm, out)
 
-    def run(self) -> None:
+    def run(self, executor: Executor) -> None:
         """Put it on the executor's stream."""
-        to = self.executor.buffer(self._place, self.out)
+        to = executor.buffer(self._place, self.out)
         if self.gemm is None:
-            cuda_runtime.fill_zero(to.ptr, to.nbytes, self.executor.work_stream())
+            cuda_runtime.fill_zero(to.ptr, to.nbytes, executor.work_stream())
             return
-        a, keep_a = self._lhs.address()
-        b, keep_b = self._rhs.address()
+        a, keep_a = self._lhs.address(executor)
+        b, keep_b = self._rhs.address(executor)
         if self._plan is None:
-            self._plan = cublaslt.Plan(self.gemm, self.executor.device)
-        self._plan.run(a, b, 0, to.ptr, stream=self.executor.stream)
+            self._plan = cublaslt.Plan(self.gemm, self.device)
+        self._plan.run(a, b, 0, to.ptr, stream=executor.stream)
         del keep_a, keep_b  # memory that is freed now is written again only after the product
 
 
@@ -122,29 +122,29 @@ class _Side:
       alignment: of its first element, in bytes.
     """
 
-    def __init__(self, executor: Executor, operand: Operand):
-        self._executor, self._operand = executor, operand
+    def __init__(self, operand: Operand):
+        self._operand = operand
         self.shape, self.strides = operand.layout.shape, operand.layout.strides
         start = operand.layout.offset * operand.aval.dtype.itemsize
         self.alignment = math.gcd(start, ALIGNMENT)
         self._order = tuple(range(len(self.shape)))
         self._copier: Any = None
 
-    def copy(self, order: tuple[int, ...]) -> None:
+    def copy(self, order: tuple[int, ...], executor: Executor) -> None:
         """Let it be a dense copy with the axes in this order."""
         x = self._operand
         self._order = tuple(self._order[d] for d in order)
         shape = tuple(x.aval.shape[d] for d in self._order)
         after = Var(ShapedArray(shape, x.aval.dtype))
         turn = Eqn(transpose_p, [x.atom], [after], {"permutation": self._order}, None)
-        self._copier = self._executor.copier([*x.chain, turn])
+        self._copier = executor.copier([*x.chain, turn])
         self.shape, self.strides, self.alignment = shape, strides_of(shape), ALIGNMENT
 
-    def address(self) -> tuple[int, DeviceBuffer | None]:
+    def address(self, executor: Executor) -> tuple[int, DeviceBuffer | None]:
         """Where its first element is, and what must live until it is read."""
         if self._copier is None:
-            return self._operand.address(), None
-        made = self._copier(self._operand.base())
+            return self._operand.address(executor), None
+        made = self._copier(self._operand.base(executor))
         return made.ptr, made
 
 

@@ -16,8 +16,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from blufunc import errors
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Jaxpr

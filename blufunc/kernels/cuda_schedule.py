@@ -127,12 +127,16 @@ def _of_lanes(kernel: Kernel, most: Vectors) -> Schedule:
     threads = min(_WARP, _power_of_two(vectors))
     if kernel.points % (_WARP // threads):
         threads = _WARP  # whole warps come to exchanges, or none of their threads
-    wanted = kernel.points * threads // (4 * SM_COUNT)  # threads of a block if there is a block for each place
+    wanted = (
+        kernel.points * threads // (4 * SM_COUNT)
+    )  # threads of a block if there is a block for each place
     block = max(_WARP, min(_BLOCK, wanted // _WARP * _WARP))
     return Schedule(threads, block // threads)
 
 
-def _of_rows(most: Vectors, rows: int, reduces: bool, keeps: Sequence[Keep], cuts: dict[Range, Vectors]) -> Schedule:
+def _of_rows(
+    most: Vectors, rows: int, reduces: bool, keeps: Sequence[Keep], cuts: dict[Range, Vectors]
+) -> Schedule:
     """Rows that groups may share: they need no barrier for a row if a group is a warp."""
     vectors = most.vector.extent
     if not reduces:
@@ -163,7 +167,9 @@ def _block_threads(most: Vectors, each: int = _THREAD_VECTORS) -> int:
 
 
 def _registers(keeps: Sequence[Keep], made: Schedule, cuts: dict[Range, Vectors]) -> int:
-    return sum(_words(k, cuts[k.lanes], made.threads) for k in keeps if is_unrolled(cuts[k.lanes], made.threads))
+    return sum(
+        _words(k, cuts[k.lanes], made.threads) for k in keeps if is_unrolled(cuts[k.lanes], made.threads)
+    )
 
 
 def _words(keep: Keep, cut: Vectors, threads: int) -> int:
@@ -255,5 +261,3 @@ def _is_column(v: Value, over: Range, points: Range) -> bool:
     if v.attr[1] is not over or summand.op != "load" or summand.args or is_small_float(v.dtype):
         return False
     return {over, points} <= summand.ranges()
-
-

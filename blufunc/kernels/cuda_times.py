@@ -5,9 +5,10 @@ Kernels, beside stage 8: what ``CudaProgram.timings`` returns.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from blufunc.core import source
 from blufunc.kernels import cuda_runtime
@@ -48,10 +49,15 @@ def times_of(executor: Executor, bases: Sequence[DeviceBuffer], repeats: int) ->
     executor.launch(bases, stream)  # what is loaded or chosen at the first run is not to be timed
     best = [math.inf] * len(executor.works)
     for _ in range(repeats):
-        events = [cupy.cuda.Event() for _ in range(len(executor.works) + 1)]
-        executor.launch(bases, stream, between=lambda n, events=events: events[n].record(stream))
+        events: list[Any] = []
+
+        def mark(n: int, events: list[Any] = events) -> None:
+            events.append(cupy.cuda.Event())
+            events[n].record(stream)
+
+        executor.launch(bases, stream, between=mark)
         stream.synchronize()
-        for n, (start, stop) in enumerate(zip(events, events[1:], strict=False)):
+        for n, (start, stop) in enumerate(itertools.pairwise(events)):
             best[n] = min(best[n], cupy.cuda.get_elapsed_time(start, stop))
     bandwidth = _bandwidth(cuda_runtime.properties(executor.device).name)
     return [_time(executor, w, ms, bandwidth) for w, ms in zip(executor.works, best, strict=True)]

@@ -169,7 +169,9 @@ def without_cheap_keeps(kernel: Kernel) -> Kernel:
     values = post_order(kernel.roots())
     in_indices = post_order([c for v in values for i in v.indices() for c in computed_in(i)])
     needed = {v.attr for v in in_indices if v.op == "read"}
-    replaced = {b.size for b in kernel.buffers if b.written}  # sizes of arrays that may lie in an input's place
+    replaced = {
+        b.size for b in kernel.buffers if b.written
+    }  # sizes of arrays that may lie in an input's place
     found: dict[Keep, Value] = {}
     for s in sets:
         if s.value.op != "load" or s.value.args or s.keep in needed or times[s.keep] > 1:
@@ -204,7 +206,11 @@ class _Again:
         if isinstance(s, (Lanes, Rows)):
             dropped = lambda x: isinstance(x, Set) and x.keep in self.found
             body = tuple(self.statement(x) for x in s.body if not dropped(x))
-            return Lanes(s.range, body, s.note) if isinstance(s, Lanes) else Rows(s.range, body, s.index, s.limit)
+            return (
+                Lanes(s.range, body, s.note)
+                if isinstance(s, Lanes)
+                else Rows(s.range, body, s.index, s.limit)
+            )
         if isinstance(s, Store):
             return Store(s.buffer, s.index, self(s.value), s.guard and self(s.guard))
         if isinstance(s, Reduce):

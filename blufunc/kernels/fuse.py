@@ -17,6 +17,7 @@ of elements and rows; the backward pass of a layer norm one of elements, rows an
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -419,13 +420,21 @@ class _Fuser:
             return all(self.reaches(a, p, region, canonical) for a, p in zip(eqn.invars, places, strict=True))
         if eqn.prim in READERS or one_hot(eqn):
             return not any(v in region.roles for a in eqn.invars for v in self.leaves(a))
-        reduces = eqn.prim in REDUCES
-        shape = (eqn.invars[0] if reduces else eqn.outvars[0]).aval.shape
-        if role == "total" and eqn.invars[0].aval.size != frame.size:
-            place = unflat(canonical["row"], shape)
-        else:
-            place = unflat(canonical["element" if reduces else role], shape)
-        return all(self.reaches(a, place if a.aval.ndim else (), region, canonical) for a in eqn.invars)
+        reads = role
+        if eqn.prim in REDUCES:
+            over_rows = role == "total" and eqn.invars[0].aval.size != frame.size
+            reads = "row" if over_rows else "element"
+        place: Place | None = None
+        for a in eqn.invars:
+            if a.__class__ is Literal or region.roles.get(a) == reads:  # type: ignore[arg-type]
+                continue  # a value of the same shape, computed for the same point
+            if not any(v in region.roles for v in self.leaves(a)):
+                continue
+            if place is None:
+                place = unflat(canonical[reads], max((x.aval.shape for x in eqn.invars), key=len))
+            if not self.reaches(a, place if a.aval.ndim else (), region, canonical):
+                return False
+        return True
 
     def meets_in_row(self, eqn: Eqn, frame: Frame, region: Region, canonical: dict) -> bool:
         """Whether a gather of one number for each row takes it from that very row: it is computed there once more."""
@@ -680,6 +689,7 @@ def _common(a: Frame, b: Frame) -> Frame | None:
     return Frame(a.size, a.lanes or b.lanes, a.outer or b.outer, a.total or b.total)
 
 
+@functools.lru_cache(256)
 def _canonical(frame: Frame) -> dict[str, Any]:
     """Where the value of a role is computed, as a position in row-major order."""
     if frame.lanes is None:

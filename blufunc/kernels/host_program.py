@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,7 +25,9 @@ from blufunc.kernels.cstyle_host import render_many
 from blufunc.kernels.lower import Target
 from blufunc.kernels.numpy_program import Program, calls_back
 from blufunc.kernels.quiet import openly, quietly
+from blufunc.kernels.stages import show_stages
 from blufunc.kernels.steps import KernelStep, OpaqueStep, Schedule, schedule
+from blufunc.kernels.timing import StepTime, medians
 
 HOST = Target(
     chunks=lambda rows, lanes: min(16, max(1, rows * lanes >> 14)),
@@ -61,8 +64,9 @@ class HostProgram:
 
     def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], compiler: host_compiler.Compiler):
         self.jaxpr = simplify(jaxpr)
-        self.schedule = made = schedule(self.jaxpr, donated, HOST, lambda e: e.prim is dot_general_p)
-        self.text, names = _source(made)
+        self.schedule = made = planned(self.jaxpr, donated)
+        show_stages(made, jaxpr.name)
+        self.text, names = source_of(made)
         library = compiler.compile(self.text, jaxpr.name or "program") if names else None
         self.arenas = _Arenas(made.plan.arena_bytes)
         self.run = Runner(made, {s: getattr(library, n) for s, n in names.items()})
@@ -80,6 +84,27 @@ class HostProgram:
     def source(self) -> str:
         """The generated C++."""
         return self.text
+
+    def timings(self, buffers: Sequence[np.ndarray], repeats: int = 5) -> list[StepTime]:
+        """How long each step takes: the median over ``repeats`` runs on these arguments, which stay as they are."""
+        runs: list[list[float]] = []
+        for _ in range(repeats + 1):
+            arrays = [np.array(b, order="C") for b in buffers]
+            with self.arenas as arena:
+                runs.append(self.calls(self.run.timed, arrays, arena))
+        return medians(
+            [name_of(s) for s in self.schedule.steps], runs[1:]
+        )  # the first run touches new memory
+
+
+def planned(jaxpr: Jaxpr, donated: Sequence[bool]) -> Schedule:
+    """The steps of a simplified jaxpr on the CPU, and their memory."""
+    return schedule(jaxpr, donated, HOST, lambda e: e.prim is dot_general_p)
+
+
+def name_of(step: KernelStep | OpaqueStep) -> str:
+    """What to call a step in reports."""
+    return step.kernel.name if isinstance(step, KernelStep) else step.eqn.prim.name
 
 
 def _in_order(x: Any) -> np.ndarray:
@@ -120,7 +145,7 @@ def body_of(jaxpr: Jaxpr) -> Callable[[list], Any]:
     return jaxpr.memoised("host body", make)
 
 
-def _source(made: Schedule) -> tuple[str, dict[int, str]]:
+def source_of(made: Schedule) -> tuple[str, dict[int, str]]:
     """One C++ text with all kernels, equal ones once; and the names of the functions of the steps."""
     texts: dict[str, Any] = {}
     names: dict[int, str] = {}
@@ -206,9 +231,27 @@ class Runner:
         env: dict[int, np.ndarray] = dict(zip(made.inputs, arrays, strict=True))
         arrays.clear()
         memory = _Memory(made, env, arena)
+        if config.shows("launch"):
+            self.show_launches()
         for step in self.steps:
             step(memory)
         return tuple([self.output(o, memory) for o in self.finals(memory)])
+
+    def timed(self, arrays: list[np.ndarray], arena: np.ndarray) -> list[float]:
+        """The seconds that each step takes."""
+        memory = _Memory(self.made, dict(zip(self.made.inputs, arrays, strict=True)), arena)
+        seconds = []
+        for step in self.steps:
+            start = time.perf_counter()
+            step(memory)
+            seconds.append(time.perf_counter() - start)
+        return seconds
+
+    def show_launches(self) -> None:
+        """Print the steps of a call that begins."""
+        for n, step in enumerate(self.made.steps):
+            buffers = f" {', '.join(map(str, step.kernel.buffers))}" if isinstance(step, KernelStep) else ""
+            config.show(f"launch {n}: {name_of(step)}{buffers}")
 
     def finals(self, memory: _Memory) -> list:
         seen: set[int] = set()

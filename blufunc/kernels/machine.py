@@ -50,9 +50,7 @@ class Machine:
     products: float
 
     def __str__(self) -> str:
-        return (
-            f"{self.name}: {self.bandwidth / 1e9:.0f} GB/s, {self.products / 1e9:.0f} GFLOP/s in float32 products"
-        )
+        return f"{self.name}: {self.bandwidth / 1e9:.0f} GB/s, {self.products / 1e9:.0f} GFLOP/s in float32 products"
 
 
 @functools.cache

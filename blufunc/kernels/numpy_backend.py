@@ -19,6 +19,7 @@ from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Jaxpr
 from blufunc.core.rules import check_values
 from blufunc.kernels import host_program
+from blufunc.kernels.host_draft import Draft
 from blufunc.kernels.host_program import HostProgram
 from blufunc.kernels.numpy_program import CallingProgram, Program, calls_back, eqn_calls_back, interpret
 from blufunc.kernels.quiet import openly, quietly
@@ -62,10 +63,16 @@ class NumpyBackend:
 
     def compile(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> Program | HostProgram:
         """A program over buffers: compiled loops where they gain, NumPy calls otherwise."""
-        compiled = host_program.compile_program(jaxpr, donated)
-        if compiled is not None:
-            return compiled
-        return (CallingProgram if calls_back(jaxpr) else Program)(jaxpr, donated)
+        program = host_program.compile_program(jaxpr, donated)
+        if program is None:
+            program = (CallingProgram if calls_back(jaxpr) else Program)(jaxpr, donated)
+        if config.shows("source"):
+            config.show(program.source())
+        return program
+
+    def draft(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> Draft:
+        """What ``compile`` would make, before anything is compiled."""
+        return Draft(jaxpr, donated)
 
     def claim(self, array: Array) -> np.ndarray:
         """The buffer of a donated array; a copy if a view, or another array, still sees its storage."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import keyword
 import re
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from blufunc.core import source
 from blufunc.core.jaxpr import DropVar, Eqn, Jaxpr, Literal, Var, subjaxprs
 from blufunc.core.passes import simplify
 from blufunc.kernels.quiet import openly, quietly
+from blufunc.kernels.timing import StepTime, medians
 
 
 class Program:
@@ -40,6 +42,31 @@ class Program:
     def source(self) -> str:
         """The Python source that runs."""
         return self.text
+
+    def timings(self, buffers: Sequence[np.ndarray], repeats: int = 5) -> list[StepTime]:
+        """How long each equation takes by its definition: the median over ``repeats`` runs."""
+        runs = [openly(_timed, self.jaxpr, buffers) for _ in range(repeats + 1)][1:]
+        return medians([e.prim.name for e in self.jaxpr.eqns], runs)
+
+
+def _timed(jaxpr: Jaxpr, buffers: Sequence[np.ndarray]) -> list[float]:
+    """The seconds that each equation takes, one by one."""
+    env: dict[Any, np.ndarray] = dict(zip(jaxpr.invars, buffers, strict=True))
+    last_use = _last_uses(jaxpr)
+    seconds = []
+    for eqn, dying in zip(jaxpr.eqns, last_use, strict=True):
+        prim = eqn.prim
+        ins = [np.asarray(a.array) if a.__class__ is Literal else env[a] for a in eqn.invars]
+        function = prim.reference(interpret, **eqn.params) if prim.reference is not None else None
+        start = time.perf_counter()
+        outs = function(ins) if function is not None else prim.impl(*ins, **eqn.params)
+        seconds.append(time.perf_counter() - start)
+        env.update(
+            zip(eqn.outvars, outs if function is not None or prim.multiple_results else [outs], strict=True)
+        )
+        for v in dying:
+            env.pop(v, None)
+    return seconds
 
 
 class CallingProgram(Program):

@@ -89,7 +89,9 @@ class Fused:
         pairs: dict[tuple[int, int], tuple[Eqn, Eqn, str]] = {}
         for first, second, why in fusion.apart:
             a, b = home.get(id(first)), home.get(id(second))
-            if a is not None and b is not None and a != b:  # what was refused at first may have been joined later
+            if (
+                a is not None and b is not None and a != b
+            ):  # what was refused at first may have been joined later
                 pairs.setdefault((a, b), (first, second, why))
         self._pairs = pairs
         self.apart = list(pairs.values())

@@ -7,8 +7,9 @@ equations, in the order of the plan, with the place in memory of everything they
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from blufunc.core import source
@@ -17,6 +18,7 @@ from blufunc.core.ops.barrier import optimization_barrier_p
 from blufunc.core.passes import inline_bodies
 from blufunc.kernels.access import view_chain
 from blufunc.kernels.fuse import Fusion, Opaque, Region, fuse
+from blufunc.kernels.horizontal import groups, structure
 from blufunc.kernels.indices import Index
 from blufunc.kernels.loopir import Buffer, Kernel, Lanes, Rows, Store, post_order, values_of
 from blufunc.kernels.lower import Launch, Scratch, Target, lower
@@ -41,6 +43,28 @@ class KernelStep:
 
 
 @dataclass(eq=False)
+class GroupStep:
+    """One launch of many kernels that do the same to different arrays."""
+
+    members: tuple[KernelStep, ...]
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """The ids of what all buffers are."""
+        return tuple(i for m in self.members for i in m.values)
+
+    @property
+    def kernel(self) -> Kernel:
+        """One of them."""
+        return self.members[0].kernel
+
+    @property
+    def region(self) -> Region:
+        """What the last of them computes."""
+        return self.members[-1].region
+
+
+@dataclass(eq=False)
 class OpaqueStep:
     """One equation that a library or the reference runs.
 
@@ -55,6 +79,9 @@ class OpaqueStep:
     operands: list[Literal | tuple[int, list[Eqn]]]
     results: list[int | None]
     planned: bool
+
+
+Step = KernelStep | GroupStep | OpaqueStep
 
 
 @dataclass(eq=False)
@@ -75,7 +102,7 @@ class Schedule:
 
     jaxpr: Jaxpr
     fusion: Fusion
-    steps: list[KernelStep | OpaqueStep]
+    steps: list[Step]
     values: list[Var | Scratch]
     ids: dict[Var, int]
     plan: Plan
@@ -83,12 +110,12 @@ class Schedule:
     outputs: list[Literal | int]
     unplanned: set[int] = field(default_factory=set)
     aliases: dict[int, int] = field(default_factory=dict)
-    peak: KernelStep | OpaqueStep | None = None
+    peak: Step | None = None
 
     @property
     def kernels(self) -> list[Kernel]:
-        """The kernels in the order in which they are launched, the same one each time."""
-        return [s.kernel for s in self.steps if isinstance(s, KernelStep)]
+        """The kernels in the order in which they are launched; a group counts as one."""
+        return [s.kernel for s in self.steps if not isinstance(s, OpaqueStep)]
 
     def place(self, value: int) -> Placement | None:
         """Where a value lies; None where whoever runs its step makes the memory."""
@@ -112,15 +139,18 @@ def schedule(jaxpr: Jaxpr, donated: Sequence[bool], target: Target, planned: Pla
     """
     jaxpr, origins = inline_bodies(jaxpr)
     jaxpr = rewrite(jaxpr, origins)
-    first = _Scheduler(jaxpr, origins, donated, target, planned).run()
-    if not target.recompute or first.plan.peak_step is None:
-        return first
+    if target.recompute:
+        jaxpr = _recomputing(jaxpr, origins, donated, target, planned)
+    return _Scheduler(jaxpr, origins, donated, target, planned).run()
+
+
+def _recomputing(jaxpr: Jaxpr, origins: dict[int, int], donated, target: Target, planned: Planned) -> Jaxpr:
+    """The program with what is cheap computed again behind the peak of a first plan."""
+    first = _Scheduler(jaxpr, origins, donated, target, planned).run(estimate=True)
+    if first.plan.peak_step is None:
+        return jaxpr
     worth = max(_LEAST_SAVING, first.plan.arena_bytes >> 9)
-    again = rematerialise(first.fusion, _position(first), origins, worth)
-    if again is jaxpr:
-        return first
-    second = _Scheduler(again, origins, donated, target, planned).run()
-    return second if second.plan.peak_bytes < first.plan.peak_bytes else first
+    return rematerialise(first.fusion, _position(first), origins, worth)
 
 
 def _position(made: Schedule) -> int:
@@ -137,18 +167,19 @@ class _Scheduler:
         self.fusion = fuse(jaxpr, origins)
         self.values: list[Var | Scratch] = []
         self.ids: dict[Any, int] = {}
-        self.steps: list[KernelStep | OpaqueStep] = []
+        self.steps: list[Step] = []
         self.plan_steps: list[PlanStep] = []
         self.unplanned: set[int] = set()
         self.aliases: dict[int, int] = {}
         self.lowered: dict[Any, list[Launch]] = {}
         self.index: dict[int, int] = {}  # of the steps of the fusion: the plan step that ends it
 
-    def run(self) -> Schedule:
+    def run(self, estimate: bool = False) -> Schedule:
+        """The schedule; an estimate has the steps and their memory, but no kernels."""
         inputs = [self.id_of(v) for v in self.jaxpr.invars]
         for step in self.fusion.steps:
             if isinstance(step, Region):
-                self.add_region(step)
+                self.estimate_region(step) if estimate else self.add_region(step)
             else:
                 self.add_opaque(step)
             self.index[id(step)] = len(self.plan_steps) - 1
@@ -156,6 +187,8 @@ class _Scheduler:
             a if a.__class__ is Literal else self.id_of(a)
             for a in self.jaxpr.outvars  # type: ignore[misc]
         ]
+        if self.target.group and not estimate:
+            self.group()
         made = plan(self.plan_steps, self.plan_values(set(inputs), outputs))
         return Schedule(
             self.jaxpr,
@@ -190,6 +223,40 @@ class _Scheduler:
             )
             self.plan_steps.append(PlanStep(tuple(reads), tuple(writes), pairs))
 
+    def estimate_region(self, region: Region) -> None:
+        """A step for the plan: values of one size may be in place of each other."""
+        reads, writes = ([self.id_of(v) for v in vs] for vs in (region.inputs, region.outputs))
+        size = lambda i: _nbytes(self.values[i])
+        pairs = tuple((w, r) for w in writes for r in reads if size(w) == size(r))
+        self.steps.append(KernelStep(None, (), region))  # type: ignore[arg-type]
+        self.plan_steps.append(PlanStep(tuple(reads), tuple(writes), pairs))
+
+    def group(self) -> None:
+        """Put kernels of one structure together."""
+        keys = [structure(s.kernel) if isinstance(s, KernelStep) else None for s in self.steps]
+        steps: list[Step] = []
+        plan_steps: list[PlanStep] = []
+        number: dict[int, int] = {}
+        for members in groups(keys, self.plan_steps):
+            number.update((i, len(steps)) for i in members)
+            if len(members) == 1:
+                steps.append(self.steps[members[0]])
+                plan_steps.append(self.plan_steps[members[0]])
+                continue
+            steps.append(GroupStep(tuple(self.steps[i] for i in members)))  # type: ignore[misc]
+            parts = [self.plan_steps[i] for i in members]
+            readers = Counter(r for p in parts for r in set(p.reads))
+            plan_steps.append(
+                PlanStep(
+                    tuple(dict.fromkeys(r for p in parts for r in p.reads)),
+                    tuple(w for p in parts for w in p.writes),
+                    # what others of the group read too must not be written over
+                    tuple(pair for p in parts for pair in p.inplace if readers[pair[1]] == 1),
+                )
+            )
+        self.plan_steps = [replace(p, after=tuple(number[a] for a in p.after)) for p in plan_steps]
+        self.steps = steps
+
     def add_opaque(self, step: Opaque) -> None:
         eqn = step.eqn
         operands: list[Literal | tuple[int, list[Eqn]]] = []
@@ -219,22 +286,28 @@ class _Scheduler:
         writes = [r for r in results if r is not None and r not in self.aliases]
         self.plan_steps.append(PlanStep(tuple(reads), tuple(writes), after=after))
 
+    def root(self, value: int) -> int:
+        """The value itself, or the one that it stands for."""
+        while value in self.aliases:
+            value = self.aliases[value]
+        return value
+
     def plan_values(self, inputs: set[int], outputs: Sequence[Literal | int]) -> list[Value]:
+        # what is returned stays until the end; of what stands for another value, that value
+        returned = {self.root(o) for o in outputs if isinstance(o, int)}
         given = {
             self.id_of(v)
             for v, d in zip(self.jaxpr.invars, self.donated, strict=True)
             if d and v.aval.ndim  # numbers are never taken: others may hold them
-        }
-        results = {o for o in outputs if isinstance(o, int)} - inputs
-        # a result that is a view of something else is copied by the executor
-        results -= {o for o in results if o in self.aliases}
+        } - returned
+        results = returned - inputs
         makers = {v: e for e in self.jaxpr.eqns for v in e.outvars}
         out = []
         for i, v in enumerate(self.values):
             if isinstance(v, Scratch):
                 out.append(Value(v.nbytes, "temp", "parts of a reduction"))
                 continue
-            size = 0 if i in self.unplanned else v.aval.size * v.aval.dtype.itemsize
+            size = 0 if i in self.unplanned else _nbytes(v)
             kind = "temp"
             if i in inputs:
                 kind = "donated" if i in given else "argument"
@@ -246,6 +319,10 @@ class _Scheduler:
             )
             out.append(Value(size, kind, label, self.aliases.get(i)))
         return out
+
+
+def _nbytes(v: Var | Scratch) -> int:
+    return v.nbytes if isinstance(v, Scratch) else v.aval.size * v.aval.dtype.itemsize
 
 
 def same_place(kernel: Kernel) -> list[tuple[Buffer, Buffer]]:

@@ -1,6 +1,6 @@
 """What executables say of their own speed.
 
-Kernels, beside stage 8: the result of ``timings`` on programs of the CPU; those of CUDA have the same ``name`` and ``ms``.
+Kernels, beside stage 8: the result of ``timings`` on the CPU; that of CUDA programs has the same ``name`` and ``ms``.
 """
 
 from __future__ import annotations

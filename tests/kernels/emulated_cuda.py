@@ -9,7 +9,8 @@ import ctypes
 import numpy as np
 
 from blufunc.kernels import scalars
-from blufunc.kernels.cstyle_cuda import DYNAMIC, SHARED_BYTES, CudaStyle
+from blufunc.kernels.cuda_schedule import SHARED_BYTES
+from blufunc.kernels.cuda_style import DYNAMIC, CudaStyle
 from tests.kernels.cuda_machines import BLOCK, Host
 
 _MORE = f"""
@@ -44,7 +45,9 @@ class Emulator:
             text = w.render()
             types = [f"({scalars.storage_type(b.dtype)} *)p[{i}]" for i, b in enumerate(w.kernel.buffers)]
             types += [f"(unsigned *)p[{len(types)}]"] if w.kernel.finish else []
-            texts.append(text + _PACKED.format(entry=w.entry, shared=w.shared_bytes, arguments=", ".join(types)))
+            texts.append(
+                text + _PACKED.format(entry=w.entry, shared=w.shared_bytes, arguments=", ".join(types))
+            )
         library = self.host.compile("\n".join(texts), BLOCK + _MORE)
         return library
 

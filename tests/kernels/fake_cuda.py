@@ -6,6 +6,7 @@ touched, and within a capture nothing runs, nothing may be copied from or to the
 """
 
 import ctypes
+import weakref
 
 import numpy as np
 
@@ -34,8 +35,9 @@ class Block:
         source.live[self.ptr] = nbytes
 
     def __del__(self):
-        self.raw[:] = 0xCD
-        del self.source.live[self.ptr]
+        if self.source is self.source.fake.source:  # else it is a graph's, whose work comes again
+            self.raw[:] = 0xCD
+            del self.source.live[self.ptr]
         self.source.free.setdefault(self.nbytes, []).append(self.raw)
 
 
@@ -44,7 +46,7 @@ class Source:
 
     def __init__(self, fake, total=1 << 30):
         self.fake, self.total, self.live, self.free = fake, total, {}, {}
-        fake.sources.append(self)
+        fake.sources.add(self)
 
     def malloc(self, nbytes):
         assert (self.fake.recording is None) == (self is self.fake.source), "memory of the wrong pool"
@@ -130,7 +132,7 @@ class FakeCuda:
     """
 
     def __init__(self):
-        self.sources, self.recording = [], None
+        self.sources, self.recording = weakref.WeakSet(), None
         self.source = Source(self)
         self.pool = cuda_memory.Pool(0, self.source)
         self.stream, self.own = Stream(1), None

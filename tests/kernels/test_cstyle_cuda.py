@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from blufunc.core import dtypes
-from blufunc.kernels.cstyle_cuda import CudaStyle
+from blufunc.kernels.cuda_style import CudaStyle
 from blufunc.kernels.loop_check import check_kernel
 from blufunc.kernels.loop_interpreter import run as interpret
 from blufunc.kernels.loopir import Kernel
@@ -64,7 +64,9 @@ def draw(buffer, seed):
     if dtypes.is_integer(buffer.dtype):
         return rng.integers(0, 100, buffer.size).astype(buffer.dtype)
     x = rng.standard_normal(buffer.size)
-    return (x + 1j * rng.standard_normal(buffer.size) if dtypes.is_complex(buffer.dtype) else x).astype(buffer.dtype)
+    return (x + 1j * rng.standard_normal(buffer.size) if dtypes.is_complex(buffer.dtype) else x).astype(
+        buffer.dtype
+    )
 
 
 def agree(kernel, got, want):
@@ -78,7 +80,9 @@ def agree(kernel, got, want):
         wide = np.complex128 if dtypes.is_complex(b.dtype) else np.float64
         a, c = got[b].astype(wide), want[b].astype(wide)
         tolerance = 2e-5 if b.dtype.itemsize >= 4 else 4 * float(dtypes.finfo(b.dtype).eps)
-        np.testing.assert_allclose(a, c, tolerance, tolerance * max(1, np.abs(c[np.isfinite(c)]).max(initial=0)))
+        np.testing.assert_allclose(
+            a, c, tolerance, tolerance * max(1, np.abs(c[np.isfinite(c)]).max(initial=0))
+        )
 
 
 @pytest.mark.parametrize("name", SMALL_CASES)

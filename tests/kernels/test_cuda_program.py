@@ -1,0 +1,553 @@
+"""The CUDA executor: programs on a fake device mean what they mean on the CPU, and the same again on a real one."""
+
+import threading
+
+import numpy as np
+import pytest
+
+import blufunc as bf
+import blufunc.numpy as bnp
+from blufunc import errors, lax, nn, tree
+from blufunc.config import config
+from blufunc.core import backend, dtypes
+from blufunc.core.array import from_numpy
+from blufunc.kernels import cuda_memory, cuda_product, cuda_replay
+from tests.kernels import fake_cuda
+from tests.op_table import OPS
+from tests.test_ops import assert_close, results
+from tests.transforms.programs import LAX, PROGRAMS
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    return fake_cuda.install(monkeypatch)
+
+
+@pytest.fixture
+def cuda(fake):
+    return bf.devices("cuda")[0]
+
+
+def program_of(f, *args, **options):
+    """The program behind a function under jit, which is called with these arguments once."""
+    jitted = bf.jit(f, **options)
+    jitted(*args)
+    (entry,) = jitted._entries.values()
+    return next(iter(entry.programs.values()))
+
+
+def uniform(*shape, seed=0, dtype=np.float32):
+    return np.random.default_rng((seed, *shape)).uniform(-1, 1, shape).astype(dtype)
+
+
+def on(device, *xs):
+    return [from_numpy(np.asarray(x), device) for x in xs]
+
+
+def same(got, want, rtol=1e-5):
+    for g, w in zip(tree.leaves(got), tree.leaves(want), strict=True):
+        g, w = np.asarray(g), np.asarray(w)
+        assert g.shape == w.shape and g.dtype == w.dtype
+        if dtypes.is_inexact(w.dtype):
+            wide = np.complex128 if dtypes.is_complex(w.dtype) else np.float64
+            np.testing.assert_allclose(g.astype(wide), w.astype(wide), rtol=rtol, atol=rtol)
+        else:
+            np.testing.assert_array_equal(g, w)
+
+
+# -- what operations and programs mean -------------------------------------------------------------
+
+CASES = [pytest.param(op, d, id=f"{op.id}-{d}") for op in OPS for d in op.dtypes]
+# On a device each case is a kernel to compile.
+ON_DEVICE = [
+    pytest.param(op, d, id=f"{op.id}-{d}")
+    for op in OPS
+    for d in op.dtypes
+    if d in ("float32", "bfloat16") or d == op.dtypes[-1]
+]
+
+
+def operation(op, dtype, device, tolerance):
+    values = op.sample(dtype)
+    want = results(op.apply(*on(backend.host_device(), *values)))
+    for run in (op.apply, bf.jit(op.apply)):
+        for g, w in zip(results(run(*on(device, *values))), want, strict=True):
+            assert g.dtype == w.dtype
+            assert_close(g, w, dtype, op.tol * tolerance)
+
+
+@pytest.mark.parametrize("op, dtype", CASES)
+def test_operations(op, dtype, cuda):
+    """Each operation, by itself and under jit."""
+    operation(op, dtype, cuda, 4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op, dtype", ON_DEVICE)
+def test_operations_on_a_device(op, dtype):
+    operation(op, dtype, bf.devices("cuda")[0], 64)
+
+
+def control_flow(name, device):
+    p = PROGRAMS[name]
+    f = bf.jit(lambda *args: p.run(LAX, *args))
+    args = p.args(0)
+    want, there = f(*args), bf.device_put(args, device)
+    for _ in range(4):  # the later ones may be graphs
+        same(f(*there), want, 1e-9)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_control_flow(name, cuda):
+    """Programs with loops and branches, whose closed-over arrays go where the arguments are."""
+    control_flow(name, cuda)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_control_flow_on_a_device(name):
+    control_flow(name, bf.devices("cuda")[0])
+
+
+def normalised(x, w, b):
+    return nn.gelu(nn.layer_norm(x, w, b))
+
+
+FUNCTIONS = {
+    "softmax": (lambda x: nn.softmax(x), uniform(5, 33)),
+    "norm": (normalised, uniform(6, 48), uniform(48), uniform(48, seed=1)),
+    "gradient of a norm": (
+        lambda x, w, b: bf.grad(lambda *a: (normalised(*a) ** 2).sum(), (0, 1, 2))(x, w, b),
+        *(uniform(6, 48), uniform(48), uniform(48, seed=1)),
+    ),
+    "products in both directions": (
+        lambda x, y: (x @ y, y.T @ x.T, bnp.einsum("ij,ji->i", x, y)),
+        *(uniform(4, 6), uniform(6, 4)),
+    ),
+    "attention": (
+        lambda q, k, v: bnp.einsum("bhqk,bkhd->bqhd", nn.softmax(bnp.einsum("bqhd,bkhd->bhqk", q, k)), v),
+        *(uniform(2, 5, 3, 4, seed=s) for s in range(3)),
+    ),
+    "products of reversed and strided views": (
+        lambda x, y: x[::-1, ::2] @ y[::-1, 1:4], *(uniform(5, 8), uniform(4, 7))
+    ),
+    "products of slices": (lambda x: x[3:5, 1:3] @ x[0:2, 5:8], uniform(6, 9)),
+    "products of broadcasts": (lambda x, w: bnp.broadcast_to(x[:, None], (3, 4, 5)) @ w, *(uniform(3, 5), uniform(5, 2))),
+    "products without elements": (lambda x, y: (x @ y, y @ x), uniform(3, 0), uniform(0, 3)),
+    "integers": (lambda x, y: x @ y, *(np.arange(12, dtype=np.int32).reshape(3, 4),) * 1, np.ones((4, 2), np.int32)),
+    "half": (lambda x: (x @ x.T).sum(0), uniform(4, 6).astype(dtypes.bfloat16)),
+    "scatter": (lambda x, i: x.at[i].add(2 * x[i]), uniform(7, 3), np.array([1, 5, 1], np.int32)),
+    "sort and cumsum": (lambda x: (bnp.sort(x.T), bnp.cumsum(x, 0), bnp.argsort(x)), uniform(5, 4)),
+    "factor": (lambda x: bnp.linalg.cholesky(x @ x.T + 4 * bnp.eye(3)), uniform(3, 3)),
+    "arguments and numbers as they are": (lambda x, y: (x, y, x, 3.0, x + y), uniform(3), uniform(3)),
+    "views": (lambda x: (x.T, x[1:], x.reshape(-1), x[None]), uniform(3, 4)),
+    "a barrier": (lambda x: (lax.optimization_barrier((x * 2, x.T, 1.0)), x * 2 + 1), uniform(3, 4)),
+    "a barrier on what dies": (
+        lambda x: (lax.optimization_barrier(bnp.tanh(x @ x) @ x), bnp.sin((x @ x) @ (x @ x)) @ x), uniform(4, 4)
+    ),
+    "nothing to do": (lambda x: (), uniform(3)),
+    "keys": (lambda n: bf.random.normal(bf.random.fold_in(bf.random.key(3), n), (5,)), np.int32(4)),
+    "stacked scans": (
+        lambda x, w: lax.scan(lambda c, a: (bnp.tanh(c @ w + a), c.sum()), bnp.zeros(3), x),
+        *(uniform(5, 3), uniform(3, 3)),
+    ),
+    "gradient of a scan": (
+        lambda x, w: bf.grad(lambda w: (lax.scan(lambda c, a: (bnp.tanh(c @ w + a), c), bnp.zeros(3), x)[1] ** 2).sum())(w),
+        *(uniform(5, 3), uniform(3, 3)),
+    ),
+    "a callback": (
+        lambda x: bf.pure_callback(np.sin, bf.ShapeDtypeStruct((3,), np.float32), x * 2) + 1, uniform(3)
+    ),
+}  # fmt: skip
+
+
+def function(name, device):
+    f, *xs = FUNCTIONS[name]
+    jitted = bf.jit(f)
+    want, there = jitted(*on(backend.host_device(), *xs)), on(device, *xs)
+    for _ in range(4):
+        same(jitted(*there), want)
+    same(there, xs)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions(name, cuda):
+    """Called several times, so that the later calls may be graphs; arguments stay as they are."""
+    function(name, cuda)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_on_a_device(name):
+    function(name, bf.devices("cuda")[0])
+
+
+# -- how they are done -----------------------------------------------------------------------------
+
+
+def test_products_go_to_the_library_without_copies(fake, cuda):
+    x, w = on(cuda, uniform(8, 16), uniform(16, 4))
+    p = program_of(lambda x, w: bnp.einsum("ij,jk->ki", x, w) + bnp.einsum("ji,kj->ik", w, x), x, w)
+    assert fake.products >= 1 and fake.launches == 1
+    assert [type(s).__name__ for s in p.schedule.steps].count("KernelStep") == 1
+
+
+PRECISIONS = [
+    (None, "default", "f32"), ("default", "tf32", "tf32"), (None, "tf32", "tf32"), ("high", "default", "tf32"),
+    ("highest", "tf32", "f32"), (("high", "highest"), "default", "f32"), (("high", "high"), "default", "tf32"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("precision, flag, compute", PRECISIONS)
+def test_precision(precision, flag, compute, monkeypatch):
+    monkeypatch.setattr(config, "matmul_precision", flag)
+    assert cuda_product.compute_of(dtypes.float32, precision) == compute
+    assert cuda_product.compute_of(dtypes.bfloat16, precision) == "f32"
+    assert cuda_product.compute_of(dtypes.float64, precision) == "f64"
+
+
+def test_a_wrong_precision_is_named(monkeypatch):
+    monkeypatch.setattr(config, "matmul_precision", "best")
+    with pytest.raises(errors.ValueRangeError, match="best.*\n.*'highest'"):
+        cuda_product.compute_of(dtypes.float32, None)
+
+
+def test_a_single_operation_is_compiled_once(fake, cuda):
+    x, y = on(cuda, uniform(4, 3), uniform(4, 3, seed=1))
+    for _ in range(3):
+        x = x * y
+    assert fake.compiled == ["mul"] and fake.launches == 3
+
+
+def test_a_reshape_alone_is_a_view(fake, cuda):
+    (x,) = on(cuda, uniform(4, 3))
+    assert x.reshape(2, 6).buffer.ptr == x.buffer.ptr
+    assert not fake.launches
+
+
+def test_equal_kernels_are_one(fake, cuda):
+    (x,) = on(cuda, uniform(4, 4))
+    program_of(lambda x: bnp.tanh(bnp.tanh(x @ x) @ x), x)
+    assert fake.compiled.count(fake.compiled[0]) == 2  # the fake compiles what it is given; cuda_modules dedupes
+
+
+# -- donation ---------------------------------------------------------------------------------------
+
+
+def test_donated_memory_is_taken_over(cuda):
+    x, y = on(cuda, uniform(64, 8), uniform(64, 8, seed=1))
+    before = x.buffer.ptr
+    out = bf.jit(lambda x, y: x * 2 + y, donate_argnums=0)(x, y)
+    assert out.buffer.ptr == before and x.is_deleted()
+    same(out, uniform(64, 8) * 2 + uniform(64, 8, seed=1))
+
+
+def test_memory_that_somebody_sees_is_not_taken_over(cuda):
+    step = bf.jit(lambda x: x * 2, donate_argnums=0)
+    (x,) = on(cuda, uniform(64, 8))
+    view = x.reshape(-1)
+    step(x)
+    same(view, uniform(64, 8).reshape(-1))
+    (x,) = on(cuda, uniform(64, 8))
+    seen = x.buffer
+    step(x)
+    same(cuda_memory.to_host(seen), uniform(64, 8))
+
+
+def test_arguments_returned_as_they_are_can_be_donated(cuda):
+    (x,) = on(cuda, uniform(64, 8))
+    y, z = bf.jit(lambda x: (x, x))(x)
+    bf.jit(lambda x: x * 2, donate_argnums=0)(y)
+    same((x, z), (uniform(64, 8),) * 2)
+
+
+def test_donated_arguments_in_any_order(cuda):
+    step = bf.jit(lambda a, b, c: (b + c, a * b, c.T @ a), donate_argnums=(0, 1, 2))
+    xs = [uniform(4, 4, seed=s) for s in range(3)]
+    state = on(cuda, *xs)
+    for _ in range(6):
+        state = step(*state)
+        a, b, c = xs
+        xs = [b + c, a * b, c.T @ a]
+    same(list(state), xs, 1e-4)
+
+
+# -- graphs ------------------------------------------------------------------------------------------
+
+
+def train(state, batch, rate):
+    """A step of a small network, with a count of steps."""
+    (w1, b1, w2), n = state
+    x, y = batch
+
+    def loss(w1, b1, w2):
+        return ((bnp.tanh(x @ w1 + b1) @ w2 - y) ** 2).mean()
+
+    value, grads = bf.value_and_grad(loss, (0, 1, 2))(w1, b1, w2)
+    return (tuple(p - rate * g for p, g in zip((w1, b1, w2), grads)), n + 1), value
+
+
+def training(device, steps):
+    weights = (uniform(12, 16), np.zeros(16, np.float32), uniform(16, 1))
+    state = (tuple(on(device, *weights)), *on(device, np.int32(0)))
+    step = bf.jit(train, donate_argnums=0)
+    losses = []
+    for n in range(steps):
+        batch = tuple(on(device, uniform(8, 12, seed=n), uniform(8, 1, seed=n)))
+        state, value = step(state, batch, 0.1 / (n + 1))
+        losses.append(value)
+    (entry,) = step._entries.values()
+    return state, losses, next(iter(entry.programs.values()))
+
+
+def test_a_training_step_becomes_a_graph(fake, cuda):
+    """The state stays in place; batches, rates, counts and losses move, and each loss keeps its value."""
+    state, losses, program = training(cuda, 12)
+    want_state, want_losses, _ = training(backend.host_device(), 12)
+    same((state, losses), (want_state, want_losses), 1e-4)
+    assert fake.replays >= 8 and program.why_no_graph is None
+
+
+def test_graphs_can_be_switched_off(fake, cuda, monkeypatch):
+    monkeypatch.setattr(config, "cuda_graphs", False)
+    _, losses, _ = training(cuda, 6)
+    assert not fake.replays and len(losses) == 6
+
+
+@pytest.mark.gpu
+def test_a_training_step_on_a_device():
+    state, losses, program = training(bf.devices("cuda")[0], 12)
+    want_state, want_losses, _ = training(backend.host_device(), 12)
+    same((state, losses), (want_state, want_losses), 1e-3)
+    assert program.why_no_graph is None and program._free[0][1].replayed >= 8
+
+
+def long(x, y):
+    return bnp.tanh(bnp.tanh(bnp.tanh(x @ y) @ y) @ y)
+
+
+def test_large_arguments_that_move_have_a_graph_each(fake, cuda, monkeypatch):
+    monkeypatch.setattr(cuda_replay, "STAGED_BYTES", 0)
+    (y,) = on(cuda, uniform(4, 4, seed=9))
+    xs = on(cuda, *[uniform(4, 4, seed=s) for s in range(2)])
+    f = bf.jit(long)
+    for n in range(12):
+        same(f(xs[n % 2], y), bf.jit(long)(*on(backend.host_device(), xs[n % 2], y)))
+    assert fake.replays >= 6
+
+
+def test_a_graph_keeps_no_arguments(fake, cuda):
+    f = bf.jit(long)
+    x, y = on(cuda, uniform(4, 4), uniform(4, 4, seed=1))
+    for _ in range(5):
+        out = f(x, y)
+    assert fake.replays
+    live = fake.source.live.copy()
+    held = {x.buffer.ptr, y.buffer.ptr, out.buffer.ptr}
+    del x, y, out
+    assert set(live) - set(fake.source.live) >= held
+
+
+def test_addresses_that_never_come_again_end_the_captures(fake, cuda, monkeypatch):
+    monkeypatch.setattr(cuda_replay, "STAGED_BYTES", 0)
+    f = bf.jit(long)
+    (y,) = on(cuda, uniform(4, 4, seed=9))
+    kept = []
+    for n in range(40):
+        kept.append(f(*on(cuda, uniform(4, 4, seed=n)), y))
+    same(kept[-1], bf.jit(long)(uniform(4, 4, seed=39), uniform(4, 4, seed=9)))
+    assert not fake.replays
+
+
+def test_what_the_host_takes_part_in_is_no_graph(fake, cuda):
+    def f(x):
+        y = bf.pure_callback(np.sin, bf.ShapeDtypeStruct((4, 4), np.float32), x @ x)
+        return long(x, y)
+
+    (x,) = on(cuda, uniform(4, 4))
+    p = program_of(f, x)
+    for _ in range(4):
+        p([x.buffer])
+    assert not fake.replays and "host" in p.why_no_graph
+
+
+def test_a_capture_that_fails_is_told_and_not_tried_again(fake, cuda, monkeypatch, capsys):
+    def capture(run, device=0, keep=()):
+        raise RuntimeError("cudaErrorStreamCaptureInvalidated")
+
+    monkeypatch.setattr(fake_cuda.cuda_graph, "capture", capture)
+    monkeypatch.setattr(config, "debug", "launch")
+    f = bf.jit(long)
+    x, y = on(cuda, uniform(4, 4), uniform(4, 4, seed=1))
+    want = bf.jit(long)(uniform(4, 4), uniform(4, 4, seed=1))
+    for _ in range(6):
+        same(f(x, y), want)
+    assert capsys.readouterr().err.count("long runs kernel by kernel") == 1
+
+
+def test_scans_are_part_of_graphs(fake, cuda):
+    def f(x, w):
+        return lax.scan(lambda c, a: (bnp.tanh(c @ w + a), c.sum()), bnp.zeros(3), x)
+
+    jitted = bf.jit(f)
+    x, w = on(cuda, uniform(5, 3), uniform(3, 3))
+    long_enough = bf.jit(lambda x, w: (f(x, w), long(w, w), long(w, w + 1)))
+    want = long_enough(uniform(5, 3), uniform(3, 3))
+    for _ in range(5):
+        same(jitted(x, w), want[0])
+        same(long_enough(x, w), want)
+    assert fake.replays
+
+
+# -- memory -------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_left_over(fake, cuda):
+    """Calls take what they return, and give all else back."""
+    f = bf.jit(lambda x: (bnp.tanh(x @ x) @ x).sum(0))
+    (x,) = on(cuda, uniform(32, 32))
+    f(x)
+    before = cuda_memory.live_bytes()
+    for _ in range(3):
+        f(x)
+    assert cuda_memory.live_bytes() == before
+
+
+def test_the_planned_peak_is_what_a_call_takes(fake, cuda):
+    f = lambda x: bnp.tanh(bnp.sin(x @ x) @ (x + 1)).sum(0)
+    (x,) = on(cuda, uniform(256, 256))
+    p = program_of(f, x)
+    cuda_memory.reset_peak()
+    p([x.buffer])
+    assert abs(cuda_memory.peak_bytes() - p.memory.peak_bytes) <= 0.02 * p.memory.peak_bytes
+
+
+def test_out_of_memory_tells_the_plan_and_the_process_goes_on(fake, cuda):
+    fake.source.total = 1 << 20
+    (x,) = on(cuda, uniform(256, 256))
+    f = bf.jit(lambda x: bnp.tanh(x @ x) @ bnp.sin(x @ x).T @ (x @ bnp.cos(x) @ x))
+    with pytest.raises(errors.OutOfMemoryError, match="planned peak") as e:
+        f(x)
+    assert "test_cuda_program.py" in str(e.value)
+    same(x + 1, uniform(256, 256) + 1)
+
+
+def test_programs_that_rest_give_their_memory_to_others(fake, cuda):
+    (x,) = on(cuda, uniform(256, 256))
+    first = bf.jit(lambda x: (bnp.tanh(x @ x) @ x).sum(0))
+    want = first(x)
+    fake.source.total = cuda_memory.live_bytes() + 1000  # without the arena of the first there is no room
+    second = bf.jit(lambda x: (bnp.sin(x @ x) @ x).sum(0))
+    second(x)
+    fake.source.total = 1 << 30
+    same(first(x), want)
+
+
+def test_arguments_at_odd_addresses_are_copied(cuda):
+    (x,) = on(cuda, uniform(7, 3))
+    p = program_of(lambda x: x * 2, *on(cuda, uniform(3)))
+    row = x.buffer.view((3,), np.dtype(np.float32), 12)
+    (out,) = p([row])
+    same(cuda_memory.to_host(out), uniform(7, 3)[1] * 2)
+
+
+def test_a_program_that_calls_itself(fake, cuda):
+    """By a callback in its middle: each call has memory of its own."""
+    depth = []
+
+    def callback(y):
+        if len(depth) < 2:
+            depth.append(1)
+            f(*on(cuda, np.asarray(y) + 5))
+        return np.asarray(y)
+
+    def g(x):
+        a = bnp.tanh(x @ x)
+        b = bf.pure_callback(callback, bf.ShapeDtypeStruct((4, 4), np.float32), x)
+        return (a @ b) + a
+
+    f = bf.jit(g)
+    (x,) = on(cuda, uniform(4, 4))
+    a = np.tanh(uniform(4, 4) @ uniform(4, 4))
+    same(f(x), a @ uniform(4, 4) + a)
+    assert len(depth) == 2
+
+
+def test_threads(fake, cuda):
+    """Calls of one program from several threads: what one is given the other does not see."""
+    f = bf.jit(lambda x: bnp.tanh(x @ x).sum(0))
+    xs = [uniform(16, 16, seed=s) for s in range(4)]
+    found = {}
+
+    def work(i):
+        found[i] = [np.asarray(f(*on(cuda, xs[i]))) for _ in range(5)]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for i, x in enumerate(xs):
+        same(found[i], [np.tanh(x @ x).sum(0)] * 5)
+
+
+# -- users' kernels -----------------------------------------------------------------------------------
+
+
+def test_users_kernels(fake, cuda):
+    kernel = bf.cuda_kernel(
+        "if (i < x_size) { out[i] = 2 * x[i] + y[i]; }", reference=lambda x, y: 2 * x + y, name="scaled"
+    )
+
+    def scaled(device, pointers):
+        x, y, out = (device.array(p, (12,), np.dtype(np.float32)) for p in pointers)
+        out[:] = 2 * x + y
+
+    fake.sources_of_users["scaled"] = scaled
+    x, y = on(cuda, uniform(3, 4), uniform(4, 3))
+    f = bf.jit(lambda x, y: bnp.tanh(kernel(x + 1, y.T)) @ bnp.sin(y) @ x)
+    a, b = uniform(3, 4), uniform(4, 3)
+    want = np.tanh(2 * (a + 1) + b.T) @ np.sin(b) @ a
+    for _ in range(5):
+        same(f(x, y), want)
+    assert fake.replays
+    same(kernel(x, x), 3 * a)
+
+
+@pytest.mark.gpu
+def test_users_kernels_on_a_device():
+    kernel = bf.cuda_kernel(
+        "if (i < x_size) { out[i] = 2 * x[i] + y[i]; }", reference=lambda x, y: 2 * x + y, name="scaled"
+    )
+    x, y = on(bf.devices("cuda")[0], uniform(3, 4), uniform(4, 3))
+    a, b = uniform(3, 4), uniform(4, 3)
+    same(bf.jit(lambda x, y: kernel(x + 1, y.T))(x, y), 2 * (a + 1) + b.T)
+
+
+# -- devices -------------------------------------------------------------------------------------------
+
+
+def test_the_default_device_is_the_cpu_unless_told_otherwise(fake, monkeypatch):
+    assert bnp.ones(3).device.platform == "cpu"
+    monkeypatch.setattr(config, "default_device", "cuda")
+    x = bnp.ones(3)
+    assert x.device.platform == "cuda" and (x + np.ones(3, np.float32)).device == x.device
+    assert bf.default_backend() == "cuda"
+
+
+@pytest.mark.parametrize("name", ["cuda:7", "cuda:x", "tpu"])
+def test_a_default_device_that_there_is_not(fake, monkeypatch, name):
+    monkeypatch.setattr(config, "default_device", name)
+    with pytest.raises(errors.ValueRangeError, match="cuda"):
+        bnp.ones(3)
+
+
+def test_arrays_go_there_and_back(cuda):
+    x = bf.device_put({"a": uniform(3, 4), "n": 3}, cuda)
+    assert x["a"].device == cuda and x["n"].device == cuda
+    back = bf.device_put(x["a"], bf.devices("cpu")[0])
+    assert back.device.platform == "cpu"
+    same(back, uniform(3, 4))
+    assert not bf.device_get(x["a"]).flags.writeable
+
+
