@@ -24,6 +24,7 @@ from blufunc.core.jaxpr import Jaxpr as Jaxpr
 from blufunc.core.override import override as override
 from blufunc.core.primitive import Primitive as Primitive
 from blufunc.core.trace import Tracer as Tracer
+from blufunc.explain import explain as explain
 from blufunc.transforms import checkpoint_policies as checkpoint_policies
 from blufunc.transforms.arguments import ShapeDtypeStruct as ShapeDtypeStruct
 from blufunc.transforms.autocast import autocast as autocast
@@ -80,7 +81,6 @@ _WHEN_ASKED_FOR = ("flatten_util", "ops", "scipy", "testing", "tree_util", "typi
 _NO_DEVICES = "there are no several devices yet; a program runs on one CPU"
 _NO_SHARDINGS = "there are no meshes and shardings yet; vmap(axis_name=...) has the collectives of lax"
 _NO_REFS = "there are no mutable arrays; carry the value through lax.scan, or use x.at[i].set(y)"
-_NO_NANS = "nothing looks for NaN yet; debug.print shows values"
 _EXPLICIT_64 = "there is no mode: an explicit 64-bit dtype is honoured, and what has none is 32-bit"
 
 # Names that programs for JAX use, and what stands in their place, or that nothing does yet.
@@ -94,9 +94,9 @@ _NOT_HERE = {
     "check_tracer_leaks": "a tracer that leaks is an error as soon as it is used, with the line where it was made",
     "checking_leaks": "a tracer that leaks is an error as soon as it is used, with the line where it was made",
     "copy_to_host_async": "device_get copies to the host",
-    "debug_infs": _NO_NANS,
+    "debug_infs": "set config.debug_infs = True",
     "debug_key_reuse": "set config.debug_key_reuse = True",
-    "debug_nans": _NO_NANS,
+    "debug_nans": "set config.debug_nans = True",
     "default_device": "put arrays on a device with device_put; a program runs where its arguments are",
     "default_matmul_precision": "products are computed in the precision of their operands",
     "default_prng_impl": "threefry is the one generator",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, ClassVar
 
 from blufunc import errors
 
@@ -22,8 +22,6 @@ _OF_JAX = {
         "64 bits are no mode: an explicit 64-bit dtype is honoured everywhere, and what has none is 32-bit.",
         "leave it out, and write the dtype where you want 64 bits: jnp.asarray(x, dtype='float64')",
     ),
-    "jax_debug_nans": ("nothing looks for NaN yet.", "bf.debug.print what you suspect"),
-    "jax_debug_infs": ("nothing looks for infinities yet.", "bf.debug.print what you suspect"),
     "jax_disable_jit": ("it is no flag.", "with bf.disable_jit(): ..."),
     "jax_log_compiles": ("it is a stage to show.", "bf.config.update('debug', 'retrace')"),
     "jax_explain_cache_misses": ("it is a stage to show.", "bf.config.update('debug', 'retrace')"),
@@ -50,7 +48,20 @@ class Config:
     """Process-wide settings; assign to the attributes of ``blufunc.config.config`` to change them.
 
     Attributes:
-      debug: comma-separated stages to print to stderr as programs pass them: ``jaxpr``, ``source``, ``retrace``.
+      debug: comma-separated stages to print to stderr as programs pass them:
+
+        - ``jaxpr``: what was traced;
+        - ``retrace``: why a function is traced again;
+        - ``fusion``: which equations run together, and why the others do not;
+        - ``loopir``: kernels, before they become C++ or CUDA;
+        - ``source``: the generated text;
+        - ``memory``: the planned peak, and the largest values alive at it;
+        - ``compile``: what compilers are asked for, and how long they take;
+        - ``cache``: trouble with the compiled programs on disk;
+        - ``launch``: the steps of each call.
+      debug_nans, debug_infs: look at every result, of single operations and of compiled programs, and raise
+        ``NanError`` where there is a NaN (an infinity), naming the line that made the first one. A program that
+        gives one runs once more, equation by equation. Slow; for debugging.
       debug_key_reuse: raise ``KeyReuseError`` where a random key is used twice.
       host_compiler: whether programs on the CPU are compiled by the system's C++ compiler: ``auto`` (where they are
         large enough to gain), ``always`` or ``never``.
@@ -65,14 +76,19 @@ class Config:
     debug: str = ""
     check: bool = False
     debug_key_reuse: bool = False
+    debug_nans: bool = False
+    debug_infs: bool = False
     host_compiler: str = "auto"
     default_device: str = ""
     matmul_precision: str = "default"
     cuda_graphs: bool = True
+    guards: ClassVar[bool] = False  # whether results must be looked at
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dataclass_fields__:
             object.__setattr__(self, name, value)
+            if name in ("debug_nans", "debug_infs"):
+                object.__setattr__(self, "guards", bool(self.debug_nans or self.debug_infs))
         else:  # a flag that nothing reads would be ignored in silence
             self.update(name, value)
 

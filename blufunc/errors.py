@@ -119,6 +119,10 @@ class KeyReuseError(BlufuncError, ValueError):
     """A random key that was used before, found with ``config.debug_key_reuse``."""
 
 
+class NanError(BlufuncError, FloatingPointError):
+    """A result with NaN or infinities, found with ``config.debug_nans`` or ``config.debug_infs``."""
+
+
 class DataError(BlufuncError, ValueError):
     """An input file that is missing, empty, truncated or of another format."""
 

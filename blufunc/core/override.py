@@ -121,9 +121,14 @@ class override:
                         self.prim.__dict__[name] = _kept.pop(key)
 
 
+def is_replaced(prim: Primitive, rule: str) -> bool:
+    """Whether a rule of a primitive is another one in this scope: who compiles it in another way must not."""
+    return any(isinstance(c, override) and c.prim is prim and rule in c.rules for c in state.context)
+
+
 def _has_linearize(prim: Primitive) -> bool:
     """Whether reverse mode asks the primitive's ``linearize``, as far as this thread is concerned."""
-    if any(isinstance(e, override) and e.prim is prim and "linearize" in e.rules for e in state.context):
+    if is_replaced(prim, "linearize"):
         return True
     key = prim, "linearize"
     of_instance = _kept.get(key) if key in _uses else vars(prim).get("linearize")

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from blufunc import errors
-from blufunc.core import backend, source
+from blufunc.config import config
+from blufunc.core import backend, finite, source
 from blufunc.core.array import Array, lift
 from blufunc.core.avals import ShapedArray
 from blufunc.core.rules import checked_types
@@ -161,8 +162,12 @@ class Primitive:
             self, [a.buffer_on(device) for a in arrays], params, outs if self.multiple_results else (outs,)
         )
         if self.multiple_results:
-            return [Array(r, aval, device) for r, aval in zip(results, outs, strict=True)]
-        return Array(results[0], outs, device)
+            wrapped = [Array(r, aval, device) for r, aval in zip(results, outs, strict=True)]
+        else:
+            wrapped = [Array(results[0], outs, device)]
+        if config.guards:
+            finite.check_operation(self, arrays, params, wrapped)
+        return wrapped if self.multiple_results else wrapped[0]
 
     def _missing(self, rule: str) -> errors.UnsupportedError:
         return errors.UnsupportedError(

@@ -44,6 +44,22 @@ replay = _Replay()
 goes wrong with it, belongs there and not to the line that called the transform."""
 
 
+class Backward(tuple):
+    """A ``Source`` of what transposition made of the equation that was written there."""
+
+    __slots__ = ()
+
+
+def backward(source: Source | None) -> Source | None:
+    """``source``, as that of a part of the backward pass."""
+    return source if source is None else Backward(source)  # type: ignore[return-value]
+
+
+def is_backward(source: Source | None) -> bool:
+    """Whether what has this source was made by transposing what the user wrote."""
+    return source.__class__ is Backward
+
+
 class own_lines:
     """Context manager for code of the user's that runs during a replay, as a rule: there its own lines count.
 
@@ -107,7 +123,8 @@ def within(scopes: tuple[str, ...], source: Source | None) -> Source | None:
     """``source`` with ``scopes`` around those that it has."""
     if not scopes or source is None:
         return source
-    return source[0], source[1], scopes + scopes_of(source)
+    moved = source[0], source[1], scopes + scopes_of(source)
+    return backward(moved) if is_backward(source) else moved
 
 
 def line_of(source: Source) -> int:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from blufunc.core import dtypes, source
+from blufunc.core import dtypes
 from blufunc.core.jaxpr import DropVar, Eqn, Jaxpr, Literal, subjaxprs
 from blufunc.core.ops.barrier import optimization_barrier_p
 from blufunc.core.ops.convolution import conv_general_dilated_p
@@ -37,6 +37,7 @@ from blufunc.kernels.loopir import (
 )
 from blufunc.kernels.lower import Target
 from blufunc.kernels.machine import Machine
+from blufunc.kernels.report import lines_of
 from blufunc.kernels.steps import KernelStep, OpaqueStep, Schedule, schedule
 
 
@@ -155,11 +156,6 @@ def _of_step(step: KernelStep | OpaqueStep, on_host: Callable[[Eqn], bool] | Non
     if on_host is not None and on_host(eqn):
         return _of_eqn(eqn, "host")
     return _of_eqn(eqn, "library" if step.planned or on_host is not None else "reference")
-
-
-def lines_of(eqns: Sequence[Eqn]) -> tuple[str, ...]:
-    """The user's lines behind equations, each once."""
-    return tuple(dict.fromkeys(source.summary(e.source) for e in eqns))
 
 
 # -- kernels -----------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 
 from blufunc.kernels import cuda_prelude
 from blufunc.kernels.cuda_group_style import GroupStyle
+from blufunc.kernels.cuda_row_passes import ONLINE
 from blufunc.kernels.cuda_schedule import SM_COUNT
 from blufunc.kernels.cuda_style import DYNAMIC, CudaKernel, CudaStyle
 from blufunc.kernels.loopir import Kernel
@@ -75,7 +76,8 @@ def source_of(writers: Sequence[CudaStyle]) -> str:
     """The translation unit of some functions."""
     functions = [w.render() for w in writers]
     dynamic = [DYNAMIC] if any(w.shared_bytes for w in writers) else []
-    return cuda_prelude.with_prelude("\n".join([*dynamic, *functions]))
+    text = "\n".join([*dynamic, *functions])
+    return cuda_prelude.with_prelude(ONLINE + text if "take_up(" in text else text)
 
 
 def renamed(kernel: Kernel, name: str) -> Kernel:

@@ -346,10 +346,6 @@ class Executor:
         if between is not None:
             between(len(self.works))
 
-    def outputs(self, bases: Sequence[DeviceBuffer]) -> list[DeviceBuffer]:
-        """Memory for the results that take over none of the arguments."""
-        return [self._allocate.block(v) for v in self.made.plan.allocations]
-
     def dynamic(self) -> dict[int, DeviceBuffer]:
         """The results that steps made the memory of."""
         first = self.roots.arguments + self.roots.allocations
@@ -420,11 +416,13 @@ class Allocator:
         cuda_runtime.fill_zero(out.ptr, count, cuda_runtime.work_stream(self.device))
         return out
 
-    def block(self, value: int) -> DeviceBuffer:
-        """The allocation that the plan asks for in the name of a result."""
-        plan, aval = self.made.plan, type_of(self.made.values[value])
-        label, nbytes = plan.values[value].label, plan.allocations[value]
-        return self(aval, label) if aval.nbytes == nbytes else self.bytes(nbytes, label)
+    def blocks(self) -> list[DeviceBuffer]:
+        """The allocations that the plan asks for: the results that take over none of the arguments."""
+        plan, out = self.made.plan, []
+        for value, nbytes in plan.allocations.items():
+            aval, label = type_of(self.made.values[value]), plan.values[value].label
+            out.append(self(aval, label) if aval.nbytes == nbytes else self.bytes(nbytes, label))
+        return out
 
 
 def _captured(aval: ShapedArray, device: int, label: str) -> DeviceBuffer:

@@ -12,7 +12,7 @@ import collections
 import heapq
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,9 @@ import numpy as np
 from blufunc import errors
 from blufunc.core import dtypes
 from blufunc.kernels import cuda_runtime
+
+reliefs: list[Callable[[int], None]] = []
+"""What is called with the device when its memory runs out: to let go of memory that is kept for the next call."""
 
 _LISTED = 6
 """How many buffers an error lists."""
@@ -192,6 +195,8 @@ class Pool:
         try:
             return self._source.malloc(nbytes)
         except MemoryError:
+            for give_back in reliefs:
+                give_back(self.device)
             self._source.free_unused()  # blocks of other sizes may be what is in the way
         try:
             return self._source.malloc(nbytes)

@@ -33,6 +33,16 @@ from blufunc.kernels.steps import KernelStep, OpaqueStep, Schedule, schedule
 _programs: weakref.WeakSet[CudaProgram] = weakref.WeakSet()
 
 
+def rest(device: int) -> None:
+    """Let all programs of a device that do nothing now give their memory back."""
+    for program in list(_programs):
+        if program.device == device:
+            program.rest()
+
+
+cuda_memory.reliefs.append(rest)
+
+
 class CudaProgram:
     """A compiled jaxpr: call it with a list of argument buffers.
 
@@ -72,9 +82,9 @@ class CudaProgram:
         arguments = [b if not b.ptr % ALIGNMENT else self._own.copy(b) for b in buffers]
         buffers.clear()
         capturing = cuda_runtime.is_capturing(cuda_runtime.work_stream(self.device).ptr)
+        bases = [*arguments, *self._with_room(self._own.blocks)]
         executor, replays = self._take()
         try:
-            bases = [*arguments, *self._with_room(lambda: executor.outputs(arguments))]
             if capturing:  # as a step of a program that becomes a graph
                 self._pinned.add(executor)
                 executor.launch(bases, executor.work_stream())
@@ -104,13 +114,7 @@ class CudaProgram:
         return executor, Replays(executor, self._movable)
 
     def _with_room(self, allocate: Callable[[], Any]) -> Any:
-        """What ``allocate`` returns; where there is no memory, programs that do nothing now give theirs back first."""
-        try:
-            return allocate()
-        except errors.OutOfMemoryError:
-            for program in list(_programs):
-                if program.device == self.device:
-                    program.rest()
+        """What ``allocate`` returns; where there is no memory, the error has the plan."""
         try:
             return allocate()
         except errors.OutOfMemoryError as e:
@@ -168,7 +172,7 @@ class CudaProgram:
                 given = [self._zeros(v.aval) for v in self.jaxpr.invars]
             else:
                 given = [cuda_memory.copy(b) for b in buffers]
-            return times_of(executor, [*given, *executor.outputs(given)], repeats)
+            return times_of(executor, [*given, *self._own.blocks()], repeats)
         finally:
             executor.release()
             self._free.append((executor, replays))

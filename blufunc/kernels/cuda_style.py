@@ -21,6 +21,7 @@ from typing import Any
 from blufunc.core import dtypes
 from blufunc.kernels import cuda_prelude, cuda_schedule, scalars
 from blufunc.kernels.cstyle import CStyle, Scope, accumulator, comment, is_arg, reducing, update, written_in
+from blufunc.kernels.cuda_row_passes import OneLane, OnlineSum, with_online_sums, with_single_lanes
 from blufunc.kernels.cuda_schedule import is_unrolled, shared_size, steps_of
 from blufunc.kernels.cuda_vectors import (
     Cutter,
@@ -100,6 +101,7 @@ class CudaStyle(CStyle):
 
     def __init__(self, kernel: Kernel, aliased: Collection[str] = ()):
         kernel = without_cheap_keeps(cuda_schedule.with_folds_as_rows(kernel))
+        kernel = with_online_sums(with_single_lanes(kernel))
         self.cuts = _cut(kernel)
         self.schedule = cuda_schedule.schedule(kernel, self.cuts)
         cutter = Cutter(list(self.cuts.values()))
@@ -364,12 +366,35 @@ class CudaStyle(CStyle):
             self.line(comment(s.note))
         cut = self.cuts[s.range]
         totals = list(dict.fromkeys(r.total for r in s.body if isinstance(r, Reduce)))
-        for total in totals:
+        online = {r.total: r.mass for r in s.body if isinstance(r, OnlineSum) and r.mass is not None}
+        for total in (*totals, *online.values()):
             self._declare(total)
-        if s.body:
+        if isinstance(s, OneLane):
+            self._one_lane(s)
+        elif s.body:
             with self._vectors(cut, written_in([s])):
                 self._vector(cut, s.body)
+        owns = {top: self.fresh(f"{self.named[top]}_own") for top in online}
+        for top, own in owns.items():
+            self.line(f"const {scalars.register_type(top.dtype)} {own} = {self.named[top]};")
         self._reduce_threads(totals)
+        for top, mass in online.items():
+            name = self.named[mass]
+            self.line(f"{name} = under_top({name}, {owns[top]}, {self.named[top]});")
+        self._reduce_threads(list(online.values()))
+
+    def _one_lane(self, s: OneLane) -> None:
+        """The body of a loop for one of its lanes, by the thread whose lane it is."""
+        cut = self.cuts[s.range]
+        self.need(computed_in(s.lane))
+        owner = f"({self.index(s.lane // cut.width)}) % {self.threads} == {self.thread}"
+        inner = [cut.vector] if cut.element is None else [cut.vector, cut.element]
+        with self.block([f"if ({owner})" if self.threads > 1 else ""], inner, written_in([s])):
+            self.line(f"const {self.index_type} {self.variable(cut.vector)} = {self.index(s.lane // cut.width)};")
+            if cut.element is not None:
+                text = self.index(s.lane % cut.width)
+                self.line(f"const {self.index_type} {self.variable(cut.element)} = {text};")
+            self.body(s.body)
 
     def _declare(self, total: Total) -> None:
         dtype = accumulator(total.dtype)
@@ -420,6 +445,9 @@ class CudaStyle(CStyle):
 
     def reduce(self, s: Reduce) -> None:
         name, value = self.named[s.total], self.value(s.value)
+        if isinstance(s, OnlineSum):
+            self._reduce_online(s, value)
+            return
         if not is_arg(s.total):
             text = reducing(s.total.op, accumulator(s.total.dtype), name, value, s.value.dtype)
             self.line(update(name, bare(text)))
@@ -428,6 +456,19 @@ class CudaStyle(CStyle):
         kind = scalars.register_type(accumulator(s.total.dtype))
         here = f"Arg<{kind}, {self.index_type}>{{{bare(value)}, {self.index(s.position)}}}"
         self.line(f"{name} = {_OPS[s.total.op]}::combine({name}, {here});")
+
+    def _reduce_online(self, s: OnlineSum, value: str) -> None:
+        """Put a value beside those of the vector's other elements, which are taken up together."""
+        assert s.mass is not None
+        kind, both = scalars.register_type(s.value.dtype), f"{self.named[s.total]}, {self.named[s.mass]}"
+        values = self.fresh(f"{self.named[s.total]}_of")
+        if self.inner is None or self.inner.element is None:
+            self.line(f"const {kind} {values}[1] = {{{bare(value)}}};")
+            self.line(f"take_up({both}, {values});")
+            return
+        self.scopes[-2].lines.append(f"{kind} {values}[{self.inner.width}];")
+        self.line(f"{values}[{self.variable(self.inner.element)}] = {bare(value)};")
+        self.after.append(f"take_up({both}, {values});")
 
     def read_total(self, total: Total) -> str:
         if total.position is None:

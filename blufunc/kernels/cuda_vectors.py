@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from blufunc.kernels.indices import Index, Range, of, ranges_of
@@ -126,11 +126,11 @@ class Cutter(Substitution):
         if isinstance(s, Store):
             return Store(s.buffer, self.index(s.index), self(s.value), s.guard and self(s.guard))
         if isinstance(s, Lanes):
-            return Lanes(s.range, tuple(map(self.statement, s.body)), s.note)
+            return replace(s, body=tuple(map(self.statement, s.body)))
         if isinstance(s, Rows):
             return Rows(s.range, tuple(map(self.statement, s.body)), self.index(s.index), s.limit)
         if isinstance(s, Reduce):
-            return Reduce(s.total, self(s.value), s.position and self.index(s.position))
+            return replace(s, value=self(s.value), position=s.position and self.index(s.position))
         return type(s)(self.keep(s.keep), self(s.value))
 
     def keep(self, keep: Keep) -> Keep:
@@ -214,6 +214,6 @@ class _Again:
         if isinstance(s, Store):
             return Store(s.buffer, s.index, self(s.value), s.guard and self(s.guard))
         if isinstance(s, Reduce):
-            return Reduce(s.total, self(s.value), s.position)
+            return replace(s, value=self(s.value))
         assert isinstance(s, (Set, Accumulate))
         return type(s)(s.keep, self(s.value))

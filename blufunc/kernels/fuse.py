@@ -38,6 +38,7 @@ from blufunc.core.ops.reduce import (
     reduce_xor_p,
 )
 from blufunc.core.ops.shape import concatenate_p, iota_p, pad_p
+from blufunc.core.override import is_replaced
 from blufunc.core.structure import add_any_p, reduce_sum_p
 from blufunc.kernels import scalars
 from blufunc.kernels.access import Place, gathered, moves, source_of, view_chain
@@ -186,6 +187,8 @@ def sort_of(eqn: Eqn) -> str:
     """``virtual``, ``node`` or ``opaque``."""
     prim = eqn.prim
     if prim.multiple_results or eqn.effects or prim.opaque or len(eqn.outvars) != 1:
+        return "opaque"
+    if is_replaced(prim, "impl"):
         return "opaque"
     avals = [a.aval for a in (*eqn.invars, *eqn.outvars)]
     if any(not a.size or not _plain(a.dtype) for a in avals):

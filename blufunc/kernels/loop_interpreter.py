@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -131,13 +132,12 @@ class _Chunk:
 
     def block(self, body: Sequence[Any], points: _Points) -> None:
         """The statements of the grid, or of rows, at some points."""
-        for s in body:
-            if isinstance(s, Lanes):
-                self.lanes(s, points)
-            elif isinstance(s, Rows):
-                self.rows(s, points)
-            else:
-                _Scope(self, points, points.values, (len(points.ids), 1)).store(s, None)
+        for stores, run in groupby(body, lambda s: isinstance(s, Store)):
+            if stores:
+                _Scope(self, points, points.values, (len(points.ids), 1)).store(list(run), None)
+                continue
+            for s in run:
+                self.lanes(s, points) if isinstance(s, Lanes) else self.rows(s, points)
 
     def rows(self, s: Rows, points: _Points) -> None:
         """A sequential loop, for each point until it reaches the limit."""
@@ -159,17 +159,15 @@ class _Chunk:
         for t in s.body:
             if isinstance(t, Reduce):
                 self.set(t.total, 1, points, scope.total(t))
-            elif not n:
-                continue
-            elif isinstance(t, Store):
-                scope.store(t, s.range)
-            else:
+            elif n and not isinstance(t, Store):
                 new = scope.value(t.value)
                 if isinstance(t, Accumulate):
                     assert t.keep.op is not None
                     old = self.get(t.keep, points)
                     new = REDUCTIONS[t.keep.op](old, new.astype(t.keep.dtype), dtype=t.keep.dtype)
                 self.set(t.keep, n, points, new)
+        if n:
+            scope.store([t for t in s.body if isinstance(t, Store)], s.range)
 
     def get(self, cell: Total | Keep, points: _Points) -> np.ndarray:
         """What a total or a keep holds at some points."""
@@ -208,8 +206,13 @@ class _Scope:
 
     # -- statements ----------------------------------------------------------------------------
 
-    def store(self, s: Store, lanes: Range | None) -> None:
-        """Write elements, where the guard holds."""
+    def store(self, stores: Sequence[Store], lanes: Range | None) -> None:
+        """Write elements, when everything has been read that they are computed from."""
+        for write in [self.write(s, lanes) for s in stores]:
+            write()
+
+    def write(self, s: Store, lanes: Range | None) -> Callable[[], None]:
+        """What writes the elements of a statement, where its guard holds."""
         array, index, value = self.chunk.arrays[s.buffer], self.index(s.index), self.value(s.value)
         if value.dtype != array.dtype:
             raise wrong(self.chunk.kernel, f"{statement_text(s)} stores {dtypes.short_name(value.dtype)}")
@@ -223,7 +226,8 @@ class _Scope:
         self.check_bounds(index, s.buffer, s)
         if writers is not None:
             writers.add(s, index, who[0][mask])
-        array[index] = value[mask]
+        value = value[mask]
+        return lambda: array.__setitem__(index, value)
 
     def total(self, s: Reduce) -> np.ndarray:
         """The reduction of a value over the lanes, of shape (points, 1)."""

@@ -448,7 +448,7 @@ class Lowering:
         value = self.at(gather.invars[0], unflat(position, x.shape))
         if hit is not None:
             value = choose(hit, value, const(0, value.dtype), value.dtype)
-        total = Total(self.names.of(v, gather), value.dtype, "sum")
+        total = Total(self.names.of(v, gather), value.dtype, "or" if dtypes.is_bool(value.dtype) else "sum")
         self.totals[v] = (total, value, None)
         reduces.append(self.totals[v])
         if inside is not None:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from blufunc.core import source
-from blufunc.core.jaxpr import Eqn
+from blufunc.core.jaxpr import Eqn, Literal
 from blufunc.kernels.fuse import Fusion, Opaque, Region, Step
 
 
@@ -87,12 +88,11 @@ class Fused:
         self.free: list[Eqn] = list(fusion.virtual.values())
         home = {id(e): n for n, s in enumerate(self.steps) for e in _eqns(s)}
         pairs: dict[tuple[int, int], tuple[Eqn, Eqn, str]] = {}
-        for first, second, why in fusion.apart:
-            a, b = home.get(id(first)), home.get(id(second))
-            if (
-                a is not None and b is not None and a != b
-            ):  # what was refused at first may have been joined later
-                pairs.setdefault((a, b), (first, second, why))
+        for last, second, why in fusion.apart:
+            a, b = home.get(id(last)), home.get(id(second))
+            if a is None or b is None or a == b:
+                continue  # what was refused at first was joined later
+            pairs.setdefault((a, b), (_read_by(second, self.steps[a], fusion) or last, second, why))
         self._pairs = pairs
         self.apart = list(pairs.values())
 
@@ -118,12 +118,39 @@ def _eqns(step: Step) -> list[Eqn]:
     return [step.eqn] if isinstance(step, Opaque) else step.eqns
 
 
+def _read_by(eqn: Eqn, step: Step, fusion: Fusion) -> Eqn | None:
+    """The equation of a step that computes what ``eqn`` reads, itself or through equations that are free."""
+    made = {v: e for e in _eqns(step) for v in e.outvars}
+    pending: list[Any] = list(eqn.invars)
+    seen: set[Any] = set()
+    while pending:
+        atom = pending.pop()
+        if atom.__class__ is Literal or atom in seen:
+            continue
+        seen.add(atom)
+        if atom in made:
+            return made[atom]
+        if atom in fusion.virtual:
+            pending.extend(fusion.virtual[atom].invars)
+    return None
+
+
+def line_of(eqn: Eqn) -> str:
+    """The user's line of an equation: of one that a derivative made, the forward line, marked."""
+    return source.summary(eqn.source) + (" backward" if source.is_backward(eqn.source) else "")
+
+
+def lines_of(eqns: Sequence[Eqn]) -> tuple[str, ...]:
+    """The user's lines behind equations, each once."""
+    return tuple(dict.fromkeys(map(line_of, eqns)))
+
+
 def _named(eqn: Eqn) -> str:
-    return f"{eqn.prim.name} at {source.summary(eqn.source)}"
+    return f"{eqn.prim.name} at {line_of(eqn)}"
 
 
 def _row(n: int, step: Step) -> tuple[str, str, str, str]:
-    lines = "; ".join(dict.fromkeys(source.summary(e.source) for e in _eqns(step)))
+    lines = "; ".join(lines_of(_eqns(step)))
     if isinstance(step, Opaque):
         return str(n), "library", step.eqn.prim.name, lines
     frame = step.frame

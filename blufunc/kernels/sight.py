@@ -1,23 +1,23 @@
 """One look at a program: its fusion, memory, cost and times, on whatever device it runs.
 
 Kernels, beside stages 5 to 8. ``jit(f).lower()``, ``.compile()`` and ``explain`` show what is gathered here. A backend
-with a ``draft`` method says what it would make of a jaxpr without compiling it; of another the program is made. Both have
-``schedule`` and ``source()``; a program has ``timings(buffers, repeats)`` too, which gives each step's name and ``ms``.
+with a ``draft`` method says what it would make of a jaxpr without compiling it; of another the program is made. Both
+have ``schedule`` and ``source()``; a program has ``timings(buffers, repeats)`` too: the name and ``ms`` of each step.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from blufunc.core.backend import Device
-from blufunc.core.jaxpr import Eqn, Jaxpr, subjaxprs
+from blufunc.core.jaxpr import Eqn, Jaxpr
 from blufunc.kernels import cuda_library
 from blufunc.kernels.cost import Cost, StepCost, cost_of, cost_of_equations
 from blufunc.kernels.machine import Machine
 from blufunc.kernels.plan import Plan
-from blufunc.kernels.report import Fused, count, duration, size, table
+from blufunc.kernels.report import Fused, count, duration, run_lengths, size, table
 from blufunc.kernels.steps import Schedule
 
 
@@ -193,7 +193,7 @@ def cost_table(cost: Cost, machine: Machine, timings: Timings | None = None) -> 
     for n, c in enumerate(cost.steps):
         name = c.name if c.kind == "kernel" else f"({c.kind})"
         least = duration(c.seconds(machine)) + (" a round" if c.unbounded else "")
-        row = [str(n), name, _computes(c), c.shape, size(c.bytes), count(c.flops), least]
+        row = [str(n), name, run_lengths(c.ops), c.shape, size(c.bytes), count(c.flops), least]
         if timings:
             row += [duration(timings[n].ms / 1e3), f"{timings[n].share:.0%}"]
         rows.append([*row, "; ".join(c.lines)])

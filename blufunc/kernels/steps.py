@@ -15,6 +15,7 @@ from typing import Any
 from blufunc.core import source
 from blufunc.core.jaxpr import DropVar, Eqn, Jaxpr, Literal, Var
 from blufunc.core.ops.barrier import optimization_barrier_p
+from blufunc.core.override import is_replaced
 from blufunc.core.passes import inline_bodies
 from blufunc.kernels.access import view_chain
 from blufunc.kernels.fuse import Fusion, Opaque, Region, fuse
@@ -269,7 +270,7 @@ class _Scheduler:
             assert chain is not None
             operands.append((self.id_of(chain[0].invars[0] if chain else a), chain))  # type: ignore[arg-type]
         passes = eqn.prim is optimization_barrier_p
-        planned = passes or self.planned(eqn)
+        planned = passes or (self.planned(eqn) and not is_replaced(eqn.prim, "impl"))
         results: list[int | None] = []
         for n, v in enumerate(eqn.outvars):
             if isinstance(v, DropVar):
@@ -307,7 +308,7 @@ class _Scheduler:
             if isinstance(v, Scratch):
                 out.append(Value(v.nbytes, "temp", "parts of a reduction"))
                 continue
-            size = 0 if i in self.unplanned else _nbytes(v)
+            size = 0 if self.root(i) in self.unplanned else _nbytes(v)
             kind = "temp"
             if i in inputs:
                 kind = "donated" if i in given else "argument"

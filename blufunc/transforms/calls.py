@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from blufunc.core import passes
+from blufunc.config import config
+from blufunc.core import finite, passes
 from blufunc.core.array import Array
 from blufunc.core.jaxpr import Eqn, Jaxpr, eval_jaxpr
 from blufunc.core.primitive import Primitive, concrete, device_of
@@ -56,6 +57,10 @@ class Call(Primitive):
             ("program", device), lambda: device.backend.compile(jaxpr, (False,) * len(arrays))
         )
         outs = program([a.buffer_on(device) for a in arrays])
+        if config.guards:
+            finite.check_program(
+                params.get("name", self.name), passes.inline_calls(jaxpr), arrays, outs, device
+            )
         return [Array(b, v.aval.strong(), device) for b, v in zip(outs, jaxpr.outvars, strict=True)]
 
     def jvp(self, primals, tangents, **params):

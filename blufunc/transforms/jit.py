@@ -3,9 +3,10 @@
 Transforms; the one caller of compilation on the main path, and where all stages meet:
 
     s = bf.jit(f).trace(*args)    # stages 1 and 2: s.jaxpr
-    l = s.lower()                 # stage 4: l.jaxpr, simplified
-    c = l.compile()               # stages 5 to 7: c.source()
-    c(*args)                      # stage 8
+    l = s.lower()                 # stage 4: l.jaxpr, simplified; and 5 to 7 as far as nothing is compiled:
+                                  # l.fusion, l.source(), l.memory, l.cost
+    c = l.compile()               # stages 5 to 7
+    c(*args)                      # stage 8; c.timings(*args)
 
 Inside another transform a jitted function becomes a ``jit`` equation with its jaxpr.
 """
@@ -21,7 +22,7 @@ from typing import Any
 
 from blufunc import errors
 from blufunc.config import config
-from blufunc.core import backend, passes, source, tree, treenode
+from blufunc.core import backend, effects, finite, passes, source, tree, treenode
 from blufunc.core.array import Array, Donated
 from blufunc.core.avals import ShapedArray
 from blufunc.core.axes import static_int
@@ -30,6 +31,10 @@ from blufunc.core.jaxpr import Jaxpr
 from blufunc.core.primitive import concrete, device_of
 from blufunc.core.stage import stage
 from blufunc.core.trace import EVAL, Tracer, state
+from blufunc.kernels.cost import Cost
+from blufunc.kernels.machine import machine_of
+from blufunc.kernels.report import Fused
+from blufunc.kernels.sight import Memory, Sight, Timings
 from blufunc.transforms.arguments import (
     FlatFunction,
     abstract,
@@ -251,10 +256,17 @@ class Jitted:
         if program is None:
             program = entry.programs[device] = device.backend.compile(entry.jaxpr, (False,) * len(buffers))
         outs = program(buffers)
+        if config.guards:
+            self._look_at(entry, arrays, outs, device)
         if entry.single:
             return Array(outs[0], entry.out_avals[0], device)
         wrapped = [Array(b, aval, device) for b, aval in zip(outs, entry.out_avals, strict=True)]
         return tree.unflatten(entry.out_tree, wrapped)
+
+    def _look_at(self, entry: Entry, arrays: Sequence[Array], outs: Sequence, device: backend.Device) -> None:
+        """Look for NaN in the results of a program, and for the equation that made the first."""
+        given = [*entry.constants(device), *arrays]
+        finite.check_program(self.name, effects.silenced(passes.inline_calls(entry.jaxpr)), given, outs, device)
 
     def _call(self, args: tuple, kwargs: dict) -> Any:
         if _DISABLED in state.context:
@@ -272,6 +284,10 @@ class Jitted:
         device = entry.place(arrays, self.name)
         arrays = [*entry.constants(device), *arrays]
         flags = (False,) * len(entry.consts) + donated
+        if config.guards:  # the arguments must outlive the program, which may have to run again
+            results = self._run(entry, arrays[len(entry.consts) :])
+            _give(arrays, flags, device, self.name)
+            return results
         program = entry.programs.get((device, flags))
         if program is None:
             program = entry.programs[device, flags] = device.backend.compile(entry.jaxpr, flags)
@@ -497,6 +513,8 @@ class Traced:
 class Lowered:
     """Stage 4 done: a jaxpr with calls inlined, constants folded, and nothing computed twice or in vain.
 
+    What it shows is for the default device, and nothing is compiled for it on the CPU.
+
     Attributes:
       jaxpr: the simplified jaxpr.
     """
@@ -504,6 +522,35 @@ class Lowered:
     def __init__(self, traced: Traced):
         self.traced = traced
         self.jaxpr = passes.simplify(traced.jaxpr)
+        self._sights: dict[backend.Device, Sight] = {}
+
+    @property
+    def donated(self) -> tuple[bool, ...]:
+        """Which parameters of the jaxpr give their memory to the results."""
+        return (False,) * len(self.traced.entry.consts) + self.traced.donated
+
+    def sight(self, device: backend.Device | None = None) -> Sight:
+        """All that can be said of the program before it runs, for a device."""
+        device = device or backend.default_device()
+        found = self._sights.get(device)
+        if found is None:
+            found = self._sights[device] = Sight(self.jaxpr, self.donated, device)
+        return found
+
+    @property
+    def fusion(self) -> Fused:
+        """Which equations run together, and why the others do not; as text, a table."""
+        return self.sight().fusion
+
+    @property
+    def memory(self) -> Memory:
+        """The planned peak in bytes, what it is made of, and a report of the largest values by line."""
+        return self.sight().memory
+
+    @property
+    def cost(self) -> Cost:
+        """Bytes moved and arithmetic done, of each step and of all."""
+        return self.sight().cost
 
     def compile(self, device: backend.Device | None = None) -> Compiled:
         """Make the program for a device, the default one unless given."""
@@ -515,7 +562,7 @@ class Lowered:
 
     def source(self) -> str:
         """The program's source for the default device."""
-        return self.compile().source()
+        return self.sight().draft.source()
 
 
 class Compiled:
@@ -523,15 +570,50 @@ class Compiled:
 
     def __init__(self, lowered: Lowered, device: backend.Device):
         self.traced = lowered.traced
+        self.lowered = lowered
         self.device = device
-        self.donated = (False,) * len(self.traced.entry.consts) + self.traced.donated
+        self.donated = lowered.donated
         self.program = device.backend.compile(lowered.jaxpr, self.donated)
 
     def source(self) -> str:
         """The generated source."""
         return self.program.source()
 
+    def timings(self, *args, repeats: int = 5, **kwargs) -> Timings:
+        """Run the program step by step on these arguments, which are left as they are, and time each step.
+
+        Args:
+          args, kwargs: as in a call.
+          repeats: how often; what is shown is the median on the CPU, the least time on other devices.
+        Returns:
+          for each step its name, lines, milliseconds, bytes and share of the roofline; as text, a table.
+        """
+        buffers = [a.buffer_on(self.device) for a in self._arrays(args, kwargs)]
+        sight = self.lowered.sight(self.device)
+        return sight.timings(self.program, buffers, machine_of(self.device), repeats)
+
     def __call__(self, *args, **kwargs) -> Any:
+        arrays = self._arrays(args, kwargs)
+        name = self.traced.owner.name
+        kept = (
+            [self._copy(a) if d else a for a, d in zip(arrays, self.donated, strict=True)]
+            if config.guards
+            else []
+        )
+        outs = self.program(_give(arrays, self.donated, self.device, name))
+        if config.guards:
+            jaxpr = effects.silenced(passes.inline_calls(self.traced.jaxpr))
+            finite.check_program(name, jaxpr, kept, outs, self.device)
+        wrapped = [
+            Array(b, aval, self.device) for b, aval in zip(outs, self.traced.entry.out_avals, strict=True)
+        ]
+        return tree.unflatten(self.traced.out_tree, wrapped)
+
+    def _copy(self, a: Array) -> Array:
+        return Array(self.device.backend.from_host(finite.host(a), self.device), a.aval, self.device)
+
+    def _arrays(self, args: tuple, kwargs: dict) -> list[Array]:
+        """The arguments of the program: what the function closes over, and what it is called with."""
         traced = self.traced
         call = traced.owner._split(args, kwargs)
         values = as_values(call.leaves, lambda i: f"argument leaf {i}")
@@ -543,7 +625,4 @@ class Compiled:
                 why=difference(traced.entry.key, key, labels_of(traced.owner.fun, call.in_tree)),
                 fix="call the jitted function itself, which compiles for each kind of argument",
             )
-        arrays = [*traced.entry.constants(self.device), *map(concrete, values)]
-        outs = self.program(_give(arrays, self.donated, self.device, traced.owner.name))
-        wrapped = [Array(b, aval, self.device) for b, aval in zip(outs, traced.entry.out_avals, strict=True)]
-        return tree.unflatten(traced.out_tree, wrapped)
+        return [*traced.entry.constants(self.device), *map(concrete, values)]

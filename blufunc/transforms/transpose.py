@@ -78,7 +78,7 @@ def backward_pass(jaxpr: Jaxpr, args: Sequence[Any], cts: Sequence[Any]) -> list
                 linear[v].add(ct)
         while pending:
             eqn = pending.pop()
-            source.replay.line = eqn.source
+            source.replay.line = source.backward(eqn.source)
             outs = [linear.pop(v).result() for v in eqn.outvars]
             if all(ct.__class__ is Zero for ct in outs) and eqn.effects <= effects.REPORTS:
                 continue  # what acts on the world refuses to be left out

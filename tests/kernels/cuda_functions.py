@@ -80,6 +80,11 @@ SMALL_CASES = {
         ranged((17, 256), (256,), (256,), (17, 256), dtype=BF16),
     ),
     "cross-entropy": (cross_entropy, [((9, 1304), F32), ((9,), I32)]),
+    "cross-entropy of long rows": (cross_entropy, [((3, 33000), F32), ((3,), I32)]),
+    "cross-entropy of long rows with gradient": (
+        bf.value_and_grad(cross_entropy),
+        [((3, 33000), F32), ((3,), I32)],
+    ),
     "cross-entropy with gradient": (bf.value_and_grad(cross_entropy), [((9, 257), F32), ((9,), I32)]),
     "gelu": (lambda x, b: nn.gelu(x + b), ranged((6, 48), (48,))),
     "gelu bf16": (lambda x, b: nn.gelu(x + b), ranged((6, 48), (48,), dtype=BF16)),

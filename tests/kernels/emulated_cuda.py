@@ -1,4 +1,4 @@
-"""Whole CUDA kernels of the renderer, run on the host: block after block, each thread a fiber.
+"""Where whole CUDA kernels of the renderer run: on the host, block after block, each thread a fiber; or on a device.
 
 Above ``cuda_machines.py``, whose stand-ins for what is CUDA's own serve here for many kernels in one library, with any
 number of parameters and dynamic shared memory.
@@ -8,7 +8,9 @@ import ctypes
 
 import numpy as np
 
-from blufunc.kernels import scalars
+from blufunc.kernels import nvrtc, scalars
+from blufunc.kernels.cstyle_cuda import source_of
+from blufunc.kernels.cuda_row_passes import ONLINE
 from blufunc.kernels.cuda_schedule import SHARED_BYTES
 from blufunc.kernels.cuda_style import DYNAMIC, CudaStyle
 from tests.kernels.cuda_machines import BLOCK, Host
@@ -48,7 +50,7 @@ class Emulator:
             texts.append(
                 text + _PACKED.format(entry=w.entry, shared=w.shared_bytes, arguments=", ".join(types))
             )
-        library = self.host.compile("\n".join(texts), BLOCK + _MORE)
+        library = self.host.compile("\n".join([ONLINE, *texts]), BLOCK + _MORE)
         return library
 
     def run(self, library, writer, arrays):
@@ -63,10 +65,27 @@ class Emulator:
         assert counter[0] == 0, "the counter of finished blocks is not 0 again"
 
 
-def compile_one(emulator, kernel, aliased=()):
-    """A writer of one kernel, and its library."""
-    writer = CudaStyle(kernel, aliased)
-    return writer, emulator.compile([writer])
+class Device:
+    """Runs them on a device."""
 
+    def compile(self, writers):
+        from blufunc.kernels import cuda_runtime
 
-__all__ = ["DYNAMIC", "Emulator", "compile_one"]
+        arch = cuda_runtime.properties().arch
+        binary = nvrtc.build(source_of(writers), arch)
+        return cuda_runtime.Module(binary.cubin)
+
+    def run(self, library, writer, arrays):
+        import cupy
+
+        made = writer.made("")
+        held = {b: cupy.asarray(arrays[b].view(np.uint8)) for b in writer.kernel.buffers}
+        counter = cupy.zeros(1, np.uint32)
+        pointers = [held[b].data.ptr for b in writer.kernel.buffers]
+        pointers += [counter.data.ptr] if made.finished else []
+        if made.grid[0]:
+            kernel = library.kernel(made.entry)
+            kernel.launch(made.grid, made.block, made.shared_bytes, pointers, cupy.cuda.get_current_stream())
+        for b in writer.kernel.buffers:
+            arrays[b][...] = held[b].get().view(b.dtype)
+        assert counter.get()[0] == 0

@@ -9,7 +9,7 @@ from blufunc.kernels.loop_check import check_kernel
 from blufunc.kernels.loop_interpreter import run as interpret
 from blufunc.kernels.loopir import Kernel
 from tests.kernels.cuda_functions import SMALL, SMALL_CASES, kernels
-from tests.kernels.emulated_cuda import Emulator
+from tests.kernels.emulated_cuda import Device, Emulator
 from tests.kernels.loop_kernels import CASES
 
 
@@ -18,32 +18,32 @@ def named(kernel, name):
     return Kernel(name, kernel.buffers, kernel.grid, kernel.body, kernel.notes, kernel.finish)
 
 
-@pytest.fixture(scope="module")
-def emulator(tmp_path_factory):
-    return Emulator(tmp_path_factory.mktemp("cuda"))
+@pytest.fixture(scope="module", params=["host", pytest.param("device", marks=pytest.mark.gpu)])
+def machine(request, tmp_path_factory):
+    return Device() if request.param == "device" else Emulator(tmp_path_factory.mktemp("cuda"))
 
 
 @pytest.fixture(scope="module")
-def cases(emulator):
+def cases(machine):
     """All the kernels written by hand, as one source."""
     found = {}
     for i, (name, make) in enumerate(CASES.items()):
         case = make()
         case.kernel = named(case.kernel, f"{case.kernel.name}_{i}")
         found[name] = case, CudaStyle(case.kernel)
-    return found, emulator.compile([w for _, w in found.values()])
+    return found, machine.compile([w for _, w in found.values()])
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_against_numpy(emulator, cases, name):
+def test_against_numpy(machine, cases, name):
     found, library = cases
     case, writer = found[name]
-    emulator.run(library, writer, case.arrays)
+    machine.run(library, writer, case.arrays)
     case.compare()
 
 
 @pytest.fixture(scope="module")
-def lowered(emulator):
+def lowered(machine):
     """All the kernels of functions, as one source."""
     found = {}
     for i, (name, (function, shapes)) in enumerate(SMALL_CASES.items()):
@@ -51,7 +51,7 @@ def lowered(emulator):
         assert made, name
         made = [named(k, f"{k.name}_{i}_{n}") for n, k in enumerate(made)]
         found[name] = [(k, CudaStyle(k)) for k in made]
-    return found, emulator.compile([w for some in found.values() for _, w in some])
+    return found, machine.compile([w for some in found.values() for _, w in some])
 
 
 def draw(buffer, seed):
@@ -86,11 +86,11 @@ def agree(kernel, got, want):
 
 
 @pytest.mark.parametrize("name", SMALL_CASES)
-def test_functions_against_the_interpreter(emulator, lowered, name):
+def test_functions_against_the_interpreter(machine, lowered, name):
     found, library = lowered
     for kernel, writer in found[name]:
         check_kernel(kernel)
         got, want = ({b: draw(b, i) for i, b in enumerate(kernel.buffers)} for _ in range(2))
         interpret(kernel, want)
-        emulator.run(library, writer, got)
+        machine.run(library, writer, got)
         agree(kernel, got, want)

@@ -1,0 +1,107 @@
+"""``explain``: one table that says how a function runs, and what it costs.
+
+Face. It is all of ``jit(f).lower()`` for a device, to read: a row for each launch or library call, why neighbours are
+not one kernel, what costs nothing, what is done by the host, and where the memory goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from blufunc.core import backend
+from blufunc.kernels.cost import Cost
+from blufunc.kernels.machine import Machine, machine_of
+from blufunc.kernels.report import Fused, count, duration, size
+from blufunc.kernels.sight import Memory, Timings, cost_table
+from blufunc.transforms.arguments import check_callable
+from blufunc.transforms.jit import Jitted, jit
+
+__all__ = ["Explanation", "explain"]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How a function runs; ``print`` it.
+
+    Attributes:
+      name: of the function.
+      fusion: which equations run together, and why the others do not.
+      cost: bytes and arithmetic of each step.
+      memory: the planned peak, and what it is made of.
+      machine: the measured speed of the device.
+      timings: the measured times of the steps; None unless the function was run.
+      why_not_compiled: why the program runs as NumPy calls; empty if it is compiled.
+    """
+
+    name: str
+    fusion: Fused
+    cost: Cost
+    memory: Memory
+    machine: Machine
+    timings: Timings | None
+    why_not_compiled: str
+
+    def __str__(self) -> str:
+        parts = [self._head()]
+        timed = None if self.why_not_compiled else self.timings
+        parts.append(cost_table(self.cost, self.machine, timed) if self.cost.steps else "nothing is computed")
+        if self.timings and timed is None:
+            parts += ["", "measured, as NumPy calls:", str(self.timings)]
+        reasons = [*self.fusion.reasons(), *self._on_host()]
+        if reasons:
+            parts += ["", *reasons]
+        return "\n".join([*parts, "", self.memory.report()])
+
+    def _head(self) -> str:
+        c = self.cost
+        text = (
+            f"{self.name}: {c.kernels} kernels and {c.launches - c.kernels} other calls, {size(c.bytes)} moved, "
+            f"{count(c.flops)} operations; at least {duration(c.seconds(self.machine))} on {self.machine}"
+        )
+        if self.timings:
+            text += f"; measured {duration(self.timings.ms / 1e3)}"
+        if self.why_not_compiled:
+            text += f"\nThis is how it would be compiled. It runs as NumPy calls: {self.why_not_compiled}."
+        return text
+
+    def _on_host(self) -> list[str]:
+        steps = [f"{n} ({s.name})" for n, s in enumerate(self.cost.steps) if s.kind == "host"]
+        return (
+            [f"computed on the host, with copies there and back: steps {', '.join(steps)}"] if steps else []
+        )
+
+
+def explain(
+    fun: Callable, *args: Any, run: bool = False, device: backend.Device | None = None, **kwargs: Any
+) -> Explanation:
+    """Say how ``fun`` runs under ``jit``: what is fused with what, why not more, and what each step costs.
+
+    Args:
+      fun: a function, under ``jit`` or not.
+      args, kwargs: its arguments: arrays, or ``ShapeDtypeStruct`` where nothing is run.
+      run: whether to run the program step by step on the arguments, which are left as they are, and time it.
+      device: where; the default device unless given.
+    Returns:
+      an ``Explanation``, whose text is a table: for each launch or library call what it computes, its points, the bytes
+      that it must move, its arithmetic, the least time that the device allows for these (the roofline), and the lines
+      it came from. With ``run``, the measured time and the share of the roofline too.
+    Raises:
+      ArgumentError: ``fun`` is not a function.
+    """
+    check_callable(fun, "explain")
+    function = fun if isinstance(fun, Jitted) else jit(fun)
+    device = device or backend.default_device()
+    lowered = function.lower(*args, **kwargs)
+    sight = lowered.sight(device)
+    timings = lowered.compile(device).timings(*args, **kwargs) if run else None
+    return Explanation(
+        function.name,
+        sight.fusion,
+        sight.cost,
+        sight.memory,
+        machine_of(device),
+        timings,
+        sight.why_not_compiled,
+    )
