@@ -78,7 +78,7 @@ __version__ = "0.1.0.dev0"
 # Modules that most programs do without.
 _WHEN_ASKED_FOR = ("flatten_util", "ops", "scipy", "testing", "tree_util", "typing")
 
-_NO_DEVICES = "there are no several devices yet; a program runs on one CPU"
+_NO_DEVICES = "a program runs on one device yet, that of its arguments"
 _NO_SHARDINGS = "there are no meshes and shardings yet; vmap(axis_name=...) has the collectives of lax"
 _NO_REFS = "there are no mutable arrays; carry the value through lax.scan, or use x.at[i].set(y)"
 _EXPLICIT_64 = "there is no mode: an explicit 64-bit dtype is honoured, and what has none is 32-bit"
@@ -97,8 +97,8 @@ _NOT_HERE = {
     "debug_infs": "set config.debug_infs = True",
     "debug_key_reuse": "set config.debug_key_reuse = True",
     "debug_nans": "set config.debug_nans = True",
-    "default_device": "put arrays on a device with device_put; a program runs where its arguments are",
-    "default_matmul_precision": "products are computed in the precision of their operands",
+    "default_device": "set config.default_device = 'cuda', or put arrays on a device with device_put",
+    "default_matmul_precision": "set config.matmul_precision = 'tf32', or give a product its precision",
     "default_prng_impl": "threefry is the one generator",
     "distributed": _NO_DEVICES,
     "dlpack": "numpy.from_dlpack reads what speaks DLPack, and arrays have __dlpack__",

@@ -57,7 +57,8 @@ class Explanation:
     def _head(self) -> str:
         c = self.cost
         text = (
-            f"{self.name}: {c.kernels} kernels and {c.launches - c.kernels} other calls, {size(c.bytes)} moved, "
+            f"{self.name}: {_many(c.kernels, 'kernel')}, {_many(c.launches - c.kernels, 'other call')}, "
+            f"{size(c.bytes)} moved, "
             f"{count(c.flops)} operations; at least {duration(c.seconds(self.machine))} on {self.machine}"
         )
         if self.timings:
@@ -71,6 +72,10 @@ class Explanation:
         return (
             [f"computed on the host, with copies there and back: steps {', '.join(steps)}"] if steps else []
         )
+
+
+def _many(n: int, thing: str) -> str:
+    return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
 
 
 def explain(

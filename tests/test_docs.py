@@ -29,6 +29,7 @@ def sections():
 @pytest.mark.parametrize("name, broken, mended", list(sections()))
 def test_error_examples(name, broken, mended, monkeypatch):
     monkeypatch.setattr(bf.config, "debug_key_reuse", False)  # restored after the example that sets it
+    monkeypatch.setattr(bf.config, "debug_nans", False)  # likewise
     with pytest.raises(getattr(errors, name)) as caught:
         exec(compile(broken, "example", "exec"), {"bf": bf, "jnp": jnp})
     assert caught.value.fix, "an error says what to write instead"
@@ -47,7 +48,7 @@ def test_every_error_has_its_section():
             assert f"| [`{cls.__name__}`](#{cls.__name__.lower()}) | `{builtin.__name__}` |" in text
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/performance.md"])
 def test_pages_run(page, capsys):
     names = {"__name__": page}  # the blocks of a page are one program
     for block in python_blocks((ROOT / page).read_text()):

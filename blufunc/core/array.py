@@ -51,7 +51,7 @@ class Array(Value):
         return self._buffer
 
     def buffer_on(self, device: backend.Device) -> backend.Buffer:
-        """The buffer, on ``device``: a number is sent there, larger arrays are there already."""
+        """The buffer, on ``device``; a copy, by way of the host, if the array is elsewhere."""
         if self.device is device or self.device == device:
             return self.buffer
         return device.backend.from_host(self.device.backend.to_host(self.buffer), device)

@@ -33,6 +33,12 @@ class Executable(Protocol):
     def source(self) -> str:
         """The generated program, for people to read."""
 
+    def timings(self, buffers: Sequence[Buffer], repeats: int = 5) -> Sequence[Any]:
+        """Run step by step on argument buffers, which stay as they are: for each step its ``name`` and its ``ms``.
+
+        The steps are those of ``schedule``; of a program without one, its equations.
+        """
+
 
 class Backend(Protocol):
     """A place where arrays live and programs run."""

@@ -211,18 +211,22 @@ def concrete(x: Any) -> Array:
 
 
 def device_of(arrays: Sequence[Array], name: str) -> Any:
-    """The one device of the arguments; the default device where they are all numbers on the host, or there are none.
+    """The device on which to compute with these arguments.
 
-    Rank-0 arrays go wherever the others are: a number has no place of its own.
+    Numbers go wherever arrays are: they have no place of their own. So do arrays on the default device, which are there
+    because nothing was said. The default device itself serves where all are numbers on the host, or there are none.
+
+    Raises:
+      ArgumentError: the arrays are on two devices, neither of them the default one.
     """
     device, extent = None, 0
     for a in arrays:
         if device is None:
             device, extent = a.device, a.aval.ndim
         elif a.device is not device and a.device != device:
-            if not extent:
+            if not extent or (a.aval.ndim and device == backend.default_device()):
                 device, extent = a.device, a.aval.ndim
-            elif a.aval.ndim:
+            elif a.aval.ndim and a.device != backend.default_device():
                 raise errors.ArgumentError(
                     f"{name} was given arrays on {device} and on {a.device}.",
                     where=source.here(),

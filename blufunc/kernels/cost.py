@@ -37,8 +37,8 @@ from blufunc.kernels.loopir import (
 )
 from blufunc.kernels.lower import Target
 from blufunc.kernels.machine import Machine
-from blufunc.kernels.report import lines_of
-from blufunc.kernels.steps import KernelStep, OpaqueStep, Schedule, schedule
+from blufunc.kernels.report import count, equations_of, lines_of, run_lengths, size, table
+from blufunc.kernels.steps import GroupStep, KernelStep, Schedule, Step, schedule
 
 
 @dataclass(frozen=True)
@@ -132,6 +132,15 @@ class Cost:
         """The time that the program cannot go below if its steps run one after another."""
         return sum(s.seconds(machine) for s in self.steps)
 
+    def __str__(self) -> str:
+        rows = [
+            (str(n), s.kind, run_lengths(s.ops), s.shape, size(s.reads), size(s.writes), count(s.flops))
+            for n, s in enumerate(self.steps)
+        ]
+        head = ("step", "kind", "computes", "points", "reads", "writes", "flops")
+        total = f"{self.launches} launches, {size(self.bytes)} moved, {count(self.flops)} operations"
+        return f"{table(head, rows, head[3:])}\n{total}" if rows else "nothing is computed"
+
 
 def cost_of(made: Schedule, on_host: Callable[[Eqn], bool] | None = None) -> Cost:
     """The cost of a planned program.
@@ -139,7 +148,7 @@ def cost_of(made: Schedule, on_host: Callable[[Eqn], bool] | None = None) -> Cos
     Args:
       on_host: for a device that is not the host, whether an equation is computed on the host all the same.
     """
-    return Cost(tuple(_of_step(s, on_host) for s in made.steps))
+    return Cost(tuple(_of_step(s, made, on_host) for s in made.steps))
 
 
 def cost_of_equations(jaxpr: Jaxpr) -> Cost:
@@ -147,15 +156,29 @@ def cost_of_equations(jaxpr: Jaxpr) -> Cost:
     return Cost(tuple(_of_eqn(e, "reference") for e in simplify(jaxpr).eqns))
 
 
-def _of_step(step: KernelStep | OpaqueStep, on_host: Callable[[Eqn], bool] | None) -> StepCost:
+def _of_step(step: Step, made: Schedule, on_host: Callable[[Eqn], bool] | None) -> StepCost:
     if isinstance(step, KernelStep):
-        return of_kernel(step.kernel, step.region.eqns)
+        return of_kernel(step.kernel, equations_of(step.region, made.fusion))
+    if isinstance(step, GroupStep):
+        return _of_group([_of_step(m, made, on_host) for m in step.members])
     eqn = step.eqn
     if eqn.prim is optimization_barrier_p:
         return replace(_of_eqn(eqn, "free"), reads=0, writes=0, flops=0)
     if on_host is not None and on_host(eqn):
         return _of_eqn(eqn, "host")
     return _of_eqn(eqn, "library" if step.planned or on_host is not None else "reference")
+
+
+def _of_group(members: Sequence[StepCost]) -> StepCost:
+    """One launch of many kernels that do the same."""
+    return replace(
+        members[0],
+        lines=tuple(dict.fromkeys(line for m in members for line in m.lines)),
+        shape=f"{len(members)} arrays",
+        reads=sum(m.reads for m in members),
+        writes=sum(m.writes for m in members),
+        flops=sum(m.flops for m in members),
+    )
 
 
 # -- kernels -----------------------------------------------------------------------------------------
@@ -168,7 +191,7 @@ def of_kernel(kernel: Kernel, eqns: Sequence[Eqn] = ()) -> StepCost:
     lanes = max((s.range.extent for s in kernel.statements() if isinstance(s, Lanes)), default=0)
     inner = [s.range.extent for s in kernel.body if isinstance(s, Rows)]
     shape = f"{rows * max(inner, default=1)}x{lanes}" if lanes else str(rows)
-    ops = tuple(e.prim.name for e in eqns) or ("copy",)
+    ops = tuple(e.prim.name for e in eqns)
     return StepCost(kernel.name, "kernel", ops, lines_of(eqns), shape, reads, writes, flops)
 
 

@@ -18,14 +18,22 @@ from blufunc.kernels.loopir import Kernel
 from blufunc.kernels.lower import Target
 
 CUDA = Target(
-    chunks=lambda rows, lanes: min(rows, 264 if lanes <= 8192 else 132),
+    chunks=lambda rows, lanes: min(rows, SM_COUNT * _resident(lanes)),
     total_chunks=lambda size: _even_chunks(size, 8 * SM_COUNT, 1 << 13),
     keep_bytes=1 << 17,
     keep_loads=True,
     tile=256,
 )
-"""Two blocks for each multiprocessor. What a row keeps is registers of 1024 threads at the most; of longer rows, the
-second-level cache has what was read."""
+"""As many blocks as the multiprocessors hold at a time. What a row keeps is registers of 1024 threads at the most; of
+longer rows, the second-level cache has some of what was read."""
+
+
+def _resident(lanes: int) -> int:
+    """About how many blocks that reduce rows of so many lanes, and columns of them, a multiprocessor holds at a time."""
+    return next((blocks for most, blocks in _RESIDENT if lanes <= most), 1)
+
+
+_RESIDENT = ((64, 8), (512, 2), (1024, 1), (2048, 3), (8192, 2))
 
 
 def _even_chunks(size: int, most: int, least: int) -> int:

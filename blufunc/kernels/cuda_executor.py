@@ -14,16 +14,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from blufunc.config import config
 from blufunc.core import dtypes
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Literal
-from blufunc.core.ops.barrier import optimization_barrier_p
 from blufunc.kernels import cuda_memory, cuda_runtime
 from blufunc.kernels.access import view
 from blufunc.kernels.cuda_memory import DeviceBuffer
+from blufunc.kernels.cuda_modules import Loaded, SetPointer, Wanted
 from blufunc.kernels.indices import strides_of
 from blufunc.kernels.lower import Scratch
-from blufunc.kernels.steps import KernelStep, OpaqueStep, Schedule
+from blufunc.kernels.steps import OpaqueStep, Schedule, Step
 
 ALIGNMENT = 256
 """Bytes: where every value begins. Kernels read vectors of 16 bytes, and libraries count on more."""
@@ -53,14 +54,14 @@ class Roots:
         argument = {v: n for n, v in enumerate(made.inputs)}
         allocation = {v: self.arguments + n for n, v in enumerate(made.plan.allocations)}
         self._blocks = {"argument": argument, "output": allocation}
-        self._same = _passed_on(made)
-        dynamic = sorted(v for v in {*made.unplanned, *_returned(made)} if v not in self._same)
+        dynamic = sorted(made.unplanned)
         self._dynamic = {v: self.arguments + self.allocations + n for n, v in enumerate(dynamic)}
         self.count = self.arguments + self.allocations + len(dynamic)
 
     def place(self, value: int) -> Place:
         """Where a value lies."""
-        value = self._same.get(value, value)
+        while value in self.made.aliases:
+            value = self.made.aliases[value]
         if value in self._dynamic:
             return Place(self._dynamic[value], 0)
         found = self.made.plan.placement[value]
@@ -71,30 +72,6 @@ class Roots:
     def is_dynamic(self, root: int) -> bool:
         """Whether its memory is made by the step that computes it."""
         return root >= self.arguments + self.allocations
-
-
-def _passed_on(made: Schedule) -> dict[int, int]:
-    """The results of barriers that need no memory, and what each of them is.
-
-    What the program returns is none of these: the plan does not keep what it is a view of.
-    """
-    same: dict[int, int] = {}
-    for r, o in _barriers(made):
-        if isinstance(o, tuple) and not o[1] and r not in made.outputs:
-            same[r] = same.get(o[0], o[0])
-    return same
-
-
-def _returned(made: Schedule) -> list[int]:
-    """The results of barriers that the program returns."""
-    return [r for r, _ in _barriers(made) if r in made.outputs]
-
-
-def _barriers(made: Schedule) -> list[tuple[int, Any]]:
-    """The results of all barriers, with the operands that they are."""
-    steps = [s for s in made.steps if isinstance(s, OpaqueStep) and s.eqn.prim is optimization_barrier_p]
-    pairs = [p for s in steps for p in zip(s.results, s.operands, strict=True)]
-    return [(r, o) for r, o in pairs if r is not None]
 
 
 def type_of(value: Any) -> ShapedArray:
@@ -163,7 +140,8 @@ class Operand:
 
     def address(self, executor: Executor) -> int:
         """Where the element at index 0 is."""
-        return self.base(executor).ptr + self.layout.offset * self.aval.dtype.itemsize
+        base = executor.address(self.place) if self.place is not None else self.base(executor).ptr
+        return base + self.layout.offset * self.aval.dtype.itemsize
 
 
 def strided(shape: tuple[int, ...], chain: Sequence[Any]) -> Strided:
@@ -186,15 +164,13 @@ class Work:
       step: what it came from.
       drops: the roots that nobody needs after it.
       captured: whether it can be part of a graph.
-      flops: its multiplications and additions, where that is known.
     """
 
     run: Callable[[Executor], None]
     name: str
-    step: KernelStep | OpaqueStep
+    step: Step
     drops: tuple[int, ...] = ()
     captured: bool = True
-    flops: int = 0
 
 
 class Executor:
@@ -213,11 +189,12 @@ class Executor:
         made: Schedule,
         device: int,
         name: str,
-        loaded: dict[int, Any],
+        launches: dict[int, list[tuple[Wanted, Loaded]]],
         opaque: Callable[[Executor, OpaqueStep], Work],
         copier: Callable[[Sequence[Any]], Callable[[DeviceBuffer], DeviceBuffer]],
     ):
         self.made, self.device, self.name = made, device, name
+        cuda_runtime.use_device(device)
         self.roots = Roots(made)
         self.copier = copier
         self.stream = 0
@@ -227,12 +204,12 @@ class Executor:
         self.arena = self._allocate.bytes(made.plan.arena_bytes, f"the arena of {name}")
         self._bases: list[DeviceBuffer | None] = [None] * self.roots.count
         self._pointers = [0] * self.roots.count
-        self._slots: list[list[tuple[Any, int, int]]] = [[] for _ in range(self.roots.count)]
-        counters = sum(k.counters for k in loaded.values())
+        self._slots: list[list[tuple[SetPointer, int, int]]] = [[] for _ in range(self.roots.count)]
+        counters = sum(loaded.counters for many in launches.values() for _, loaded in many)
         self._counters = self._allocate.zeros(4 * counters)
         self._next_counter = self._counters.ptr
         self.works = [
-            self._kernel(step, loaded[n]) if isinstance(step, KernelStep) else opaque(self, step)
+            opaque(self, step) if isinstance(step, OpaqueStep) else self._kernels(step, launches[n])
             for n, step in enumerate(made.steps)
         ]
         self._note_drops()
@@ -256,8 +233,12 @@ class Executor:
         pointer = buffer.ptr
         if self._pointers[root] != pointer:
             self._pointers[root] = pointer
-            for arguments, i, offset in self._slots[root]:
-                arguments.set_pointer(i, pointer + offset)
+            for set_pointer, i, offset in self._slots[root]:
+                set_pointer(i, pointer + offset)
+
+    def address(self, place: Place) -> int:
+        """Where a value is."""
+        return place.offset + (self.arena.ptr if place.root == ARENA else self._pointers[place.root])
 
     def buffer(self, place: Place, aval: ShapedArray) -> DeviceBuffer:
         """A value as a buffer."""
@@ -290,26 +271,35 @@ class Executor:
 
     # -- steps -----------------------------------------------------------------------------------------
 
-    def _kernel(self, step: KernelStep, loaded: Any) -> Work:
-        places = [self.roots.place(v) for v in step.values]
-        fixed = [self.arena.ptr + p.offset if p.root == ARENA else 0 for p in places]
+    def _kernels(self, step: Any, launches: Sequence[tuple[Wanted, Loaded]]) -> Work:
+        made = [self._launch(wanted, loaded) for wanted, loaded in launches]
+        name = f"{step.kernel.name} and alike" if len(launches[0][0].kernels) > 1 else step.kernel.name
+        if len(made) == 1:
+            (launch,) = made
+            return Work(lambda executor: launch(executor.stream), name, step)
+
+        def run(executor: Executor) -> None:
+            for one in made:
+                one(executor.stream)
+
+        return Work(run, name, step)
+
+    def _launch(self, wanted: Wanted, loaded: Loaded) -> Callable[[int], None]:
         counters = [self._next_counter + 4 * n for n in range(loaded.counters)]
         self._next_counter += 4 * loaded.counters
-        launch = loaded.prepare([*fixed, *counters])
-        for i, p in enumerate(places):
-            if p.root != ARENA:
-                self._slots[p.root].append((launch.arguments, i, p.offset))
-        return Work(lambda executor: launch(executor.stream), step.kernel.name, step)
+        launch, set_pointer = loaded.prepare([*[0] * len(wanted.values), *counters])
+        self.follow(set_pointer, [self.roots.place(v) for v in wanted.values])
+        return launch
 
-    def patched(self, launch: Any, places: Sequence[Place | None]) -> None:
-        """Have the parameters of a launch follow the values that lie in these places; None: as it is."""
+    def follow(self, set_pointer: SetPointer, places: Sequence[Place | None]) -> None:
+        """Have the addresses of a launch be those of the values that lie in these places; None: as it is."""
         for i, p in enumerate(places):
             if p is None:
                 continue
             if p.root == ARENA:
-                launch.arguments.set_pointer(i, self.arena.ptr + p.offset)
+                set_pointer(i, self.arena.ptr + p.offset)
             else:
-                self._slots[p.root].append((launch.arguments, i, p.offset))
+                self._slots[p.root].append((set_pointer, i, p.offset))
 
     def _note_drops(self) -> None:
         """Find after which step each piece of memory that a step made can go."""
@@ -337,9 +327,12 @@ class Executor:
         cuda_runtime.use_device(self.device)
         for root, buffer in enumerate(bases):
             self.bind(root, buffer)
+        shown = config.shows("launch")
         for n, work in enumerate(self.works):
             if between is not None:
                 between(n)
+            if shown:
+                config.show(f"launch {n}: {work.name}")
             work.run(self)
             for root in work.drops:
                 self._bases[root] = None
@@ -433,9 +426,9 @@ def _captured(aval: ShapedArray, device: int, label: str) -> DeviceBuffer:
     return cuda_memory.pool(device).adopt(x, aval.dtype, label)
 
 
-def touched(step: KernelStep | OpaqueStep) -> list[int]:
+def touched(step: Step) -> list[int]:
     """The values that a step reads or writes."""
-    if isinstance(step, KernelStep):
+    if not isinstance(step, OpaqueStep):
         return list(step.values)
     read = [o[0] for o in step.operands if isinstance(o, tuple)]
     return [*read, *(r for r in step.results if r is not None)]

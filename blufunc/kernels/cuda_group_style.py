@@ -87,7 +87,7 @@ class GroupStyle(CudaStyle):
             self.line(f"const unsigned {point} = (block * {_EACH} + {n}) * {_BLOCK} + threadIdx.x;")
             with self.block([f"if ({point} < vectors)"], [cut.vector]):
                 self.line(f"const {self.index_type} {self.variable(cut.vector)} = {point};")
-                self._vector(cut, self.kernel.body)
+                self.vector(cut, self.kernel.body)
 
     def made(self, source: str) -> CudaKernel:
         return CudaKernel(

@@ -20,7 +20,7 @@ import numpy as np
 from blufunc.config import config
 from blufunc.core import dtypes
 from blufunc.core.avals import ShapedArray
-from blufunc.kernels import cuda_memory, cuda_runtime
+from blufunc.kernels import cuda_memory, cuda_runtime, cuda_scatter
 from blufunc.kernels import library_entries as entries
 from blufunc.kernels.library_entries import narrowed, widened
 from blufunc.kernels.quiet import quietly
@@ -36,11 +36,14 @@ class Entry:
       run: ``(context, *arrays, **params)`` gives an array, or a list of them for several results.
       widens: whether float16 and bfloat16 come as float32, and go back when it is done; else they are bits to move.
       refuses: ``(operand dtypes, params)`` says whether this use is left to the host.
+      captured: whether a graph can have it: nothing in it, nor in the functions of CuPy that it calls, waits for the
+        device or copies from the host. A copy would be captured with the address of memory that soon is another's.
     """
 
     run: Callable[..., Any]
     widens: bool = False
     refuses: Callable[[Sequence[np.dtype], dict], bool] = lambda operands, params: False
+    captured: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,12 @@ def is_host_fallback(
     if operands is None:
         return False
     return (entry.widens and _float8(operands)) or entry.refuses(operands, params or {})
+
+
+def is_captured(prim: Any) -> bool:
+    """Whether a graph can have what ``run`` does for a primitive; the first time it must run without one."""
+    entry = TABLE.get(prim.name)
+    return entry is not None and entry.captured
 
 
 def run(
@@ -146,14 +155,6 @@ def _float8(operands: Sequence[np.dtype], params: Any = None) -> bool:
 
 # -- what CuPy does under other names than NumPy -----------------------------------------------------
 
-_COMBINE = {
-    "set": "acc = u",
-    "add": "acc += u",
-    "mul": "acc *= u",
-    "max": "if (u != u || u > acc) acc = u",  # NaN stays: no number is greater
-    "min": "if (u != u || u < acc) acc = u",
-}
-
 
 class CupyLibrary:
     """CuPy; its methods are what entries need beyond functions that NumPy has too."""
@@ -163,6 +164,15 @@ class CupyLibrary:
         import cupyx.scipy.special
 
         self.xp, self.special = cupy, cupyx.scipy.special
+        self._constants: dict[tuple, Any] = {}
+
+    def constant(self, x: np.ndarray) -> Any:
+        """An array of the host's on the current device; copied there once, so that no graph has a copy in it."""
+        key = (self.xp.cuda.runtime.getDevice(), x.shape, x.dtype, x.tobytes())
+        found = self._constants.get(key)
+        if found is None:
+            found = self._constants[key] = self.xp.asarray(x)
+        return found
 
     def order(self, x: Any, axis: int) -> Any:
         """The indices that sort lines, equal elements in their order: CuPy has no other argsort."""
@@ -198,18 +208,17 @@ class CupyLibrary:
         _permutation_kernel()(pivots, pivots.shape[1], rows, out, size=len(pivots))
         return out
 
-    def scatter(self, x: Any, rows: Any, updates: Any, how: str) -> Any:
+    def scatter(self, x: Any, rows: Any, updates: Any, how: str, dtype: np.dtype) -> Any:
         """``x`` (n, w) with the ``updates`` (m, w) combined into ``rows`` (m), in their order; rows of n are left out.
 
-        Updates are sorted by rows, and each element of the result walks through its own: no two threads write to one
-        place, so that the result does not depend on which comes first.
+        ``x`` and ``updates`` hold the bits of ``dtype``.
         """
-        xp, n = self.xp, len(x)
-        order = self.order(rows, 0)
-        starts = xp.searchsorted(rows[order], xp.arange(n + 1))
-        out = xp.empty_like(x)
-        updates = xp.ascontiguousarray(updates)
-        return _scatter_kernel(how)(x, updates, order, starts, x.shape[1], out)
+        xp = self.xp
+        if dtypes.is_bool(dtype):  # only ever set
+            moved = self.scatter(x.view(np.uint8), rows, updates.view(np.uint8), how, np.dtype(np.uint8))
+            return moved.view(np.bool_)
+        x, updates = (xp.ascontiguousarray(a) for a in (x, updates))
+        return cuda_scatter.scatter(x, rows, updates, how, dtype, self, xp.cuda.runtime.getDevice())
 
 
 @functools.cache
@@ -240,26 +249,6 @@ def _permutation_kernel() -> Any:
     )
 
 
-@functools.cache
-def _scatter_kernel(how: str) -> Any:
-    import cupy
-
-    return cupy.ElementwiseKernel(
-        "T x, raw T updates, raw int64 order, raw int64 starts, int64 width",
-        "T y",
-        f"""
-        long long row = i / width, column = i % width;
-        T acc = x;
-        for (long long j = starts[row]; j < starts[row + 1]; ++j) {{
-          T u = updates[order[j] * width + column];
-          {_COMBINE[how]};
-        }}
-        y = acc;
-        """,
-        f"blufunc_scatter_{how}",
-    )
-
-
 # -- the table -------------------------------------------------------------------------------------
 
 # Special functions that kernels do not have: the primitive, and the name in ``scipy.special``.
@@ -272,25 +261,25 @@ _SPECIAL = {
 TABLE: dict[str, Entry] = {
     **{prim: Entry(entries.special(name), widens=True) for prim, name in _SPECIAL.items()},
     "digamma": Entry(entries.digamma, widens=True),
-    "cumsum": Entry(entries.cumulative("cumsum"), widens=True),
-    "cumprod": Entry(entries.cumulative("cumprod"), widens=True),
+    "cumsum": Entry(entries.cumulative("cumsum"), widens=True, captured=True),
+    "cumprod": Entry(entries.cumulative("cumprod"), widens=True, captured=True),
     "cummax": Entry(entries.doubling("maximum"), widens=True),
     "cummin": Entry(entries.doubling("minimum"), widens=True),
     "cumlogsumexp": Entry(entries.doubling("logaddexp"), widens=True),
     "fft": Entry(entries.fft),
     "sort": Entry(entries.sort, refuses=_float8),
     "top_k": Entry(entries.top_k, refuses=_float8),
-    "pick_along": Entry(entries.pick_along),
+    "pick_along": Entry(entries.pick_along, captured=True),
     "place_along": Entry(entries.place_along),
-    "gather": Entry(entries.gather),
-    "scatter": Entry(entries.scatter("set")),
-    "scatter_add": Entry(entries.scatter("add"), widens=True),
-    "scatter_mul": Entry(entries.scatter("mul"), widens=True),
-    "scatter_max": Entry(entries.scatter("max"), widens=True),
-    "scatter_min": Entry(entries.scatter("min"), widens=True),
-    "dynamic_slice": Entry(entries.dynamic_slice),
-    "dynamic_update_slice": Entry(entries.dynamic_update_slice),
-    "dot_general": Entry(entries.dot_general, widens=True),
+    "gather": Entry(entries.gather, captured=True),
+    "scatter": Entry(entries.scatter("set"), captured=True),
+    "scatter_add": Entry(entries.scatter("add"), refuses=_float8, captured=True),
+    "scatter_mul": Entry(entries.scatter("mul"), refuses=_float8, captured=True),
+    "scatter_max": Entry(entries.scatter("max"), refuses=_float8, captured=True),
+    "scatter_min": Entry(entries.scatter("min"), refuses=_float8, captured=True),
+    "dynamic_slice": Entry(entries.dynamic_slice, captured=True),
+    "dynamic_update_slice": Entry(entries.dynamic_update_slice, captured=True),
+    "dot_general": Entry(entries.dot_general, widens=True, captured=True),
     "conv_general_dilated": Entry(entries.convolution, widens=True),
     "reduce_window_sum": Entry(entries.window_sum, widens=True),
     "reduce_window_max": Entry(entries.window_max, widens=True),

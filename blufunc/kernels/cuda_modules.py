@@ -8,17 +8,22 @@ so that some of them share one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from blufunc.config import config
 from blufunc.kernels import cuda_runtime, nvrtc
-from blufunc.kernels.cstyle_cuda import CudaKernel, render_many
+from blufunc.kernels.cstyle_cuda import CudaKernel, renamed, render_group, render_many
+from blufunc.kernels.cuda_group_style import group_key, group_limit
 from blufunc.kernels.cuda_source import CudaSource
 from blufunc.kernels.loopir import Kernel
+from blufunc.kernels.steps import GroupStep, KernelStep, Schedule
 
 _PER_MODULE = 16
+
+SetPointer = Callable[[int, int], None]
+"""``set_pointer(i, address)``: let the ``i``-th address that a launch takes be another one."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,7 @@ class Loaded:
     Attributes:
       counters: how many addresses of 32-bit counters it takes behind those of its buffers. They are 0 before each
         launch, and after it.
+      table: whether it takes one structure of all addresses by value, and not each for itself.
     """
 
     function: cuda_runtime.Kernel
@@ -35,73 +41,133 @@ class Loaded:
     block: Sequence[int]
     shared: int
     counters: int = 0
+    table: bool = False
 
-    def prepare(self, addresses: Sequence[int]) -> cuda_runtime.Launch:
-        """A launch with these parameters."""
-        return self.function.prepare(self.grid, self.block, self.shared, addresses)
+    def prepare(self, addresses: Sequence[int]) -> tuple[Callable[[int], None], SetPointer]:
+        """A launch with these addresses, to be called with the handle of a stream; and what changes them."""
+        values = [b"".join(a.to_bytes(8, "little") for a in addresses)] if self.table else addresses
+        launch = self.function.prepare(self.grid, self.block, self.shared, values)
+        arguments = launch.arguments
+        if self.table:
+            return launch, lambda i, address: arguments.set_word(0, i, address)
+        return launch, arguments.set_pointer
 
 
 class Wanted(NamedTuple):
-    """A kernel, and the names of its buffers that may lie in one place with another of them."""
+    """One launch.
 
-    kernel: Kernel
-    aliased: frozenset[str]
+    Attributes:
+      kernels: one; or several that do the same to different arrays.
+      values: what their buffers are, kernel after kernel.
+      aliased: the positions of the buffers of a kernel that may lie where another of its buffers does.
+    """
 
+    kernels: tuple[Kernel, ...]
+    values: tuple[int, ...]
+    aliased: frozenset[int]
 
-def load(wanted: Sequence[Wanted], device: int, name: str) -> tuple[list[str], list[Loaded]]:
-    """The sources of a program's modules, and the functions for its kernels, in their order."""
-    keys = [(str(w.kernel), w.aliased) for w in wanted]
-    distinct = dict(zip(keys, wanted, strict=True))
-    texts, rendered = _render(list(distinct.values()))
-    if config.shows("source"):
-        config.show("\n".join(texts))
-    functions = _compiled(texts, device, name)
-    made = {
-        key: Loaded(functions[module].kernel(k.entry), k.grid, k.block, k.shared_bytes, int(k.finished))
-        for key, (module, k) in zip(distinct, rendered, strict=True)
-    }
-    return texts, [made[key] for key in keys]
+    @property
+    def names(self) -> list[str]:
+        """The names of the first kernel's buffers that are aliased."""
+        return [self.kernels[0].buffers[i].name for i in sorted(self.aliased)]
 
-
-def _render(wanted: Sequence[Wanted]) -> tuple[list[str], list[tuple[int, CudaKernel]]]:
-    """Texts of modules, and for each kernel its module's number and what was rendered."""
-    texts: list[str] = []
-    rendered: list[tuple[int, CudaKernel]] = []
-    named = _named_apart(wanted)
-    for module, start in enumerate(range(0, len(named), _PER_MODULE)):
-        group = named[start : start + _PER_MODULE]
-        kernels = render_many([w.kernel for w in group], [w.aliased for w in group])
-        texts.append(kernels[0].source)
-        rendered += [(module, k) for k in kernels]
-    return texts, rendered
+    @property
+    def key(self) -> tuple:
+        """What two launches of one function have in common."""
+        return tuple(map(str, self.kernels)), self.aliased
 
 
-def _named_apart(wanted: Sequence[Wanted]) -> list[Wanted]:
-    """The kernels, with numbers to the names of those that are called alike."""
-    taken: dict[str, int] = {}
+def wanted_by(made: Schedule, step: KernelStep | GroupStep) -> list[Wanted]:
+    """The launches of a step: one, if kernels that are together can be."""
+    if isinstance(step, KernelStep):
+        return [_joined(made, [step])]
+    apart: dict[tuple, list[KernelStep]] = {}
+    for n, member in enumerate(step.members):
+        key = group_key(member.kernel)
+        apart.setdefault((n,) if key is None else (None, key), []).append(member)
     out = []
-    for w in wanted:
-        k = w.kernel
-        count = taken[k.name] = taken.get(k.name, 0) + 1
-        if count > 1:
-            k = Kernel(f"{k.name}_{count}", k.buffers, k.grid, k.body, k.notes, k.finish)
-        out.append(Wanted(k, w.aliased))
+    for members in apart.values():
+        limit = group_limit(members[0].kernel)
+        out += [_joined(made, members[i : i + limit]) for i in range(0, len(members), limit)]
     return out
 
 
-def _compiled(texts: Sequence[str], device: int, name: str) -> list[cuda_runtime.Module]:
-    """The modules of texts; those that this process has are taken as they are."""
-    new = [text for text in dict.fromkeys(texts) if (device, text) not in _modules]
-    arch = cuda_runtime.properties(device).arch
-    with _lock:
-        for text, cubin in zip(new, nvrtc.compile_many([(t, name) for t in new], arch), strict=True):
-            cuda_runtime.use_device(device)
-            _modules[device, text] = cuda_runtime.Module(cubin)
-    return [_modules[device, text] for text in texts]
+def _joined(made: Schedule, members: Sequence[KernelStep]) -> Wanted:
+    aliased = frozenset[int]().union(*[_aliased(made, m) for m in members])
+    return Wanted(tuple(m.kernel for m in members), tuple(v for m in members for v in m.values), aliased)
+
+
+def _aliased(made: Schedule, step: KernelStep) -> frozenset[int]:
+    """The positions of the buffers of a kernel that lie where another of its buffers lies."""
+    places: dict[object, list[int]] = {}
+    for i, value in enumerate(step.values):
+        place = made.place(value)
+        places.setdefault(value if place is None else place, []).append(i)
+    return frozenset(i for together in places.values() if len(together) > 1 for i in together)
+
+
+# -- rendering and compiling -----------------------------------------------------------------------
+
+
+def load(wanted: Sequence[Wanted], device: int, name: str) -> tuple[list[str], list[Loaded]]:
+    """The sources of a program's modules, and the functions for its launches, in their order."""
+    distinct = {w.key: w for w in wanted}
+    texts, rendered = _render(list(distinct.values()))
+    if config.shows("source"):
+        config.show("\n".join(texts))
+    modules = _compiled(texts, device, name)
+    made = {
+        key: Loaded(
+            modules[module].kernel(k.entry), k.grid, k.block, k.shared_bytes, int(k.finished), k.segments > 0
+        )
+        for key, (module, k) in zip(distinct, rendered, strict=True)
+    }
+    return texts, [made[w.key] for w in wanted]
+
+
+def _render(wanted: Sequence[Wanted]) -> tuple[list[str], list[tuple[int, CudaKernel]]]:
+    """Texts of modules, and for each launch its module's number and what was rendered."""
+    named = _named_apart(wanted)
+    made: dict[int, CudaKernel] = {}
+    single = [n for n, w in enumerate(named) if len(w.kernels) == 1]
+    for start in range(0, len(single), _PER_MODULE):
+        group = single[start : start + _PER_MODULE]
+        kernels = render_many([named[n].kernels[0] for n in group], [named[n].names for n in group])
+        made.update(zip(group, kernels, strict=True))
+    for n, w in enumerate(named):
+        if len(w.kernels) > 1:
+            made[n] = render_group(w.kernels, f"{w.kernels[0].name}_group", w.names)
+    texts = list(dict.fromkeys(made[n].source for n in range(len(named))))
+    return texts, [(texts.index(made[n].source), made[n]) for n in range(len(named))]
+
+
+def _named_apart(wanted: Sequence[Wanted]) -> list[Wanted]:
+    """The same, with numbers to the names of kernels that are called alike."""
+    taken: dict[str, int] = {}
+    out = []
+    for w in wanted:
+        first, *rest = w.kernels
+        count = taken[first.name] = taken.get(first.name, 0) + 1
+        if count > 1:
+            first = renamed(first, f"{first.name}_{count}")
+        out.append(w._replace(kernels=(first, *rest)))
+    return out
 
 
 _lock = threading.Lock()
 _modules: dict[tuple[int, str], cuda_runtime.Module] = {}
+
+
+def _compiled(texts: Sequence[str], device: int, name: str) -> list[cuda_runtime.Module]:
+    """The modules of texts; those that this process has are taken as they are."""
+    with _lock:
+        new = [text for text in dict.fromkeys(texts) if (device, text) not in _modules]
+        if new:
+            arch = cuda_runtime.properties(device).arch
+            cuda_runtime.use_device(device)
+            for text, cubin in zip(new, nvrtc.compile_many([(t, name) for t in new], arch), strict=True):
+                _modules[device, text] = cuda_runtime.Module(cubin)
+        return [_modules[device, text] for text in texts]
 
 
 def load_source(text: CudaSource, device: int) -> Loaded:

@@ -65,10 +65,6 @@ def work(executor: Executor, step: OpaqueStep, compile: Compile) -> Work:
         return Work(lambda executor: _pass_on(executor, step, operands), eqn.prim.name, step)
     if hasattr(eqn.prim, "cuda_source"):
         return _user_kernel(executor, step, operands)
-    if eqn.prim is dot_general_p:
-        product = Product.of(executor, step, operands)
-        if product is not None:
-            return Work(product.run, eqn.prim.name, step, flops=product.flops)
     function, captured = _function_of(eqn, executor.device, compile)
 
     def run(executor: Executor) -> None:
@@ -77,6 +73,10 @@ def work(executor: Executor, step: OpaqueStep, compile: Compile) -> Work:
             if value is not None:
                 executor.put(value, _apart(executor, result, given))
 
+    if eqn.prim is dot_general_p:
+        product = Product.of(executor, step, operands, run)
+        if product is not None:
+            return Work(product.run, eqn.prim.name, step)
     return Work(run, eqn.prim.name, step, captured=captured)
 
 
@@ -87,11 +87,11 @@ def _apart(executor: Executor, result: DeviceBuffer, given: Sequence[DeviceBuffe
 
 
 def _pass_on(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> None:
+    """Make what cannot simply be another name for an operand: a number, or a view."""
     for value, operand in zip(step.results, operands, strict=True):
-        if value is not None and executor.roots.is_dynamic(executor.roots.place(value).root):
-            if operand.place != executor.roots.place(value):
-                x = operand.buffer(executor)
-                executor.put(value, _apart(executor, x, [operand.base(executor)]))
+        if value is not None and value not in executor.made.aliases:
+            x = operand.buffer(executor)
+            executor.put(value, _apart(executor, x, [operand.base(executor)]))
 
 
 def _user_kernel(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Work:
@@ -103,13 +103,13 @@ def _user_kernel(executor: Executor, step: OpaqueStep, operands: Sequence[Operan
     unused = [None if r is not None else executor.own(v.aval, "a result that nobody wants") for v, r in outs]
     places = [None if r is None else executor.roots.place(r) for _, r in outs]
     loaded = cuda_modules.load_source(text, executor.device)
-    launch = loaded.prepare([*[0] * len(operands), *[b.ptr if b else 0 for b in unused]])
-    executor.patched(launch, [*[None] * len(operands), *places])
+    launch, set_pointer = loaded.prepare([*[0] * len(operands), *[b.ptr if b else 0 for b in unused]])
+    executor.follow(set_pointer, [*[None] * len(operands), *places])
 
     def run(executor: Executor) -> None:
         given = [o.buffer(executor) for o in operands]
         for i, x in enumerate(given):
-            launch.arguments.set_pointer(i, x.ptr)
+            set_pointer(i, x.ptr)
         launch(executor.stream)
 
     executor.keep(unused)
@@ -135,7 +135,8 @@ def _function_of(eqn: Eqn, device: int, compile: Compile) -> tuple[Function, boo
     types = [a.aval.dtype for a in eqn.invars]
     whole = all(a.size for a in (*[a.aval for a in eqn.invars], *outs))
     on_device = whole and not cuda_library.is_host_fallback(prim, types, params)
-    return lambda given: cuda_library.run(prim, given, params, outs, label), on_device
+    captured = on_device and cuda_library.is_captured(prim)
+    return lambda given: cuda_library.run(prim, given, params, outs, label), captured
 
 
 def _implementation(eqn: Eqn) -> Callable[[list], Sequence]:

@@ -7,7 +7,7 @@ Kernels, stages 6 and 8. In: a step and its operands, which may be transposes, s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,9 +58,11 @@ def _one(precision: str | None) -> str:
 class Product:
     """A step that multiplies.
 
+    Args:
+      otherwise: runs the step in another way, for what the library turns out to have no algorithm for.
+
     Attributes:
       gemm: what the library is asked for; None where there is nothing to multiply.
-      flops: its multiplications and additions.
     """
 
     def __init__(
@@ -69,49 +71,70 @@ class Product:
         step: OpaqueStep,
         sides: Sequence[_Side],
         gemm: Gemm | None,
-        out: ShapedArray,
+        otherwise: Callable[[Executor], None],
     ):
-        self.device, self.gemm, self.out = executor.device, gemm, out
+        self.device, self.gemm, self.out = executor.device, gemm, step.eqn.outvars[0].aval
+        self._otherwise, self._refused = otherwise, False
         (value,) = step.results
         assert value is not None
         self._place: Place = executor.roots.place(value)
         self._lhs, self._rhs = sides
         self._plan: Any = None
-        self.flops = 0 if gemm is None else gemm.layout.flops
 
     @classmethod
-    def of(cls, executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Product | None:
+    def of(
+        cls,
+        executor: Executor,
+        step: OpaqueStep,
+        operands: Sequence[Operand],
+        otherwise: Callable[[Executor], None],
+    ) -> Product | None:
         """The product that a ``dot_general`` is; None if the library has none for it."""
         eqn, out = step.eqn, step.eqn.outvars[0].aval
         sides = [_Side(x) for x in operands]
         if not out.size or not all(x.aval.size for x in operands):
-            return cls(executor, step, sides, None, out)
+            return cls(executor, step, sides, None, otherwise)
         numbers = eqn.params["dimension_numbers"]
         while isinstance(
             layout := _planned(sides, numbers), Copies
         ):  # twice at most: what is copied is dense
+            contract, batch = numbers
+            layout = Copies(*[_along(x, o, c) for x, o, c in zip(sides, layout, contract, strict=True)])
             for side, order in zip(sides, layout, strict=True):
                 if order is not None:
                     side.copy(order, executor)
-            contract, batch = numbers
             numbers = _moved(contract, layout), _moved(batch, layout)
         a, b = (x.aval.dtype for x in operands)
         alignment = math.gcd(*[s.alignment for s in sides], ALIGNMENT)
         gemm = Gemm(layout, a, b, out.dtype, compute_of(a, eqn.params["precision"]), alignment=alignment)
-        return None if gemm.refused() is not None else cls(executor, step, sides, gemm, out)
+        return None if gemm.refused() is not None else cls(executor, step, sides, gemm, otherwise)
 
     def run(self, executor: Executor) -> None:
         """Put it on the executor's stream."""
-        to = executor.buffer(self._place, self.out)
+        to = executor.address(self._place)
         if self.gemm is None:
-            cuda_runtime.fill_zero(to.ptr, to.nbytes, executor.work_stream())
+            cuda_runtime.fill_zero(to, self.out.nbytes, executor.work_stream())
+            return
+        if self._refused:
+            self._otherwise(executor)
             return
         a, keep_a = self._lhs.address(executor)
         b, keep_b = self._rhs.address(executor)
-        if self._plan is None:
-            self._plan = cublaslt.Plan(self.gemm, self.device)
-        self._plan.run(a, b, 0, to.ptr, stream=executor.stream)
+        if self._plan is None and not self._find_plan(self.gemm, (a, b, to)):
+            self._otherwise(executor)
+            return
+        self._plan.run(a, b, 0, to, stream=executor.stream)
         del keep_a, keep_b  # memory that is freed now is written again only after the product
+
+    def _find_plan(self, gemm: Gemm, addresses: tuple[int, int, int]) -> bool:
+        """Let the library choose an algorithm, at the first run: it tries some on the very operands."""
+        try:
+            self._plan = cublaslt.Plan(gemm, self.device, addresses)
+        except errors.UnsupportedError as e:
+            self._refused = True
+            if config.shows("fusion"):
+                config.show(f"a product is left to CuPy: {e}")
+        return not self._refused
 
 
 class _Side:
@@ -146,6 +169,22 @@ class _Side:
             return self._operand.address(executor), None
         made = self._copier(self._operand.base(executor))
         return made.ptr, made
+
+
+def _along(side: _Side, order: tuple[int, ...] | None, contract: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The order of a copy with contracted and free axes exchanged, if rows of the operand stay rows so.
+
+    The library takes a matrix either way, but that its rows be those of small integers.
+    """
+    if order is None or side.itemsize == 1 or not contract:
+        return order
+    last = min(range(len(order)), key=lambda d: (side.shape[d] == 1, abs(side.strides[d])))
+    first = min(map(order.index, contract))
+    if order[-1] == last or first == len(order) - len(contract):
+        head, inner, outer = order[:first], order[first:], ()
+    else:
+        head, inner, outer = order[:first], order[first : first + len(contract)], order[first + len(contract) :]
+    return (*head, *outer, *inner)
 
 
 def _moved(axes: tuple, copies: Copies) -> tuple:

@@ -12,6 +12,7 @@ All work of a device is on one stream, so that one call finds the memory of the 
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,11 +25,16 @@ from blufunc.kernels import cuda_memory, cuda_modules, cuda_opaque, cuda_runtime
 from blufunc.kernels.cstyle_cuda import CUDA
 from blufunc.kernels.cuda_executor import ALIGNMENT, Allocator, Executor, Work
 from blufunc.kernels.cuda_memory import DeviceBuffer
-from blufunc.kernels.cuda_modules import Wanted
+from blufunc.kernels.cuda_modules import wanted_by
 from blufunc.kernels.cuda_replay import Replays
-from blufunc.kernels.cuda_times import StepTime, times_of
+from blufunc.kernels.cuda_times import times_of
 from blufunc.kernels.plan import Plan
-from blufunc.kernels.steps import KernelStep, OpaqueStep, Schedule, schedule
+from blufunc.kernels.stages import show_stages
+from blufunc.kernels.steps import OpaqueStep, schedule
+from blufunc.kernels.timing import StepTime
+
+TARGET = dataclasses.replace(CUDA, group=True, recompute=True)
+"""What a lowering should know of a device: memory is scarce there, and launches take as long as small kernels."""
 
 _programs: weakref.WeakSet[CudaProgram] = weakref.WeakSet()
 
@@ -62,17 +68,19 @@ class CudaProgram:
     def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], device: int = 0):
         self.device, self.name = device, jaxpr.name or "program"
         self.jaxpr = simplify(jaxpr)
-        self.schedule = schedule(self.jaxpr, donated, CUDA, cuda_opaque.planned)
+        self.schedule = schedule(self.jaxpr, donated, TARGET, cuda_opaque.planned)
+        show_stages(self.schedule, self.name)
         # numbers are never taken over, whatever is said of them
         self._movable = [not (d and v.aval.ndim) for v, d in zip(jaxpr.invars, donated, strict=True)]
-        kernels = {n: s for n, s in enumerate(self.schedule.steps) if isinstance(s, KernelStep)}
-        wanted = [Wanted(s.kernel, aliased(self.schedule, s)) for s in kernels.values()]
-        self._texts, functions = cuda_modules.load(wanted, device, self.name)
-        self._functions = dict(zip(kernels, functions, strict=True))
+        steps = enumerate(self.schedule.steps)
+        wanted = {n: wanted_by(self.schedule, s) for n, s in steps if not isinstance(s, OpaqueStep)}
+        every = [w for many in wanted.values() for w in many]
+        self._texts, functions = cuda_modules.load(every, device, self.name)
+        found = iter(functions)
+        self._launches = {n: [(w, next(found)) for w in many] for n, many in wanted.items()}
         self._own = Allocator(self.schedule, device, self.name)
-        self._free: list[tuple[Executor, Replays]] = []
-        self._pinned: set[Executor] = set()  # graphs of other programs have their addresses
-        self._free.append(self._executor())
+        self._in_graphs: list[Executor] = []  # graphs of other programs have their addresses
+        self._free = [self._executor()]
         self.captured = self._free[0][0].captured
         _programs.add(self)
 
@@ -81,21 +89,30 @@ class CudaProgram:
     def __call__(self, buffers: list[DeviceBuffer]) -> list[DeviceBuffer]:
         arguments = [b if not b.ptr % ALIGNMENT else self._own.copy(b) for b in buffers]
         buffers.clear()
-        capturing = cuda_runtime.is_capturing(cuda_runtime.work_stream(self.device).ptr)
         bases = [*arguments, *self._with_room(self._own.blocks)]
+        if cuda_runtime.is_capturing(cuda_runtime.work_stream(self.device).ptr):
+            return self._in_graph(bases)
         executor, replays = self._take()
         try:
-            if capturing:  # as a step of a program that becomes a graph
-                self._pinned.add(executor)
-                executor.launch(bases, executor.work_stream())
-                dynamic, fresh = executor.dynamic(), False
-            else:
-                dynamic, fresh = replays.run(bases)
+            dynamic, fresh = replays.run(bases)
             return executor.results(bases, dynamic, fresh)
         finally:
             executor.release()
             self._free.append((executor, replays))
             del self._free[1:]
+
+    def _in_graph(self, bases: Sequence[DeviceBuffer]) -> list[DeviceBuffer]:
+        """A call as a step of a program that becomes a graph: that has executors of its own, which stay as they are."""
+        if self._in_graphs:
+            executor = self._in_graphs.pop()
+        else:
+            with cuda_runtime.redirected(-1, None):  # its memory and constants are not the graph's alone
+                executor, _ = self._executor()
+        executor.launch(bases, executor.work_stream())
+        results = executor.results(bases, executor.dynamic(), False)
+        executor.release()
+        self._in_graphs.append(executor)
+        return results
 
     def _take(self) -> tuple[Executor, Replays]:
         """An executor that nobody uses: calls take it in turns, and one more is made while it is in use."""
@@ -106,9 +123,7 @@ class CudaProgram:
 
     def _executor(self) -> tuple[Executor, Replays]:
         def make() -> Executor:
-            return Executor(
-                self.schedule, self.device, self.name, self._functions, self._opaque, self._copier
-            )
+            return Executor(self.schedule, self.device, self.name, self._launches, self._opaque, self._copier)
 
         executor = self._with_room(make)
         return executor, Replays(executor, self._movable)
@@ -123,10 +138,7 @@ class CudaProgram:
 
     def rest(self) -> None:
         """Give memory that is kept between calls back to the pool; the next call takes it again."""
-        for executor, replays in self._free[:]:
-            replays.clear()
-            if executor not in self._pinned:
-                self._free.clear()
+        self._free.clear()
 
     def own(self, aval: ShapedArray, label: str) -> DeviceBuffer:
         """Memory for a value that goes with the program."""
@@ -164,12 +176,12 @@ class CudaProgram:
 
         Args:
           buffers: arguments, which are left as they are; without them, memory that is 0.
-          repeats: how often the program is run; the least time of each step counts.
+          repeats: how often the program is run; the median counts.
         """
         executor, replays = self._take()
         try:
             if buffers is None:
-                given = [self._zeros(v.aval) for v in self.jaxpr.invars]
+                given = [self._zeros(v.aval) for v in self.schedule.jaxpr.invars]
             else:
                 given = [cuda_memory.copy(b) for b in buffers]
             return times_of(executor, [*given, *self._own.blocks()], repeats)
@@ -188,12 +200,3 @@ def body_of(jaxpr: Jaxpr, device: int) -> CudaProgram:
     """The body of a loop, branch or call as a program."""
     donated = (False,) * len(jaxpr.invars)
     return jaxpr.memoised(("cuda body", device), lambda: CudaProgram(jaxpr, donated, device))
-
-
-def aliased(made: Schedule, step: KernelStep) -> frozenset[str]:
-    """The names of the buffers of a kernel that lie where another of its buffers lies."""
-    places: dict[Any, list[str]] = {}
-    for buffer, value in zip(step.kernel.buffers, step.values, strict=True):
-        place = made.place(value)
-        places.setdefault(value if place is None else place, []).append(buffer.name)
-    return frozenset(name for names in places.values() if len(names) > 1 for name in names)

@@ -156,8 +156,3 @@ class Replays:
         self._graphs.clear()
         if config.shows("launch"):
             config.show(f"{self.executor.name} runs kernel by kernel, not as a graph: {why}")
-
-    def clear(self) -> None:
-        """Let go of all graphs, and the memory that they keep."""
-        self._graphs.clear()
-        self._seen.clear()

@@ -68,13 +68,17 @@ def with_online_sums(kernel: Kernel) -> Kernel:
     for at, first in enumerate(body):
         if not isinstance(first, Lanes):
             continue
-        for top in [r for r in first.body if type(r) is Reduce and r.total.op == "max" and _loads_only(r.value)]:
+        for top in [
+            r for r in first.body if type(r) is Reduce and r.total.op == "max" and _loads_only(r.value)
+        ]:
             found = _sum_under(body[at + 1 :], first.range, top)
             if found is not None:
                 second, mass = found
                 online = OnlineSum(top.total, top.value, None, mass.total)
                 body[at] = first = replace(first, body=_swapped(first.body, top, online))
-                body[body.index(second)] = replace(second, body=tuple(s for s in second.body if s is not mass))
+                body[body.index(second)] = replace(
+                    second, body=tuple(s for s in second.body if s is not mass)
+                )
     body = [s for s in body if not isinstance(s, Lanes) or s.body]
     return Kernel(kernel.name, kernel.buffers, kernel.grid, tuple(body), kernel.notes, kernel.finish)
 
@@ -90,7 +94,9 @@ def with_single_lanes(kernel: Kernel) -> Kernel:
         rest = tuple(t for t in s.body if not any(t is x for x, _, _ in alone))
         if rest:
             body.append(replace(s, body=rest))
-        body += [OneLane(s.range, (replace(t, value=value, position=lane),), s.note) for t, lane, value in alone]
+        body += [
+            OneLane(s.range, (replace(t, value=value, position=lane),), s.note) for t, lane, value in alone
+        ]
     return Kernel(kernel.name, kernel.buffers, kernel.grid, tuple(body), kernel.notes, kernel.finish)
 
 
@@ -118,7 +124,9 @@ def _swapped(body: Sequence[Any], old: Any, new: Any) -> tuple[Any, ...]:
 
 def _loads_only(v: Value) -> bool:
     """Whether a value can be had before other loops have run."""
-    return dtypes.is_floating(v.dtype) and v.dtype.itemsize >= 4 and all(x.op != "read" for x in post_order([v]))
+    return (
+        dtypes.is_floating(v.dtype) and v.dtype.itemsize >= 4 and all(x.op != "read" for x in post_order([v]))
+    )
 
 
 def _sum_under(later: Sequence[Any], k: Range, top: Reduce) -> tuple[Lanes, Reduce] | None:
@@ -127,7 +135,11 @@ def _sum_under(later: Sequence[Any], k: Range, top: Reduce) -> tuple[Lanes, Redu
         if not isinstance(loop, Lanes) or loop.range is not k:
             continue
         for s in loop.body:
-            if type(s) is Reduce and s.total.op == "sum" and s.value.dtype == s.total.dtype == top.total.dtype:
+            if (
+                type(s) is Reduce
+                and s.total.op == "sum"
+                and s.value.dtype == s.total.dtype == top.total.dtype
+            ):
                 if _is_exp_under(s.value, top) and not _needed_elsewhere(s.value, loop, s):
                     return loop, s
     return None

@@ -218,6 +218,22 @@ def elapsed_ms(run: Callable[[], object], stream: Any, repeats: int = 1) -> floa
     return cupy.cuda.get_elapsed_time(start, stop) / repeats
 
 
+def recorded(stream: Any) -> Any:
+    """An event that passes when all that was put on a stream so far is done."""
+    import cupy
+
+    event = cupy.cuda.Event()
+    event.record(stream)
+    return event
+
+
+def seconds_between(start: Any, stop: Any) -> float:
+    """The device time between two events that have passed."""
+    import cupy
+
+    return cupy.cuda.get_elapsed_time(start, stop) / 1e3
+
+
 # -- copies ----------------------------------------------------------------------------------------
 
 
@@ -448,6 +464,10 @@ class Arguments:
     def set_pointer(self, i: int, address: int) -> None:
         """Change parameter ``i``, which is a device address."""
         self._words[self._offsets[i] >> 3] = address
+
+    def set_word(self, i: int, j: int, address: int) -> None:
+        """Change the ``j``-th address of parameter ``i``, which is a structure of addresses."""
+        self._words[(self._offsets[i] >> 3) + j] = address
 
     def set(self, i: int, value: Any) -> None:
         """Change parameter ``i`` to a value of the same size."""

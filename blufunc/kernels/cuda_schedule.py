@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from blufunc.kernels.cuda_vectors import Vectors
-from blufunc.kernels.indices import Range, of
+from blufunc.kernels.indices import Range
 from blufunc.kernels.loopir import (
     Accumulate,
     Keep,
@@ -23,14 +23,9 @@ from blufunc.kernels.loopir import (
     Reduce,
     Rows,
     Set,
-    Store,
-    Substitution,
-    Value,
     post_order,
-    read,
     values_of,
 )
-from blufunc.kernels.scalars import is_small_float
 
 SM_COUNT = 132
 """Multiprocessors of the device that the figures below were chosen for."""
@@ -42,11 +37,11 @@ _WARP = 32
 _BLOCK = 256
 _WARP_LANES = 1024
 """Up to how many lanes one warp does a row."""
-_THREAD_VECTORS = 4
+_THREAD_VECTORS = 2
 """Vectors of a row that a thread does, about, where a block does a row."""
 _UNROLLED = 16
 """Up to how many vectors a thread's loop is written out, so that what it keeps can be registers."""
-_KEPT_REGISTERS = 104
+_KEPT_REGISTERS = 160
 """Registers of a thread that keeps may take."""
 
 
@@ -58,14 +53,12 @@ class Schedule:
       threads: of a group.
       points: groups of a block that do a point each.
       sharing: groups of a block that share the rows of one point; 1 where ``points`` is more than 1.
-      unrolled: vectors that a thread does one after the other, of a kernel without lanes.
       in_shared: keeps that lie in shared memory.
     """
 
     threads: int
     points: int = 1
     sharing: int = 1
-    unrolled: int = 1
     in_shared: tuple[Keep, ...] = ()
 
     @property
@@ -107,23 +100,22 @@ def schedule(kernel: Kernel, cuts: dict[Range, Vectors]) -> Schedule:
     elif rows:
         made = Schedule(_block_threads(most))
     else:
-        made = _of_lanes(kernel, most)
+        made = _of_lanes(kernel, most, bool(keeps))
     return replace(made, in_shared=_in_shared(keeps, made, cuts))
 
 
 def _of_points(kernel: Kernel, cuts: dict[Range, Vectors]) -> Schedule:
-    """No lanes: a thread does a vector, or a few where there are very many."""
+    """No lanes: a thread does a vector. That there are many threads hides the time that memory takes."""
     vectors = kernel.points // max(1, math.prod(c.width for r, c in cuts.items() if r in kernel.grid))
-    enough = SM_COUNT * 2048 * 4
-    return Schedule(1, _BLOCK if vectors > SM_COUNT * 128 else 128, unrolled=2 if vectors >= enough else 1)
+    return Schedule(1, _BLOCK if vectors > SM_COUNT * _BLOCK else _BLOCK // 2)
 
 
-def _of_lanes(kernel: Kernel, most: Vectors) -> Schedule:
+def _of_lanes(kernel: Kernel, most: Vectors, keeps: bool) -> Schedule:
     """Rows of lanes that are points: a warp each or less, or a block each where they are long or few."""
     vectors, lanes = most.vector.extent, most.range.extent
     few = kernel.points < 4 * SM_COUNT and vectors > 2 * _WARP
     if lanes > _WARP_LANES or few:
-        return Schedule(_block_threads(most, 2 if few else _THREAD_VECTORS))
+        return Schedule(_block_threads(most, 1024 if keeps else 512))
     threads = min(_WARP, _power_of_two(vectors))
     if kernel.points % (_WARP // threads):
         threads = _WARP  # whole warps come to exchanges, or none of their threads
@@ -146,7 +138,7 @@ def _of_rows(
     if _registers(keeps, warp, cuts) <= _KEPT_REGISTERS and is_unrolled(most, warp.threads):
         # what exchanges values is a whole warp: groups of less would have to come to an end together
         return Schedule(_WARP, sharing=_sharing(_BLOCK // _WARP, rows, _WARP))
-    return Schedule(_block_threads(most, 2))
+    return Schedule(_block_threads(most))
 
 
 def _sharing(groups: int, rows: int, threads: int) -> int:
@@ -156,14 +148,14 @@ def _sharing(groups: int, rows: int, threads: int) -> int:
     return -(-groups // whole) * whole
 
 
-def _block_threads(most: Vectors, each: int = _THREAD_VECTORS) -> int:
+def _block_threads(most: Vectors, limit: int = 1024) -> int:
     """Threads of a block that does a row: a divisor of the number of vectors if there is a good one."""
     vectors = most.vector.extent
-    wanted = vectors / each
-    exact = [t for t in range(128, 1025, _WARP) if vectors % t == 0 and wanted / 2 <= t <= wanted * 2]
+    wanted = vectors / _THREAD_VECTORS
+    exact = [t for t in range(128, limit + 1, _WARP) if vectors % t == 0 and wanted / 2 <= t <= wanted * 2]
     if exact:
         return min(exact, key=lambda t: abs(t - wanted))
-    return max(_WARP, min(1024, -(-math.ceil(wanted) // _WARP) * _WARP))
+    return max(_WARP, min(limit, -(-math.ceil(wanted) // _WARP) * _WARP))
 
 
 def _registers(keeps: Sequence[Keep], made: Schedule, cuts: dict[Range, Vectors]) -> int:
@@ -220,44 +212,3 @@ def _rows_apart(body: Sequence[Any]) -> bool:
             if isinstance(t, Set):
                 set_here.add(t.keep)
     return not set_here & grown
-
-
-# -- sums of parts -----------------------------------------------------------------------------------
-
-_LONG_FOLD = 32
-_FEW_POINTS = SM_COUNT * 512
-
-
-def with_folds_as_rows(kernel: Kernel) -> Kernel:
-    """A kernel of few points with long folds, as one of lanes and rows, so that many threads share a fold.
-
-    That is what finishes reductions over rows: each point adds up a column of the chunks' results.
-    """
-    if len(kernel.grid) != 1 or kernel.finish or not all(isinstance(s, Store) for s in kernel.body):
-        return kernel
-    (points,) = kernel.grid
-    folds = [v for v in post_order(kernel.roots()) if v.op == "fold"]
-    width = next((n for n in (32, 16, 8, 4) if points.extent % n == 0), 1)
-    if not folds or width == 1 or points.extent > _FEW_POINTS:
-        return kernel
-    over = folds[0].attr[1]
-    if over.extent < _LONG_FOLD or any(s.guard is not None for s in kernel.body):
-        return kernel
-    if not all(_is_column(v, over, points) for v in folds):
-        return kernel
-    tile, lane = Range("tile", points.extent // width), Range("k", width)
-    put = Substitution({points: of(tile) * width + of(lane)})
-    keeps = [Keep(f"{v.attr[0]}_{n}", v.dtype, lane, v.attr[0]) for n, v in enumerate(folds)]
-    sums = tuple(Accumulate(k, put(v.args[0])) for k, v in zip(keeps, folds, strict=True))
-    put.done.update((v, read(k)) for k, v in zip(keeps, folds, strict=True))
-    stores = tuple(Store(s.buffer, put.index(s.index), put(s.value)) for s in kernel.body)
-    body = (Rows(over, (Lanes(lane, sums),), of(over), over.extent), Lanes(lane, stores))
-    return Kernel(kernel.name, kernel.buffers, (tile,), body, kernel.notes)
-
-
-def _is_column(v: Value, over: Range, points: Range) -> bool:
-    """Whether a fold adds up what points side by side read side by side."""
-    summand = v.args[0]
-    if v.attr[1] is not over or summand.op != "load" or summand.args or is_small_float(v.dtype):
-        return False
-    return {over, points} <= summand.ranges()

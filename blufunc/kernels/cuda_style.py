@@ -6,8 +6,8 @@ down. Loops over a row's vectors are written out by the compiler, so that what a
 result is the same each time: reductions combine threads in the order of their numbers, and there are no atomics
 but the count of blocks that are done.
 
-The parameters of a kernel are a pointer for each buffer, in order, each to memory aligned to 16 bytes; after them, where
-a kernel has a finish, one to an ``unsigned`` that is 0 before the first launch, and again after each.
+The parameters of a kernel are a pointer for each buffer, in order, each to memory aligned to 32 bytes; after them,
+where a kernel has a finish, one to an ``unsigned`` that is 0 before the first launch, and again after each.
 """
 
 from __future__ import annotations
@@ -18,32 +18,29 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from blufunc.core import dtypes
-from blufunc.kernels import cuda_prelude, cuda_schedule, scalars
-from blufunc.kernels.cstyle import CStyle, Scope, accumulator, comment, is_arg, reducing, update, written_in
+from blufunc.kernels import cuda_schedule, scalars
+from blufunc.kernels.cstyle import accumulator, comment, is_arg, reducing, update, written_in
+from blufunc.kernels.cuda_access import WideAccess
+from blufunc.kernels.cuda_folds import with_shared_folds
 from blufunc.kernels.cuda_row_passes import OneLane, OnlineSum, with_online_sums, with_single_lanes
 from blufunc.kernels.cuda_schedule import is_unrolled, shared_size, steps_of
 from blufunc.kernels.cuda_vectors import (
     Cutter,
     Vectors,
     best_width,
-    is_contiguous,
     vectors_of,
     without_cheap_keeps,
 )
 from blufunc.kernels.indices import Index, Range, of
 from blufunc.kernels.loopir import (
     Accumulate,
-    Buffer,
     Keep,
     Kernel,
     Lanes,
     Reduce,
     Rows,
     Set,
-    Store,
     Total,
-    Value,
     computed_in,
     identity,
 )
@@ -51,16 +48,6 @@ from blufunc.kernels.scalars import bare
 
 _OPS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "and": "And", "or": "Or", "xor": "Xor"}
 _OPS |= {"argmax": "ArgMax", "argmin": "ArgMin"}
-
-_LDG = frozenset(
-    dtypes.as_dtype(d) for d in ("int8 int16 int32 int64 uint8 uint16 uint32 uint64 float32 float64".split())
-)
-"""The dtypes whose C types CUDA's own loads take."""
-
-_NAMES = cuda_prelude.names() | frozenset(
-    "threadIdx blockIdx blockDim gridDim warpSize thread group finished shared_memory uint2 uint4 min max table segment block vectors step".split()
-)
-"""Names that no variable of a kernel may have."""
 
 DYNAMIC = "extern __shared__ __align__(16) unsigned char shared_memory[];"
 _ROWS_AHEAD = 8
@@ -91,7 +78,7 @@ class CudaKernel:
     segments: int = 0
 
 
-class CudaStyle(CStyle):
+class CudaStyle(WideAccess):
     """Writes one kernel for a GPU.
 
     Args:
@@ -100,32 +87,19 @@ class CudaStyle(CStyle):
     """
 
     def __init__(self, kernel: Kernel, aliased: Collection[str] = ()):
-        kernel = without_cheap_keeps(cuda_schedule.with_folds_as_rows(kernel))
+        kernel = without_cheap_keeps(with_shared_folds(kernel))
         kernel = with_online_sums(with_single_lanes(kernel))
         self.cuts = _cut(kernel)
         self.schedule = cuda_schedule.schedule(kernel, self.cuts)
         cutter = Cutter(list(self.cuts.values()))
-        super().__init__(cutter.kernel(kernel))
-        self.aliased = frozenset(aliased)
-        self.cut_of_keep = {
-            cutter.keep(s.keep): self.cuts[s.keep.lanes] for s in kernel.statements() if _keeps(s)
-        }
+        super().__init__(cutter.kernel(kernel), aliased)
+        keeps = dict.fromkeys(s.keep for s in kernel.statements() if isinstance(s, (Set, Accumulate)))
+        self.cut_of_keep = {cutter.keep(k): self.cuts[k.lanes] for k in keeps}
         self.in_shared = [cutter.keep(k) for k in self.schedule.in_shared]
         self.threads, self.thread = self.schedule.threads, "thread"
         self.shared_bytes = 0
-        self.inner: Vectors | None = None  # the vectors of the loop that is being written
         self.step = ""  # which vector of its thread's that loop is at
-        self.element_scope: Scope | None = None
-        self.wide_loads: dict[Any, str] = {}  # loads of the vector at hand
-        self.after: list[str] = []  # stores of the vector at hand
-        self.many = False  # whether block reductions come again without another one between
-        self.repeated = False
-        self.rows_of: Range | None = None
-        self.finishing = False
-
-    def fresh(self, wish: str) -> str:
-        """An identifier that is not taken, by CUDA either."""
-        return super().fresh(f"{wish}_" if wish in _NAMES else wish)
+        self.repeated = False  # whether a block reduction comes again without another one between
 
     # -- the function, the grid ----------------------------------------------------------------
 
@@ -138,7 +112,7 @@ class CudaStyle(CStyle):
     def blocks(self) -> int:
         """How many blocks are launched."""
         made = self.schedule
-        return -(-self.places() // (made.points * made.unrolled))
+        return -(-self.places() // made.points)
 
     def places(self) -> int:
         """The number of points, or of vectors of points."""
@@ -174,20 +148,11 @@ class CudaStyle(CStyle):
             self.point()
 
     def _points(self) -> None:
-        """A kernel without lanes: a thread does one vector, or some that lie a block's apart."""
-        n, made = self.fresh("n"), self.schedule
-        start = f"blockIdx.x * {made.points * made.unrolled}u + threadIdx.x"
+        """A kernel without lanes: a thread does one vector."""
+        points = self.schedule.points
         last = self.cuts.get(self.kernel.grid[-1]) if self.kernel.grid else None
-        if made.unrolled == 1:
-            with self._at_point(start, self.blocks * made.points):
-                self._vector(last, self.kernel.body)
-            return
-        writes = written_in(self.kernel.body)
-        loop = f"for (int {n} = 0; {n} < {made.unrolled}; ++{n})"
-        with self.block(["#pragma unroll", loop], (), writes):
-            place = f"{start} + {n} * {made.points}u"
-            with self._at_point(place, self.blocks * made.points * made.unrolled):
-                self._vector(last, self.kernel.body)
+        with self._at_point(f"blockIdx.x * {points}u + threadIdx.x", self.blocks * points):
+            self.vector(last, self.kernel.body)
 
     @contextmanager
     def _at_point(self, place: str, reached: int) -> Iterator[None]:
@@ -207,23 +172,6 @@ class CudaStyle(CStyle):
         else:
             self.scope.ranges |= frozenset(ranges)
             yield
-
-    def _vector(self, cut: Vectors | None, statements: Sequence[Any]) -> None:
-        """Statements for the elements of one vector, whose number is known."""
-        self.inner, outside = cut, self.inner
-        if cut is None or cut.element is None:
-            self.body(statements)
-        else:
-            e = self.variable(cut.element)
-            loop = f"for (int {e} = 0; {e} < {cut.width}; ++{e})"
-            with self.block(["#pragma unroll", loop], [cut.element], written_in(statements)):
-                self.element_scope = self.scope
-                self.body(statements)
-            self.element_scope = None
-            self.scope.lines += self.after
-            self.after.clear()
-            self.wide_loads.clear()
-        self.inner = outside
 
     # -- points ----------------------------------------------------------------------------------
 
@@ -271,40 +219,40 @@ class CudaStyle(CStyle):
             self.inner = outside
 
     def _combine(self, keeps: Sequence[Keep]) -> None:
-        """Let the first group have what all groups accumulated, combined in their order."""
-        made = self.schedule
+        """Let the first group have what all groups accumulated."""
         sizes = [self.cut_of_keep[k].range.extent * max(4, k.dtype.itemsize) for k in keeps]
         start = self.shared_bytes
-        self.shared_bytes += max(sizes, default=0) * (made.sharing - 1)
+        self.shared_bytes += max(sizes, default=0) * (self.schedule.sharing - 1)
         for n, keep in enumerate(keeps):
-            cut, kind = self.cut_of_keep[keep], scalars.register_type(keep.dtype)
-            parts, g = self.fresh("parts"), self.fresh("g")
-            extent = cut.range.extent
             if n:
                 self.line("__syncthreads();")
-            self.line(f"{kind} *{parts} = ({kind} *)(shared_memory + {start});")
-            lane = lambda cut=cut: self.index(
-                of(cut.vector) * cut.width + (of(cut.element) if cut.element else 0)
-            )
-            with self.block(["if (group > 0)"]):
-                self._for_all(
-                    cut,
-                    lambda: self.line(
-                        f"{parts}[(group - 1) * {extent} + {lane()}] = {self.read_keep(keep)};"
-                    ),
-                )
-            self.line("__syncthreads();")
-            with self.block(["if (group == 0)"]):
+            self._combine_one(keep, start)
 
-                def add(keep: Keep = keep, parts: str = parts, g: str = g, extent: int = extent) -> None:
-                    place = self.read_keep(keep)
-                    assert keep.op is not None
-                    other = f"{parts}[{g} * {extent} + {lane()}]"
-                    text = reducing(keep.op, keep.dtype, place, other, keep.dtype)
-                    with self.block([f"for (int {g} = 0; {g} < {made.sharing - 1}; ++{g})"]):
-                        self.line(update(place, bare(text)))
+    def _combine_one(self, keep: Keep, start: int) -> None:
+        """The same of one keep, in the order of the groups, through shared memory from ``start`` on."""
+        assert keep.op is not None
+        cut, op = self.cut_of_keep[keep], keep.op
+        parts, g, extent = self.fresh("parts"), self.fresh("g"), cut.range.extent
+        kind = scalars.register_type(keep.dtype)
 
-                self._for_all(cut, add)
+        def lane() -> str:
+            return self.index(lane_of(cut))
+
+        def give() -> None:
+            self.line(f"{parts}[(group - 1) * {extent} + {lane()}] = {self.read_keep(keep)};")
+
+        def take() -> None:
+            place = self.read_keep(keep)
+            text = reducing(op, keep.dtype, place, f"{parts}[{g} * {extent} + {lane()}]", keep.dtype)
+            with self.block([f"for (int {g} = 0; {g} < {self.schedule.sharing - 1}; ++{g})"]):
+                self.line(update(place, bare(text)))
+
+        self.line(f"{kind} *{parts} = ({kind} *)(shared_memory + {start});")
+        with self.block(["if (group > 0)"]):
+            self._for_all(cut, give)
+        self.line("__syncthreads();")
+        with self.block(["if (group == 0)"]):
+            self._for_all(cut, take)
 
     # -- rows ------------------------------------------------------------------------------------
 
@@ -373,7 +321,7 @@ class CudaStyle(CStyle):
             self._one_lane(s)
         elif s.body:
             with self._vectors(cut, written_in([s])):
-                self._vector(cut, s.body)
+                self.vector(cut, s.body)
         owns = {top: self.fresh(f"{self.named[top]}_own") for top in online}
         for top, own in owns.items():
             self.line(f"const {scalars.register_type(top.dtype)} {own} = {self.named[top]};")
@@ -390,7 +338,9 @@ class CudaStyle(CStyle):
         owner = f"({self.index(s.lane // cut.width)}) % {self.threads} == {self.thread}"
         inner = [cut.vector] if cut.element is None else [cut.vector, cut.element]
         with self.block([f"if ({owner})" if self.threads > 1 else ""], inner, written_in([s])):
-            self.line(f"const {self.index_type} {self.variable(cut.vector)} = {self.index(s.lane // cut.width)};")
+            self.line(
+                f"const {self.index_type} {self.variable(cut.vector)} = {self.index(s.lane // cut.width)};"
+            )
             if cut.element is not None:
                 text = self.index(s.lane % cut.width)
                 self.line(f"const {self.index_type} {self.variable(cut.element)} = {text};")
@@ -478,88 +428,11 @@ class CudaStyle(CStyle):
     def read_keep(self, keep: Keep) -> str:
         cut = self.cut_of_keep[keep]
         if keep in self.in_shared:
-            return f"{self.named[keep]}[{self.index(_lane(cut))}]"
+            return f"{self.named[keep]}[{self.index(lane_of(cut))}]"
         parts = (
             [self.step] if cut.width == 1 else [f"{self.step} * {cut.width}", self.variable(cut.innermost)]
         )
         return f"{self.named[keep]}[{' + '.join(parts)}]"
-
-    # -- memory ----------------------------------------------------------------------------------
-
-    def expression(self, v: Value) -> str:
-        if v.op == "load" and self.scope is self.element_scope and self.inner is not None:
-            buffer, index = v.attr
-            element = self.inner.element
-            if is_contiguous(index, element) and not any(element in a.ranges() for a in v.args):
-                guard = self.found(v.args[0]) if v.args else None
-                text = f"{self._wide_load(buffer, index - of(element), guard)}.x[{self.variable(element)}]"  # type: ignore
-                return scalars.loaded(text, buffer.dtype)
-        return super().expression(v)
-
-    def _wide_load(self, buffer: Buffer, index: Index, guard: str | None) -> str:
-        """The name of a vector, which is read before the loop over its elements."""
-        assert self.inner is not None
-        key = (buffer, index, guard)
-        if key not in self.wide_loads:
-            inner, self.scopes = self.scopes, self.scopes[:-1]
-            kind, width = scalars.storage_type(buffer.dtype), self.inner.width
-            name = self.wide_loads[key] = self.fresh(f"{self.named[buffer]}_vec")
-            text = f"{self._reader(buffer)}<{kind}, {width}>({_plus(self.named[buffer], self.index(index))})"
-            if guard is not None:
-                text = f"{guard} ? {text} : vec<{kind}, {width}>{{}}"
-            self.line(f"const vec<{kind}, {width}> {name} = {text};")
-            self.scopes = inner
-        return self.wide_loads[key]
-
-    def _reader(self, buffer: Buffer) -> str:
-        """The function that reads vectors of a buffer."""
-        if buffer.written:
-            return "vec_ldcg" if self.finishing else "vec_load"
-        return "vec_load" if buffer.name in self.aliased else "vec_ldg"
-
-    def load(self, buffer: Buffer, index: str) -> str:
-        name, reader = self.named[buffer], self._reader(buffer)
-        if reader == "vec_load":
-            text = f"{name}[{index}]"
-        elif buffer.dtype in _LDG:
-            text = f"__{reader[4:]}(&{name}[{index}])"
-        else:
-            text = f"{reader}<{scalars.storage_type(buffer.dtype)}, 1>({_plus(name, index)}).x[0]"
-        return scalars.loaded(text, buffer.dtype)
-
-    def _store(self, s: Store) -> str:
-        element = self.inner.element if self.inner is not None else None
-        if self.element_scope is not None and is_contiguous(s.index, element):
-            if s.guard is None or element not in s.guard.ranges():
-                return self._wide_store(s)
-        text = super()._store(s)
-        if self.inner is None and self.threads > 1:
-            self._before_store_of_one(s)
-            return f"if ({self.thread} == 0) {{ {text} }}"
-        return text
-
-    def _wide_store(self, s: Store) -> str:
-        """The store of an element to a vector, which is written after the loop over its elements."""
-        assert self.inner is not None
-        self.need([s.value])
-        value = bare(self.value(s.value))
-        kind, width = scalars.storage_type(s.buffer.dtype), self.inner.width
-        inner, self.scopes = self.scopes, self.scopes[:-1]
-        self.need([x for x in _needed(s)])
-        name = self.fresh(f"{self.named[s.buffer]}_vec")
-        self.line(f"vec<{kind}, {width}> {name};")
-        place = _plus(self.named[s.buffer], self.index(s.index - of(self.inner.element)))  # type: ignore[arg-type]
-        guard = f"if ({bare(self.value(s.guard))}) " if s.guard is not None else ""
-        self.after.append(f"{guard}vec_store<{kind}, {width}>({place}, {name});")
-        self.scopes = inner
-        return f"{name}.x[{self.variable(self.inner.element)}] = {scalars.stored(value, s.buffer.dtype)};"  # type: ignore
-
-    def _before_store_of_one(self, s: Store) -> None:
-        """What one thread stores for all may lie where all have read: they must be done reading."""
-        size = s.buffer.size, s.buffer.dtype.itemsize
-        taken = [b for b in self.kernel.buffers if not b.written and (b.size, b.dtype.itemsize) == size]
-        if taken:
-            self.line("__syncwarp();" if self.threads <= 32 else "__syncthreads();")
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -580,21 +453,9 @@ class CudaStyle(CStyle):
         )
 
 
-def _keeps(s: Any) -> bool:
-    return isinstance(s, (Set, Accumulate))
-
-
-def _needed(s: Store) -> list[Value]:
-    return [*computed_in(s.index), *([] if s.guard is None else [s.guard])]
-
-
-def _lane(cut: Vectors) -> Index:
+def lane_of(cut: Vectors) -> Index:
     """A lane in terms of its vector and element."""
     return of(cut.vector) * cut.width + (of(cut.element) if cut.element is not None else 0)
-
-
-def _plus(name: str, index: str) -> str:
-    return name if index == "0" else f"{name} + {index}" if "?" not in index else f"{name} + ({index})"
 
 
 def _cut(kernel: Kernel) -> dict[Range, Vectors]:

@@ -44,6 +44,7 @@ from blufunc.kernels import scalars
 from blufunc.kernels.access import Place, gathered, moves, source_of, view_chain
 from blufunc.kernels.indices import ZERO, Computed, Index, Range, flat, of, unflat
 from blufunc.kernels.indices import constant as fixed
+from blufunc.kernels.lower_random import RANDOM
 
 REDUCES = {
     reduce_sum_p: "sum",
@@ -58,7 +59,7 @@ REDUCES = {
 }
 """Reductions, and what LoopIR calls them."""
 
-READERS = frozenset((gather_p, concatenate_p, pad_p, dynamic_slice_p, dynamic_update_slice_p))
+READERS = frozenset((gather_p, concatenate_p, pad_p, dynamic_slice_p, dynamic_update_slice_p, *RANDOM))
 """Nodes that read their operands at other elements than their own."""
 
 ONE_ROW = (
@@ -207,7 +208,7 @@ def sort_of(eqn: Eqn) -> str:
 
 
 def _plain(dtype: Any) -> bool:
-    return dtypes.is_numeric(dtype) or dtypes.is_bool(dtype)
+    return dtypes.is_numeric(dtype) or dtypes.is_bool(dtype) or (bool(RANDOM) and dtypes.is_key(dtype))
 
 
 def one_hot(eqn: Eqn) -> bool:
@@ -468,7 +469,9 @@ class _Fuser:
             if eqn is None or not eqn.invars:
                 return True
             if not moves(eqn):  # numbers, and what is computed of positions alone
-                return all(v not in region.roles for v in self.leaves(atom))
+                mine = [region.roles[v] for v in self.leaves(atom) if v in region.roles]
+                # in a region of one row, what belongs to the row is known to all of it
+                return not mine or (set(mine) == {"row"} and canonical.get("row") == ZERO)
             place = source_of(eqn, place)
             atom = eqn.invars[0]
 

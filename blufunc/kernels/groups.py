@@ -16,7 +16,7 @@ from blufunc.kernels.loopir import Buffer, Kernel, Store, Value, post_order
 
 
 def structure(kernel: Kernel) -> tuple | None:
-    """What a kernel does, apart from the names and sizes of its arrays; None where it is not one of a kind to be grouped.
+    """What a kernel does, apart from the names and sizes of its arrays; None where it is not of a kind to be grouped.
 
     Those are kernels over one range that store, at each point, values computed of elements at that point and of
     elements whose place is fixed.

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from blufunc import errors
 from blufunc.config import config
 from blufunc.core.jaxpr import DropVar, Eqn, Jaxpr, Literal, subjaxprs
 from blufunc.core.ops.dot import dot_general_p
@@ -26,7 +27,7 @@ from blufunc.kernels.lower import Target
 from blufunc.kernels.numpy_program import Program, calls_back
 from blufunc.kernels.quiet import openly, quietly
 from blufunc.kernels.stages import show_stages
-from blufunc.kernels.steps import KernelStep, OpaqueStep, Schedule, schedule
+from blufunc.kernels.steps import KernelStep, OpaqueStep, Schedule, Step, schedule
 from blufunc.kernels.timing import StepTime, medians
 
 HOST = Target(
@@ -102,9 +103,9 @@ def planned(jaxpr: Jaxpr, donated: Sequence[bool]) -> Schedule:
     return schedule(jaxpr, donated, HOST, lambda e: e.prim is dot_general_p)
 
 
-def name_of(step: KernelStep | OpaqueStep) -> str:
+def name_of(step: Step) -> str:
     """What to call a step in reports."""
-    return step.kernel.name if isinstance(step, KernelStep) else step.eqn.prim.name
+    return step.eqn.prim.name if isinstance(step, OpaqueStep) else step.kernel.name
 
 
 def _in_order(x: Any) -> np.ndarray:
@@ -120,7 +121,16 @@ def compile_program(jaxpr: Jaxpr, donated: Sequence[bool]) -> HostProgram | None
     if compiler is None:
         _say_once()
         return None
-    return HostProgram(jaxpr, donated, compiler)
+    try:
+        return HostProgram(jaxpr, donated, compiler)
+    except (
+        errors.CompileError
+    ) as e:  # our own text, or a compiler that is not well: NumPy is right in any case
+        if config.check:
+            raise
+        if config.shows("compile"):
+            config.show(f"compile: {jaxpr.name or 'program'} runs as NumPy calls.\n{e}")
+        return None
 
 
 _said: list[bool] = []
@@ -208,10 +218,9 @@ class Runner:
 
     def __init__(self, made: Schedule, functions: dict[int, Any]):
         self.made = made
-        self.threads = host_compiler.threads()
         root = made.plan
         self.out_shapes = {}
-        self.steps: list[Callable[[dict[int, np.ndarray]], None]] = []
+        self.steps: list[Callable[[_Memory], None]] = []
         last_use = _last_uses(made)
         for i, step in enumerate(made.steps):
             drop = last_use.get(i, ())
@@ -250,7 +259,7 @@ class Runner:
     def show_launches(self) -> None:
         """Print the steps of a call that begins."""
         for n, step in enumerate(self.made.steps):
-            buffers = f" {', '.join(map(str, step.kernel.buffers))}" if isinstance(step, KernelStep) else ""
+            buffers = "" if isinstance(step, OpaqueStep) else f" {', '.join(map(str, step.kernel.buffers))}"
             config.show(f"launch {n}: {name_of(step)}{buffers}")
 
     def finals(self, memory: _Memory) -> list:
@@ -276,10 +285,9 @@ class Runner:
         table = ctypes.c_void_p * len(ids)
         function.argtypes = [ctypes.c_void_p, ctypes.c_int]
         function.restype = None
-        threads = self.threads
 
         def launch(memory: _Memory) -> None:
-            function(table(*[memory.address(i) for i in ids]), threads)
+            function(table(*[memory.address(i) for i in ids]), memory.threads)
             for i in drop:
                 memory.drop(i)
 
@@ -366,15 +374,15 @@ def _last_uses(made: Schedule) -> dict[int, list[int]]:
 class _Memory:
     """The arrays of one call."""
 
-    __slots__ = ("addresses", "arena", "arrays", "base", "made", "owned", "spaces")
+    __slots__ = ("addresses", "arena", "arrays", "base", "made", "owned", "threads")
 
     def __init__(self, made: Schedule, arguments: dict[int, np.ndarray], arena: np.ndarray):
         self.made = made
         self.arena = arena
         self.base = address_of(arena)
+        self.threads = host_compiler.threads()  # of this call: in the child of a fork they are others
         self.arrays = dict(arguments)
         self.addresses: dict[int, int] = {}
-        self.spaces: dict[int, tuple[np.ndarray, int]] = {}
         self.owned: set[int] = set()
 
     def address(self, i: int) -> int:

@@ -136,22 +136,25 @@ def place_along(c: Any, x: Any, index: Any, *, dimension: int, size: int) -> Any
 # -- windows at positions that are operands --------------------------------------------------------
 
 
-def _starts(xp: Any, plan: Plan, indices: Any, drop: bool) -> tuple[Any, Any]:
+def _starts(c: Any, plan: Plan, indices: Any, drop: bool) -> tuple[Any, Any]:
     """The row that each window starts in, moved inside; and if ``drop`` which windows were inside."""
+    xp = c.xp
     if indices.dtype == np.uint64:
         indices = xp.minimum(indices, np.uint64(np.iinfo(np.int64).max))
     at = indices.reshape(math.prod(plan.batch), len(plan.bounds)).astype(np.int64)
-    bounds = xp.asarray(plan.bounds)
+    bounds = c.library.constant(plan.bounds)
     inside = ((at >= 0) & (at <= bounds)).all(1) if drop else None
-    rows = (xp.minimum(xp.maximum(at, 0), bounds) * xp.asarray(plan.strides)).sum(1)
+    rows = (xp.minimum(xp.maximum(at, 0), bounds) * c.library.constant(plan.strides)).sum(1)
     for k, stride in plan.along:
         line = xp.arange(plan.batch[k]) * stride
         rows = (rows.reshape(plan.batch) + line.reshape(-1, *[1] * (len(plan.batch) - k - 1))).reshape(-1)
     return rows, inside
 
 
-def _window_rows(xp: Any, plan: Plan, starts: Any) -> Any:
-    return starts if plan.offsets is None else (starts[:, None] + xp.asarray(plan.offsets)).reshape(-1)
+def _window_rows(c: Any, plan: Plan, starts: Any) -> Any:
+    return (
+        starts if plan.offsets is None else (starts[:, None] + c.library.constant(plan.offsets)).reshape(-1)
+    )
 
 
 def gather(
@@ -159,14 +162,14 @@ def gather(
     fill_value: Any, **_: Any,
 ) -> Any:  # fmt: skip
     plan = plan_for(x.shape, indices.shape, dimension_numbers, slice_sizes)
-    starts, inside = _starts(c.xp, plan, indices, mode is GatherScatterMode.FILL_OR_DROP)
+    starts, inside = _starts(c, plan, indices, mode is GatherScatterMode.FILL_OR_DROP)
     table = x.reshape(plan.outer, plan.rows, plan.inner)
-    out = table.take(_window_rows(c.xp, plan, starts), axis=1)
+    out = table.take(_window_rows(c, plan, starts), axis=1)
     if inside is not None:
         dtype = c.operands[0]
         fill = np.asarray(gather_fill(dtype, fill_value)).astype(dtype)
         out = out.reshape(plan.outer, len(starts), plan.per_window * plan.inner)
-        out = c.xp.where(inside[:, None], out, c.xp.asarray(fill.view(x.dtype)))
+        out = c.xp.where(inside[:, None], out, c.library.constant(fill.view(x.dtype)))
     out = out.reshape(plan.natural)
     return out if plan.order is None else out.transpose(plan.order)
 
@@ -178,8 +181,8 @@ def scatter(how: str) -> Callable:
         xp = c.xp
         sizes = window_sizes(x.shape, updates.shape, dimension_numbers)
         plan = plan_for(x.shape, indices.shape, as_gather(dimension_numbers), sizes)
-        starts, inside = _starts(xp, plan, indices, mode is not GatherScatterMode.CLIP)
-        rows, total = _window_rows(xp, plan, starts), plan.outer * plan.rows
+        starts, inside = _starts(c, plan, indices, mode is not GatherScatterMode.CLIP)
+        rows, total = _window_rows(c, plan, starts), plan.outer * plan.rows
         if plan.outer > 1:
             rows = (xp.arange(plan.outer)[:, None] * plan.rows + rows).reshape(-1)
         if inside is not None:
@@ -189,7 +192,8 @@ def scatter(how: str) -> Callable:
         if plan.inverse is not None:
             updates = updates.transpose(plan.inverse)
         updates = updates.reshape(len(rows), plan.inner)
-        return c.library.scatter(x.reshape(total, plan.inner), rows, updates, how).reshape(x.shape)
+        table = x.reshape(total, plan.inner)
+        return c.library.scatter(table, rows, updates, how, c.operands[0]).reshape(x.shape)
 
     return run
 

@@ -57,6 +57,7 @@ from blufunc.kernels.loopir import (
     values_of,
     within,
 )
+from blufunc.kernels.lower_random import RANDOM, held, held_as
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,7 @@ class Lowering:
         """The kernels."""
         for v in self.region.outputs:
             self.outputs[v] = Buffer(
-                self.names.of(v, self.maker(v)), v.aval.dtype, v.aval.size, True, _type(v)
+                self.names.of(v, self.maker(v)), held_as(v.aval.dtype), v.aval.size, True, _type(v)
             )
         frame = self.region.frame
         if frame.total:
@@ -154,7 +155,7 @@ class Lowering:
     def at(self, atom: Any, place: Place) -> Value:
         """The value of a variable or literal at an index."""
         if atom.__class__ is Literal:
-            return const(atom.value, atom.aval.dtype)
+            return const(held(atom.value, atom.aval.dtype), held_as(atom.aval.dtype))
         key = (atom, place, self.guard)
         found = self.memo.get(key)
         if found is None:
@@ -167,7 +168,8 @@ class Lowering:
         """An element of what is in memory."""
         buffer = self.inputs.get(v)
         if buffer is None:
-            buffer = self.inputs[v] = Buffer(self.names.of(v, None), v.aval.dtype, v.aval.size, note=_type(v))
+            dtype = held_as(v.aval.dtype)
+            buffer = self.inputs[v] = Buffer(self.names.of(v, None), dtype, v.aval.size, note=_type(v))
         index = flat(place, v.aval.shape)
         key = (buffer, index, self.guard)
         if key not in self.memo:
@@ -185,11 +187,13 @@ class Lowering:
             return self.folded(eqn, place)
         if prim in _RULES:
             return _RULES[prim](self, eqn, place)
+        if prim in RANDOM:
+            return RANDOM[prim](eqn, place, self.at)
         assert isinstance(prim, Elementwise) or prim is add_any_p, prim
         args = [self.at(a, place if a.aval.ndim else ()) for a in eqn.invars]
         if prim is convert_p and args[0].dtype == v.aval.dtype:
             return args[0]
-        return apply(add_p if prim is add_any_p else prim, args, eqn.params, v.aval.dtype)
+        return apply(add_p if prim is add_any_p else prim, args, eqn.params, held_as(v.aval.dtype))
 
     def guarded(self, condition: Value | None, make: Callable[[], Value]) -> Value:
         """What ``make`` returns, reading memory only where a condition holds."""
@@ -528,17 +532,17 @@ class Lowering:
         return _with_keeps(body, keeps)
 
     def keep_name(self, v: Value) -> str:
-        return f"{v.attr[0].name if v.op != 'fold' else v.attr[0]}_kept"
+        return f"{'bits' if v.op == 'bits' else v.attr[0] if v.op == 'fold' else v.attr[0].name}_kept"
 
     def worth(self, v: Value) -> bool:
         """Whether a value is better kept than computed again."""
         if v.op == "load":
             return self.target.keep_loads
-        if v.op not in ("apply", "fold"):
+        if v.op not in ("apply", "fold", "bits"):
             return False
         cost = 0
         for x in post_order([v]):
-            if x.op == "fold":
+            if x.op in ("fold", "bits"):
                 return True
             if x.op == "apply":
                 cost += scalars.cost(x.attr[0])
@@ -588,7 +592,7 @@ def _iota(low: Lowering, eqn: Eqn, place: Place) -> Value:
 
 
 def _concatenate(low: Lowering, eqn: Eqn, place: Place) -> Value:
-    d, dtype = eqn.params["dimension"], eqn.outvars[0].aval.dtype
+    d, dtype = eqn.params["dimension"], held_as(eqn.outvars[0].aval.dtype)
     offset, cases = 0, []
     for x in eqn.invars:
         n = x.aval.shape[d]
@@ -681,7 +685,7 @@ def _gather(low: Lowering, eqn: Eqn, place: Place) -> Value:
     if inside is None:
         return result
     fill = gather_fill(x.aval.dtype, eqn.params["fill_value"])
-    return choose(inside, result, const(fill, result.dtype), result.dtype)
+    return choose(inside, result, const(held(fill, x.aval.dtype), result.dtype), result.dtype)
 
 
 def _one_hot_add(low: Lowering, eqn: Eqn, place: Place) -> Value:

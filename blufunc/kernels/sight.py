@@ -17,7 +17,8 @@ from blufunc.kernels import cuda_library
 from blufunc.kernels.cost import Cost, StepCost, cost_of, cost_of_equations
 from blufunc.kernels.machine import Machine
 from blufunc.kernels.plan import Plan
-from blufunc.kernels.report import Fused, count, duration, run_lengths, size, table
+from blufunc.kernels.report import Fused, alike, count, duration, run_lengths, size, table, times, times_head
+from blufunc.kernels.stages import fused
 from blufunc.kernels.steps import Schedule
 
 
@@ -59,11 +60,14 @@ class Sight:
       jaxpr: simplified.
       donated: the parameters whose memory results may take.
       device: where it will run.
-      program: the executable, where there is one already.
+
+    Attributes:
+      program: the executable, once there is one.
     """
 
-    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], device: Device, program: Any = None):
-        self.jaxpr, self.donated, self.device, self._program = jaxpr, donated, device, program
+    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], device: Device):
+        self.jaxpr, self.donated, self.device = jaxpr, donated, device
+        self.program: Any = None
 
     @functools.cached_property
     def draft(self) -> Any:
@@ -71,7 +75,9 @@ class Sight:
         make = getattr(self.device.backend, "draft", None)
         if make is not None:
             return make(self.jaxpr, self.donated)
-        return self._program or self.device.backend.compile(self.jaxpr, self.donated)
+        if self.program is None:
+            self.program = self.device.backend.compile(self.jaxpr, self.donated)
+        return self.program
 
     @property
     def schedule(self) -> Schedule:
@@ -86,7 +92,7 @@ class Sight:
     @functools.cached_property
     def fusion(self) -> Fused:
         """What runs together, and why not."""
-        return Fused(self.schedule.fusion)
+        return fused(self.schedule)
 
     @functools.cached_property
     def memory(self) -> Memory:
@@ -98,10 +104,10 @@ class Sight:
         """The bytes and the arithmetic of each step."""
         return cost_of(self.schedule, None if self.device.platform == "cpu" else on_host)
 
-    def timings(self, program: Any, buffers: Sequence[Any], machine: Machine, repeats: int) -> Timings:
-        """The measured times of an executable's steps, beside what they cost."""
-        times = program.timings(buffers, repeats)
-        compiled = hasattr(program, "schedule")
+    def timings(self, buffers: Sequence[Any], machine: Machine, repeats: int) -> Timings:
+        """The measured times of the program's steps, beside what they cost."""
+        times = self.program.timings(buffers, repeats)
+        compiled = hasattr(self.program, "schedule")
         cost = self.cost if compiled else cost_of_equations(self.jaxpr)
         rows = [_row(c, t.name, t.ms, machine) for c, t in zip(cost.steps, times, strict=True)]
         return Timings(rows, machine, "" if compiled else self.why_not_compiled)
@@ -170,15 +176,18 @@ class Timings:
         return self.steps[i]
 
     def __str__(self) -> str:
-        rows = [
-            (
-                str(n), s.name, f"{s.ms:.4g}", f"{s.ms / self.ms:.0%}" if self.ms else "", size(s.bytes),
-                f"{s.gbps:.4g}", f"{s.share:.0%}", "; ".join(s.lines),
-            )
-            for n, s in enumerate(self.steps)
-        ]  # fmt: skip
-        head = ("step", "name", "ms", "of all", "bytes", "GB/s", "roofline", "lines")
-        parts = [table(head, rows, ("step", "ms", "of all", "bytes", "GB/s", "roofline"))]
+        groups = alike([(s.name, s.lines, s.bytes, s.flops) for s in self.steps])
+        rows = []
+        for g in groups:
+            s, ms = self.steps[g[0]], sum(self.steps[n].ms for n in g)
+            share = sum(self.steps[n].share * self.steps[n].ms for n in g) / ms if ms else 0.0
+            rate = f"{len(g) * s.bytes / ms / 1e6:.4g}" if ms else ""
+            part = f"{ms / self.ms:.0%}" if self.ms else ""
+            moved = size(len(g) * s.bytes)
+            row = (s.name, f"{ms:.4g}", part, moved, rate, f"{share:.0%}", "; ".join(s.lines))
+            rows.append((str(g[0]), *times(g, groups), *row))
+        head = ("step", *times_head(groups), "name", "ms", "of all", "bytes", "GB/s", "roofline", "lines")
+        parts = [table(head, rows, ("step", "times", "ms", "of all", "bytes", "GB/s", "roofline"))]
         parts.append(f"{self.ms:.4g} ms in {len(self.steps)} steps; roofline of {self.machine}")
         if self.why_not_compiled:
             parts.append(f"run as NumPy calls: {self.why_not_compiled}")
@@ -186,15 +195,28 @@ class Timings:
 
 
 def cost_table(cost: Cost, machine: Machine, timings: Timings | None = None) -> str:
-    """A row for each step; with ``timings`` of the same steps, measured times and shares of the roofline."""
-    head = ["step", "kernel", "computes", "points", "bytes", "flops", "at least"]
-    head += ["measured", "roofline", "lines"] if timings else ["lines"]
+    """A row for each step; with ``timings`` of the same steps, measured times and shares of the roofline.
+
+    Of long programs, alike steps are one row: bytes, operations and times are those of all of them.
+    """
+    groups = alike(cost.steps)
+    measured = ("measured", "roofline") if timings else ()
+    figures = ("bytes", "flops", "at least", *measured)
     rows = []
-    for n, c in enumerate(cost.steps):
-        name = c.name if c.kind == "kernel" else f"({c.kind})"
-        least = duration(c.seconds(machine)) + (" a round" if c.unbounded else "")
-        row = [str(n), name, run_lengths(c.ops), c.shape, size(c.bytes), count(c.flops), least]
+    for g in groups:
+        c = cost.steps[g[0]]
+        least = len(g) * c.seconds(machine)
+        row = [
+            str(g[0]),
+            *times(g, groups),
+            c.name if c.kind == "kernel" else f"({c.kind})",
+            run_lengths(c.ops),
+        ]
+        row += [c.shape, size(len(g) * c.bytes), count(len(g) * c.flops)]
+        row.append(duration(least) + (" a round" if c.unbounded else ""))
         if timings:
-            row += [duration(timings[n].ms / 1e3), f"{timings[n].share:.0%}"]
+            taken = sum(timings[n].ms for n in g) / 1e3
+            row += [duration(taken), f"{least / taken:.0%}" if taken else ""]
         rows.append([*row, "; ".join(c.lines)])
-    return table(head, rows, ("step", "points", "bytes", "flops", "at least", "measured", "roofline"))
+    head = ("step", *times_head(groups), "kernel", "computes", "points", *figures, "lines")
+    return table(head, rows, ("step", "times", "points", *figures))

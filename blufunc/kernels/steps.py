@@ -303,6 +303,9 @@ class _Scheduler:
         } - returned
         results = returned - inputs
         makers = {v: e for e in self.jaxpr.eqns for v in e.outvars}
+        paths = dict(
+            zip(self.jaxpr.invars, self.jaxpr.arg_names, strict=False)
+        )  # none where nobody gave them
         out = []
         for i, v in enumerate(self.values):
             if isinstance(v, Scratch):
@@ -316,7 +319,9 @@ class _Scheduler:
                 kind = "output"
             eqn = makers.get(v)
             label = (
-                f"{v.aval} {eqn.prim.name} at {source.summary(eqn.source)}" if eqn else f"{v.aval} argument"
+                f"{v.aval} {eqn.prim.name} at {source.summary(eqn.source)}"
+                if eqn
+                else f"{v.aval} {paths.get(v) or 'argument'}"
             )
             out.append(Value(size, kind, label, self.aliases.get(i)))
         return out

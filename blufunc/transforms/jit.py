@@ -266,7 +266,9 @@ class Jitted:
     def _look_at(self, entry: Entry, arrays: Sequence[Array], outs: Sequence, device: backend.Device) -> None:
         """Look for NaN in the results of a program, and for the equation that made the first."""
         given = [*entry.constants(device), *arrays]
-        finite.check_program(self.name, effects.silenced(passes.inline_calls(entry.jaxpr)), given, outs, device)
+        finite.check_program(
+            self.name, effects.silenced(passes.inline_calls(entry.jaxpr)), given, outs, device
+        )
 
     def _call(self, args: tuple, kwargs: dict) -> Any:
         if _DISABLED in state.context:
@@ -416,7 +418,8 @@ def _give(arrays: Sequence[Array], donated: Sequence[bool], device: backend.Devi
         taken
     ):  # after the others, so that a buffer that is passed twice is seen to be shared
         if take:
-            buffers[i] = device.backend.claim(arrays[i])
+            here = arrays[i].device == device
+            buffers[i] = device.backend.claim(arrays[i]) if here else arrays[i].buffer_on(device)
     call = f"{name} at {source.summary(source.current())}"
     for array, take in zip(arrays, taken, strict=True):
         if take:
@@ -573,7 +576,7 @@ class Compiled:
         self.lowered = lowered
         self.device = device
         self.donated = lowered.donated
-        self.program = device.backend.compile(lowered.jaxpr, self.donated)
+        self.program = lowered.sight(device).program = device.backend.compile(lowered.jaxpr, self.donated)
 
     def source(self) -> str:
         """The generated source."""
@@ -589,8 +592,7 @@ class Compiled:
           for each step its name, lines, milliseconds, bytes and share of the roofline; as text, a table.
         """
         buffers = [a.buffer_on(self.device) for a in self._arrays(args, kwargs)]
-        sight = self.lowered.sight(self.device)
-        return sight.timings(self.program, buffers, machine_of(self.device), repeats)
+        return self.lowered.sight(self.device).timings(buffers, machine_of(self.device), repeats)
 
     def __call__(self, *args, **kwargs) -> Any:
         arrays = self._arrays(args, kwargs)

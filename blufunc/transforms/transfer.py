@@ -18,9 +18,10 @@ from blufunc.core.trace import Tracer
 
 
 def devices(platform: str | None = None) -> list[_backend.Device]:
-    """The devices of a platform (``"cpu"``, ...), or of the default one.
+    """The devices of a platform (``"cpu"``, ``"cuda"``), or of the one on which arrays are made.
 
     Raises:
+      UnsupportedError: the platform cannot be used here; the message says why.
       ValueRangeError: there is no such platform.
     """
     if platform is not None and not isinstance(platform, str):
@@ -30,8 +31,8 @@ def devices(platform: str | None = None) -> list[_backend.Device]:
             fix='"cpu", or None',
         )
     try:
-        return list(_backend.get(platform).devices())
-    except errors.ValueRangeError as e:
+        return list(_backend.get(platform or _backend.default_device().platform).devices())
+    except (errors.ValueRangeError, errors.UnsupportedError) as e:
         raise source.located(e) from None
 
 
@@ -70,7 +71,7 @@ def process_count(backend: str | None = None) -> int:
 
 
 def default_backend() -> str:
-    """The platform on which arrays are made when nothing says otherwise: ``"cpu"``."""
+    """The platform on which arrays are made when nothing says otherwise: ``"cpu"``, or ``config.default_device``'s."""
     return _backend.default_device().platform
 
 

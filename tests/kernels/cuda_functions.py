@@ -98,6 +98,11 @@ SMALL_CASES = {
     "sum of everything": (lambda x: x.sum(), ranged((50, 41))),
     "norm": (lambda x: x / bnp.sqrt((x * x).sum()), ranged((64, 32))),
     "sum over the middle": (lambda x: x.sum(1), ranged((3, 17, 24))),
+    "sums over outer and inner axes": (lambda x: x.mean((0, 2)), ranged((5, 6, 48))),
+    "sums over outer and inner axes, odd": (
+        lambda x: x.mean((0, 2)) * x[0, :, 0] + (x * x).sum((0, 2)),
+        ranged((5, 6, 11)),
+    ),
     "argmax": (lambda x: x.argmax(1), ranged((9, 100))),
     "argmax of a block": (lambda x: x.argmax(1), ranged((2, 3000))),
     "argmin of integers": (lambda x: x.argmin(1), ranged((19, 12), dtype=I32)),

@@ -112,6 +112,18 @@ def case(
     return Case(name or fun.__name__, simplify(traced.jaxpr), [*consts, *given], donated, target)
 
 
+def as_body(jaxpr: Jaxpr, donated: Sequence[bool]) -> Callable[[list], list[np.ndarray]]:
+    """A program, as ``host_program.compile_program`` gives those of loops and branches, that the interpreter runs."""
+    simple, donated = simplify(jaxpr), tuple(donated)
+    planned = Case(jaxpr.name, simple, [], donated)
+
+    def run(buffers: list) -> list[np.ndarray]:
+        args = [np.asarray(b) for b in buffers]
+        return Case(jaxpr.name, simple, args, donated, _schedule=[planned.schedule]).interpreted()
+
+    return run
+
+
 def _kernels(made: Schedule) -> list[tuple[int, Kernel]]:
     return [(i, s.kernel) for i, s in enumerate(made.steps) if isinstance(s, KernelStep)]
 
@@ -217,4 +229,3 @@ def _agree(got: np.ndarray, want: np.ndarray, exact: bool) -> bool:
 def _scale(x: np.ndarray) -> float:
     finite = np.abs(x[np.isfinite(x)])
     return max(1.0, float(finite.max(initial=0.0)))
-

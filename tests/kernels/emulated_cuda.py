@@ -10,16 +10,24 @@ import numpy as np
 
 from blufunc.kernels import nvrtc, scalars
 from blufunc.kernels.cstyle_cuda import source_of
+from blufunc.kernels.cuda_group_style import GroupStyle
 from blufunc.kernels.cuda_row_passes import ONLINE
 from blufunc.kernels.cuda_schedule import SHARED_BYTES
-from blufunc.kernels.cuda_style import DYNAMIC, CudaStyle
 from tests.kernels.cuda_machines import BLOCK, Host
 
 _MORE = f"""
+#undef __launch_bounds__
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __constant__ static
 static inline int min(int x, int y) {{ return x < y ? x : y; }}
 static inline long long min(long long x, long long y) {{ return x < y ? x : y; }}
 static void __syncwarp() {{ wait(WAITS_FOR_WARP); }}
 alignas(16) static unsigned char shared_memory[{SHARED_BYTES}];
+"""
+
+_PACKED_GROUP = """
+extern "C" void {entry}_packed(void *p, void *, void *, void *) {{ {entry}(*({entry}_table *)p); }}
 """
 
 _PACKED = """
@@ -41,26 +49,26 @@ class Emulator:
         self.host = Host(folder)
 
     def compile(self, writers):
-        """One library of the functions of some ``CudaStyle``, and how each is launched."""
-        texts = []
+        """One library of the functions of some ``CudaStyle``."""
+        texts = [ONLINE]
         for w in writers:
-            text = w.render()
+            texts.append(w.render())
+            if isinstance(w, GroupStyle):
+                texts.append(_PACKED_GROUP.format(entry=w.entry))
+                continue
             types = [f"({scalars.storage_type(b.dtype)} *)p[{i}]" for i, b in enumerate(w.kernel.buffers)]
             types += [f"(unsigned *)p[{len(types)}]"] if w.kernel.finish else []
-            texts.append(
-                text + _PACKED.format(entry=w.entry, shared=w.shared_bytes, arguments=", ".join(types))
-            )
-        library = self.host.compile("\n".join([ONLINE, *texts]), BLOCK + _MORE)
-        return library
+            texts.append(_PACKED.format(entry=w.entry, shared=w.shared_bytes, arguments=", ".join(types)))
+        return self.host.compile("\n".join(texts), BLOCK + _MORE)
 
-    def run(self, library, writer, arrays):
-        """Launch one: ``arrays`` are those of its buffers."""
+    def launch(self, library, writer, arrays):
+        """Run one: ``arrays`` are those of its parameters, or table, in order."""
         made = writer.made("")
         counter = np.zeros(1, np.uint32)
-        data = [arrays[b].ctypes.data for b in writer.kernel.buffers] + [counter.ctypes.data]
+        data = [a.ctypes.data for a in (*arrays, counter)]
         pointers = (ctypes.c_void_p * len(data))(*data)
-        entry = getattr(library, f"{writer.entry}_packed")
         if made.grid[0]:
+            entry = getattr(library, f"{writer.entry}_packed")
             library.launch(entry, made.grid[0], made.block[0], pointers, None, None, None)
         assert counter[0] == 0, "the counter of finished blocks is not 0 again"
 
@@ -75,17 +83,19 @@ class Device:
         binary = nvrtc.build(source_of(writers), arch)
         return cuda_runtime.Module(binary.cubin)
 
-    def run(self, library, writer, arrays):
+    def launch(self, library, writer, arrays):
+        """Run one: ``arrays`` are those of its parameters, or table, in order; equal ones are one on the device."""
         import cupy
 
         made = writer.made("")
-        held = {b: cupy.asarray(arrays[b].view(np.uint8)) for b in writer.kernel.buffers}
+        held = {a.ctypes.data: (a, cupy.asarray(a.view(np.uint8))) for a in arrays if a.size}
         counter = cupy.zeros(1, np.uint32)
-        pointers = [held[b].data.ptr for b in writer.kernel.buffers]
+        pointers = [held[a.ctypes.data][1].data.ptr if a.size else 0 for a in arrays]
         pointers += [counter.data.ptr] if made.finished else []
+        given = [np.array(pointers, np.uint64).tobytes()] if made.segments else pointers
         if made.grid[0]:
             kernel = library.kernel(made.entry)
-            kernel.launch(made.grid, made.block, made.shared_bytes, pointers, cupy.cuda.get_current_stream())
-        for b in writer.kernel.buffers:
-            arrays[b][...] = held[b].get().view(b.dtype)
+            kernel.launch(made.grid, made.block, made.shared_bytes, given, cupy.cuda.get_current_stream())
+        for a, on_device in held.values():
+            a[...] = on_device.get().view(a.dtype)
         assert counter.get()[0] == 0

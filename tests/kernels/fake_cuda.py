@@ -49,7 +49,7 @@ class Source:
         fake.sources.add(self)
 
     def malloc(self, nbytes):
-        assert (self.fake.recording is None) == (self is self.fake.source), "memory of the wrong pool"
+        assert self.fake.captures() == (self is not self.fake.source), "memory of the wrong pool"
         size = -(-nbytes // 512) * 512
         if sum(self.live.values()) + size > self.total:
             raise MemoryError
@@ -119,7 +119,8 @@ class Loaded:
         self.fake, self.run = fake, run
 
     def prepare(self, pointers):
-        return Launch(self.fake, self.run, pointers)
+        launch = Launch(self.fake, self.run, pointers)
+        return launch, launch.arguments.set_pointer
 
 
 class FakeCuda:
@@ -176,7 +177,7 @@ class FakeCuda:
         x[...] = self.array(address, x.shape, x.dtype)
 
     def _not_in_capture(self):
-        if self.recording is not None:
+        if self.captures():
             raise RuntimeError("cudaErrorStreamCaptureUnsupported")
 
     def captured(self, aval, device, label):
@@ -184,9 +185,13 @@ class FakeCuda:
 
     # -- work ----------------------------------------------------------------------------------------
 
+    def captures(self):
+        """Whether work of this thread is recorded now."""
+        return self.recording is not None and cuda_runtime.is_capturing(2)
+
     def do(self, run, stream):
-        assert stream == (1 if self.recording is None else 2), "work for a stream that is not the current one"
-        run() if self.recording is None else self.recording.append(run)
+        assert stream == (2 if self.captures() else 1), "work for a stream that is not the current one"
+        self.recording.append(run) if self.captures() else run()
 
     def capture(self, run, device=0, keep=()):
         stream, own = Stream(2), Source(self)
@@ -199,18 +204,18 @@ class FakeCuda:
             self.recording = None
 
     def load(self, wanted, device, name):
-        functions = []
-        for w in wanted:
-            self.compiled.append(w.kernel.name)
-            functions.append(Loaded(self, lambda pointers, k=w.kernel: self.interpret(k, pointers)))
-        return [str(w.kernel) for w in wanted], functions
+        self.compiled += [w.kernels[0].name for w in wanted]
+        functions = [Loaded(self, lambda pointers, w=w: self.interpret(w, pointers)) for w in wanted]
+        return [str(k) for w in wanted for k in w.kernels], functions
 
     def load_source(self, text, device):
         return Loaded(self, lambda pointers: self.sources_of_users[text.entry](self, pointers))
 
-    def interpret(self, kernel, pointers):
-        arrays = {b: self.array(p, (b.size,), b.dtype) for b, p in zip(kernel.buffers, pointers, strict=True)}
-        loop_interpreter.run(kernel, arrays)
+    def interpret(self, wanted, pointers):
+        rest = iter(pointers)
+        for kernel in wanted.kernels:
+            arrays = {b: self.array(next(rest), (b.size,), b.dtype) for b in kernel.buffers}
+            loop_interpreter.run(kernel, arrays)
 
     # -- libraries -----------------------------------------------------------------------------------
 
@@ -219,7 +224,7 @@ class FakeCuda:
             return cuda_library.fallback(prim, buffers, params, outs, label)
         if cuda_library.is_host_fallback(prim, [b.dtype for b in buffers], params):
             return cuda_library.fallback(prim, buffers, params, outs, label)
-        pool = self.pool if self.recording is None else self.own
+        pool = self.own if self.captures() else self.pool
         results = [pool.allocate(a.shape, a.dtype, label) for a in outs]
         sources, targets = ([(b.ptr, b.shape, b.dtype) for b in list_] for list_ in (buffers, results))
 
@@ -239,9 +244,12 @@ class FakeCuda:
 class Plan:
     """``cublaslt.Plan`` by NumPy: row-major matrices at addresses."""
 
-    def __init__(self, fake, gemm):
+    def __init__(self, fake, gemm, addresses):
         assert gemm.refused() is None
         self.fake, self.gemm = fake, gemm
+        if not fake.captures():  # the choice is made by running some algorithms, not all of them right
+            g, (_, _, d) = gemm.layout, addresses
+            self._matrices(d, gemm.d, g.m, g.n, g.ldd, g.stride_d)[...] = 77
 
     def run(self, a, b, c, d, bias=0, aux=0, alpha=1, beta=0, stream=0):
         self.fake.products += 1
@@ -288,11 +296,13 @@ def install(monkeypatch):
         (cuda_runtime, "copy_out", fake.copy_out),
         (cuda_runtime, "copy_on_device", fake.copy),
         (cuda_runtime, "fill_zero", fake.fill_zero),
+        (cuda_runtime, "recorded", lambda stream: fake.launches + fake.products),
+        (cuda_runtime, "seconds_between", lambda start, stop: (stop - start) / 1e3),
         (cuda_memory, "_pools", {0: fake.pool}),
         (cuda_library, "run", fake.library),
         (cuda_executor, "_captured", fake.captured),
         (cuda_graph, "capture", fake.capture),
-        (cublaslt, "Plan", lambda gemm, device=0: Plan(fake, gemm)),
+        (cublaslt, "Plan", lambda gemm, device, addresses: Plan(fake, gemm, addresses)),
         (cuda_modules, "load", fake.load),
         (cuda_modules, "load_source", fake.load_source),
         (backend, "_backends", {**backend._backends, "cuda": cuda_backend.CudaBackend()}),

@@ -1,6 +1,6 @@
 """Random programs for the compiler: graphs of movement, arithmetic, reductions and accesses by computed indices.
 
-Values are arrays of float32 (which hold small whole numbers, so that sums are exact in any order), int32 and
+Values are arrays of floats (which hold small whole numbers, so that sums are exact in any order), integers and
 booleans; results of executors can be compared for equality. ``graph(choose)`` is a function of arrays; ``choose``
 takes a sequence and returns one of its elements: ``random.Random(seed).choice``, or a draw of hypothesis.
 """
@@ -16,6 +16,7 @@ import numpy as np
 
 import blufunc.numpy as bnp
 from blufunc import lax
+from blufunc.core import dtypes
 from blufunc.core.array import from_numpy
 from blufunc.kernels.lower import Target
 from tests.kernels.differential import Case, case
@@ -23,14 +24,30 @@ from tests.kernels.differential import Case, case
 Choose = Callable[[Sequence], Any]
 
 MOST = 900  # elements of a value
-SHAPES = [(6,), (1,), (4, 6), (1, 5), (7, 3), (5, 1), (2, 3, 4), (3, 1, 8), (2, 12), (1, 1, 6), (13, 11), (40, 9)]
+FLOATS = ("float32", "float32", "float64", "float16", "bfloat16")
+INTEGERS = ("int32", "int32", "int64", "int8")
+SHAPES = [
+    (6,),
+    (1,),
+    (4, 6),
+    (1, 5),
+    (7, 3),
+    (5, 1),
+    (2, 3, 4),
+    (3, 1, 8),
+    (2, 12),
+    (1, 1, 6),
+    (13, 11),
+    (40, 9),
+]
 
 
 class Graph:
     """The values so far, and ways to make more."""
 
-    def __init__(self, choose: Choose, inputs: Sequence[Any]):
+    def __init__(self, choose: Choose, inputs: Sequence[Any], floating: Any, integer: Any):
         self.choose = choose
+        self.float, self.int = dtypes.as_dtype(floating), dtypes.as_dtype(integer)
         self.values = list(inputs)
 
     def any(self, dtype: Any = None) -> Any:
@@ -40,15 +57,15 @@ class Graph:
 
     def as_dtype(self, x: Any, dtype: Any) -> Any:
         """The value in another dtype."""
-        dtype = np.dtype(dtype)
+        dtype = dtypes.as_dtype(dtype)
         if x.dtype == dtype:
             return x
-        return x > 1 if dtype == bool else x.astype(dtype)
+        return x > 1 if dtypes.is_bool(dtype) else x.astype(dtype)
 
     def numbers(self) -> Any:
         """Some value that is no boolean."""
         x = self.any()
-        return x.astype(np.float32) if x.dtype == bool else x
+        return x.astype(self.float) if x.dtype == bool else x
 
     def like(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Some value, moved such that it has a shape."""
@@ -63,7 +80,7 @@ class Graph:
             column = y.reshape(shape[0], -1)[:, 0]
             return bnp.broadcast_to(column.reshape(shape[0], *(1,) * (len(shape) - 1)), shape)
         return bnp.resize(y.reshape(-1)[: math.prod(shape)], shape) if y.size >= math.prod(shape) else (
-            lax.broadcasted_iota(np.int32, shape, self.axis(shape)).astype(dtype) if shape else y.reshape(-1)[0]
+            lax.broadcasted_iota(self.int, shape, self.axis(shape)).astype(dtype) if shape else y.reshape(-1)[0]
         )  # fmt: skip
 
     def axis(self, shape: Sequence[int]) -> int:
@@ -91,7 +108,9 @@ class Graph:
         x = self.numbers()
         y = self.small(x * 3 - 1)
         self.values.append(y)
-        return y + self.choose([lambda: y, lambda: y[::-1] if y.ndim else y, lambda: y.max(), lambda: abs(y)])()
+        return (
+            y + self.choose([lambda: y, lambda: y[::-1] if y.ndim else y, lambda: y.max(), lambda: abs(y)])()
+        )
 
     def compare(self) -> Any:
         x = self.numbers()
@@ -102,11 +121,11 @@ class Graph:
         return bnp.where(self.like(x.shape, bool), x, self.like(x.shape, x.dtype))
 
     def convert(self) -> Any:
-        return self.as_dtype(self.any(), self.choose([np.float32, np.int32, np.bool_]))
+        return self.as_dtype(self.any(), self.choose([self.float, self.int, np.bool_]))
 
     def iota(self) -> Any:
-        x = self.any(np.int32)
-        return x + lax.broadcasted_iota(np.int32, x.shape, self.axis(x.shape)) if x.ndim else x
+        x = self.any(self.int)
+        return x + lax.broadcasted_iota(self.int, x.shape, self.axis(x.shape)) if x.ndim else x
 
     def reshape(self) -> Any:
         x = self.any()
@@ -154,7 +173,9 @@ class Graph:
         x = self.any()
         config = [(self.choose([0, 1, 2, -1]), self.choose([0, 0, 1, 3]), self.choose([0, 0, 0, 1, 2]))
                   for _ in x.shape]  # fmt: skip
-        size = math.prod(max(lo + hi + n + (n - 1) * i, 0) for n, (lo, hi, i) in zip(x.shape, config, strict=True))
+        size = math.prod(
+            max(lo + hi + n + (n - 1) * i, 0) for n, (lo, hi, i) in zip(x.shape, config, strict=True)
+        )
         if not 0 < size <= MOST:
             return x
         value = self.like((), x.dtype) if self.choose([True, False]) else bnp.asarray(0, x.dtype)
@@ -192,7 +213,7 @@ class Graph:
 
     def column_sums(self) -> Any:
         """As the backward pass of a layer norm: over lanes and over rows of the same values."""
-        x = self.numbers().astype(np.float32)
+        x = self.numbers().astype(self.float)
         if x.ndim < 2:
             return x
         y = self.small(x * self.like(x.shape, x.dtype))
@@ -204,13 +225,13 @@ class Graph:
         if not x.ndim:
             return x
         d = self.choose([x.ndim - 1, self.axis(x.shape)])
-        return self.choose([bnp.argmax, bnp.argmin])(x, axis=d).astype(np.int32)
+        return self.choose([bnp.argmax, bnp.argmin])(x, axis=d).astype(self.int)
 
     def dynamic_slice(self) -> Any:
         x = self.any()
         if not x.ndim:
             return x
-        starts = [self.like((), np.int32) for _ in x.shape]
+        starts = [self.like((), self.int) for _ in x.shape]
         return lax.dynamic_slice(x, starts, [self.choose(range(1, n + 1)) for n in x.shape])
 
     def dynamic_update_slice(self) -> Any:
@@ -218,19 +239,21 @@ class Graph:
         if not x.ndim:
             return x
         shape = tuple(self.choose(range(1, n + 1)) for n in x.shape)
-        return lax.dynamic_update_slice(x, self.like(shape, x.dtype), [self.like((), np.int32) for _ in shape])
+        return lax.dynamic_update_slice(
+            x, self.like(shape, x.dtype), [self.like((), self.int) for _ in shape]
+        )
 
     def take(self) -> Any:
         x = self.any()
         if not x.ndim:
             return x
         d = self.axis(x.shape)
-        indices = self.any(np.int32)
+        indices = self.any(self.int)
         if x.size // x.shape[d] * indices.size > MOST:
             indices = indices.reshape(-1)[:3]
         mode = self.choose(["clip", "fill", "wrap"])
         y = bnp.take(x, indices, axis=d, mode=mode)
-        return bnp.nan_to_num(y) if y.dtype == np.float32 else self.small(y)
+        return bnp.nan_to_num(y) if y.dtype == self.float else self.small(y)
 
     def take_along(self) -> Any:
         x = self.any()
@@ -238,7 +261,7 @@ class Graph:
             return x
         d = self.choose([x.ndim - 1, self.axis(x.shape)])
         shape = (*x.shape[:d], 1, *x.shape[d + 1 :])
-        y = bnp.take_along_axis(x, self.like(shape, np.int32) % x.shape[d], axis=d)
+        y = bnp.take_along_axis(x, self.like(shape, self.int) % x.shape[d], axis=d)
         return y.reshape(shape[:d] + shape[d + 1 :]) if self.choose([True, False]) else y
 
     def one_hot_add(self) -> Any:
@@ -246,7 +269,7 @@ class Graph:
         if x.ndim != 2:
             return x
         rows = bnp.arange(x.shape[0])
-        at = self.like((x.shape[0],), np.int32) % x.shape[1]
+        at = self.like((x.shape[0],), self.int) % x.shape[1]
         return self.small(x.at[rows, at].add(self.like((x.shape[0],), x.dtype)))
 
     def opaque(self) -> Any:
@@ -262,14 +285,15 @@ class Graph:
         return y
 
     def dot(self) -> Any:
-        x = self.any(np.float32)
+        x = self.any(self.float)
         if x.ndim != 2:
             return x
-        return self.small(x @ self.like((x.shape[1], self.choose([1, 2, 5])), np.float32))
+        return self.small(x @ self.like((x.shape[1], self.choose([1, 2, 5])), self.float))
 
 
 OPERATIONS = {
-    Graph.unary: 2, Graph.binary: 5, Graph.shared: 2, Graph.compare: 1, Graph.select: 2, Graph.convert: 1, Graph.iota: 1,
+    Graph.unary: 2, Graph.binary: 5, Graph.shared: 2, Graph.compare: 1, Graph.select: 2, Graph.convert: 1,
+    Graph.iota: 1,
     Graph.reshape: 2, Graph.transpose: 2, Graph.slice: 2, Graph.rev: 1, Graph.broadcast: 2, Graph.pad: 2,
     Graph.concatenate: 2, Graph.reduce: 4, Graph.softmax_like: 2, Graph.column_sums: 2, Graph.argument: 1,
     Graph.dynamic_slice: 1, Graph.dynamic_update_slice: 1, Graph.take: 1, Graph.take_along: 1, Graph.one_hot_add: 1,
@@ -280,33 +304,38 @@ OPERATIONS = {
 _WEIGHTED = [f for f, n in OPERATIONS.items() for _ in range(n)]
 
 
-def inputs(rng: np.random.Generator, choose: Choose) -> list[np.ndarray]:
+def inputs(rng: np.random.Generator, choose: Choose, floating: str, integer: str) -> list[np.ndarray]:
     """Arguments of a random program: of one shape, of parts of it, and of others."""
+    kinds = [dtypes.as_dtype(d) for d in (floating, floating, integer)]
     base = choose(SHAPES)
     shapes = [base, base, choose([base, base[-1:], base[:1], (), choose(SHAPES)]), choose(SHAPES)]
     out = []
     for shape in shapes:
         x = rng.integers(-6, 7, shape)
-        out.append(x.astype(choose([np.float32, np.float32, np.int32])))
+        out.append(x.astype(choose(kinds)))
     return out
 
 
-def graph(args: Sequence[Any], choose: Choose, steps: int) -> tuple:
+def graph(args: Sequence[Any], choose: Choose, steps: int, floating: str, integer: str) -> tuple:
     """The results of a random program on arguments."""
-    made = Graph(choose, args)
+    made = Graph(choose, args, floating, integer)
     for _ in range(steps):
         y = choose(_WEIGHTED)(made)
         if 0 < y.size <= MOST and y.ndim <= 5:
             made.values.append(y)
-    chosen = [made.values[-1], *(choose(made.values[len(args) :] or made.values) for _ in range(choose([1, 2, 3])))]
+    chosen = [
+        made.values[-1],
+        *(choose(made.values[len(args) :] or made.values) for _ in range(choose([1, 2, 3]))),
+    ]
     return tuple(chosen)
 
 
 def from_seed(seed: int, target: Target, steps: int = 14) -> Case:
     """A program that is the same for the same seed."""
     source = random.Random(seed)
-    args = [from_numpy(x) for x in inputs(np.random.default_rng(seed), source.choice)]
+    kinds = FLOATS[seed % len(FLOATS)], INTEGERS[seed % len(INTEGERS)]
+    args = [from_numpy(x) for x in inputs(np.random.default_rng(seed), source.choice, *kinds)]
     donate = [i for i in range(len(args)) if source.choice([True, False])]
     fresh = source.random()
-    fun = lambda *args: graph(args, random.Random(fresh).choice, steps)
+    fun = lambda *args: graph(args, random.Random(fresh).choice, steps, *kinds)
     return case(fun, *args, donate=donate, target=target, name=f"the program of seed {seed}")

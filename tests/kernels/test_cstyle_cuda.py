@@ -1,21 +1,47 @@
-"""Kernels as CUDA C++: on the host, block by block, against what LoopIR means; and what the compiler makes of them."""
+"""Kernels as CUDA C++: against what LoopIR means, block by block on the host, and on a device where there is one."""
 
 import numpy as np
 import pytest
 
 from blufunc.core import dtypes
+from blufunc.core.ops import elementwise as ew
+from blufunc.kernels import cstyle_cuda, nvrtc
+from blufunc.kernels.cuda_group_style import GroupStyle, group_key, group_limit
 from blufunc.kernels.cuda_style import CudaStyle
+from blufunc.kernels.cuda_vectors import best_width
+from blufunc.kernels.groups import grouped, same_structure
+from blufunc.kernels.indices import Range, of
 from blufunc.kernels.loop_check import check_kernel
 from blufunc.kernels.loop_interpreter import run as interpret
-from blufunc.kernels.loopir import Kernel
-from tests.kernels.cuda_functions import SMALL, SMALL_CASES, kernels
+from blufunc.kernels.loopir import (
+    Accumulate,
+    Buffer,
+    Keep,
+    Kernel,
+    Lanes,
+    Reduce,
+    Rows,
+    Set,
+    Store,
+    Total,
+    load,
+    read,
+)
+from blufunc.kernels.steps import same_place
+from tests.kernels.cuda_functions import (
+    BF16,
+    F32,
+    F64,
+    LARGE_CASES,
+    SMALL,
+    SMALL_CASES,
+    adamw,
+    kernels,
+    ranged,
+)
+from tests.kernels.cuda_machines import needs_nvrtc
 from tests.kernels.emulated_cuda import Device, Emulator
-from tests.kernels.loop_kernels import CASES
-
-
-def named(kernel, name):
-    """The same kernel with another name."""
-    return Kernel(name, kernel.buffers, kernel.grid, kernel.body, kernel.notes, kernel.finish)
+from tests.kernels.loop_kernels import CASES, op
 
 
 @pytest.fixture(scope="module", params=["host", pytest.param("device", marks=pytest.mark.gpu)])
@@ -23,39 +49,8 @@ def machine(request, tmp_path_factory):
     return Device() if request.param == "device" else Emulator(tmp_path_factory.mktemp("cuda"))
 
 
-@pytest.fixture(scope="module")
-def cases(machine):
-    """All the kernels written by hand, as one source."""
-    found = {}
-    for i, (name, make) in enumerate(CASES.items()):
-        case = make()
-        case.kernel = named(case.kernel, f"{case.kernel.name}_{i}")
-        found[name] = case, CudaStyle(case.kernel)
-    return found, machine.compile([w for _, w in found.values()])
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_against_numpy(machine, cases, name):
-    found, library = cases
-    case, writer = found[name]
-    machine.run(library, writer, case.arrays)
-    case.compare()
-
-
-@pytest.fixture(scope="module")
-def lowered(machine):
-    """All the kernels of functions, as one source."""
-    found = {}
-    for i, (name, (function, shapes)) in enumerate(SMALL_CASES.items()):
-        made = kernels(function, shapes, SMALL)
-        assert made, name
-        made = [named(k, f"{k.name}_{i}_{n}") for n, k in enumerate(made)]
-        found[name] = [(k, CudaStyle(k)) for k in made]
-    return found, machine.compile([w for some in found.values() for _, w in some])
-
-
 def draw(buffer, seed):
-    """What a buffer may hold: numbers that no function overflows of."""
+    """What a buffer may hold: numbers that no function overflows of; results are not 0 before they are computed."""
     rng = np.random.default_rng(seed)
     if buffer.written:
         return np.full(buffer.size * buffer.dtype.itemsize, 0x5A, np.uint8).view(buffer.dtype)
@@ -64,9 +59,15 @@ def draw(buffer, seed):
     if dtypes.is_integer(buffer.dtype):
         return rng.integers(0, 100, buffer.size).astype(buffer.dtype)
     x = rng.standard_normal(buffer.size)
-    return (x + 1j * rng.standard_normal(buffer.size) if dtypes.is_complex(buffer.dtype) else x).astype(
-        buffer.dtype
-    )
+    if dtypes.is_complex(buffer.dtype):
+        x = x + 1j * rng.standard_normal(buffer.size)
+    return x.astype(buffer.dtype)
+
+
+def arrays_for(kernel, places=()):
+    """Arrays for the buffers of a kernel, of which some outputs lie in the place of inputs."""
+    arrays = {b: draw(b, i) for i, b in enumerate(kernel.buffers)}
+    return arrays | {out: arrays[into].view(out.dtype) for out, into in places}
 
 
 def agree(kernel, got, want):
@@ -78,19 +79,289 @@ def agree(kernel, got, want):
             np.testing.assert_array_equal(got[b], want[b], err_msg=b.name)
             continue
         wide = np.complex128 if dtypes.is_complex(b.dtype) else np.float64
-        a, c = got[b].astype(wide), want[b].astype(wide)
-        tolerance = 2e-5 if b.dtype.itemsize >= 4 else 4 * float(dtypes.finfo(b.dtype).eps)
-        np.testing.assert_allclose(
-            a, c, tolerance, tolerance * max(1, np.abs(c[np.isfinite(c)]).max(initial=0))
-        )
+        x, y = got[b].astype(wide), want[b].astype(wide)
+        rtol = 2e-5 if b.dtype.itemsize >= 4 else 4 * float(dtypes.finfo(b.dtype).eps)
+        size = max(1, np.abs(y[np.isfinite(y)]).max(initial=0))
+        np.testing.assert_allclose(x, y, rtol, rtol * size, err_msg=b.name)
+
+
+def launch(machine, library, writer, arrays):
+    machine.launch(library, writer, [arrays[b] for b in writer.kernel.buffers])
+
+
+# -- kernels written by hand -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def cases(machine):
+    """All of them, as one source."""
+    found = {}
+    for i, (name, make) in enumerate(CASES.items()):
+        case = make()
+        case.kernel = cstyle_cuda.renamed(case.kernel, f"{case.kernel.name}_{i}")
+        found[name] = case, CudaStyle(case.kernel)
+    return found, machine.compile([w for _, w in found.values()])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_against_numpy(machine, cases, name):
+    found, library = cases
+    case, writer = found[name]
+    launch(machine, library, writer, case.arrays)
+    case.compare()
+
+
+def _kept(width, dtype):
+    """A softmax that keeps its rows, however long they are, and rows of nothing but minus infinity."""
+    r, k = Range("r", 3), Range("k", width)
+    x, y = Buffer("x", dtype, 3 * width), Buffer("y", dtype, 3 * width, written=True)
+    top, total = Total("top", dtype, "max"), Total("total", dtype, "sum")
+    kept, e, at = Keep("kept", dtype, k), Keep("e", dtype, k), of(r) * width + of(k)
+    body = (
+        Lanes(k, (Reduce(top, load(x, at)), Set(kept, load(x, at)))),
+        Lanes(k, (Set(e, op(ew.exp_p, op(ew.sub_p, read(kept), read(top)))), Reduce(total, read(e)))),
+        Lanes(k, (Store(y, at, op(ew.div_p, read(e), read(total))),)),
+    )
+    return Kernel("kept", (x, y), (r,), body)
+
+
+def _sums_of_rows(width, rows):
+    """Sums over the rows of a point, and of each row, too wide for a warp's registers."""
+    g, j, k = Range("g", 2), Range("j", rows), Range("k", width)
+    x, y = Buffer("x", F32, 2 * rows * width), Buffer("y", F32, 2 * width, written=True)
+    sums = Buffer("sums", F32, 2 * rows, written=True)
+    total, column = Total("total", F32, "sum"), Keep("column", F32, k, "max")
+    row = of(g) * rows + of(j)
+    value = load(x, row * width + of(k))
+    body = (
+        Rows(
+            j,
+            (Lanes(k, (Reduce(total, value), Accumulate(column, value))), Store(sums, row, read(total))),
+            of(j),
+            rows,
+        ),
+        Lanes(k, (Store(y, of(g) * width + of(k), read(column)),)),
+    )
+    return Kernel("sums", (x, y, sums), (g,), body)
+
+
+BY_HAND = {
+    "kept in registers of a block": (lambda: _kept(4096, F32), (512, 1, 1), 0),
+    "kept in shared memory": (lambda: _kept(28000, F32), (1024, 1, 1), 112000),
+    "kept, f64": (lambda: _kept(1100, F64), (288, 1, 1), 0),
+    "a block for each row": (lambda: _sums_of_rows(8192, 5), (1024, 1, 1), 0),
+    "a warp for each row": (lambda: _sums_of_rows(260, 11), (32, 1, 8), 7280),
+}
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_schedules(machine, name):
+    """The threads are those that were meant, and compute what the kernel says."""
+    make, shape, shared = BY_HAND[name]
+    kernel = make()
+    writer = CudaStyle(kernel)
+    made = writer.schedule
+    assert (made.threads, made.points, made.sharing) == shape
+    library = machine.compile([writer])
+    assert writer.shared_bytes == shared
+    got, want = arrays_for(kernel), arrays_for(kernel)
+    interpret(kernel, want)
+    launch(machine, library, writer, got)
+    agree(kernel, got, want)
+
+
+# -- functions -----------------------------------------------------------------------------------------
+
+
+def _lowered(machine, places):
+    found = {}
+    for i, (name, (function, shapes)) in enumerate(SMALL_CASES.items()):
+        found[name] = []
+        for n, k in enumerate(kernels(function, shapes, SMALL)):
+            kernel = cstyle_cuda.renamed(k, f"{k.name}_{i}_{n}")
+            pairs = places(kernel)
+            found[name].append((kernel, pairs, CudaStyle(kernel, [into.name for _, into in pairs])))
+        assert found[name], name
+    return found, machine.compile([w for some in found.values() for _, _, w in some])
+
+
+@pytest.fixture(scope="module")
+def lowered(machine):
+    """All the kernels of functions, as one source."""
+    return _lowered(machine, lambda kernel: [])
+
+
+@pytest.fixture(scope="module")
+def lowered_in_place(machine):
+    """The same, for launches in which outputs take the place of inputs wherever they may."""
+
+    def places(kernel):
+        found = {}
+        for out, into in same_place(kernel):
+            if out not in found and into not in found.values():
+                found[out] = into
+        return list(found.items())
+
+    return _lowered(machine, places)
+
+
+def _check(machine, lowered, name):
+    found, library = lowered
+    for kernel, pairs, writer in found[name]:
+        check_kernel(kernel)
+        got, want = arrays_for(kernel, pairs), arrays_for(kernel)
+        interpret(kernel, want)
+        launch(machine, library, writer, got)
+        agree(kernel, got, want)
 
 
 @pytest.mark.parametrize("name", SMALL_CASES)
 def test_functions_against_the_interpreter(machine, lowered, name):
-    found, library = lowered
-    for kernel, writer in found[name]:
-        check_kernel(kernel)
-        got, want = ({b: draw(b, i) for i, b in enumerate(kernel.buffers)} for _ in range(2))
-        interpret(kernel, want)
-        machine.run(library, writer, got)
-        agree(kernel, got, want)
+    _check(machine, lowered, name)
+
+
+@pytest.mark.parametrize("name", SMALL_CASES)
+def test_functions_in_place(machine, lowered_in_place, name):
+    _check(machine, lowered_in_place, name)
+
+
+def test_what_may_be_aliased_is_not_read_through_the_read_only_cache():
+    (kernel,) = kernels(*SMALL_CASES["adamw"])
+    name = kernel.buffers[0].name
+    text = CudaStyle(kernel, [name]).render()
+    assert f"vec_load<float, 4>({name} +" in text
+    assert text.count("vec_ldg<") == sum(not b.written for b in kernel.buffers) - 1
+
+
+@pytest.mark.parametrize("case", ["plain", "one infinity", "all minus infinity", "infinity", "nan", "rising"])
+def test_online_sums_at_the_ends_of_the_range(machine, case):
+    """Rows too long to be kept are as right as others where there are infinities."""
+    (kernel, *_) = kernels(*SMALL_CASES["softmax, too long to keep"])
+    writer = CudaStyle(kernel)
+    library = machine.compile([writer])
+    assert "take_up(" in writer.render() if case == "plain" else True
+    got, want = arrays_for(kernel), arrays_for(kernel)
+    x = np.random.default_rng(0).standard_normal(want[kernel.buffers[0]].size).astype(np.float32)
+    x[33000:] = {
+        "plain": x[33000:],
+        "one infinity": np.where(np.arange(33000) == 777, -np.inf, x[33000:]),
+        "all minus infinity": -np.inf,
+        "infinity": np.where(np.arange(33000) == 777, np.inf, x[33000:]),
+        "nan": np.where(np.arange(33000) == 32999, np.nan, x[33000:]),
+        "rising": np.linspace(-300, 300, 33000),
+    }[case]
+    for arrays in (got, want):
+        arrays[kernel.buffers[0]][:] = x
+    interpret(kernel, want)
+    launch(machine, library, writer, got)
+    agree(kernel, got, want)
+
+
+# -- groups --------------------------------------------------------------------------------------------
+
+
+def _updates(*sizes, function=adamw, dtype=F32):
+    return [kernels(function, ranged(*[(n,)] * 4, dtype=dtype))[0] for n in sizes]
+
+
+def test_groups(machine):
+    some = _updates(8, 4096, 2052, 4, 2048)
+    writer = GroupStyle(some, "update")
+    library = machine.compile([writer])
+    got, want = [arrays_for(k) for k in some], [arrays_for(k) for k in some]
+    for k, arrays in zip(some, want, strict=True):
+        interpret(k, arrays)
+    machine.launch(library, writer, [a[b] for k, a in zip(some, got, strict=True) for b in k.buffers])
+    for k, x, y in zip(some, got, want, strict=True):
+        agree(k, x, y)
+
+
+def test_what_may_be_a_group():
+    a, b, odd = _updates(8, 4096, 9)
+    assert same_structure(a, b) and same_structure(a, odd)
+    assert group_key(a) == group_key(b) != group_key(odd)  # an odd one is read element by element
+    assert 148 < group_limit(a) < 1000
+    (wide,) = _updates(8, dtype=F64)
+    (other,) = _updates(8, function=lambda p, g, m, v: adamw(p, g, 0.5 * m, v))
+    (softmax,) = kernels(*SMALL_CASES["softmax, odd"])
+    for c in (wide, other, softmax):
+        assert not same_structure(a, c)
+    assert not same_structure(softmax, softmax)
+    assert grouped([a, wide, softmax, b, softmax, odd]) == [[0, 3, 5], [1], [2], [4]]
+
+
+# -- what the compiler makes of them -------------------------------------------------------------------
+
+
+def _numbered(some):
+    return [cstyle_cuda.renamed(k, f"{k.name}_{i}") for i, k in enumerate(some)]
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
+def test_nothing_spills(arch):
+    """At sizes of use, and at the small ones, what rows keep lies in registers."""
+    some = [k for f, shapes in LARGE_CASES.values() for k in kernels(f, shapes)]
+    some += [k for f, shapes in SMALL_CASES.values() for k in kernels(f, shapes, SMALL)]
+    made = cstyle_cuda.render_many(_numbered(some))
+    found = nvrtc.build(made[0].source, arch).resources()
+    assert set(found) == {k.entry for k in made}
+    spilled = {n: r for n, r in found.items() if r.spill_loads or r.spill_stores or r.stack}
+    assert not spilled
+    for k in made:
+        registers = -(-found[k.entry].registers // 8) * 8
+        assert registers * k.block[0] <= 65536, k.entry
+        assert found[k.entry].shared + k.shared_bytes <= 227 << 10
+
+
+@needs_nvrtc
+def test_groups_compile():
+    made = cstyle_cuda.render_group(_updates(*range(4, 600, 4)), "update")
+    (found,) = nvrtc.build(made.source, "sm_90").resources().values()
+    assert not found.spill_loads and not found.stack
+    assert made.segments == 149 and made.grid == (149, 1, 1)
+
+
+@pytest.mark.parametrize("name", ["softmax bf16", "layer norm backward", "gelu"])
+def test_golden_functions(golden, name):
+    texts = [CudaStyle(k).render() for k in kernels(*SMALL_CASES[name], SMALL)]
+    golden(f"cuda_{name.replace(' ', '_')}", "\n".join(texts))
+
+
+def test_names_of_cuda_are_left_to_it():
+    x, y = Buffer("threadIdx", F32, 64), Buffer("vec", F32, 64, written=True)
+    i = Range("block", 64)
+    text = CudaStyle(Kernel("exp", (x, y), (i,), (Store(y, of(i), load(x, of(i))),))).render()
+    assert "exp_kernel(const float *threadIdx_, float *vec_)" in text
+
+
+def _copy(extent, source=F32, target=F32, offset=0, stride=None):
+    """A copy of rows, as far as a stride and an offset allow."""
+    r, i = Range("r", 3), Range("i", extent)
+    stride = stride or extent
+    x = Buffer("x", source, 3 * stride + offset)
+    y = Buffer("y", target, 3 * extent, written=True)
+    value = load(x, of(r) * stride + of(i) + offset)
+    value = value if source == target else op(ew.convert_p, value, dtype=target)
+    return Kernel("copy", (x, y), (r, i), (Store(y, of(r) * extent + of(i), value),))
+
+
+WIDTHS = {
+    "f32": (_copy(64), 4),
+    "f64": (_copy(64, F64, F64), 2),
+    "bf16": (_copy(64, BF16, BF16), 8),
+    "bytes": (_copy(64, np.dtype(bool), np.dtype(bool)), 16),
+    "bf16 to f32": (_copy(64, BF16, F32), 8),
+    "f64 to bytes": (_copy(64, F64, np.dtype("int8")), 4),
+    "even": (_copy(6), 2),
+    "odd": (_copy(7), 1),
+    "only the stores": (_copy(64, offset=1), 4),
+    "from the second vector on": (_copy(64, offset=4), 4),
+    "rows apart": (_copy(64, stride=66), 2),
+}
+
+
+@pytest.mark.parametrize("name", WIDTHS)
+def test_widths_of_vectors(name):
+    kernel, width = WIDTHS[name]
+    assert best_width(kernel, kernel.grid[-1]) == width

@@ -20,6 +20,9 @@ class NumpyLibrary:
 
     xp, special = np, scipy.special
 
+    def constant(self, x):
+        return x
+
     def order(self, x, axis):
         return np.argsort(x, axis, stable=True)
 
@@ -45,7 +48,9 @@ class NumpyLibrary:
     def permutation(self, pivots, rows):
         return linalg_factor.lu_pivots_to_permutation_p.impl(pivots.astype(np.int32), permutation_size=rows)
 
-    def scatter(self, x, rows, updates, how):
+    def scatter(self, x, rows, updates, how, dtype):
+        raw = x.dtype
+        x, updates = (library_entries.widened(np, a, dtype) for a in (x, updates))
         combine = {
             "add": np.add,
             "mul": np.multiply,
@@ -57,7 +62,7 @@ class NumpyLibrary:
         for row, update in zip(rows, updates):
             if row < len(x):
                 out[row] = combine[how](out[row], update)
-        return out
+        return library_entries.narrowed(np, out, dtype, raw)
 
 
 ROWS = [op for op in OPS if op.prim.name in cuda_library.TABLE]

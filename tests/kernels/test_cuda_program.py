@@ -10,8 +10,10 @@ import blufunc.numpy as bnp
 from blufunc import errors, lax, nn, tree
 from blufunc.config import config
 from blufunc.core import backend, dtypes
-from blufunc.core.array import from_numpy
+from blufunc.core.array import Array, from_numpy
 from blufunc.kernels import cuda_memory, cuda_product, cuda_replay
+from examples.gpt import model as gpt
+from examples.gpt import train as gpt_train
 from tests.kernels import fake_cuda
 from tests.op_table import OPS
 from tests.test_ops import assert_close, results
@@ -113,6 +115,10 @@ def normalised(x, w, b):
     return nn.gelu(nn.layer_norm(x, w, b))
 
 
+def recurrence(x, w):
+    return lax.scan(lambda c, a: (bnp.tanh(c @ w + a), c), bnp.zeros(3), x)
+
+
 FUNCTIONS = {
     "softmax": (lambda x: nn.softmax(x), uniform(5, 33)),
     "norm": (normalised, uniform(6, 48), uniform(48), uniform(48, seed=1)),
@@ -132,7 +138,9 @@ FUNCTIONS = {
         lambda x, y: x[::-1, ::2] @ y[::-1, 1:4], *(uniform(5, 8), uniform(4, 7))
     ),
     "products of slices": (lambda x: x[3:5, 1:3] @ x[0:2, 5:8], uniform(6, 9)),
-    "products of broadcasts": (lambda x, w: bnp.broadcast_to(x[:, None], (3, 4, 5)) @ w, *(uniform(3, 5), uniform(5, 2))),
+    "products of broadcasts": (
+        lambda x, w: bnp.broadcast_to(x[:, None], (3, 4, 5)) @ w, uniform(3, 5), uniform(5, 2)
+    ),
     "products without elements": (lambda x, y: (x @ y, y @ x), uniform(3, 0), uniform(0, 3)),
     "integers": (lambda x, y: x @ y, *(np.arange(12, dtype=np.int32).reshape(3, 4),) * 1, np.ones((4, 2), np.int32)),
     "half": (lambda x: (x @ x.T).sum(0), uniform(4, 6).astype(dtypes.bfloat16)),
@@ -145,6 +153,9 @@ FUNCTIONS = {
     "a barrier on what dies": (
         lambda x: (lax.optimization_barrier(bnp.tanh(x @ x) @ x), bnp.sin((x @ x) @ (x @ x)) @ x), uniform(4, 4)
     ),
+    "no elements": (
+        lambda x: (x[:0] * 2, bnp.concatenate([x, x[:0]]), x[:, :0].sum(1), bnp.tanh(x[1:1]).sum(0)), uniform(3, 4)
+    ),
     "nothing to do": (lambda x: (), uniform(3)),
     "keys": (lambda n: bf.random.normal(bf.random.fold_in(bf.random.key(3), n), (5,)), np.int32(4)),
     "stacked scans": (
@@ -152,8 +163,7 @@ FUNCTIONS = {
         *(uniform(5, 3), uniform(3, 3)),
     ),
     "gradient of a scan": (
-        lambda x, w: bf.grad(lambda w: (lax.scan(lambda c, a: (bnp.tanh(c @ w + a), c), bnp.zeros(3), x)[1] ** 2).sum())(w),
-        *(uniform(5, 3), uniform(3, 3)),
+        lambda x, w: bf.grad(lambda w: (recurrence(x, w)[1] ** 2).sum())(w), uniform(5, 3), uniform(3, 3)
     ),
     "a callback": (
         lambda x: bf.pure_callback(np.sin, bf.ShapeDtypeStruct((3,), np.float32), x * 2) + 1, uniform(3)
@@ -198,6 +208,30 @@ PRECISIONS = [
 ]  # fmt: skip
 
 
+def test_products_that_the_library_refuses_are_done_otherwise(fake, cuda, monkeypatch, capsys):
+    def refuse(gemm, device, addresses):
+        raise errors.UnsupportedError("no algorithm.")
+
+    monkeypatch.setattr(fake_cuda.cublaslt, "Plan", refuse)
+    monkeypatch.setattr(config, "debug", "fusion")
+    x, w = on(cuda, uniform(8, 16), uniform(16, 4))
+    f = bf.jit(lambda x, w: bnp.tanh(x @ w))
+    for _ in range(2):
+        same(f(x, w), np.tanh(uniform(8, 16) @ uniform(16, 4)))
+    assert not fake.products and capsys.readouterr().err.count("left to CuPy") == 1
+
+
+def test_timings_are_of_the_steps_and_change_nothing(fake, cuda):
+    x, w = on(cuda, uniform(8, 16), uniform(16, 8))
+    f = bf.jit(lambda x, w: (bnp.tanh(x @ w), x * 2), donate_argnums=0)
+    p = f.lower(x, w).compile(cuda).program
+    for buffers in (None, [x.buffer, w.buffer]):
+        times = p.timings(buffers, repeats=2)
+        assert len(times) == len(p.schedule.steps)
+        assert [t.name for t in times if t.name == "dot_general"] and all(t.ms == 1 for t in times)
+    same(x, uniform(8, 16))
+
+
 @pytest.mark.parametrize("precision, flag, compute", PRECISIONS)
 def test_precision(precision, flag, compute, monkeypatch):
     monkeypatch.setattr(config, "matmul_precision", flag)
@@ -208,7 +242,7 @@ def test_precision(precision, flag, compute, monkeypatch):
 
 def test_a_wrong_precision_is_named(monkeypatch):
     monkeypatch.setattr(config, "matmul_precision", "best")
-    with pytest.raises(errors.ValueRangeError, match="best.*\n.*'highest'"):
+    with pytest.raises(errors.ValueRangeError, match=r"best.*\n.*'highest'"):
         cuda_product.compute_of(dtypes.float32, None)
 
 
@@ -300,6 +334,41 @@ def test_a_training_step_becomes_a_graph(fake, cuda):
     want_state, want_losses, _ = training(backend.host_device(), 12)
     same((state, losses), (want_state, want_losses), 1e-4)
     assert fake.replays >= 8 and program.why_no_graph is None
+
+
+TINY = gpt.Config(layers=2, heads=2, width=32, context=16, vocab=64)
+
+
+def language_model(steps):
+    """The losses of the first steps of a language model on the default device, its parameters, and the program."""
+    optimizer = gpt_train.make_optimizer(10, 1e-2)
+    params = gpt.init(bf.random.key(0), TINY)
+    state, losses, step = optimizer.init(params), [], gpt_train.make_step(TINY, optimizer)
+    for n in range(steps):
+        tokens = np.random.default_rng(n).integers(0, TINY.vocab, (2, 17)).astype(np.int32)
+        params, state, value = step(params, state, bf.device_put(tokens))
+        losses.append(float(value))
+    (entry,) = step._entries.values()
+    return losses, params, next(iter(entry.programs.values()))
+
+
+def test_a_language_model_trains_as_on_the_cpu(fake, monkeypatch):
+    want_losses, want, _ = language_model(5)
+    monkeypatch.setattr(config, "default_device", "cuda")
+    losses, params, program = language_model(5)
+    np.testing.assert_allclose(losses, want_losses, rtol=1e-5)
+    same(params, want, 1e-3)
+    assert fake.replays >= 2 and program.why_no_graph is None
+
+
+@pytest.mark.gpu
+def test_a_language_model_trains_on_a_device(monkeypatch):
+    want_losses, want, _ = language_model(5)
+    monkeypatch.setattr(config, "default_device", "cuda")
+    losses, params, program = language_model(5)
+    np.testing.assert_allclose(losses, want_losses, rtol=1e-4)
+    same(params, want, 1e-2)
+    assert program.why_no_graph is None
 
 
 def test_graphs_can_be_switched_off(fake, cuda, monkeypatch):
@@ -543,3 +612,24 @@ def test_arrays_go_there_and_back(cuda):
     assert back.device.platform == "cpu"
     same(back, uniform(3, 4))
     assert not bf.device_get(x["a"]).flags.writeable
+
+
+def test_arrays_of_the_default_device_go_where_the_others_are(cuda):
+    (x,) = on(cuda, uniform(3, 4))
+    y = bnp.asarray(uniform(3, 4, seed=1))
+    for z in (x + y, y + x, x + np.asarray(y), bf.jit(lambda y, x: x + y)(y, x), bf.jit(lambda x: x + y)(x)):
+        assert z.device == cuda
+        same(z, uniform(3, 4) + uniform(3, 4, seed=1))
+    out = bf.jit(lambda y, x: x + y, donate_argnums=0)(y, x)
+    assert out.device == cuda and y.is_deleted()
+    same(out, z)
+
+
+def test_arrays_on_two_chosen_devices_do_not_meet(fake):
+    cpu, cuda = bf.devices("cpu")[0], bf.devices("cuda")[0]
+    other = backend.Device("cuda", 1, cuda.backend)
+    x = bf.device_put(uniform(3), cuda)
+    y = Array(x.buffer, x.aval, other)
+    with pytest.raises(errors.ArgumentError, match=r"cuda:0 and on cuda:1"):
+        x + y
+    assert (x + bf.device_put(uniform(3), cpu)).device == cuda

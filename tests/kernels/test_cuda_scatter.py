@@ -1,0 +1,45 @@
+"""Scatter kernels: they compile for every dtype; on a device, NumPy's order of updates is kept."""
+
+import numpy as np
+import pytest
+
+from blufunc.core import dtypes
+from blufunc.kernels import cuda_runtime, cuda_scatter, nvrtc
+
+DTYPES = [dtypes.float32, dtypes.bfloat16, dtypes.float64, dtypes.int32, dtypes.uint8, dtypes.complex64]
+WAYS = ["set", "add", "mul", "max", "min"]
+no_compiler = pytest.mark.skipif(nvrtc.available() is not None, reason=str(nvrtc.available()))
+
+
+@no_compiler
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: d.name)
+def test_compiles_without_spills(how, dtype):
+    if dtypes.is_complex(dtype) and how in ("max", "min"):
+        pytest.skip("complex numbers have no order")
+    binary = nvrtc.build(cuda_scatter.source(how, dtype, "int32", 4), "sm_80", "scatter")
+    assert all(r.spill_stores == 0 for r in binary.resources().values())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(cuda_runtime.available() is not None, reason=str(cuda_runtime.available()))
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize(
+    "height, n, width", [(7, 0, 3), (1, 1000, 8), (50, 3000, 12), (5000, 300, 1), (40, 64, 768)]
+)
+def test_order_of_updates(how, height, n, width):
+    from blufunc.kernels.cuda_library import cupy_library
+
+    rng = np.random.default_rng(height + n)
+    x = rng.standard_normal((height, width)).astype(np.float32)
+    updates = rng.standard_normal((n, width)).astype(np.float32)
+    rows = rng.integers(-2, height + 2, n)
+    want = x.copy()
+    combine = {"set": lambda a, u: u, "add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}
+    for r, u in zip(rows, updates):
+        if 0 <= r < height:
+            want[r] = combine[how](want[r], u)
+    xp = cupy_library().xp
+    arrays = (xp.asarray(x), xp.asarray(rows), xp.asarray(updates))
+    got = cupy_library().scatter(*arrays, how, np.dtype(np.float32))
+    np.testing.assert_array_equal(xp.asnumpy(got), want)  # the same order of additions: the same bits

@@ -1,0 +1,130 @@
+"""How many kernels programs become: what models consist of is one pass over memory, and stays so.
+
+A row whose number is larger than one would wish says why. Products of matrices and what else libraries do are no
+kernels.
+"""
+
+import numpy as np
+import pytest
+
+import blufunc as bf
+import blufunc.numpy as bnp
+from blufunc import nn, random
+from blufunc.core.array import from_numpy
+from blufunc.kernels.steps import OpaqueStep
+from tests.kernels.differential import case
+
+
+def draw(*shape):
+    return from_numpy(np.random.default_rng(shape).normal(size=shape).astype(np.float32))
+
+
+ROWS, LANES = 70, 96
+X, Y, G = draw(ROWS, LANES), draw(ROWS, LANES) + 1, draw(ROWS, LANES) * 2
+LARGE = draw(700, 300)
+SCALE, BIAS = draw(LANES), draw(LANES) + 1
+LABELS = from_numpy(np.random.default_rng(0).integers(0, LANES, ROWS).astype(np.int32))
+KEY = random.key(0)
+
+
+def layer_norm(x, scale, bias):
+    mean = x.mean(-1, keepdims=True)
+    variance = ((x - mean) ** 2).mean(-1, keepdims=True)
+    return (x - mean) / bnp.sqrt(variance + 1e-5) * scale + bias
+
+
+def rms_norm(x, scale):
+    return x / bnp.sqrt((x * x).mean(-1, keepdims=True) + 1e-6) * scale
+
+
+def cross_entropy(x, labels):
+    return -bnp.take_along_axis(nn.log_softmax(x), labels[:, None], 1).mean()
+
+
+def dropout(key, x):
+    return bnp.where(random.bernoulli(key, 0.9, x.shape), x / 0.9, 0)
+
+
+def adamw(p, g, m, v):
+    m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+    return p - 1e-3 * (m / 0.9 / (bnp.sqrt(v / 0.99) + 1e-8) + 0.01 * p), m, v
+
+
+def rotated(x):
+    return bnp.concatenate([-x[:, 48:], x[:, :48]], -1) * SCALE + x * BIAS
+
+
+COUNTS = {
+    "softmax": (1, lambda x: nn.softmax(x), X),
+    "softmax, backward": (1, lambda x, g: bf.vjp(nn.softmax, x)[1](g), X, G),
+    "softmax of masked": (1, lambda x: nn.softmax(bnp.where(bnp.tril(bnp.ones(x.shape, bool)), x, -1e9)), X),
+    "log_softmax": (1, lambda x: nn.log_softmax(x), X),
+    "log_softmax, backward": (1, lambda x, g: bf.vjp(nn.log_softmax, x)[1](g), X, G),
+    "layer norm": (1, layer_norm, X, SCALE, BIAS),
+    "layer norm, backward": (1, lambda g, *a: bf.vjp(layer_norm, *a)[1](g), G, X, SCALE, BIAS),
+    "RMS norm": (1, rms_norm, X, SCALE),
+    "RMS norm, backward": (1, lambda g, *a: bf.vjp(rms_norm, *a)[1](g), G, X, SCALE),
+    "GELU": (1, lambda x: nn.gelu(x), X),
+    "GELU, exact": (1, lambda x: nn.gelu(x, approximate=False), X),
+    "GELU, backward": (1, lambda x, g: bf.vjp(nn.gelu, x)[1](g), X, G),
+    "bias and GELU after a product": (1, lambda x, w, b: nn.gelu(x @ w + b), X, draw(LANES, 32), draw(32)),
+    "cross-entropy": (1, cross_entropy, X, LABELS),
+    "cross-entropy with gradient": (1, bf.value_and_grad(cross_entropy), X, LABELS),
+    "squares with gradient": (1, bf.value_and_grad(lambda x, y: ((x - y) ** 2).mean()), X, Y),
+    "dropout": (1, dropout, KEY, X),
+    "dropout, backward": (1, lambda k, x, g: bf.vjp(lambda x: dropout(k, x), x)[1](g), KEY, X, G),
+    "normal numbers": (1, lambda k: random.normal(k, (ROWS, LANES)), KEY),
+    "draws from logits": (1, lambda k, x: random.categorical(k, x), KEY, X),
+    "AdamW": (1, adamw, X, G, Y, Y * Y),
+    "sum": (1, lambda x: x.sum(), X),
+    "sum of many": (1, lambda x: x.sum(), LARGE),
+    "standard deviation": (1, lambda x: x.std(), X),
+    "clipped by norm": (1, lambda x: x * bnp.minimum(1, 1 / bnp.sqrt((x * x).sum())), X),
+    "accuracy": (1, lambda x, labels: (x.argmax(-1) == labels).mean(), X, LABELS),
+    "variances of rows": (1, lambda x: x.var(1), X),
+    "sums of columns": (1, lambda x: x.sum(0), X),
+    "sums of rows and columns": (1, lambda x: (x.sum(0), x.sum(1)), X),
+    # all lanes of a large array must have met before any can go on
+    "standard deviation of many": (2, lambda x: x.std(), LARGE),
+    "many, clipped by norm": (2, lambda x: x * bnp.minimum(1, 1 / bnp.sqrt((x * x).sum())), LARGE),
+    # what the chunks of rows sum up to is added up at the end
+    "sums of rows and columns of many": (2, lambda x: (x.sum(0), x.sum(1)), LARGE),
+    # what is computed of the sums of columns takes a kernel of its own
+    "means of columns": (2, lambda x: x.mean(0), X),
+    "variances of columns": (4, lambda x: x.var(0), X),
+    "logsumexp of columns": (4, lambda x: nn.logsumexp(x, 0), X),
+    # what others read at other elements than their own is not computed once more there
+    "halves exchanged": (2, rotated, X),
+    "rows of a table": (2, lambda e, i: e[i] + 1, X, LABELS),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_kernels(name):
+    most, fun, *args = COUNTS[name]
+    made = case(fun, *args, name=name).schedule
+    assert len(made.kernels) <= most, str(made.fusion)
+
+
+LIBRARY = {
+    "a product": (["dot_general"], lambda x, w: nn.gelu(x @ w), X, draw(LANES, 32)),
+    "sums so far": (["cumsum"], lambda x: bnp.cumsum(x * 2, -1), X),
+    "positions along columns": (["argmax"], lambda x: x.argmax(0), X),
+    "gradient of a table": (["scatter_add"], lambda e, i: bf.grad(lambda e: (e[i] ** 2).sum())(e), X, LABELS),
+    "random bits, splits and folds": ([], lambda k: random.uniform(random.fold_in(random.split(k)[1], 3), (9,)), KEY),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIBRARY)
+def test_what_libraries_do(name):
+    """What is no kernel, and nothing else."""
+    prims, fun, *args = LIBRARY[name]
+    steps = case(fun, *args, name=name).schedule.steps
+    assert [s.eqn.prim.name for s in steps if isinstance(s, OpaqueStep)] == prims
+
+
+def test_why_equations_are_apart():
+    """Fusion says what kept an equation out of the kernel of its operand."""
+    fusion = case(lambda x: bnp.cumsum(x, 0)[::-1].sum(1) + x.sum(), LARGE, name="apart").schedule.fusion
+    assert fusion.apart
+    assert all(why for _, _, why in fusion.apart)

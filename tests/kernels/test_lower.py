@@ -1,0 +1,205 @@
+"""Regions as kernels of LoopIR: their texts, the loops that they keep values in, and what may be written in place."""
+
+import numpy as np
+import pytest
+
+import blufunc as bf
+import blufunc.numpy as bnp
+from blufunc import lax, nn, random
+from blufunc.core import dtypes
+from blufunc.core.array import from_numpy
+from blufunc.kernels.indices import Range, of
+from blufunc.kernels.loop_check import check_kernel
+from blufunc.kernels.loopir import (
+    Buffer,
+    Kernel,
+    Lanes,
+    Reduce,
+    Rows,
+    Set,
+    Store,
+    Total,
+    apply,
+    const,
+    load,
+    read,
+)
+from blufunc.kernels.lower import Target
+from blufunc.kernels.steps import same_place
+from tests.kernels.differential import SMALL, case
+from tests.kernels.test_kernel_counts import cross_entropy, dropout, layer_norm
+
+ROOMY = Target(
+    chunks=lambda rows, lanes: 1,
+    total_chunks=lambda size: 1,
+    keep_bytes=1 << 20,
+    keep_loads=True,
+    tile=64,
+)
+"""Cuts nothing, and keeps everything."""
+
+
+def ones(*shape, dtype=np.float32):
+    return from_numpy(np.ones(shape, dtype))
+
+
+X, G, SCALE, BIAS = ones(6, 8), ones(6, 8), ones(8), ones(8)
+LABELS, KEY = ones(6, dtype=np.int32), random.key(1)
+
+
+def kernels(fun, *args, target=ROOMY, donate=()):
+    """The kernels of a function, each of which obeys the rules."""
+    made = case(fun, *args, target=target, donate=donate, name="lowered").schedule.kernels
+    for kernel in made:
+        check_kernel(kernel)
+    return made
+
+
+# -- texts -------------------------------------------------------------------------------------------
+
+TEXTS = {
+    "softmax": (lambda x: nn.softmax(x), (X,), ROOMY),
+    "layer_norm_backward": (lambda g, *a: bf.vjp(layer_norm, *a)[1](g), (G, X, SCALE, BIAS), ROOMY),
+    "columns_in_chunks": (lambda x: (x * 2).sum(0), (X,), SMALL),
+    "total_in_chunks": (lambda x: bnp.sqrt((x * x).sum()) + 1, (ones(300, 300),), SMALL),
+    "cross_entropy": (bf.value_and_grad(cross_entropy), (X, LABELS), ROOMY),
+    "dropout": (dropout, (KEY, X), ROOMY),
+    "padded_parts": (
+        lambda x: lax.pad(bnp.concatenate([x, x[::-1]], 1), 0.0, [(1, 0, 1), (0, -2, 0)]),
+        (X,),
+        ROOMY,
+    ),
+    "window": (
+        lambda x, i: lax.dynamic_update_slice(x, x[1:3, 2:6] * 2, (i, i)),
+        (X, ones(dtype=np.int32)),
+        ROOMY,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_golden_kernels(name, golden):
+    fun, args, target = TEXTS[name]
+    golden(f"loopir_{name}", "\n".join(map(str, kernels(fun, *args, target=target))))
+
+
+# -- loops -------------------------------------------------------------------------------------------
+
+
+def loops_of(kernel):
+    """The loops over lanes."""
+    return [s for s in kernel.statements() if isinstance(s, Lanes)]
+
+
+def statements(kernel, kind):
+    return [s for s in kernel.statements() if isinstance(s, kind)]
+
+
+def loads_of(kernel, loop):
+    """The names of the buffers that a loop reads."""
+    part = Kernel("part", kernel.buffers, kernel.grid, (loop,))
+    from_ = [v for root in part.roots() for v in [root, *root.args] if v.op == "load"]
+    return {v.attr[0].name for v in from_}
+
+
+def test_a_row_is_read_once_where_there_is_room():
+    """Three loops of a softmax: the later ones read what the earlier kept."""
+    (kernel,) = kernels(lambda x: nn.softmax(x), X)
+    assert len(loops_of(kernel)) == 3
+    assert len(statements(kernel, Set)) == 2  # the row, and its exponentials
+    assert [bool(loads_of(kernel, loop)) for loop in loops_of(kernel)] == [True, False, False]
+
+
+def test_without_room_values_are_computed_again():
+    narrow = Target(ROOMY.chunks, ROOMY.total_chunks, 8, True, 64)
+    (kernel,) = kernels(lambda x: nn.softmax(x), X, target=narrow)
+    assert not statements(kernel, Set)
+
+
+def test_reductions_that_do_not_wait_for_each_other_share_a_loop():
+    (kernel,) = kernels(lambda x: x.max(1) + x.sum(1) + x.min(1), X)
+    assert len(loops_of(kernel)) == 1 and len(statements(kernel, Reduce)) == 3
+
+
+@pytest.mark.parametrize("rows, chunks, per", [(6, 3, 2), (7, 3, 3), (2, 2, 1)])
+def test_chunks_of_rows(rows, chunks, per):
+    """So many chunks as are not empty; a finish adds up what they found."""
+    made = kernels(lambda x: x.sum(0), ones(rows, 8), target=SMALL)
+    (loop,) = statements(made[0], Rows)
+    assert (loop.range.extent, loop.limit) == (per, rows)
+    assert made[0].points == chunks * 2  # and two tiles of four columns
+    assert len(made) == 2
+
+
+def test_neighbouring_axes_that_are_stepped_through_as_one_are_one():
+    (kernel,) = kernels(lambda x, r: x * r, ones(3, 4, 5), ones(4, 5))
+    assert [r.extent for r in kernel.grid] == [3, 20]
+    (kernel,) = kernels(lambda x, r: x * r, ones(3, 4, 5), ones(3, 1, 1))
+    assert [r.extent for r in kernel.grid] == [3, 20]
+    (kernel,) = kernels(lambda x: x[..., ::-1] * 2, ones(3, 4, 5))
+    assert [r.extent for r in kernel.grid] == [12, 5]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_small_floats_are_added_up_in_float32(dtype):
+    x = from_numpy(np.ones((6, 8), dtypes.as_dtype(dtype)))
+    for fun in (lambda x: x.sum(0), lambda x: x.sum(1), lambda x: x.sum()):
+        for kernel in kernels(fun, x, target=SMALL):
+            cells = [s.total for s in statements(kernel, Reduce)] + [
+                s.keep for s in kernel.statements() if hasattr(s, "keep")
+            ]
+            assert all(c.dtype == np.float32 for c in cells)
+
+
+# -- in place ----------------------------------------------------------------------------------------
+
+
+def built(*statements, grid=(), out=(), into=()):
+    """A kernel over its buffers."""
+    return Kernel("built", (*into, *out), grid, statements)
+
+
+R, K = Range("r", 4), Range("k", 8)
+ROW = of(R) * 8 + of(K)
+A, B = Buffer("a", np.dtype(np.float32), 32), Buffer("b", np.dtype(np.int32), 32)
+ONE_A_ROW = Buffer("s", np.dtype(np.float32), 4)
+OUT, OUT_ROW = Buffer("out", np.dtype(np.float32), 32, True), Buffer("out_row", np.dtype(np.float32), 4, True)
+T = Total("t", np.dtype(np.float32), "sum")
+
+
+def plus(x, y):
+    return apply(lax.add_p, (x, y), {}, x.dtype)
+
+
+IN_PLACE = {
+    "its own element": ((Lanes(K, (Store(OUT, ROW, load(A, ROW)),)),), {"a"}),
+    "of another dtype of the same size": ((Lanes(K, (Store(OUT, ROW, apply(
+        lax.convert_p, (load(B, ROW),), {"dtype": np.dtype(np.float32)}, np.dtype(np.float32))),)),), {"b"}),
+    "another element": ((Lanes(K, (Store(OUT, ROW, load(A, ROW * -1 + 31)),)),), set()),
+    "read before by a reduction": (
+        (Lanes(K, (Reduce(T, load(A, ROW)),)), Lanes(K, (Store(OUT, ROW, plus(load(A, ROW), read(T))),))), {"a"}),
+    "read after it is written": (
+        (Lanes(K, (Store(OUT, ROW, load(A, ROW)),)), Lanes(K, (Reduce(T, load(A, ROW)),)),
+         Store(OUT_ROW, of(R), read(T))), set()),
+    "a number of the row": ((Lanes(K, (Reduce(T, load(ONE_A_ROW, of(R))),)), Store(OUT_ROW, of(R), read(T))), {"s"}),
+    "stored twice": ((Lanes(K, (Store(OUT, ROW, load(A, ROW)), Store(OUT, ROW, const(0, A.dtype)))),), set()),
+    "stored where a guard holds": ((Lanes(K, (Store(OUT, ROW, load(A, ROW), const(True, dtypes.bool_)),)),), set()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_what_may_be_written_in_place(name):
+    body, inputs = IN_PLACE[name]
+    stores = [s.buffer for s in Kernel("k", (), (R,), body).statements() if isinstance(s, Store)]
+    reads = [b for b in (A, B, ONE_A_ROW) if any(b is v.attr[0] for r in Kernel("k", (), (R,), body).roots()
+                                                 for v in [r, *r.args] if v.op == "load")]  # fmt: skip
+    kernel = built(*body, grid=(R,), out=dict.fromkeys(stores), into=reads)
+    assert {into.name for _, into in same_place(kernel)} == inputs
+
+
+def test_results_go_over_donated_arguments():
+    """The whole of an optimiser's step; nothing else is allocated."""
+    step = lambda p, g, m: (p - (m := 0.9 * m + g) * 0.1, m)
+    made = case(step, X, G, X * 2, donate=(0, 2), name="step").schedule
+    assert made.plan.output_bytes == made.plan.arena_bytes == 0
+    assert {made.place(o).owner for o in made.outputs} == {made.inputs[0], made.inputs[2]}

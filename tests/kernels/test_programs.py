@@ -1,0 +1,187 @@
+"""Whole programs on every executor of the CPU: the table of operations, control flow, random graphs.
+
+``differential.py`` runs them. With ``BLUFUNC_SWEEP=1`` the random graphs are many more.
+"""
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as hs
+
+from blufunc import random
+from blufunc.core import dtypes
+from blufunc.core.array import from_numpy
+from blufunc.kernels import fuse, host_compiler, host_program
+from blufunc.transforms.grad import grad
+from tests.kernels import random_graphs
+from tests.kernels.differential import SMALL, as_body, case, compile_all, differences
+from tests.op_table import OPS
+from tests.transforms.programs import LAX, PROGRAMS, loss_of
+
+SWEEP = os.environ.get("BLUFUNC_SWEEP") == "1"
+compiled = pytest.mark.skipif(host_compiler.find() is None, reason="this machine has no C++ compiler")
+
+
+def chunks(items, size):
+    """Lists of at most ``size`` items."""
+    return [items[i : i + size] for i in range(0, len(items), size)]
+
+
+def assert_agrees(cases, exact, kernels=None):
+    """Each case gives what NumPy gives, run by the interpreter or by compiled kernels."""
+    wrong = []
+    for i, c in enumerate(cases):
+        got = c.interpreted() if kernels is None else c.run(kernels[i])
+        wrong += [f"{c.name}: {d}" for d in differences(got, c.expected(), exact)]
+    assert not wrong, "\n".join(wrong)
+
+
+# -- operations --------------------------------------------------------------------------------------
+
+ROWS = [(op, d) for op in OPS for d in op.dtypes if not op.prim.opaque]
+
+
+def case_of_row(op, dtype):
+    """An operation on the arguments of its row, which it is given twice as a program: its result is used, too."""
+    args = [from_numpy(np.asarray(x)) for x in op.sample(dtype)]
+    return case(op.apply, *args, target=SMALL, name=f"{op.id} of {dtype}")
+
+
+def fused(c):
+    """Whether some kernel is made for it."""
+    return bool(c.schedule.kernels)
+
+
+@pytest.mark.parametrize("rows", chunks(ROWS, 120), ids=lambda rows: f"from-{rows[0][0].id}-{rows[0][1]}")
+def test_operations_interpreted(rows):
+    cases = [c for row in rows if fused(c := case_of_row(*row))]
+    assert_agrees(cases, exact=False)
+
+
+@compiled
+@pytest.mark.parametrize("rows", chunks(ROWS, 400), ids=lambda rows: f"from-{rows[0][0].id}-{rows[0][1]}")
+def test_operations_compiled(rows):
+    cases = [c for row in rows if fused(c := case_of_row(*row))]
+    assert_agrees(cases, False, compile_all(cases))
+
+
+# -- control flow ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("derived", [False, True], ids=["values", "gradients"])
+def test_control_flow_interpreted(name, derived, monkeypatch):
+    """Bodies of loops and branches too."""
+    monkeypatch.setattr(host_program, "compile_program", as_body)
+    program = PROGRAMS[name]
+    if derived and not program.reverse:
+        pytest.skip("an unbounded loop has no reverse mode")
+    for i in range(2):
+        args = program.args(i)
+        if derived:
+            loss, args = loss_of(program, LAX, args)
+            fun = lambda *xs, loss=loss: grad(loss)(list(xs))
+        else:
+            fun = lambda *args: program.run(LAX, *args)
+        assert_agrees([case(fun, *args, name=name)], exact=False)
+
+
+# -- random graphs -----------------------------------------------------------------------------------
+
+SETTINGS = {
+    "rows in chunks": (SMALL, fuse.ONE_ROW),
+    "totals in chunks": (SMALL, 16),
+    "as compiled": (host_program.HOST, fuse.ONE_ROW),
+}
+
+
+@pytest.fixture(params=SETTINGS)
+def target(request, monkeypatch):
+    """What programs are lowered for; ``fuse.ONE_ROW`` small makes totals of small arrays."""
+    made, one_row = SETTINGS[request.param]
+    monkeypatch.setattr(fuse, "ONE_ROW", one_row)
+    return made
+
+
+@pytest.mark.parametrize("first", range(0, 20_000 if SWEEP else 600, 100))
+def test_random_graphs_interpreted(first, target):
+    """Results are equal to those of NumPy, whatever was donated, and all kernels obey the rules."""
+    for seed in range(first, first + 100):
+        assert_agrees([random_graphs.from_seed(seed, target, 12 + seed % 3 * 9)], exact=True)
+
+
+KINDS = "float32", "int32"
+
+
+@given(hs.data())
+@settings(max_examples=500 if SWEEP else 40)
+def test_random_graphs_found_by_hypothesis(data):
+    """The same with examples that shrink."""
+    choose = lambda xs: data.draw(hs.sampled_from(list(xs)))
+    args = [from_numpy(x) for x in random_graphs.inputs(np.random.default_rng(0), choose, *KINDS)]
+    donate = [i for i in range(len(args)) if choose([True, False])]
+    fun = lambda *args: random_graphs.graph(args, choose, choose(range(1, 9)), *KINDS)
+    assert_agrees([case(fun, *args, donate=donate, target=SMALL, name="a random graph")], exact=True)
+
+
+@compiled
+@pytest.mark.parametrize("first", range(0, 4_000 if SWEEP else 80, 80))
+def test_random_graphs_compiled(first, target):
+    cases = [random_graphs.from_seed(seed, target, 14) for seed in range(first, first + 80)]
+    assert_agrees(cases, True, compile_all(cases))
+
+
+def test_random_graphs_alias_donated_arguments():
+    """The random graphs do write results over arguments."""
+    over = 0
+    for seed in range(40):
+        placement = random_graphs.from_seed(seed, SMALL).schedule.plan.placement
+        over += sum(p.space == "argument" and p.owner != i for i, p in placement.items())
+    assert over >= 20
+
+
+# -- random bits -------------------------------------------------------------------------------------
+
+KEY, KEYS = random.key(7), random.split(random.key(3), 3)
+
+
+def _bits(width):
+    return lambda key: random.bits(key, (3, 5), dtype=f"uint{width}")
+
+
+SAMPLERS = {
+    **{f"{width} bits": (_bits(width), KEY) for width in (8, 16, 32, 64)},
+    "bits of many keys": (lambda keys: random.bits(keys[1], (9,)), KEYS),
+    "uniform": (lambda key: random.uniform(key, (70, 33)), KEY),
+    "normal": (lambda key: random.normal(key, (7, 33)), KEY),
+    "normal in bfloat16": (lambda key: random.normal(key, (40,), dtype="bfloat16"), KEY),
+    "bernoulli": (lambda key: random.bernoulli(key, 0.3, (7, 33)), KEY),
+    "integers": (lambda key: random.randint(key, (40,), -3, 900), KEY),
+    "a key closed over": (lambda x: random.uniform(KEY, (3,)) + random.key_data(x)[0, 0], KEYS),
+    "split": (lambda key: (random.split(key, 5), random.split(key)[1]), KEY),
+    "fold_in": (lambda key: (random.fold_in(key, 77), random.fold_in(key, 2**32 - 1)), KEY),
+    "words": (lambda keys: random.wrap_key_data(random.key_data(keys) * 3), KEYS),
+    "reversed": (lambda keys: (keys[::-1], keys[2]), KEYS),
+    "permutation": (lambda key: random.permutation(key, 10), KEY),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_random_bits_interpreted(name):
+    """Bit for bit, but for what is computed of them in floating point."""
+    assert_agrees([case(*SAMPLERS[name], name=name)], exact=False)
+
+
+@compiled
+def test_random_bits_compiled():
+    cases = [case(*sampler, name=name) for name, sampler in SAMPLERS.items()]
+    assert_agrees(cases, False, compile_all(cases))
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint8", "int8"])
+def test_seeds(dtype):
+    seeds = from_numpy(np.array([0, 5, 127], dtypes.as_dtype(dtype)))
+    fun = lambda seeds: [random.key_data(random.key(seeds[i])) for i in range(3)]
+    assert_agrees([case(fun, seeds, name="seeds")], exact=True)

@@ -1,0 +1,331 @@
+"""``explain``, what ``lower()`` and ``compile()`` show, and the stages of ``config.debug``."""
+
+import importlib
+
+import numpy as np
+import pytest
+
+import blufunc as bf
+import blufunc.numpy as bnp
+from blufunc import errors, lax
+from blufunc.config import config
+from blufunc.explain import Explanation
+from blufunc.kernels import host_compiler
+from blufunc.kernels.machine import Machine
+from blufunc.kernels.sight import Sight
+from tests.kernels import fake_cuda
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    """A machine that need not be measured."""
+    m = Machine("a machine", bandwidth=1e10, flops=1e11, products=1e11)
+    for module in ("blufunc.explain", "blufunc.transforms.jit"):
+        monkeypatch.setattr(importlib.import_module(module), "machine_of", lambda device: m)
+    return m
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Small programs are compiled too."""
+    if host_compiler.find() is None:
+        pytest.skip("this machine has no C++ compiler")
+    monkeypatch.setattr(config, "host_compiler", "always")
+
+
+@pytest.fixture
+def uncompiled(monkeypatch):
+    monkeypatch.setattr(config, "host_compiler", "never")
+
+
+def layer(x, w, b):
+    h = bnp.tanh(x @ w + b)
+    return bf.nn.softmax(h), (h * h).sum()
+
+
+ARGS = (bnp.ones((64, 32)), bnp.ones((32, 48)), bnp.ones(48))
+
+
+def lowered(f, *args, **options):
+    return bf.jit(f, **options).lower(*args)
+
+
+# -- what a lowered program shows ------------------------------------------------------------------
+
+
+def test_fusion_says_what_is_together_and_why_not_more():
+    fusion = lowered(layer, *ARGS).fusion
+    assert len(fusion.steps) == 3 and len(fusion.regions) == 2
+    assert {e.prim.name for e in fusion.free} == {"broadcast_in_dim"}
+    ((first, second, why),) = fusion.apart
+    assert {first.prim.name, second.prim.name} <= {"tanh", "reduce_max", "reduce_sum", "mul"}
+    text = str(fusion)
+    assert "dot_general" in text and f"steps 1 and 2 are apart: {first.prim.name}" in text and why in text
+    assert "free: 3 broadcast_in_dim" in text and "test_explain.py:" in text
+
+
+def test_what_was_joined_later_is_not_apart():
+    fusion = lowered(lambda x: bf.nn.softmax(x), ARGS[0]).fusion
+    assert len(fusion.steps) == 1 and not fusion.apart and "apart" not in str(fusion)
+
+
+def test_an_empty_program():
+    l = lowered(lambda x: x, ARGS[0])
+    assert str(l.fusion) == "no steps" and not l.cost.steps
+    assert "nothing is computed" in str(bf.explain(lambda x: x, ARGS[0]))
+
+
+def test_memory_is_that_of_the_plan(compiled):
+    l = lowered(layer, *ARGS)
+    m = l.memory
+    assert m.argument_bytes == sum(a.nbytes for a in ARGS)
+    assert m.output_bytes == 64 * 48 * 4 + 4
+    assert m.arena_bytes >= 64 * 48 * 4  # the product, before the activation
+    assert m.peak_bytes == m.argument_bytes + m.output_bytes + m.arena_bytes == m.plan.peak_bytes
+    assert str(m).startswith("planned peak") and "dot_general at test_explain.py" in m.report(1)
+
+
+def test_donation_shows_in_memory(compiled):
+    x = bnp.ones((256, 64))
+    update = lambda p, g: p - 0.1 * g
+    plain, donating = lowered(update, x, x).memory, lowered(update, x, x, donate_argnums=0).memory
+    assert plain.output_bytes == x.nbytes and donating.output_bytes == 0
+
+
+def test_a_program_that_is_not_compiled_says_why(uncompiled):
+    m = lowered(layer, *ARGS).memory
+    assert str(m).startswith(
+        "runs as NumPy calls, which allocate as they go: config.host_compiler is 'never'"
+    )
+    text = str(bf.explain(layer, *ARGS))
+    assert "It runs as NumPy calls: config.host_compiler is 'never'." in text
+
+
+def test_small_programs_say_so(monkeypatch):
+    monkeypatch.setattr(config, "host_compiler", "auto")
+    assert "too small" in str(lowered(layer, *ARGS).memory)
+
+
+def test_source_needs_no_compiler_to_run(compiled, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("compiled")
+
+    l = lowered(lambda x: bnp.exp(x) + 2, ARGS[0])
+    monkeypatch.setattr(host_compiler.Compiler, "compile", refuse)
+    assert 'extern "C"' in l.source() and "bf_exp" in l.source()
+
+
+def test_source_is_that_of_the_program(compiled):
+    l = lowered(layer, *ARGS)
+    assert l.source() == l.compile().source()
+
+
+def test_source_of_numpy_calls(uncompiled):
+    assert lowered(layer, *ARGS).source().startswith("def program(buffers):")
+
+
+# -- times -----------------------------------------------------------------------------------------
+
+
+def test_timings_of_a_compiled_program(compiled, machine):
+    c = lowered(layer, *ARGS).compile()
+    t = c.timings(*ARGS, repeats=2)
+    cost = c.lowered.cost
+    assert len(t) == len(cost.steps) == 3 and t.machine is machine
+    assert [s.bytes for s in t] == [s.bytes for s in cost.steps]
+    assert all(s.ms > 0 and s.share > 0 for s in t) and t.ms == pytest.approx(sum(s.ms for s in t))
+    assert t[0].name == "dot_general" and t[0].gbps == pytest.approx(t[0].bytes / t[0].ms / 1e6)
+    assert all("test_explain.py" in line for s in t for line in s.lines)
+    lines = str(t).splitlines()
+    assert len(lines) == 5 and lines[0].split()[:3] == ["step", "name", "ms"]
+
+
+def test_timings_leave_arguments_alone(compiled):
+    x = bnp.arange(4096.0).reshape(64, 64)
+    c = lowered(lambda p, g: p - g, x, x, donate_argnums=0).compile()
+    c.timings(x, x)
+    np.testing.assert_array_equal(x, np.arange(4096.0).reshape(64, 64))
+    assert not x.is_deleted()
+
+
+def test_timings_of_numpy_calls(uncompiled):
+    def f(x):
+        return lax.scan(lambda c, _: (c * 2, c.sum()), bnp.sin(x), None, length=3)
+
+    t = lowered(f, ARGS[0]).compile().timings(ARGS[0])
+    assert [s.name for s in t] == ["sin", "scan"]
+    assert "run as NumPy calls: config.host_compiler is 'never'" in str(t)
+
+
+def test_timings_with_constants_and_keywords(compiled):
+    w = ARGS[1]
+    c = bf.jit(lambda x, *, scale: x @ w * scale).lower(ARGS[0], scale=2.0).compile()
+    assert len(c.timings(ARGS[0], scale=3.0)) == 2
+    with pytest.raises(errors.ArgumentError, match="other arguments"):
+        c.timings(ARGS[1], scale=3.0)
+
+
+# -- explain ---------------------------------------------------------------------------------------
+
+
+def test_explain_is_a_table(compiled):
+    e = bf.explain(layer, *ARGS)
+    assert isinstance(e, Explanation) and e.name == "layer" and e.timings is None
+    assert e.cost.kernels == 2 and e.cost.launches == 3
+    lines = str(e).splitlines()
+    assert lines[0].startswith("layer: 2 kernels, 1 other call, ") and "at least" in lines[0]
+    assert lines[1].split()[:4] == ["step", "kernel", "computes", "points"]
+    assert "(library)" in lines[2] and "tanh" in lines[3]
+    assert any(line.startswith("steps 1 and 2 are apart") for line in lines)
+    assert any(line.startswith("planned peak") for line in lines)
+
+
+def deep(x, ws):
+    for w in ws:
+        x = x + bnp.tanh(bf.nn.softmax(x) @ w)
+    return (x * x).sum()
+
+
+def test_alike_rows_of_a_long_program_are_one(compiled):
+    ws = [bnp.ones((16, 16))] * 20
+    args = (bnp.ones((8, 16)), ws)
+    e = bf.explain(bf.grad(deep, argnums=1), *args)
+    lines = str(e).splitlines()
+    assert lines[1].split()[:4] == ["step", "times", "kernel", "computes"]
+    rows = [line.split() for line in lines[2 : lines.index("")]]
+    assert len(e.cost.steps) > 64 > len(rows) and sum(int(row[1]) for row in rows) == len(e.cost.steps)
+    reasons = [line for line in lines if "more pairs alike, are apart" in line]
+    assert reasons and len(reasons) < len(e.fusion.apart)
+    timed = lowered(bf.grad(deep, argnums=1), *args).compile().timings(*args, repeats=1)
+    rows = str(timed).splitlines()[1:-1]
+    assert sum(int(row.split()[1]) for row in rows) == len(timed) == len(e.cost.steps)
+
+
+def test_steps_have_the_numbers_of_their_launches(compiled):
+    args = (bnp.ones((8, 16)), [bnp.ones((16, 16))] * 5)
+    l = lowered(bf.grad(deep, argnums=1), *args)
+    text = str(l.fusion).splitlines()
+    rows = {int(line.split()[0]): line for line in text if line.split()[0].isdecimal()}
+    assert len(rows) == len(l.fusion.steps) > 20
+    for number, row in rows.items():
+        assert l.cost.steps[number].ops[0] in row
+
+
+def test_explain_takes_types_and_jitted_functions():
+    types = [bf.ShapeDtypeStruct(a.shape, a.dtype) for a in ARGS]
+    assert str(bf.explain(bf.jit(layer), *types)) == str(bf.explain(layer, *ARGS))
+
+
+def test_explain_measures(compiled):
+    e = bf.explain(bf.grad(lambda *a: layer(*a)[1]), *ARGS, run=True)
+    assert len(e.timings) == len(e.cost.steps)
+    head, columns, *rows = str(e).splitlines()
+    assert "; measured " in head and columns.split()[-3:] == ["measured", "roofline", "lines"]
+    assert any("(layer) backward" in row for row in rows)
+
+
+def test_explain_measures_numpy_calls(uncompiled):
+    text = str(bf.explain(layer, *ARGS, run=True))
+    assert "measured, as NumPy calls:" in text and "reduce_max" in text
+
+
+def test_loops_are_counted_by_the_round():
+    def f(x):
+        return lax.while_loop(lambda x: x.sum() < 1e6, lambda x: x * 2, x)
+
+    assert "a round" in str(bf.explain(f, ARGS[0]))
+
+
+def test_explain_wants_a_function():
+    with pytest.raises(errors.ArgumentError, match="explain"):
+        bf.explain(ARGS[0])
+
+
+def test_a_device_shows_what_its_host_must_do(monkeypatch):
+    fake_cuda.install(monkeypatch)
+    device = bf.devices("cuda")[0]
+
+    def f(a, b):
+        return bnp.linalg.eigvals(a).real + bnp.exp(a @ b)
+
+    e = bf.explain(f, bnp.eye(4), bnp.ones(4), device=device)
+    kinds = {s.name: s.kind for s in e.cost.steps if s.kind != "kernel"}
+    assert kinds == {"eig": "host", "dot_general": "library"}
+    assert "computed on the host, with copies there and back: steps" in str(e)
+
+
+def test_a_device_shows_its_stages_and_times(monkeypatch, capsys):
+    fake_cuda.install(monkeypatch)
+    monkeypatch.setattr(config, "debug", "fusion,launch")
+    device = bf.devices("cuda")[0]
+    x = bf.device_put(ARGS[0], device)
+
+    def shown(x):
+        return bnp.exp(x) + 1
+
+    e = bf.explain(shown, x, device=device, run=True)
+    assert [s.kind for s in e.cost.steps] == ["kernel"] and len(e.timings) == 1
+    err = capsys.readouterr().err
+    assert err.count("fusion of shown:") == 1 and "launch 0: shown" in err
+
+
+def test_a_backend_without_a_draft_is_asked_for_the_program():
+    class Plain:
+        def __init__(self, backend):
+            self.made = 0
+            self.backend = backend
+
+        def compile(self, jaxpr, donated):
+            self.made += 1
+            return self.backend.draft(jaxpr, donated)
+
+    device = bf.devices("cpu")[0]
+    plain = Plain(device.backend)
+    jaxpr = lowered(layer, *ARGS).jaxpr
+    seen = Sight(jaxpr, (False,) * 3, type(device)("cpu", 0, plain))
+    assert len(seen.cost.steps) == 3 and seen.memory.peak_bytes and plain.made == 1
+
+
+# -- stages that can be printed --------------------------------------------------------------------
+
+STAGES = {
+    "jaxpr": ["exp", "f32[64,32]"],
+    "fusion": ["fusion of shown:", "exp", "test_explain.py:"],
+    "loopir": ["loopir of shown:", "kernel shown", "grid", "exp("],
+    "source": ['extern "C"', "bf_exp"],
+    "memory": ["memory of shown:", "planned peak"],
+    "launch": ["launch 0: shown", "f32[2048]"],
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_is_printed(stage, compiled, monkeypatch, capsys):
+    def shown(x):
+        return bnp.exp(x) + 1
+
+    monkeypatch.setattr(config, "debug", stage)
+    bf.jit(shown)(ARGS[0])
+    err = capsys.readouterr().err
+    assert all(text in err for text in STAGES[stage])
+    marks = {"fusion of", "loopir of", "memory of", 'extern "C"', "launch 0"}
+    assert {m for m in marks if m in err} == {m for m in marks if STAGES[stage][0].startswith(m)}
+
+
+def test_stages_of_numpy_calls(uncompiled, monkeypatch, capsys):
+    monkeypatch.setattr(config, "debug", "source,memory")
+    bf.jit(lambda x: bnp.exp(x))(ARGS[0])
+    err = capsys.readouterr().err
+    assert "def program(buffers):" in err and "planned" not in err
+
+
+def test_a_retrace_is_printed(monkeypatch, capsys):
+    monkeypatch.setattr(config, "debug", "retrace")
+    f = bf.jit(lambda x: x + 1)
+    f(ARGS[0])
+    f(ARGS[1])
+    assert "retrace of <lambda>: x" in capsys.readouterr().err
+
+
+def test_nothing_is_printed_unasked(compiled, capsys):
+    bf.jit(lambda x: bnp.exp(x))(ARGS[0])
+    assert capsys.readouterr().err == ""
