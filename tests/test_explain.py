@@ -20,7 +20,7 @@ from tests.kernels import fake_cuda
 def machine(monkeypatch):
     """A machine that need not be measured."""
     m = Machine("a machine", bandwidth=1e10, flops=1e11, products=1e11)
-    for module in ("blufunc.explain", "blufunc.transforms.jit"):
+    for module in ("blufunc.explain", "blufunc.transforms.stages"):
         monkeypatch.setattr(importlib.import_module(module), "machine_of", lambda device: m)
     return m
 

@@ -14,6 +14,7 @@ from blufunc.kernels.cuda_group_style import GroupStyle
 from blufunc.kernels.cuda_row_passes import ONLINE
 from blufunc.kernels.cuda_schedule import SM_COUNT
 from blufunc.kernels.cuda_style import DYNAMIC, CudaKernel, CudaStyle
+from blufunc.kernels.cuda_tile_style import TileStyle, turned_loads
 from blufunc.kernels.loopir import Kernel
 from blufunc.kernels.lower import Target
 
@@ -29,7 +30,7 @@ longer rows, the second-level cache has some of what was read."""
 
 
 def _resident(lanes: int) -> int:
-    """About how many blocks that reduce rows of so many lanes, and columns of them, a multiprocessor holds at a time."""
+    """About how many blocks that reduce rows of so many lanes, and columns too, a multiprocessor holds at a time."""
     return next((blocks for most, blocks in _RESIDENT if lanes <= most), 1)
 
 
@@ -61,7 +62,7 @@ def render_many(
 
     Their names differ.
     """
-    writers = [CudaStyle(k, a) for k, a in zip(kernels, aliased or [()] * len(kernels), strict=True)]
+    writers = [writer_of(k, a) for k, a in zip(kernels, aliased or [()] * len(kernels), strict=True)]
     source = source_of(writers)
     return [w.made(source) for w in writers]
 
@@ -78,6 +79,11 @@ def render_group(
     """
     writer = GroupStyle(kernels, name or kernels[0].name, aliased)
     return writer.made(source_of([writer]))
+
+
+def writer_of(kernel: Kernel, aliased: Collection[str] = ()) -> CudaStyle:
+    """What writes a kernel."""
+    return CudaStyle(kernel, aliased) if turned_loads(kernel) is None else TileStyle(kernel, aliased)
 
 
 def source_of(writers: Sequence[CudaStyle]) -> str:

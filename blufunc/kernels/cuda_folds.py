@@ -1,9 +1,9 @@
 """Long folds, shared among threads.
 
-Kernels, stage 6, before ``cuda_style.py``. A fold is a loop of one thread. Where folds are long and points few, or where
-a fold runs along memory, that is a poor use of a GPU. The points of such a kernel get lanes: those of the fold, if it
-runs along memory; else lanes are points side by side, and the fold becomes rows, which groups of threads share. That
-is what finishes a reduction over rows: each point adds up a column of the chunks' results.
+Kernels, stage 6, before ``cuda_style.py``. A fold is a loop of one thread. Where folds are long and points few, or
+where a fold runs along memory, that is a poor use of a GPU. The points of such a kernel get lanes: those of the fold,
+if it runs along memory; else lanes are points side by side, and the fold becomes rows, which groups of threads share.
+That is what finishes a reduction over rows: each point adds up a column of the chunks' results.
 """
 
 from __future__ import annotations

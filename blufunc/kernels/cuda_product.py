@@ -25,6 +25,8 @@ from blufunc.kernels.gemm_layout import Copies, Gemm, Layout, plan_dot_general
 from blufunc.kernels.indices import strides_of
 from blufunc.kernels.steps import OpaqueStep
 
+Axes = tuple[int, ...]
+
 _COMPUTE: dict[np.dtype, str] = {
     dtypes.float64: "f64", dtypes.complex128: "f64", dtypes.int8: "i32",
 }  # fmt: skip
@@ -99,7 +101,7 @@ class Product:
             layout := _planned(sides, numbers), Copies
         ):  # twice at most: what is copied is dense
             contract, batch = numbers
-            layout = Copies(*[_along(x, o, c) for x, o, c in zip(sides, layout, contract, strict=True)])
+            layout = Copies(*map(_along, sides, layout, contract, batch))
             for side, order in zip(sides, layout, strict=True):
                 if order is not None:
                     side.copy(order, executor)
@@ -143,17 +145,19 @@ class _Side:
     Attributes:
       shape, strides: in elements.
       alignment: of its first element, in bytes.
+      itemsize: of an element, in bytes.
     """
 
     def __init__(self, operand: Operand):
         self._operand = operand
         self.shape, self.strides = operand.layout.shape, operand.layout.strides
+        self.itemsize = operand.aval.dtype.itemsize
         start = operand.layout.offset * operand.aval.dtype.itemsize
         self.alignment = math.gcd(start, ALIGNMENT)
         self._order = tuple(range(len(self.shape)))
         self._copier: Any = None
 
-    def copy(self, order: tuple[int, ...], executor: Executor) -> None:
+    def copy(self, order: Axes, executor: Executor) -> None:
         """Let it be a dense copy with the axes in this order."""
         x = self._operand
         self._order = tuple(self._order[d] for d in order)
@@ -171,20 +175,17 @@ class _Side:
         return made.ptr, made
 
 
-def _along(side: _Side, order: tuple[int, ...] | None, contract: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The order of a copy with contracted and free axes exchanged, if rows of the operand stay rows so.
-
-    The library takes a matrix either way, but that its rows be those of small integers.
+def _along(side: _Side, order: Axes | None, contract: Axes, batch: Axes) -> Axes | None:
+    """The order of a copy: that which was asked for, or with the two sides of the matrix exchanged, if that leaves
+    the axis innermost that is so now, for such a copy is fast. The library takes matrices of most dtypes either way.
     """
-    if order is None or side.itemsize == 1 or not contract:
+    if order is None or side.itemsize == 1:
         return order
-    last = min(range(len(order)), key=lambda d: (side.shape[d] == 1, abs(side.strides[d])))
-    first = min(map(order.index, contract))
-    if order[-1] == last or first == len(order) - len(contract):
-        head, inner, outer = order[:first], order[first:], ()
-    else:
-        head, inner, outer = order[:first], order[first : first + len(contract)], order[first + len(contract) :]
-    return (*head, *outer, *inner)
+    innermost = min(order, key=lambda d: (side.shape[d] == 1, abs(side.strides[d])))
+    rest = order[len(batch) :]
+    first = len(contract) if rest[: len(contract)] == contract else len(rest) - len(contract)
+    other = (*rest[first:], *rest[:first])
+    return (*order[: len(batch)], *other) if other and other[-1] == innermost else order
 
 
 def _moved(axes: tuple, copies: Copies) -> tuple:

@@ -172,7 +172,7 @@ def _in_shared(keeps: Sequence[Keep], made: Schedule, cuts: dict[Range, Vectors]
     """The keeps that are no registers: those of loops that are too long to be written out, and the largest."""
     chosen: list[Keep] = []
     bytes_left = SHARED_BYTES - (4 << 10)
-    registers = _KEPT_REGISTERS if made.block <= 512 else 40
+    registers = min(_KEPT_REGISTERS, (40 << 10) // made.block)
     left = sorted(keeps, key=lambda k: -_words(k, cuts[k.lanes], made.threads))
     for k in left:
         size = shared_size(k, cuts[k.lanes], made)

@@ -89,7 +89,7 @@ class CudaStyle(WideAccess):
     def __init__(self, kernel: Kernel, aliased: Collection[str] = ()):
         kernel = without_cheap_keeps(with_shared_folds(kernel))
         kernel = with_online_sums(with_single_lanes(kernel))
-        self.cuts = _cut(kernel)
+        self.cuts = self.cuts_of(kernel)
         self.schedule = cuda_schedule.schedule(kernel, self.cuts)
         cutter = Cutter(list(self.cuts.values()))
         super().__init__(cutter.kernel(kernel), aliased)
@@ -100,6 +100,12 @@ class CudaStyle(WideAccess):
         self.shared_bytes = 0
         self.step = ""  # which vector of its thread's that loop is at
         self.repeated = False  # whether a block reduction comes again without another one between
+
+    def cuts_of(self, kernel: Kernel) -> dict[Range, Vectors]:
+        """Vectors of the ranges of all lanes; of a kernel without lanes, of its innermost grid range."""
+        lanes = [s.range for s in kernel.statements() if isinstance(s, Lanes)]
+        cut = lanes if any(cuda_schedule.loops_of(kernel.body)) else [*kernel.grid[-1:], *lanes]
+        return {r: vectors_of(r, best_width(kernel, r)) for r in dict.fromkeys(cut)}
 
     # -- the function, the grid ----------------------------------------------------------------
 
@@ -134,7 +140,7 @@ class CudaStyle(WideAccess):
 
     def grid(self) -> None:
         made = self.schedule
-        if not any(True for _ in cuda_schedule.loops_of(self.kernel.body)):
+        if not any(cuda_schedule.loops_of(self.kernel.body)):
             self._points()
             return
         if made.threads == made.block:
@@ -456,10 +462,3 @@ class CudaStyle(WideAccess):
 def lane_of(cut: Vectors) -> Index:
     """A lane in terms of its vector and element."""
     return of(cut.vector) * cut.width + (of(cut.element) if cut.element is not None else 0)
-
-
-def _cut(kernel: Kernel) -> dict[Range, Vectors]:
-    """Vectors of the ranges of all lanes; of a kernel without lanes, of its innermost grid range."""
-    lanes = [s.range for s in kernel.statements() if isinstance(s, Lanes)]
-    cut = lanes if any(True for _ in cuda_schedule.loops_of(kernel.body)) else [*kernel.grid[-1:], *lanes]
-    return {r: vectors_of(r, best_width(kernel, r)) for r in dict.fromkeys(cut)}

@@ -21,7 +21,7 @@ from blufunc.kernels.access import view_chain
 from blufunc.kernels.fuse import Fusion, Opaque, Region, fuse
 from blufunc.kernels.horizontal import groups, structure
 from blufunc.kernels.indices import Index
-from blufunc.kernels.loopir import Buffer, Kernel, Lanes, Rows, Store, post_order, values_of
+from blufunc.kernels.loopir import Buffer, Kernel, Lanes, Reduce, Rows, Store, post_order, values_of
 from blufunc.kernels.lower import Launch, Scratch, Target, lower
 from blufunc.kernels.plan import Placement, Plan, Value, plan
 from blufunc.kernels.plan import Step as PlanStep
@@ -335,9 +335,12 @@ def same_place(kernel: Kernel) -> list[tuple[Buffer, Buffer]]:
     """The outputs and inputs of a kernel that may be one array, as (output, input).
 
     Every element of the input must be read, for the last time, where the element that takes its place is written.
+    What is written once for a row, beside its lanes, must wait for all lanes that read it: they meet in reductions.
     """
     stores: dict[Buffer, list[tuple[int, Store]]] = {}
     loads: dict[Buffer, list[tuple[int, Index]]] = {}
+    of_lanes: set[int] = set()  # the positions of loops over lanes
+    meetings: list[int] = []  # of those at whose ends all lanes have met
     position = 0
 
     def visit(body: Sequence[Any]) -> None:
@@ -345,6 +348,9 @@ def same_place(kernel: Kernel) -> list[tuple[Buffer, Buffer]]:
         for s in body:
             if isinstance(s, (Lanes, Rows)):
                 position += 1
+                if isinstance(s, Lanes):
+                    of_lanes.add(position)
+                    meetings.extend([position] * any(isinstance(t, Reduce) for t in s.body))
                 visit(s.body)
                 position += 1
                 continue
@@ -353,6 +359,10 @@ def same_place(kernel: Kernel) -> list[tuple[Buffer, Buffer]]:
             for v in post_order(values_of(s)):
                 if v.op == "load":
                     loads.setdefault(v.attr[0], []).append((position, v.attr[1]))
+
+    def ready(read: int, written: int) -> bool:
+        alone = read not in of_lanes or written in of_lanes
+        return read <= written and (alone or any(read <= m < written for m in meetings))
 
     visit(kernel.body)
     position = 1 << 30
@@ -365,6 +375,6 @@ def same_place(kernel: Kernel) -> list[tuple[Buffer, Buffer]]:
         for b in kernel.buffers:
             if b.written or b.size != out.size or b.dtype.itemsize != out.dtype.itemsize:
                 continue
-            if all(i == store.index and p <= at for p, i in loads.get(b, ())):
+            if all(i == store.index and ready(p, at) for p, i in loads.get(b, ())):
                 pairs.append((out, b))
     return pairs

@@ -17,24 +17,19 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from blufunc import errors
 from blufunc.config import config
 from blufunc.core import backend, effects, finite, passes, source, tree, treenode
-from blufunc.core.array import Array, Donated
+from blufunc.core.array import Array
 from blufunc.core.avals import ShapedArray
 from blufunc.core.axes import static_int
 from blufunc.core.cache import Key, difference, exact
-from blufunc.core.jaxpr import Jaxpr
-from blufunc.core.primitive import concrete, device_of
+from blufunc.core.primitive import concrete
 from blufunc.core.stage import stage
 from blufunc.core.trace import EVAL, Tracer, state
-from blufunc.kernels.cost import Cost
-from blufunc.kernels.machine import machine_of
-from blufunc.kernels.report import Fused
-from blufunc.kernels.sight import Memory, Sight, Timings
 from blufunc.transforms.arguments import (
     FlatFunction,
     abstract,
@@ -47,6 +42,7 @@ from blufunc.transforms.arguments import (
     signature_of,
 )
 from blufunc.transforms.calls import jit_p
+from blufunc.transforms.stages import Entry, Lowered, Traced, give
 
 
 def jit(
@@ -163,41 +159,6 @@ def disable_jit(disable: bool = True) -> Iterator[None]:
         state.context = before
 
 
-@dataclass
-class Entry:
-    """A trace of a function, and the programs made from it."""
-
-    jaxpr: Jaxpr  # closed: constants first among its parameters
-    consts: tuple
-    out_tree: tree.TreeDef
-    out_avals: tuple[ShapedArray, ...]
-    key: Key
-    programs: dict[Any, Callable]
-    single: bool  # one array is all it returns
-    device: backend.Device | None = None  # where it ran last
-    copies: dict[backend.Device, list[Array]] = field(default_factory=dict)  # what it closes over
-
-    def place(self, arrays: Sequence[Array], name: str) -> backend.Device:
-        """Where to run it on these arguments; what it closes over decides only where they are all numbers."""
-        if any(a.aval.ndim for a in arrays):
-            return device_of(arrays, name)
-        return device_of([*arrays, *map(concrete, self.consts)], name)
-
-    def constants(self, device: backend.Device) -> list[Array]:
-        """What it closes over, on a device; copied there at most once."""
-        found = self.copies.get(device)
-        if found is None:
-            found = self.copies[device] = [
-                c if c.device == device else Array(c.buffer_on(device), c.aval, device)
-                for c in map(concrete, self.consts)
-            ]
-        return found
-
-    def alive(self) -> bool:
-        """Whether the values it closed over may still be used."""
-        return all(c.trace.alive for c in self.consts if isinstance(c, Tracer))
-
-
 _jitted: weakref.WeakSet[Jitted] = weakref.WeakSet()
 
 
@@ -288,12 +249,12 @@ class Jitted:
         flags = (False,) * len(entry.consts) + donated
         if config.guards:  # the arguments must outlive the program, which may have to run again
             results = self._run(entry, arrays[len(entry.consts) :])
-            _give(arrays, flags, device, self.name)
+            give(arrays, flags, device, self.name)
             return results
         program = entry.programs.get((device, flags))
         if program is None:
             program = entry.programs[device, flags] = device.backend.compile(entry.jaxpr, flags)
-        outs = program(_give(arrays, flags, device, self.name))
+        outs = program(give(arrays, flags, device, self.name))
         wrapped = [Array(b, aval, device) for b, aval in zip(outs, entry.out_avals, strict=True)]
         return tree.unflatten(entry.out_tree, wrapped)
 
@@ -407,26 +368,6 @@ class Jitted:
         return Entry(closed, consts, flat.out_tree, out_avals, key, {}, flat.out_tree is tree.LEAF)
 
 
-def _give(arrays: Sequence[Array], donated: Sequence[bool], device: backend.Device, name: str) -> list:
-    """The buffers of arguments; the donated arrays lose theirs.
-
-    Numbers are never taken: they have nothing to give, and constants of the program may be the same object.
-    """
-    taken = [give and a.aval.ndim > 0 for a, give in zip(arrays, donated, strict=True)]
-    buffers = [None if take else a.buffer_on(device) for a, take in zip(arrays, taken, strict=True)]
-    for i, take in enumerate(
-        taken
-    ):  # after the others, so that a buffer that is passed twice is seen to be shared
-        if take:
-            here = arrays[i].device == device
-            buffers[i] = device.backend.claim(arrays[i]) if here else arrays[i].buffer_on(device)
-    call = f"{name} at {source.summary(source.current())}"
-    for array, take in zip(arrays, taken, strict=True):
-        if take:
-            array._buffer = Donated(call)
-    return buffers
-
-
 class _Static:
     """Holds the place of a static argument among the dynamic ones; a pytree without leaves."""
 
@@ -493,138 +434,3 @@ def _positions(fun: Callable, nums: Any, names: Any, what: str) -> tuple[frozens
     all_nums = set(nums) | {positional.index(n) for n in names if n in positional}
     all_names = set(names) | {positional[i] for i in nums if i < len(positional)}
     return frozenset(all_nums), frozenset(all_names)
-
-
-class Traced:
-    """Stages 1 and 2 done: a jaxpr.
-
-    Attributes:
-      jaxpr: the jaxpr, constants first among its parameters.
-      out_tree: the structure of the results.
-    """
-
-    def __init__(self, owner: Jitted, entry: Entry, in_tree: tree.TreeDef, donated: tuple[bool, ...]):
-        self.owner, self.entry, self.in_tree, self.donated = owner, entry, in_tree, donated
-        self.jaxpr = entry.jaxpr
-        self.out_tree = entry.out_tree
-
-    def lower(self) -> Lowered:
-        """Simplify."""
-        return Lowered(self)
-
-
-class Lowered:
-    """Stage 4 done: a jaxpr with calls inlined, constants folded, and nothing computed twice or in vain.
-
-    What it shows is for the default device, and nothing is compiled for it on the CPU.
-
-    Attributes:
-      jaxpr: the simplified jaxpr.
-    """
-
-    def __init__(self, traced: Traced):
-        self.traced = traced
-        self.jaxpr = passes.simplify(traced.jaxpr)
-        self._sights: dict[backend.Device, Sight] = {}
-
-    @property
-    def donated(self) -> tuple[bool, ...]:
-        """Which parameters of the jaxpr give their memory to the results."""
-        return (False,) * len(self.traced.entry.consts) + self.traced.donated
-
-    def sight(self, device: backend.Device | None = None) -> Sight:
-        """All that can be said of the program before it runs, for a device."""
-        device = device or backend.default_device()
-        found = self._sights.get(device)
-        if found is None:
-            found = self._sights[device] = Sight(self.jaxpr, self.donated, device)
-        return found
-
-    @property
-    def fusion(self) -> Fused:
-        """Which equations run together, and why the others do not; as text, a table."""
-        return self.sight().fusion
-
-    @property
-    def memory(self) -> Memory:
-        """The planned peak in bytes, what it is made of, and a report of the largest values by line."""
-        return self.sight().memory
-
-    @property
-    def cost(self) -> Cost:
-        """Bytes moved and arithmetic done, of each step and of all."""
-        return self.sight().cost
-
-    def compile(self, device: backend.Device | None = None) -> Compiled:
-        """Make the program for a device, the default one unless given."""
-        return Compiled(self, device or backend.default_device())
-
-    def as_text(self) -> str:
-        """The simplified jaxpr as text."""
-        return str(self.jaxpr)
-
-    def source(self) -> str:
-        """The program's source for the default device."""
-        return self.sight().draft.source()
-
-
-class Compiled:
-    """Stages 5 to 7 done: a program that takes arguments of exactly the types it was traced at."""
-
-    def __init__(self, lowered: Lowered, device: backend.Device):
-        self.traced = lowered.traced
-        self.lowered = lowered
-        self.device = device
-        self.donated = lowered.donated
-        self.program = lowered.sight(device).program = device.backend.compile(lowered.jaxpr, self.donated)
-
-    def source(self) -> str:
-        """The generated source."""
-        return self.program.source()
-
-    def timings(self, *args, repeats: int = 5, **kwargs) -> Timings:
-        """Run the program step by step on these arguments, which are left as they are, and time each step.
-
-        Args:
-          args, kwargs: as in a call.
-          repeats: how often; what is shown is the median on the CPU, the least time on other devices.
-        Returns:
-          for each step its name, lines, milliseconds, bytes and share of the roofline; as text, a table.
-        """
-        buffers = [a.buffer_on(self.device) for a in self._arrays(args, kwargs)]
-        return self.lowered.sight(self.device).timings(buffers, machine_of(self.device), repeats)
-
-    def __call__(self, *args, **kwargs) -> Any:
-        arrays = self._arrays(args, kwargs)
-        name = self.traced.owner.name
-        kept = (
-            [self._copy(a) if d else a for a, d in zip(arrays, self.donated, strict=True)]
-            if config.guards
-            else []
-        )
-        outs = self.program(_give(arrays, self.donated, self.device, name))
-        if config.guards:
-            jaxpr = effects.silenced(passes.inline_calls(self.traced.jaxpr))
-            finite.check_program(name, jaxpr, kept, outs, self.device)
-        wrapped = [
-            Array(b, aval, self.device) for b, aval in zip(outs, self.traced.entry.out_avals, strict=True)
-        ]
-        return tree.unflatten(self.traced.out_tree, wrapped)
-
-    def _copy(self, a: Array) -> Array:
-        return Array(self.device.backend.from_host(finite.host(a), self.device), a.aval, self.device)
-
-    def _arrays(self, args: tuple, kwargs: dict) -> list[Array]:
-        """The arguments of the program: what the function closes over, and what it is called with."""
-        traced = self.traced
-        call = traced.owner._split(args, kwargs)
-        values = as_values(call.leaves, lambda i: f"argument leaf {i}")
-        key = Key(call.in_tree, tuple(v.aval for v in values), call.static_key, traced.entry.key.context)
-        if key != traced.entry.key:
-            raise errors.ArgumentError(
-                f"the compiled {traced.owner.name} was called with other arguments than it was compiled for.",
-                where=source.here(),
-                why=difference(traced.entry.key, key, labels_of(traced.owner.fun, call.in_tree)),
-                fix="call the jitted function itself, which compiles for each kind of argument",
-            )
-        return [*traced.entry.constants(self.device), *map(concrete, values)]

@@ -108,6 +108,11 @@ SMALL_CASES = {
     "argmin of integers": (lambda x: x.argmin(1), ranged((19, 12), dtype=I32)),
     "heads": (heads, ranged((2, 6, 48))),
     "transpose": (lambda x: bnp.transpose(x), ranged((20, 36))),
+    "transposes of a batch": (
+        lambda x, y, b: bnp.transpose(x, (0, 2, 1)) * y + bnp.transpose(x * x, (0, 2, 1)) + b,
+        ranged((3, 20, 40), (3, 40, 20), (20,)),
+    ),
+    "transpose bf16": (lambda x: bnp.transpose(x) * 2, ranged((64, 32), dtype=BF16)),
     "reversed": (lambda x: x[:, ::-1] + 1, ranged((5, 32))),
     "shifted": (lambda x: x[:, 1:] - x[:, :-1], ranged((5, 33))),
     "aligned pieces": (lambda x, y: bnp.concatenate([x, y], 1), ranged((5, 16), (5, 24))),

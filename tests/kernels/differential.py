@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from blufunc.kernels.loopir import Buffer, Kernel
 from blufunc.kernels.lower import Target
 from blufunc.kernels.numpy_program import Program
 from blufunc.kernels.quiet import quietly
-from blufunc.kernels.steps import KernelStep, Schedule, schedule
+from blufunc.kernels.steps import GroupStep, KernelStep, Schedule, schedule
 from blufunc.transforms.jit import jit
 
 POISON = 0xA5
@@ -41,6 +41,9 @@ SMALL = Target(
     tile=4,
 )
 """Cuts reductions of a few elements in chunks, as ``HOST`` does large ones, and keeps loads, as a GPU does."""
+
+LIKE_A_GPU = replace(SMALL, group=True, recompute=True)
+"""Groups kernels and computes again what is cheap, too."""
 
 
 # -- cases -------------------------------------------------------------------------------------------
@@ -72,7 +75,7 @@ class Case:
             made = schedule(self.jaxpr, self.donated, self.target, lambda e: e.prim is dot_general_p)
             for kernel in made.kernels:
                 check_kernel(kernel)
-            self._schedule.append(made)
+            self._schedule.append(alone(made))
         return self._schedule[0]
 
     def expected(self) -> list[np.ndarray]:
@@ -122,6 +125,12 @@ def as_body(jaxpr: Jaxpr, donated: Sequence[bool]) -> Callable[[list], list[np.n
         return Case(jaxpr.name, simple, args, donated, _schedule=[planned.schedule]).interpreted()
 
     return run
+
+
+def alone(made: Schedule) -> Schedule:
+    """The schedule with the members of groups as launches of their own, the last of a group first: any order does."""
+    steps = [s.members[::-1] if isinstance(s, GroupStep) else (s,) for s in made.steps]
+    return replace(made, steps=[s for members in steps for s in members])
 
 
 def _kernels(made: Schedule) -> list[tuple[int, Kernel]]:

@@ -261,7 +261,7 @@ class Graph:
             return x
         d = self.choose([x.ndim - 1, self.axis(x.shape)])
         shape = (*x.shape[:d], 1, *x.shape[d + 1 :])
-        y = bnp.take_along_axis(x, self.like(shape, self.int) % x.shape[d], axis=d)
+        y = bnp.take_along_axis(x, self.like(shape, self.int) % min(x.shape[d], 100), axis=d)
         return y.reshape(shape[:d] + shape[d + 1 :]) if self.choose([True, False]) else y
 
     def one_hot_add(self) -> Any:
@@ -269,8 +269,15 @@ class Graph:
         if x.ndim != 2:
             return x
         rows = bnp.arange(x.shape[0])
-        at = self.like((x.shape[0],), self.int) % x.shape[1]
+        at = self.like((x.shape[0],), self.int) % min(x.shape[1], 100)
         return self.small(x.at[rows, at].add(self.like((x.shape[0],), x.dtype)))
+
+    def several(self) -> Any:
+        """The same to many arrays, as an optimiser does."""
+        for x in self.values[-6:]:
+            if x.dtype == self.float:
+                self.values.append(self.small(x * 2 - 3))
+        return self.values[-1]
 
     def opaque(self) -> Any:
         x = self.numbers()
@@ -297,7 +304,7 @@ OPERATIONS = {
     Graph.reshape: 2, Graph.transpose: 2, Graph.slice: 2, Graph.rev: 1, Graph.broadcast: 2, Graph.pad: 2,
     Graph.concatenate: 2, Graph.reduce: 4, Graph.softmax_like: 2, Graph.column_sums: 2, Graph.argument: 1,
     Graph.dynamic_slice: 1, Graph.dynamic_update_slice: 1, Graph.take: 1, Graph.take_along: 1, Graph.one_hot_add: 1,
-    Graph.opaque: 1, Graph.dot: 1, Graph.barrier: 1,
+    Graph.opaque: 1, Graph.dot: 1, Graph.barrier: 1, Graph.several: 1,
 }  # fmt: skip
 """Ways to make a value, with how likely they are."""
 

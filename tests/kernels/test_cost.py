@@ -12,6 +12,7 @@ from blufunc.kernels.host_draft import Draft
 from blufunc.kernels.machine import Machine
 from blufunc.kernels.report import count, duration, run_lengths, size, table
 from blufunc.kernels.timing import medians
+from tests.kernels import fake_cuda
 
 
 def shapes(*types):
@@ -175,6 +176,14 @@ def test_the_machine_is_measured_once(monkeypatch):
         assert str(m).startswith("cpu:0: ")
     finally:
         machines.machine_of.cache_clear()
+
+
+def test_a_device_is_measured_by_programs_of_its_own(monkeypatch):
+    fake_cuda.install(monkeypatch)
+    monkeypatch.setitem(machines._COPIED, "cuda", 1 << 8)
+    monkeypatch.setitem(machines._MULTIPLIED, "cuda", 16)
+    m = machines.machine_of.__wrapped__(bf.devices("cuda")[0])
+    assert m.name == "cuda:0" and m.bandwidth > 0 and m.products > 0
 
 
 # -- words -----------------------------------------------------------------------------------------

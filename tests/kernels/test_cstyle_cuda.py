@@ -6,8 +6,8 @@ import pytest
 from blufunc.core import dtypes
 from blufunc.core.ops import elementwise as ew
 from blufunc.kernels import cstyle_cuda, nvrtc
+from blufunc.kernels.cstyle_cuda import writer_of
 from blufunc.kernels.cuda_group_style import GroupStyle, group_key, group_limit
-from blufunc.kernels.cuda_style import CudaStyle
 from blufunc.kernels.cuda_vectors import best_width
 from blufunc.kernels.groups import grouped, same_structure
 from blufunc.kernels.indices import Range, of
@@ -99,7 +99,7 @@ def cases(machine):
     for i, (name, make) in enumerate(CASES.items()):
         case = make()
         case.kernel = cstyle_cuda.renamed(case.kernel, f"{case.kernel.name}_{i}")
-        found[name] = case, CudaStyle(case.kernel)
+        found[name] = case, writer_of(case.kernel)
     return found, machine.compile([w for _, w in found.values()])
 
 
@@ -159,7 +159,7 @@ def test_schedules(machine, name):
     """The threads are those that were meant, and compute what the kernel says."""
     make, shape, shared = BY_HAND[name]
     kernel = make()
-    writer = CudaStyle(kernel)
+    writer = writer_of(kernel)
     made = writer.schedule
     assert (made.threads, made.points, made.sharing) == shape
     library = machine.compile([writer])
@@ -180,7 +180,7 @@ def _lowered(machine, places):
         for n, k in enumerate(kernels(function, shapes, SMALL)):
             kernel = cstyle_cuda.renamed(k, f"{k.name}_{i}_{n}")
             pairs = places(kernel)
-            found[name].append((kernel, pairs, CudaStyle(kernel, [into.name for _, into in pairs])))
+            found[name].append((kernel, pairs, writer_of(kernel, [into.name for _, into in pairs])))
         assert found[name], name
     return found, machine.compile([w for some in found.values() for _, _, w in some])
 
@@ -228,7 +228,7 @@ def test_functions_in_place(machine, lowered_in_place, name):
 def test_what_may_be_aliased_is_not_read_through_the_read_only_cache():
     (kernel,) = kernels(*SMALL_CASES["adamw"])
     name = kernel.buffers[0].name
-    text = CudaStyle(kernel, [name]).render()
+    text = writer_of(kernel, [name]).render()
     assert f"vec_load<float, 4>({name} +" in text
     assert text.count("vec_ldg<") == sum(not b.written for b in kernel.buffers) - 1
 
@@ -237,7 +237,7 @@ def test_what_may_be_aliased_is_not_read_through_the_read_only_cache():
 def test_online_sums_at_the_ends_of_the_range(machine, case):
     """Rows too long to be kept are as right as others where there are infinities."""
     (kernel, *_) = kernels(*SMALL_CASES["softmax, too long to keep"])
-    writer = CudaStyle(kernel)
+    writer = writer_of(kernel)
     library = machine.compile([writer])
     assert "take_up(" in writer.render() if case == "plain" else True
     got, want = arrays_for(kernel), arrays_for(kernel)
@@ -324,14 +324,14 @@ def test_groups_compile():
 
 @pytest.mark.parametrize("name", ["softmax bf16", "layer norm backward", "gelu"])
 def test_golden_functions(golden, name):
-    texts = [CudaStyle(k).render() for k in kernels(*SMALL_CASES[name], SMALL)]
+    texts = [writer_of(k).render() for k in kernels(*SMALL_CASES[name], SMALL)]
     golden(f"cuda_{name.replace(' ', '_')}", "\n".join(texts))
 
 
 def test_names_of_cuda_are_left_to_it():
     x, y = Buffer("threadIdx", F32, 64), Buffer("vec", F32, 64, written=True)
     i = Range("block", 64)
-    text = CudaStyle(Kernel("exp", (x, y), (i,), (Store(y, of(i), load(x, of(i))),))).render()
+    text = writer_of(Kernel("exp", (x, y), (i,), (Store(y, of(i), load(x, of(i))),))).render()
     assert "exp_kernel(const float *threadIdx_, float *vec_)" in text
 
 

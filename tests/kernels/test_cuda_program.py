@@ -59,35 +59,44 @@ def same(got, want, rtol=1e-5):
 
 # -- what operations and programs mean -------------------------------------------------------------
 
-CASES = [pytest.param(op, d, id=f"{op.id}-{d}") for op in OPS for d in op.dtypes]
-# On a device each case is a kernel to compile.
-ON_DEVICE = [
-    pytest.param(op, d, id=f"{op.id}-{d}")
-    for op in OPS
-    for d in op.dtypes
-    if d in ("float32", "bfloat16") or d == op.dtypes[-1]
-]
+PAIRS = [(op, d) for op in OPS for d in op.dtypes]
+CASES = [pytest.param(op, d, id=f"{op.id}-{d}") for op, d in PAIRS]
+PARTS = 32
 
 
-def operation(op, dtype, device, tolerance):
-    values = op.sample(dtype)
-    want = results(op.apply(*on(backend.host_device(), *values)))
-    for run in (op.apply, bf.jit(op.apply)):
-        for g, w in zip(results(run(*on(device, *values))), want, strict=True):
-            assert g.dtype == w.dtype
-            assert_close(g, w, dtype, op.tol * tolerance)
+def agree(op, dtype, got, want, tolerance):
+    for g, w in zip(results(got), results(want), strict=True):
+        assert g.dtype == w.dtype, op.id
+        assert_close(g, w, dtype, op.tol * tolerance, f"{op.id} in {dtype}")
 
 
 @pytest.mark.parametrize("op, dtype", CASES)
 def test_operations(op, dtype, cuda):
     """Each operation, by itself and under jit."""
-    operation(op, dtype, cuda, 4)
+    values = op.sample(dtype)
+    want = op.apply(*on(backend.host_device(), *values))
+    for run in (op.apply, bf.jit(op.apply)):
+        agree(op, dtype, run(*on(cuda, *values)), want, 4)
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("op, dtype", ON_DEVICE)
-def test_operations_on_a_device(op, dtype):
-    operation(op, dtype, bf.devices("cuda")[0], 64)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_operations_on_a_device(part):
+    """Many in one program: it is compiled much faster than as many programs."""
+    pairs, device = PAIRS[part::PARTS], bf.devices("cuda")[0]
+    values = [op.sample(dtype) for op, dtype in pairs]
+    run = bf.jit(lambda args: [op.apply(*xs) for (op, _), xs in zip(pairs, args, strict=True)])
+    found = run([on(device, *xs) for xs in values])
+    for (op, dtype), xs, got in zip(pairs, values, found, strict=True):
+        agree(op, dtype, got, op.apply(*on(backend.host_device(), *xs)), 64)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", [pytest.param(op, id=op.id) for op in OPS[::8]])
+def test_single_operations_on_a_device(op):
+    device, values = bf.devices("cuda")[0], op.sample(op.dtypes[-1])
+    want = op.apply(*on(backend.host_device(), *values))
+    agree(op, op.dtypes[-1], op.apply(*on(device, *values)), want, 64)
 
 
 def control_flow(name, device):
@@ -200,6 +209,23 @@ def test_products_go_to_the_library_without_copies(fake, cuda):
     p = program_of(lambda x, w: bnp.einsum("ij,jk->ki", x, w) + bnp.einsum("ji,kj->ik", w, x), x, w)
     assert fake.products >= 1 and fake.launches == 1
     assert [type(s).__name__ for s in p.schedule.steps].count("KernelStep") == 1
+
+
+@pytest.mark.parametrize(
+    "equation", ["bqhd,bkhd->bhqk", "bhqk,bkhd->bqhd", "bkhd,bhqk->bhdq", "bhkq,bkhd->bhqd"]
+)
+def test_copies_for_products_keep_rows(cuda, equation):
+    """Where the axes of a batch are not one, an operand is copied: never so that its innermost axis is another."""
+    sizes = {"b": 2, "q": 3, "k": 4, "h": 5, "d": 6}
+    operands = equation.split("->")[0].split(",")
+    xs = [uniform(*[sizes[c] for c in text], seed=n) for n, text in enumerate(operands)]
+    f = lambda x, y: bnp.einsum(equation, x, y)
+    p = program_of(f, *on(cuda, *xs))
+    same(bf.jit(f)(*on(cuda, *xs)), np.einsum(equation, *xs))
+    for work in p._free[0][0].works:
+        product = getattr(work.run, "__self__", None)
+        for side in (product._lhs, product._rhs) if product else ():
+            assert side._copier is None or side._order[-1] == len(side._order) - 1
 
 
 PRECISIONS = [

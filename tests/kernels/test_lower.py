@@ -182,6 +182,9 @@ IN_PLACE = {
         (Lanes(K, (Store(OUT, ROW, load(A, ROW)),)), Lanes(K, (Reduce(T, load(A, ROW)),)),
          Store(OUT_ROW, of(R), read(T))), set()),
     "a number of the row": ((Lanes(K, (Reduce(T, load(ONE_A_ROW, of(R))),)), Store(OUT_ROW, of(R), read(T))), {"s"}),
+    "a number of the row that lanes may still read": (
+        (Lanes(K, (Store(OUT, ROW, plus(load(A, ROW), load(ONE_A_ROW, of(R)))),)),
+         Store(OUT_ROW, of(R), load(ONE_A_ROW, of(R)))), {"a"}),
     "stored twice": ((Lanes(K, (Store(OUT, ROW, load(A, ROW)), Store(OUT, ROW, const(0, A.dtype)))),), set()),
     "stored where a guard holds": ((Lanes(K, (Store(OUT, ROW, load(A, ROW), const(True, dtypes.bool_)),)),), set()),
 }  # fmt: skip

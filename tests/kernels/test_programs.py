@@ -13,10 +13,10 @@ from hypothesis import strategies as hs
 from blufunc import random
 from blufunc.core import dtypes
 from blufunc.core.array import from_numpy
-from blufunc.kernels import fuse, host_compiler, host_program
+from blufunc.kernels import fuse, host_compiler, host_program, steps
 from blufunc.transforms.grad import grad
 from tests.kernels import random_graphs
-from tests.kernels.differential import SMALL, as_body, case, compile_all, differences
+from tests.kernels.differential import LIKE_A_GPU, SMALL, as_body, case, compile_all, differences
 from tests.op_table import OPS
 from tests.transforms.programs import LAX, PROGRAMS, loss_of
 
@@ -94,6 +94,7 @@ SETTINGS = {
     "rows in chunks": (SMALL, fuse.ONE_ROW),
     "totals in chunks": (SMALL, 16),
     "as compiled": (host_program.HOST, fuse.ONE_ROW),
+    "as for a GPU": (LIKE_A_GPU, 16),
 }
 
 
@@ -102,6 +103,7 @@ def target(request, monkeypatch):
     """What programs are lowered for; ``fuse.ONE_ROW`` small makes totals of small arrays."""
     made, one_row = SETTINGS[request.param]
     monkeypatch.setattr(fuse, "ONE_ROW", one_row)
+    monkeypatch.setattr(steps, "_LEAST_SAVING", 1)  # of memory, for which something is computed again
     return made
 
 
@@ -133,13 +135,18 @@ def test_random_graphs_compiled(first, target):
     assert_agrees(cases, True, compile_all(cases))
 
 
-def test_random_graphs_alias_donated_arguments():
-    """The random graphs do write results over arguments."""
-    over = 0
-    for seed in range(40):
-        placement = random_graphs.from_seed(seed, SMALL).schedule.plan.placement
-        over += sum(p.space == "argument" and p.owner != i for i, p in placement.items())
-    assert over >= 20
+def test_random_graphs_reach_what_they_are_for(monkeypatch):
+    """They write results over arguments, and have kernels that are grouped or computed again."""
+    monkeypatch.setattr(steps, "_LEAST_SAVING", 1)
+    planned = lambda e: False
+    over = grouped = again = 0
+    for seed in range(60):
+        c = random_graphs.from_seed(seed, LIKE_A_GPU, 30)
+        made = steps.schedule(c.jaxpr, c.donated, LIKE_A_GPU, planned)
+        over += sum(p.space == "argument" and p.owner != i for i, p in made.plan.placement.items())
+        grouped += sum(isinstance(s, steps.GroupStep) for s in made.steps)
+        again += len(made.jaxpr.eqns) > len(steps.schedule(c.jaxpr, c.donated, SMALL, planned).jaxpr.eqns)
+    assert over >= 20 and grouped >= 5 and again >= 5, (over, grouped, again)
 
 
 # -- random bits -------------------------------------------------------------------------------------
