@@ -24,9 +24,24 @@ CUDA = Target(
     keep_bytes=1 << 17,
     keep_loads=True,
     tile=256,
+    group=True,
+    recompute=True,
 )
 """As many blocks as the multiprocessors hold at a time. What a row keeps is registers of 1024 threads at the most; of
 longer rows, the second-level cache has some of what was read."""
+
+
+_ROUND = """
+// the upper half of a pair of bfloat16, the lower one 0, is a float already
+template<> inline float round_to<bf16>(float x) {
+  uint32_t r;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(x), "f"(0.0f));
+  return __uint_as_float(r);
+}
+"""
+
+_PARTS = {"take_up(": ONLINE, "round_to<bf16>": _ROUND}
+"""What a source needs beside the prelude, if it has this in its text."""
 
 
 def _resident(lanes: int) -> int:
@@ -73,7 +88,7 @@ def render_group(
     """Kernels of equal structure as one launch.
 
     Args:
-      kernels: as many as ``groups.same_structure`` holds for and ``group_limit`` allows.
+      kernels: of one ``group_key``, and no more than ``group_limit`` allows.
       name: of the function; that of the first kernel if it is not given.
       aliased: names of input buffers of the first kernel that in any of the kernels may lie where an output does.
     """
@@ -91,7 +106,8 @@ def source_of(writers: Sequence[CudaStyle]) -> str:
     functions = [w.render() for w in writers]
     dynamic = [DYNAMIC] if any(w.shared_bytes for w in writers) else []
     text = "\n".join([*dynamic, *functions])
-    return cuda_prelude.with_prelude(ONLINE + text if "take_up(" in text else text)
+    parts = [part for mark, part in _PARTS.items() if mark in text]
+    return cuda_prelude.with_prelude("".join([*parts, text]))
 
 
 def renamed(kernel: Kernel, name: str) -> Kernel:

@@ -21,6 +21,7 @@ from blufunc.core.cache import exact
 from blufunc.core.jaxpr import Eqn, Jaxpr, Var
 from blufunc.core.structure import reshape_p
 from blufunc.kernels import cuda_memory, cuda_runtime
+from blufunc.kernels.cuda_draft import Draft
 from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.cuda_program import CudaProgram
 
@@ -85,6 +86,10 @@ class CudaBackend:
     def compile(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> CudaProgram:
         """A program for the device."""
         return CudaProgram(jaxpr, donated, self.index)
+
+    def draft(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> Draft:
+        """What ``compile`` would make of a jaxpr, without compiling it."""
+        return Draft(jaxpr, donated)
 
     def run(
         self, prim: Any, buffers: Sequence[DeviceBuffer], params: dict, outs: Sequence[ShapedArray]

@@ -13,14 +13,14 @@ from collections.abc import Collection, Sequence
 from blufunc.kernels import scalars
 from blufunc.kernels.cuda_style import CudaKernel, CudaStyle
 from blufunc.kernels.cuda_vectors import best_width
-from blufunc.kernels.groups import structure
+from blufunc.kernels.horizontal import structure
 from blufunc.kernels.loopir import Kernel
 
 _PARAMETER_BYTES = 32764
 """What a kernel's parameters may take, from compute capability 7.0 and CUDA 12.1 on."""
 
-_BLOCK, _EACH = 256, 2
-"""Threads of a block, and vectors that a thread does."""
+_BLOCK = 256
+"""Threads of a block; each does one vector."""
 
 
 def group_key(kernel: Kernel) -> tuple | None:
@@ -48,7 +48,7 @@ class GroupStyle(CudaStyle):
     @property
     def starts(self) -> list[int]:
         """The first block of each segment, and the number of blocks."""
-        blocks = [-(-n // (_BLOCK * _EACH)) for n in self.segments]
+        blocks = [-(-n // _BLOCK) for n in self.segments]
         return [0, *itertools.accumulate(blocks)]
 
     def render(self) -> str:
@@ -82,12 +82,11 @@ class GroupStyle(CudaStyle):
 
     def grid(self) -> None:
         (points,) = self.kernel.grid
-        cut, n, point = self.cuts[points], self.fresh("n"), self.fresh("point")
-        with self.block(["#pragma unroll", f"for (int {n} = 0; {n} < {_EACH}; ++{n})"]):
-            self.line(f"const unsigned {point} = (block * {_EACH} + {n}) * {_BLOCK} + threadIdx.x;")
-            with self.block([f"if ({point} < vectors)"], [cut.vector]):
-                self.line(f"const {self.index_type} {self.variable(cut.vector)} = {point};")
-                self.vector(cut, self.kernel.body)
+        cut, point = self.cuts[points], self.fresh("point")
+        self.line(f"const unsigned {point} = block * {_BLOCK} + threadIdx.x;")
+        with self.block([f"if ({point} < vectors)"], [cut.vector]):
+            self.line(f"const {self.index_type} {self.variable(cut.vector)} = {point};")
+            self.vector(cut, self.kernel.body)
 
     def made(self, source: str) -> CudaKernel:
         return CudaKernel(

@@ -125,6 +125,11 @@ def load(wanted: Sequence[Wanted], device: int, name: str) -> tuple[list[str], l
     return texts, [made[w.key] for w in wanted]
 
 
+def texts_of(wanted: Sequence[Wanted]) -> list[str]:
+    """The sources of a program's modules, without compiling them."""
+    return _render(list({w.key: w for w in wanted}.values()))[0]
+
+
 def _render(wanted: Sequence[Wanted]) -> tuple[list[str], list[tuple[int, CudaKernel]]]:
     """Texts of modules, and for each launch its module's number and what was rendered."""
     named = _named_apart(wanted)

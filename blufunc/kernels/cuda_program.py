@@ -30,13 +30,18 @@ from blufunc.kernels.cuda_replay import Replays
 from blufunc.kernels.cuda_times import times_of
 from blufunc.kernels.plan import Plan
 from blufunc.kernels.stages import show_stages
-from blufunc.kernels.steps import OpaqueStep, schedule
+from blufunc.kernels.steps import OpaqueStep, Schedule, schedule
 from blufunc.kernels.timing import StepTime
 
 TARGET = dataclasses.replace(CUDA, group=True, recompute=True)
 """What a lowering should know of a device: memory is scarce there, and launches take as long as small kernels."""
 
 _programs: weakref.WeakSet[CudaProgram] = weakref.WeakSet()
+
+
+def planned(jaxpr: Jaxpr, donated: Sequence[bool]) -> Schedule:
+    """The schedule of a simplified jaxpr on a CUDA device."""
+    return schedule(jaxpr, donated, TARGET, cuda_opaque.planned)
 
 
 def rest(device: int) -> None:
@@ -68,7 +73,7 @@ class CudaProgram:
     def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], device: int = 0):
         self.device, self.name = device, jaxpr.name or "program"
         self.jaxpr = simplify(jaxpr)
-        self.schedule = schedule(self.jaxpr, donated, TARGET, cuda_opaque.planned)
+        self.schedule = planned(self.jaxpr, donated)
         show_stages(self.schedule, self.name)
         # numbers are never taken over, whatever is said of them
         self._movable = [not (d and v.aval.ndim) for v, d in zip(jaxpr.invars, donated, strict=True)]

@@ -149,7 +149,7 @@ class CudaStyle(WideAccess):
             self.line(
                 f"const int thread = threadIdx.x % {made.threads}, group = threadIdx.x / {made.threads};"
             )
-        place = "int(blockIdx.x)" if made.points == 1 else f"int(blockIdx.x) * {made.points} + group"
+        place = "" if made.points == 1 else f" * {made.points}u + group"
         with self._at_point(place, self.blocks * made.points):
             self.point()
 
@@ -157,16 +157,20 @@ class CudaStyle(WideAccess):
         """A kernel without lanes: a thread does one vector."""
         points = self.schedule.points
         last = self.cuts.get(self.kernel.grid[-1]) if self.kernel.grid else None
-        with self._at_point(f"blockIdx.x * {points}u + threadIdx.x", self.blocks * points):
+        with self._at_point(f" * {points}u + threadIdx.x", self.blocks * points):
             self.vector(last, self.kernel.body)
 
     @contextmanager
     def _at_point(self, place: str, reached: int) -> Iterator[None]:
-        """A place of the grid, of which the first ``places()`` are points: its loop variables."""
+        """A place of the grid, of which the first ``places()`` are points: its loop variables.
+
+        ``place`` says how its number follows from the block's; ``reached`` is how many numbers there are.
+        """
         ranges = [r for r in self.grid_ranges() if r.extent > 1]
         point = self.fresh("point")
         if ranges or reached > self.places():
-            self.line(f"const unsigned {point} = {place};")
+            kind, block = ("unsigned", "blockIdx.x") if reached < 1 << 32 else ("uint64_t", "uint64_t(blockIdx.x)")
+            self.line(f"const {kind} {point} = {block}{place};")
         for i, r in enumerate(ranges):
             inner = math.prod([x.extent for x in ranges[i + 1 :]])
             text = f"{point} / {inner}u" if inner > 1 else point

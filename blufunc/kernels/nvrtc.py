@@ -14,6 +14,7 @@ import ctypes
 import functools
 import os
 import re
+import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -78,12 +79,18 @@ class Binary:
 # -- the library -----------------------------------------------------------------------------------
 
 
+_loading = threading.Lock()
+
+
 @functools.cache
 def _library() -> ctypes.CDLL:
     """NVRTC, its functions typed. Raises what ``available`` puts in words."""
     from cuda.pathfinder import load_nvidia_dynamic_lib
 
-    path = load_nvidia_dynamic_lib("nvrtc").abs_path
+    with (
+        _loading
+    ):  # which loads what NVRTC itself looks for, too: no other thread may find the one without the other
+        path = load_nvidia_dynamic_lib("nvrtc").abs_path
     if path is None:
         raise OSError("NVRTC was found without a path")
     library = ctypes.CDLL(path)

@@ -172,6 +172,7 @@ class _Scheduler:
         self.plan_steps: list[PlanStep] = []
         self.unplanned: set[int] = set()
         self.aliases: dict[int, int] = {}
+        self.passed: dict[int, int] = {}  # the plan steps that make aliases
         self.lowered: dict[Any, list[Launch]] = {}
         self.index: dict[int, int] = {}  # of the steps of the fusion: the plan step that ends it
 
@@ -222,7 +223,11 @@ class _Scheduler:
             pairs = tuple(
                 (ids[buffers.index(out)], ids[buffers.index(into)]) for out, into in same_place(launch.kernel)
             )
-            self.plan_steps.append(PlanStep(tuple(reads), tuple(writes), pairs))
+            self.plan_steps.append(PlanStep(tuple(reads), tuple(writes), pairs, after=self.behind(reads)))
+
+    def behind(self, reads: Sequence[int]) -> tuple[int, ...]:
+        """The steps that let values stand for others which are read: nobody writes those."""
+        return tuple(dict.fromkeys(self.passed[r] for r in reads if r in self.passed))
 
     def estimate_region(self, region: Region) -> None:
         """A step for the plan: values of one size may be in place of each other."""
@@ -230,7 +235,7 @@ class _Scheduler:
         size = lambda i: _nbytes(self.values[i])
         pairs = tuple((w, r) for w in writes for r in reads if size(w) == size(r))
         self.steps.append(KernelStep(None, (), region))  # type: ignore[arg-type]
-        self.plan_steps.append(PlanStep(tuple(reads), tuple(writes), pairs))
+        self.plan_steps.append(PlanStep(tuple(reads), tuple(writes), pairs, after=self.behind(reads)))
 
     def group(self) -> None:
         """Put kernels of one structure together."""
@@ -253,6 +258,7 @@ class _Scheduler:
                     tuple(w for p in parts for w in p.writes),
                     # what others of the group read too must not be written over
                     tuple(pair for p in parts for pair in p.inplace if readers[pair[1]] == 1),
+                    after=tuple(dict.fromkeys(a for p in parts for a in p.after)),
                 )
             )
         self.plan_steps = [replace(p, after=tuple(number[a] for a in p.after)) for p in plan_steps]
@@ -285,7 +291,8 @@ class _Scheduler:
         reads = [o[0] for o in operands if isinstance(o, tuple)]
         after = () if step.after is None else (self.index[id(step.after)],)
         writes = [r for r in results if r is not None and r not in self.aliases]
-        self.plan_steps.append(PlanStep(tuple(reads), tuple(writes), after=after))
+        self.passed.update((r, len(self.plan_steps)) for r in results if r in self.aliases)  # type: ignore[misc]
+        self.plan_steps.append(PlanStep(tuple(reads), tuple(writes), after=(*after, *self.behind(reads))))
 
     def root(self, value: int) -> int:
         """The value itself, or the one that it stands for."""

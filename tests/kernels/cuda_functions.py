@@ -89,6 +89,8 @@ SMALL_CASES = {
     "gelu": (lambda x, b: nn.gelu(x + b), ranged((6, 48), (48,))),
     "gelu bf16": (lambda x, b: nn.gelu(x + b), ranged((6, 48), (48,), dtype=BF16)),
     "gelu backward": (backward(lambda x, b: nn.gelu(x + b)), ranged((41, 192), (192,), (41, 192))),
+    "rows scaled": (lambda x, s: (s * x.sum(1), x * s[:, None]), ranged((9, 1100), (9,))),
+    "short rows scaled": (lambda x, s: (s * x.sum(1), x * s[:, None]), ranged((9, 100), (9,))),
     "sum over rows": (lambda x: x.sum(0), ranged((67, 130))),
     "sum over rows, narrow": (lambda x: x.sum(0), ranged((131, 10))),
     "sum over rows, 4 chunks": (lambda x: x.sum(0), ranged((40, 200))),

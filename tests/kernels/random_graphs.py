@@ -48,7 +48,7 @@ class Graph:
     def __init__(self, choose: Choose, inputs: Sequence[Any], floating: Any, integer: Any):
         self.choose = choose
         self.float, self.int = dtypes.as_dtype(floating), dtypes.as_dtype(integer)
-        self.values = list(inputs)
+        self.values, self.inputs = list(inputs), list(inputs)
 
     def any(self, dtype: Any = None) -> Any:
         """Some value; of a dtype, converted if need be."""
@@ -248,7 +248,7 @@ class Graph:
         if not x.ndim:
             return x
         d = self.axis(x.shape)
-        indices = self.any(self.int)
+        indices = self.any(self.int).astype(np.int32)
         if x.size // x.shape[d] * indices.size > MOST:
             indices = indices.reshape(-1)[:3]
         mode = self.choose(["clip", "fill", "wrap"])
@@ -274,9 +274,7 @@ class Graph:
 
     def several(self) -> Any:
         """The same to many arrays, as an optimiser does."""
-        for x in self.values[-6:]:
-            if x.dtype == self.float:
-                self.values.append(self.small(x * 2 - 3))
+        self.values += [self.small(x * 2 - 3) for x in self.inputs if x.dtype == self.float]
         return self.values[-1]
 
     def opaque(self) -> Any:
@@ -316,6 +314,7 @@ def inputs(rng: np.random.Generator, choose: Choose, floating: str, integer: str
     kinds = [dtypes.as_dtype(d) for d in (floating, floating, integer)]
     base = choose(SHAPES)
     shapes = [base, base, choose([base, base[-1:], base[:1], (), choose(SHAPES)]), choose(SHAPES)]
+    shapes += [choose(SHAPES) for _ in range(choose([0, 0, 0, 6]))]
     out = []
     for shape in shapes:
         x = rng.integers(-6, 7, shape)

@@ -7,6 +7,7 @@ import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import nn
 from blufunc.kernels import cuda_modules, cuda_opaque, cuda_runtime, nvrtc
+from blufunc.kernels.cuda_backend import CudaBackend
 from blufunc.kernels.cuda_modules import Loaded, wanted_by
 from blufunc.kernels.cuda_program import TARGET
 from blufunc.kernels.steps import GroupStep, OpaqueStep, schedule
@@ -118,3 +119,14 @@ def test_addresses_can_be_changed(table):
     arguments = launch.arguments
     set_pointer(2, 99)
     assert list(arguments._words)[:3] == [11, 12, 99]
+
+
+def test_a_draft_has_the_source_that_is_compiled(compiled):
+    jaxpr = bf.jit(lambda x: nn.softmax(x @ x)).lower(struct(48, 48)).jaxpr
+    draft = CudaBackend().draft(jaxpr, (False,))
+    assert not compiled
+    wanted = [
+        w for s in draft.schedule.steps if not isinstance(s, OpaqueStep) for w in wanted_by(draft.schedule, s)
+    ]
+    texts, _ = cuda_modules.load(wanted, 0, "program")
+    assert draft.source() == "\n".join(texts) and compiled == texts

@@ -1,0 +1,32 @@
+"""A program of a CUDA device before anything is compiled: what ``lower()`` shows. It takes nothing of the device.
+
+Kernels, stages 5 to 7 without the compiler.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+from blufunc.core.jaxpr import Jaxpr
+from blufunc.core.passes import simplify
+from blufunc.kernels import cuda_modules, cuda_program
+from blufunc.kernels.steps import OpaqueStep, Schedule
+
+
+class Draft:
+    """What ``compile`` would make of a jaxpr."""
+
+    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool]):
+        self.jaxpr, self.donated = simplify(jaxpr), donated
+
+    @functools.cached_property
+    def schedule(self) -> Schedule:
+        """Its steps and their memory."""
+        return cuda_program.planned(self.jaxpr, self.donated)
+
+    def source(self) -> str:
+        """The CUDA C++ that will be compiled."""
+        steps = [s for s in self.schedule.steps if not isinstance(s, OpaqueStep)]
+        wanted = [w for s in steps for w in cuda_modules.wanted_by(self.schedule, s)]
+        return "\n".join(cuda_modules.texts_of(wanted))
