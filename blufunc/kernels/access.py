@@ -7,13 +7,12 @@ composes accesses into the address of a load. In: an equation and the index of a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from blufunc.core.jaxpr import Eqn, Literal, Var
-from blufunc.core.ops.elementwise import copy_p
 from blufunc.core.ops.reduce import reduce_max_p, reduce_min_p, reduce_prod_p
 from blufunc.core.ops.shape import rev_p, slice_p
 from blufunc.core.primitive import Primitive
@@ -51,17 +50,12 @@ def _rev(eqn: Eqn, at: Place) -> Place:
     return tuple((i * -1) + (shape[d] - 1) if d in eqn.params["dimensions"] else i for d, i in enumerate(at))
 
 
-def _same(eqn: Eqn, at: Place) -> Place:
-    return at
-
-
 MOVED: dict[Primitive, Callable[[Eqn, Place], Place]] = {
     broadcast_in_dim_p: _broadcast,
     reshape_p: _reshape,
     transpose_p: _transpose,
     slice_p: _slice,
     rev_p: _rev,
-    copy_p: _same,
 }
 """The primitives of one operand that only move its elements; those that do nothing at all say so themselves."""
 
@@ -121,14 +115,27 @@ def view_chain(v: Var, virtual: Mapping[Var, Eqn]) -> list[Eqn] | None:
         chain.append(eqn)
         v = eqn.invars[0]  # type: ignore[assignment]
     chain.reverse()
-    # an array of which no element is ever touched tells what strides come out
+    return chain if _model(v, chain) is not None else None
+
+
+def view_strides(v: Var, virtual: Mapping[Var, Eqn]) -> tuple[int, ...] | None:
+    """The strides, in elements, of the view that ``v`` is; None if it is none."""
+    chain = view_chain(v, virtual)
+    if chain is None:
+        return None
+    model = _model(chain[0].invars[0] if chain else v, chain)
+    return None if model is None else tuple(model.strides)
+
+
+def _model(v: Any, chain: Sequence[Eqn]) -> np.ndarray | None:
+    """What a chain of movement equations makes of an array like ``v`` of which no element is ever touched."""
     model = np.lib.stride_tricks.as_strided(np.empty(1, np.uint8), v.aval.shape, strides_of(v.aval.shape))
     try:
         for eqn in chain:
             model = view(eqn, model)
     except ValueError:
         return None
-    return chain
+    return model
 
 
 def view(eqn: Eqn, x: Any) -> Any:
@@ -137,7 +144,7 @@ def view(eqn: Eqn, x: Any) -> Any:
     Raises:
       ValueError: it cannot be had without one.
     """
-    if eqn.prim is copy_p or eqn.prim.identity:
+    if eqn.prim.identity:
         return x
     if eqn.prim is broadcast_in_dim_p:
         shape, dims = eqn.params["shape"], eqn.params["dims"]

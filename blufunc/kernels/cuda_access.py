@@ -121,7 +121,6 @@ class WideAccess(CStyle):
                 return self._wide_store(s, element)
         text = super()._store(s)
         if self.inner is None and self.threads > 1:
-            self._before_store_of_one(s)
             return f"if ({self.thread} == 0) {{ {text} }}"
         return text
 
@@ -139,13 +138,6 @@ class WideAccess(CStyle):
         self.after.append(f"{guard}vec_store<{kind}, {width}>({place}, {name});")
         self.scopes = inner
         return f"{name}.x[{self.variable(element)}] = {scalars.stored(value, s.buffer.dtype)};"
-
-    def _before_store_of_one(self, s: Store) -> None:
-        """What one thread stores for all may lie where all have read: they must be done reading."""
-        size = s.buffer.size, s.buffer.dtype.itemsize
-        taken = [b for b in self.kernel.buffers if not b.written and (b.size, b.dtype.itemsize) == size]
-        if taken:
-            self.line("__syncwarp();" if self.threads <= 32 else "__syncthreads();")
 
 
 def _plus(name: str, index: str) -> str:

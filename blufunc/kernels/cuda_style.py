@@ -169,7 +169,9 @@ class CudaStyle(WideAccess):
         ranges = [r for r in self.grid_ranges() if r.extent > 1]
         point = self.fresh("point")
         if ranges or reached > self.places():
-            kind, block = ("unsigned", "blockIdx.x") if reached < 1 << 32 else ("uint64_t", "uint64_t(blockIdx.x)")
+            kind, block = (
+                ("unsigned", "blockIdx.x") if reached < 1 << 32 else ("uint64_t", "uint64_t(blockIdx.x)")
+            )
             self.line(f"const {kind} {point} = {block}{place};")
         for i, r in enumerate(ranges):
             inner = math.prod([x.extent for x in ranges[i + 1 :]])

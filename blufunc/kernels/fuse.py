@@ -278,6 +278,7 @@ class _Fuser:
     def run(self) -> Fusion:
         for eqn in self.jaxpr.eqns:
             self.place(eqn)
+        self.join_rows()
         self.join_siblings()
         self.write_out()
         return Fusion(self.jaxpr, self.in_order(), self.virtual, self.apart)
@@ -525,6 +526,21 @@ class _Fuser:
         return sorted(eqns, key=lambda e: self.position[id(e)])
 
     # -- regions that read the same ------------------------------------------------------------
+
+    def join_rows(self) -> None:
+        """Merge regions of one number for each row into regions that have become rows and read them there."""
+        for number, step in enumerate(self.steps):
+            if not isinstance(step, Region) or not step.frame.lanes:
+                continue
+            for home in dict.fromkeys(self.home[v] for v in self.read_by(step) if v in self.home):
+                other, into = self.steps[home], self.steps[number]
+                if isinstance(other, Region) and isinstance(into, Region) and home != number:
+                    if (
+                        not other.frame.lanes
+                        and not other.frame.total
+                        and other.frame.size == into.frame.rows
+                    ):
+                        self.merge(home, number)
 
     def join_siblings(self) -> None:
         """Merge regions that read a large array in common, so that it is read once."""

@@ -186,8 +186,8 @@ def scatter(how: str) -> Callable:
         if plan.outer > 1:
             rows = (xp.arange(plan.outer)[:, None] * plan.rows + rows).reshape(-1)
         if inside is not None:
-            kept = xp.repeat(inside, plan.per_window)
-            kept = xp.broadcast_to(kept, (plan.outer, len(kept))).reshape(-1)
+            # not by ``repeat``, which is a launch for each element in CuPy
+            kept = xp.broadcast_to(inside[:, None], (plan.outer, len(inside), plan.per_window)).reshape(-1)
             rows = xp.where(kept, rows, total)
         if plan.inverse is not None:
             updates = updates.transpose(plan.inverse)

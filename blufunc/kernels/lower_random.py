@@ -8,7 +8,7 @@ that of ``core/ops/random_bits.py``, bit for bit: the cipher of a counter under 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -123,5 +123,3 @@ RANDOM: dict[Any, Callable[[Eqn, Place, Asked], Value]] = (
     else {}
 )
 """The primitives that kernels compute, on machines that store the low byte of a number first."""
-
-__all__: Sequence[str] = ("RANDOM", "cipher", "held", "held_as", "words")

@@ -4,24 +4,37 @@ Kernels. In: a simplified jaxpr, its calls in place. Out: one that computes the 
 
 - The transpose of a product of matrices is the product of the transposes, which cost nothing.
 - What is added to zeros, to be added to something else, is added to that.
+- Where a library wants the batch axes of a product side by side, its operands are copied into that order, and what
+  little is computed of them on the way is computed in the copy.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
 
 from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var
 from blufunc.core.ops.dot import dot_general_p
-from blufunc.core.ops.elementwise import add_p
+from blufunc.core.ops.elementwise import add_p, copy_p
 from blufunc.core.ops.gather_scatter import scatter_add_p
 from blufunc.core.passes import dce
 from blufunc.core.structure import add_any_p, broadcast_in_dim_p, transpose_p
+from blufunc.kernels.access import moves, view_strides
+from blufunc.kernels.indices import strides_of
 
 
-def rewrite(jaxpr: Jaxpr, origins: dict[int, int]) -> Jaxpr:
-    """Apply all of it; ``origins`` is kept up for equations that take the place of others."""
-    return _Rewriter(jaxpr, origins).run()
+def rewrite(jaxpr: Jaxpr, origins: dict[int, int], batch_first: bool = False) -> Jaxpr:
+    """Apply all of it.
+
+    Args:
+      jaxpr: the program.
+      origins: by the identity of an equation, the call that computes it again; kept up for those that take its place.
+      batch_first: whether products want their batch axes side by side in memory.
+    """
+    jaxpr = _Rewriter(jaxpr, origins).run()
+    return _with_dense_batches(jaxpr, origins) if batch_first else jaxpr
 
 
 class _Rewriter:
@@ -90,3 +103,68 @@ def _sum_with_scattered(r: _Rewriter, eqn: Eqn) -> Eqn | None:
 
 
 _RULES: tuple[Callable[[_Rewriter, Eqn], Eqn | None], ...] = (_transposed_product, _sum_with_scattered)
+
+
+def _with_dense_batches(jaxpr: Jaxpr, origins: dict[int, int]) -> Jaxpr:
+    """With copies of those operands of products whose batch axes no single stride goes through."""
+    makers = {v: e for e in jaxpr.eqns for v in e.outvars}
+    eqns: list[Eqn] = []
+    made: dict[Any, Var] = {}
+
+    def dense(x: Any, batch: tuple[int, ...], origin: int, source: Any) -> Any:
+        """``x`` with its batch axes first, in memory of its own; the same one for all products of one origin."""
+        order = (*batch, *(d for d in range(x.aval.ndim) if d not in batch))
+        key = (x, order, origin)
+        if key not in made:
+            shape = tuple(x.aval.shape[d] for d in order)
+            turned = x
+            if order != tuple(range(x.aval.ndim)):
+                turned = Var(x.aval.with_shape(shape))
+                add(Eqn(transpose_p, [x], [turned], {"permutation": order}, source), origin)
+            made[key] = Var(turned.aval)
+            add(Eqn(copy_p, [turned], [made[key]], {}, source), origin)
+        return made[key]
+
+    def add(eqn: Eqn, origin: int) -> None:
+        eqns.append(eqn)
+        if origin:
+            origins[id(eqn)] = origin
+
+    for eqn in jaxpr.eqns:
+        if eqn.prim is not dot_general_p:
+            eqns.append(eqn)
+            continue
+        (xc, yc), (xb, yb) = eqn.params["dimension_numbers"]
+        origin = origins.get(id(eqn), 0)
+        operands, numbers = [], []
+        for x, contract, batch in zip(eqn.invars, (xc, yc), (xb, yb), strict=True):
+            if _in_one_stride(x, batch, makers):
+                operands.append(x)
+                numbers.append((contract, batch))
+                continue
+            operands.append(dense(x, batch, origin, eqn.source))
+            order = (*batch, *(d for d in range(x.aval.ndim) if d not in batch))
+            numbers.append((tuple(order.index(d) for d in contract), tuple(range(len(batch)))))
+        if operands == list(eqn.invars):
+            eqns.append(eqn)
+            continue
+        (xc, xb), (yc, yb) = numbers
+        params = {**eqn.params, "dimension_numbers": ((xc, yc), (xb, yb))}
+        add(Eqn(dot_general_p, operands, eqn.outvars, params, eqn.source), origin)
+    return jaxpr.replace(eqns=eqns) if len(eqns) > len(jaxpr.eqns) else jaxpr
+
+
+def _in_one_stride(x: Atom, batch: tuple[int, ...], makers: dict[Var, Eqn]) -> bool:
+    """Whether one stride goes through all batch axes of an operand as it lies in memory."""
+    axes = [d for d in batch if x.aval.shape[d] > 1]
+    if len(axes) < 2 or x.__class__ is Literal:
+        return True
+    virtual = {}
+    v = x
+    while v in makers and moves(makers[v]) and makers[v].invars[0].__class__ is not Literal:  # type: ignore[index]
+        virtual[v] = makers[v]  # type: ignore[index]
+        v = makers[v].invars[0]  # type: ignore[index]
+    strides = view_strides(x, virtual)  # type: ignore[arg-type]
+    if strides is None:  # it will be copied as it stands
+        strides = strides_of(x.aval.shape)
+    return all(strides[a] == x.aval.shape[b] * strides[b] for a, b in pairwise(axes))

@@ -477,3 +477,21 @@ def test_fill_values_are_those_of_jax():
         d = G((), (0,), (0,))
         want = np.asarray(lax.gather(x, i, jax_gather_numbers(d, lax), (1,), mode="fill"))
         np.testing.assert_array_equal(host(gs.gather(from_numpy(x), from_numpy(i), d, (1,))), want)
+
+
+def test_a_gather_of_few_rows_of_a_view_fills():
+    """Where the operand is not in row-major order, and so little of it is wanted that it is not copied."""
+    x = np.arange(2000.0).reshape(5, 4, 100).transpose(2, 1, 0)
+    d = gs.GatherDimensionNumbers(offset_dims=(0, 1), collapsed_slice_dims=(2,), start_index_map=(2,))
+    out = gs.gather_p.impl(
+        x,
+        np.array([[1], [-1], [5]], np.int32),
+        dimension_numbers=d,
+        slice_sizes=(100, 4, 1),
+        indices_are_sorted=False,
+        unique_indices=False,
+        mode=gs.GatherScatterMode.FILL_OR_DROP,
+        fill_value=None,
+    )
+    np.testing.assert_array_equal(out[:, :, 0], x[:, :, 1])
+    assert np.isnan(out[:, :, 1:]).all()

@@ -24,6 +24,7 @@ static inline int min(int x, int y) {{ return x < y ? x : y; }}
 static inline long long min(long long x, long long y) {{ return x < y ? x : y; }}
 static void __syncwarp() {{ wait(WAITS_FOR_WARP); }}
 alignas(16) static unsigned char shared_memory[{SHARED_BYTES}];
+extern "C" void poison() {{ memset(shared_memory, 0xa5, sizeof shared_memory); }}
 """
 
 _PACKED_GROUP = """
@@ -32,10 +33,13 @@ extern "C" void {entry}_packed(void *p, void *, void *, void *) {{ {entry}(*({en
 
 _PACKED = """
 extern "C" void {entry}_packed(void **p, void *, void *, void *) {{
-  if (threadIdx.x == 0) memset(shared_memory, 0xa5, {shared});
   {entry}({arguments});
 }}
 """
+
+
+_FORWARD = "for (unsigned warp = 0; warp < threads; warp += 32)"
+_BACKWARD = "for (unsigned warp = (threads + 31) / 32 * 32; warp && ((warp -= 32), true);)"
 
 
 class Emulator:
@@ -43,10 +47,13 @@ class Emulator:
 
     Args:
       folder: where libraries go.
+      backward: whether the last warp of a block goes first: each order finds other barriers that are missing.
     """
 
-    def __init__(self, folder):
+    def __init__(self, folder, backward=False):
         self.host = Host(folder)
+        assert _FORWARD in BLOCK
+        self.block = (BLOCK.replace(_FORWARD, _BACKWARD) if backward else BLOCK) + _MORE
 
     def compile(self, writers):
         """One library of the functions of some ``CudaStyle``."""
@@ -58,8 +65,8 @@ class Emulator:
                 continue
             types = [f"({scalars.storage_type(b.dtype)} *)p[{i}]" for i, b in enumerate(w.kernel.buffers)]
             types += [f"(unsigned *)p[{len(types)}]"] if w.kernel.finish else []
-            texts.append(_PACKED.format(entry=w.entry, shared=w.shared_bytes, arguments=", ".join(types)))
-        return self.host.compile("\n".join(texts), BLOCK + _MORE)
+            texts.append(_PACKED.format(entry=w.entry, arguments=", ".join(types)))
+        return self.host.compile("\n".join(texts), self.block)
 
     def launch(self, library, writer, arrays):
         """Run one: ``arrays`` are those of its parameters, or table, in order."""
@@ -69,6 +76,7 @@ class Emulator:
         pointers = (ctypes.c_void_p * len(data))(*data)
         if made.grid[0]:
             entry = getattr(library, f"{writer.entry}_packed")
+            library.poison()
             library.launch(entry, made.grid[0], made.block[0], pointers, None, None, None)
         assert counter[0] == 0, "the counter of finished blocks is not 0 again"
 

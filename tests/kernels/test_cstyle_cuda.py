@@ -6,7 +6,7 @@ import pytest
 from blufunc.core import dtypes
 from blufunc.core.ops import elementwise as ew
 from blufunc.kernels import cstyle_cuda, nvrtc
-from blufunc.kernels.cstyle_cuda import writer_of
+from blufunc.kernels.cstyle_cuda import CUDA, writer_of
 from blufunc.kernels.cuda_group_style import GroupStyle, group_key, group_limit
 from blufunc.kernels.cuda_vectors import best_width
 from blufunc.kernels.indices import Range, of
@@ -27,6 +27,7 @@ from blufunc.kernels.loopir import (
     read,
 )
 from blufunc.kernels.steps import same_place
+from tests.kernels import differential, random_graphs
 from tests.kernels.cuda_functions import (
     BF16,
     F32,
@@ -43,9 +44,13 @@ from tests.kernels.emulated_cuda import Device, Emulator
 from tests.kernels.loop_kernels import CASES, op
 
 
-@pytest.fixture(scope="module", params=["host", pytest.param("device", marks=pytest.mark.gpu)])
+@pytest.fixture(
+    scope="module", params=["host", "host, backward", pytest.param("device", marks=pytest.mark.gpu)]
+)
 def machine(request, tmp_path_factory):
-    return Device() if request.param == "device" else Emulator(tmp_path_factory.mktemp("cuda"))
+    if request.param == "device":
+        return Device()
+    return Emulator(tmp_path_factory.mktemp("cuda"), "backward" in request.param)
 
 
 def draw(buffer, seed):
@@ -222,6 +227,24 @@ def test_functions_against_the_interpreter(machine, lowered, name):
 @pytest.mark.parametrize("name", SMALL_CASES)
 def test_functions_in_place(machine, lowered_in_place, name):
     _check(machine, lowered_in_place, name)
+
+
+@pytest.mark.parametrize(
+    "target", [differential.SMALL, differential.LIKE_A_GPU, CUDA], ids=["small", "grouped", "cuda"]
+)
+def test_random_programs(machine, target):
+    """Every kernel of random programs computes what the interpreter does."""
+    found = []
+    for seed in range(16):
+        for kernel in random_graphs.from_seed(seed, target).schedule.kernels:
+            kernel = cstyle_cuda.renamed(kernel, f"{kernel.name}_{len(found)}")
+            found.append((kernel, writer_of(kernel)))
+    library = machine.compile([writer for _, writer in found])
+    for kernel, writer in found:
+        got, want = arrays_for(kernel), arrays_for(kernel)
+        interpret(kernel, want)
+        launch(machine, library, writer, got)
+        agree(kernel, got, want)
 
 
 def test_what_may_be_aliased_is_not_read_through_the_read_only_cache():

@@ -70,6 +70,7 @@ COUNTS = {
     "bias and GELU after a product": (1, lambda x, w, b: nn.gelu(x @ w + b), X, draw(LANES, 32), draw(32)),
     "cross-entropy": (1, cross_entropy, X, LABELS),
     "cross-entropy with gradient": (1, bf.value_and_grad(cross_entropy), X, LABELS),
+    "cross-entropy, gradient alone": (1, bf.grad(cross_entropy), X, LABELS),
     "squares with gradient": (1, bf.value_and_grad(lambda x, y: ((x - y) ** 2).mean()), X, Y),
     "dropout": (1, dropout, KEY, X),
     "dropout, backward": (1, lambda k, x, g: bf.vjp(lambda x: dropout(k, x), x)[1](g), KEY, X, G),

@@ -13,7 +13,7 @@ from hypothesis import strategies as hs
 from blufunc import random
 from blufunc.core import dtypes
 from blufunc.core.array import from_numpy
-from blufunc.kernels import fuse, host_compiler, host_program, steps
+from blufunc.kernels import cstyle_host, fuse, host_compiler, host_program, steps
 from blufunc.transforms.grad import grad
 from tests.kernels import random_graphs
 from tests.kernels.differential import LIKE_A_GPU, SMALL, as_body, case, compile_all, differences
@@ -71,17 +71,17 @@ def test_operations_compiled(rows):
 # -- control flow ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-@pytest.mark.parametrize("derived", [False, True], ids=["values", "gradients"])
-def test_control_flow_interpreted(name, derived, monkeypatch):
+WAYS = [(name, way) for name, p in PROGRAMS.items() for way in ("values", "gradients")[: 1 + p.reverse]]
+
+
+@pytest.mark.parametrize("name, way", WAYS)
+def test_control_flow_interpreted(name, way, monkeypatch):
     """Bodies of loops and branches too."""
     monkeypatch.setattr(host_program, "compile_program", as_body)
     program = PROGRAMS[name]
-    if derived and not program.reverse:
-        pytest.skip("an unbounded loop has no reverse mode")
     for i in range(2):
         args = program.args(i)
-        if derived:
+        if way == "gradients":
             loss, args = loss_of(program, LAX, args)
             fun = lambda *xs, loss=loss: grad(loss)(list(xs))
         else:
@@ -91,6 +91,7 @@ def test_control_flow_interpreted(name, derived, monkeypatch):
 
 # -- random graphs -----------------------------------------------------------------------------------
 
+KINDS = "float32", "int32"
 SETTINGS = {
     "rows in chunks": (SMALL, fuse.ONE_ROW),
     "totals in chunks": (SMALL, 16),
@@ -115,9 +116,6 @@ def test_random_graphs_interpreted(first, target):
         assert_agrees([random_graphs.from_seed(seed, target, 12 + seed % 3 * 9)], exact=True)
 
 
-KINDS = "float32", "int32"
-
-
 @given(hs.data())
 @settings(max_examples=500 if SWEEP else 40)
 def test_random_graphs_found_by_hypothesis(data):
@@ -133,6 +131,20 @@ def test_random_graphs_found_by_hypothesis(data):
 @pytest.mark.parametrize("first", range(0, 4_000 if SWEEP else 80, 80))
 def test_random_graphs_compiled(first, target):
     cases = [random_graphs.from_seed(seed, target, 14) for seed in range(first, first + 80)]
+    assert_agrees(cases, True, compile_all(cases))
+
+
+@compiled
+def test_random_graphs_compiled_for_threads(monkeypatch):
+    """Every loop over points shared among threads, in strips where it can be, and keeps in a thread's own memory."""
+    for name, value in {
+        "PARALLEL_WORK": 1,
+        "_BLOCK": 4,
+        "_POINTS_FOR_THREADS": 3,
+        "_STACK_BYTES": 64,
+    }.items():
+        monkeypatch.setattr(cstyle_host, name, value)
+    cases = [random_graphs.from_seed(seed, SMALL, 14) for seed in range(7000, 7600 if SWEEP else 7050)]
     assert_agrees(cases, True, compile_all(cases))
 
 

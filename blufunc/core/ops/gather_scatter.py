@@ -91,7 +91,8 @@ class _Gather(Linear):
             out = table[0].take(rows, 0, mode="clip") if plan.outer == 1 else table.take(rows, 1, mode="clip")
         else:  # a few rows of a view: copying all of it into order would cost more
             at = np.unravel_index(rows, plan.varying_shape) if plan.varying_shape else (None,)
-            out = np.ascontiguousarray(x[(*[slice(None)] * plan.first, *at)])  # which NumPy orders as it likes
+            # in order: NumPy may lay out what it indexes in the order of the view, and then it cannot be filled by rows
+            out = np.ascontiguousarray(x[(*[slice(None)] * plan.first, *at)])
         if inside is not None:
             fill = gather_fill(x.dtype, fill_value)
             out.reshape(plan.outer, len(starts), plan.per_window * plan.inner)[:, ~inside] = fill
