@@ -43,6 +43,8 @@ _UNROLLED = 16
 """Up to how many vectors a thread's loop is written out, so that what it keeps can be registers."""
 _KEPT_REGISTERS = 160
 """Registers of a thread that keeps may take."""
+_WARP_REGISTERS = 64
+"""Up to how many of them a warp does a row that is a point: beyond, there would be too few warps to hide waiting."""
 
 
 @dataclass(frozen=True)
@@ -94,13 +96,13 @@ def schedule(kernel: Kernel, cuts: dict[Range, Vectors]) -> Schedule:
     most = max((cuts[s.range] for s in loops), key=lambda c: c.vector.extent * c.width)
     rows = [s for s in kernel.body if isinstance(s, Rows)]
     keeps = list(dict.fromkeys(s.keep for s in kernel.statements() if isinstance(s, (Set, Accumulate))))
-    reduces = any(isinstance(s, Reduce) for s in kernel.statements() if s not in kernel.finish)
+    reduces = any(isinstance(t, Reduce) for s in loops for t in s.body)
     if rows and _rows_apart(kernel.body):
         made = _of_rows(most, max(r.range.extent for r in rows), reduces, keeps, cuts)
     elif rows:
         made = Schedule(_block_threads(most))
     else:
-        made = _of_lanes(kernel, most, bool(keeps))
+        made = _of_lanes(kernel, most, keeps, cuts)
     return replace(made, in_shared=_in_shared(keeps, made, cuts))
 
 
@@ -110,19 +112,18 @@ def _of_points(kernel: Kernel, cuts: dict[Range, Vectors]) -> Schedule:
     return Schedule(1, _BLOCK if vectors > SM_COUNT * _BLOCK else _BLOCK // 2)
 
 
-def _of_lanes(kernel: Kernel, most: Vectors, keeps: bool) -> Schedule:
+def _of_lanes(kernel: Kernel, most: Vectors, keeps: Sequence[Keep], cuts: dict[Range, Vectors]) -> Schedule:
     """Rows of lanes that are points: a warp each or less, or a block each where they are long or few."""
-    vectors, lanes = most.vector.extent, most.range.extent
-    few = kernel.points < 4 * SM_COUNT and vectors > 2 * _WARP
-    if lanes > _WARP_LANES or few:
+    vectors, points = most.vector.extent, kernel.points
+    few = points < 4 * SM_COUNT and vectors > 2 * _WARP
+    much = _registers(keeps, Schedule(_WARP), cuts) > _WARP_REGISTERS
+    if most.range.extent > _WARP_LANES or few or (much and vectors > 2 * _WARP):
         return Schedule(_block_threads(most, 1024 if keeps else 512))
     threads = min(_WARP, _power_of_two(vectors))
-    if kernel.points % (_WARP // threads):
+    if points % (_WARP // threads):
         threads = _WARP  # whole warps come to exchanges, or none of their threads
-    wanted = (
-        kernel.points * threads // (4 * SM_COUNT)
-    )  # threads of a block if there is a block for each place
-    block = max(_WARP, min(_BLOCK, wanted // _WARP * _WARP))
+    wanted = points * threads // (4 * SM_COUNT)  # threads of a block if there is a block for each place
+    block = max(_WARP, min(_BLOCK // 2, wanted // _WARP * _WARP))
     return Schedule(threads, block // threads)
 
 

@@ -125,7 +125,7 @@ class CudaStyle(WideAccess):
         return math.prod([r.extent for r in self.grid_ranges()])
 
     def grid_ranges(self) -> list[Range]:
-        """The ranges of the grid, where its innermost one is cut in vectors the range of these."""
+        """The ranges of the grid; the range of its vectors in the place of one that is cut."""
         return [self.cuts[r].vector if r in self.cuts else r for r in self.kernel.grid]
 
     def signature(self) -> str:
@@ -302,7 +302,7 @@ class CudaStyle(WideAccess):
         q, n, threads = self.variable(cut.vector), cut.vector.extent, self.threads
         start = "0" if threads == 1 else self.thread
         outside = self.step
-        if not is_unrolled(cut, threads):
+        if not is_unrolled(cut, threads) and not self._in_registers(cut):
             loop = f"for ({self.index_type} {q} = {start}; {q} < {n}; {q} += {threads})"
             self.step = f"{q}"
             with self.block(["#pragma unroll 4", loop], [cut.vector], writes):
@@ -310,7 +310,8 @@ class CudaStyle(WideAccess):
         else:
             t, steps = self.fresh("t"), steps_of(cut, threads)
             self.step = t
-            with self.block(["#pragma unroll", f"for (int {t} = 0; {t} < {steps}; ++{t})"], (), writes):
+            unroll = "#pragma unroll" if is_unrolled(cut, threads) else "#pragma unroll 4"
+            with self.block([unroll, f"for (int {t} = 0; {t} < {steps}; ++{t})"], (), writes):
                 place = t if threads == 1 else f"{t} * {threads} + {start}"
                 self.line(f"const {self.index_type} {q} = {place};")
                 if n % threads:
@@ -320,6 +321,10 @@ class CudaStyle(WideAccess):
                     self.scope.ranges |= {cut.vector}
                     yield
         self.step = outside
+
+    def _in_registers(self, cut: Vectors) -> bool:
+        """Whether something is kept of these lanes by each thread for itself: what shared memory has no room for."""
+        return any(c is cut and k not in self.in_shared for k, c in self.cut_of_keep.items())
 
     def lanes(self, s: Lanes) -> None:
         if s.note:

@@ -26,6 +26,7 @@ from blufunc.core import dtypes, source
 from blufunc.core.jaxpr import Eqn, Jaxpr, Literal, Var
 from blufunc.core.kinds import Elementwise
 from blufunc.core.ops.dynamic import dynamic_slice_p, dynamic_update_slice_p
+from blufunc.core.ops.elementwise import convert_p, copy_p
 from blufunc.core.ops.gather_scatter import gather_p, scatter_add_p
 from blufunc.core.ops.reduce import (
     argmax_p,
@@ -274,6 +275,7 @@ class _Fuser:
         self.apart: list[tuple[Eqn, Eqn, str]] = []
         self._leaves: dict[Var, tuple[Var, ...]] = {}
         self.last_effect: int | None = None
+        self.in_copies = _computed_in_copies(jaxpr)
 
     def run(self) -> Fusion:
         for eqn in self.jaxpr.eqns:
@@ -307,7 +309,7 @@ class _Fuser:
 
     def place(self, eqn: Eqn) -> None:
         sort = sort_of(eqn)
-        if (sort == "virtual" or self.from_nothing(eqn, sort)) and self.affordable(eqn):
+        if (sort == "virtual" or self.not_stored(eqn, sort)) and self.affordable(eqn):
             self.virtual[eqn.outvars[0]] = eqn
             return
         if sort == "opaque":
@@ -322,10 +324,14 @@ class _Fuser:
             if other != joined and self.steps[other] is not None:
                 self.merge(other, joined)
 
-    def from_nothing(self, eqn: Eqn, sort: str) -> bool:
-        """Whether an element is computed of its own position alone, as those of a causal mask are."""
+    def not_stored(self, eqn: Eqn, sort: str) -> bool:
+        """Whether nothing is gained by storing it: an element of a causal mask is computed of its own position alone,
+        and a scaled operand of a product is computed by the copy that brings it into order.
+        """
         elementwise = isinstance(eqn.prim, Elementwise) or eqn.prim is add_any_p
-        return sort == "node" and elementwise and not any(self.leaves(a) for a in eqn.invars)
+        if sort != "node" or not elementwise:
+            return False
+        return eqn.outvars[0] in self.in_copies or not any(self.leaves(a) for a in eqn.invars)
 
     def affordable(self, eqn: Eqn) -> bool:
         """Whether every reader may repeat a virtual equation; numbers that took long to compute are stored."""
@@ -653,6 +659,45 @@ class _Fuser:
         for step in sorted(self.live(), key=key):
             visit(step)
         return [s for s in order if s.outputs or isinstance(s, Opaque)]
+
+
+_LITTLE = 2  # operations that a copy does beside moving
+
+
+def _computed_in_copies(jaxpr: Jaxpr) -> set[Var]:
+    """What only copies read, by way of movement and of each other, and is computed by little of no more memory."""
+    readers: dict[Var, list[Eqn]] = {}
+    makers = {v: e for e in jaxpr.eqns for v in e.outvars}
+    for e in jaxpr.eqns:
+        for a in e.invars:
+            if a.__class__ is not Literal:
+                readers.setdefault(a, []).append(e)  # type: ignore[arg-type]
+    returned = {a for a in jaxpr.outvars if a.__class__ is not Literal}
+    fits: dict[Var, bool] = {}
+    for e in reversed(jaxpr.eqns):
+        if len(e.outvars) != 1:
+            continue
+        v = e.outvars[0]
+        uses = readers.get(v, ())
+        fits[v] = v not in returned and bool(uses) and all(_ends_in_copy(u, v, fits) for u in uses)
+        if isinstance(e.prim, Elementwise) and e.prim is not copy_p:
+            large = [a for a in e.invars if _stored_size(a, makers) >= v.aval.size > 1]
+            fits[v] &= len(large) == 1 and scalars.cost(e.prim) <= _LITTLE
+    return {v for v, fit in fits.items() if fit}
+
+
+def _stored_size(a: Any, makers: Mapping[Var, Eqn]) -> int:
+    """The elements of what an operand is moved from."""
+    while a in makers and (moves(makers[a]) or makers[a].prim is convert_p):
+        a = makers[a].invars[0]
+    return 1 if a.__class__ is Literal else a.aval.size
+
+
+def _ends_in_copy(user: Eqn, v: Var, fits: dict[Var, bool]) -> bool:
+    if user.prim is copy_p or (user.prim in (pad_p, concatenate_p) and v.aval.ndim):
+        return True
+    passes = moves(user) or isinstance(user.prim, Elementwise)
+    return passes and fits.get(user.outvars[0], False)
 
 
 def _role(eqn: Eqn, frame: Frame) -> tuple[str, Frame] | None:

@@ -70,6 +70,7 @@ class Target:
       keep_bytes: how much a grid point may keep of its row between loops.
       keep_loads: whether what was read is kept too: not where a cache does that.
       tile: up to how many columns a chunk adds up at a time.
+      batch_first: whether products want their batch axes side by side in memory.
       group: whether kernels that do the same to different arrays are launched as one.
       recompute: whether what is cheap to compute again is not kept for later, where memory is scarcer than time.
     """
@@ -79,6 +80,7 @@ class Target:
     keep_bytes: int
     keep_loads: bool
     tile: int
+    batch_first: bool = False
     group: bool = False
     recompute: bool = False
 

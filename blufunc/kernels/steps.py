@@ -139,7 +139,7 @@ def schedule(jaxpr: Jaxpr, donated: Sequence[bool], target: Target, planned: Pla
       planned: whether an opaque equation writes its results into memory that it is given.
     """
     jaxpr, origins = inline_bodies(jaxpr)
-    jaxpr = rewrite(jaxpr, origins)
+    jaxpr = rewrite(jaxpr, origins, target.batch_first)
     if target.recompute:
         jaxpr = _recomputing(jaxpr, origins, donated, target, planned)
     return _Scheduler(jaxpr, origins, donated, target, planned).run()

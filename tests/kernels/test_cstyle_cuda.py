@@ -152,6 +152,7 @@ def _sums_of_rows(width, rows):
 BY_HAND = {
     "kept in registers of a block": (lambda: _kept(4096, F32), (512, 1, 1), 0),
     "kept in shared memory": (lambda: _kept(28000, F32), (1024, 1, 1), 112000),
+    "too much to keep on the chip": (lambda: _kept(70000, F32), (1024, 1, 1), 0),
     "kept, f64": (lambda: _kept(1100, F64), (288, 1, 1), 0),
     "a block for each row": (lambda: _sums_of_rows(8192, 5), (1024, 1, 1), 0),
     "a warp for each row": (lambda: _sums_of_rows(260, 11), (32, 1, 8), 7280),
