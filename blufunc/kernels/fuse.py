@@ -682,7 +682,7 @@ def _computed_in_copies(jaxpr: Jaxpr) -> set[Var]:
         fits[v] = v not in returned and bool(uses) and all(_ends_in_copy(u, v, fits) for u in uses)
         if isinstance(e.prim, Elementwise) and e.prim is not copy_p:
             large = [a for a in e.invars if _stored_size(a, makers) >= v.aval.size > 1]
-            fits[v] &= len(large) == 1 and scalars.cost(e.prim) <= _LITTLE
+            fits[v] &= len(large) <= 1 and scalars.cost(e.prim) <= _LITTLE
     return {v for v, fit in fits.items() if fit}
 
 
