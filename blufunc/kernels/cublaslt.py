@@ -27,8 +27,10 @@ from blufunc.kernels.gemm_layout import EPILOGUES, Gemm, Side, column_major
 WORKSPACE_BYTES = 32 << 20
 """Scratch memory of each stream: what the library recommends for Hopper."""
 
-_CANDIDATES, _TIMED, _REPEATS = 16, 4, 5
-
+(
+    _CANDIDATES,
+    _TIMED,
+)
 # -- the library ----------------------------------------------------------------------------------
 
 # cublasLtMatmulDescAttributes_t, cublasLtMatrixLayoutAttribute_t, cublasLtMatmulPreferenceAttributes_t: the numbers
@@ -352,20 +354,32 @@ class Plan:
             return bytes(proposed[0].algorithm), ""
         stream = cuda_runtime.compute_stream(self.device)
         times: dict[bytes, float] = {}
-        rounds = ((proposed, 1), (None, _REPEATS))  # all of them once, then the best of these with more care
-        for candidates, repeats in rounds:
-            if candidates is None:
-                best = sorted(times, key=lambda algorithm: times[algorithm])[:_TIMED]
-            else:
-                best = [bytes(r.algorithm) for r in candidates]
-            for algorithm in best:
+        best = [bytes(r.algorithm) for r in proposed]
+        spent = 0.0
+        # all of them for a moment, then the best of these with more care
+        for kept, budget, passes in ((len(best), _GLANCE_MS, 1), (_TIMED, _LOOK_MS, _PASSES)):
+            best = sorted(best, key=lambda algorithm: times.get(algorithm, math.inf))[:kept]
+            looked: dict[bytes, float] = {}
+            for algorithm in best * passes:
+                if spent > _MOST_MS:
+                    break
                 if not self._accept(algorithm):
                     continue
                 try:
-                    run()  # what is loaded at the first run is not to be timed
-                    times[algorithm] = cuda_runtime.elapsed_ms(run, stream, repeats)
+                    if algorithm not in times:
+                        run()  # what is loaded at the first run is not to be timed
+                    ms = cuda_runtime.elapsed_ms(run, stream)
+                    # a product takes less than the host takes to ask for it: many in a row tell what one takes
+                    repeats = min(int(budget / ms), _MOST_REPEATS)
+                    spent += ms * (repeats + 2)
+                    if repeats > 1:
+                        ms = cuda_runtime.elapsed_ms(run, stream, repeats)
                 except errors.UnsupportedError:
                     times.pop(algorithm, None)
+                    continue
+                looked[algorithm] = min(ms, looked.get(algorithm, math.inf))
+            times.update(looked)
+            best = [algorithm for algorithm in best if algorithm in times]
         del keep
         if not times:
             raise errors.UnsupportedError(
