@@ -27,10 +27,15 @@ from blufunc.kernels.gemm_layout import EPILOGUES, Gemm, Side, column_major
 WORKSPACE_BYTES = 32 << 20
 """Scratch memory of each stream: what the library recommends for Hopper."""
 
-(
-    _CANDIDATES,
-    _TIMED,
-)
+_CANDIDATES, _TIMED, _PASSES = 16, 6, 3
+"""How many algorithms are asked for, how many of them are timed with care, and how often."""
+
+_GLANCE_MS, _LOOK_MS, _MOST_REPEATS = 0.2, 1.0, 50
+"""For how long, and how many times in a row at most, an algorithm runs to be timed: at first, and with care."""
+
+_MOST_MS = 80.0
+"""What tuning one product may take; the library proposes first what it thinks best."""
+
 # -- the library ----------------------------------------------------------------------------------
 
 # cublasLtMatmulDescAttributes_t, cublasLtMatrixLayoutAttribute_t, cublasLtMatmulPreferenceAttributes_t: the numbers
