@@ -17,7 +17,7 @@ from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Eqn, Jaxpr
 from blufunc.core.ops.barrier import optimization_barrier_p
 from blufunc.core.ops.dot import dot_general_p
-from blufunc.kernels import cuda_library, cuda_memory, cuda_modules, cuda_runtime
+from blufunc.kernels import cuda_library, cuda_memory, cuda_modules, cuda_runtime, cuda_scatter
 from blufunc.kernels.cuda_executor import Executor, Operand, Work
 from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.cuda_product import Product
@@ -49,7 +49,8 @@ Compile = Callable[[Jaxpr], Body]
 
 def planned(eqn: Eqn) -> bool:
     """Whether an equation's results are written into planned memory."""
-    return eqn.prim is dot_general_p or hasattr(eqn.prim, "cuda_source")
+    by_us = eqn.prim is dot_general_p or hasattr(eqn.prim, "cuda_source")
+    return by_us or cuda_scatter.rows_of(eqn) is not None
 
 
 def work(executor: Executor, step: OpaqueStep, compile: Compile) -> Work:
@@ -65,6 +66,8 @@ def work(executor: Executor, step: OpaqueStep, compile: Compile) -> Work:
         return Work(lambda executor: _pass_on(executor, step, operands), eqn.prim.name, step)
     if hasattr(eqn.prim, "cuda_source"):
         return _user_kernel(executor, step, operands)
+    if step.planned and cuda_scatter.rows_of(eqn) is not None:
+        return _row_scatter(executor, step, operands)
     function, captured = _function_of(eqn, executor.device, compile)
 
     def run(executor: Executor) -> None:
@@ -114,6 +117,25 @@ def _user_kernel(executor: Executor, step: OpaqueStep, operands: Sequence[Operan
 
     executor.keep(unused)
     return Work(run, text.entry, step)
+
+
+def _row_scatter(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Work:
+    eqn = step.eqn
+    how, width = cuda_scatter.rows_of(eqn)  # type: ignore[misc]
+    x, indices, _ = (a.aval for a in eqn.invars)
+    own = lambda shape, dtype: executor.own(ShapedArray(shape, dtype), "the order of a scatter")
+    scatter = cuda_scatter.Scatter(
+        how, x.dtype, indices.dtype, indices.size, x.shape[0], width, executor.device, own
+    )
+    (result,) = step.results
+    assert result is not None
+    place = executor.roots.place(result)
+
+    def run(executor: Executor) -> None:
+        x, rows, updates = (o.buffer(executor).ptr for o in operands)
+        scatter(x, rows, updates, executor.address(place), executor.work_stream())
+
+    return Work(run, eqn.prim.name, step)
 
 
 # -- by functions of buffers -----------------------------------------------------------------------

@@ -9,11 +9,21 @@ that a graph can have it.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from blufunc.core import dtypes
+from blufunc.core.jaxpr import Eqn
+from blufunc.core.ops.gather_scatter import (
+    scatter_add_p,
+    scatter_max_p,
+    scatter_min_p,
+    scatter_mul_p,
+    scatter_p,
+)
+from blufunc.core.ops.windows import GatherScatterMode
 from blufunc.kernels import cuda_runtime, nvrtc, scalars
 from blufunc.kernels.cuda_prelude import with_prelude
 
@@ -80,7 +90,9 @@ extern "C" __global__ void combine(const {type} *x, const {type} *updates, const
   int row = int(i / width), column = int(i % width);
   {wide} acc[{vector}];
   for (int v = 0; v < {vector}; ++v) acc[v] = {loaded_x};
-  for (int k = starts[row]; k < starts[row + 1]; ++k) {{
+  int last = starts[row + 1];
+  #pragma unroll 8  // the additions wait for each other; what they add need not
+  for (int k = starts[row]; k < last; ++k) {{
     const {type} *from = updates + (long long)order[k] * width + column;
     for (int v = 0; v < {vector}; ++v) {{
       {wide} u = {loaded_u};
@@ -91,6 +103,96 @@ extern "C" __global__ void combine(const {type} *x, const {type} *updates, const
   for (int v = 0; v < {vector}; ++v) out[i + v] = {stored};
 }}
 """
+
+
+Own = Callable[[tuple[int, ...], np.dtype], Any]
+
+
+class Scatter:
+    """A scatter of ``n`` rows of ``width`` into ``height`` rows, with its scratch memory and its launches.
+
+    Args:
+      how: a key of ``_COMBINE``.
+      dtype: that of the array and the updates.
+      index: that of the row numbers, int32 or int64; rows that there are not are left out.
+      own: ``own(shape, dtype)`` gives device memory, which lives as long as the object.
+    """
+
+    def __init__(
+        self,
+        how: str,
+        dtype: np.dtype,
+        index: np.dtype,
+        n: int,
+        height: int,
+        width: int,
+        device: int,
+        own: Own,
+    ):
+        vector = next(v for v in (4, 2, 1) if width % v == 0)
+        self.counts = own((height,), np.dtype(np.int32))
+        self.scratch = [own((max(size, 1),), np.dtype(np.int32)) for size in (height + 1, n, n, n)]
+        starts, place, found, order = (b.ptr for b in self.scratch)
+        counts = self.counts.ptr
+        functions = _functions(how, dtype, index.name, vector, device)
+        each, n_, height_ = (-(-n // _THREADS),), np.int32(n), np.int32(height)
+        blocks = (-(-height * width // (_THREADS * vector)),)
+
+        def prepare(name: str, grid: tuple, block: int, *args: Any) -> cuda_runtime.Launch:
+            return functions[name].prepare(grid, (block,), 0, args)
+
+        begin = prepare("begin", (1,), _SCAN_THREADS, counts, starts, height_)
+        sizes = (np.int64(height * width), np.int32(width))
+        self._combine = prepare("combine", blocks, _THREADS, 0, 0, starts, order, 0, *sizes)
+        self._by_rows: list[cuda_runtime.Launch] = []
+        self.launches = [begin, self._combine]
+        if n:
+            count = prepare("count", each, _THREADS, 0, counts, place, n_, height_)
+            gather = prepare("gather", each, _THREADS, 0, starts, place, found, n_)
+            rank = prepare("rank", each, _THREADS, 0, starts, place, found, order, n_)
+            self._by_rows = [count, gather, rank]
+            self.launches = [count, begin, gather, rank, self._combine]
+
+    def __call__(self, x: int, rows: int, updates: int, out: int, stream: Any) -> None:
+        """Put the launches on a stream; the arrays are given by their addresses."""
+        for launch in self._by_rows:
+            launch.arguments.set_pointer(0, rows)
+        for i, address in ((0, x), (1, updates), (4, out)):
+            self._combine.arguments.set_pointer(i, address)
+        cuda_runtime.fill_zero(self.counts.ptr, self.counts.nbytes, stream)
+        for launch in self.launches:
+            launch(stream.ptr)
+
+
+def rows_of(eqn: Eqn) -> tuple[str, int] | None:
+    """For an equation that combines whole rows at plain row numbers: how, and the width of a row; else None."""
+    if eqn.prim not in _WAYS or not takes(_WAYS[eqn.prim], eqn.invars[0].aval.dtype):
+        return None
+    x, indices, updates = (a.aval for a in eqn.invars)
+    if eqn.params["mode"] is GatherScatterMode.CLIP or indices.dtype not in (dtypes.int32, dtypes.int64):
+        return None
+    d = eqn.params["dimension_numbers"]
+    rest = tuple(range(updates.ndim - (x.ndim - 1), updates.ndim))
+    plain = (
+        d.scatter_dims_to_operand_dims == (0,)
+        and d.inserted_window_dims == (0,)
+        and not d.operand_batching_dims
+        and d.update_window_dims == rest
+        and updates.shape[len(updates.shape) - len(rest) :] == x.shape[1:]
+        and indices.shape[-1] == 1
+        and x.size
+        and updates.size
+    )
+    return (_WAYS[eqn.prim], x.size // x.shape[0]) if plain else None
+
+
+_WAYS = {
+    scatter_p: "set",
+    scatter_add_p: "add",
+    scatter_mul_p: "mul",
+    scatter_max_p: "max",
+    scatter_min_p: "min",
+}
 
 
 def scatter(x: Any, rows: Any, updates: Any, how: str, dtype: np.dtype, library: Any, device: int) -> Any:
@@ -104,31 +206,19 @@ def scatter(x: Any, rows: Any, updates: Any, how: str, dtype: np.dtype, library:
     Returns:
       a CuPy array like ``x``.
     """
-    xp, (height, width), n = library.xp, x.shape, len(rows)
-    vector = next(v for v in (4, 2, 1) if width % v == 0)
-    functions = _functions(how, dtype, rows.dtype.name, vector, device)
-    counts = xp.zeros(height, np.int32)
-    starts = xp.empty(height + 1, np.int32)
-    place, found, order = (xp.empty(max(n, 1), np.int32) for _ in range(3))
-    out = xp.empty_like(x)
-    stream = cuda_runtime.work_stream(device)
-    at = lambda a: int(a.data.ptr)
-    n_, height_ = np.int32(n), np.int32(height)
-    each = (-(-n // _THREADS),)
-
-    def launch(name: str, grid: tuple, block: int, *args: Any) -> None:
-        functions[name].launch(grid, (block,), 0, args, stream)
-
-    if n:
-        launch("count", each, _THREADS, at(rows), at(counts), at(place), n_, height_)
-    launch("begin", (1,), _SCAN_THREADS, at(counts), at(starts), height_)
-    if n:
-        launch("gather", each, _THREADS, at(rows), at(starts), at(place), at(found), n_)
-        launch("rank", each, _THREADS, at(rows), at(starts), at(place), at(found), at(order), n_)
-    blocks = (-(-x.size // (_THREADS * vector)),)
-    arrays = (at(x), at(updates), at(starts), at(order), at(out))
-    launch("combine", blocks, _THREADS, *arrays, np.int64(x.size), np.int32(width))
+    own = lambda shape, of: _Array(library.xp.empty(shape, of))
+    run = Scatter(how, dtype, rows.dtype, len(rows), *x.shape, device, own)
+    out = library.xp.empty_like(x)
+    addresses = (int(a.data.ptr) for a in (x, rows, updates, out))
+    run(*addresses, cuda_runtime.work_stream(device))
     return out
+
+
+class _Array:
+    """A CuPy array as scratch memory."""
+
+    def __init__(self, array: Any):
+        self.array, self.ptr, self.nbytes = array, int(array.data.ptr), array.nbytes
 
 
 def source(how: str, dtype: np.dtype, index: str, vector: int) -> str:

@@ -6,6 +6,7 @@ touched, and within a capture nothing runs, nothing may be copied from or to the
 """
 
 import ctypes
+import functools
 import weakref
 
 import numpy as np
@@ -20,6 +21,7 @@ from blufunc.kernels import (
     cuda_memory,
     cuda_modules,
     cuda_runtime,
+    cuda_scatter,
     loop_interpreter,
 )
 from blufunc.kernels.quiet import quietly
@@ -280,6 +282,29 @@ class Plan:
         return np.lib.stride_tricks.as_strided(flat, shape, strides).view(dtype)
 
 
+class Scatter:
+    """``cuda_scatter.Scatter`` by NumPy."""
+
+    def __init__(self, fake, how, dtype, index, n, height, width, device, own):
+        self.fake, self.how, self.dtype, self.index = fake, how, dtype, index
+        self.sizes = n, height, width
+        self.scratch = own((height,), np.dtype(np.int32))
+
+    def __call__(self, x, rows, updates, out, stream):
+        self.fake.do(lambda: quietly(self._combine, x, rows, updates, out), stream.ptr)
+
+    def _combine(self, x, rows, updates, out):
+        n, height, width = self.sizes
+        wide = np.float32 if dtypes.is_floating(self.dtype) and self.dtype.itemsize < 4 else self.dtype
+        found = self.fake.array(x, (height, width), self.dtype).astype(wide)
+        given = self.fake.array(updates, (n, width), self.dtype).astype(wide)
+        combine = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}.get(self.how)
+        for row, update in zip(self.fake.array(rows, (n,), self.index), given):
+            if 0 <= row < height:
+                found[row] = combine(found[row], update) if combine else update
+        self.fake.array(out, (height, width), self.dtype)[...] = found.astype(self.dtype)
+
+
 def install(monkeypatch):
     """Put a ``FakeCuda`` in the place of CUDA, and return it."""
     fake = FakeCuda()
@@ -303,6 +328,7 @@ def install(monkeypatch):
         (cuda_executor, "_captured", fake.captured),
         (cuda_graph, "capture", fake.capture),
         (cublaslt, "Plan", lambda gemm, device, addresses: Plan(fake, gemm, addresses)),
+        (cuda_scatter, "Scatter", functools.partial(Scatter, fake)),
         (cuda_modules, "load", fake.load),
         (cuda_modules, "load_source", fake.load_source),
         (backend, "_backends", {**backend._backends, "cuda": cuda_backend.CudaBackend()}),
