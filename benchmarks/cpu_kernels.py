@@ -41,7 +41,7 @@ CASES = (
     ("layer norm backward", (4096, 4096)),
     ("layer norm backward", (16384, 768)),
     ("cross-entropy", (512, 50304)),
-    ("cross-entropy backward", (512, 50304)),
+    ("cross-entropy and gradient", (512, 50304)),
     ("sum of rows", (16384, 1024)),
     ("sum of columns", (16384, 1024)),
 )

@@ -19,7 +19,7 @@ CASES: tuple[tuple[str, tuple[int, ...]], ...] = tuple(
     (name + suffix, shape)
     for name, shapes in ({"gelu": GELU} | ROWS_16K).items()
     for shape in shapes
-    for suffix in ("", " backward")
+    for suffix in ("", " and gradient" if name == "cross-entropy" else " backward")
 ) + tuple((name, shape) for shape in SUMS for name in ("sum of rows", "sum of columns"))
 TINY = tuple(dict.fromkeys((name, (64, *(4 for _ in shape[1:-1]), 96)) for name, shape in CASES))
 

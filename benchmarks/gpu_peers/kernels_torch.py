@@ -51,7 +51,8 @@ def main() -> None:
 
 def time_kernel(name: str, shape: tuple[int, ...], options: argparse.Namespace) -> None:
     """One kernel: its time, and a sample of its results."""
-    function, operands, passes = FUNCTIONS[name.removesuffix(" backward")]
+    both = name.endswith(" and gradient")  # as others compute it, who keep nothing between the two
+    function, operands, passes = FUNCTIONS[name.removesuffix(" backward").removesuffix(" and gradient")]
     f = torch.compile(function, dynamic=False) if options.compile else function
     args = [operand(o, shape, i, options.platform) for i, o in enumerate(operands)]
     backward = name.endswith(" backward")
@@ -60,11 +61,17 @@ def time_kernel(name: str, shape: tuple[int, ...], options: argparse.Namespace) 
         out = f(*args)
         ct = operand("x", shape, len(operands), options.platform) if out.ndim else torch.ones_like(out)
         call = lambda: torch.autograd.grad(out, wanted, ct, retain_graph=True)
+    elif both:
+        x = args[0].requires_grad_()
+
+        def call():
+            out = f(*args)
+            return out.detach(), *torch.autograd.grad(out, x)
     else:
         call = lambda: (f(*args),)
     check = sample(call())
     ms = milliseconds(call, options.platform)
-    nbytes = 4 * math.prod(shape) * passes[backward]
+    nbytes = 4 * math.prod(shape) * passes[backward or both]
     clock.emit(
         what=kernel_shapes.label(name, shape),
         ms=ms,

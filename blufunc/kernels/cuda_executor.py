@@ -213,6 +213,7 @@ class Executor:
             for n, step in enumerate(made.steps)
         ]
         self._note_drops()
+        self._makers = [self._maker(o) for o in made.outputs]
         self.captured = all(w.captured for w in self.works)
         del self.copier  # it holds the program, which holds this
 
@@ -352,21 +353,28 @@ class Executor:
         Args:
           fresh: whether what steps made must be copied: a graph makes it in the same place every time.
         """
-        out = []
-        for o in self.made.outputs:
-            if isinstance(o, Literal):
-                out.append(self.copied(self.constant(o)))
-                continue
-            place, aval = self.roots.place(o), type_of(self.made.values[o])
-            if place.root == ARENA:
-                out.append(self.copied(self.buffer(place, aval)))
-                continue
-            base = dynamic[place.root] if self.roots.is_dynamic(place.root) else bases[place.root]
-            same = not place.offset and base.shape == aval.shape and base.dtype == aval.dtype
-            buffer = base if same else base.view(aval.shape, aval.dtype, place.offset)
-            again = fresh and self.roots.is_dynamic(place.root)
-            out.append(self.copied(buffer) if again else buffer)
-        return out
+        return [make(bases, dynamic, fresh) for make in self._makers]
+
+    def _maker(
+        self, o: Any
+    ) -> Callable[[Sequence[DeviceBuffer], dict[int, DeviceBuffer], bool], DeviceBuffer]:
+        """How a result is had after a run; worked out once, as a step of training has hundreds."""
+        if isinstance(o, Literal):
+            return lambda bases, dynamic, fresh: self.copied(self.constant(o))
+        place, aval = self.roots.place(o), type_of(self.made.values[o])
+        root, offset, shape, dtype = place.root, place.offset, aval.shape, aval.dtype
+        if root == ARENA:
+            return lambda bases, dynamic, fresh: self.copied(self.buffer(place, aval))
+
+        def seen(base: DeviceBuffer) -> DeviceBuffer:
+            same = not offset and base.shape == shape and base.dtype == dtype
+            return base if same else base.view(shape, dtype, offset)
+
+        if not self.roots.is_dynamic(root):
+            return lambda bases, dynamic, fresh: seen(bases[root])
+        return lambda bases, dynamic, fresh: (
+            self.copied(seen(dynamic[root])) if fresh else seen(dynamic[root])
+        )
 
     def copied(self, buffer: DeviceBuffer) -> DeviceBuffer:
         """A buffer of its own with the same values."""

@@ -243,7 +243,7 @@ class Jitted:
         return self._run_donating(entry, values, donated)
 
     def _run_donating(self, entry: Entry, values: list, donated: tuple[bool, ...]) -> Any:
-        arrays = [concrete(v) for v in values]
+        arrays = [v if v.__class__ is Array else concrete(v) for v in values]
         device = entry.place(arrays, self.name)
         arrays = [*entry.constants(device), *arrays]
         flags = (False,) * len(entry.consts) + donated
