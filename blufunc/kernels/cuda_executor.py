@@ -213,7 +213,7 @@ class Executor:
             for n, step in enumerate(made.steps)
         ]
         self._note_drops()
-        self._makers = [self._maker(o) for o in made.outputs]
+        self._makers = [_maker(self.roots, made, o) for o in made.outputs]
         self.captured = all(w.captured for w in self.works)
         del self.copier  # it holds the program, which holds this
 
@@ -353,28 +353,7 @@ class Executor:
         Args:
           fresh: whether what steps made must be copied: a graph makes it in the same place every time.
         """
-        return [make(bases, dynamic, fresh) for make in self._makers]
-
-    def _maker(
-        self, o: Any
-    ) -> Callable[[Sequence[DeviceBuffer], dict[int, DeviceBuffer], bool], DeviceBuffer]:
-        """How a result is had after a run; worked out once, as a step of training has hundreds."""
-        if isinstance(o, Literal):
-            return lambda bases, dynamic, fresh: self.copied(self.constant(o))
-        place, aval = self.roots.place(o), type_of(self.made.values[o])
-        root, offset, shape, dtype = place.root, place.offset, aval.shape, aval.dtype
-        if root == ARENA:
-            return lambda bases, dynamic, fresh: self.copied(self.buffer(place, aval))
-
-        def seen(base: DeviceBuffer) -> DeviceBuffer:
-            same = not offset and base.shape == shape and base.dtype == dtype
-            return base if same else base.view(shape, dtype, offset)
-
-        if not self.roots.is_dynamic(root):
-            return lambda bases, dynamic, fresh: seen(bases[root])
-        return lambda bases, dynamic, fresh: (
-            self.copied(seen(dynamic[root])) if fresh else seen(dynamic[root])
-        )
+        return [make(self, bases, dynamic, fresh) for make in self._makers]
 
     def copied(self, buffer: DeviceBuffer) -> DeviceBuffer:
         """A buffer of its own with the same values."""
@@ -384,6 +363,29 @@ class Executor:
         """Let go of the buffers of the last call; addresses are kept, for they may come again."""
         for root in range(self.roots.count):
             self._bases[root] = None
+
+
+Maker = Callable[["Executor", Sequence[DeviceBuffer], dict[int, DeviceBuffer], bool], DeviceBuffer]
+
+
+def _maker(roots: Roots, made: Schedule, o: Any) -> Maker:
+    """How a result is had after a run: worked out once, as a step of training has hundreds. It holds no executor."""
+    if isinstance(o, Literal):
+        return lambda executor, bases, dynamic, fresh: executor.copied(executor.constant(o))
+    place, aval = roots.place(o), type_of(made.values[o])
+    root, offset, shape, dtype = place.root, place.offset, aval.shape, aval.dtype
+    if root == ARENA:
+        return lambda executor, bases, dynamic, fresh: executor.copied(executor.buffer(place, aval))
+
+    def seen(base: DeviceBuffer) -> DeviceBuffer:
+        same = not offset and base.shape == shape and base.dtype == dtype
+        return base if same else base.view(shape, dtype, offset)
+
+    if not roots.is_dynamic(root):
+        return lambda executor, bases, dynamic, fresh: seen(bases[root])
+    return lambda executor, bases, dynamic, fresh: (
+        executor.copied(seen(dynamic[root])) if fresh else seen(dynamic[root])
+    )
 
 
 class Allocator:
