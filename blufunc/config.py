@@ -38,9 +38,21 @@ _OF_JAX = {
     "jax_platforms": _PLATFORM,
     "jax_platform_name": _PLATFORM,
     "jax_num_cpu_devices": ("there is one CPU.", "leave it out"),
-    "jax_compilation_cache_dir": ("programs are not kept on disk.", "leave it out"),
+    "jax_compilation_cache_dir": (
+        "what was compiled is always kept on disk, in ~/.cache/blufunc.",
+        "leave it out, or set the environment variable BLUFUNC_CACHE_DIR before the program starts",
+    ),
 }
 """What JAX's flags that blufunc does without have instead: why there is none, and what to write."""
+
+STAGES = ("jaxpr", "retrace", "fusion", "loopir", "source", "memory", "compile", "cache", "launch")
+"""What ``debug`` can ask for."""
+
+_CHOICES = {
+    "host_compiler": ("auto", "always", "never"),
+    "matmul_precision": ("default", "high", "highest", "tf32", "fastest"),
+}
+"""The values of flags that have only few."""
 
 
 @dataclass
@@ -48,7 +60,7 @@ class Config:
     """Process-wide settings; assign to the attributes of ``blufunc.config.config`` to change them.
 
     Attributes:
-      debug: comma-separated stages to print to stderr as programs pass them:
+      debug: stages to print to stderr as programs pass them, with commas between (``STAGES``):
 
         - ``jaxpr``: what was traced;
         - ``retrace``: why a function is traced again;
@@ -86,6 +98,7 @@ class Config:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dataclass_fields__:
+            _check_value(name, value)
             object.__setattr__(self, name, value)
             if name in ("debug_nans", "debug_infs"):
                 object.__setattr__(self, "guards", bool(self.debug_nans or self.debug_infs))
@@ -98,39 +111,66 @@ class Config:
         Raises:
           ArgumentError: ``value`` is not of the flag's type.
           UnsupportedError: JAX has such a flag and blufunc does not; the message says what does it here.
-          ValueRangeError: there is no such flag.
+          ValueRangeError: there is no such flag, or the flag has no such value.
         """
         if name in _OF_JAX:
             why, fix = _OF_JAX[name]
             raise errors.UnsupportedError(f"blufunc has no flag {name!r}.", why=why, fix=fix)
         flag = name.removeprefix("jax_") if isinstance(name, str) else name
-        known = {f.name: f.type for f in fields(self)}
+        known = [f.name for f in fields(self)]
         if flag not in known:
             raise errors.ValueRangeError(
                 f"blufunc has no flag {name!r:.60}.", fix=f"its flags are {', '.join(known)}"
-            )
-        if type(value).__name__ != known[flag]:
-            raise errors.ArgumentError(
-                f"the flag {flag!r} is a {known[flag]}, not {value!r:.60}.", fix=f"bf.config.{flag} = ..."
             )
         setattr(self, flag, value)
 
     def shows(self, stage: str) -> bool:
         """Whether ``debug`` asks for ``stage``."""
-        return stage in self.debug.split(",")
+        return stage in _stages(self.debug)
 
     def show(self, text: object) -> None:
         """Print what ``shows`` said was wanted."""
         sys.stderr.write(f"{text}\n")
 
 
+def _stages(text: str) -> list[str]:
+    return [stage for stage in map(str.strip, text.split(",")) if stage]
+
+
+def _check_value(name: str, value: Any) -> None:
+    """Raise for a value that a flag cannot have, which would be passed over in silence."""
+    wanted = Config.__dataclass_fields__[name].type
+    if type(value).__name__ != wanted:
+        raise errors.ArgumentError(
+            f"the flag {name!r} is a {wanted}, not {value!r:.60}.", fix=f"bf.config.{name} = ..."
+        )
+    choices = STAGES if name == "debug" else _CHOICES.get(name, (value,))
+    wrong = [one for one in (_stages(value) if name == "debug" else [value]) if one not in choices]
+    if wrong:
+        raise errors.ValueRangeError(
+            f"the flag {name!r} cannot be {wrong[0]!r:.60}.", fix=f"use {', '.join(choices)}"
+        )
+
+
+_SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+"""What the environment may say of a flag that is on or off."""
+
+
 def from_environment(environ=os.environ) -> Config:
-    """A ``Config`` with the values that ``BLUFUNC_*`` variables give."""
+    """A ``Config`` with the values that ``BLUFUNC_*`` variables give; an empty one gives none.
+
+    Raises:
+      ValueRangeError: a flag has no such value.
+    """
     values: dict[str, Any] = {}
     for f in fields(Config):
-        text = environ.get(f"BLUFUNC_{f.name.upper()}")
-        if text is not None:
-            values[f.name] = text.lower() in ("1", "true", "yes", "on") if f.type == "bool" else text
+        variable = f"BLUFUNC_{f.name.upper()}"
+        text = environ.get(variable)
+        if not text:
+            continue
+        if f.type == "bool" and text.lower() not in _SWITCH:
+            raise errors.ValueRangeError(f"{variable} is {text!r:.60}.", fix=f"use {', '.join(_SWITCH)}")
+        values[f.name] = _SWITCH[text.lower()] if f.type == "bool" else text
     return Config(**values)
 
 

@@ -70,6 +70,41 @@ def test_flags():
     assert config == Config("jaxpr", True, True)
 
 
+WRONG_VALUES = {
+    "a stage": ("debug", "jaxpr,fusoin", "fusoin.*\n.*use jaxpr, retrace, fusion"),
+    "a choice": ("host_compiler", "sometimes", "sometimes.*\n.*use auto, always, never"),
+    "no choice": ("host_compiler", "", "use auto, always, never"),
+    "a precision": ("matmul_precision", "tf33", "tf33.*\n.*use default"),
+}
+
+
+@pytest.mark.parametrize("flag, value, message", WRONG_VALUES.values(), ids=WRONG_VALUES)
+def test_a_value_that_a_flag_cannot_have(flag, value, message):
+    config = Config()
+    for attempt in (lambda: config.update(flag, value), lambda: setattr(config, flag, value)):
+        with pytest.raises(errors.ValueRangeError, match=message):
+            attempt()
+    assert config == Config()
+
+
+def test_flags_are_assigned_in_their_type():
+    with pytest.raises(errors.ArgumentError, match="'debug' is a str"):
+        Config().debug = True
+
+
+def test_stages_may_have_spaces():
+    config = Config("jaxpr, fusion,")
+    assert config.shows("fusion") and not config.shows("") and not config.shows("fus")
+
+
+def test_flags_in_the_environment():
+    given = {"BLUFUNC_HOST_COMPILER": "never", "BLUFUNC_CUDA_GRAPHS": "off", "BLUFUNC_CHECK": "1", "BLUFUNC_DEBUG": ""}
+    assert from_environment(given) == Config(host_compiler="never", cuda_graphs=False, check=True)
+    for variable, value in {"BLUFUNC_DEBUG_NANS": "2", "BLUFUNC_HOST_COMPILER": "yes"}.items():
+        with pytest.raises(errors.ValueRangeError, match=value):
+            from_environment({variable: value})
+
+
 @pytest.mark.parametrize("name", sorted(_OF_JAX))
 def test_flags_of_jax(name):
     with pytest.raises(errors.UnsupportedError, match=name) as caught:

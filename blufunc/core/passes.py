@@ -118,13 +118,13 @@ def _put_in_place(eqn: Eqn, body: Jaxpr, invars: Sequence[Atom], alias: Callable
     return inlined
 
 
-def inline_bodies(jaxpr: Jaxpr) -> tuple[Jaxpr, dict[int, int]]:
+def inline_bodies(jaxpr: Jaxpr) -> tuple[Jaxpr, dict[Eqn, int]]:
     """With every call in place that only computes its body (``prim.body``), whatever rules it has for transforms.
 
     For compilers, when all transforms are done. Calls that compute something again (``prim.again``) stay apart from
-    what computed it first: the second result is, by the identity of an equation, the number of the call it is from.
+    what computed it first: the second result is, for each of their equations, the number of the call it is from.
     """
-    origins: dict[int, int] = {}
+    origins: dict[Eqn, int] = {}
     count = 0
 
     def step(eqn, invars, alias):
@@ -136,12 +136,12 @@ def inline_bodies(jaxpr: Jaxpr) -> tuple[Jaxpr, dict[int, int]]:
         base = count
         count = max([base, *[base + n for n in inner.values()]])
         for e, old in zip(placed, body.eqns, strict=True):
-            if id(old) in inner:
-                origins[id(e)] = base + inner[id(old)]
+            if old in inner:
+                origins[e] = base + inner[old]
         if eqn.prim.again:
             count += 1
             for e in placed:
-                origins.setdefault(id(e), count)
+                origins.setdefault(e, count)
         return placed
 
     if not any(e.prim.body for e in jaxpr.eqns):

@@ -172,12 +172,12 @@ def _describe(i: int, step: Step) -> str:
     return f"{i:4} [{shape}] {names}  # {'; '.join(lines)}"
 
 
-def fuse(jaxpr: Jaxpr, origins: Mapping[int, int] | None = None) -> Fusion:
+def fuse(jaxpr: Jaxpr, origins: Mapping[Eqn, int] | None = None) -> Fusion:
     """Group the equations of a simplified jaxpr.
 
     Args:
       jaxpr: the program, its calls in place.
-      origins: by the identity of an equation, the call that computes it again: it stays apart from what did so first.
+      origins: for equations, the call that computes them again: they stay apart from what did so first.
     """
     return _Fuser(jaxpr, origins or {}).run()
 
@@ -263,7 +263,7 @@ def reduction_pattern(shape: Sequence[int], axes: Sequence[int]) -> list[tuple[i
 
 
 class _Fuser:
-    def __init__(self, jaxpr: Jaxpr, origins: Mapping[int, int]):
+    def __init__(self, jaxpr: Jaxpr, origins: Mapping[Eqn, int]):
         self.jaxpr = jaxpr
         self.origins = origins
         self.position = {id(e): i for i, e in enumerate(jaxpr.eqns)}
@@ -407,7 +407,7 @@ class _Fuser:
         return None
 
     def origin(self, eqn: Eqn) -> int:
-        return self.origins.get(id(eqn), 0)
+        return self.origins.get(eqn, 0)
 
     def buffers(self, region: Region, eqn: Eqn) -> int:
         """An upper bound of the parameters of a kernel, cheap to count."""
@@ -572,7 +572,7 @@ class _Fuser:
 
     def write_out(self) -> None:
         """Decide which variables are written, and add copies of virtual ones that somebody needs in memory."""
-        copies: dict[Var, None] = {}
+        needed: dict[Var, None] = {}
         for step in list(self.live()):
             if isinstance(step, Region):
                 step.inputs = self.read_by(step)
@@ -581,13 +581,14 @@ class _Fuser:
                 if a.__class__ is Literal:
                     continue
                 if a in self.virtual and view_chain(a, self.virtual) is None:
-                    copies[a] = None
+                    needed[a] = None
                     step.inputs.append(a)
                 else:
                     step.inputs.extend(self.leaves(a))
-        copies.update((a, None) for a in self.jaxpr.outvars if a in self.virtual and not self.at_the_end(a))
-        for v in copies:
-            self.copy_out(v)
+        needed.update((a, None) for a in self.jaxpr.outvars if a in self.virtual)  # type: ignore[misc]
+        for v in needed:
+            if not self.at_the_end(v):
+                self.copy_out(v)
         for region in self.live():
             if isinstance(region, Region):
                 more = [x for v in region.numbers for x in self.leaves(v) if x not in region.roles]

@@ -31,7 +31,7 @@ from blufunc.core.structure import add_any_p
 from blufunc.kernels import scalars
 from blufunc.kernels.access import Place, gathered, moves, source_of
 from blufunc.kernels.fuse import REDUCES, Fusion, Region, one_hot_batch
-from blufunc.kernels.indices import ZERO, Computed, Index, Range, flat, of, ranges_of, unflat
+from blufunc.kernels.indices import UNBOUNDED, ZERO, Computed, Index, Range, flat, of, ranges_of, unflat
 from blufunc.kernels.indices import constant as fixed
 from blufunc.kernels.loopir import (
     Accumulate,
@@ -408,7 +408,7 @@ class Lowering:
                 total = Total(self.names.of(v, e), dtype, op, v.aval.dtype if positional else None)
                 self.totals[v] = (total, value, of(k) if positional else None)
                 reduces.append(self.totals[v])
-            elif role == "row" and e.prim is gather_p and self.picks(e):
+            elif role == "row" and e.prim is gather_p and self.picks(e, row):
                 self.pick(e, row, of(k) if column is None else column, position, reduces)
             elif role != "total":
                 self.at(v, unflat(position if role == "element" else row, v.aval.shape))
@@ -432,13 +432,17 @@ class Lowering:
         body = _in_generations(reduces, lane_stores, row_stores, k)
         return body if self.columns else self.kept(body)
 
-    def picks(self, gather: Eqn) -> bool:
+    def picks(self, gather: Eqn, row: Index) -> bool:
         """Whether a gather of one number for each row takes it from what the row's lanes read anyway."""
-        x = gather.invars[0]
+        x, frame = gather.invars[0], self.region.frame
         if x in self.region.roles:
             return True
         elements = [e for e in self.region.eqns if e is not gather and x in e.invars]
-        return any(e.outvars[0].aval.size == x.aval.size or e.prim in REDUCES for e in elements)
+        if not any(e.outvars[0].aval.size == x.aval.size or e.prim in REDUCES for e in elements):
+            return False
+        found, _ = _placed(self, gather, unflat(row, gather.outvars[0].aval.shape))
+        assert frame.lanes
+        return x.aval.size == frame.size and flat(found, x.aval.shape) // frame.lanes == row
 
     def pick(self, gather: Eqn, row: Index, column: Index, position: Index, reduces: list) -> None:
         """Let the lane that has the number of a gather bring it, as a sum to which the others add nothing.
@@ -633,6 +637,10 @@ def _start(low: Lowering, value: Value, most: int) -> tuple[Index, Value]:
     wide = np.dtype(np.int32)
     if value.dtype.itemsize == 8 or value.dtype == np.uint32 or most >= 1 << 31:
         wide = np.dtype(np.int64)
+    if value.dtype.itemsize == 8:  # no number beyond those that indices may be: positions are added to it
+        low = 0 if dtypes.is_unsigned(value.dtype) else -UNBOUNDED
+        bounds = const(low, value.dtype), const(UNBOUNDED, value.dtype)
+        value = apply(clamp_p, (bounds[0], value, bounds[1]), {}, value.dtype)
     value = converted(value, wide)
     clamped = apply(clamp_p, (const(0, wide), value, const(most, wide)), {}, wide)
     return of(Computed(clamped, 0, most)), value

@@ -25,20 +25,20 @@ from blufunc.kernels.fuse import Fusion, Region
 _UNLIMITED = 1 << 62
 
 
-def rematerialise(fusion: Fusion, peak: int, origins: dict[int, int], worth: int) -> Jaxpr:
+def rematerialise(fusion: Fusion, peak: int, origins: dict[Eqn, int], worth: int) -> Jaxpr:
     """The program with cheap values computed again.
 
     Args:
       fusion: the program, fused.
       peak: the position of an equation: what is read behind it is alive at the peak.
-      origins: by the identity of an equation, the call that computes it again; the new equations are added.
+      origins: for equations, the call that computes them again; the new equations are added.
       worth: how many bytes a region must save.
     """
     return _Rematerialiser(fusion, peak, origins, worth).run()
 
 
 class _Rematerialiser:
-    def __init__(self, fusion: Fusion, peak: int, origins: dict[int, int], worth: int):
+    def __init__(self, fusion: Fusion, peak: int, origins: dict[Eqn, int], worth: int):
         self.fusion, self.peak, self.origins, self.worth = fusion, peak, origins, worth
         self.jaxpr = fusion.jaxpr
         self.position = {id(e): i for i, e in enumerate(self.jaxpr.eqns)}
@@ -158,7 +158,7 @@ class _Rematerialiser:
             made = Eqn(eqn.prim, [again(a) for a in eqn.invars], [Var(v.aval)], eqn.params, eqn.source)
             eqns.append(made)
             if v in self.again:
-                self.origins[id(made)] = self.again[v]
+                self.origins[made] = self.again[v]
             fresh[v] = made.outvars[0]
             return fresh[v]
 
@@ -166,8 +166,8 @@ class _Rematerialiser:
             late = i > self.peak and not (eqn.outvars and eqn.outvars[0] in self.fusion.virtual)
             if late or (i > self.peak and any(a.__class__ is not Literal for a in eqn.invars)):
                 new = eqn.with_vars([again(a) for a in eqn.invars], eqn.outvars)
-                if id(eqn) in self.origins:
-                    self.origins[id(new)] = self.origins[id(eqn)]
+                if eqn in self.origins:
+                    self.origins[new] = self.origins[eqn]
                 eqn = new
             eqns.append(eqn)
         return self.jaxpr.replace(eqns=eqns)

@@ -25,12 +25,12 @@ from blufunc.kernels.access import moves, view_strides
 from blufunc.kernels.indices import strides_of
 
 
-def rewrite(jaxpr: Jaxpr, origins: dict[int, int], batch_first: bool = False) -> Jaxpr:
+def rewrite(jaxpr: Jaxpr, origins: dict[Eqn, int], batch_first: bool = False) -> Jaxpr:
     """Apply all of it.
 
     Args:
       jaxpr: the program.
-      origins: by the identity of an equation, the call that computes it again; kept up for those that take its place.
+      origins: for equations, the call that computes them again; kept up for those that take its place.
       batch_first: whether products want their batch axes side by side in memory.
     """
     jaxpr = _Rewriter(jaxpr, origins).run()
@@ -38,7 +38,7 @@ def rewrite(jaxpr: Jaxpr, origins: dict[int, int], batch_first: bool = False) ->
 
 
 class _Rewriter:
-    def __init__(self, jaxpr: Jaxpr, origins: dict[int, int]):
+    def __init__(self, jaxpr: Jaxpr, origins: dict[Eqn, int]):
         self.jaxpr, self.origins = jaxpr, origins
         self.makers: dict[Var, Eqn] = {}
         self.position: dict[Var, int] = dict.fromkeys(jaxpr.invars, -1)
@@ -52,8 +52,8 @@ class _Rewriter:
             made = next((m for rule in _RULES if (m := rule(self, eqn)) is not None), eqn)
             if made is not eqn:
                 changed = True
-                if id(eqn) in self.origins:
-                    self.origins[id(made)] = self.origins[id(eqn)]
+                if eqn in self.origins:
+                    self.origins[made] = self.origins[eqn]
             eqns.append(made)
             self.makers.update((v, made) for v in made.outvars)
             self.position.update((v, i) for v in made.outvars)
@@ -105,7 +105,7 @@ def _sum_with_scattered(r: _Rewriter, eqn: Eqn) -> Eqn | None:
 _RULES: tuple[Callable[[_Rewriter, Eqn], Eqn | None], ...] = (_transposed_product, _sum_with_scattered)
 
 
-def _with_dense_batches(jaxpr: Jaxpr, origins: dict[int, int]) -> Jaxpr:
+def _with_dense_batches(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Jaxpr:
     """With copies of those operands of products whose batch axes no single stride goes through."""
     makers = {v: e for e in jaxpr.eqns for v in e.outvars}
     eqns: list[Eqn] = []
@@ -128,14 +128,14 @@ def _with_dense_batches(jaxpr: Jaxpr, origins: dict[int, int]) -> Jaxpr:
     def add(eqn: Eqn, origin: int) -> None:
         eqns.append(eqn)
         if origin:
-            origins[id(eqn)] = origin
+            origins[eqn] = origin
 
     for eqn in jaxpr.eqns:
         if eqn.prim is not dot_general_p:
             eqns.append(eqn)
             continue
         (xc, yc), (xb, yb) = eqn.params["dimension_numbers"]
-        origin = origins.get(id(eqn), 0)
+        origin = origins.get(eqn, 0)
         operands, numbers = [], []
         for x, contract, batch in zip(eqn.invars, (xc, yc), (xb, yb), strict=True):
             if _in_one_stride(x, batch, makers):

@@ -145,7 +145,7 @@ def schedule(jaxpr: Jaxpr, donated: Sequence[bool], target: Target, planned: Pla
     return _Scheduler(jaxpr, origins, donated, target, planned).run()
 
 
-def _recomputing(jaxpr: Jaxpr, origins: dict[int, int], donated, target: Target, planned: Planned) -> Jaxpr:
+def _recomputing(jaxpr: Jaxpr, origins: dict[Eqn, int], donated, target: Target, planned: Planned) -> Jaxpr:
     """The program with what is cheap computed again behind the peak of a first plan."""
     first = _Scheduler(jaxpr, origins, donated, target, planned).run(estimate=True)
     if first.plan.peak_step is None:

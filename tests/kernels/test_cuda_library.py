@@ -233,6 +233,8 @@ def test_what_is_left_to_the_host():
 @pytest.mark.parametrize("op, dtype", ON_DEVICE)
 def test_entries_on_a_device(op, dtype):
     xs = op.sample(dtype)
+    if cuda_library.is_host_fallback(op.prim, [x.dtype for x in xs], op.params):
+        pytest.skip("computed on the host")
     outs = result_types(op.prim, xs, op.params)
     got = cuda_library.run(op.prim, [cuda_memory.to_device(x) for x in xs], op.params, outs)
     assert [b.dtype for b in got] == [a.dtype for a in outs]

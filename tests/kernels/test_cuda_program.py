@@ -62,6 +62,8 @@ def same(got, want, rtol=1e-5):
 PAIRS = [(op, d) for op in OPS for d in op.dtypes]
 CASES = [pytest.param(op, d, id=f"{op.id}-{d}") for op, d in PAIRS]
 PARTS = 32
+# Another library may choose other signs of vectors; tests/kernels/test_cuda_library.py holds what they are.
+DETERMINED = [(op, d) for op, d in PAIRS if op.prim.name not in ("eigh", "svd")]
 
 
 def agree(op, dtype, got, want, tolerance):
@@ -83,7 +85,7 @@ def test_operations(op, dtype, cuda):
 @pytest.mark.parametrize("part", range(PARTS))
 def test_operations_on_a_device(part):
     """Many in one program: it is compiled much faster than as many programs."""
-    pairs, device = PAIRS[part::PARTS], bf.devices("cuda")[0]
+    pairs, device = DETERMINED[part::PARTS], bf.devices("cuda")[0]
     values = [op.sample(dtype) for op, dtype in pairs]
     run = bf.jit(lambda args: [op.apply(*xs) for (op, _), xs in zip(pairs, args, strict=True)])
     found = run([on(device, *xs) for xs in values])
@@ -92,20 +94,20 @@ def test_operations_on_a_device(part):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("op", [pytest.param(op, id=op.id) for op in OPS[::8]])
+@pytest.mark.parametrize("op", [pytest.param(op, id=op.id) for op in dict(DETERMINED[::16])])
 def test_single_operations_on_a_device(op):
     device, values = bf.devices("cuda")[0], op.sample(op.dtypes[-1])
     want = op.apply(*on(backend.host_device(), *values))
     agree(op, op.dtypes[-1], op.apply(*on(device, *values)), want, 64)
 
 
-def control_flow(name, device):
+def control_flow(name, device, rtol=1e-9):
     p = PROGRAMS[name]
     f = bf.jit(lambda *args: p.run(LAX, *args))
     args = p.args(0)
     want, there = f(*args), bf.device_put(args, device)
     for _ in range(4):  # the later ones may be graphs
-        same(f(*there), want, 1e-9)
+        same(f(*there), want, rtol)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -117,7 +119,7 @@ def test_control_flow(name, cuda):
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_control_flow_on_a_device(name):
-    control_flow(name, bf.devices("cuda")[0])
+    control_flow(name, bf.devices("cuda")[0], 1e-6)  # float32 samples
 
 
 def normalised(x, w, b):
@@ -266,10 +268,14 @@ def test_precision(precision, flag, compute, monkeypatch):
     assert cuda_product.compute_of(dtypes.float64, precision) == "f64"
 
 
-def test_a_wrong_precision_is_named(monkeypatch):
-    monkeypatch.setattr(config, "matmul_precision", "best")
+def test_a_wrong_precision_is_named():
     with pytest.raises(errors.ValueRangeError, match=r"best.*\n.*'highest'"):
-        cuda_product.compute_of(dtypes.float32, None)
+        cuda_product.compute_of(dtypes.float32, "best")
+
+
+@pytest.mark.parametrize("flag", cuda_product._FLOAT32)
+def test_every_precision_is_a_value_of_the_flag(flag):
+    Config().update("matmul_precision", flag)
 
 
 def test_a_single_operation_is_compiled_once(fake, cuda):
