@@ -152,7 +152,10 @@ def _check_value(name: str, value: Any) -> None:
         )
 
 
-_SWITCH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+_SWITCH = {
+    **dict.fromkeys(("1", "true", "yes", "on"), True),
+    **dict.fromkeys(("0", "false", "no", "off"), False),
+}
 """What the environment may say of a flag that is on or off."""
 
 

@@ -17,6 +17,7 @@ from blufunc.kernels.report import Fused, count, duration, size
 from blufunc.kernels.sight import Memory, Timings, cost_table
 from blufunc.transforms.arguments import check_callable
 from blufunc.transforms.jit import Jitted, jit
+from blufunc.transforms.stages import chosen
 
 __all__ = ["Explanation", "explain"]
 
@@ -93,11 +94,11 @@ def explain(
       that it must move, its arithmetic, the least time that the device allows for these (the roofline), and the lines
       it came from. With ``run``, the measured time and the share of the roofline too.
     Raises:
-      ArgumentError: ``fun`` is not a function.
+      ArgumentError: ``fun`` is not a function, ``device`` no device, or an argument with which to run has no values.
     """
     check_callable(fun, "explain")
     function = fun if isinstance(fun, Jitted) else jit(fun)
-    device = device or backend.default_device()
+    device = chosen(device, "explain")
     lowered = function.lower(*args, **kwargs)
     sight = lowered.sight(device)
     timings = lowered.compile(device).timings(*args, **kwargs) if run else None

@@ -6,7 +6,7 @@ import pytest
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import errors, lax
-from blufunc.config import _OF_JAX, Config
+from blufunc.config import _OF_JAX, Config, from_environment
 from blufunc.typing import ArrayLike, DTypeLike
 
 
@@ -98,7 +98,12 @@ def test_stages_may_have_spaces():
 
 
 def test_flags_in_the_environment():
-    given = {"BLUFUNC_HOST_COMPILER": "never", "BLUFUNC_CUDA_GRAPHS": "off", "BLUFUNC_CHECK": "1", "BLUFUNC_DEBUG": ""}
+    given = {
+        "BLUFUNC_HOST_COMPILER": "never",
+        "BLUFUNC_CUDA_GRAPHS": "off",
+        "BLUFUNC_CHECK": "1",
+        "BLUFUNC_DEBUG": "",
+    }
     assert from_environment(given) == Config(host_compiler="never", cuda_graphs=False, check=True)
     for variable, value in {"BLUFUNC_DEBUG_NANS": "2", "BLUFUNC_HOST_COMPILER": "yes"}.items():
         with pytest.raises(errors.ValueRangeError, match=value):

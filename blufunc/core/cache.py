@@ -19,7 +19,7 @@ class Key(NamedTuple):
 
     structure: tree.TreeDef
     types: tuple[ShapedArray, ...]
-    static: tuple
+    static: tuple  # of each its kind, its position or name, its class, and ``exact`` of it
     context: tuple = ()
 
 
@@ -30,6 +30,16 @@ def exact(value: Any) -> Any:
     if isinstance(value, tuple):
         return (value.__class__, *map(exact, value))
     return value
+
+
+def _shown(key: Any) -> str:
+    """The value that ``exact`` made a key of, as it is written."""
+    if not isinstance(key, tuple):
+        return repr(key)
+    kind, *rest = key
+    if issubclass(kind, tuple):
+        return f"({', '.join(map(_shown, rest))}{',' * (len(rest) == 1)})"
+    return rest[0]
 
 
 def difference(old: Key, new: Key, labels: list[str]) -> str:
@@ -44,7 +54,9 @@ def difference(old: Key, new: Key, labels: list[str]) -> str:
         if a is not b
     ]
     parts += [
-        f"static argument: {a!r} -> {b!r}" for a, b in zip(old.static, new.static, strict=False) if a != b
+        f"static argument {b[1]}: {_shown(a[-1])} -> {_shown(b[-1])}"
+        for a, b in zip(old.static, new.static, strict=False)
+        if a != b
     ]
     if old.context != new.context:
         parts.append(f"named axes and overridden rules: {old.context} -> {new.context}")

@@ -102,18 +102,17 @@ def _drops_axes(eqn: Eqn) -> bool:
 _PLAIN_REDUCTIONS = frozenset((reduce_sum_p, reduce_prod_p, reduce_max_p, reduce_min_p))
 
 
-def view_chain(v: Var, virtual: Mapping[Var, Eqn]) -> list[Eqn] | None:
+def view_chain(v: Any, virtual: Mapping[Any, Eqn]) -> list[Eqn] | None:
     """The equations by which ``v`` is a view of a variable in memory, that variable's reader first; None if it is none.
 
     Strides can express transposes, slices, broadcasts and some reshapes.
     """
     chain: list[Eqn] = []
-    while v in virtual:
-        eqn = virtual[v]
+    while (eqn := virtual.get(v)) is not None:
         if not moves(eqn) or eqn.invars[0].__class__ is Literal:
             return None
         chain.append(eqn)
-        v = eqn.invars[0]  # type: ignore[assignment]
+        (v,) = eqn.invars
     chain.reverse()
     return chain if _model(v, chain) is not None else None
 

@@ -24,7 +24,7 @@ from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.cuda_modules import Loaded, SetPointer, Wanted
 from blufunc.kernels.indices import strides_of
 from blufunc.kernels.lower import Scratch
-from blufunc.kernels.steps import OpaqueStep, Schedule, Step
+from blufunc.kernels.steps import OpaqueStep, Schedule, Step, touched
 
 ALIGNMENT = 256
 """Bytes: where every value begins. Kernels read vectors of 16 bytes, and libraries count on more."""
@@ -434,11 +434,3 @@ def _captured(aval: ShapedArray, device: int, label: str) -> DeviceBuffer:
 
     x = cupy.empty(aval.shape, cuda_memory.raw_dtype(aval.dtype))
     return cuda_memory.pool(device).adopt(x, aval.dtype, label)
-
-
-def touched(step: Step) -> list[int]:
-    """The values that a step reads or writes."""
-    if not isinstance(step, OpaqueStep):
-        return list(step.values)
-    read = [o[0] for o in step.operands if isinstance(o, tuple)]
-    return [*read, *(r for r in step.results if r is not None)]

@@ -74,7 +74,7 @@ class Wanted(NamedTuple):
     @property
     def key(self) -> tuple:
         """What two launches of one function have in common."""
-        return tuple(map(str, self.kernels)), self.aliased
+        return tuple([k.key for k in self.kernels]), self.aliased
 
 
 def wanted_by(made: Schedule, step: KernelStep | GroupStep) -> list[Wanted]:

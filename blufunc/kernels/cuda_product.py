@@ -52,7 +52,8 @@ def _one(precision: str | None) -> str:
         precision = config.matmul_precision
     if precision not in _FLOAT32:
         raise errors.ValueRangeError(
-            f"a product has no precision {precision!r:.60}.", fix=f"use one of {', '.join(map(repr, _FLOAT32))}"
+            f"a product has no precision {precision!r:.60}.",
+            fix=f"use one of {', '.join(map(repr, _FLOAT32))}",
         )
     return _FLOAT32[precision]
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blufunc.core import dtypes, source
-from blufunc.core.jaxpr import Eqn, Jaxpr, Literal, Var
+from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var
 from blufunc.core.kinds import Elementwise
 from blufunc.core.ops.dynamic import dynamic_slice_p, dynamic_update_slice_p
 from blufunc.core.ops.elementwise import convert_p, copy_p
@@ -46,6 +46,7 @@ from blufunc.kernels.access import Place, gathered, moves, source_of, view_chain
 from blufunc.kernels.indices import ZERO, Computed, Index, Range, flat, of, unflat
 from blufunc.kernels.indices import constant as fixed
 from blufunc.kernels.lower_random import RANDOM
+from blufunc.kernels.waits import Waits
 
 REDUCES = {
     reduce_sum_p: "sum",
@@ -271,7 +272,7 @@ class _Fuser:
         self.costs: dict[Var, int] = {}
         self.steps: list[Step | None] = []  # None: merged into another
         self.home: dict[Var, int] = {}  # the step that computes a variable
-        self.needs: list[int] = []  # for each step, a set of steps as bits: all that it waits for
+        self.order = Waits()
         self.apart: list[tuple[Eqn, Eqn, str]] = []
         self._leaves: dict[Var, tuple[Var, ...]] = {}
         self.last_effect: int | None = None
@@ -351,27 +352,16 @@ class _Fuser:
     def new_step(self, step: Step, eqn: Eqn) -> None:
         number = len(self.steps)
         self.steps.append(step)
-        self.needs.append(0)
+        self.order.add()
         for v in eqn.outvars:
             self.home[v] = number
         for s in self.homes(eqn):
-            self.wait(number, s)
+            self.order.wait(number, s)
         if eqn.effects:
             if self.last_effect is not None:
-                self.wait(number, self.last_effect)
+                self.order.wait(number, self.last_effect)
                 step.after = self.steps[self.last_effect]  # type: ignore[union-attr]
             self.last_effect = number
-
-    def wait(self, step: int, for_: int) -> None:
-        """Note that one step waits for another, and so do all that wait for it."""
-        new = self.needs[for_] | 1 << for_
-        if self.needs[step] | new == self.needs[step]:
-            return
-        self.needs[step] |= new
-        bit = 1 << step
-        for s, needs in enumerate(self.needs):
-            if needs & bit:
-                self.needs[s] = needs | self.needs[step]
 
     def join(self, eqn: Eqn, number: int) -> bool:
         """Put an equation into a region if it can be computed there."""
@@ -387,20 +377,20 @@ class _Fuser:
         if why is not None:
             self.apart.append((region.eqns[-1], eqn, why))
             return False
+        assert fitted is not None
         role, region.frame = fitted
         region.eqns.append(eqn)
         out = eqn.outvars[0]
         region.roles[out] = role
         self.home[out] = number
         for s in self.homes(eqn) - {number}:
-            self.wait(number, s)
+            self.order.wait(number, s)
         return True
 
     def obstacle(self, eqn: Eqn, region: Region, number: int) -> str | None:
-        bit = 1 << number
         if self.origin(eqn) not in (0, self.origin(region.eqns[0])):
             return "it is computed again, later, on purpose"
-        if any(self.needs[s] & bit for s in self.homes(eqn) - {number}):
+        if any(self.order.waits(s, number) for s in self.homes(eqn) - {number}):
             return "another step must run between them"
         if len(region.eqns) >= 4 * MOST_BUFFERS or self.buffers(region, eqn) > MOST_BUFFERS:
             return "the kernel would have too many parameters"
@@ -425,9 +415,9 @@ class _Fuser:
         if eqn.prim is gather_p and role == "row":
             return self.meets_in_row(eqn, frame, region, canonical)
         if one_hot(eqn) and role == "element":
-            place = unflat(canonical["element"], eqn.outvars[0].aval.shape)
-            batch = one_hot_batch(eqn, place)
-            places = (place, (*batch, ZERO), batch)
+            element = unflat(canonical["element"], eqn.outvars[0].aval.shape)
+            batch = one_hot_batch(eqn, element)
+            places = (element, (*batch, ZERO), batch)
             return all(self.reaches(a, p, region, canonical) for a, p in zip(eqn.invars, places, strict=True))
         if eqn.prim in READERS or one_hot(eqn):
             return not any(v in region.roles for a in eqn.invars for v in self.leaves(a))
@@ -465,7 +455,9 @@ class _Fuser:
             return not any(v in region.roles for v in self.leaves(x))
         return region.roles[x] == "element" and flat(at, x.aval.shape) // frame.lanes == canonical["row"]
 
-    def reaches(self, atom: Any, place: Place, region: Region, canonical: dict) -> bool:
+    def reaches(self, operand: Atom, place: Place, region: Region, canonical: dict) -> bool:
+        """Whether an operand read at ``place`` is computed there, or in memory before the region begins."""
+        atom: Any = operand
         while True:
             if atom.__class__ is Literal:
                 return True
@@ -486,7 +478,7 @@ class _Fuser:
         """Put all of one region into another, if no step stands between and everything can be computed there."""
         a, b = self.steps[into], self.steps[other]
         assert isinstance(a, Region) and isinstance(b, Region)
-        if self.between(other, into) or self.between(into, other):
+        if self.order.between(other, into) or self.order.between(into, other):
             return False
         if self.origin(a.eqns[0]) != self.origin(b.eqns[0]):
             return False
@@ -509,24 +501,8 @@ class _Fuser:
         self.steps[into], self.steps[other] = trial, None
         for e in b.eqns:
             self.home[e.outvars[0]] = into
-        self.replace(other, into)
+        self.order.merge(other, into)
         return True
-
-    def between(self, first: int, last: int) -> bool:
-        """Whether some step waits for ``first`` and ``last`` waits for it."""
-        bit = 1 << first
-        needed = self.needs[last]
-        return any(needed >> s & 1 and needs & bit for s, needs in enumerate(self.needs))
-
-    def replace(self, old: int, new: int) -> None:
-        """Let everything that waits for ``old`` wait for ``new``, which takes over what ``old`` waits for."""
-        bit = 1 << old
-        joint = (self.needs[old] | self.needs[new]) & ~(bit | 1 << new)
-        self.needs[new], self.needs[old] = joint, 0
-        affected = bit | 1 << new
-        for s, needs in enumerate(self.needs):
-            if needs & affected:
-                self.needs[s] = (needs & ~bit) | 1 << new | joint
 
     def by_position(self, eqns: Sequence[Eqn]) -> list[Eqn]:
         return sorted(eqns, key=lambda e: self.position[id(e)])
@@ -594,7 +570,7 @@ class _Fuser:
                 more = [x for v in region.numbers for x in self.leaves(v) if x not in region.roles]
                 region.inputs = list(dict.fromkeys((*region.inputs, *more)))
         wanted = {v for step in self.live() for v in step.inputs}
-        wanted.update(a for a in self.jaxpr.outvars if a.__class__ is not Literal)
+        wanted.update(a for a in self.jaxpr.outvars if a.__class__ is not Literal)  # type: ignore[misc]
         for step in self.live():
             if isinstance(step, Region) and step.eqns:
                 step.outputs = [v for v in step.roles if v in wanted] + step.numbers
@@ -609,24 +585,24 @@ class _Fuser:
                 continue
             mine = [x for x in self.leaves(v) if x in region.roles]
             others = {self.home[x] for x in self.leaves(v) if x in self.home} - {number}
-            if any(self.needs[s] >> number & 1 for s in others):
+            if any(self.order.waits(s, number) for s in others):
                 continue
             ends = ("total", "row") if region.frame.rows == 1 else ("total",)
             if all(region.roles[x] in ends for x in mine):
                 region.numbers.append(v)
                 self.home[v] = number
                 for s in others:
-                    self.wait(number, s)
+                    self.order.wait(number, s)
                 return True
         return False
 
     def copy_out(self, v: Var) -> None:
         number = len(self.steps)
         self.steps.append(Region(Frame(v.aval.size), outputs=[v], inputs=list(self.leaves(v))))
-        self.needs.append(0)
+        self.order.add()
         for leaf in self.leaves(v):
             if leaf in self.home:
-                self.wait(number, self.home[leaf])
+                self.order.wait(number, self.home[leaf])
         self.home[v] = number
 
     def live(self) -> Iterator[Step]:
@@ -687,8 +663,9 @@ def _computed_in_copies(jaxpr: Jaxpr) -> set[Var]:
     return {v for v, fit in fits.items() if fit}
 
 
-def _stored_size(a: Any, makers: Mapping[Var, Eqn]) -> int:
+def _stored_size(operand: Atom, makers: Mapping[Any, Eqn]) -> int:
     """The elements of what an operand is moved from."""
+    a = operand
     while a in makers and (moves(makers[a]) or makers[a].prim is convert_p):
         a = makers[a].invars[0]
     return 1 if a.__class__ is Literal else a.aval.size

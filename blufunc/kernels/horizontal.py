@@ -57,7 +57,7 @@ def _attribute(v: Value, place: dict, point: Range) -> Any:
         return str(v.attr)
     if v.op == "apply":
         prim, params = v.attr
-        return prim.name, tuple((k, str(x)) for k, x in params.items())
+        return prim, tuple((k, str(x)) for k, x in params.items())
     return None
 
 

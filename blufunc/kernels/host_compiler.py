@@ -184,8 +184,36 @@ def _refusal(compiler: str, name: str, source: str, log: str) -> errors.CompileE
 @functools.cache
 def find() -> Compiler | None:
     """The compiler of this process: ``$CXX``, else the first of c++, g++ and clang++ that works; None without one."""
+    return search(_candidates(), DiskCache())
+
+
+def _candidates() -> list[str]:
     chosen = os.environ.get("CXX")
-    return search([chosen] if chosen else ["c++", "g++", "clang++"], DiskCache())
+    return [chosen] if chosen else ["c++", "g++", "clang++"]
+
+
+def why_none() -> str:
+    """Where ``find`` looked in vain, for messages."""
+    if os.name != "posix":
+        return "no C++ compiler is looked for on this system"
+    tried = _candidates()
+    found = [text for text in tried if _program_of(text)[1]]
+    if "CXX" in os.environ and not found:
+        return f"the C++ compiler that CXX names was not found: {tried[0]}"
+    return (
+        f"this C++ compiler does not work: {found[0]}"
+        if found
+        else f"no C++ compiler was found ({', '.join(tried)})"
+    )
+
+
+def _program_of(text: str) -> tuple[tuple[str, ...], str | None]:
+    """A command's words, and the path of its program; None if there is none."""
+    try:
+        command = tuple(shlex.split(text))
+    except ValueError:  # a quotation mark without its partner
+        return (), None
+    return command, shutil.which(command[0]) if command else None
 
 
 def search(commands: Sequence[str], cache: DiskCache) -> Compiler | None:
@@ -193,8 +221,7 @@ def search(commands: Sequence[str], cache: DiskCache) -> Compiler | None:
     if os.name != "posix":
         return None
     for text in commands:
-        command = tuple(shlex.split(text))
-        program = shutil.which(command[0]) if command else None
+        command, program = _program_of(text)
         if program:
             compiler = _remembered(command, program, cache) or _probe(command, program, cache)
             if compiler:
@@ -232,7 +259,9 @@ def _probe(command: tuple[str, ...], program: str, cache: DiskCache) -> Compiler
         compiler = Compiler(command, version, (*_FLAGS, *extra), "-fopenmp" in extra, cpu(), cache)
         try:
             answer = compiler.compile(_PROBE, "a probe of the compiler").blufunc_probe(10)
-        except errors.CompileError:
+        except errors.CompileError as e:
+            if config.shows("compile"):
+                config.show(e)
             continue
         if answer == 45:
             facts = {"version": version, "flags": compiler.flags, "openmp": compiler.openmp}

@@ -45,4 +45,4 @@ def _why_not_compiled(jaxpr: Jaxpr) -> str:
         return "config.host_compiler is 'never'"
     if config.host_compiler == "auto" and not worth_compiling(jaxpr):
         return "its arrays are too small to gain from compiling; config.host_compiler = 'always' does so all the same"
-    return "" if host_compiler.find() is not None else "there is no C++ compiler"
+    return "" if host_compiler.find() is not None else host_compiler.why_none()

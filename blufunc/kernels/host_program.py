@@ -27,7 +27,7 @@ from blufunc.kernels.lower import Target
 from blufunc.kernels.numpy_program import Program, calls_back
 from blufunc.kernels.quiet import openly, quietly
 from blufunc.kernels.stages import show_stages
-from blufunc.kernels.steps import KernelStep, OpaqueStep, Schedule, Step, schedule
+from blufunc.kernels.steps import KernelStep, OpaqueStep, Schedule, Step, schedule, touched
 from blufunc.kernels.timing import StepTime, medians
 
 HOST = Target(
@@ -119,7 +119,7 @@ def compile_program(jaxpr: Jaxpr, donated: Sequence[bool]) -> HostProgram | None
         return None
     compiler = host_compiler.find()
     if compiler is None:
-        _say_once()
+        _say_once(host_compiler.why_none())
         return None
     try:
         return HostProgram(jaxpr, donated, compiler)
@@ -130,17 +130,21 @@ def compile_program(jaxpr: Jaxpr, donated: Sequence[bool]) -> HostProgram | None
             raise
         if config.shows("compile"):
             config.show(f"compile: {jaxpr.name or 'program'} runs as NumPy calls.\n{e}")
+        else:
+            _say_once(f"{jaxpr.name or 'a program'} could not be compiled")
         return None
 
 
 _said: list[bool] = []
 
 
-def _say_once() -> None:
+def _say_once(what: str) -> None:
+    """Say, once a process, that programs are slower than they could be."""
     if not _said:
         _said.append(True)
         config.show(
-            "blufunc: no C++ compiler was found ($CXX, c++, g++, clang++); programs run as NumPy calls."
+            f"blufunc: {what}. Such programs run as NumPy calls; BLUFUNC_DEBUG=compile says more, "
+            "BLUFUNC_HOST_COMPILER=never asks for no compiler."
         )
 
 
@@ -157,21 +161,19 @@ def body_of(jaxpr: Jaxpr) -> Callable[[list], Any]:
 
 def source_of(made: Schedule) -> tuple[str, dict[int, str]]:
     """One C++ text with all kernels, equal ones once; and the names of the functions of the steps."""
-    texts: dict[str, Any] = {}
+    known: dict[tuple, str] = {}
     names: dict[int, str] = {}
     taken: dict[str, int] = {}
     kernels = []
     for i, step in enumerate(made.steps):
         if not isinstance(step, KernelStep):
             continue
-        key = str(step.kernel)
-        known = texts.get(key)
-        if known is None:
+        key = step.kernel.key
+        if key not in known:
             count = taken[step.kernel.name] = taken.get(step.kernel.name, 0) + 1
-            name = step.kernel.name if count == 1 else f"{step.kernel.name}_{count}"
-            known = texts[key] = name
-            kernels.append(_renamed(step.kernel, name))
-        names[i] = known
+            known[key] = step.kernel.name if count == 1 else f"{step.kernel.name}_{count}"
+            kernels.append(_renamed(step.kernel, known[key]))
+        names[i] = known[key]
     return (render_many(kernels) if kernels else ""), names
 
 
@@ -218,8 +220,6 @@ class Runner:
 
     def __init__(self, made: Schedule, functions: dict[int, Any]):
         self.made = made
-        root = made.plan
-        self.out_shapes = {}
         self.steps: list[Callable[[_Memory], None]] = []
         last_use = _last_uses(made)
         for i, step in enumerate(made.steps):
@@ -227,13 +227,8 @@ class Runner:
             if isinstance(step, KernelStep):
                 self.steps.append(self.kernel_step(step, functions[i], drop))
             else:
+                assert isinstance(step, OpaqueStep), "this target groups no kernels"
                 self.steps.append(self.opaque_step(step, drop))
-        self.temps = [
-            (i, p.offset, made.values[i])
-            for i, p in root.placement.items()
-            if p.space == "arena"
-        ]  # fmt: skip
-        self.allocated = list(root.allocations)
 
     def __call__(self, arrays: list[np.ndarray], arena: np.ndarray) -> tuple:
         made = self.made
@@ -315,6 +310,7 @@ class Runner:
 
         if step.planned:
             (result,) = step.results
+            assert result is not None  # what nobody wants was taken out
             into = prim.impl_into
 
             def run_into(memory: _Memory) -> None:
@@ -359,11 +355,7 @@ def _last_uses(made: Schedule) -> dict[int, list[int]]:
     kept = {o for o in made.outputs if isinstance(o, int)}
     last: dict[int, int] = {}
     for n, step in enumerate(made.steps):
-        ids = step.values if isinstance(step, KernelStep) else [
-            *(o[0] for o in step.operands if isinstance(o, tuple)),
-            *(r for r in step.results if r is not None),
-        ]  # fmt: skip
-        last.update((i, n) for i in ids)
+        last.update((i, n) for i in touched(step))
     out: dict[int, list[int]] = {}
     for i, n in last.items():
         if i not in kept and i in made.unplanned:

@@ -395,6 +395,12 @@ class Kernel:
             n *= r.extent
         return n
 
+    @property
+    def key(self) -> tuple:
+        """What equal kernels have in common: the text, which does not say of what dtype a constant is."""
+        values = post_order(self.roots())
+        return str(self), *[(v.dtype, v.attr[0] if v.op == "apply" else None) for v in values]
+
     def __str__(self) -> str:
         return to_text(self)
 

@@ -11,6 +11,7 @@ at one index is one value.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -608,7 +609,7 @@ def _concatenate(low: Lowering, eqn: Eqn, place: Place) -> Value:
         offset += n
     value: Value | None = None
     for condition, x, at in reversed(cases):
-        mine = low.guarded(condition, lambda x=x, at=at: low.at(x, at))
+        mine = low.guarded(condition, functools.partial(low.at, x, at))
         value = mine if condition is None or value is None else choose(condition, mine, value, dtype)
     assert value is not None
     return value

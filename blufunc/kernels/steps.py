@@ -85,6 +85,14 @@ class OpaqueStep:
 Step = KernelStep | GroupStep | OpaqueStep
 
 
+def touched(step: Step) -> list[int]:
+    """The values that a step reads or writes."""
+    if not isinstance(step, OpaqueStep):
+        return list(step.values)
+    read = [o[0] for o in step.operands if isinstance(o, tuple)]
+    return [*read, *(r for r in step.results if r is not None)]
+
+
 @dataclass(eq=False)
 class Schedule:
     """A program, ready but for its kernels being compiled.
@@ -173,7 +181,6 @@ class _Scheduler:
         self.unplanned: set[int] = set()
         self.aliases: dict[int, int] = {}
         self.passed: dict[int, int] = {}  # the plan steps that make aliases
-        self.lowered: dict[Any, list[Launch]] = {}
         self.index: dict[int, int] = {}  # of the steps of the fusion: the plan step that ends it
 
     def run(self, estimate: bool = False) -> Schedule:
@@ -186,8 +193,7 @@ class _Scheduler:
                 self.add_opaque(step)
             self.index[id(step)] = len(self.plan_steps) - 1
         outputs: list[Literal | int] = [
-            a if a.__class__ is Literal else self.id_of(a)
-            for a in self.jaxpr.outvars  # type: ignore[misc]
+            a if isinstance(a, Literal) else self.id_of(a) for a in self.jaxpr.outvars
         ]
         if self.target.group and not estimate:
             self.group()

@@ -81,6 +81,20 @@ def give(arrays: Sequence[Array], donated: Sequence[bool], device: backend.Devic
     return buffers
 
 
+def chosen(device: backend.Device | None, name: str) -> backend.Device:
+    """``device``, or the default one.
+
+    Raises:
+      ArgumentError: it is something else; ``name`` says what it was given to.
+    """
+    found = device or backend.default_device()
+    if not isinstance(found, backend.Device):
+        raise errors.ArgumentError(
+            f"{name} takes a device, not {found!r:.60}.", where=source.here(), fix="use one of bf.devices()"
+        )
+    return found
+
+
 class Traced:
     """Stages 1 and 2 done: a jaxpr.
 
@@ -143,7 +157,7 @@ class Lowered:
 
     def compile(self, device: backend.Device | None = None) -> Compiled:
         """Make the program for a device, the default one unless given."""
-        return Compiled(self, device or backend.default_device())
+        return Compiled(self, chosen(device, "compile"))
 
     def as_text(self) -> str:
         """The simplified jaxpr as text."""
@@ -176,7 +190,14 @@ class Compiled:
           repeats: how often; the median is shown.
         Returns:
           for each step its name, lines, milliseconds, bytes and share of the roofline; as text, a table.
+        Raises:
+          ArgumentError: the arguments are not those that it was compiled for, or have no values; ``repeats`` is not
+            a positive number.
         """
+        if not isinstance(repeats, int) or repeats < 1:
+            raise errors.ArgumentError(
+                f"timings: repeats={repeats!r:.60} is no number of runs.", where=source.here(), fix="repeats=5"
+            )
         buffers = [a.buffer_on(self.device) for a in self._arrays(args, kwargs)]
         return self.lowered.sight(self.device).timings(buffers, machine_of(self.device), repeats)
 

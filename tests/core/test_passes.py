@@ -15,6 +15,8 @@ from blufunc.core.ops import sort
 from blufunc.core.primitive import Primitive
 from blufunc.core.stage import stage
 from blufunc.transforms.calls import jit_p
+from blufunc.transforms.checkpoint import checkpoint
+from blufunc.transforms.grad import grad
 from blufunc.transforms.jit import jit
 
 F32 = ShapedArray((3,), dtypes.float32)
@@ -227,6 +229,13 @@ def test_inline_bodies_that_return_parameters_and_literals():
     after = passes.inline_calls(jaxpr)
     assert names(after) == []
     assert_same_function(jaxpr, after)
+
+
+def test_inline_bodies_tells_what_is_computed_again():
+    """By equations of the program itself, so that no other can be taken for one of them."""
+    gradient = grad(lambda x: ew.sin(checkpoint(lambda p: ew.mul(ew.sin(p), p))(x)))
+    after, origins = passes.inline_bodies(passes.simplify(stage(lambda x: [gradient(x)], [S32])))
+    assert origins and set(origins) < set(after.eqns)
 
 
 def test_inline_keeps_effects_in_order():

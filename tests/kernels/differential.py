@@ -184,13 +184,13 @@ def poison(kernel: Kernel, arrays: dict[Buffer, np.ndarray]) -> None:
 
 def compile_all(cases: Sequence[Case]) -> list[dict[int, Any]]:
     """For each case its kernels, compiled; equal kernels of all cases once, and all in one source."""
-    names: dict[str, str] = {}
+    names: dict[tuple, str] = {}
     kernels: list[Kernel] = []
     used: list[dict[int, tuple[Kernel, str]]] = []
     for c in cases:
         mine = {}
         for i, k in _kernels(c.schedule):
-            key = str(k)
+            key = k.key
             if key not in names:
                 names[key] = f"{k.name}_n{len(names)}"
                 kernels.append(Kernel(names[key], k.buffers, k.grid, k.body, k.notes, k.finish))

@@ -8,7 +8,7 @@ import pytest
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import errors, lax, nn, tree
-from blufunc.config import config
+from blufunc.config import Config, config
 from blufunc.core import backend, dtypes
 from blufunc.core.array import Array, from_numpy
 from blufunc.kernels import cuda_memory, cuda_product, cuda_replay
@@ -94,7 +94,9 @@ def test_operations_on_a_device(part):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("op", [pytest.param(op, id=op.id) for op in dict(DETERMINED[::16])])
+@pytest.mark.parametrize(
+    "op", [pytest.param(op, id=op.id) for op in OPS[::8] if op.prim.name not in ("eigh", "svd")]
+)
 def test_single_operations_on_a_device(op):
     device, values = bf.devices("cuda")[0], op.sample(op.dtypes[-1])
     want = op.apply(*on(backend.host_device(), *values))

@@ -73,6 +73,8 @@ PROGRAMS = {
     "a window that moves": (lambda x, i: lax.dynamic_slice(x, (i, i), (2, 3)) * 2, [X, ones(dtype=np.int32)],
                             ["dynamic_slice mul"]),
     # libraries
+    "a number that is returned, and that a library reads": (
+        lambda x: (y := x.sum() * 2, bnp.sort((y * 3).reshape(1))), [X], ["reduce_sum", "!sort"]),
     "a product": (lambda x, r: bnp.sin(x @ bnp.exp(r)), [X, ROW], ["exp", "!dot_general", "sin"]),
     "a product of a view": (lambda x: x @ x.T, [X], ["!dot_general"]),
     "a product of what is no view": (lambda x: x @ x.T[::-1].reshape(2, 24)[0].reshape(8, 3),

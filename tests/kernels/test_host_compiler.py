@@ -170,6 +170,29 @@ def test_the_environment_chooses(monkeypatch, tmp_path):
     assert host_compiler.find.__wrapped__() is None
 
 
+ABSENCES = {
+    "not found": ("absent", "the C++ compiler that CXX names was not found: absent"),
+    "an open quotation mark": ('c++ "', "the C++ compiler that CXX names was not found"),
+    "refuses everything": ("false", "this C++ compiler does not work: false"),
+}
+
+
+@pytest.mark.parametrize("command, why", ABSENCES.values(), ids=ABSENCES)
+def test_why_there_is_none(command, why, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("CXX", command)
+    monkeypatch.setattr(config, "debug", "compile")
+    assert host_compiler.search([command], DiskCache(tmp_path)) is None
+    assert why in host_compiler.why_none()
+    said = capsys.readouterr().err
+    assert f"compile: {command}: " in said and ("refused" in said) == (command == "false")
+
+
+def test_why_there_is_none_of_several(monkeypatch, tmp_path):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert host_compiler.why_none() == "no C++ compiler was found (c++, g++, clang++)"
+
+
 def test_refused_source_shows_the_line_and_where_it_came_from(compiler):
     source = (
         "// at model.py:12 (loss)\nint good;\n// at model.py:14 (norm)\nint bad = nonsense;\nint after;\n"

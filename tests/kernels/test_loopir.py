@@ -1,5 +1,7 @@
 """LoopIR as a data structure: order, substitution, the loop variables of values, and text."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -18,6 +20,7 @@ from blufunc.kernels.loopir import (
     Store,
     Substitution,
     Total,
+    apply,
     computed_in,
     const,
     dependencies,
@@ -251,6 +254,21 @@ def test_text_tells_kernels_apart():
     assert gathers(1) == gathers(1)
     assert len({gathers(0), gathers(1), gathers(2), gathers(0, dtypes.float64)}) == 4
     assert "..." not in gathers(2)
+
+
+def test_keys_tell_kernels_apart_that_read_alike():
+    """Constants of other dtypes, and operations of users that have one name."""
+
+    def kernel(dtype, prim=ew.mul_p):
+        y = Buffer("y", F32, 4, written=True)
+        value = apply(prim, (const(0.1, dtype), const(0.1, dtype)), {}, dtype)
+        value = apply(ew.convert_p, (value,), {"dtype": F32}, F32)
+        return Kernel("k", (y,), (I,), (Store(y, of(I), value),))
+
+    other = copy.copy(ew.mul_p)
+    assert kernel(dtypes.float16).key == kernel(dtypes.float16).key
+    assert str(kernel(dtypes.float16)) == str(kernel(dtypes.float64)) == str(kernel(dtypes.float16, other))
+    assert len({kernel(*k).key for k in [(dtypes.float16,), (dtypes.float64,), (dtypes.float16, other)]}) == 3
 
 
 def test_text_of_a_guard_and_a_fold():

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as hs
 
-from blufunc import random
+import blufunc.numpy as bnp
+from blufunc import lax, random
 from blufunc.core import dtypes
 from blufunc.core.array import from_numpy
 from blufunc.kernels import cstyle_host, fuse, host_compiler, host_program, steps
@@ -172,6 +173,43 @@ def test_groups_of_kernels():
     assert [type(s) for s in made.steps] == [steps.GroupStep]
     assert made.plan.output_bytes == made.plan.arena_bytes == 0
     assert_agrees([c], exact=False)
+
+
+# -- positions ---------------------------------------------------------------------------------------
+
+ONE_COLUMN = lax.GatherDimensionNumbers(
+    offset_dims=(), collapsed_slice_dims=(0, 1), start_index_map=(0,)
+)  # of each row, named by one index, the first number
+TABLE = draw(6, 6)
+HUGE = {
+    "uint64": np.array([2**63 + 5, 2**64 - 1, 2**62, 0, 3], np.uint64),
+    "int64": np.array([-(2**63), 2**63 - 1, -(2**62) - 1, -1, 2], np.int64),
+    "uint32": np.array([2**32 - 1, 2**31, 5, 0], np.uint32),
+}
+
+
+@pytest.mark.parametrize("target", [SMALL, LIKE_A_GPU], ids=["SMALL", "LIKE_A_GPU"])
+def test_a_gather_from_other_rows(target):
+    """One number for each row, but of the row that the largest number of this row points to."""
+
+    def fun(x):
+        rows = bnp.argmax(x, 1)
+        return x.max(1), lax.gather(x, rows[:, None], ONE_COLUMN, slice_sizes=(1, 1))
+
+    assert_agrees([case(fun, TABLE, target=target)], exact=True)
+
+
+@pytest.mark.parametrize("dtype", HUGE)
+def test_positions_beyond_all_bounds(dtype):
+    """They are clamped, or fill: no conversion brings them back inside."""
+    i = from_numpy(HUGE[dtype])
+
+    def fun(x, i):
+        taken = [bnp.take(x, i, axis=0, mode=mode) for mode in ("clip", "fill")]
+        windows = [lax.dynamic_slice(x, (i[n], i[0]), (2, 3)) for n in range(i.size)]
+        return *taken, *windows, lax.dynamic_update_slice(x, x[:2, :2] + 1, (i[0], i[1]))
+
+    assert_agrees([case(fun, TABLE, i, target=SMALL)], exact=True)
 
 
 # -- random bits -------------------------------------------------------------------------------------

@@ -128,6 +128,24 @@ def test_retraces_are_explained(monkeypatch, capsys):
     assert "'b'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "before, now, text",
+    [
+        (2, 3, "2 -> 3"),
+        (1, 1.0, "1 -> 1.0"),
+        ("a", (1, ("b",)), "'a' -> (1, ('b',))"),
+        (None, (), "None -> ()"),
+    ],
+    ids=["numbers", "types", "tuples", "empty"],
+)
+def test_a_static_argument_is_shown_as_it_was_written(before, now, text, monkeypatch, capsys):
+    monkeypatch.setattr(config, "debug", "retrace")
+    f = jit(lambda x, n: x, static_argnums=1)
+    f(X, before)
+    f(X, now)
+    assert capsys.readouterr().err.strip() == f"retrace of <lambda>: static argument 1: {text}"
+
+
 def test_clear_cache():
     f = jit(lambda x: x)
     f(X)
