@@ -6,7 +6,7 @@ not one kernel, what costs nothing, what is done by the host, and where the memo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from blufunc.core import backend
 from blufunc.kernels.cost import Cost
 from blufunc.kernels.machine import Machine, machine_of
 from blufunc.kernels.report import Fused, count, duration, size
-from blufunc.kernels.sight import Memory, Timings, cost_table
+from blufunc.kernels.sight import Body, Memory, Timings, cost_table
 from blufunc.transforms.arguments import check_callable
 from blufunc.transforms.jit import Jitted, jit
 from blufunc.transforms.stages import chosen
@@ -34,6 +34,7 @@ class Explanation:
       machine: the measured speed of the device.
       timings: the measured times of the steps; None unless the function was run.
       why_not_compiled: why the program runs as NumPy calls; empty if it is compiled.
+      bodies: the programs within it, which its loops and branches run.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Explanation:
     machine: Machine
     timings: Timings | None
     why_not_compiled: str
+    bodies: Sequence[Body] = ()
 
     def __str__(self) -> str:
         parts = [self._head()]
@@ -53,6 +55,8 @@ class Explanation:
         reasons = [*self.fusion.reasons(), *self._on_host()]
         if reasons:
             parts += ["", *reasons]
+        for body in self.bodies:
+            parts += _of_body(body, self.machine)
         return "\n".join([*parts, "", self.memory.report()])
 
     def _head(self) -> str:
@@ -73,6 +77,19 @@ class Explanation:
         return (
             [f"computed on the host, with copies there and back: steps {', '.join(steps)}"] if steps else []
         )
+
+
+def _of_body(body: Body, machine: Machine, outer: str = "") -> list[str]:
+    """The tables of a body and of those within it; of a loop, what one round costs."""
+    sight = body.sight
+    number = f"{outer}{body.step}"
+    lines = ["", f"step {number} runs {body.role}:"]
+    lines.append(cost_table(sight.cost, machine) if sight.cost.steps else "nothing is computed")
+    reasons = sight.fusion.reasons()
+    lines += ["", *reasons] if reasons else []
+    for inner in sight.bodies:
+        lines += _of_body(inner, machine, f"{number}.")
+    return lines
 
 
 def _many(n: int, thing: str) -> str:
@@ -110,4 +127,5 @@ def explain(
         machine_of(device),
         timings,
         sight.why_not_compiled,
+        sight.bodies,
     )

@@ -236,6 +236,66 @@ def test_loops_are_counted_by_the_round():
     assert "a round" in str(bf.explain(f, ARGS[0]))
 
 
+def iterated(x, w):
+    def cell(h, _):
+        h = lax.cond(h.sum() > 0, lambda h: bnp.tanh(h @ w), lambda h: bnp.exp(-h), h)
+        return h, h.sum()
+
+    h, sums = lax.scan(cell, x, None, length=7)
+    return lax.while_loop(lambda h: h.sum() < 0, lambda h: h * 2 + 1, h), sums
+
+
+def test_explain_shows_the_bodies_of_loops_and_branches(compiled):
+    e = bf.explain(iterated, bnp.ones((8, 16)), bnp.ones((16, 16)))
+    assert [("scan" in b.role, "7 times" in b.role, b.step) for b in e.bodies[:1]] == [(True, True, 0)]
+    assert [b.role.split(" at ")[0] for b in e.bodies] == [
+        "the body of scan",
+        "the cond of while",
+        "the body of while",
+    ]
+    titles = [line for line in str(e).splitlines() if " runs the " in line]
+    assert len(titles) == 5 and "branches[1] of cond" in titles[2] and titles[2].split()[1].startswith("0.")
+    text = str(e)
+    assert "tanh" in text and "neg exp" in text and "mul add" in text
+
+
+def test_the_source_has_that_of_bodies(compiled, monkeypatch, capsys):
+    args = bnp.ones((8, 16)), bnp.ones((16, 16))
+    l = lowered(iterated, *args)
+    text = l.source()
+    assert text.count(" runs the ") == 5 and "bf_tanh(" in text and "bf_exp(" in text
+    assert l.compile().source() == text
+    monkeypatch.setattr(config, "debug", "source")
+    bf.jit(lambda *a: iterated(*a))(*args)
+    shown = capsys.readouterr().err
+    assert "bf_tanh(" in shown and "bf_exp(" in shown
+
+
+def test_memory_says_what_is_not_planned(compiled):
+    x, w = bnp.ones((8, 16)), bnp.ones((16, 16))
+    memory = lowered(iterated, x, w).memory
+    assert memory.unplanned_bytes == 2 * x.nbytes + 7 * 4
+    assert "1.0 KiB in results of calls besides" in str(memory).splitlines()[0]
+    assert "besides" not in str(lowered(layer, *ARGS).memory)
+
+
+def test_explain_wants_a_device_and_values():
+    for call in (
+        lambda: bf.explain(layer, *ARGS, device="cuda"),
+        lambda: lowered(layer, *ARGS).compile("cuda"),
+    ):
+        with pytest.raises(errors.ArgumentError, match="takes a device, not 'cuda'"):
+            call()
+    with pytest.raises(errors.ArgumentError, match=r"no values: .*\n(.*\n)*.*take types"):
+        bf.explain(bnp.sin, bf.ShapeDtypeStruct((3,), "float32"), run=True)
+
+
+@pytest.mark.parametrize("repeats", [0, -1, 2.5])
+def test_times_are_of_some_runs(repeats):
+    with pytest.raises(errors.ArgumentError, match="repeats"):
+        lowered(layer, *ARGS).compile().timings(*ARGS, repeats=repeats)
+
+
 def test_explain_wants_a_function():
     with pytest.raises(errors.ArgumentError, match="explain"):
         bf.explain(ARGS[0])

@@ -154,7 +154,11 @@ def body_of(jaxpr: Jaxpr) -> Callable[[list], Any]:
     def make() -> Callable[[list], Any]:
         donated = (False,) * len(jaxpr.invars)
         found = compile_program(jaxpr, donated)
-        return Program(jaxpr, donated).function if found is None else found
+        if found is None:
+            return Program(jaxpr, donated).function
+        if config.shows("source"):
+            config.show(found.source())
+        return found
 
     return jaxpr.memoised("host body", make)
 

@@ -8,18 +8,30 @@ have ``schedule`` and ``source()``; a program has ``timings(buffers, repeats)`` 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from blufunc.core.backend import Device
-from blufunc.core.jaxpr import Eqn, Jaxpr
+from blufunc.core.jaxpr import Eqn, Jaxpr, Var
+from blufunc.core.passes import simplify
 from blufunc.kernels import cuda_library
 from blufunc.kernels.cost import Cost, StepCost, cost_of, cost_of_equations
 from blufunc.kernels.machine import Machine
 from blufunc.kernels.plan import Plan
-from blufunc.kernels.report import Fused, alike, count, duration, run_lengths, size, table, times, times_head
+from blufunc.kernels.report import (
+    Fused,
+    alike,
+    count,
+    duration,
+    line_of,
+    run_lengths,
+    size,
+    table,
+    times,
+    times_head,
+)
 from blufunc.kernels.stages import fused
-from blufunc.kernels.steps import Schedule
+from blufunc.kernels.steps import OpaqueStep, Schedule
 
 
 class Memory:
@@ -32,10 +44,13 @@ class Memory:
       argument_bytes: what the caller holds in arguments, donated or not.
       output_bytes: results that take over no donated argument.
       arena_bytes: the one block for everything else.
+      unplanned_bytes: what loops, branches and the reference return, for which they make memory themselves; it comes
+        on top of the peak, as far as it is alive at once.
     """
 
-    def __init__(self, plan: Plan, why_not_compiled: str = ""):
+    def __init__(self, plan: Plan, why_not_compiled: str = "", unplanned_bytes: int = 0):
         self.plan, self.why_not_compiled = plan, why_not_compiled
+        self.unplanned_bytes = unplanned_bytes
         self.peak_bytes: int = plan.peak_bytes
         self.argument_bytes: int = plan.argument_bytes
         self.output_bytes: int = plan.output_bytes
@@ -43,7 +58,11 @@ class Memory:
 
     def report(self, n: int = 10) -> str:
         """The sums, and the ``n`` largest values alive at the peak with the lines that they come from."""
-        return self.plan.report(n)
+        head, *rest = self.plan.report(n).splitlines()
+        besides = (
+            f"; {size(self.unplanned_bytes)} in results of calls besides" if self.unplanned_bytes else ""
+        )
+        return "\n".join([head + besides, *rest])
 
     def __str__(self) -> str:
         return "\n".join([*_as_numpy(self.why_not_compiled), self.report()])
@@ -97,12 +116,35 @@ class Sight:
     @functools.cached_property
     def memory(self) -> Memory:
         """Where the bytes are."""
-        return Memory(self.schedule.plan, self.why_not_compiled)
+        made = self.schedule
+        values = [made.values[i] for i in made.unplanned]
+        unplanned = sum(v.aval.nbytes for v in values if isinstance(v, Var))
+        return Memory(made.plan, self.why_not_compiled, unplanned)
 
     @functools.cached_property
     def cost(self) -> Cost:
         """The bytes and the arithmetic of each step."""
         return cost_of(self.schedule, None if self.device.platform == "cpu" else on_host)
+
+    @functools.cached_property
+    def bodies(self) -> list[Body]:
+        """The programs within the program: what loops, branches and calls run, each once."""
+        found: dict[int, Body] = {}
+        for n, step in enumerate(self.schedule.steps):
+            if not isinstance(step, OpaqueStep) or (self.device.platform != "cpu" and on_host(step.eqn)):
+                continue
+            for role, jaxpr in _roles(step.eqn):
+                sight = Sight(simplify(jaxpr), (False,) * len(jaxpr.invars), self.device)
+                found.setdefault(id(jaxpr), Body(n, role, sight))
+        return list(found.values())
+
+    def source(self) -> str:
+        """The text of the kernels, then of those of each body."""
+        parts = [(self.program or self.draft).source()]
+        for body in self.bodies:
+            comment = "#" if body.sight.why_not_compiled else "//"
+            parts += [f"{comment} ---- {body.title} ----", body.sight.source()]
+        return "\n".join(parts)
 
     def timings(self, buffers: Sequence[Any], machine: Machine, repeats: int) -> Timings:
         """The measured times of the program's steps, beside what they cost."""
@@ -111,6 +153,39 @@ class Sight:
         cost = self.cost if compiled else cost_of_equations(self.jaxpr)
         rows = [_row(c, t.name, t.ms, machine) for c, t in zip(cost.steps, times, strict=True)]
         return Timings(rows, machine, "" if compiled else self.why_not_compiled)
+
+
+class Body(NamedTuple):
+    """A program within a program.
+
+    Attributes:
+      step: the number of the step that runs it.
+      role: what it is there, and where: ``the body of scan at model.py:3 (f), 20 times``.
+      sight: what can be said of it.
+    """
+
+    step: int
+    role: str
+    sight: Sight
+
+    @property
+    def title(self) -> str:
+        """Which one it is."""
+        return f"step {self.step} runs {self.role}"
+
+
+def _roles(eqn: Eqn) -> Iterator[tuple[str, Jaxpr]]:
+    """The programs of an equation, and what each is."""
+    name = eqn.prim.name
+    rounds = (
+        f", {eqn.params['length']} times" if name == "scan" else ", each round" if name == "while" else ""
+    )
+    for key, value in eqn.params.items():
+        several = value if isinstance(value, tuple) else (value,)
+        for i, jaxpr in enumerate(several):
+            if isinstance(jaxpr, Jaxpr):
+                which = "body" if key == "jaxpr" else f"{key}[{i}]" if isinstance(value, tuple) else key
+                yield f"the {which} of {name} at {line_of(eqn)}{rounds}", jaxpr
 
 
 def on_host(eqn: Eqn) -> bool:

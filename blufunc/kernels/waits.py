@@ -48,19 +48,18 @@ class Waits:
         both = 1 << old | 1 << new
         needed = (self.needs[old] | self.needs[new]) & ~both
         waiting = (self.readers[old] | self.readers[new]) & ~both
-        for s in _steps(waiting):
-            self.needs[s] = (self.needs[s] & ~both) | 1 << new
-        for s in _steps(needed):
-            self.readers[s] = (self.readers[s] & ~both) | 1 << new
-        self.needs[old] = self.readers[old] = 0
+        # what is only said of `old` elsewhere may stay: it is true of `new`, and `old` is never asked about again
+        more_needed, more_waiting = needed & ~self.needs[new], waiting & ~self.readers[new]
         self.needs[new], self.readers[new] = needed, waiting
-        self._join(waiting | 1 << new, needed)
-        self._join(waiting, 1 << new)
+        self._join(more_waiting, needed | 1 << new, among=needed)
+        self._join(waiting | 1 << new, more_needed)
 
-    def _join(self, waiting: int, needed: int) -> None:
+    def _join(self, waiting: int, needed: int, among: int | None = None) -> None:
+        if not waiting or not needed:
+            return
         for s in _steps(waiting):
             self.needs[s] |= needed
-        for s in _steps(needed):
+        for s in _steps(needed if among is None else among):
             self.readers[s] |= waiting
 
 

@@ -78,6 +78,12 @@ def as_values(leaves: Sequence[Any], name: Callable[[int], str]) -> list[Any]:
     values = []
     for i, x in enumerate(leaves):
         if not isinstance(x, Value):
+            if isinstance(x, ShapeDtypeStruct):
+                raise errors.ArgumentError(
+                    f"{name(i)} is a ShapeDtypeStruct, which has no values: {x}",
+                    where=source.here(),
+                    fix="lower() and explain() take types; what runs takes arrays",
+                )
             try:
                 x = lift(x)
             except errors.ArgumentError:

@@ -164,8 +164,8 @@ class Lowered:
         return str(self.jaxpr)
 
     def source(self) -> str:
-        """The program's source for the default device."""
-        return self.sight().draft.source()
+        """The program's source for the default device, with that of the bodies of its loops and branches."""
+        return self.sight().source()
 
 
 class Compiled:
@@ -179,8 +179,8 @@ class Compiled:
         self.program = lowered.sight(device).program = device.backend.compile(lowered.jaxpr, self.donated)
 
     def source(self) -> str:
-        """The generated source."""
-        return self.program.source()
+        """The generated source, with that of the bodies of its loops and branches."""
+        return self.lowered.sight(self.device).source()
 
     def timings(self, *args, repeats: int = 5, **kwargs) -> Timings:
         """Run the program step by step on these arguments, which are left as they are, and time each step.
@@ -196,7 +196,9 @@ class Compiled:
         """
         if not isinstance(repeats, int) or repeats < 1:
             raise errors.ArgumentError(
-                f"timings: repeats={repeats!r:.60} is no number of runs.", where=source.here(), fix="repeats=5"
+                f"timings: repeats={repeats!r:.60} is no number of runs.",
+                where=source.here(),
+                fix="repeats=5",
             )
         buffers = [a.buffer_on(self.device) for a in self._arrays(args, kwargs)]
         return self.lowered.sight(self.device).timings(buffers, machine_of(self.device), repeats)
