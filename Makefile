@@ -35,9 +35,6 @@ help: ## list the targets
 	@echo
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' Makefile | expand -t 15
 
-# Products this small gain little from a second BLAS thread, and wait long for it when another program has the core.
-demo bench: export OPENBLAS_NUM_THREADS ?= 1
-
 demo: $(STAMPS)/examples ## set up, train a small GPT, write its outputs to runs/demo
 	$(PY) -m examples.gpt --preset $(PRESET) --out $(OUT)
 

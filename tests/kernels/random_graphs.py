@@ -295,6 +295,46 @@ class Graph:
             return x
         return self.small(x @ self.like((x.shape[1], self.choose([1, 2, 5])), self.float))
 
+    def batched_dot(self) -> Any:
+        """Products with batch axes in any order, some of them transposed."""
+        x = self.small(self.any(self.float))
+        x = x.reshape(x.shape[0], -1, x.shape[-1]) if x.ndim > 2 else x.reshape(-1, 1, x.size)
+        if x.size > 100:
+            return x
+        y = self.small(self.like(x.shape, self.float))
+        spec = self.choose(["abi,abi->ab", "abi,abj->abij", "abi,abj->abji", "abi,acj->acb", "abi,aci->bca"])
+        return self.small(bnp.einsum(spec, x, y))
+
+    def scattered(self) -> Any:
+        """What is added to zeros first, at few places that may be one."""
+        x = self.small(self.numbers())
+        if not x.ndim:
+            return x
+        places = self.like((3,), self.int).astype(np.int32)
+        updates = self.small(self.like((3, *x.shape[1:]), x.dtype))
+        zeros = bnp.zeros(x.shape, x.dtype)
+        mode = self.choose(["drop", "clip"])
+        return self.small(zeros.at[places].add(updates, mode=mode) + x)
+
+    def from_rows(self) -> Any:
+        """The first number of rows, one for each row, but of any."""
+        x = self.numbers()
+        if x.ndim != 2:
+            return x
+        y = x.max(1)
+        self.values.append(y)
+        places = self.choose([bnp.argmax(x, 1), bnp.abs(self.like(y.shape, self.int)).astype(np.int32)])
+        return lax.gather(x, (places % x.shape[0])[:, None], _FIRST, slice_sizes=(1, 1))
+
+    def number(self) -> Any:
+        """A number of everything, and arithmetic on it."""
+        x = self.numbers()
+        n = self.small(self.choose([bnp.max, bnp.min])(x))
+        self.values.append(n)
+        return self.small(n * 2 - self.like((), x.dtype))
+
+
+_FIRST = lax.GatherDimensionNumbers(offset_dims=(), collapsed_slice_dims=(0, 1), start_index_map=(0,))
 
 OPERATIONS = {
     Graph.unary: 2, Graph.binary: 5, Graph.shared: 2, Graph.compare: 1, Graph.select: 2, Graph.convert: 1,
@@ -302,6 +342,7 @@ OPERATIONS = {
     Graph.reshape: 2, Graph.transpose: 2, Graph.slice: 2, Graph.rev: 1, Graph.broadcast: 2, Graph.pad: 2,
     Graph.concatenate: 2, Graph.reduce: 4, Graph.softmax_like: 2, Graph.column_sums: 2, Graph.argument: 1,
     Graph.dynamic_slice: 1, Graph.dynamic_update_slice: 1, Graph.take: 1, Graph.take_along: 1, Graph.one_hot_add: 1,
+    Graph.batched_dot: 1, Graph.scattered: 1, Graph.from_rows: 1, Graph.number: 1,
     Graph.opaque: 1, Graph.dot: 1, Graph.barrier: 1, Graph.several: 1,
 }  # fmt: skip
 """Ways to make a value, with how likely they are."""
