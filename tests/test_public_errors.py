@@ -158,3 +158,14 @@ def test_where_with_a_mask_alone_gives_positions():
 def test_the_names_of_random_are_its_own():
     assert {"sort", "max", "sub"}.isdisjoint(dir(random))
     assert all(callable(getattr(random, name)) for name in random.__all__)
+
+
+@pytest.mark.parametrize(
+    "call, dtype",
+    [(lambda: lax.bitwise_xor(MATRIX, MATRIX), "int32"), (lambda: lax.exp(POSITIONS), "float32")],
+    ids=["integers", "floats"],
+)
+def test_the_dtype_that_is_proposed_is_accepted(call, dtype):
+    with pytest.raises(errors.DtypeError) as caught:
+        call()
+    assert f"astype('{dtype}')" in caught.value.fix

@@ -44,6 +44,9 @@ TYPES: dict[str, tuple[str, Callable[[np.dtype], bool]]] = {
 }
 """What a primitive accepts, by name: text for messages, and a test."""
 
+_LIKELY = {"complex": "complex64", "integer": "int32", "bits": "int32", "bool": "bool"}
+"""The dtype that one mostly wants where a primitive does not accept another."""
+
 
 def check_types(name: str, types: str, *avals: ShapedArray) -> None:
     """Raise DtypeError unless all of ``avals`` have a dtype among ``types``."""
@@ -51,7 +54,8 @@ def check_types(name: str, types: str, *avals: ShapedArray) -> None:
     for a in avals:
         if not accepts(a.dtype):
             raise errors.DtypeError(
-                f"{name} takes {text}, not {a}.", fix="convert first: x.astype('float32') or another dtype"
+                f"{name} takes {text}, not {a}.",
+                fix=f"convert first: x.astype('{_LIKELY.get(types, 'float32')}') or another dtype",
             )
 
 

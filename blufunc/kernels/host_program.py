@@ -7,6 +7,7 @@ small to be worth one, ``numpy_program.py`` serves.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import threading
 import time
@@ -23,6 +24,7 @@ from blufunc.core.passes import simplify
 from blufunc.kernels import host_compiler
 from blufunc.kernels.access import view
 from blufunc.kernels.cstyle_host import render_many
+from blufunc.kernels.host_product import one_thread_each, product_into
 from blufunc.kernels.lower import Target
 from blufunc.kernels.numpy_program import Program, calls_back
 from blufunc.kernels.quiet import openly, quietly
@@ -72,6 +74,8 @@ class HostProgram:
         self.arenas = _Arenas(made.plan.arena_bytes)
         self.run = Runner(made, {s: getattr(library, n) for s, n in names.items()})
         self.calls = openly if calls_back(self.jaxpr) else quietly
+        multiplies = any(isinstance(s, OpaqueStep) and s.planned for s in made.steps)
+        self.blas = one_thread_each if multiplies else contextlib.nullcontext
 
     def __call__(self, buffers: list) -> tuple:
         arrays = [_in_order(b) for b in buffers]
@@ -79,7 +83,7 @@ class HostProgram:
         return self.calls(self._run, arrays)
 
     def _run(self, arrays: list) -> tuple:
-        with self.arenas as arena:
+        with self.arenas as arena, self.blas():
             return self.run(arrays, arena)
 
     def source(self) -> str:
@@ -294,7 +298,6 @@ class Runner:
 
     def opaque_step(self, step: OpaqueStep, drop: Sequence[int]) -> Callable:
         eqn = step.eqn
-        prim = eqn.prim
         operands = [
             np.asarray(o.array) if isinstance(o, Literal) else o
             for o in step.operands
@@ -315,10 +318,9 @@ class Runner:
         if step.planned:
             (result,) = step.results
             assert result is not None  # what nobody wants was taken out
-            into = prim.impl_into
 
             def run_into(memory: _Memory) -> None:
-                into(memory.array(result), *values(memory), **eqn.params)
+                product_into(memory.array(result), *values(memory), eqn.params)
                 for i in drop:
                     memory.drop(i)
 
