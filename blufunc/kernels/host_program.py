@@ -320,7 +320,8 @@ class Runner:
             assert result is not None  # what nobody wants was taken out
 
             def run_into(memory: _Memory) -> None:
-                product_into(memory.array(result), *values(memory), eqn.params)
+                lhs, rhs = values(memory)
+                product_into(memory.array(result), lhs, rhs, eqn.params)
                 for i in drop:
                     memory.drop(i)
 

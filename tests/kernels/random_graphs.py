@@ -301,8 +301,18 @@ class Graph:
         x = x.reshape(x.shape[0], -1, x.shape[-1]) if x.ndim > 2 else x.reshape(-1, 1, x.size)
         if x.size > 100:
             return x
-        y = self.small(self.like(x.shape, self.float))
-        spec = self.choose(["abi,abi->ab", "abi,abj->abij", "abi,abj->abji", "abi,acj->acb", "abi,aci->bca"])
+        spec = self.choose(
+            [
+                "abi,abi->ab",
+                "abi,abj->abij",
+                "abi,abj->abji",
+                "abi,aci->bca",
+                "abi,acbi->abc",
+                "abi,acbi->bca",
+            ]
+        )
+        shape = (x.shape[0], 3, *x.shape[1:]) if "acbi" in spec else x.shape
+        y = self.small(self.like(shape, self.float))
         return self.small(bnp.einsum(spec, x, y))
 
     def scattered(self) -> Any:

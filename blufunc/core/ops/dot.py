@@ -240,7 +240,7 @@ def _shifted(axes: Axes, new: int) -> Axes:
 def _matmul(
     x: np.ndarray, y: np.ndarray, xc: Axes, yc: Axes, xb: Axes, yb: Axes, out: np.ndarray | None = None
 ) -> np.ndarray:
-    """``dot_general`` in the dtype of x and y, as one product of (stacks of) matrices; into ``out`` if that is given."""
+    """``dot_general`` in the dtype of x and y, as one product of (stacks of) matrices; into ``out`` if it is given."""
     if x.ndim == y.ndim == 2 and not xb and xc == (1,) and yc == (0,):
         return np.matmul(_for_blas(x), _for_blas(y), out=out)
     x_free, y_free = _free(x.ndim, xc, xb), _free(y.ndim, yc, yb)
