@@ -17,6 +17,7 @@ from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Eqn, Jaxpr
 from blufunc.core.ops.barrier import optimization_barrier_p
 from blufunc.core.ops.dot import dot_general_p
+from blufunc.core.override import is_replaced
 from blufunc.kernels import cuda_library, cuda_memory, cuda_modules, cuda_runtime, cuda_scatter
 from blufunc.kernels.cuda_executor import Executor, Operand, Work
 from blufunc.kernels.cuda_memory import DeviceBuffer
@@ -62,6 +63,8 @@ def work(executor: Executor, step: OpaqueStep, compile: Compile) -> Work:
     eqn = step.eqn
     pairs = zip(eqn.invars, step.operands, strict=True)
     operands = [Operand(executor, atom, given) for atom, given in pairs]
+    if is_replaced(eqn.prim, "impl"):
+        return _as_replaced(executor, step, operands)
     if eqn.prim is optimization_barrier_p:
         return Work(lambda executor: _pass_on(executor, step, operands), eqn.prim.name, step)
     if hasattr(eqn.prim, "cuda_source"):
@@ -81,6 +84,21 @@ def work(executor: Executor, step: OpaqueStep, compile: Compile) -> Work:
         if product is not None:
             return Work(product.run, eqn.prim.name, step)
     return Work(run, eqn.prim.name, step, captured=captured)
+
+
+def _as_replaced(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Work:
+    """An operation whose definition the user replaced: that is a function of NumPy arrays, which the host runs."""
+    eqn = step.eqn
+    outs = [v.aval for v in eqn.outvars]
+    function = _on_host(eqn, _implementation(eqn), executor.device, outs, f"{eqn.prim.name}, replaced")
+
+    def run(executor: Executor) -> None:
+        results = function([o.buffer(executor) for o in operands])
+        for value, result in zip(step.results, results, strict=True):
+            if value is not None:
+                executor.put(value, result)
+
+    return Work(run, eqn.prim.name, step, captured=False)
 
 
 def _apart(executor: Executor, result: DeviceBuffer, given: Sequence[DeviceBuffer]) -> DeviceBuffer:

@@ -207,10 +207,11 @@ def scatter(x: Any, rows: Any, updates: Any, how: str, dtype: np.dtype, library:
       a CuPy array like ``x``.
     """
     own = lambda shape, of: _Array(library.xp.empty(shape, of))
-    run = Scatter(how, dtype, rows.dtype, len(rows), *x.shape, device, own)
+    height, width = x.shape
+    run = Scatter(how, dtype, rows.dtype, len(rows), height, width, device, own)
     out = library.xp.empty_like(x)
-    addresses = (int(a.data.ptr) for a in (x, rows, updates, out))
-    run(*addresses, cuda_runtime.work_stream(device))
+    at = [int(a.data.ptr) for a in (x, rows, updates, out)]
+    run(at[0], at[1], at[2], at[3], cuda_runtime.work_stream(device))
     return out
 
 

@@ -667,3 +667,14 @@ def test_arrays_on_two_chosen_devices_do_not_meet(fake):
     with pytest.raises(errors.ArgumentError, match=r"cuda:0 and on cuda:1"):
         x + y
     assert (x + bf.device_put(uniform(3), cpu)).device == cuda
+
+
+@pytest.mark.parametrize("name", ["dot_general", "sin"])
+def test_a_replaced_definition_is_the_one_that_runs(name, cuda):
+    """Also where the plan, or a kernel, would have computed the operation itself."""
+    prim = {"dot_general": lax.dot_general_p, "sin": lax.sin_p}[name]
+    f = lambda x: (x @ x) if name == "dot_general" else bnp.sin(x)
+    x = uniform(4, 4)
+    with bf.override(prim, impl=lambda *args, **params: np.full((4, 4), 7, np.float32)):
+        same(bf.jit(f)(*on(cuda, x)), np.full((4, 4), 7, np.float32))
+    same(bf.jit(f)(*on(cuda, x)), f(*on(backend.host_device(), x)))
