@@ -34,6 +34,7 @@ from blufunc.kernels.access import Place, gathered, moves, source_of
 from blufunc.kernels.fuse import REDUCES, Fusion, Region, one_hot_batch
 from blufunc.kernels.indices import UNBOUNDED, ZERO, Computed, Index, Range, flat, of, ranges_of, unflat
 from blufunc.kernels.indices import constant as fixed
+from blufunc.kernels.kernel_names import Names, type_text
 from blufunc.kernels.loopir import (
     Accumulate,
     Buffer,
@@ -42,23 +43,21 @@ from blufunc.kernels.loopir import (
     Lanes,
     Reduce,
     Rows,
-    Set,
     Store,
     Total,
     Value,
     apply,
     const,
-    dependencies,
     fold,
     identity,
     load,
     number,
     post_order,
     read,
-    values_of,
     within,
 )
 from blufunc.kernels.lower_random import RANDOM, held, held_as
+from blufunc.kernels.row_loops import Levels, in_generations, roots_of, shared_between, with_keeps
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,7 @@ class Lowering:
 
     def __init__(self, region: Region, fusion: Fusion, target: Target):
         self.region, self.virtual, self.target = region, fusion.virtual, target
-        self.names = _Names(fusion.jaxpr.invars, fusion.jaxpr.arg_names)
+        self.names = Names(fusion.jaxpr.invars, fusion.jaxpr.arg_names)
         self.producers = {v: e for e in region.eqns for v in e.outvars}
         self.inputs: dict[Var, Buffer] = {}
         self.outputs: dict[Var, Buffer] = {}
@@ -138,7 +137,7 @@ class Lowering:
         """The kernels."""
         for v in self.region.outputs:
             self.outputs[v] = Buffer(
-                self.names.of(v, self.maker(v)), held_as(v.aval.dtype), v.aval.size, True, _type(v)
+                self.names.of(v, self.maker(v)), held_as(v.aval.dtype), v.aval.size, True, type_text(v)
             )
         frame = self.region.frame
         if frame.total:
@@ -172,7 +171,7 @@ class Lowering:
         buffer = self.inputs.get(v)
         if buffer is None:
             dtype = held_as(v.aval.dtype)
-            buffer = self.inputs[v] = Buffer(self.names.of(v, None), dtype, v.aval.size, note=_type(v))
+            buffer = self.inputs[v] = Buffer(self.names.of(v, None), dtype, v.aval.size, note=type_text(v))
         index = flat(place, v.aval.shape)
         key = (buffer, index, self.guard)
         if key not in self.memo:
@@ -355,7 +354,7 @@ class Lowering:
 
     def with_columns(self, body: list[Any], keeps: dict[Var, Keep], k: Range) -> list[Any]:
         """Put the sums over rows into the first loop that knows their summands."""
-        level = _Levels(body)
+        level = Levels(body)
         loops = [i for i, s in enumerate(body) if isinstance(s, Lanes)]
         added: dict[int, list[Any]] = {}
         for v, (_, _, value) in self.columns.items():
@@ -430,7 +429,7 @@ class Lowering:
             elif role == "row":
                 place = unflat(row, v.aval.shape)
                 row_stores.append(Store(b, flat(place, v.aval.shape), self.at(v, place)))
-        body = _in_generations(reduces, lane_stores, row_stores, k)
+        body = in_generations(reduces, lane_stores, row_stores, k)
         return body if self.columns else self.kept(body)
 
     def picks(self, gather: Eqn, row: Index) -> bool:
@@ -496,7 +495,7 @@ class Lowering:
             if self.region.roles.get(v) == "element":
                 place = unflat(position, v.aval.shape)
                 stores.append(Store(b, flat(place, v.aval.shape), self.at(v, place), inside))
-        return [self.launch([g], _in_generations(reduces, stores, part_stores, k))]
+        return [self.launch([g], in_generations(reduces, stores, part_stores, k))]
 
     def part(self, v: Var, dtype: np.dtype, count: int) -> Buffer:
         """Memory for what is added up at the end to ``v``."""
@@ -531,12 +530,12 @@ class Lowering:
         if len(loops) < 2:
             return body
         k = loops[0].range
-        wanted = _shared_between(loops, k, self.worth)
+        wanted = shared_between(loops, k, self.worth)
         total = sum(k.extent * v.dtype.itemsize for v in wanted)
         if not wanted or total > self.target.keep_bytes:
             return body
         keeps = {v: Keep(f"{self.keep_name(v)}_{n}", v.dtype, k) for n, v in enumerate(wanted)}
-        return _with_keeps(body, keeps)
+        return with_keeps(body, keeps)
 
     def keep_name(self, v: Value) -> str:
         return f"{'bits' if v.op == 'bits' else v.attr[0] if v.op == 'fold' else v.attr[0].name}_kept"
@@ -559,7 +558,7 @@ class Lowering:
 
     def launch(self, grid: list[Range], body: Sequence[Any], more: dict[Buffer, Any] | None = None) -> Launch:
         finish = self.at_the_end() if self.parts else []
-        used = {v.attr[0] for v in post_order([*_roots(body), *_roots(finish)]) if v.op == "load"}
+        used = {v.attr[0] for v in post_order([*roots_of(body), *roots_of(finish)]) if v.op == "load"}
         operands: dict[Buffer, Any] = {b: v for v, b in self.inputs.items() if b in used}
         operands.update((b, v) for v, b in self.outputs.items())
         operands.update(self.parts.values())
@@ -585,7 +584,7 @@ class Lowering:
             ins = " ".join(self.names.text(a, self.maker) for a in e.invars)
             out = e.outvars[0]
             lines.append(
-                f"{self.names.of(out, e)}: {_type(out)} = {e.prim.name} {ins}  # at {source.summary(e.source)}"
+                f"{self.names.of(out, e)}: {type_text(out)} = {e.prim.name} {ins}  # at {source.summary(e.source)}"
             )
         return tuple(lines)
 
@@ -750,128 +749,7 @@ def _wide(dtype: np.dtype, op: str) -> np.dtype:
     return dtype
 
 
-# -- arranging statements ----------------------------------------------------------------------------
-
-
-class _Levels:
-    """How many loops must be over before a value can be computed."""
-
-    def __init__(self, body: Sequence[Any]):
-        self.of_total: dict[Any, int] = {}
-        loop = 0
-        for s in body:
-            if isinstance(s, Lanes):
-                self.of_total.update((x.total, loop + 1) for x in s.body if isinstance(x, Reduce))
-                loop += 1
-        self.known: dict[Value, int] = {}
-
-    def of(self, value: Value) -> int:
-        for v in post_order([value]):
-            if v not in self.known:
-                level = self.of_total.get(v.attr, 0) if v.op == "read" else 0
-                self.known[v] = max([level, *[self.known[d] for d in dependencies(v)]])
-        return self.known[value]
-
-
-def _in_generations(reduces, lane_stores, row_stores, k: Range) -> list[Any]:
-    """Loops over lanes: in each the reductions that depend on those before, and every store as soon as it can be."""
-    level = _Levels(())
-    loops: list[list[Any]] = []
-    for total, value, position in reduces:  # in order of dependence
-        at = level.of(value)
-        while len(loops) <= at:
-            loops.append([])
-        loops[at].append(Reduce(total, value, position))
-        level.of_total[total] = at + 1
-        level.known = {}
-    after: dict[int, list[Any]] = {}
-    for s in lane_stores:
-        at = level.of(s.value)
-        while len(loops) <= at:
-            loops.append([])
-        loops[at].append(s)
-    for s in row_stores:
-        after.setdefault(max(level.of(s.value) - 1, 0), []).append(s)
-    body: list[Any] = []
-    for i, statements in enumerate(loops):
-        # stores last: what a reduction of the loop reads may be what a store writes over
-        body.append(Lanes(k, tuple(sorted(statements, key=lambda s: isinstance(s, Store)))))
-        body.extend(after.get(i, ()))
-    return body if loops else [*after.get(0, ())]
-
-
-def _roots(body: Sequence[Any]) -> list[Value]:
-    out: list[Value] = []
-    for s in body:
-        out.extend(values_of(s))
-        out.extend(_roots(getattr(s, "body", ())))
-    return out
-
-
-def _shared_between(loops: Sequence[Lanes], k: Range, worth: Callable[[Value], bool]) -> list[Value]:
-    """The values that a loop needs which an earlier one has computed: of nested ones, the outermost worth keeping."""
-    seen: set[Value] = set()
-    wanted: dict[Value, None] = {}
-    for loop in loops:
-        stack = [v for s in loop.body for v in values_of(s)]
-        visited: set[Value] = set()
-        while stack:
-            v = stack.pop()
-            if v in visited:
-                continue
-            visited.add(v)
-            if v in seen and k in v.ranges() and worth(v):
-                wanted[v] = None
-                continue
-            stack.extend(dependencies(v))
-        seen.update(post_order([v for s in loop.body for v in values_of(s)]))
-    return list(wanted)
-
-
-def _with_keeps(body: Sequence[Any], keeps: dict[Value, Keep]) -> list[Any]:
-    """The loops, where the first that computes a value keeps it and later ones read it."""
-    have: dict[Value, Value] = {}
-    out: list[Any] = []
-    for s in body:
-        if not isinstance(s, Lanes):
-            out.append(s)
-            continue
-        needed = set(post_order([v for x in s.body for v in values_of(x)]))
-        replace = _Replace(dict(have))
-        statements = [replace.statement(x) for x in s.body]
-        still = set(post_order([v for x in statements for v in values_of(x)]))
-        new = [v for v in keeps if v not in have and v in needed and (v in still or replace(v) in still)]
-        statements += [Set(keeps[v], replace(v)) for v in new]
-        # what is kept is kept before anything is stored over it
-        statements.sort(key=lambda x: isinstance(x, Store))
-        have.update((v, read(keeps[v])) for v in new)
-        out.append(Lanes(s.range, tuple(statements), s.note))
-    return out
-
-
-class _Replace:
-    """Puts values in the place of others, in values and statements."""
-
-    def __init__(self, by: dict[Value, Value]):
-        self.by = by
-        self.done: dict[Value, Value] = dict(by)
-
-    def __call__(self, value: Value) -> Value:
-        for v in post_order([value]):
-            if v not in self.done:
-                args = tuple(self.done[a] for a in v.args)
-                same = all(a is b for a, b in zip(args, v.args, strict=True))
-                self.done[v] = v if same else Value(v.op, args, v.attr, v.dtype)
-        return self.done[value]
-
-    def statement(self, s: Any) -> Any:
-        if not self.by:
-            return s
-        if isinstance(s, Store):
-            return Store(s.buffer, s.index, self(s.value), None if s.guard is None else self(s.guard))
-        if isinstance(s, Reduce):
-            return Reduce(s.total, self(s.value), s.position)
-        return type(s)(s.keep, self(s.value))
+# -- sizes -------------------------------------------------------------------------------------------
 
 
 def _as_one(index: Index, a: Range, b: Range, n: int) -> bool:
@@ -888,52 +766,3 @@ def _divisor(n: int, most: int) -> int:
         return n
     best = max(d for d in range(1, most + 1) if n % d == 0)
     return best if best * 8 >= most else n
-
-
-# -- names -------------------------------------------------------------------------------------------
-
-
-class _Names:
-    """Names for buffers and values: those of the user's arguments, and of the operations that made the others."""
-
-    def __init__(self, invars: Sequence[Var], arg_names: Sequence[str]):
-        self.paths = dict(zip(invars, arg_names, strict=False))
-        self.given: dict[Var, str] = {}
-        self.taken: dict[str, int] = {}
-
-    def of(self, v: Var, eqn: Eqn | None) -> str:
-        """The name of a variable: an identifier of C."""
-        name = self.given.get(v)
-        if name is None:
-            path = self.paths.get(v)
-            stem = eqn.prim.name if eqn is not None else _tail(path) if path else "x"
-            name = self.given[v] = self.fresh(re.sub(r"\W+", "_", stem).strip("_") or "x")
-        return name
-
-    def fresh(self, stem: str) -> str:
-        """``stem``, with a number if it is taken."""
-        if stem[0].isdigit():
-            stem = f"x{stem}"
-        count = self.taken[stem] = self.taken.get(stem, 0) + 1
-        return f"{stem}_" if count == 1 and stem in _RESERVED else stem if count == 1 else f"{stem}_{count}"
-
-    def text(self, atom: Any, maker: Callable[[Var], Eqn | None]) -> str:
-        """An operand as text."""
-        return str(atom.value) if atom.__class__ is Literal else self.of(atom, maker(atom))
-
-
-_RESERVED = frozenset(
-    "and or not xor double float int long short char bool auto const static for if else while do switch case "
-    "return void register signed unsigned new delete this class struct union template operator public private "
-    "max min abs exp log sin cos tan sqrt floor ceil round pow select i k r g j a t".split()
-)
-
-
-def _tail(path: str) -> str:
-    """The last name in the path of an argument."""
-    names = re.findall(r"[A-Za-z_]\w*", path)
-    return names[-1] if names else "x"
-
-
-def _type(v: Var) -> str:
-    return str(v.aval)
