@@ -407,13 +407,6 @@ class Kernel:
         driver.funcSetAttribute(self.pointer, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, nbytes)
         self._shared = nbytes
 
-    def blocks_per_sm(self, threads: int, shared: int = 0) -> int:
-        """How many blocks of ``threads`` threads fit on a multiprocessor at once."""
-        import cupy
-
-        self.allow_shared(shared)
-        return cupy.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(self.pointer, threads, shared)
-
 
 _LIMITS = {"grid": ((1 << 31) - 1, 65535, 65535), "block": (1024, 1024, 64)}
 

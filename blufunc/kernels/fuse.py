@@ -210,7 +210,7 @@ def sort_of(eqn: Eqn) -> str:
 
 
 def _plain(dtype: Any) -> bool:
-    return dtypes.is_numeric(dtype) or dtypes.is_bool(dtype) or (bool(RANDOM) and dtypes.is_key(dtype))
+    return dtypes.is_numeric(dtype) or dtypes.is_bool(dtype) or dtypes.is_key(dtype)
 
 
 def one_hot(eqn: Eqn) -> bool:

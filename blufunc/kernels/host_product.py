@@ -11,9 +11,8 @@ import functools
 import itertools
 import math
 import os
-from collections.abc import Iterator
+import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -27,11 +26,38 @@ WORTH_SHARING = 1 << 22
 """From how many multiplications on waking a thread, which takes some 20 microseconds, pays."""
 
 
-@contextmanager
-def one_thread_each() -> Iterator[None]:
-    """While it is open, calls of BLAS use the thread that makes them and no other."""
-    with _controller().limit(limits=1, user_api="blas"):
-        yield
+class _OneThreadEach:
+    """Context manager: while it is open, calls of BLAS use the thread that makes them and no other.
+
+    The number of BLAS's threads belongs to the process, and OpenBLAS does not always let one thread undo what another
+    set. So the thread that found BLAS unlimited restores it, when the outermost of its programs ends; programs of other
+    threads at that time leave it alone.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.owner: int | None = None
+        self.depth = 0
+        self.limit: Any = None
+
+    def __enter__(self) -> None:
+        me = threading.get_ident()
+        with self.lock:
+            if self.owner is None:
+                self.owner, self.limit = me, _controller().limit(limits=1, user_api="blas")
+            self.depth += self.owner == me
+
+    def __exit__(self, *exc: object) -> None:
+        with self.lock:
+            if self.owner != threading.get_ident():
+                return
+            self.depth -= 1
+            if not self.depth:
+                self.limit.restore_original_limits()
+                self.owner = self.limit = None
+
+
+one_thread_each = _OneThreadEach()
 
 
 @functools.cache
@@ -77,4 +103,6 @@ def _threads() -> ThreadPoolExecutor:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_threads.cache_clear)  # the threads stay with the parent
+    # the threads stay with the parent, and so does one that was within
+    os.register_at_fork(after_in_child=_threads.cache_clear)
+    os.register_at_fork(after_in_child=one_thread_each.__init__)  # type: ignore[misc]

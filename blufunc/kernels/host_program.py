@@ -75,7 +75,7 @@ class HostProgram:
         self.run = Runner(made, {s: getattr(library, n) for s, n in names.items()})
         self.calls = openly if calls_back(self.jaxpr) else quietly
         multiplies = any(isinstance(s, OpaqueStep) and s.planned for s in made.steps)
-        self.blas = one_thread_each if multiplies else contextlib.nullcontext
+        self.blas = one_thread_each if multiplies else contextlib.nullcontext()
 
     def __call__(self, buffers: list) -> tuple:
         arrays = [_in_order(b) for b in buffers]
@@ -83,7 +83,7 @@ class HostProgram:
         return self.calls(self._run, arrays)
 
     def _run(self, arrays: list) -> tuple:
-        with self.arenas as arena, self.blas():
+        with self.arenas as arena, self.blas:
             return self.run(arrays, arena)
 
     def source(self) -> str:
@@ -95,7 +95,7 @@ class HostProgram:
         runs: list[list[float]] = []
         for _ in range(repeats + 1):
             arrays = [np.array(b, order="C") for b in buffers]
-            with self.arenas as arena:
+            with self.arenas as arena, self.blas:
                 runs.append(self.calls(self.run.timed, arrays, arena))
         return medians(
             [name_of(s) for s in self.schedule.steps], runs[1:]

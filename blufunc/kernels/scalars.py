@@ -389,14 +389,6 @@ def helpers(text: str) -> set[str]:
     return set(_HELPER.findall(text))
 
 
-def prelude_names(
-    prim: Any, params: Mapping[str, Any], in_dtypes: Sequence[np.dtype], out_dtype: np.dtype
-) -> set[str]:
-    """The names of the prelude that the expression of an application uses."""
-    args = [f"x{i}" for i in range(len(in_dtypes))]
-    return helpers(expression(prim, params, in_dtypes, out_dtype, args))
-
-
 @functools.cache
 def _costs() -> dict[Any, int]:
     rows: dict[int, tuple] = {

@@ -1,5 +1,7 @@
 """Products divided among threads, against undivided ones."""
 
+import threading
+
 import numpy as np
 import pytest
 
@@ -47,3 +49,33 @@ def test_a_thread_that_fails_says_so(monkeypatch):
     x, out = np.zeros((4, 3), np.float32), np.zeros((4, 9), np.float32)
     with pytest.raises(ValueError, match="mismatch"):
         host_product.product_into(out, x, np.zeros((3, 5), np.float32), params)
+
+
+def blas_threads():
+    return [i["num_threads"] for i in host_product._controller().info() if i["user_api"] == "blas"]
+
+
+def test_blas_gets_its_threads_back():
+    with host_product._controller().limit(limits=2, user_api="blas"):
+        before = blas_threads()
+        entered, leave = threading.Event(), threading.Event()
+
+        def other():
+            with host_product.one_thread_each:
+                entered.set()
+                leave.wait(10)
+
+        thread = threading.Thread(target=other)
+        with host_product.one_thread_each:
+            thread.start()
+            assert entered.wait(10)
+            with host_product.one_thread_each:  # a program within a program
+                assert set(blas_threads()) <= {1}
+            assert set(blas_threads()) <= {1}
+        assert blas_threads() == before  # though the other thread is inside yet
+        leave.set()
+        thread.join()
+        assert blas_threads() == before
+        with host_product.one_thread_each:
+            assert set(blas_threads()) <= {1}
+        assert blas_threads() == before
