@@ -131,7 +131,7 @@ def test_no_compiler(tmp_path):
     [
         "exit 1\n",
         'echo "fake 1.0"\nexit 0\n',
-        'for a; do o="$p"; p="$a"; done\necho rubbish > "$p"\nexit 0\n',
+        'while [ $# -gt 1 ]; do [ "$1" = -o ] && echo rubbish > "$2"; shift; done\nexit 0\n',
     ],
     ids=["fails", "writes nothing", "writes rubbish"],
 )
