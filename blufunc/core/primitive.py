@@ -107,6 +107,10 @@ class Primitive:
     """``(bodies, operands, **params) -> outs``: the use under a user's transform, of primitives that run jaxprs;
     ``transforms/transform.py`` says what ``bodies`` can do."""
 
+    autocast: Callable | None = None
+    """``(cells, dtype, **params) -> outs``: the use in mixed precision, of primitives that are computed in the low
+    ``dtype`` though they hold definitions; of a cell, ``transforms/autocast.py`` has the methods."""
+
     reference: Callable | None = None
     """``(compile, **params) -> function`` from a list of NumPy arrays to a sequence of them: the definition, in the
     place of ``impl``, of primitives that run jaxprs. ``compile(jaxpr)`` gives such a function for a body."""

@@ -13,18 +13,16 @@ import math
 from typing import Any
 
 import blufunc.numpy as bnp
-from blufunc import errors, lax
+from blufunc import errors
 from blufunc.core import dtypes, source
 from blufunc.core.axes import only_none
-from blufunc.nn.activations import softmax
+from blufunc.nn import attention_call
+from blufunc.nn.attention_call import MASKED, causal, scores_of, weighed
 from blufunc.transforms.checkpoint import checkpoint
 
 _LONG = 4
 """Of keys that outnumber the features of a head by more than this factor, the weights of all pairs take far more
 memory than the operands; the backward pass then computes them again instead of having them stored."""
-
-_MASKED = -0.7 * 3.4028234663852886e38
-"""The score of masked pairs: finite, so that a row without any key gives numbers and not NaN."""
 
 
 def dot_product_attention(
@@ -90,6 +88,8 @@ def dot_product_attention(
             )
     if bias is not None:
         bias = _placed("bias", bias, (B, N, T, S), K)
+    if bias is None and mask is None and S > H and isinstance(scale, (int, float)):
+        return attention_call.attention(query, key, value, scale=float(scale), is_causal=is_causal)
     attend = functools.partial(_attend, scale=scale, is_causal=is_causal)
     if S > _LONG * H:
         attend = checkpoint(attend)
@@ -98,34 +98,20 @@ def dot_product_attention(
 
 def _attend(query: Any, key: Any, value: Any, bias: Any, mask: Any, *, scale: float, is_causal: bool) -> Any:
     """Attention of arguments that have been checked; ``bias`` and ``mask`` broadcast to the scores."""
-    B, T, N, H = query.shape
+    B, T, N, _ = query.shape
     S, K = key.shape[1:3]
-    G = N // K
-    wide = bnp.promote_types(query.dtype, dtypes.float32)
-    if (
-        query.dtype == wide
-    ):  # cheaper than to scale the scores, but half precisions would be rounded once more
-        query = query * scale
-    if G > 1:
-        query = bnp.reshape(query, (B, T, K, G, H))  # scores are [B, K, T, G, S] then, else [B, N, T, S]
-    last = query.ndim - 1
-    scores = lax.dot_general(query, key, (((last,), (3,)), ((0, 2), (0, 2))), preferred_element_type=wide)
-    if query.dtype != wide:
-        scores = scores * scale
+    scores = scores_of(query, key, scale)
     if bias is not None:
-        scores = scores + bias.astype(wide)
+        scores = scores + bias.astype(scores.dtype)
     if is_causal:
-        seen = lax.broadcasted_iota(dtypes.int32, (T, S), 0) >= lax.broadcasted_iota(dtypes.int32, (T, S), 1)
-        seen = _placed("causal mask", seen, (B, N, T, S), K)
+        seen = _placed("causal mask", causal(T, S), (B, N, T, S), K)
     if mask is not None:
-        scores = bnp.where(mask & seen if is_causal else mask, scores, _MASKED)
+        scores = bnp.where(mask & seen if is_causal else mask, scores, MASKED)
     elif is_causal:
         # Adding is cheaper than choosing, and has no backward pass. It is right here because every query sees a key:
         # probabilities of 0 stop the gradient. A row that sees nothing would keep one, though its scores are constant.
-        scores = scores + bnp.where(seen, bnp.zeros((), wide), _MASKED)
-    weights = softmax(scores).astype(value.dtype)
-    out = lax.dot_general(weights, value, (((last,), (1,)), ((0, 1), (0, 2))))
-    return bnp.reshape(bnp.moveaxis(out, 1, 2), (B, T, N, H))
+        scores = scores + bnp.where(seen, bnp.zeros((), scores.dtype), MASKED)
+    return weighed(scores, value)
 
 
 def _placed(name: str, x: Any, shape: tuple[int, ...], K: int) -> Any:

@@ -22,6 +22,7 @@ from blufunc.core import dtypes, source, tree
 from blufunc.core.array import scalar
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Eqn, Jaxpr, Literal
+from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.ops.elementwise import convert, convert_p
 from blufunc.core.stage import stage
 from blufunc.core.tangents import Zero, zero
@@ -139,6 +140,8 @@ def _apply(eqn: Eqn, policy: Policy, ins: list[_Cell]) -> list[Any]:
     """The results of one equation; those that are float32 in the program may be low."""
     prim, params = eqn.prim, eqn.params
     rule = _CALLS.get(prim)
+    if rule is None and prim.autocast is not None and policy.class_of(dot_general_p) == "low":
+        return prim.autocast(ins, policy.dtype, **params)
     if rule is None and isinstance(prim, Call) and "jaxpr" in params:
         rule = _call
     if rule is not None:
@@ -167,10 +170,9 @@ def _target(policy: Policy, prim: Any, ins: list[_Cell], params: dict) -> np.dty
         declared = params.get("preferred_element_type")
         # Anything but float32 was asked for on purpose; the operands then keep their precision too.
         return policy.dtype if declared is None or declared == WIDE else None
-    if cls in ("narrowest", "widest"):
+    if cls == "widest":
         arrays = [c.is_low for c in inexact if not c.literal]
-        found = any(arrays) if cls == "narrowest" else bool(arrays) and all(arrays)
-        return policy.dtype if found else WIDE
+        return policy.dtype if arrays and all(arrays) else WIDE
     return WIDE if cls == "float32" else None
 
 

@@ -4,10 +4,9 @@ Transforms, stage 2, read by ``autocast.py``. The table is data. Each primitive 
 
 - ``low``: contractions. Operands are cast to the low dtype; products are summed in float32 all the same, and the
   result is rounded to the low dtype, unless the program declared another with ``preferred_element_type``.
-- ``narrowest``: cheap elementwise operations, and those that only move elements. If one operand is low already, the
-  others are cast to it; otherwise nothing happens. Numbers follow the arrays.
-- ``widest``: the same, but only if all operands are low: quotients, comparisons, sums of cotangents, and what joins
-  arrays. One float32 operand makes the operation float32.
+- ``widest``: cheap elementwise operations, comparisons, selections, and those that only move elements: low if all
+  operands are, as types promote anywhere else. One float32 operand makes the operation float32; numbers follow the
+  arrays. So a residual stream that begins in float32 stays there, to which blocks add what their products give.
 - ``float32``: functions that amplify rounding errors, and sums: exponentials, logarithms, powers, roots, reductions,
   running sums and scatter-additions. So are differences, of which the leading digits cancel: with them softmax,
   cross entropy, variance and normalisation are float32 throughout. Low operands are cast back.
@@ -34,21 +33,17 @@ from blufunc.core.primitive import Primitive
 
 TABLE: dict[str, tuple[str, ...]] = {
     "low": ("conv_general_dilated", "dot_general"),
-    "narrowest": (
+    "widest": (
         # elementwise
-        "abs", "add", "ceil", "clamp", "copy", "erf", "floor", "logistic", "max", "min", "mul", "neg", "round",
-        "select", "sign", "sin", "cos", "stop_gradient", "tanh", "trunc",
+        "abs", "add", "add_any", "ceil", "clamp", "copy", "div", "erf", "floor", "logistic", "max", "min", "mul",
+        "neg", "rem", "round", "select", "sign", "sin", "cos", "stop_gradient", "tanh", "trunc",
+        "eq", "ge", "gt", "is_finite", "le", "lt", "ne",
         # movement
-        "broadcast_in_dim", "dynamic_slice", "gather", "name", "offload", "pick_along", "place_along", "reshape",
-        "rev", "slice", "top_k", "transpose",
+        "broadcast_in_dim", "concatenate", "dynamic_slice", "dynamic_update_slice", "gather", "name", "offload", "pad",
+        "pick_along", "place_along", "reshape", "rev", "scatter", "slice", "top_k", "transpose",
         # selections are exact
         "argmax", "argmin", "cummax", "cummin", "reduce_max", "reduce_min", "reduce_window_max",
         "reduce_window_min",
-    ),
-    "widest": (
-        "add_any", "div", "rem",
-        "eq", "ge", "gt", "is_finite", "le", "lt", "ne",
-        "concatenate", "dynamic_update_slice", "pad", "scatter",
     ),
     "float32": (
         "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cosh", "erf_inv", "erfc", "exp", "exp2",
@@ -138,7 +133,6 @@ def _names(prims: Any, option: str) -> set[str]:
 
 _MEANINGS = {
     "low": "cast to the low dtype, summed in float32",
-    "narrowest": "low if one operand is",
     "widest": "low if all operands are",
     "float32": "cast back to float32",
     "exact": "as traced, bodies included",
@@ -153,7 +147,7 @@ def autocast_table(dtype: Any = "bfloat16", *, float32: Any = (), low: Any = ())
         lines.append(f"{cls} ({_MEANINGS[cls]}):")
         row = "   "
         for name in names:
-            if len(row) + len(name) > 100:
+            if len(row) + 1 + len(name) > 100:
                 lines.append(row)
                 row = "   "
             row += f" {name}"

@@ -27,7 +27,7 @@ from blufunc.core.array import Array
 from blufunc.core.avals import ShapedArray
 from blufunc.core.axes import static_int
 from blufunc.core.cache import Key, difference, exact
-from blufunc.core.primitive import concrete
+from blufunc.core.primitive import concrete, device_of
 from blufunc.core.stage import stage
 from blufunc.core.trace import EVAL, Tracer, state
 from blufunc.transforms.arguments import (
@@ -264,7 +264,9 @@ class Jitted:
         """Trace at the types of the arguments (arrays or ``ShapeDtypeStruct``); nothing is computed."""
         call = self._split(args, kwargs)
         entry = self._entry(call, [abstract(x) for x in call.leaves])
-        return Traced(self, entry, call.in_tree, call.donated)
+        arrays = [x for x in call.leaves if isinstance(x, Array) and x.aval.ndim]
+        device = device_of(arrays, self.name) if arrays else None
+        return Traced(self, entry, call.in_tree, call.donated, device)
 
     def lower(self, *args, **kwargs) -> Lowered:
         """``trace(*args).lower()``."""

@@ -101,10 +101,19 @@ class Traced:
     Attributes:
       jaxpr: the jaxpr, constants first among its parameters.
       out_tree: the structure of the results.
+      device: where the arrays are that it was traced with; None if it was traced with types and numbers only.
     """
 
-    def __init__(self, owner: Any, entry: Entry, in_tree: tree.TreeDef, donated: tuple[bool, ...]):
+    def __init__(
+        self,
+        owner: Any,
+        entry: Entry,
+        in_tree: tree.TreeDef,
+        donated: tuple[bool, ...],
+        device: backend.Device | None,
+    ):
         self.owner, self.entry, self.in_tree, self.donated = owner, entry, in_tree, donated
+        self.device = device
         self.jaxpr = entry.jaxpr
         self.out_tree = entry.out_tree
 
@@ -116,7 +125,8 @@ class Traced:
 class Lowered:
     """Stage 4 done: a jaxpr with calls inlined, constants folded, and nothing computed twice or in vain.
 
-    What it shows is for the default device, and nothing is compiled for it on the CPU.
+    What it shows is for the device of the arrays that it was traced with, or for the default one if there were none;
+    nothing is compiled for it on the CPU.
 
     Attributes:
       jaxpr: the simplified jaxpr.
@@ -134,7 +144,7 @@ class Lowered:
 
     def sight(self, device: backend.Device | None = None) -> Sight:
         """All that can be said of the program before it runs, for a device."""
-        device = device or backend.default_device()
+        device = device or self.traced.device or backend.default_device()
         found = self._sights.get(device)
         if found is None:
             found = self._sights[device] = Sight(self.jaxpr, self.donated, device)
@@ -156,15 +166,15 @@ class Lowered:
         return self.sight().cost
 
     def compile(self, device: backend.Device | None = None) -> Compiled:
-        """Make the program for a device, the default one unless given."""
-        return Compiled(self, chosen(device, "compile"))
+        """Make the program for a device, unless given that which it shows."""
+        return Compiled(self, chosen(device or self.traced.device, "compile"))
 
     def as_text(self) -> str:
         """The simplified jaxpr as text."""
         return str(self.jaxpr)
 
     def source(self) -> str:
-        """The program's source for the default device, with that of the bodies of its loops and branches."""
+        """The program's source, with that of the bodies of its loops and branches."""
         return self.sight().source()
 
 

@@ -1,0 +1,272 @@
+"""Attention as one operation: the primitives behind ``dot_product_attention``.
+
+A face, below ``attention.py``. An equation holds its definition as a jaxpr, which is what it is for transforms that
+have no better rule and for devices that have no kernel for it: compilers put it in its place. Three primitives:
+
+    attention          query, key, value -> out, lse
+    attention_tangent  the tangent of ``out``, linear in those of query, key and value
+    attention_grad     query, key, value, out, lse, cotangent of out -> those of query, key and value
+
+The transpose of the second is the third: so reverse mode is one kernel behind the other, and the weights of all pairs
+are never stored. ``lse`` [B, N, T] is the logarithm of the sum of the exponentials of each row of scores; only
+``attention_grad`` reads it, so it has no tangent of its own. Axes as in ``attention.py``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import blufunc.numpy as bnp
+from blufunc import lax
+from blufunc.core import dtypes, passes
+from blufunc.core.avals import ShapedArray
+from blufunc.core.jaxpr import Eqn, Jaxpr, Var
+from blufunc.core.primitive import Primitive
+from blufunc.core.stage import stage
+from blufunc.core.structure import move_dim
+from blufunc.core.tangents import Zero, is_linear, zero
+from blufunc.core.trace import state
+from blufunc.nn.activations import softmax
+from blufunc.transforms.calls import Call, jit_p
+from blufunc.transforms.grad import vjp
+from blufunc.transforms.jvp import jvp_jaxpr
+
+MASKED = -0.7 * 3.4028234663852886e38
+"""The score of masked pairs: finite, so that a row without any key gives numbers and not NaN."""
+
+
+def attention(query: Any, key: Any, value: Any, *, scale: float, is_causal: bool) -> Any:
+    """``softmax(query @ key.T * scale) @ value`` as one operation.
+
+    Args:
+      query: [B, T, N, H].
+      key, value: [B, S, K, H].
+    """
+    out, _ = attention_p.at(query, key, value, scale=scale, is_causal=is_causal)
+    return out
+
+
+# -- definitions -----------------------------------------------------------------------------------
+
+
+def weighed(scores: Any, value: Any) -> Any:
+    """``softmax(scores) @ value`` as [B, T, N, H]; scores [B, K, T, S], or [B, K, T, G, S] with shared heads."""
+    weights = softmax(scores).astype(value.dtype)
+    out = lax.dot_general(weights, value, (((scores.ndim - 1,), (1,)), ((0, 1), (0, 2))))
+    return _joined(out)
+
+
+def scores_of(query: Any, key: Any, scale: Any) -> Any:
+    """``query @ key.T * scale`` in float32 at least: [B, K, T, S], or [B, K, T, G, S] with shared heads."""
+    wide = wide_of(query)
+    if (
+        query.dtype == wide
+    ):  # cheaper than to scale the scores, but half precisions would be rounded once more
+        query = query * scale
+    query = divided(query, key.shape[2])
+    last = query.ndim - 1
+    scores = lax.dot_general(query, key, (((last,), (3,)), ((0, 2), (0, 2))), preferred_element_type=wide)
+    return scores if query.dtype == wide else scores * scale
+
+
+def causal(T: int, S: int) -> Any:
+    """Which keys each query sees [T, S]: those that do not come after it."""
+    queries, keys = (lax.broadcasted_iota(dtypes.int32, (T, S), axis) for axis in (0, 1))
+    return queries >= keys
+
+
+def wide_of(x: Any) -> Any:
+    """The dtype in which scores and their softmax are computed."""
+    return bnp.promote_types(x.dtype, dtypes.float32)
+
+
+def divided(x: Any, K: int) -> Any:
+    """[B, T, N, H] as [B, T, K, G, H] where several heads share a key head."""
+    B, T, N, H = x.shape
+    return x if N == K else bnp.reshape(x, (B, T, K, N // K, H))
+
+
+def _joined(x: Any) -> Any:
+    """[B, K, T, H] or [B, K, T, G, H] as [B, T, N, H]."""
+    x = bnp.moveaxis(x, 1, 2)
+    return bnp.reshape(x, (*x.shape[:2], math.prod(x.shape[2:-1]), x.shape[-1]))
+
+
+def _masked(query: Any, key: Any, *, scale: float, is_causal: bool) -> Any:
+    scores = scores_of(query, key, scale)
+    if not is_causal:
+        return scores
+    # Adding is cheaper than choosing, and has no backward pass. It is right because every query sees a key:
+    # probabilities of 0 stop the gradient.
+    seen = causal(query.shape[1], key.shape[1])
+    seen = seen if scores.ndim == 4 else seen[:, None]
+    return scores + bnp.where(seen, bnp.zeros((), scores.dtype), MASKED)
+
+
+def _forward(query: Any, key: Any, value: Any, **how: Any) -> list[Any]:
+    scores = _masked(query, key, **how)
+    top = lax.stop_gradient(bnp.max(scores, -1, keepdims=True))
+    lse = bnp.squeeze(top, -1) + bnp.log(bnp.sum(bnp.exp(scores - top), -1))  # [B, K, T] or [B, K, T, G]
+    if lse.ndim == 4:
+        lse = bnp.reshape(bnp.moveaxis(lse, 3, 2), (lse.shape[0], query.shape[2], query.shape[1]))
+    return [weighed(scores, value), lse]
+
+
+def _backward(query: Any, key: Any, value: Any, out: Any, lse: Any, ct: Any, **how: Any) -> list[Any]:
+    """The cotangents, from weights that are computed again; the formulas are FlashAttention-2's (arXiv:2307.08691)."""
+    scores = _masked(query, key, **how)
+    wide, low, K = scores.dtype, value.dtype, key.shape[2]
+
+    def by_row(x: Any) -> Any:  # [B, N, T] as one number for each row of scores
+        B, N, T = x.shape
+        x = x if N == K else bnp.moveaxis(bnp.reshape(x, (B, K, N // K, T)), 2, 3)
+        return bnp.expand_dims(x, -1)
+
+    delta = bnp.moveaxis(bnp.sum(ct.astype(wide) * out.astype(wide), -1), 1, 2)
+    weights = bnp.exp(scores - by_row(lse))
+    ct, query = divided(ct, K), divided(query, K)
+    heads = ((0, 1), (0, 2))
+    rows = tuple(range(2, scores.ndim - 1)), tuple(d for d in range(1, ct.ndim - 1) if d != 2)
+    d_value = lax.dot_general(weights.astype(low), ct, (rows, heads))
+    of_key = (((ct.ndim - 1,), (3,)), ((0, 2), (0, 2)))
+    d_weights = lax.dot_general(ct, value, of_key, preferred_element_type=wide)
+    d_scores = (weights * (d_weights - by_row(delta)) * how["scale"]).astype(low)
+    d_query = lax.dot_general(d_scores, key, (((scores.ndim - 1,), (1,)), heads))
+    d_key = lax.dot_general(d_scores, query, (rows, heads))
+    return [_joined(d_query), bnp.moveaxis(d_key, 1, 2), bnp.moveaxis(d_value, 1, 2)]
+
+
+def _reference_backward(query: Any, key: Any, value: Any, ct: Any, **how: Any) -> Sequence[Any]:
+    """The same from the operands alone: what the derivatives of the backward pass are taken of."""
+    _, pull = vjp(lambda *operands: _forward(*operands, **how)[0], query, key, value)
+    return pull(ct)
+
+
+@functools.lru_cache(512)
+def _staged(
+    fun: Callable, avals: tuple[ShapedArray, ...], scale: float, is_causal: bool, context: Any
+) -> Jaxpr:
+    """A definition at the types of operands; ``context`` is that which traces depend on."""
+    jaxpr = stage(functools.partial(fun, scale=scale, is_causal=is_causal), avals, fun.__name__.strip("_"))
+    assert not jaxpr.consts, "definitions close over nothing"
+    return jaxpr
+
+
+# -- primitives ------------------------------------------------------------------------------------
+
+
+class _Whole(Call):
+    """A call of a definition that stays one operation; what transforms make of it is a plain call."""
+
+    definition: Callable
+    drop_outputs = None
+
+    def at(self, *args: Any, scale: float, is_causal: bool) -> list[Any]:
+        """The operation on operands of any types."""
+        jaxpr = _staged(
+            type(self).definition, tuple([a.aval.strong() for a in args]), scale, is_causal, state.context
+        )
+        return self.bind(*args, jaxpr=jaxpr, scale=scale, is_causal=is_causal)
+
+    def call(self, jaxpr: Jaxpr, args: Sequence[Any], params: dict) -> list[Any]:
+        closed, consts = jaxpr.hoist()
+        return jit_p.bind(*consts, *args, jaxpr=closed, name=self.name)
+
+    def linearize(self, trace, primals, tangents, *, jaxpr, **params):
+        return jit_p.linearize(trace, primals, tangents, jaxpr=jaxpr, name=self.name)
+
+    def evaluate(self, args, params):
+        """As a program of one equation, so that a device may have a kernel for it."""
+        jaxpr: Jaxpr = params["jaxpr"]
+
+        def alone() -> Jaxpr:
+            ins, outs = [Var(v.aval) for v in jaxpr.invars], [Var(a.strong()) for a in jaxpr.out_avals]
+            return Jaxpr(ins, [Eqn(self, ins, outs, params, None)], outs, name=self.name)
+
+        return super().evaluate(args, {**params, "jaxpr": jaxpr.memoised("alone", alone)})
+
+    def batch(self, axis, args, dims, *, jaxpr, scale, is_causal):
+        """Examples are one more batch."""
+        n = axis.size
+        moved = [
+            bnp.broadcast_to(a, (n, *a.aval.shape)) if d is None else move_dim(a, d, 0)
+            for a, d in zip(args, dims, strict=True)
+        ]
+        flat = [bnp.reshape(a, (n * a.shape[1], *a.shape[2:])) for a in moved]
+        outs = self.at(*flat, scale=scale, is_causal=is_causal)
+        return [bnp.reshape(o, (n, o.shape[0] // n, *o.shape[1:])) for o in outs], [0] * len(outs)
+
+    def rewrite(self, bodies, operands, *, jaxpr, **params):
+        """The definition gone through."""
+        return bodies.inline(jaxpr, operands)
+
+    def autocast(self, cells, dtype, *, jaxpr, scale, is_causal):
+        """The operation in mixed precision: all that is not a statistic is low."""
+        args = [c.traced() if i == self.statistic else c.cast(dtype) for i, c in enumerate(cells)]
+        return self.at(*args, scale=scale, is_causal=is_causal)
+
+    statistic: int | None = None
+    """Which operand is ``lse``."""
+
+
+class _Attention(_Whole):
+    name, definition = "attention", _forward
+
+    def linearize(self, trace, primals, tangents, *, jaxpr, scale, is_causal):
+        nonzeros = tuple(t.__class__ is not Zero for t in tangents)
+        out, lse = self.bind(*primals, jaxpr=jaxpr, scale=scale, is_causal=is_causal)
+        derived = jaxpr.memoised(("tangent", nonzeros), lambda: _tangent(jaxpr, nonzeros))
+        ins = [*primals, out, lse, *(t for t in tangents if t.__class__ is not Zero)]
+        params = {"jaxpr": derived, "scale": scale, "is_causal": is_causal, "nonzeros": nonzeros}
+        (tangent,) = trace.tangents.process(attention_tangent_p, ins, params)
+        return [out, lse], [tangent, zero(lse.aval)]
+
+
+def _tangent(jaxpr: Jaxpr, nonzeros: tuple[bool, ...]) -> Jaxpr:
+    """The tangent of ``out`` as a function of the operands of ``attention_tangent``."""
+    both, _ = jvp_jaxpr(jaxpr, nonzeros, (False, False))  # out, lse, and their tangents
+    both = passes.dce(both, (False, False, True, False))
+    ins = [*both.invars[:3], *(Var(a) for a in jaxpr.out_avals), *both.invars[3:]]
+    return both.replace(invars=ins, arg_names=())
+
+
+class _AttentionTangent(_Whole):
+    name = "attention_tangent"
+
+    def transpose(self, cts, *args, jaxpr, scale, is_causal, nonzeros):
+        (ct,) = cts
+        if ct.__class__ is Zero:
+            return
+        residuals, linear = args[:5], iter(args[5:])
+        for grad, nonzero in zip(
+            attention_grad_p.at(*residuals, ct, scale=scale, is_causal=is_causal), nonzeros, strict=True
+        ):
+            if nonzero and is_linear(a := next(linear)):
+                a.add(grad)
+
+    batch = Call.batch  # the types of its operands do not say what it is
+    autocast = None  # type: ignore[assignment]
+
+
+class _AttentionGrad(_Whole):
+    name, definition, statistic = "attention_grad", _backward, 4
+    linearize = None  # type: ignore[assignment]
+
+    def jvp(self, primals, tangents, *, jaxpr, scale, is_causal):
+        """The value as it is; the tangent of the reference, of which ``out`` and ``lse`` are no operands."""
+        outs = self.bind(*primals, jaxpr=jaxpr, scale=scale, is_causal=is_causal)
+        chosen = (0, 1, 2, 5)
+        avals = tuple([primals[i].aval.strong() for i in chosen])
+        reference = _staged(_reference_backward, avals, scale, is_causal, state.context)
+        _, out_tangents = jit_p.jvp(
+            [primals[i] for i in chosen], [tangents[i] for i in chosen], jaxpr=reference, name=self.name
+        )
+        return outs, out_tangents
+
+
+attention_p, attention_tangent_p, attention_grad_p = _Attention(), _AttentionTangent(), _AttentionGrad()
+
+PRIMITIVES: tuple[Primitive, ...] = (attention_p, attention_tangent_p, attention_grad_p)
