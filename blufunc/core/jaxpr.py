@@ -8,6 +8,7 @@ hoisted to arguments of the equation.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -82,6 +83,11 @@ class Eqn:
     def with_vars(self, invars: Sequence[Atom], outvars: Sequence[Var]) -> Eqn:
         """The same operation on other variables."""
         return Eqn(self.prim, invars, outvars, self.params, self.source)
+
+    def with_invars(self, invars: Sequence[Atom]) -> Eqn:
+        """The same on other operands: this very equation where they are the same."""
+        same = all(map(operator.is_, invars, self.invars))
+        return self if same else Eqn(self.prim, invars, self.outvars, self.params, self.source)
 
     def __repr__(self) -> str:
         return f"Eqn({self.prim}, at {source_lib.summary(self.source)})"

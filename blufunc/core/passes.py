@@ -74,15 +74,12 @@ def _rewrite(jaxpr: Jaxpr, step: Callable[[Eqn, list[Atom], Callable], list[Eqn]
     ``step(eqn, invars, alias)`` gets the equation and its substituted operands, returns the equations
     to put in its place, and calls ``alias(var, atom)`` to have ``atom`` stand for ``var`` from here on.
     """
-    known: dict[Var, Atom] = {}
-
-    def resolve(atom: Atom) -> Atom:
-        return atom if atom.__class__ is Literal else known.get(atom, atom)  # type: ignore[arg-type]
-
+    known: dict[Atom, Atom] = {}
+    resolve, alias = known.get, known.__setitem__
     eqns: list[Eqn] = []
     for eqn in jaxpr.eqns:
-        eqns.extend(step(eqn, [resolve(a) for a in eqn.invars], known.__setitem__))
-    return jaxpr.replace(eqns=eqns, outvars=[resolve(a) for a in jaxpr.outvars])
+        eqns.extend(step(eqn, [resolve(a, a) for a in eqn.invars], alias))
+    return jaxpr.replace(eqns=eqns, outvars=[resolve(a, a) for a in jaxpr.outvars])
 
 
 def inline_calls(jaxpr: Jaxpr, only: Primitive | None = None) -> Jaxpr:
@@ -96,7 +93,7 @@ def inline_calls(jaxpr: Jaxpr, only: Primitive | None = None) -> Jaxpr:
 
     def step(eqn, invars, alias):
         if not inlines(eqn.prim):
-            return [eqn.with_vars(invars, eqn.outvars)]
+            return [eqn.with_invars(invars)]
         return _put_in_place(eqn, inline_calls(eqn.params["jaxpr"], only), invars, alias)
 
     if not any(inlines(e.prim) for e in jaxpr.eqns):
@@ -118,20 +115,23 @@ def _put_in_place(eqn: Eqn, body: Jaxpr, invars: Sequence[Atom], alias: Callable
     return inlined
 
 
-def inline_bodies(jaxpr: Jaxpr) -> tuple[Jaxpr, dict[Eqn, int]]:
+def inline_bodies(
+    jaxpr: Jaxpr, keep: Callable[[Eqn], bool] = lambda eqn: False
+) -> tuple[Jaxpr, dict[Eqn, int]]:
     """With every call in place that only computes its body (``prim.body``), whatever rules it has for transforms.
 
-    For compilers, when all transforms are done. Calls that compute something again (``prim.again``) stay apart from
-    what computed it first: the second result is, for each of their equations, the number of the call it is from.
+    For compilers, when all transforms are done; ``keep`` says of which calls they have a kernel. Calls that compute
+    something again (``prim.again``) stay apart from what computed it first: the second result is, for each of their
+    equations, the number of the call it is from.
     """
     origins: dict[Eqn, int] = {}
     count = 0
 
     def step(eqn, invars, alias):
         nonlocal count
-        if eqn.prim.body is None:
-            return [eqn.with_vars(invars, eqn.outvars)]
-        body, inner = inline_bodies(simplify(eqn.params[eqn.prim.body]))
+        if eqn.prim.body is None or keep(eqn):
+            return [eqn.with_invars(invars)]
+        body, inner = inline_bodies(simplify(eqn.params[eqn.prim.body]), keep)
         placed = _put_in_place(eqn, body, invars, alias)
         base = count
         count = max([base, *[base + n for n in inner.values()]])
@@ -182,6 +182,8 @@ def fold(jaxpr: Jaxpr) -> Jaxpr:
                 for var, literal in zip(eqn.outvars, _evaluate(prim, invars, eqn.params), strict=True):
                     alias(var, literal)
                 return []
+        if prim is eqn.prim:
+            return [eqn.with_invars(invars)]
         return [Eqn(prim, invars, eqn.outvars, eqn.params, eqn.source)]
 
     return _rewrite(jaxpr, step)
@@ -206,14 +208,14 @@ def cse(jaxpr: Jaxpr) -> Jaxpr:
 
     def step(eqn, invars, alias):
         if eqn.effects or eqn.prim.opaque:
-            return [eqn.with_vars(invars, eqn.outvars)]
+            return [eqn.with_invars(invars)]
         key = (eqn.prim, tuple(map(_atom_key, invars)), tuple((k, exact(v)) for k, v in eqn.params.items()))
         first = seen.get(key)
         if first is not None and not any(v.__class__ is DropVar for v in first.outvars):
             for mine, theirs in zip(eqn.outvars, first.outvars, strict=True):
                 alias(mine, theirs)
             return []
-        seen[key] = eqn = eqn.with_vars(invars, eqn.outvars)
+        seen[key] = eqn = eqn.with_invars(invars)
         return [eqn]
 
     return _rewrite(jaxpr, step)

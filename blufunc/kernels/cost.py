@@ -20,7 +20,7 @@ from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.passes import simplify
 from blufunc.kernels import scalars
 from blufunc.kernels.access import moves
-from blufunc.kernels.fuse import REDUCES
+from blufunc.kernels.frames import REDUCES
 from blufunc.kernels.indices import Range
 from blufunc.kernels.loopir import (
     Accumulate,
@@ -207,7 +207,10 @@ class _Count:
 
     def totals(self) -> tuple[int, int, int]:
         """Bytes read, bytes written, operations."""
-        for s, ranges in (*_nested(self.kernel.body, self._grid), *_nested(self.kernel.finish, frozenset())):
+        for s, ranges in (
+            *_nested(self.kernel.body, self._grid),
+            *_nested(self.kernel.finish, frozenset(self.kernel.over)),
+        ):
             self.statement(s, ranges)
         sizes = [(b, min(n, b.size) * b.dtype.itemsize) for b, n in self.moved.items()]
         reads = sum(n for b, n in sizes if not b.written)
@@ -265,11 +268,16 @@ _NEUTRAL = Target(lambda rows, lanes: 1, lambda size: 1, 1 << 18, False, 2048)
 def _of_eqn(eqn: Eqn, kind: str) -> StepCost:
     shape = ", ".join(str(v.aval) for v in eqn.outvars) or "()"
     row = StepCost(eqn.prim.name, kind, (eqn.prim.name,), lines_of([eqn]), shape, 0, 0, 0)
-    if any(True for _ in subjaxprs(eqn.params)):
+    whole = kind == "library" and eqn.prim.body is not None  # a call for which there is a kernel
+    if not whole and any(True for _ in subjaxprs(eqn.params)):
         return _of_control(eqn, row)
     reads = sum(a.aval.nbytes for a in dict.fromkeys(eqn.invars) if a.__class__ is not Literal)
     writes = sum(v.aval.nbytes for v in eqn.outvars if v.__class__ is not DropVar)
-    products = _products(eqn)
+    if whole:
+        products = _of_body(eqn.params[eqn.prim.body]).products
+        products //= 2 if eqn.params.get("is_causal") else 1  # pairs that see nothing are left out
+    else:
+        products = _products(eqn)
     return replace(row, reads=reads, writes=writes, flops=products or _arithmetic(eqn), products=products)
 
 

@@ -8,11 +8,12 @@ the machine.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from blufunc.kernels import cuda_prelude
 from blufunc.kernels.cuda_group_style import GroupStyle
 from blufunc.kernels.cuda_row_passes import ONLINE
-from blufunc.kernels.cuda_schedule import SM_COUNT
+from blufunc.kernels.cuda_schedule import SHARED_BYTES, SM_COUNT
 from blufunc.kernels.cuda_style import DYNAMIC, CudaKernel, CudaStyle
 from blufunc.kernels.cuda_tile_style import TileStyle, turned_loads
 from blufunc.kernels.loopir import Kernel
@@ -21,14 +22,17 @@ from blufunc.kernels.lower import Target
 CUDA = Target(
     chunks=lambda rows, lanes: min(rows, SM_COUNT * _resident(lanes)),
     total_chunks=lambda size: _even_chunks(size, 8 * SM_COUNT, 1 << 13),
+    tile_chunks=lambda rows, tiles: -(-rows // _rows_of_chunk(rows, tiles)),
+    finish_bytes=96 << 10,
     keep_bytes=1 << 17,
     keep_loads=True,
-    tile=256,
+    tile=64,
     group=True,
     recompute=True,
 )
 """As many blocks as the multiprocessors hold at a time. What a row keeps is registers of 1024 threads at the most; of
-longer rows, the second-level cache has some of what was read."""
+longer rows, shared memory or the second-level cache has what was read. What the last block of a tile adds up, it reads
+in the time that another launch would take."""
 
 
 _ROUND = """
@@ -42,6 +46,18 @@ template<> inline float round_to<bf16>(float x) {
 
 _PARTS = {"take_up(": ONLINE, "round_to<bf16>": _ROUND}
 """What a source needs beside the prelude, if it has this in its text."""
+
+
+def _rows_of_chunk(rows: int, tiles: int) -> int:
+    """As many rows of a tile for one block as leave work for all multiprocessors."""
+    least, most = _CHUNK_ROWS
+    while most > least and tiles * -(-rows // most) < 384:
+        most //= 2
+    return most
+
+
+_CHUNK_ROWS = 64, 1024
+"""The fewest and the most: a block takes 16 at a time, and reads some of each thread's ahead."""
 
 
 def _resident(lanes: int) -> int:
@@ -71,13 +87,16 @@ def render(kernel: Kernel, name: str | None = None, aliased: Collection[str] = (
 
 
 def render_many(
-    kernels: Sequence[Kernel], aliased: Sequence[Collection[str]] | None = None
+    kernels: Sequence[Kernel],
+    aliased: Sequence[Collection[str]] | None = None,
+    shared_bytes: int = SHARED_BYTES,
 ) -> list[CudaKernel]:
     """The same of several kernels, which share one source: that compiles much faster than as many.
 
-    Their names differ.
+    Their names differ. ``shared_bytes`` is what the device allows a block of shared memory.
     """
-    writers = [writer_of(k, a) for k, a in zip(kernels, aliased or [()] * len(kernels), strict=True)]
+    given = aliased or [()] * len(kernels)
+    writers = [writer_of(k, a, shared_bytes) for k, a in zip(kernels, given, strict=True)]
     source = source_of(writers)
     return [w.made(source) for w in writers]
 
@@ -96,9 +115,10 @@ def render_group(
     return writer.made(source_of([writer]))
 
 
-def writer_of(kernel: Kernel, aliased: Collection[str] = ()) -> CudaStyle:
+def writer_of(kernel: Kernel, aliased: Collection[str] = (), shared_bytes: int = SHARED_BYTES) -> CudaStyle:
     """What writes a kernel."""
-    return CudaStyle(kernel, aliased) if turned_loads(kernel) is None else TileStyle(kernel, aliased)
+    style = CudaStyle if turned_loads(kernel) is None else TileStyle
+    return style(kernel, aliased, shared_bytes)
 
 
 def source_of(writers: Sequence[CudaStyle]) -> str:
@@ -112,4 +132,4 @@ def source_of(writers: Sequence[CudaStyle]) -> str:
 
 def renamed(kernel: Kernel, name: str) -> Kernel:
     """The same kernel under another name."""
-    return Kernel(name, kernel.buffers, kernel.grid, kernel.body, kernel.notes, kernel.finish)
+    return replace(kernel, name=name)

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 from blufunc.core import dtypes
 from blufunc.kernels import scalars
 from blufunc.kernels.cstyle import CStyle, accumulator, comment, is_arg, reducing, update, written_in
 from blufunc.kernels.host_prelude import with_prelude
-from blufunc.kernels.indices import Range
+from blufunc.kernels.indices import Range, of
 from blufunc.kernels.loopir import (
+    Accumulate,
     Buffer,
     Keep,
     Kernel,
@@ -29,6 +30,7 @@ from blufunc.kernels.loopir import (
     Rows,
     Total,
     Value,
+    computed_in,
     identity,
     post_order,
     values_of,
@@ -56,6 +58,12 @@ _UNROLLED = 16
 _CHEAP = 4
 """How many operations are rather done twice than one lane after the other."""
 
+_ROWS_AT_ONCE = 4
+"""How many rows a loop over lanes adds to what it keeps of them, before it writes that back."""
+
+_LIGHT = 8
+"""The operations of an element up to which it is keeping, not computing, that takes the time."""
+
 _CLAUSES = {"sum": "+", "prod": "*", "max": "max", "min": "min", "and": "&", "or": "|", "xor": "^"}
 """OpenMP's names of reductions."""
 
@@ -63,7 +71,7 @@ _BOOLEAN = {"max": "or", "min": "and"}
 
 _BETTER = {"argmax": ">", "argmin": "<"}
 
-_SCRATCH = """\
+SCRATCH = """\
 // memory of this thread, kept from call to call
 #include <stdlib.h>
 struct Scratch {
@@ -80,6 +88,7 @@ struct Scratch {
 };
 static thread_local Scratch scratch;
 """
+"""C++ that gives a thread memory of its own: ``scratch.of(bytes)``."""
 
 
 class HostStyle(CStyle):
@@ -98,6 +107,7 @@ class HostStyle(CStyle):
             or any(v.op == "fold" and _along_memory(v) for v in self.reads)
         )
         self.uses_scratch = False
+        self.held: dict[Keep, str] = {}  # in variables, for the moment
 
     # -- the function, the grid ----------------------------------------------------------------
 
@@ -183,8 +193,11 @@ class HostStyle(CStyle):
 
     def finish(self) -> None:
         self.line("// when all points are done")
-        self._declare_keeps(self.kernel.finish)
-        super().finish()
+        over = self.kernel.over
+        heads = self._threads(work(self.kernel) >= PARALLEL_WORK, [*map(self.loop, over)])
+        with self.block(heads, over, written_in(self.kernel.finish)) if over else nullcontext():
+            self._declare_keeps(self.kernel.finish)
+            super().finish()
 
     def _declare_keeps(self, body: Sequence[Any]) -> None:
         """Arrays for what the lanes of a body keep; where they are large, in this thread's scratch memory."""
@@ -307,7 +320,39 @@ class HostStyle(CStyle):
         return f"{scalars.register_type(total.position)}({self.named[(total, 'at')]})"
 
     def read_keep(self, keep: Keep) -> str:
-        return f"{self.named[keep]}[{self.variable(keep.lanes)}]"
+        return self.held.get(keep) or f"{self.named[keep]}[{self.variable(keep.lanes)}]"
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def rows(self, s: Rows) -> None:
+        if not _only_adds(s):
+            super().rows(s)
+            return
+        # some rows at once, each lane in their order, so that sums are what they are of one after the other
+        (lanes,) = s.body
+        keeps, writes, step = [a.keep for a in lanes.body], written_in(s.body), _ROWS_AT_ONCE
+        self.need(computed_in(s.index))
+        start, end = self.fresh("first"), str(s.range.extent)
+        if s.index.bounds()[1] >= s.limit:
+            rest = self.index(of(s.range) - s.index + s.limit)
+            end = self.fresh("end")
+            self.line(
+                f"const {self.index_type} {end} = {rest} < {s.range.extent} ? {rest} : {s.range.extent};"
+            )
+        self.line(f"{self.index_type} {start} = 0;")
+        with self.block([f"for (; {start} + {step} <= {end}; {start} += {step})"], [], writes):
+            with self.block(["#pragma omp simd", self.loop(lanes.range)], [lanes.range], writes):
+                places = {keep: self.read_keep(keep) for keep in keeps}
+                for keep, place in places.items():
+                    self.held[keep] = held = self.temporary()
+                    self.line(f"{scalars.register_type(keep.dtype)} {held} = {place};")
+                row = self.loop(s.range, start, f"{start} + {step}")
+                with self.block([f"#pragma GCC unroll {step}", row], [s.range], writes):
+                    self.body(lanes.body)
+                for keep, place in places.items():
+                    self.line(f"{place} = {self.held.pop(keep)};")
+        with self.block([self.loop(s.range, start, end)], [s.range], writes):
+            self.body(s.body)
 
     def load(self, buffer: Buffer, index: str) -> str:
         text = super().load(buffer, index)
@@ -323,6 +368,19 @@ class HostStyle(CStyle):
         if self.vector_grid or not _along_memory(v) or dtypes.is_complex(v.dtype):
             return [loop]
         return [f"#pragma omp simd reduction({self._clause(Total(total, v.dtype, op))} : {total})", loop]
+
+
+def _only_adds(s: Rows) -> bool:
+    """Whether all that is done with rows is to add them, lane by lane, to what is kept."""
+    lanes = s.body[0]
+    return (
+        len(s.body) == 1
+        and isinstance(lanes, Lanes)
+        and s.range.extent >= _ROWS_AT_ONCE
+        and s.index.coefficient(s.range) == 1
+        and all(isinstance(a, Accumulate) and not dtypes.is_complex(a.keep.dtype) for a in lanes.body)
+        and _work(lanes.body, set()) <= _LIGHT
+    )
 
 
 def _keeps_of(body: Sequence[Any]) -> list[Keep]:
@@ -383,5 +441,5 @@ def render_many(kernels: Sequence[Kernel]) -> str:
     writers = [HostStyle(kernel) for kernel in kernels]
     functions = "\n".join(writer.render() for writer in writers)
     reductions = sorted(set[str]().union(*[writer.reductions for writer in writers]))
-    scratch = [_SCRATCH] if any(writer.uses_scratch for writer in writers) else []
+    scratch = [SCRATCH] if any(writer.uses_scratch for writer in writers) else []
     return with_prelude("\n".join([*scratch, *reductions, functions]))

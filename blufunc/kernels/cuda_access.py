@@ -45,6 +45,8 @@ class WideAccess(CStyle):
         self.aliased = frozenset(aliased)
         self.threads, self.thread = 1, "thread"  # of a group, and which of them this is
         self.finishing = False
+        self.readers: dict[Buffer, str] = {}  # how to read what stands for a buffer or for a part of it
+        self.streamed: frozenset[Buffer] = frozenset()  # what is written past the cache
         self.inner: Vectors | None = None  # the vectors of the loop that is being written
         self.element_scope: Scope | None = None
         self.wide_loads: dict[Any, str] = {}  # loads of the vector at hand
@@ -100,6 +102,8 @@ class WideAccess(CStyle):
 
     def _reader(self, buffer: Buffer) -> str:
         """The function that reads vectors of a buffer."""
+        if buffer in self.readers:
+            return self.readers[buffer]
         if buffer.written:
             return "vec_ldcg" if self.finishing else "vec_load"
         return "vec_load" if buffer.name in self.aliased else "vec_ldg"
@@ -135,7 +139,8 @@ class WideAccess(CStyle):
         self.line(f"vec<{kind}, {width}> {name};")
         place = _plus(self.named[s.buffer], self.index(s.index - of(element)))
         guard = f"if ({bare(self.value(s.guard))}) " if s.guard is not None else ""
-        self.after.append(f"{guard}vec_store<{kind}, {width}>({place}, {name});")
+        writer = "vec_stcs" if s.buffer in self.streamed else "vec_store"
+        self.after.append(f"{guard}{writer}<{kind}, {width}>({place}, {name});")
         self.scopes = inner
         return f"{name}.x[{self.variable(element)}] = {scalars.stored(value, s.buffer.dtype)};"
 

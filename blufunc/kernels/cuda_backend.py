@@ -89,7 +89,8 @@ class CudaBackend:
 
     def draft(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> Draft:
         """What ``compile`` would make of a jaxpr, without compiling it."""
-        return Draft(jaxpr, donated)
+        found = cuda_runtime.properties(self.index)
+        return Draft(jaxpr, donated, found.arch, found.shared_per_block)
 
     def run(
         self, prim: Any, buffers: Sequence[DeviceBuffer], params: dict, outs: Sequence[ShapedArray]

@@ -165,7 +165,7 @@ template<class Op, int THREADS, class T> inline T block_scan(T x, T* shared) {
 
 //# last_block
 // whether this is the last of n blocks to come here, so that what the others stored before can be read (by vec_ldcg,
-// past the cache of this multiprocessor); which block it is varies, what it reads does not. The counter starts at 0
+// past the cache of this multiprocessor); which block it is varies, what it reads does not. A counter starts at 0
 // and is 0 again for the next launch
 static inline bool last_block(unsigned* counter, unsigned n) {
   __shared__ bool last;
@@ -229,6 +229,41 @@ template<class T, int V> inline vec<T, V> vec_ldcs(const T* p) {
 // memory that other blocks have written
 template<class T, int V> inline vec<T, V> vec_ldcg(const T* p) {
   return read_words<T, V>(p, [](auto word) { return __ldcg(word); });
+}
+//# ptx_copy ptx_commit_copies ptx_wait_copies
+// 16 bytes at a time from global to shared memory, not by way of registers. What a thread has copied, it can read when
+// it has waited: here until no more than so many, a constant, of the groups that it committed are under way
+static inline void ptx_copy(void* to, const void* from) {
+  const unsigned place = (unsigned)__cvta_generic_to_shared(to);
+  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" :: "r"(place), "l"(from) : "memory");
+}
+static inline void ptx_commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+static inline void ptx_wait_copies(int left) {
+  switch (left) {
+    case 15: asm volatile("cp.async.wait_group 15;" ::: "memory"); break;
+    case 14: asm volatile("cp.async.wait_group 14;" ::: "memory"); break;
+    case 13: asm volatile("cp.async.wait_group 13;" ::: "memory"); break;
+    case 12: asm volatile("cp.async.wait_group 12;" ::: "memory"); break;
+    case 11: asm volatile("cp.async.wait_group 11;" ::: "memory"); break;
+    case 10: asm volatile("cp.async.wait_group 10;" ::: "memory"); break;
+    case 9: asm volatile("cp.async.wait_group 9;" ::: "memory"); break;
+    case 8: asm volatile("cp.async.wait_group 8;" ::: "memory"); break;
+    case 7: asm volatile("cp.async.wait_group 7;" ::: "memory"); break;
+    case 6: asm volatile("cp.async.wait_group 6;" ::: "memory"); break;
+    case 5: asm volatile("cp.async.wait_group 5;" ::: "memory"); break;
+    case 4: asm volatile("cp.async.wait_group 4;" ::: "memory"); break;
+    case 3: asm volatile("cp.async.wait_group 3;" ::: "memory"); break;
+    case 2: asm volatile("cp.async.wait_group 2;" ::: "memory"); break;
+    case 1: asm volatile("cp.async.wait_group 1;" ::: "memory"); break;
+    default: asm volatile("cp.async.wait_group 0;" ::: "memory");
+  }
+}
+//# vec_copy
+// to shared memory, as ptx_copy does; of 16 bytes or a multiple
+template<class T, int V> inline void vec_copy(T* to, const T* from) {
+  static_assert(sizeof(T) * V % 16 == 0, "copies are of 16 bytes");
+#pragma unroll
+  for (int i = 0; i < int(sizeof(T) * V / 16); ++i) ptx_copy((char*)to + 16 * i, (const char*)from + 16 * i);
 }
 //# vec_store
 template<class T, int V> inline void vec_store(T* p, vec<T, V> x) {

@@ -11,22 +11,27 @@ from collections.abc import Sequence
 from blufunc.core.jaxpr import Jaxpr
 from blufunc.core.passes import simplify
 from blufunc.kernels import cuda_modules, cuda_program
+from blufunc.kernels.cuda_schedule import SHARED_BYTES
 from blufunc.kernels.steps import OpaqueStep, Schedule
 
 
 class Draft:
-    """What ``compile`` would make of a jaxpr."""
+    """What ``compile`` would make of a jaxpr, on a device of an architecture such as ``sm_90``.
 
-    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool]):
-        self.jaxpr, self.donated = simplify(jaxpr), donated
+    ``shared_bytes`` is what a block may have of shared memory there.
+    """
+
+    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], arch: str, shared_bytes: int = SHARED_BYTES):
+        self.jaxpr, self.donated, self.arch = simplify(jaxpr), donated, arch
+        self.shared_bytes = shared_bytes
 
     @functools.cached_property
     def schedule(self) -> Schedule:
         """Its steps and their memory."""
-        return cuda_program.planned(self.jaxpr, self.donated)
+        return cuda_program.planned(self.jaxpr, self.donated, self.arch)
 
     def source(self) -> str:
         """The CUDA C++ that will be compiled."""
         steps = [s for s in self.schedule.steps if not isinstance(s, OpaqueStep)]
         wanted = [w for s in steps for w in cuda_modules.wanted_by(self.schedule, s)]
-        return "\n".join(cuda_modules.texts_of(wanted))
+        return "\n".join(cuda_modules.texts_of(wanted, self.shared_bytes))

@@ -286,7 +286,7 @@ class Executor:
         return Work(run, name, step)
 
     def _launch(self, wanted: Wanted, loaded: Loaded) -> Callable[[int], None]:
-        counters = [self._next_counter + 4 * n for n in range(loaded.counters)]
+        counters = [self._next_counter] if loaded.counters else []
         self._next_counter += 4 * loaded.counters
         launch, set_pointer = loaded.prepare([*[0] * len(wanted.values), *counters])
         self.follow(set_pointer, [self.roots.place(v) for v in wanted.values])

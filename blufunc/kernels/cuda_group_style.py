@@ -25,6 +25,10 @@ _BLOCK = 256
 
 def group_key(kernel: Kernel) -> tuple | None:
     """Kernels of equal keys may be a group; None for those that are not to be grouped."""
+    return kernel.memoised("group key", lambda: _group_key(kernel))
+
+
+def _group_key(kernel: Kernel) -> tuple | None:
     found = structure(kernel)
     return None if found is None else (best_width(kernel, kernel.grid[0]), found)
 

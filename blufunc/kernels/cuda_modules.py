@@ -16,6 +16,7 @@ from blufunc.config import config
 from blufunc.kernels import cuda_runtime, nvrtc
 from blufunc.kernels.cstyle_cuda import CudaKernel, renamed, render_group, render_many
 from blufunc.kernels.cuda_group_style import group_key, group_limit
+from blufunc.kernels.cuda_schedule import SHARED_BYTES
 from blufunc.kernels.cuda_source import CudaSource
 from blufunc.kernels.loopir import Kernel
 from blufunc.kernels.steps import GroupStep, KernelStep, Schedule
@@ -31,8 +32,8 @@ class Loaded:
     """A function on a device, and how it is launched.
 
     Attributes:
-      counters: how many addresses of 32-bit counters it takes behind those of its buffers. They are 0 before each
-        launch, and after it.
+      counters: how many 32-bit counters it uses; their address comes behind those of its buffers. They are 0 before
+        each launch, and after it.
       table: whether it takes one structure of all addresses by value, and not each for itself.
     """
 
@@ -112,32 +113,34 @@ def _aliased(made: Schedule, step: KernelStep) -> frozenset[int]:
 def load(wanted: Sequence[Wanted], device: int, name: str) -> tuple[list[str], list[Loaded]]:
     """The sources of a program's modules, and the functions for its launches, in their order."""
     distinct = {w.key: w for w in wanted}
-    texts, rendered = _render(list(distinct.values()))
+    shared_bytes = cuda_runtime.properties(device).shared_per_block
+    texts, rendered = _render(list(distinct.values()), shared_bytes)
     if config.shows("source"):
         config.show("\n".join(texts))
     modules = _compiled(texts, device, name)
     made = {
         key: Loaded(
-            modules[module].kernel(k.entry), k.grid, k.block, k.shared_bytes, int(k.finished), k.segments > 0
+            modules[module].kernel(k.entry), k.grid, k.block, k.shared_bytes, k.counters, k.segments > 0
         )
         for key, (module, k) in zip(distinct, rendered, strict=True)
     }
     return texts, [made[w.key] for w in wanted]
 
 
-def texts_of(wanted: Sequence[Wanted]) -> list[str]:
-    """The sources of a program's modules, without compiling them."""
-    return _render(list({w.key: w for w in wanted}.values()))[0]
+def texts_of(wanted: Sequence[Wanted], shared_bytes: int = SHARED_BYTES) -> list[str]:
+    """The sources of a program's modules, without compiling them, for a device with so much shared memory a block."""
+    return _render(list({w.key: w for w in wanted}.values()), shared_bytes)[0]
 
 
-def _render(wanted: Sequence[Wanted]) -> tuple[list[str], list[tuple[int, CudaKernel]]]:
+def _render(wanted: Sequence[Wanted], shared_bytes: int) -> tuple[list[str], list[tuple[int, CudaKernel]]]:
     """Texts of modules, and for each launch its module's number and what was rendered."""
     named = _named_apart(wanted)
     made: dict[int, CudaKernel] = {}
     single = [n for n, w in enumerate(named) if len(w.kernels) == 1]
     for start in range(0, len(single), _PER_MODULE):
         group = single[start : start + _PER_MODULE]
-        kernels = render_many([named[n].kernels[0] for n in group], [named[n].names for n in group])
+        some = [named[n] for n in group]
+        kernels = render_many([w.kernels[0] for w in some], [w.names for w in some], shared_bytes)
         made.update(zip(group, kernels, strict=True))
     for n, w in enumerate(named):
         if len(w.kernels) > 1:

@@ -17,8 +17,16 @@ from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Eqn, Jaxpr
 from blufunc.core.ops.barrier import optimization_barrier_p
 from blufunc.core.ops.dot import dot_general_p
+from blufunc.core.ops.windows import GatherScatterMode
 from blufunc.core.override import is_replaced
-from blufunc.kernels import cuda_library, cuda_memory, cuda_modules, cuda_runtime, cuda_scatter
+from blufunc.kernels import (
+    cuda_attention_step,
+    cuda_library,
+    cuda_memory,
+    cuda_modules,
+    cuda_runtime,
+    cuda_scatter,
+)
 from blufunc.kernels.cuda_executor import Executor, Operand, Work
 from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.cuda_product import Product
@@ -50,7 +58,9 @@ Compile = Callable[[Jaxpr], Body]
 
 def planned(eqn: Eqn) -> bool:
     """Whether an equation's results are written into planned memory."""
-    by_us = eqn.prim is dot_general_p or hasattr(eqn.prim, "cuda_source")
+    by_us = (
+        eqn.prim is dot_general_p or hasattr(eqn.prim, "cuda_source") or cuda_attention_step.is_attention(eqn)
+    )
     return by_us or cuda_scatter.rows_of(eqn) is not None
 
 
@@ -69,6 +79,8 @@ def work(executor: Executor, step: OpaqueStep, compile: Compile) -> Work:
         return Work(lambda executor: _pass_on(executor, step, operands), eqn.prim.name, step)
     if hasattr(eqn.prim, "cuda_source"):
         return _user_kernel(executor, step, operands)
+    if cuda_attention_step.is_attention(eqn):
+        return cuda_attention_step.work(executor, step, operands)
     if step.planned and cuda_scatter.rows_of(eqn) is not None:
         return _row_scatter(executor, step, operands)
     function, captured = _function_of(eqn, executor.device, compile)
@@ -141,9 +153,10 @@ def _row_scatter(executor: Executor, step: OpaqueStep, operands: Sequence[Operan
     eqn = step.eqn
     how, width = cuda_scatter.rows_of(eqn)  # type: ignore[misc]
     x, indices, _ = (a.aval for a in eqn.invars)
+    clip = eqn.params["mode"] is GatherScatterMode.CLIP
     own = lambda shape, dtype: executor.own(ShapedArray(shape, dtype), "the order of a scatter")
     scatter = cuda_scatter.Scatter(
-        how, x.dtype, indices.dtype, indices.size, x.shape[0], width, executor.device, own
+        how, x.dtype, indices.dtype, indices.size, x.shape[0], width, executor.device, own, clip
     )
     (result,) = step.results
     assert result is not None

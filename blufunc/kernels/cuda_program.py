@@ -19,10 +19,11 @@ from typing import Any
 
 from blufunc import errors
 from blufunc.core.avals import ShapedArray
-from blufunc.core.jaxpr import Jaxpr
+from blufunc.core.jaxpr import Eqn, Jaxpr
 from blufunc.core.passes import simplify
 from blufunc.kernels import cuda_memory, cuda_modules, cuda_opaque, cuda_runtime
 from blufunc.kernels.cstyle_cuda import CUDA
+from blufunc.kernels.cuda_attention_step import is_attention, why_not
 from blufunc.kernels.cuda_executor import ALIGNMENT, Allocator, Executor, Work
 from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.cuda_modules import wanted_by
@@ -33,15 +34,19 @@ from blufunc.kernels.stages import show_stages
 from blufunc.kernels.steps import OpaqueStep, Schedule, schedule
 from blufunc.kernels.timing import StepTime
 
-TARGET = dataclasses.replace(CUDA, batch_first=True, group=True, recompute=True)
+TARGET = dataclasses.replace(CUDA, batch_first=True, group=True, recompute=True, scarce_bytes=1 << 30)
 """What a lowering should know of a device: memory is scarce there, and launches take as long as small kernels."""
 
 _programs: weakref.WeakSet[CudaProgram] = weakref.WeakSet()
 
 
-def planned(jaxpr: Jaxpr, donated: Sequence[bool]) -> Schedule:
-    """The schedule of a simplified jaxpr on a CUDA device."""
-    return schedule(jaxpr, donated, TARGET, cuda_opaque.planned)
+def planned(jaxpr: Jaxpr, donated: Sequence[bool], arch: str) -> Schedule:
+    """The schedule of a simplified jaxpr on a CUDA device of an architecture."""
+
+    def keep(eqn: Eqn) -> bool:
+        return is_attention(eqn) and why_not(eqn, arch) is None
+
+    return schedule(jaxpr, donated, TARGET, cuda_opaque.planned, keep)
 
 
 def rest(device: int) -> None:
@@ -73,7 +78,7 @@ class CudaProgram:
     def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], device: int = 0):
         self.device, self.name = device, jaxpr.name or "program"
         self.jaxpr = simplify(jaxpr)
-        self.schedule = planned(self.jaxpr, donated)
+        self.schedule = planned(self.jaxpr, donated, cuda_runtime.properties(device).arch)
         show_stages(self.schedule, self.name)
         # numbers are never taken over, whatever is said of them
         self._movable = [not (d and v.aval.ndim) for v, d in zip(jaxpr.invars, donated, strict=True)]

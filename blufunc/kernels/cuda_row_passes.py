@@ -80,7 +80,7 @@ def with_online_sums(kernel: Kernel) -> Kernel:
                     second, body=tuple(s for s in second.body if s is not mass)
                 )
     body = [s for s in body if not isinstance(s, Lanes) or s.body]
-    return Kernel(kernel.name, kernel.buffers, kernel.grid, tuple(body), kernel.notes, kernel.finish)
+    return replace(kernel, body=tuple(body))
 
 
 def with_single_lanes(kernel: Kernel) -> Kernel:
@@ -97,7 +97,7 @@ def with_single_lanes(kernel: Kernel) -> Kernel:
         body += [
             OneLane(s.range, (replace(t, value=value, position=lane),), s.note) for t, lane, value in alone
         ]
-    return Kernel(kernel.name, kernel.buffers, kernel.grid, tuple(body), kernel.notes, kernel.finish)
+    return replace(kernel, body=tuple(body))
 
 
 def _one_lane(s: Any, k: Range) -> tuple[Index, Value] | None:

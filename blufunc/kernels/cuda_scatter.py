@@ -1,9 +1,9 @@
 """Scatters on a CUDA device: rows of updates combined into rows of an array, in the order of the updates.
 
 Kernels, stage 8, below ``cuda_library``. Which updates belong to a row is found by counting: how many there are of
-each row, where each row's begin, and then every update finds its rank among those of its row. That order, and with it
-the result, does not depend on which thread comes first; the integer atomics only count. Nothing waits for the host, so
-that a graph can have it.
+each row, where each row's begin, and then every update finds its rank among those of its row. That order, and where the
+updates of a row are divided if it has very many, and with them the result, do not depend on which thread comes first;
+the integer atomics only count. Nothing waits for the host, so that a graph can have it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from blufunc.core.ops.gather_scatter import (
     scatter_mul_p,
     scatter_p,
 )
-from blufunc.core.ops.windows import GatherScatterMode
 from blufunc.kernels import cuda_runtime, nvrtc, scalars
 from blufunc.kernels.cuda_prelude import with_prelude
+
+_NAMES = ("count", "begin", "gather", "rank", "partial", "combine")
 
 _COMBINE = {
     "set": "u",
@@ -35,14 +36,28 @@ _COMBINE = {
     "min": "(u != u || u < acc) ? u : acc",
 }
 
+_ROW = {
+    False: "return row >= 0 && row < height ? int(row) : -1;",
+    True: "return row < 0 ? 0 : row < height ? int(row) : height - 1;",
+}
+"""The row of an update: by whether rows that there are not are the nearest that there is, or left out."""
+
 _THREADS = 256
 _SCAN_THREADS = 1024
+_CHUNK = 64
 
 _SOURCE = """\
+// The row of an update, or -1 if there is no such row.
+__device__ int row_of({index} row, int height) {{
+  {row}
+}}
+
 // How many updates each row has; the place of an update among them, as it happens to come.
 extern "C" __global__ void count(const {index} *rows, int *counts, int *place, int n, int height) {{
   int j = blockIdx.x * {threads} + threadIdx.x;
-  if (j < n) place[j] = rows[j] >= 0 && rows[j] < height ? atomicAdd(&counts[rows[j]], 1) : -1;
+  if (j >= n) return;
+  int row = row_of(rows[j], height);
+  place[j] = row < 0 ? -1 : atomicAdd(&counts[row], 1);
 }}
 
 // Where the updates of each row begin, and after the last row where they end. One block.
@@ -67,38 +82,74 @@ extern "C" __global__ void begin(const int *counts, int *starts, int height) {{
 }}
 
 // The updates of each row side by side, in any order.
-extern "C" __global__ void gather(const {index} *rows, const int *starts, const int *place, int *found, int n) {{
+extern "C" __global__ void gather(const {index} *rows, const int *starts, const int *place, int *found, int n,
+                                  int height) {{
   int j = blockIdx.x * {threads} + threadIdx.x;
-  if (j < n && place[j] >= 0) found[starts[rows[j]] + place[j]] = j;
+  if (j < n && place[j] >= 0) found[starts[row_of(rows[j], height)] + place[j]] = j;
 }}
 
 // And in their order: the rank of an update is the number of those before it.
 extern "C" __global__ void rank(const {index} *rows, const int *starts, const int *place, const int *found,
-                                int *order, int n) {{
+                                int *order, int n, int height) {{
   int j = blockIdx.x * {threads} + threadIdx.x;
   if (j >= n || place[j] < 0) return;
-  int first = starts[rows[j]], last = starts[rows[j] + 1], before = 0;
+  int row = row_of(rows[j], height), first = starts[row], last = starts[row + 1], before = 0;
   for (int k = first; k < last; ++k) before += found[k] < j;
   order[first + before] = j;
 }}
 
-// Each element of the result takes up its updates.
+// What a row of very many updates would otherwise wait for, one after the other: the updates in each {chunk} places of
+// the order are combined by themselves, where they are of one row.
+extern "C" __global__ void partial(const {index} *rows, const {type} *updates, const int *starts, const int *order,
+                                   {wide} *partials, long long size, int width, int height) {{
+  long long i = ((long long)blockIdx.x * {threads} + threadIdx.x) * {vector};
+  if (i >= size) return;
+  int first = int(i / width) * {chunk}, column = int(i % width);
+  if (first + {chunk} > starts[height]) return;
+  if (row_of(rows[order[first]], height) != row_of(rows[order[first + {chunk} - 1]], height)) return;
+  {wide} acc[{vector}];
+  #pragma unroll 8  // the additions wait for each other; what they add need not
+  for (int k = first; k < first + {chunk}; ++k) {{
+    const {type} *from = updates + (long long)order[k] * width + column;
+    for (int v = 0; v < {vector}; ++v) {{
+      {wide} u = {loaded_u};
+      {wide} &acc_v = acc[v];
+      acc_v = k == first ? u : {combined};
+    }}
+  }}
+  for (int v = 0; v < {vector}; ++v) partials[i + v] = acc[v];
+}}
+
+// Each element of the result takes up its updates: those before the first whole chunk, chunks, and those after.
 extern "C" __global__ void combine(const {type} *x, const {type} *updates, const int *starts, const int *order,
-                                   {type} *out, long long size, int width) {{
+                                   {type} *out, const {wide} *partials, long long size, int width) {{
   long long i = ((long long)blockIdx.x * {threads} + threadIdx.x) * {vector};
   if (i >= size) return;
   int row = int(i / width), column = int(i % width);
   {wide} acc[{vector}];
   for (int v = 0; v < {vector}; ++v) acc[v] = {loaded_x};
-  int last = starts[row + 1];
-  #pragma unroll 8  // the additions wait for each other; what they add need not
-  for (int k = starts[row]; k < last; ++k) {{
-    const {type} *from = updates + (long long)order[k] * width + column;
-    for (int v = 0; v < {vector}; ++v) {{
-      {wide} u = {loaded_u};
-      {wide} &acc_v = acc[v];
-      acc_v = {combined};
+  int begin = starts[row], end = starts[row + 1];
+  int chunk = (begin + {chunk} - 1) / {chunk}, chunks = end / {chunk};  // whole ones
+  int upto = chunk < chunks ? chunk * {chunk} : end;
+  for (int part = 0; part < 2; ++part) {{
+    #pragma unroll 8
+    for (int k = begin; k < upto; ++k) {{
+      const {type} *from = updates + (long long)order[k] * width + column;
+      for (int v = 0; v < {vector}; ++v) {{
+        {wide} u = {loaded_u};
+        {wide} &acc_v = acc[v];
+        acc_v = {combined};
+      }}
     }}
+    #pragma unroll 8
+    for (; chunk < chunks; ++chunk)
+      for (int v = 0; v < {vector}; ++v) {{
+        {wide} u = partials[(long long)chunk * width + column + v];
+        {wide} &acc_v = acc[v];
+        acc_v = {combined};
+      }}
+    begin = upto < end ? chunks * {chunk} : end;
+    upto = end;
   }}
   for (int v = 0; v < {vector}; ++v) out[i + v] = {stored};
 }}
@@ -114,7 +165,8 @@ class Scatter:
     Args:
       how: a key of ``_COMBINE``.
       dtype: that of the array and the updates.
-      index: that of the row numbers, int32 or int64; rows that there are not are left out.
+      index: that of the row numbers, int32 or int64.
+      clip: whether rows that there are not are the nearest that there is; else they are left out.
       own: ``own(shape, dtype)`` gives device memory, which lives as long as the object.
     """
 
@@ -128,13 +180,18 @@ class Scatter:
         width: int,
         device: int,
         own: Own,
+        clip: bool = False,
     ):
         vector = next(v for v in (4, 2, 1) if width % v == 0)
         self.counts = own((height,), np.dtype(np.int32))
         self.scratch = [own((max(size, 1),), np.dtype(np.int32)) for size in (height + 1, n, n, n)]
-        starts, place, found, order = (b.ptr for b in self.scratch)
+        chunks = n // _CHUNK
+        self.scratch.append(
+            own((max(chunks, 1) * width,), np.dtype(np.float32) if scalars.is_small_float(dtype) else dtype)
+        )
+        starts, place, found, order, partials = (b.ptr for b in self.scratch)
         counts = self.counts.ptr
-        functions = _functions(how, dtype, index.name, vector, device)
+        functions = _functions(how, dtype, index.name, vector, clip, device)
         each, n_, height_ = (-(-n // _THREADS),), np.int32(n), np.int32(height)
         blocks = (-(-height * width // (_THREADS * vector)),)
 
@@ -143,20 +200,29 @@ class Scatter:
 
         begin = prepare("begin", (1,), _SCAN_THREADS, counts, starts, height_)
         sizes = (np.int64(height * width), np.int32(width))
-        self._combine = prepare("combine", blocks, _THREADS, 0, 0, starts, order, 0, *sizes)
+        self._combine = prepare("combine", blocks, _THREADS, 0, 0, starts, order, 0, partials, *sizes)
+        self._partial: cuda_runtime.Launch | None = None
         self._by_rows: list[cuda_runtime.Launch] = []
         self.launches = [begin, self._combine]
         if n:
             count = prepare("count", each, _THREADS, 0, counts, place, n_, height_)
-            gather = prepare("gather", each, _THREADS, 0, starts, place, found, n_)
-            rank = prepare("rank", each, _THREADS, 0, starts, place, found, order, n_)
+            gather = prepare("gather", each, _THREADS, 0, starts, place, found, n_, height_)
+            rank = prepare("rank", each, _THREADS, 0, starts, place, found, order, n_, height_)
             self._by_rows = [count, gather, rank]
             self.launches = [count, begin, gather, rank, self._combine]
+        if chunks:
+            grid = (-(-chunks * width // (_THREADS * vector)),)
+            sizes = (np.int64(chunks * width), np.int32(width), height_)
+            self._partial = prepare("partial", grid, _THREADS, 0, 0, starts, order, partials, *sizes)
+            self._by_rows.append(self._partial)
+            self.launches.insert(-1, self._partial)
 
     def __call__(self, x: int, rows: int, updates: int, out: int, stream: Any) -> None:
         """Put the launches on a stream; the arrays are given by their addresses."""
         for launch in self._by_rows:
             launch.arguments.set_pointer(0, rows)
+        if self._partial is not None:
+            self._partial.arguments.set_pointer(1, updates)
         for i, address in ((0, x), (1, updates), (4, out)):
             self._combine.arguments.set_pointer(i, address)
         cuda_runtime.fill_zero(self.counts.ptr, self.counts.nbytes, stream)
@@ -169,7 +235,7 @@ def rows_of(eqn: Eqn) -> tuple[str, int] | None:
     if eqn.prim not in _WAYS or not takes(_WAYS[eqn.prim], eqn.invars[0].aval.dtype):
         return None
     x, indices, updates = (a.aval for a in eqn.invars)
-    if eqn.params["mode"] is GatherScatterMode.CLIP or indices.dtype not in (dtypes.int32, dtypes.int64):
+    if indices.dtype not in (dtypes.int32, dtypes.int64):
         return None
     d = eqn.params["dimension_numbers"]
     rest = tuple(range(updates.ndim - (x.ndim - 1), updates.ndim))
@@ -222,16 +288,18 @@ class _Array:
         self.array, self.ptr, self.nbytes = array, int(array.data.ptr), array.nbytes
 
 
-def source(how: str, dtype: np.dtype, index: str, vector: int) -> str:
+def source(how: str, dtype: np.dtype, index: str, vector: int, clip: bool) -> str:
     """The CUDA C++ of the kernels for one way to combine, one dtype, and indices of ``int32`` or ``int64``."""
     storage, wide = scalars.storage_type(dtype), scalars.register_type(dtype)
     text = _SOURCE.format(
         index={"int32": "int", "int64": "long long"}[index],
+        row=_ROW[clip],
         type=storage,
         wide=wide,
         vector=vector,
         threads=_THREADS,
         scan=_SCAN_THREADS,
+        chunk=_CHUNK,
         loaded_x=scalars.loaded("x[i + v]", dtype),
         loaded_u=scalars.loaded("from[v]", dtype),
         combined=_COMBINE[how].replace("acc", "acc_v"),
@@ -241,10 +309,12 @@ def source(how: str, dtype: np.dtype, index: str, vector: int) -> str:
 
 
 @functools.lru_cache(256)
-def _functions(how: str, dtype: np.dtype, index: str, vector: int, device: int) -> dict[str, Any]:
+def _functions(how: str, dtype: np.dtype, index: str, vector: int, clip: bool, device: int) -> dict[str, Any]:
     arch = cuda_runtime.properties(device).arch
-    module = cuda_runtime.Module(nvrtc.compile(source(how, dtype, index, vector), arch, f"scatter_{how}"))
-    return {name: module.kernel(name) for name in ("count", "begin", "gather", "rank", "combine")}
+    module = cuda_runtime.Module(
+        nvrtc.compile(source(how, dtype, index, vector, clip), arch, f"scatter_{how}")
+    )
+    return {name: module.kernel(name) for name in _NAMES}
 
 
 def takes(how: str, dtype: np.dtype) -> bool:

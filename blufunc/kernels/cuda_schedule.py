@@ -31,7 +31,7 @@ SM_COUNT = 132
 """Multiprocessors of the device that the figures below were chosen for."""
 
 SHARED_BYTES = 227 << 10
-"""What a block may have of shared memory."""
+"""What a block may have of shared memory on that device."""
 
 _WARP = 32
 _BLOCK = 256
@@ -46,6 +46,9 @@ _KEPT_REGISTERS = 160
 _WARP_REGISTERS = 64
 """Up to how many of them a warp does a row that is a point: beyond, there would be too few warps to hide waiting."""
 
+_ADDING_BLOCKS = 3
+"""Blocks of a multiprocessor that do nothing but add up rows: each reads some ahead."""
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -56,12 +59,15 @@ class Schedule:
       points: groups of a block that do a point each.
       sharing: groups of a block that share the rows of one point; 1 where ``points`` is more than 1.
       in_shared: keeps that lie in shared memory.
+      resident: how many blocks a multiprocessor is to hold at least, where the compiler may take all of the registers
+        that these leave; 0: it finds a balance, and gives up reading ahead for more blocks than there are.
     """
 
     threads: int
     points: int = 1
     sharing: int = 1
     in_shared: tuple[Keep, ...] = ()
+    resident: int = 0
 
     @property
     def block(self) -> int:
@@ -88,8 +94,11 @@ def loops_of(body: Sequence[Any]) -> Iterator[Lanes]:
             yield from loops_of(s.body)
 
 
-def schedule(kernel: Kernel, cuts: dict[Range, Vectors]) -> Schedule:
-    """The shape of blocks for a kernel whose ranges of lanes, or innermost grid range, have been cut in vectors."""
+def schedule(kernel: Kernel, cuts: dict[Range, Vectors], shared_bytes: int = SHARED_BYTES) -> Schedule:
+    """The shape of blocks for a kernel whose ranges of lanes, or innermost grid range, have been cut in vectors.
+
+    ``shared_bytes`` is what a block may have of shared memory.
+    """
     loops = list(loops_of(kernel.body))
     if not loops:
         return _of_points(kernel, cuts)
@@ -99,11 +108,13 @@ def schedule(kernel: Kernel, cuts: dict[Range, Vectors]) -> Schedule:
     reduces = any(isinstance(t, Reduce) for s in loops for t in s.body)
     if rows and _rows_apart(kernel.body):
         made = _of_rows(most, max(r.range.extent for r in rows), reduces, keeps, cuts)
+        if all(isinstance(t, Accumulate) for s in loops_of(rows) for t in s.body):
+            made = replace(made, resident=_ADDING_BLOCKS)
     elif rows:
         made = Schedule(_block_threads(most))
     else:
         made = _of_lanes(kernel, most, keeps, cuts)
-    return replace(made, in_shared=_in_shared(keeps, made, cuts))
+    return replace(made, in_shared=_in_shared(keeps, made, cuts, shared_bytes - (4 << 10)))
 
 
 def _of_points(kernel: Kernel, cuts: dict[Range, Vectors]) -> Schedule:
@@ -169,10 +180,11 @@ def _words(keep: Keep, cut: Vectors, threads: int) -> int:
     return steps_of(cut, threads) * cut.width * max(1, keep.dtype.itemsize // 4)
 
 
-def _in_shared(keeps: Sequence[Keep], made: Schedule, cuts: dict[Range, Vectors]) -> tuple[Keep, ...]:
+def _in_shared(
+    keeps: Sequence[Keep], made: Schedule, cuts: dict[Range, Vectors], bytes_left: int
+) -> tuple[Keep, ...]:
     """The keeps that are no registers: those of loops that are too long to be written out, and the largest."""
     chosen: list[Keep] = []
-    bytes_left = SHARED_BYTES - (4 << 10)
     registers = min(_KEPT_REGISTERS, (40 << 10) // made.block)
     left = sorted(keeps, key=lambda k: -_words(k, cuts[k.lanes], made.threads))
     for k in left:

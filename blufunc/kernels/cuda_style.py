@@ -7,7 +7,8 @@ result is the same each time: reductions combine threads in the order of their n
 but the count of blocks that are done.
 
 The parameters of a kernel are a pointer for each buffer, in order, each to memory aligned to 32 bytes; after them,
-where a kernel has a finish, one to an ``unsigned`` that is 0 before the first launch, and again after each.
+where a kernel has a finish, one to ``counters`` of type ``unsigned``, which are 0 before the first launch, and again
+after each.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from blufunc.kernels import cuda_schedule, scalars
 from blufunc.kernels.cstyle import accumulator, comment, is_arg, reducing, update, written_in
 from blufunc.kernels.cuda_access import WideAccess
 from blufunc.kernels.cuda_folds import with_shared_folds
+from blufunc.kernels.cuda_rereads import COPYING_THREADS, with_rereads
 from blufunc.kernels.cuda_row_passes import OneLane, OnlineSum, with_online_sums, with_single_lanes
 from blufunc.kernels.cuda_schedule import is_unrolled, shared_size, steps_of
 from blufunc.kernels.cuda_vectors import (
@@ -31,7 +33,7 @@ from blufunc.kernels.cuda_vectors import (
     vectors_of,
     without_cheap_keeps,
 )
-from blufunc.kernels.indices import Index, Range, of
+from blufunc.kernels.indices import Index, Range, flat, of
 from blufunc.kernels.loopir import (
     Accumulate,
     Keep,
@@ -41,8 +43,11 @@ from blufunc.kernels.loopir import (
     Rows,
     Set,
     Total,
+    Value,
     computed_in,
     identity,
+    post_order,
+    values_of,
 )
 from blufunc.kernels.scalars import bare
 
@@ -64,7 +69,7 @@ class CudaKernel:
       grid: blocks along x, y and z; where one is 0 there is nothing to launch.
       block: threads of a block along x, y and z.
       shared_bytes: dynamic shared memory of a block; beyond 48 KiB the driver must be told.
-      finished: whether the last parameter is the counter of blocks that are done.
+      counters: how many of blocks that are done the last parameter points to; 0: there is no such parameter.
       segments: of a group, how many kernels it is; its parameter is one structure, of the addresses of the buffers of
         each. 0 for what is no group.
     """
@@ -74,7 +79,7 @@ class CudaKernel:
     grid: tuple[int, int, int]
     block: tuple[int, int, int]
     shared_bytes: int = 0
-    finished: bool = False
+    counters: int = 0
     segments: int = 0
 
 
@@ -84,15 +89,30 @@ class CudaStyle(WideAccess):
     Args:
       kernel: what to write.
       aliased: names of inputs that may lie where an output does; the others are read through the read-only cache.
+      shared_bytes: what a block may have of shared memory.
     """
 
-    def __init__(self, kernel: Kernel, aliased: Collection[str] = ()):
+    def __init__(
+        self, kernel: Kernel, aliased: Collection[str] = (), shared_bytes: int = cuda_schedule.SHARED_BYTES
+    ):
         kernel = without_cheap_keeps(with_shared_folds(kernel))
         kernel = with_online_sums(with_single_lanes(kernel))
         self.cuts = self.cuts_of(kernel)
-        self.schedule = cuda_schedule.schedule(kernel, self.cuts)
+        kernel, rereads = with_rereads(kernel, self.cuts, shared_bytes)
+        self.copy = rereads.copy
+        if self.copy is not None:
+            self.schedule = cuda_schedule.Schedule(COPYING_THREADS, resident=1)
+        else:
+            self.schedule = cuda_schedule.schedule(kernel, self.cuts, shared_bytes)
         cutter = Cutter(list(self.cuts.values()))
         super().__init__(cutter.kernel(kernel), aliased)
+        if self.copy is not None:
+            self.copied_index = cutter.index(self.copy.index)
+            self.name(self.copy.row, self.copy.row.name)
+            self.readers[self.copy.row] = "vec_load"
+        for buffer, last in rereads.last.items():
+            self.named[last], self.readers[last] = self.named[buffer], "vec_ldcs"
+        self.streamed = rereads.streamed
         keeps = dict.fromkeys(s.keep for s in kernel.statements() if isinstance(s, (Set, Accumulate)))
         self.cut_of_keep = {cutter.keep(k): self.cuts[k.lanes] for k in keeps}
         self.in_shared = [cutter.keep(k) for k in self.schedule.in_shared]
@@ -100,6 +120,7 @@ class CudaStyle(WideAccess):
         self.shared_bytes = 0
         self.step = ""  # which vector of its thread's that loop is at
         self.repeated = False  # whether a block reduction comes again without another one between
+        self.combining: int | None = None  # where in shared memory groups hand over what they accumulated
 
     def cuts_of(self, kernel: Kernel) -> dict[Range, Vectors]:
         """Vectors of the ranges of all lanes; of a kernel without lanes, of its innermost grid range."""
@@ -135,7 +156,8 @@ class CudaStyle(WideAccess):
         ]
         if self.kernel.finish:
             pointers.append("unsigned *finished")
-        bounds = f"__launch_bounds__({self.schedule.block})"
+        made = self.schedule
+        bounds = f"__launch_bounds__({made.block}{f', {made.resident}' if made.resident else ''})"
         return f'extern "C" __global__ void {bounds} {self.entry}({", ".join(pointers)})'
 
     def grid(self) -> None:
@@ -150,18 +172,18 @@ class CudaStyle(WideAccess):
                 f"const int thread = threadIdx.x % {made.threads}, group = threadIdx.x / {made.threads};"
             )
         place = "" if made.points == 1 else f" * {made.points}u + group"
-        with self._at_point(place, self.blocks * made.points):
+        with self._place(place, self.blocks * made.points):
             self.point()
 
     def _points(self) -> None:
         """A kernel without lanes: a thread does one vector."""
         points = self.schedule.points
         last = self.cuts.get(self.kernel.grid[-1]) if self.kernel.grid else None
-        with self._at_point(f" * {points}u + threadIdx.x", self.blocks * points):
+        with self._place(f" * {points}u + threadIdx.x", self.blocks * points):
             self.vector(last, self.kernel.body)
 
     @contextmanager
-    def _at_point(self, place: str, reached: int) -> Iterator[None]:
+    def _place(self, place: str, reached: int) -> Iterator[None]:
         """A place of the grid, of which the first ``places()`` are points: its loop variables.
 
         ``place`` says how its number follows from the block's; ``reached`` is how many numbers there are.
@@ -191,16 +213,17 @@ class CudaStyle(WideAccess):
         """One point of the grid: its keeps, and its statements."""
         for keep in self.cut_of_keep:
             self._declare_keep(keep)
-        body = self.kernel.body
+            self._start(keep)
+        self._at_point(self.kernel.body)
+
+    def _at_point(self, body: Sequence[Any]) -> None:
+        """Statements of a point; where groups share its rows, the first of them does what comes after these."""
         if self.schedule.sharing == 1:
             self.body(body)
             return
         at = next(i for i, s in enumerate(body) if isinstance(s, Rows))
         self.body(body[: at + 1])
-        grown = dict.fromkeys(
-            s.keep for s in Kernel("", (), (), (body[at],)).statements() if isinstance(s, Accumulate)
-        )
-        self._combine(list(grown))
+        self._combine(_grown_in(body))
         with self.block(["if (group == 0)"], (), written_in(body[at + 1 :])):
             self.body(body[at + 1 :])
 
@@ -214,9 +237,13 @@ class CudaStyle(WideAccess):
             self.shared_bytes += shared_size(original, cut, made)
         else:
             self.line(f"{kind} {name}[{max(1, steps_of(cut, self.threads) * cut.width)}];")
-        if keep.op is not None:
-            start = scalars.literal(identity(keep.op, keep.dtype), keep.dtype)
-            self._for_all(cut, lambda: self.line(f"{self.read_keep(keep)} = {start};"))
+
+    def _start(self, keep: Keep) -> None:
+        """Let a keep that grows be what its reduction starts from."""
+        if keep.op is None:
+            return
+        start = scalars.literal(identity(keep.op, keep.dtype), keep.dtype)
+        self._for_all(self.cut_of_keep[keep], lambda: self.line(f"{self.read_keep(keep)} = {start};"))
 
     def _for_all(self, cut: Vectors, each: Callable[[], None]) -> None:
         """What is done for every lane, without values."""
@@ -233,8 +260,9 @@ class CudaStyle(WideAccess):
     def _combine(self, keeps: Sequence[Keep]) -> None:
         """Let the first group have what all groups accumulated."""
         sizes = [self.cut_of_keep[k].range.extent * max(4, k.dtype.itemsize) for k in keeps]
-        start = self.shared_bytes
-        self.shared_bytes += max(sizes, default=0) * (self.schedule.sharing - 1)
+        start = self.combining = self.shared_bytes if self.combining is None else self.combining
+        size = max(sizes, default=0) * (self.schedule.sharing - 1)
+        self.shared_bytes = max(self.shared_bytes, start + size)
         for n, keep in enumerate(keeps):
             if n:
                 self.line("__syncthreads();")
@@ -330,6 +358,9 @@ class CudaStyle(WideAccess):
         if s.note:
             self.line(comment(s.note))
         cut = self.cuts[s.range]
+        copied = self.copy is not None and s is self.kernel.body[self.copy.first]
+        if copied:
+            self._copy_row(cut)
         totals = list(dict.fromkeys(r.total for r in s.body if isinstance(r, Reduce)))
         online = {r.total: r.mass for r in s.body if isinstance(r, OnlineSum) and r.mass is not None}
         for total in (*totals, *online.values()):
@@ -338,23 +369,55 @@ class CudaStyle(WideAccess):
             self._one_lane(s)
         elif s.body:
             with self._vectors(cut, written_in([s])):
+                if copied:
+                    self.line(f"ptx_wait_copies({steps_of(cut, self.threads) - 1} - {self.step});")
                 self.vector(cut, s.body)
         owns = {top: self.fresh(f"{self.named[top]}_own") for top in online}
         for top, own in owns.items():
             self.line(f"const {scalars.register_type(top.dtype)} {own} = {self.named[top]};")
-        self._reduce_threads(totals)
+        if not self._is_lane_of_copy(s):  # of which every thread has the total already
+            self._reduce_threads(totals)
         for top, mass in online.items():
             name = self.named[mass]
             self.line(f"{name} = under_top({name}, {owns[top]}, {self.named[top]});")
         self._reduce_threads(list(online.values()))
 
+    def _copy_row(self, cut: Vectors) -> None:
+        """Let each thread copy the vectors of the row that it is going to read, in a group each."""
+        copy, q, t = self.copy, self.variable(cut.vector), self.fresh("t")
+        assert copy is not None and cut.element is not None
+        kind, row = scalars.storage_type(copy.source.dtype), self.named[copy.row]
+        self.line(f"{kind} *{row} = ({kind} *)(shared_memory + {self.shared_bytes});")
+        self.shared_bytes += -(-copy.row.size * copy.row.dtype.itemsize // 16) * 16
+        self.need(computed_in(self.copied_index))
+        with self.block(["#pragma unroll", f"for (int {t} = 0; {t} < {steps_of(cut, self.threads)}; ++{t})"]):
+            self.line(f"const {self.index_type} {q} = {t} * {self.threads} + {self.thread};")
+            with self.block([f"if ({q} < {cut.vector.extent})"], [cut.vector]):
+                source = f"{self.named[copy.source]} + {self.index(self.copied_index - of(cut.element))}"
+                self.line(f"vec_copy<{kind}, {cut.width}>({row} + {cut.width} * {q}, {source});")
+            self.line("ptx_commit_copies();")
+        for v in post_order([v for s in self.kernel.body for v in _values_in(s)]):
+            known = v.ranges() <= self.scope.ranges and not self.reads[v]
+            if v.op == "load" and not v.args and known:
+                self.named_value(v)  # while the row comes, for nobody else does something meanwhile
+
+    def _is_lane_of_copy(self, s: Lanes) -> bool:
+        """Whether a loop reads one lane of a row that all threads can read: they met when they had copied it."""
+        if self.copy is None or not isinstance(s, OneLane):
+            return False
+        inner, row = {self.cuts[s.range].vector, self.cuts[s.range].innermost}, self.copy.row
+        loads = [v for v in post_order(_values_in(s)) if v.op == "load"]
+        met = any(isinstance(t, Reduce) for t in self.kernel.body[self.copy.first].body)
+        return met and all(v.attr[0] is row or inner.isdisjoint(v.ranges()) for v in loads)
+
     def _one_lane(self, s: OneLane) -> None:
-        """The body of a loop for one of its lanes, by the thread whose lane it is."""
+        """The body of a loop for one of its lanes, by the thread whose lane it is, or by all."""
         cut = self.cuts[s.range]
         self.need(computed_in(s.lane))
         owner = f"({self.index(s.lane // cut.width)}) % {self.threads} == {self.thread}"
         inner = [cut.vector] if cut.element is None else [cut.vector, cut.element]
-        with self.block([f"if ({owner})" if self.threads > 1 else ""], inner, written_in([s])):
+        alone = self.threads == 1 or self._is_lane_of_copy(s)
+        with self.block(["" if alone else f"if ({owner})"], inner, written_in([s])):
             self.line(
                 f"const {self.index_type} {self.variable(cut.vector)} = {self.index(s.lane // cut.width)};"
             )
@@ -454,9 +517,19 @@ class CudaStyle(WideAccess):
     # -- the end -----------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        self.threads, self.thread, self.finishing = self.schedule.block, "int(threadIdx.x)", True
-        with self.block(["if (last_block(finished, gridDim.x))"], (), written_in(self.kernel.finish)):
-            self.body(self.kernel.finish)
+        kernel, self.finishing = self.kernel, True
+        counter = self.index(flat([of(r) for r in kernel.over], [r.extent for r in kernel.over]))
+        place = "finished" if counter == "0" else f"finished + {counter}"
+        assert self.schedule.points == 1 or not kernel.over, "blocks of many points end together"
+        blocks = self.blocks // kernel.ends
+        with self.block([f"if (last_block({place}, {blocks}))"], (), written_in(kernel.finish)):
+            if any(isinstance(s, Rows) for s in kernel.finish):
+                for keep in _grown_in(kernel.finish):
+                    self._start(keep)
+                self._at_point(kernel.finish)
+            else:
+                self.threads, self.thread = self.schedule.block, "int(threadIdx.x)"
+                self.body(kernel.finish)
 
     def made(self, source: str) -> CudaKernel:
         """The kernel, written, in a source."""
@@ -466,8 +539,19 @@ class CudaStyle(WideAccess):
             (self.blocks, 1, 1),
             (self.schedule.block, 1, 1),
             self.shared_bytes,
-            bool(self.kernel.finish),
+            self.kernel.ends,
         )
+
+
+def _values_in(s: Any) -> list[Value]:
+    """The values that a statement uses, and those in it."""
+    return [*values_of(s), *(v for t in getattr(s, "body", ()) for v in _values_in(t))]
+
+
+def _grown_in(body: Sequence[Any]) -> list[Keep]:
+    """What statements accumulate."""
+    found = [s.keep for loop in cuda_schedule.loops_of(body) for s in loop.body if isinstance(s, Accumulate)]
+    return list(dict.fromkeys(found))
 
 
 def lane_of(cut: Vectors) -> Index:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from dataclasses import replace as changed
 from typing import Any
 
 from blufunc.kernels.indices import Index, Range, of, ranges_of
@@ -119,18 +120,18 @@ class Cutter(Substitution):
     def kernel(self, kernel: Kernel) -> Kernel:
         """The kernel; its grid is as it was."""
         body, finish = (tuple(self.statement(s) for s in part) for part in (kernel.body, kernel.finish))
-        return Kernel(kernel.name, kernel.buffers, kernel.grid, body, kernel.notes, finish)
+        return changed(kernel, body=body, finish=finish)
 
     def statement(self, s: Any) -> Any:
         """The same of a statement."""
         if isinstance(s, Store):
             return Store(s.buffer, self.index(s.index), self(s.value), s.guard and self(s.guard))
         if isinstance(s, Lanes):
-            return replace(s, body=tuple(map(self.statement, s.body)))
+            return changed(s, body=tuple(map(self.statement, s.body)))
         if isinstance(s, Rows):
             return Rows(s.range, tuple(map(self.statement, s.body)), self.index(s.index), s.limit)
         if isinstance(s, Reduce):
-            return replace(s, value=self(s.value), position=s.position and self.index(s.position))
+            return changed(s, value=self(s.value), position=s.position and self.index(s.position))
         return type(s)(self.keep(s.keep), self(s.value))
 
     def keep(self, keep: Keep) -> Keep:
@@ -169,9 +170,8 @@ def without_cheap_keeps(kernel: Kernel) -> Kernel:
     values = post_order(kernel.roots())
     in_indices = post_order([c for v in values for i in v.indices() for c in computed_in(i)])
     needed = {v.attr for v in in_indices if v.op == "read"}
-    replaced = {
-        b.size for b in kernel.buffers if b.written
-    }  # sizes of arrays that may lie in an input's place
+    # sizes of arrays that may lie in an input's place while points still read it
+    replaced = {s.buffer.size for s in changed(kernel, finish=()).statements() if isinstance(s, Store)}
     found: dict[Keep, Value] = {}
     for s in sets:
         if s.value.op != "load" or s.value.args or s.keep in needed or times[s.keep] > 1:
@@ -183,37 +183,47 @@ def without_cheap_keeps(kernel: Kernel) -> Kernel:
         return kernel
     again = _Again(found)
     body = tuple(again.statement(s) for s in kernel.body)
-    return Kernel(kernel.name, kernel.buffers, kernel.grid, body, kernel.notes, kernel.finish)
+    return changed(kernel, body=body)
+
+
+def loads_replaced(s: Lanes, found: Mapping[tuple[Buffer, Index], Value]) -> Lanes:
+    """A loop in which other values stand in the place of loads without guards."""
+    return _Loads(found).statement(s)
 
 
 class _Again:
     """Puts loads in the place of reads of keeps."""
 
-    def __init__(self, found: Mapping[Keep, Value]):
+    def __init__(self, found: Mapping[Any, Value]):
         self.found = found
         self.done: dict[Value, Value] = {}
+
+    def instead(self, v: Value) -> Value | None:
+        """What stands in the place of a value."""
+        return self.found.get(v.attr) if v.op == "read" else None
 
     def __call__(self, value: Value) -> Value:
         for v in post_order([value]):
             if v not in self.done:
                 args = tuple(self.done[a] for a in v.args)
                 same = all(a is b for a, b in zip(args, v.args, strict=True))
-                kept = self.found.get(v.attr) if v.op == "read" else None
-                self.done[v] = kept or (v if same else Value(v.op, args, v.attr, v.dtype))
+                self.done[v] = self.instead(v) or (v if same else Value(v.op, args, v.attr, v.dtype))
         return self.done[value]
 
     def statement(self, s: Any) -> Any:
         if isinstance(s, (Lanes, Rows)):
             dropped = lambda x: isinstance(x, Set) and x.keep in self.found
-            body = tuple(self.statement(x) for x in s.body if not dropped(x))
-            return (
-                Lanes(s.range, body, s.note)
-                if isinstance(s, Lanes)
-                else Rows(s.range, body, s.index, s.limit)
-            )
+            return changed(s, body=tuple(self.statement(x) for x in s.body if not dropped(x)))
         if isinstance(s, Store):
             return Store(s.buffer, s.index, self(s.value), s.guard and self(s.guard))
         if isinstance(s, Reduce):
-            return replace(s, value=self(s.value))
+            return changed(s, value=self(s.value))
         assert isinstance(s, (Set, Accumulate))
         return type(s)(s.keep, self(s.value))
+
+
+class _Loads(_Again):
+    """Puts values in the place of loads."""
+
+    def instead(self, v: Value) -> Value | None:
+        return self.found.get(v.attr) if v.op == "load" and not v.args else None

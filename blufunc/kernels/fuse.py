@@ -18,6 +18,7 @@ of elements and rows; the backward pass of a layer norm one of elements, rows an
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,65 +29,22 @@ from blufunc.core.kinds import Elementwise
 from blufunc.core.ops.dynamic import dynamic_slice_p, dynamic_update_slice_p
 from blufunc.core.ops.elementwise import convert_p, copy_p
 from blufunc.core.ops.gather_scatter import gather_p, scatter_add_p
-from blufunc.core.ops.reduce import (
-    argmax_p,
-    argmin_p,
-    reduce_and_p,
-    reduce_max_p,
-    reduce_min_p,
-    reduce_or_p,
-    reduce_prod_p,
-    reduce_xor_p,
-)
 from blufunc.core.ops.shape import concatenate_p, iota_p, pad_p
 from blufunc.core.override import is_replaced
-from blufunc.core.structure import add_any_p, reduce_sum_p
-from blufunc.kernels import scalars
-from blufunc.kernels.access import Place, gathered, moves, source_of, view_chain
-from blufunc.kernels.indices import ZERO, Computed, Index, Range, flat, of, unflat
+from blufunc.core.structure import add_any_p
+from blufunc.kernels import frames, scalars
+from blufunc.kernels.access import Place, gathered, moves, view_chain
+from blufunc.kernels.frames import REDUCES, Canonical, Frame, canonical_of, common, reduction_pattern, role_of
+from blufunc.kernels.indices import ZERO, Computed, Index, flat, of
 from blufunc.kernels.indices import constant as fixed
 from blufunc.kernels.lower_random import RANDOM
 from blufunc.kernels.waits import Waits
 
-REDUCES = {
-    reduce_sum_p: "sum",
-    reduce_prod_p: "prod",
-    reduce_max_p: "max",
-    reduce_min_p: "min",
-    reduce_and_p: "and",
-    reduce_or_p: "or",
-    reduce_xor_p: "xor",
-    argmax_p: "argmax",
-    argmin_p: "argmin",
-}
-"""Reductions, and what LoopIR calls them."""
-
 READERS = frozenset((gather_p, concatenate_p, pad_p, dynamic_slice_p, dynamic_update_slice_p, *RANDOM))
 """Nodes that read their operands at other elements than their own."""
 
-ONE_ROW = (
-    1 << 16
-)  # up to as many elements, a reduction of everything is that of one row, whose lanes can meet
 NUMBER_COST = 96  # operations on single numbers that every reader may repeat
 MOST_BUFFERS = 48  # parameters of one kernel
-
-
-@dataclass(frozen=True)
-class Frame:
-    """The points that a region works on: ``size`` of them; with reductions, ``outer * rows`` rows of ``lanes``.
-
-    ``outer`` is None while nothing says how rows divide: only reductions over rows do.
-    """
-
-    size: int
-    lanes: int | None = None
-    outer: int | None = None
-    total: bool = False
-
-    @property
-    def rows(self) -> int:
-        """All rows, the outer ones included."""
-        return self.size // self.lanes if self.lanes else self.size
 
 
 @dataclass(eq=False)
@@ -173,14 +131,17 @@ def _describe(i: int, step: Step) -> str:
     return f"{i:4} [{shape}] {names}  # {'; '.join(lines)}"
 
 
-def fuse(jaxpr: Jaxpr, origins: Mapping[Eqn, int] | None = None) -> Fusion:
+def fuse(
+    jaxpr: Jaxpr, origins: Mapping[Eqn, int] | None = None, sorts: dict[Eqn, str] | None = None
+) -> Fusion:
     """Group the equations of a simplified jaxpr.
 
     Args:
       jaxpr: the program, its calls in place.
       origins: for equations, the call that computes them again: they stay apart from what did so first.
+      sorts: of what sort equations are, as far as that is known; the others are added.
     """
-    return _Fuser(jaxpr, origins or {}).run()
+    return _Fuser(jaxpr, origins or {}, {} if sorts is None else sorts).run()
 
 
 # -- what an equation is -----------------------------------------------------------------------------
@@ -193,9 +154,9 @@ def sort_of(eqn: Eqn) -> str:
         return "opaque"
     if is_replaced(prim, "impl"):
         return "opaque"
-    avals = [a.aval for a in (*eqn.invars, *eqn.outvars)]
-    if any(not a.size or not _plain(a.dtype) for a in avals):
-        return "opaque"
+    for a in (*eqn.invars, *eqn.outvars):
+        if not a.aval.size or not _plain(a.aval.dtype):
+            return "opaque"
     if moves(eqn) or prim is iota_p:
         return "virtual"
     if isinstance(prim, Elementwise) or prim is add_any_p:
@@ -209,6 +170,7 @@ def sort_of(eqn: Eqn) -> str:
     return "opaque"
 
 
+@functools.cache
 def _plain(dtype: Any) -> bool:
     return dtypes.is_numeric(dtype) or dtypes.is_bool(dtype) or dtypes.is_key(dtype)
 
@@ -246,27 +208,14 @@ def _positions_apart(eqn: Eqn) -> bool:
     return not pattern or not pattern[-1][1] or len(pattern) > 2
 
 
-def reduction_pattern(shape: Sequence[int], axes: Sequence[int]) -> list[tuple[int, bool]]:
-    """The shape of a reduction with neighbours of one sort merged: sizes, and whether they are summed."""
-    pattern: list[tuple[int, bool]] = []
-    for d, n in enumerate(shape):
-        if n == 1:
-            continue
-        reduced = d in axes
-        if pattern and pattern[-1][1] == reduced:
-            pattern[-1] = (pattern[-1][0] * n, reduced)
-        else:
-            pattern.append((n, reduced))
-    return pattern
-
-
 # -- grouping ----------------------------------------------------------------------------------------
 
 
 class _Fuser:
-    def __init__(self, jaxpr: Jaxpr, origins: Mapping[Eqn, int]):
+    def __init__(self, jaxpr: Jaxpr, origins: Mapping[Eqn, int], sorts: dict[Eqn, str]):
         self.jaxpr = jaxpr
         self.origins = origins
+        self.sorts = sorts
         self.position = {id(e): i for i, e in enumerate(jaxpr.eqns)}
         self.virtual: dict[Var, Eqn] = {}
         self.costs: dict[Var, int] = {}
@@ -304,22 +253,31 @@ class _Fuser:
 
     def homes(self, eqn: Eqn) -> set[int]:
         """The steps that an equation waits for."""
-        return {self.home[v] for a in eqn.invars for v in self.leaves(a) if v in self.home}
+        found: set[int] = set()
+        for a in eqn.invars:
+            if a in self.virtual:
+                found.update([self.home[v] for v in self.leaves(a) if v in self.home])
+            elif a in self.home:
+                found.add(self.home[a])  # type: ignore[index]
+        return found
 
     # -- placing equations ---------------------------------------------------------------------
 
     def place(self, eqn: Eqn) -> None:
-        sort = sort_of(eqn)
+        sort = self.sorts.get(eqn)
+        if sort is None:
+            sort = self.sorts[eqn] = sort_of(eqn)
         if (sort == "virtual" or self.not_stored(eqn, sort)) and self.affordable(eqn):
             self.virtual[eqn.outvars[0]] = eqn
             return
+        homes = self.homes(eqn)
         if sort == "opaque":
-            self.new_step(Opaque(eqn), eqn)
+            self.new_step(Opaque(eqn), eqn, homes)
             return
-        candidates = sorted((s for s in self.homes(eqn) if isinstance(self.steps[s], Region)), reverse=True)
-        joined = next((s for s in candidates if self.join(eqn, s)), None)
+        candidates = sorted([s for s in homes if isinstance(self.steps[s], Region)], reverse=True)
+        joined = next((s for s in candidates if self.join(eqn, s, homes)), None)
         if joined is None:
-            self.new_step(self.region_of(eqn), eqn)
+            self.new_step(self.region_of(eqn), eqn, homes)
             return
         for other in candidates:
             if other != joined and self.steps[other] is not None:
@@ -332,7 +290,7 @@ class _Fuser:
         elementwise = isinstance(eqn.prim, Elementwise) or eqn.prim is add_any_p
         if sort != "node" or not elementwise:
             return False
-        return eqn.outvars[0] in self.in_copies or not any(self.leaves(a) for a in eqn.invars)
+        return eqn.outvars[0] in self.in_copies or not any(map(self.leaves, eqn.invars))
 
     def affordable(self, eqn: Eqn) -> bool:
         """Whether every reader may repeat a virtual equation; numbers that took long to compute are stored."""
@@ -343,19 +301,18 @@ class _Fuser:
         return cost <= NUMBER_COST
 
     def region_of(self, eqn: Eqn) -> Region:
-        frame = Frame(eqn.outvars[0].aval.size)
-        if eqn.prim in REDUCES:
-            frame = Frame(eqn.invars[0].aval.size)
-        role, frame = _role(eqn, frame) or ("element", Frame(eqn.outvars[0].aval.size))
-        return Region(frame, [eqn], {eqn.outvars[0]: role})
+        out = eqn.outvars[0]
+        points = eqn.invars[0] if eqn.prim in REDUCES else out
+        role, frame = role_of(eqn, Frame(points.aval.size)) or ("element", Frame(out.aval.size))
+        return Region(frame, [eqn], {out: role})
 
-    def new_step(self, step: Step, eqn: Eqn) -> None:
+    def new_step(self, step: Step, eqn: Eqn, homes: set[int]) -> None:
         number = len(self.steps)
         self.steps.append(step)
         self.order.add()
         for v in eqn.outvars:
             self.home[v] = number
-        for s in self.homes(eqn):
+        for s in homes:
             self.order.wait(number, s)
         if eqn.effects:
             if self.last_effect is not None:
@@ -363,13 +320,14 @@ class _Fuser:
                 step.after = self.steps[self.last_effect]  # type: ignore[union-attr]
             self.last_effect = number
 
-    def join(self, eqn: Eqn, number: int) -> bool:
-        """Put an equation into a region if it can be computed there."""
+    def join(self, eqn: Eqn, number: int, homes: set[int]) -> bool:
+        """Put an equation that waits for some steps into a region if it can be computed there."""
         region = self.steps[number]
         assert isinstance(region, Region)
-        why = self.obstacle(eqn, region, number)
+        others = homes - {number}
+        why = self.obstacle(eqn, region, number, others)
         if why is None:
-            fitted = _role(eqn, region.frame)
+            fitted = role_of(eqn, region.frame)
             if fitted is None:
                 why = "their points differ"
             elif not self.meets(eqn, fitted, region):
@@ -383,14 +341,14 @@ class _Fuser:
         out = eqn.outvars[0]
         region.roles[out] = role
         self.home[out] = number
-        for s in self.homes(eqn) - {number}:
+        for s in others:
             self.order.wait(number, s)
         return True
 
-    def obstacle(self, eqn: Eqn, region: Region, number: int) -> str | None:
+    def obstacle(self, eqn: Eqn, region: Region, number: int, others: set[int]) -> str | None:
         if self.origin(eqn) not in (0, self.origin(region.eqns[0])):
             return "it is computed again, later, on purpose"
-        if any(self.order.waits(s, number) for s in self.homes(eqn) - {number}):
+        if any(self.order.waits(s, number) for s in others):
             return "another step must run between them"
         if len(region.eqns) >= 4 * MOST_BUFFERS or self.buffers(region, eqn) > MOST_BUFFERS:
             return "the kernel would have too many parameters"
@@ -403,24 +361,21 @@ class _Fuser:
         """An upper bound of the parameters of a kernel, cheap to count."""
         if len(region.eqns) < MOST_BUFFERS // 2:
             return 0
-        outside = {v for e in (*region.eqns, eqn) for a in e.invars for v in self.leaves(a)} - set(
-            region.roles
-        )
-        return len(outside)
+        return len(self.read_by([*region.eqns, eqn], region.roles))
 
     def meets(self, eqn: Eqn, fitted: tuple[str, Frame], region: Region) -> bool:
         """Whether an equation reads what the region computes where it is computed."""
         role, frame = fitted
-        canonical = _canonical(frame)
         if eqn.prim is gather_p and role == "row":
-            return self.meets_in_row(eqn, frame, region, canonical)
-        if one_hot(eqn) and role == "element":
-            element = unflat(canonical["element"], eqn.outvars[0].aval.shape)
+            return self.meets_in_row(eqn, frame, region, canonical_of(frame))
+        if role == "element" and one_hot(eqn):
+            canonical = canonical_of(frame)
+            element = canonical.place("element", eqn.outvars[0].aval.shape)
             batch = one_hot_batch(eqn, element)
             places = (element, (*batch, ZERO), batch)
             return all(self.reaches(a, p, region, canonical) for a, p in zip(eqn.invars, places, strict=True))
         if eqn.prim in READERS or one_hot(eqn):
-            return not any(v in region.roles for a in eqn.invars for v in self.leaves(a))
+            return not any(self.reads_of(region, a) for a in eqn.invars)
         reads = role
         if eqn.prim in REDUCES:
             over_rows = role == "total" and eqn.invars[0].aval.size != frame.size
@@ -429,19 +384,26 @@ class _Fuser:
         for a in eqn.invars:
             if a.__class__ is Literal or region.roles.get(a) == reads:  # type: ignore[arg-type]
                 continue  # a value of the same shape, computed for the same point
-            if not any(v in region.roles for v in self.leaves(a)):
+            if not self.reads_of(region, a):
                 continue
             if place is None:
-                place = unflat(canonical[reads], max((x.aval.shape for x in eqn.invars), key=len))
+                canonical = canonical_of(frame)
+                place = canonical.place(reads, max([x.aval.shape for x in eqn.invars], key=len))
             if not self.reaches(a, place if a.aval.ndim else (), region, canonical):
                 return False
         return True
 
-    def meets_in_row(self, eqn: Eqn, frame: Frame, region: Region, canonical: dict) -> bool:
+    def reads_of(self, region: Region, operand: Atom) -> bool:
+        """Whether an operand is made of something that the region computes."""
+        if operand not in self.virtual:
+            return operand in region.roles
+        return not region.roles.keys().isdisjoint(self.leaves(operand))
+
+    def meets_in_row(self, eqn: Eqn, frame: Frame, region: Region, canonical: Canonical) -> bool:
         """Whether a gather of one number for each row takes it from that very row: it is computed there once more."""
         x, indices = eqn.invars
         assert frame.lanes
-        place = unflat(canonical["row"], eqn.outvars[0].aval.shape)
+        place = canonical.place("row", eqn.outvars[0].aval.shape)
         batch: list[Place] = []
 
         def start(at: Place, c: int, axis: int) -> Index:
@@ -452,10 +414,10 @@ class _Fuser:
         if not all(self.reaches(indices, b, region, canonical) for b in batch):
             return False
         if x not in region.roles:
-            return not any(v in region.roles for v in self.leaves(x))
+            return not self.reads_of(region, x)
         return region.roles[x] == "element" and flat(at, x.aval.shape) // frame.lanes == canonical["row"]
 
-    def reaches(self, operand: Atom, place: Place, region: Region, canonical: dict) -> bool:
+    def reaches(self, operand: Atom, place: Place, region: Region, canonical: Canonical) -> bool:
         """Whether an operand read at ``place`` is computed there, or in memory before the region begins."""
         atom: Any = operand
         while True:
@@ -463,7 +425,7 @@ class _Fuser:
                 return True
             role = region.roles.get(atom)
             if role is not None:
-                return role in canonical and flat(place, atom.aval.shape) == canonical[role]
+                return role in canonical and canonical.meets(role, place, atom.aval.shape)
             eqn = self.virtual.get(atom)
             if eqn is None or not eqn.invars:
                 return True
@@ -471,7 +433,7 @@ class _Fuser:
                 mine = [region.roles[v] for v in self.leaves(atom) if v in region.roles]
                 # in a region of one row, what belongs to the row is known to all of it
                 return not mine or (set(mine) == {"row"} and canonical.get("row") == ZERO)
-            place = source_of(eqn, place)
+            place = canonical.source_of(eqn, place)
             atom = eqn.invars[0]
 
     def merge(self, other: int, into: int) -> bool:
@@ -484,19 +446,18 @@ class _Fuser:
             return False
         if len(a.eqns) + len(b.eqns) > 4 * MOST_BUFFERS:
             return False
-        frame = _common(a.frame, b.frame)
+        frame = common(a.frame, b.frame)
         if frame is None:
             return False
         trial = Region(frame)
         for e in self.by_position([*a.eqns, *b.eqns]):
-            fitted = _role(e, trial.frame)
+            fitted = role_of(e, trial.frame)
             if fitted is None or not self.meets(e, fitted, trial):
                 return False
             role, trial.frame = fitted
             trial.eqns.append(e)
             trial.roles[e.outvars[0]] = role
-        outside = {v for e in trial.eqns for x in e.invars for v in self.leaves(x)} - set(trial.roles)
-        if len(outside) > MOST_BUFFERS:
+        if len(self.read_by(trial.eqns, trial.roles)) > MOST_BUFFERS:
             return False
         self.steps[into], self.steps[other] = trial, None
         for e in b.eqns:
@@ -514,7 +475,9 @@ class _Fuser:
         for number, step in enumerate(self.steps):
             if not isinstance(step, Region) or not step.frame.lanes:
                 continue
-            for home in dict.fromkeys(self.home[v] for v in self.read_by(step) if v in self.home):
+            for home in dict.fromkeys(
+                self.home[v] for v in self.read_by(step.eqns, step.roles) if v in self.home
+            ):
                 other, into = self.steps[home], self.steps[number]
                 if isinstance(other, Region) and isinstance(into, Region) and home != number:
                     if (
@@ -529,8 +492,8 @@ class _Fuser:
         readers: dict[Var, list[int]] = {}
         for number, step in enumerate(self.steps):
             if isinstance(step, Region):
-                for v in self.read_by(step):
-                    if v.aval.size > ONE_ROW // 16:
+                for v in self.read_by(step.eqns, step.roles):
+                    if v.aval.size > frames.ONE_ROW // 16:
                         readers.setdefault(v, []).append(number)
         for v in sorted(readers, key=lambda v: -v.aval.size * v.aval.dtype.itemsize):
             numbers = [s for s in dict.fromkeys(readers[v]) if self.steps[s] is not None]
@@ -540,9 +503,11 @@ class _Fuser:
                     if isinstance(a, Region) and isinstance(b, Region) and a.frame.size == b.frame.size:
                         self.merge(second, first)
 
-    def read_by(self, region: Region) -> list[Var]:
-        found = dict.fromkeys(v for e in region.eqns for a in e.invars for v in self.leaves(a))
-        return [v for v in found if v not in region.roles]
+    def read_by(self, eqns: Sequence[Eqn], computed: Mapping[Var, str]) -> list[Var]:
+        """The variables that equations read, but for those that are computed among them."""
+        operands = dict.fromkeys(itertools.chain.from_iterable([e.invars for e in eqns]))
+        found = dict.fromkeys(v for a in operands if a not in computed for v in self.leaves(a))
+        return [v for v in found if v not in computed]
 
     # -- what must be in memory ----------------------------------------------------------------
 
@@ -551,7 +516,7 @@ class _Fuser:
         needed: dict[Var, None] = {}
         for step in list(self.live()):
             if isinstance(step, Region):
-                step.inputs = self.read_by(step)
+                step.inputs = self.read_by(step.eqns, step.roles)
                 continue
             for a in dict.fromkeys(step.eqn.invars):
                 if a.__class__ is Literal:
@@ -643,24 +608,32 @@ _LITTLE = 2  # operations that a copy does beside moving
 
 def _computed_in_copies(jaxpr: Jaxpr) -> set[Var]:
     """What only copies read, by way of movement and of each other, and is computed by little of no more memory."""
-    readers: dict[Var, list[Eqn]] = {}
     makers = {v: e for e in jaxpr.eqns for v in e.outvars}
-    for e in jaxpr.eqns:
-        for a in e.invars:
-            if a.__class__ is not Literal:
-                readers.setdefault(a, []).append(e)  # type: ignore[arg-type]
-    returned = {a for a in jaxpr.outvars if a.__class__ is not Literal}
-    fits: dict[Var, bool] = {}
+    inside: set[Any] = set()  # what some reader only copies
+    outside: set[Any] = set(jaxpr.outvars)  # what some reader does not
+    found: set[Var] = set()
     for e in reversed(jaxpr.eqns):
-        if len(e.outvars) != 1:
-            continue
-        v = e.outvars[0]
-        uses = readers.get(v, ())
-        fits[v] = v not in returned and bool(uses) and all(_ends_in_copy(u, v, fits) for u in uses)
-        if isinstance(e.prim, Elementwise) and e.prim is not copy_p:
-            large = [a for a in e.invars if _stored_size(a, makers) >= v.aval.size > 1]
-            fits[v] &= len(large) <= 1 and scalars.cost(e.prim) <= _LITTLE
-    return {v for v, fit in fits.items() if fit}
+        v = e.outvars[0] if len(e.outvars) == 1 else None
+        if v in inside and v not in outside and _is_little(e, makers):
+            found.add(v)  # type: ignore[arg-type]
+        passes = v in found and (moves(e) or isinstance(e.prim, Elementwise))
+        if passes or e.prim is copy_p:
+            inside.update(e.invars)
+        elif e.prim is pad_p or e.prim is concatenate_p:
+            for a in e.invars:
+                (inside if a.aval.ndim else outside).add(a)
+        else:
+            outside.update(e.invars)
+    return found
+
+
+def _is_little(eqn: Eqn, makers: Mapping[Any, Eqn]) -> bool:
+    """Whether an equation is no more than movement, or a little work on one array of no less memory."""
+    if not isinstance(eqn.prim, Elementwise) or eqn.prim is copy_p:
+        return True
+    size = eqn.outvars[0].aval.size
+    large = [a for a in eqn.invars if _stored_size(a, makers) >= size > 1]
+    return len(large) <= 1 and scalars.cost(eqn.prim) <= _LITTLE
 
 
 def _stored_size(operand: Atom, makers: Mapping[Any, Eqn]) -> int:
@@ -669,75 +642,3 @@ def _stored_size(operand: Atom, makers: Mapping[Any, Eqn]) -> int:
     while a in makers and (moves(makers[a]) or makers[a].prim is convert_p):
         a = makers[a].invars[0]
     return 1 if a.__class__ is Literal else a.aval.size
-
-
-def _ends_in_copy(user: Eqn, v: Var, fits: dict[Var, bool]) -> bool:
-    if user.prim is copy_p or (user.prim in (pad_p, concatenate_p) and v.aval.ndim):
-        return True
-    passes = moves(user) or isinstance(user.prim, Elementwise)
-    return passes and fits.get(user.outvars[0], False)
-
-
-def _role(eqn: Eqn, frame: Frame) -> tuple[str, Frame] | None:
-    """The role of an equation's result in a frame, and the frame with it; None where it has none."""
-    if eqn.prim in REDUCES:
-        return _reduction_role(eqn, frame)
-    n = eqn.outvars[0].aval.size
-    if n == frame.size:
-        return "element", frame
-    if frame.lanes is not None and n == frame.rows:
-        return "row", frame
-    return None
-
-
-def _reduction_role(eqn: Eqn, frame: Frame) -> tuple[str, Frame] | None:
-    x = eqn.invars[0].aval
-    if frame.lanes is not None and x.size == frame.rows and eqn.outvars[0].aval.size == 1 < x.size:
-        return None if "index_dtype" in eqn.params else ("total", frame)
-    if x.size != frame.size:
-        return None
-    pattern = reduction_pattern(x.shape, eqn.params["axes"])
-    positional = "index_dtype" in eqn.params
-    match pattern:
-        case [(n, True)] if n > ONE_ROW and not positional:
-            if frame.lanes is None:
-                return "total", Frame(frame.size, total=True)
-            return None
-        case [(n, True)] | [_, (n, True)] if len(pattern) <= 2:
-            return _with_lanes(frame, n, "row")
-        case [(_, True), (n, False)] if not positional:
-            return _with_lanes(frame, n, "column", outer=1)
-        case [(outer, False), (_, True), (n, False)] if not positional:
-            return _with_lanes(frame, n, "column", outer=outer)
-    return None
-
-
-def _with_lanes(frame: Frame, lanes: int, role: str, outer: int | None = None) -> tuple[str, Frame] | None:
-    if frame.total or frame.lanes not in (None, lanes):
-        return None
-    if None not in (frame.outer, outer) and frame.outer != outer:
-        return None
-    return role, Frame(frame.size, lanes, frame.outer if outer is None else outer)
-
-
-def _common(a: Frame, b: Frame) -> Frame | None:
-    """The frame that serves two regions: that of the larger, where the points of the other are its rows."""
-    for big, small in ((a, b), (b, a)):
-        if big.lanes and not small.lanes and not small.total and small.size == big.rows:
-            return big
-    if a.size != b.size or (a.total and b.lanes) or (b.total and a.lanes):
-        return None
-    if a.lanes and b.lanes and a.lanes != b.lanes:
-        return None
-    if a.outer and b.outer and a.outer != b.outer:
-        return None
-    return Frame(a.size, a.lanes or b.lanes, a.outer or b.outer, a.total or b.total)
-
-
-@functools.lru_cache(256)
-def _canonical(frame: Frame) -> dict[str, Any]:
-    """Where the value of a role is computed, as a position in row-major order."""
-    if frame.lanes is None:
-        return {"element": of(Range("i", frame.size))}
-    r = of(Range("r", frame.rows))
-    return {"element": r * frame.lanes + of(Range("k", frame.lanes)), "row": r}

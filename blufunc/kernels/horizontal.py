@@ -24,6 +24,10 @@ def structure(kernel: Kernel) -> Any:
 
     Those are kernels of points in a row, each of which reads and writes by its own position.
     """
+    return kernel.memoised("structure", lambda: _structure(kernel))
+
+
+def _structure(kernel: Kernel) -> Any:
     if len(kernel.grid) != 1 or kernel.finish or not all(isinstance(s, Store) for s in kernel.body):
         return None
     point = kernel.grid[0]

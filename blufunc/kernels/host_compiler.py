@@ -84,24 +84,26 @@ class Compiler:
     cache: DiskCache = field(repr=False)
     _loaded: dict[str, ctypes.CDLL] = field(default_factory=dict, repr=False)
 
-    def key(self, source: str) -> str:
+    def key(self, source: str, options: Sequence[str] = ()) -> str:
         """Where the cache has what ``source`` compiles to."""
-        return key_of(source, self.version, self.cpu, *self.flags)
+        return key_of(source, self.version, self.cpu, *self.flags, *options)
 
-    def compile(self, source: str, name: str) -> ctypes.CDLL:
-        """The library that ``source`` compiles to, loaded; the same object for the same source.
+    def compile(self, source: str, name: str, options: Sequence[str] = ()) -> ctypes.CDLL:
+        """The library that ``source`` compiles to, loaded; the same object for the same source and options.
 
         Args:
           source: C++ text with ``extern "C"`` functions.
           name: what it is, for messages.
+          options: flags behind those of all sources.
 
         Raises:
           CompileError: the compiler refused the text, or what it made cannot be loaded.
         """
-        key = self.key(source)
+        key = self.key(source, options)
         library = self._loaded.get(key)
         if library is None:
-            library = self._loaded[key] = self._from_cache(key) or self._make(key, source, name)
+            library = self._from_cache(key) or self._make(key, source, name, options)
+            self._loaded[key] = library
         return library
 
     def compile_many(self, sources: Sequence[tuple[str, str]]) -> list[ctypes.CDLL]:
@@ -118,10 +120,10 @@ class Compiler:
         except OSError:  # another process pruned it, or nothing may be executed from that folder
             return None
 
-    def _make(self, key: str, source: str, name: str) -> ctypes.CDLL:
+    def _make(self, key: str, source: str, name: str, options: Sequence[str]) -> ctypes.CDLL:
         with tempfile.TemporaryDirectory(prefix="blufunc-") as folder:
             path = Path(folder) / "kernel.so"
-            self._run(source, path, name)
+            self._run(source, path, name, options)
             kept = self.cache.put(key, path.read_bytes(), source, ".so")
             for candidate in (kept, path):
                 try:
@@ -135,8 +137,8 @@ class Compiler:
             fix="set BLUFUNC_CACHE_DIR and TMPDIR to folders from which programs may be run",
         )
 
-    def _run(self, source: str, path: Path, name: str) -> None:
-        command = [*self.command, *self.flags, "-x", "c++", "-", "-o", str(path), "-lm"]
+    def _run(self, source: str, path: Path, name: str, options: Sequence[str]) -> None:
+        command = [*self.command, *self.flags, *options, "-x", "c++", "-", "-o", str(path), "-lm"]
         if config.shows("compile"):
             config.show(f"compile: {name}: {shlex.join(command)}")
         try:

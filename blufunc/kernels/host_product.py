@@ -1,4 +1,4 @@
-"""Products of matrices on the CPU: shares of one go to several threads, each with a BLAS of one thread.
+"""Products on the CPU that ``host_gemm.py`` leaves to BLAS: each thread has a share of one, and a BLAS of one thread.
 
 Kernels, stage 8 on the CPU. A BLAS with threads of its own keeps them spinning between its calls, where they stand in
 the way of a program's other kernels, and of other programs. So while a compiled program runs, BLAS has one thread, and

@@ -1,14 +1,15 @@
 """Stages 6 and 8 on the CPU: a schedule's kernels become C++ functions, and its steps a list to go through.
 
-Kernels. Fused regions run as compiled loops over raw memory, products of matrices as calls of BLAS into planned
-memory, everything else as the NumPy definition of its primitive. Where there is no compiler, or a program is too
-small to be worth one, ``numpy_program.py`` serves.
+Kernels. Fused regions run as compiled loops over raw memory, products of matrices as compiled ones or calls of BLAS
+into planned memory, everything else as the NumPy definition of its primitive. Where there is no compiler, or a program
+is too small to be worth one, ``numpy_program.py`` serves.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ from blufunc.config import config
 from blufunc.core.jaxpr import DropVar, Eqn, Jaxpr, Literal, subjaxprs
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.passes import simplify
-from blufunc.kernels import host_compiler
+from blufunc.kernels import host_compiler, host_gemm
 from blufunc.kernels.access import view
 from blufunc.kernels.cstyle_host import render_many
 from blufunc.kernels.host_product import one_thread_each, product_into
@@ -53,7 +54,9 @@ def worth_compiling(jaxpr: Jaxpr) -> bool:
 def _bytes_of(jaxpr: Jaxpr) -> int:
     total = 0
     for e in jaxpr.eqns:
-        total += sum(v.aval.size * v.aval.dtype.itemsize for v in e.outvars)
+        # of what a reduction takes in it writes little
+        variables = (*e.invars, *e.outvars) if e.prim.kind == "reduce" else e.outvars
+        total += sum(v.aval.size * v.aval.dtype.itemsize for v in variables)
         total += sum(_bytes_of(body) for body in subjaxprs(e.params))
     return total
 
@@ -72,10 +75,9 @@ class HostProgram:
         self.text, names = source_of(made)
         library = compiler.compile(self.text, jaxpr.name or "program") if names else None
         self.arenas = _Arenas(made.plan.arena_bytes)
-        self.run = Runner(made, {s: getattr(library, n) for s, n in names.items()})
+        self.run = Runner(made, {s: getattr(library, n) for s, n in names.items()}, compiler)
         self.calls = openly if calls_back(self.jaxpr) else quietly
-        multiplies = any(isinstance(s, OpaqueStep) and s.planned for s in made.steps)
-        self.blas = one_thread_each if multiplies else contextlib.nullcontext()
+        self.blas = one_thread_each if self.run.calls_blas else contextlib.nullcontext()
 
     def __call__(self, buffers: list) -> tuple:
         arrays = [_in_order(b) for b in buffers]
@@ -186,7 +188,7 @@ def source_of(made: Schedule) -> tuple[str, dict[int, str]]:
 
 
 def _renamed(kernel: Any, name: str) -> Any:
-    return type(kernel)(name, kernel.buffers, kernel.grid, kernel.body, kernel.notes, kernel.finish)
+    return dataclasses.replace(kernel, name=name)
 
 
 class _Arenas:
@@ -224,10 +226,21 @@ def address_of(x: np.ndarray) -> int:
 
 
 class Runner:
-    """Goes through the steps of a schedule."""
+    """Goes through the steps of a schedule.
 
-    def __init__(self, made: Schedule, functions: dict[int, Any]):
-        self.made = made
+    Args:
+      made: the schedule.
+      functions: of a kernel step's number, what runs it: given a table of addresses and a number of threads.
+      compiler: multiplies matrices; None leaves them to BLAS.
+
+    Attributes:
+      calls_blas: whether a product was left to BLAS.
+    """
+
+    def __init__(
+        self, made: Schedule, functions: dict[int, Any], compiler: host_compiler.Compiler | None = None
+    ):
+        self.made, self.compiler, self.calls_blas = made, compiler, False
         self.steps: list[Callable[[_Memory], None]] = []
         last_use = _last_uses(made)
         for i, step in enumerate(made.steps):
@@ -236,7 +249,7 @@ class Runner:
                 self.steps.append(self.kernel_step(step, functions[i], drop))
             else:
                 assert isinstance(step, OpaqueStep), "this target groups no kernels"
-                self.steps.append(self.opaque_step(step, drop))
+                self.steps.append(self.product_step(step, drop) or self.opaque_step(step, drop))
 
     def __call__(self, arrays: list[np.ndarray], arena: np.ndarray) -> tuple:
         made = self.made
@@ -295,6 +308,31 @@ class Runner:
                 memory.drop(i)
 
         return launch
+
+    def product_step(self, step: OpaqueStep, drop: Sequence[int]) -> Callable | None:
+        """A product of matrices that lie where the plan says; None for what BLAS or a definition computes."""
+        if not step.planned:
+            return None
+        product = None
+        if self.compiler is not None:
+            product = host_gemm.product_of(step, self.made.values, self.compiler)
+        if product is None:
+            self.calls_blas = True
+            if config.shows("compile"):
+                config.show(f"compile: by BLAS: {', '.join(str(v.aval) for v in step.eqn.invars)}")
+            return None
+        function, layout, (lhs, lhs_offset), (rhs, rhs_offset) = product
+        (result,) = step.results
+        assert result is not None  # what nobody wants was taken out
+
+        def multiply(memory: _Memory) -> None:
+            threads = layout.threads(memory.threads)
+            left, right = memory.address(lhs) + lhs_offset, memory.address(rhs) + rhs_offset
+            function(layout, left, right, memory.address(result), threads)
+            for i in drop:
+                memory.drop(i)
+
+        return multiply
 
     def opaque_step(self, step: OpaqueStep, drop: Sequence[int]) -> Callable:
         eqn = step.eqn

@@ -24,8 +24,7 @@ class Names:
         """The name of a variable: an identifier of C."""
         name = self.given.get(v)
         if name is None:
-            path = self.paths.get(v)
-            stem = eqn.prim.name if eqn is not None else _tail(path) if path else "x"
+            stem = eqn.prim.name if eqn is not None else stem_of(self.paths.get(v))
             name = self.given[v] = self.fresh(re.sub(r"\W+", "_", stem).strip("_") or "x")
         return name
 
@@ -48,9 +47,9 @@ _RESERVED = frozenset(
 )
 
 
-def _tail(path: str) -> str:
-    """The last name in the path of an argument."""
-    names = re.findall(r"[A-Za-z_]\w*", path)
+def stem_of(path: str | None) -> str:
+    """The last name in the path of an argument; ``x`` for what is none."""
+    names = re.findall(r"[A-Za-z_]\w*", path) if path else None
     return names[-1] if names else "x"
 
 

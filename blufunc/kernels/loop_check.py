@@ -9,7 +9,8 @@ A failure is a mistake in lowering, never in the user's program. The rules:
 - a keep is written and read by the lanes of loops over its range, and read after it is written; one that has an
   ``op`` only grows. A read of a keep is one value: it is not used both before and after the keep changes;
 - inputs are read and outputs are written, inside of their bounds wherever no guard stands, and no two points or
-  lanes write the same element; the finish may read what points have written, and writes what it does not read;
+  lanes write the same element; the finish stands on a part of the grid, may read what points have written, and writes
+  what it does not read;
 - dtypes fit together: an ``apply`` has the dtype that its primitive's abstract rule gives.
 """
 
@@ -93,10 +94,13 @@ class _Check:
         if len(set(self.kernel.grid)) < len(self.kernel.grid):
             self.fail("a range is twice in the grid")
         self.block(self.kernel.body, frozenset(self.grid), frozenset(), "the grid")
-        self.grid, self.written, self.seen = (), {}, {}
+        self.statement = None
+        if not frozenset(self.kernel.over) <= frozenset(self.grid):
+            self.fail("the finish is done over a range that is not of the grid")
+        self.grid, self.written, self.seen = self.kernel.over, {}, {}
         before, after = (_stored(body) for body in (self.kernel.body, self.kernel.finish))
         self.finished = before - after
-        self.block(self.kernel.finish, frozenset(), frozenset(), "the grid")
+        self.block(self.kernel.finish, frozenset(self.grid), frozenset(), "the grid")
 
     # -- statements ----------------------------------------------------------------------------
 

@@ -7,7 +7,8 @@ variable is an array along an axis of its own,
     (..., fold variables, grid points, lanes)
 
 so that all scalars of all points and lanes are computed at once, by broadcasting and the ``impl`` of primitives.
-Rows are run one after the other, each for the points that it has not yet ended for; the finish is run as one point.
+Rows are run one after the other, each for the points that it has not yet ended for; the finish is run at points of its
+own.
 """
 
 from __future__ import annotations
@@ -61,7 +62,8 @@ def run(
 
     Args:
       arrays: for each buffer, a contiguous array of shape ``(size,)`` and of its dtype. Outputs are written in place.
-      check: also find elements that two points, or two lanes, write, and computed indices outside of their bounds.
+      check: also find elements that two points, or two lanes, write, those that the finish reads of points that it
+        does not wait for, and computed indices outside of their bounds.
       elements: how many points times lanes are computed at a time; all lanes of a point are.
 
     Raises:
@@ -86,18 +88,19 @@ def _run(kernel: Kernel, arrays: Mapping[Buffer, np.ndarray], check: bool, eleme
     for start in range(0, kernel.points, step):
         ids = np.arange(start, min(start + step, kernel.points), dtype=np.int64)
         chunk = _Chunk(kernel, arrays, writers, elements, len(ids))
-        chunk.block(kernel.body, _Points(ids, np.arange(len(ids)), _grid_values(kernel, ids)))
-    if kernel.finish:
-        one = np.zeros(1, np.int64)
-        chunk = _Chunk(kernel, arrays, _Writers(kernel) if check else None, elements, 1)
-        chunk.block(kernel.finish, _Points(one, one, {}))
+        chunk.block(kernel.body, _Points(ids, np.arange(len(ids)), _grid_values(kernel.grid, ids)))
+    enders = _Writers(kernel) if check else None
+    for start in range(0, kernel.ends, step):
+        ids = np.arange(start, min(start + step, kernel.ends), dtype=np.int64)
+        chunk = _Chunk(kernel, arrays, enders, elements, len(ids), before=writers)
+        chunk.block(kernel.finish, _Points(ids, np.arange(len(ids)), _grid_values(kernel.over, ids)))
 
 
-def _grid_values(kernel: Kernel, ids: np.ndarray) -> dict[Range, Any]:
-    """The loop variables of the grid at some points."""
+def _grid_values(grid: Sequence[Range], ids: np.ndarray) -> dict[Range, Any]:
+    """The loop variables of a grid at some points."""
     values: dict[Range, Any] = {}
     rest = ids[:, None]
-    for r in reversed(kernel.grid):
+    for r in reversed(grid):
         rest, values[r] = np.divmod(rest, r.extent)
     return values
 
@@ -120,7 +123,8 @@ class _Points:
 class _Chunk:
     """Grid points that are run together, ``count`` of them, and what is private to each.
 
-    ``cells`` holds totals as arrays of shape (count, 1), and keeps as arrays of shape (count, lanes).
+    ``cells`` holds totals as arrays of shape (count, 1), and keeps as arrays of shape (count, lanes). ``before`` tells
+    who wrote what a finish reads.
     """
 
     kernel: Kernel
@@ -129,6 +133,7 @@ class _Chunk:
     elements: int
     count: int
     cells: dict[Total | Keep, np.ndarray] = field(default_factory=dict)
+    before: _Writers | None = None
 
     def block(self, body: Sequence[Any], points: _Points) -> None:
         """The statements of the grid, or of rows, at some points."""
@@ -282,6 +287,7 @@ class _Scope:
         array, index = self.chunk.arrays[buffer], self.index(at)
         if guard is None:
             self.check_bounds(index, buffer, v)
+            self.check_done(index, buffer, v)
             return array[index]
         guard, index = np.broadcast_arrays(guard, index)
         self.check_bounds(index[guard], buffer, v)
@@ -334,6 +340,20 @@ class _Scope:
         if outside.any():
             text = who if isinstance(who, Value) else statement_text(who)
             raise wrong(self.chunk.kernel, f"{text} touches element {index[outside][0]} of {buffer.size}")
+
+    def check_done(self, index: np.ndarray, buffer: Buffer, v: Value) -> None:
+        """Raise where a finish reads what a point writes that it does not wait for, or none does."""
+        before = self.chunk.before
+        if before is None or not buffer.written:
+            return
+        points = before.wrote[buffer][index] // before.width
+        theirs = _grid_values(self.chunk.kernel.grid, points.ravel())
+        apart = points < 0
+        for r in self.chunk.kernel.over:
+            apart = apart | (theirs[r].reshape(points.shape) != self.values[r])
+        if apart.any():
+            who = np.broadcast_to(index, apart.shape)[apart][0]
+            raise wrong(self.chunk.kernel, f"{v} reads element {who}, which may not have been written")
 
 
 def outside_folds(v: Value) -> Sequence[Value]:

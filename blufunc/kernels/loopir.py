@@ -19,6 +19,7 @@ on a GPU, a small array on a CPU. Values are scalars and form a graph without cy
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -361,7 +362,9 @@ class Kernel:
       buffers: its parameters, in order; an output may be the very array that an input is.
       grid: the ranges of the grid, outermost first; the last one varies fastest in memory.
       body: what is done at a point.
-      finish: what is done once, when all points are done; what they stored can be read there.
+      finish: what is done when points are done; what they stored can be read there.
+      over: the ranges of the grid for each of whose points the finish is done, when all points of the grid that share
+        it are; none of them: it is done once.
       notes: lines for people: the equations it came from and the user's lines.
     """
 
@@ -371,6 +374,14 @@ class Kernel:
     body: tuple[Any, ...]
     notes: tuple[str, ...] = field(default=())
     finish: tuple[Any, ...] = field(default=())
+    over: tuple[Range, ...] = field(default=())
+    memo: dict[Any, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def memoised(self, key: Any, make: Callable[[], Any]) -> Any:
+        """``make()``, computed once for this kernel and ``key``: alike regions share a kernel."""
+        if key not in self.memo:
+            self.memo[key] = make()
+        return self.memo[key]
 
     def statements(self) -> Iterator[Statement]:
         """All statements, outer ones before those in them."""
@@ -390,14 +401,19 @@ class Kernel:
     @property
     def points(self) -> int:
         """How many grid points there are."""
-        n = 1
-        for r in self.grid:
-            n *= r.extent
-        return n
+        return math.prod(r.extent for r in self.grid)
+
+    @property
+    def ends(self) -> int:
+        """How often the finish is done."""
+        return math.prod(r.extent for r in self.over) if self.finish else 0
 
     @property
     def key(self) -> tuple:
         """What equal kernels have in common: the text, which does not say of what dtype a constant is."""
+        return self.memoised("key", self._key)
+
+    def _key(self) -> tuple:
         values = post_order(self.roots())
         return str(self), *[(v.dtype, v.attr[0] if v.op == "apply" else None) for v in values]
 
@@ -435,7 +451,8 @@ def to_text(kernel: Kernel) -> str:
     writer = _Writer(kernel)
     writer.block(kernel.body, "    ", {})
     if kernel.finish:
-        writer.lines.append("  finish")
+        each = ", ".join(f"{r} < {r.extent}" for r in kernel.over)
+        writer.lines.append(f"  finish each {each}" if each else "  finish")
         writer.block(kernel.finish, "    ", {})
     return "\n".join(lines + writer.lines) + "\n"
 

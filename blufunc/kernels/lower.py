@@ -1,7 +1,7 @@
 """Stage 6: a fused region becomes kernels of LoopIR.
 
-Kernels. In: a ``Region`` of a ``Fusion`` and a ``Target``. Out: ``Launch``es: one kernel, and where a reduction over
-rows or over everything was cut in chunks, a second that adds up what the chunks found.
+Kernels. In: a ``Region`` of a ``Fusion`` and a ``Target``. Out: ``Launch``es: one kernel; where a reduction over rows
+was cut in chunks that found too much to be added up at its end, a second that does.
 
 The value of a variable at an element is asked for by index (``Lowering.at``). Movement turns the index into that
 of an operand, arithmetic asks for its operands at the same index, a variable in memory becomes a load. So a
@@ -31,7 +31,8 @@ from blufunc.core.ops.windows import GatherScatterMode
 from blufunc.core.structure import add_any_p
 from blufunc.kernels import scalars
 from blufunc.kernels.access import Place, gathered, moves, source_of
-from blufunc.kernels.fuse import REDUCES, Fusion, Region, one_hot_batch
+from blufunc.kernels.frames import REDUCES
+from blufunc.kernels.fuse import Fusion, Region, one_hot_batch
 from blufunc.kernels.indices import UNBOUNDED, ZERO, Computed, Index, Range, flat, of, ranges_of, unflat
 from blufunc.kernels.indices import constant as fixed
 from blufunc.kernels.kernel_names import Names, type_text
@@ -67,12 +68,16 @@ class Target:
     Attributes:
       chunks: from the rows and the lanes of a reduction over rows to the number of chunks that rows are cut in.
       total_chunks: from the elements of a reduction over everything to the number of chunks.
+      tile_chunks: the same where no number of a whole row is needed, from the rows and the number of tiles that each is
+        cut in; None: as ``chunks``.
+      finish_bytes: up to how much chunks of rows find for one tile of columns, to be added up at the kernel's end.
       keep_bytes: how much a grid point may keep of its row between loops.
       keep_loads: whether what was read is kept too: not where a cache does that.
       tile: up to how many columns a chunk adds up at a time.
       batch_first: whether products want their batch axes side by side in memory.
       group: whether kernels that do the same to different arrays are launched as one.
       recompute: whether what is cheap to compute again is not kept for later, where memory is scarcer than time.
+      scarce_bytes: from which peak on memory is scarce: smaller programs compute nothing again.
     """
 
     chunks: Callable[[int, int], int]
@@ -80,9 +85,12 @@ class Target:
     keep_bytes: int
     keep_loads: bool
     tile: int
+    tile_chunks: Callable[[int, int], int] | None = None
+    finish_bytes: int = 0
     batch_first: bool = False
     group: bool = False
     recompute: bool = False
+    scarce_bytes: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -313,14 +321,16 @@ class Lowering:
             return [self.launch([r], self.row_body(of(r), k))]
         outer = frame.outer or 1
         rows = frame.rows // outer
-        chunks = max(1, min(rows, self.target.chunks(rows, frame.lanes)))
-        per = -(-rows // chunks)
-        chunks = -(-rows // per)
-        a, g, j = Range("a", outer), Range("g", chunks), Range("j", per)
-        tiles, width = 1, frame.lanes
+        chunks, tiles, width = self.target.chunks(rows, frame.lanes), 1, frame.lanes
         if all(role != "row" for role in region.roles.values()):
             width = _divisor(frame.lanes, self.target.tile)
             tiles = frame.lanes // width
+            if self.target.tile_chunks is not None:
+                chunks = self.target.tile_chunks(rows, outer * tiles)
+        chunks = max(1, min(rows, chunks))
+        per = -(-rows // chunks)
+        chunks = -(-rows // per)
+        a, g, j = Range("a", outer), Range("g", chunks), Range("j", per)
         t, k = Range("t", tiles), Range("k", width)
         column = of(t) * width + of(k)
         row_in_outer = of(g) * per + of(j)
@@ -332,24 +342,30 @@ class Lowering:
         }
         inner = self.with_columns(body, keeps, k)
         whole: list[Any] = [Rows(j, tuple(inner), row_in_outer, rows)]
-        stores, scratch = [], {}
+        grid = [x for x in (a, g, t) if x.extent > 1] or [g]
+        results = tuple(
+            Store(self.outputs[v], of(a) * frame.lanes + column, converted(read(keep), self.outputs[v].dtype))
+            for v, keep in keeps.items()
+        )
+        if chunks == 1:
+            return [self.launch(grid, [*whole, Lanes(k, results)])]
+        scratch: dict[Var, tuple[Buffer, Scratch]] = {}
+        stores, sums, q = [], [], Range("q", chunks)
         for v, keep in keeps.items():
-            if chunks == 1:
-                buffer = self.outputs[v]
-                stores.append(
-                    Store(buffer, of(a) * frame.lanes + column, converted(read(keep), buffer.dtype))
-                )
-                continue
             part = Scratch(keep.dtype, outer * chunks * frame.lanes)
             buffer = Buffer(f"{self.outputs[v].name}_parts", part.dtype, part.size, True)
             scratch[v] = (buffer, part)
-            stores.append(Store(buffer, (of(a) * chunks + of(g)) * frame.lanes + column, read(keep)))
+            place = lambda chunk: (of(a) * chunks + of(chunk)) * frame.lanes + column
+            stores.append(Store(buffer, place(g), read(keep)))
+            sums.append(Accumulate(keep, load(buffer, place(q))))
         whole.append(Lanes(k, tuple(stores), "the sums of this chunk of rows"))
-        grid = [x for x in (a, g, t) if x.extent > 1] or [g]
+        found = chunks * width * sum(keep.dtype.itemsize for keep in keeps.values())
+        if found <= self.target.finish_bytes and not self.parts:
+            finish = [Rows(q, (Lanes(k, tuple(sums)),), of(q), chunks), Lanes(k, results, "the sums of all")]
+            over = [x for x in (a, t) if x.extent > 1]
+            return [self.launch(grid, whole, dict(scratch.values()), finish, over)]
         finished = {v: self.outputs.pop(v) for v in scratch}
         first = self.launch(grid, whole, dict(scratch.values()))
-        if not scratch:
-            return [first]
         return [first, self.finish_columns(finished, scratch, outer, chunks, frame.lanes)]
 
     def with_columns(self, body: list[Any], keeps: dict[Var, Keep], k: Range) -> list[Any]:
@@ -556,17 +572,25 @@ class Lowering:
 
     # -- putting it together -------------------------------------------------------------------
 
-    def launch(self, grid: list[Range], body: Sequence[Any], more: dict[Buffer, Any] | None = None) -> Launch:
-        finish = self.at_the_end() if self.parts else []
+    def launch(
+        self,
+        grid: Sequence[Range],
+        body: Sequence[Any],
+        more: dict[Buffer, Any] | None = None,
+        finish: Sequence[Any] = (),
+        over: Sequence[Range] = (),
+    ) -> Launch:
+        """A kernel; where there are parts of totals, its finish adds them up."""
+        finish = self.at_the_end() if self.parts else finish
         used = {v.attr[0] for v in post_order([*roots_of(body), *roots_of(finish)]) if v.op == "load"}
         operands: dict[Buffer, Any] = {b: v for v, b in self.inputs.items() if b in used}
         operands.update((b, v) for v, b in self.outputs.items())
         operands.update(self.parts.values())
         operands.update(more or {})
         buffers = tuple(operands)
-        return Launch(
-            Kernel(self.name(), buffers, tuple(grid), tuple(body), self.notes(), tuple(finish)), operands
-        )
+        name, notes = self.name(), self.notes()
+        kernel = Kernel(name, buffers, tuple(grid), tuple(body), notes, tuple(finish), tuple(over))
+        return Launch(kernel, operands)
 
     def name(self) -> str:
         """A name for people: the user's function, and the operations that are not everywhere."""
@@ -635,7 +659,7 @@ def _pad(low: Lowering, eqn: Eqn, place: Place) -> Value:
 def _start(low: Lowering, value: Value, most: int) -> tuple[Index, Value]:
     """A start that the program computed, clamped to 0 ... most, as an index; and itself, wide enough to compare."""
     wide = np.dtype(np.int32)
-    if value.dtype.itemsize == 8 or value.dtype == np.uint32 or most >= 1 << 31:
+    if value.dtype.itemsize == 8 or value.dtype == np.uint32 or most + 1 >= 1 << 31:
         wide = np.dtype(np.int64)
     if value.dtype.itemsize == 8:  # no number beyond those that indices may be: positions are added to it
         low = 0 if dtypes.is_unsigned(value.dtype) else -UNBOUNDED
@@ -644,6 +668,12 @@ def _start(low: Lowering, value: Value, most: int) -> tuple[Index, Value]:
     value = converted(value, wide)
     clamped = apply(clamp_p, (const(0, wide), value, const(most, wide)), {}, wide)
     return of(Computed(clamped, 0, most)), value
+
+
+def _start_or_none(value: Value, most: int) -> Index:
+    """A start that ``_start`` has made wide, where it is one of 0 ... most; else a number outside of them."""
+    clamped = apply(clamp_p, (const(-1, value.dtype), value, const(most + 1, value.dtype)), {}, value.dtype)
+    return of(Computed(clamped, -1, most + 1))
 
 
 def _dynamic_slice(low: Lowering, eqn: Eqn, place: Place) -> Value:
@@ -682,7 +712,7 @@ def _placed(low: Lowering, eqn: Eqn, place: Place) -> tuple[Place, Value | None]
         most = x.aval.shape[axis] - eqn.params["slice_sizes"][axis]
         index, value = _start(low, low.at(indices, (*batch, fixed(c))), most)
         if fills:
-            inside = both(inside, within(of(Computed(value)), 0, most + 1))
+            inside = both(inside, within(_start_or_none(value, most), 0, most + 1))
         return index
 
     return gathered(eqn, place, start), inside
@@ -706,7 +736,7 @@ def _one_hot_add(low: Lowering, eqn: Eqn, place: Place) -> Value:
     most = x.aval.shape[axis] - 1
     index, wide = _start(low, start, most)
     if eqn.params["mode"] is not GatherScatterMode.CLIP:
-        index = of(Computed(wide))
+        index = _start_or_none(wide, most)
     hit = within(place[axis] - index, 0, 1)
     assert hit is not None
     dtype = x.aval.dtype

@@ -8,6 +8,7 @@ near a step comes to what this very machine was seen to do, and not to what a da
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -30,10 +31,14 @@ _COPIED = {"cpu": 1 << 24, "cuda": 1 << 27}
 _MULTIPLIED = {"cpu": 768, "cuda": 8192}
 """The side of the matrices that are multiplied."""
 
+_MATRICES = {
+    "dimension_numbers": (((1,), (0,)), ((), ())), "precision": None, "preferred_element_type": None,
+}  # fmt: skip
+
 _REPEATS = 5
 
 _IN_A_ROW = 8
-"""Calls of a device between two waits, each of which takes as long as to move some hundred megabytes."""
+"""Calls of a GPU between two waits, each of which takes as long as to move some hundred megabytes; a CPU's products."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +90,14 @@ def _host_copy(device: Device) -> float:
 
 
 def _host_product(device: Device) -> float:
+    """Multiplications and additions a second of a program's products, most of which are written to its arena."""
     n = _MULTIPLIED["cpu"]
-    x, y = np.ones((n, n), np.float32), np.ones((n, n), np.float32)
-    out = np.empty_like(x)
-    return 2 * n**3 / _best(lambda: np.matmul(x, y, out=out))
+    aval = ShapedArray((n, n), dtypes.float32)
+    x, y, *made = [Var(aval) for _ in range(_IN_A_ROW + 2)]
+    eqns = [Eqn(dot_general_p, [v, y], [out], _MATRICES, None) for v, out in itertools.pairwise([x, *made])]
+    program = device.backend.compile(Jaxpr([x, y], eqns, made[-1:], name="measured"), (False, False))
+    ones = device.backend.from_host(np.ones((n, n), np.float32), device)
+    return _IN_A_ROW * 2 * n**3 / _best(lambda: program([ones, ones]))
 
 
 def _copy(device: Device) -> float:
@@ -98,10 +107,7 @@ def _copy(device: Device) -> float:
 
 def _product(device: Device) -> float:
     n = _MULTIPLIED[device.platform]
-    params = {
-        "dimension_numbers": (((1,), (0,)), ((), ())), "precision": None, "preferred_element_type": None,
-    }  # fmt: skip
-    return 2 * n**3 / _timed(device, dot_general_p, [(n, n), (n, n)], params)
+    return 2 * n**3 / _timed(device, dot_general_p, [(n, n), (n, n)], _MATRICES)
 
 
 def _timed(device: Device, prim: Any, shapes: list[tuple[int, ...]], params: dict) -> float:

@@ -204,6 +204,8 @@ class _Graph:
       read_as: for each step, the views through which it reads each root.
       before: for each step, the steps that must come before it.
       temps: for each step, the temporary roots that it touches.
+      touched_by: for each temporary root, the steps that touch it.
+      overwrites: for each step, pairs of roots (written, read) of one size that may be in one place.
     """
 
     def __init__(self, steps: Sequence[Step], values: Sequence[Value]):
@@ -226,6 +228,14 @@ class _Graph:
         self.before = self._dependencies()
         self.temps = [
             tuple({r for v in (*s.reads, *s.writes) if self.kind[r := self.root[v]] == "temp"}) for s in steps
+        ]
+        self.touched_by: dict[int, list[int]] = {}
+        for i, roots in enumerate(self.temps):
+            for r in roots:
+                self.touched_by.setdefault(r, []).append(i)
+        self.overwrites = [
+            [(self.root[w], self.root[v]) for w, v in step.inplace if self.may_overwrite(i, w, v)]
+            for i, step in enumerate(steps)
         ]
 
     def _dependencies(self) -> list[set[int]]:
@@ -312,7 +322,9 @@ class _Graph:
         return self.root[value] == value
 
     def may_overwrite(self, i: int, written: int, read: int) -> bool:
-        """Whether a step's pair is harmless: it reads no other view of the operand meanwhile."""
+        """Whether a step's pair is of one size, and harmless: it reads no other view of the operand meanwhile."""
+        if self.values[self.root[written]].nbytes != self.values[self.root[read]].nbytes:
+            return False
         views = self.read_as[i][self.root[read]]
         return len(views) == 1 or all((written, v) in self.steps[i].inplace for v in views)
 
@@ -379,19 +391,16 @@ def _list_schedule(
     rank = [0] * len(base)
     for at, i in enumerate(base):
         rank[i] = at
-    touched_by: dict[int, list[int]] = {}
-    for i, roots in enumerate(graph.temps):
-        for r in roots:
-            touched_by.setdefault(r, []).append(i)
-    left = {r: len(steps) for r, steps in touched_by.items()}
+    left = {r: len(steps) for r, steps in graph.touched_by.items()}
     nbytes = [value.nbytes for value in graph.values]
-    gain = [sum(-nbytes[r] for r in roots if left[r] > 1) for roots in graph.temps]
-    waits = [len(needs) for needs in before]
+    gain = [sum([-nbytes[r] for r in roots if left[r] > 1]) for roots in graph.temps]
+    waits = list(map(len, before))
     done = [False] * len(base)
     heap: list[tuple[int, int, int]] = []  # entries with an old gain stay, and are skipped
 
     def key(i: int) -> tuple[int, int, int]:
-        return (-max(gain[i], 0) if eager else -gain[i], rank[i], i)
+        worth = gain[i]
+        return (0 if eager and worth < 0 else -worth, rank[i], i)
 
     for i, count in enumerate(waits):
         if not count:
@@ -406,11 +415,11 @@ def _list_schedule(
         done[i] = True
         order.append(i)
         for r in graph.temps[i]:
-            users, size = touched_by[r], nbytes[r]
-            first = left[r] == len(users)
-            left[r] -= 1
-            if first or left[r] == 1:
-                raised = size * (first + (left[r] == 1))
+            users = graph.touched_by[r]
+            remaining = left[r] = left[r] - 1
+            begins, ends = remaining + 1 == len(users), remaining == 1
+            if begins or ends:
+                raised = nbytes[r] * (begins + ends)
                 for j in users:
                     if not done[j]:
                         gain[j] += raised
@@ -603,9 +612,8 @@ def _share(graph: _Graph, order: Sequence[int], spans: dict[int, tuple[int, int]
 
     def overwrite(wanted: Callable[[int, int], bool]) -> None:
         for i in order:
-            for w, v in graph.steps[i].inplace:
-                written, read = graph.root[w], graph.root[v]
-                if wanted(written, read) and graph.may_overwrite(i, w, v):
+            for written, read in graph.overwrites[i]:
+                if wanted(written, read):
                     _merge(holder, written, read)
 
     overwrite(lambda written, read: graph.kind[written] == "output" and graph.kind[read] == "donated")

@@ -44,6 +44,8 @@ class _Rematerialiser:
         self.position = {id(e): i for i, e in enumerate(self.jaxpr.eqns)}
         self.made = {v: i for i, e in enumerate(self.jaxpr.eqns) for v in e.outvars}
         self.maker = {v: e for e in self.jaxpr.eqns for v in e.outvars}
+        self._leaves: dict[Var, tuple[Var, ...]] = {}
+        self.results = {leaf for a in self.jaxpr.outvars for leaf in self.leaves(a)}
         self.late = self.read_late()
         self.again: dict[Var, int] = {}  # what is computed again, and the number of the region it is from
         self.next_origin = max(origins.values(), default=0)
@@ -54,18 +56,21 @@ class _Rematerialiser:
                 self.choose(region)
         return self.rewritten() if self.again else self.jaxpr
 
-    def leaves(self, atom: Atom) -> list[Var]:
+    def leaves(self, atom: Atom) -> tuple[Var, ...]:
         """The variables in memory behind an operand."""
         if atom.__class__ is Literal:
-            return []
-        eqn = self.fusion.virtual.get(atom)  # type: ignore[arg-type]
-        if eqn is None:
-            return [atom]  # type: ignore[list-item]
-        return [leaf for a in eqn.invars for leaf in self.leaves(a)]
+            return ()
+        found = self._leaves.get(atom)  # type: ignore[arg-type]
+        if found is None:
+            v: Var = atom  # type: ignore[assignment]
+            eqn = self.fusion.virtual.get(v)
+            behind = (v,) if eqn is None else dict.fromkeys(x for a in eqn.invars for x in self.leaves(a))
+            found = self._leaves[v] = tuple(behind)
+        return found
 
     def read_late(self) -> set[Var]:
         """The variables in memory that equations behind the peak read, and results."""
-        late = {leaf for a in self.jaxpr.outvars for leaf in self.leaves(a)}
+        late = set(self.results)
         for eqn in self.jaxpr.eqns[self.peak + 1 :]:
             if eqn.outvars and eqn.outvars[0] in self.fusion.virtual:
                 continue
@@ -76,8 +81,8 @@ class _Rematerialiser:
 
     def choose(self, region: Region) -> None:
         """Mark what of a region is computed again."""
-        results = {leaf for a in self.jaxpr.outvars for leaf in self.leaves(a)}
-        wanted = [v for v in region.outputs if v in self.late and v not in results and v in region.roles]
+        late = lambda v: v in self.late and v not in self.results
+        wanted = [v for v in region.outputs if late(v) and v in region.roles]
         if sum(map(_bytes, wanted)) < self.worth:
             return
         cut = self.cut(region, wanted)
@@ -165,7 +170,7 @@ class _Rematerialiser:
         for i, eqn in enumerate(self.jaxpr.eqns):
             late = i > self.peak and not (eqn.outvars and eqn.outvars[0] in self.fusion.virtual)
             if late or (i > self.peak and any(a.__class__ is not Literal for a in eqn.invars)):
-                new = eqn.with_vars([again(a) for a in eqn.invars], eqn.outvars)
+                new = eqn.with_invars([again(a) for a in eqn.invars])
                 if eqn in self.origins:
                     self.origins[new] = self.origins[eqn]
                 eqn = new

@@ -17,7 +17,7 @@ from typing import Any
 
 from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var
 from blufunc.core.ops.dot import dot_general_p
-from blufunc.core.ops.elementwise import add_p, copy_p
+from blufunc.core.ops.elementwise import add_p, convert_p, copy_p
 from blufunc.core.ops.gather_scatter import scatter_add_p
 from blufunc.core.passes import dce
 from blufunc.core.structure import add_any_p, broadcast_in_dim_p, transpose_p
@@ -49,14 +49,14 @@ class _Rewriter:
         eqns: list[Eqn] = []
         changed = False
         for i, eqn in enumerate(self.jaxpr.eqns):
-            made = next((m for rule in _RULES if (m := rule(self, eqn)) is not None), eqn)
-            if made is not eqn:
+            made = next((m for rule in _RULES if (m := rule(self, eqn))), [eqn])
+            if made != [eqn]:
                 changed = True
                 if eqn in self.origins:
-                    self.origins[made] = self.origins[eqn]
-            eqns.append(made)
-            self.makers.update((v, made) for v in made.outvars)
-            self.position.update((v, i) for v in made.outvars)
+                    self.origins.update((m, self.origins[eqn]) for m in made)
+            eqns.extend(made)
+            self.makers.update((v, m) for m in made for v in m.outvars)
+            self.position.update((v, i) for m in made for v in m.outvars)
         return dce(self.jaxpr.replace(eqns=eqns)) if changed else self.jaxpr
 
     def maker(self, atom: Atom) -> Eqn | None:
@@ -66,11 +66,16 @@ class _Rewriter:
         return self.makers.get(atom)  # type: ignore[arg-type]
 
 
-def _transposed_product(r: _Rewriter, eqn: Eqn) -> Eqn | None:
-    """``transpose(dot_general(x, y))`` that exchanges the axes of x and those of y is ``dot_general(y, x)``."""
+def _transposed_product(r: _Rewriter, eqn: Eqn) -> list[Eqn] | None:
+    """``transpose(dot_general(x, y))`` that exchanges the axes of x and those of y is ``dot_general(y, x)``.
+
+    Also where the product is converted to another dtype in between, which then comes last.
+    """
     if eqn.prim is not transpose_p:
         return None
-    product = r.maker(eqn.invars[0])
+    product, converted = r.maker(eqn.invars[0]), None
+    if product is not None and product.prim is convert_p:
+        product, converted = r.maker(product.invars[0]), product
     if product is None or product.prim is not dot_general_p:
         return None
     (xc, yc), (xb, yb) = product.params["dimension_numbers"]
@@ -82,10 +87,14 @@ def _transposed_product(r: _Rewriter, eqn: Eqn) -> Eqn | None:
     if eqn.params["permutation"] != exchanged or isinstance(precision, tuple):
         return None
     params = {**product.params, "dimension_numbers": ((yc, xc), (yb, xb))}
-    return Eqn(dot_general_p, [y, x], eqn.outvars, params, product.source)
+    if converted is None:
+        return [Eqn(dot_general_p, [y, x], eqn.outvars, params, product.source)]
+    out = Var(eqn.outvars[0].aval.with_dtype(product.outvars[0].aval.dtype))
+    swapped = Eqn(dot_general_p, [y, x], [out], params, product.source)
+    return [swapped, Eqn(convert_p, [out], eqn.outvars, converted.params, converted.source)]
 
 
-def _sum_with_scattered(r: _Rewriter, eqn: Eqn) -> Eqn | None:
+def _sum_with_scattered(r: _Rewriter, eqn: Eqn) -> list[Eqn] | None:
     """``a + scatter_add(zeros, i, u)`` is ``scatter_add(a, i, u)``."""
     if eqn.prim not in (add_any_p, add_p):
         return None
@@ -98,11 +107,11 @@ def _sum_with_scattered(r: _Rewriter, eqn: Eqn) -> Eqn | None:
             continue
         if zeros.invars[0].value != 0 or a.aval.shape != eqn.outvars[0].aval.shape:  # type: ignore[union-attr]
             continue
-        return Eqn(scatter_add_p, [a, *scatter.invars[1:]], eqn.outvars, scatter.params, scatter.source)
+        return [Eqn(scatter_add_p, [a, *scatter.invars[1:]], eqn.outvars, scatter.params, scatter.source)]
     return None
 
 
-_RULES: tuple[Callable[[_Rewriter, Eqn], Eqn | None], ...] = (_transposed_product, _sum_with_scattered)
+_RULES: tuple[Callable[[_Rewriter, Eqn], list[Eqn] | None], ...] = (_transposed_product, _sum_with_scattered)
 
 
 def _with_dense_batches(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Jaxpr:

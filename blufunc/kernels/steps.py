@@ -7,8 +7,10 @@ equations, in the order of the plan, with the place in memory of everything they
 
 from __future__ import annotations
 
+import contextlib
+import gc
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,11 +20,12 @@ from blufunc.core.ops.barrier import optimization_barrier_p
 from blufunc.core.override import is_replaced
 from blufunc.core.passes import inline_bodies
 from blufunc.kernels.access import view_chain
+from blufunc.kernels.alike import Lowered
 from blufunc.kernels.fuse import Fusion, Opaque, Region, fuse
 from blufunc.kernels.horizontal import groups, structure
 from blufunc.kernels.indices import Index
 from blufunc.kernels.loopir import Buffer, Kernel, Lanes, Reduce, Rows, Store, post_order, values_of
-from blufunc.kernels.lower import Launch, Scratch, Target, lower
+from blufunc.kernels.lower import Launch, Scratch, Target
 from blufunc.kernels.plan import Placement, Plan, Value, plan
 from blufunc.kernels.plan import Step as PlanStep
 from blufunc.kernels.remat import rematerialise
@@ -137,7 +140,26 @@ _LEAST_SAVING = 1 << 16
 """Bytes below which nothing is computed again, however small a program is."""
 
 
-def schedule(jaxpr: Jaxpr, donated: Sequence[bool], target: Target, planned: Planned) -> Schedule:
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the garbage collector, which would go through all that planning makes, again and again, for nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@_uncollected()
+def schedule(
+    jaxpr: Jaxpr,
+    donated: Sequence[bool],
+    target: Target,
+    planned: Planned,
+    keep: Callable[[Eqn], bool] = lambda eqn: False,
+) -> Schedule:
     """Plan a program.
 
     Args:
@@ -145,18 +167,22 @@ def schedule(jaxpr: Jaxpr, donated: Sequence[bool], target: Target, planned: Pla
       donated: the parameters whose memory results may take.
       target: the machine.
       planned: whether an opaque equation writes its results into memory that it is given.
+      keep: for which calls there is a kernel, so that they are not replaced by their bodies.
     """
-    jaxpr, origins = inline_bodies(jaxpr)
+    jaxpr, origins = inline_bodies(jaxpr, keep)
     jaxpr = rewrite(jaxpr, origins, target.batch_first)
+    sorts: dict[Eqn, str] = {}  # a program in which something is computed again has mostly the same equations
     if target.recompute:
-        jaxpr = _recomputing(jaxpr, origins, donated, target, planned)
-    return _Scheduler(jaxpr, origins, donated, target, planned).run()
+        jaxpr = _recomputing(jaxpr, origins, donated, target, planned, sorts)
+    return _Scheduler(jaxpr, origins, donated, target, planned, sorts).run()
 
 
-def _recomputing(jaxpr: Jaxpr, origins: dict[Eqn, int], donated, target: Target, planned: Planned) -> Jaxpr:
+def _recomputing(
+    jaxpr: Jaxpr, origins: dict[Eqn, int], donated, target: Target, planned: Planned, sorts: dict[Eqn, str]
+) -> Jaxpr:
     """The program with what is cheap computed again behind the peak of a first plan."""
-    first = _Scheduler(jaxpr, origins, donated, target, planned).run(estimate=True)
-    if first.plan.peak_step is None:
+    first = _Scheduler(jaxpr, origins, donated, target, planned, sorts).run(estimate=True)
+    if first.plan.peak_step is None or first.plan.peak_bytes < target.scarce_bytes:
         return jaxpr
     worth = max(_LEAST_SAVING, first.plan.arena_bytes >> 9)
     return rematerialise(first.fusion, _position(first), origins, worth)
@@ -171,9 +197,12 @@ def _position(made: Schedule) -> int:
 
 
 class _Scheduler:
-    def __init__(self, jaxpr: Jaxpr, origins, donated: Sequence[bool], target: Target, planned: Planned):
+    def __init__(
+        self, jaxpr: Jaxpr, origins, donated: Sequence[bool], target: Target, planned: Planned, sorts
+    ):
         self.jaxpr, self.donated, self.target, self.planned = jaxpr, donated, target, planned
-        self.fusion = fuse(jaxpr, origins)
+        self.fusion = fuse(jaxpr, origins, sorts)
+        self.lowered = Lowered(self.fusion, target)
         self.values: list[Var | Scratch] = []
         self.ids: dict[Any, int] = {}
         self.steps: list[Step] = []
@@ -197,7 +226,7 @@ class _Scheduler:
         ]
         if self.target.group and not estimate:
             self.group()
-        made = plan(self.plan_steps, self.plan_values(set(inputs), outputs))
+        made = plan(self.plan_steps, self.plan_values(set(inputs), outputs, labels=not estimate))
         return Schedule(
             self.jaxpr,
             self.fusion,
@@ -220,7 +249,7 @@ class _Scheduler:
         return self.ids[v]
 
     def add_region(self, region: Region) -> None:
-        for launch in lower(region, self.fusion, self.target):
+        for launch in self.lowered.launches(region):
             buffers = launch.kernel.buffers
             ids = tuple(self.id_of(launch.operands[b]) for b in buffers)
             self.steps.append(KernelStep(launch, ids, region))
@@ -306,7 +335,7 @@ class _Scheduler:
             value = self.aliases[value]
         return value
 
-    def plan_values(self, inputs: set[int], outputs: Sequence[Literal | int]) -> list[Value]:
+    def plan_values(self, inputs: set[int], outputs: Sequence[Literal | int], labels: bool) -> list[Value]:
         # what is returned stays until the end; of what stands for another value, that value
         returned = {self.root(o) for o in outputs if isinstance(o, int)}
         given = {
@@ -330,14 +359,15 @@ class _Scheduler:
                 kind = "donated" if i in given else "argument"
             elif i in results and i not in self.unplanned:
                 kind = "output"
-            eqn = makers.get(v)
-            label = (
-                f"{v.aval} {eqn.prim.name} at {source.summary(eqn.source)}"
-                if eqn
-                else f"{v.aval} {paths.get(v) or 'argument'}"
-            )
+            label = self.label(v, makers.get(v), paths.get(v)) if labels else ""
             out.append(Value(size, kind, label, self.aliases.get(i)))
         return out
+
+    def label(self, v: Var, eqn: Eqn | None, path: str | None) -> str:
+        """What a variable is, for people who read plans."""
+        if eqn is None:
+            return f"{v.aval} {path or 'argument'}"
+        return f"{v.aval} {eqn.prim.name} at {source.summary(eqn.source)}"
 
 
 def _nbytes(v: Var | Scratch) -> int:
@@ -350,6 +380,10 @@ def same_place(kernel: Kernel) -> list[tuple[Buffer, Buffer]]:
     Every element of the input must be read, for the last time, where the element that takes its place is written.
     What is written once for a row, beside its lanes, must wait for all lanes that read it: they meet in reductions.
     """
+    return kernel.memoised("same place", lambda: _same_place(kernel))
+
+
+def _same_place(kernel: Kernel) -> list[tuple[Buffer, Buffer]]:
     stores: dict[Buffer, list[tuple[int, Store]]] = {}
     loads: dict[Buffer, list[tuple[int, Index]]] = {}
     of_lanes: set[int] = set()  # the positions of loops over lanes

@@ -1,12 +1,13 @@
 """Which steps of a program wait for which, kept transitively while steps are added, joined and merged.
 
 Kernels, below ``fuse.py``. Sets of steps are integers with a bit for each step, so that the questions that fusion asks
-thousands of times are a few operations on words.
+thousands of times are a few operations on words. Who waits for a step is only kept of those that do so directly:
+it is seldom asked, and would have to be told to every step before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 
 class Waits:
@@ -14,17 +15,19 @@ class Waits:
 
     Attributes:
       needs: for each step, the steps that it waits for, by way of others too.
-      readers: for each step, those that wait for it.
     """
 
     def __init__(self) -> None:
         self.needs: list[int] = []
-        self.readers: list[int] = []
+        # between steps that still stand for themselves, with at least one way along every wait
+        self._direct: list[set[int]] = []
+        self._readers: list[set[int]] = []
 
     def add(self) -> int:
         """A new step, which waits for none; returns its number."""
         self.needs.append(0)
-        self.readers.append(0)
+        self._direct.append(set())
+        self._readers.append(set())
         return len(self.needs) - 1
 
     def waits(self, step: int, for_: int) -> bool:
@@ -33,39 +36,37 @@ class Waits:
 
     def wait(self, step: int, for_: int) -> None:
         """Let one step, and all that wait for it, wait for another and for what that waits for."""
-        needed = self.needs[for_] | 1 << for_
-        if not needed & ~self.needs[step]:
+        if self.waits(step, for_):
             return
-        waiting = self.readers[step] | 1 << step
-        self._join(waiting, needed)
+        self._direct[step].add(for_)
+        self._readers[for_].add(step)
+        self._spread([step], self.needs[for_] | 1 << for_)
 
     def between(self, first: int, last: int) -> bool:
         """Whether some step waits for ``first`` while ``last`` waits for it."""
-        return bool(self.needs[last] & self.readers[first])
+        needed = self.needs[last]
+        return bool(needed >> first & 1) and any(needed >> s & 1 for s in self._readers[first])
 
     def merge(self, old: int, new: int) -> None:
         """Let ``new`` stand for ``old`` as well; no step may be between them."""
         both = 1 << old | 1 << new
-        needed = (self.needs[old] | self.needs[new]) & ~both
-        waiting = (self.readers[old] | self.readers[new]) & ~both
-        # what is only said of `old` elsewhere may stay: it is true of `new`, and `old` is never asked about again
-        more_needed, more_waiting = needed & ~self.needs[new], waiting & ~self.readers[new]
-        self.needs[new], self.readers[new] = needed, waiting
-        self._join(more_waiting, needed | 1 << new, among=needed)
-        self._join(waiting | 1 << new, more_needed)
+        self.needs[new] = needed = (self.needs[old] | self.needs[new]) & ~both
+        for mine, theirs in ((self._direct, self._readers), (self._readers, self._direct)):
+            for s in mine[old]:
+                theirs[s].discard(old)
+                if s != new:
+                    theirs[s].add(new)
+            mine[new] = (mine[new] | mine[old]) - {old, new}
+            mine[old] = set()
+        # what is said of `old` elsewhere may stay: it is true of `new`, and `old` is never asked about again
+        self._spread(self._readers[new], needed | 1 << new)
 
-    def _join(self, waiting: int, needed: int, among: int | None = None) -> None:
-        if not waiting or not needed:
-            return
-        for s in _steps(waiting):
-            self.needs[s] |= needed
-        for s in _steps(needed if among is None else among):
-            self.readers[s] |= waiting
-
-
-def _steps(bits: int) -> Iterator[int]:
-    """The members of a set."""
-    while bits:
-        low = bits & -bits
-        yield low.bit_length() - 1
-        bits ^= low
+    def _spread(self, steps: Iterable[int], needed: int) -> None:
+        """Let steps, and all that wait for them, wait for what is ``needed``."""
+        pending = list(steps)
+        while pending:
+            s = pending.pop()
+            more = self.needs[s] | needed
+            if more != self.needs[s]:
+                self.needs[s] = more
+                pending.extend(self._readers[s])

@@ -162,7 +162,7 @@ class _Whole(Call):
     """A call of a definition that stays one operation; what transforms make of it is a plain call."""
 
     definition: Callable
-    drop_outputs = None
+    drop_outputs = None  # type: ignore[assignment]
 
     def at(self, *args: Any, scale: float, is_causal: bool) -> list[Any]:
         """The operation on operands of any types."""
@@ -252,7 +252,7 @@ class _AttentionTangent(_Whole):
 
 
 class _AttentionGrad(_Whole):
-    name, definition, statistic = "attention_grad", _backward, 4
+    name, definition, statistic, again = "attention_grad", _backward, 4, True
     linearize = None  # type: ignore[assignment]
 
     def jvp(self, primals, tangents, *, jaxpr, scale, is_causal):

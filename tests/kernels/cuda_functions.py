@@ -21,7 +21,10 @@ F32, F64, F16, I32, BOOL, C64 = (
 )
 BF16 = np.dtype(ml_dtypes.bfloat16)
 SMALL = dataclasses.replace(
-    CUDA, chunks=lambda rows, lanes: min(rows, 3), total_chunks=lambda size: min(size, 5), tile=64
+    CUDA,
+    chunks=lambda rows, lanes: min(rows, 3),
+    tile_chunks=lambda rows, tiles: min(rows, 4),
+    total_chunks=lambda size: min(size, 5),
 )
 """Few chunks, so that they hold more than a row."""
 
@@ -72,6 +75,7 @@ SMALL_CASES = {
     "layer norm": (nn.layer_norm, ranged((9, 768), (768,), (768,))),
     "layer norm f16": (nn.layer_norm, ranged((9, 256), (256,), (256,), dtype=F16)),
     "layer norm, long": (nn.layer_norm, ranged((2, 2048), (2048,), (2048,))),
+    "layer norm of rows that are copied": (nn.layer_norm, ranged((2, 33000), (33000,), (33000,))),
     "layer norm backward": (backward(nn.layer_norm), ranged((37, 256), (256,), (256,), (37, 256))),
     "layer norm backward, 768": (backward(nn.layer_norm), ranged((11, 768), (768,), (768,), (11, 768))),
     "layer norm backward, long": (backward(nn.layer_norm), ranged((7, 2048), (2048,), (2048,), (7, 2048))),
@@ -84,6 +88,10 @@ SMALL_CASES = {
     "cross-entropy of long rows with gradient": (
         bf.value_and_grad(cross_entropy),
         [((3, 33000), F32), ((3,), I32)],
+    ),
+    "cross-entropy of rows read again with gradient": (
+        bf.value_and_grad(cross_entropy),
+        [((2, 60000), F32), ((2,), I32)],
     ),
     "cross-entropy with gradient": (bf.value_and_grad(cross_entropy), [((9, 257), F32), ((9,), I32)]),
     "gelu": (lambda x, b: nn.gelu(x + b), ranged((6, 48), (48,))),

@@ -86,6 +86,22 @@ template<class W> static W __ldcs(const W* p) { return *p; }
 template<class W> static W __ldcg(const W* p) { return *p; }
 template<class W> static void __stcs(W* p, W x) { *p = x; }
 
+// copies are made when they are waited for, and not before
+struct Copy { void* to; const void* from; unsigned group; };
+static Copy copies[1024][64];
+static unsigned copied[1024], groups[1024];
+static void ptx_copy(void* to, const void* from) {
+  copies[threadIdx.x][copied[threadIdx.x]++] = Copy{to, from, groups[threadIdx.x]};
+}
+static void ptx_commit_copies() { ++groups[threadIdx.x]; }
+static void ptx_wait_copies(int left) {
+  unsigned self = threadIdx.x, kept = 0;
+  for (unsigned i = 0; i < copied[self]; ++i)
+    if (int(groups[self] - copies[self][i].group) > left) memcpy(copies[self][i].to, copies[self][i].from, 16);
+    else copies[self][kept++] = copies[self][i];
+  copied[self] = kept;
+}
+
 typedef void (*Entry)(void*, void*, void*, void*);
 static Entry entry;
 static void* arguments[4];

@@ -42,8 +42,9 @@ SMALL = Target(
 )
 """Cuts reductions of a few elements in chunks, as ``HOST`` does large ones, and keeps loads, as a GPU does."""
 
-LIKE_A_GPU = replace(SMALL, group=True, recompute=True, batch_first=True)
-"""Groups kernels, computes again what is cheap, and brings batch axes together, too."""
+LIKE_A_GPU = replace(SMALL, finish_bytes=1 << 10, group=True, recompute=True, batch_first=True)
+"""Lets kernels add up what their chunks found, groups kernels, computes again what is cheap, and brings batch axes
+together, too."""
 
 
 # -- cases -------------------------------------------------------------------------------------------
@@ -193,7 +194,7 @@ def compile_all(cases: Sequence[Case]) -> list[dict[int, Any]]:
             key = k.key
             if key not in names:
                 names[key] = f"{k.name}_n{len(names)}"
-                kernels.append(Kernel(names[key], k.buffers, k.grid, k.body, k.notes, k.finish))
+                kernels.append(replace(k, name=names[key]))
             mine[i] = k, names[key]
         used.append(mine)
     compiler = host_compiler.find()

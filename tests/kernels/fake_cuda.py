@@ -11,9 +11,11 @@ import weakref
 
 import numpy as np
 
+import blufunc as bf
 from blufunc.core import backend, dtypes
 from blufunc.kernels import (
     cublaslt,
+    cuda_attention,
     cuda_backend,
     cuda_executor,
     cuda_graph,
@@ -25,6 +27,7 @@ from blufunc.kernels import (
     loop_interpreter,
 )
 from blufunc.kernels.quiet import quietly
+from blufunc.nn import attention_call
 from tests.kernels.test_cuda_library import NumpyLibrary
 
 
@@ -285,8 +288,8 @@ class Plan:
 class Scatter:
     """``cuda_scatter.Scatter`` by NumPy."""
 
-    def __init__(self, fake, how, dtype, index, n, height, width, device, own):
-        self.fake, self.how, self.dtype, self.index = fake, how, dtype, index
+    def __init__(self, fake, how, dtype, index, n, height, width, device, own, clip=False):
+        self.fake, self.how, self.dtype, self.index, self.clip = fake, how, dtype, index, clip
         self.sizes = n, height, width
         self.scratch = own((height,), np.dtype(np.int32))
 
@@ -300,9 +303,54 @@ class Scatter:
         given = self.fake.array(updates, (n, width), self.dtype).astype(wide)
         combine = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}.get(self.how)
         for row, update in zip(self.fake.array(rows, (n,), self.index), given):
+            row = min(max(row, 0), height - 1) if self.clip else row
             if 0 <= row < height:
                 found[row] = combine(found[row], update) if combine else update
         self.fake.array(out, (height, width), self.dtype)[...] = found.astype(self.dtype)
+
+
+class Attention:
+    """``cuda_attention.Forward`` and ``Backward`` by the definitions of ``nn``, in float32."""
+
+    def __init__(self, fake, backward, shape, dtype, strides, scale, causal, device):
+        self.fake, self.backward, self.shape, self.dtype, self.strides = fake, backward, shape, dtype, strides
+        self.how = {"scale": scale, "is_causal": causal}
+        s = shape
+        queries = (s.batch, s.queries, s.heads, s.features)
+        keys = (s.batch, s.keys, s.key_heads, s.features)
+        self.shapes = [queries, keys, keys, queries, queries, queries, keys, keys][: len(strides)]
+
+    scratch_bytes = 8
+
+    def __call__(self, *addresses):
+        *addresses, stream = addresses
+        self.fake.products += 1
+        self.fake.do(lambda: quietly(self._run, addresses), stream.ptr)
+
+    def _run(self, addresses):
+        s = self.shape
+        lse = self.fake.array(addresses[4], (s.batch, s.heads, s.queries), np.dtype(np.float32))
+        places = [*addresses[:4], *addresses[5:9]][: len(self.shapes)]
+        arrays = [self._view(*x) for x in zip(places, self.shapes, self.strides, strict=True)]
+        wide = [bf.device_put(x.astype(np.float32), backend.host_device()) for x in arrays]
+        if self.backward:
+            q, k, v, out, dout = wide[:5]
+            results = attention_call._backward(
+                q, k, v, out, bf.device_put(lse, backend.host_device()), dout, **self.how
+            )
+            for to, x in zip(arrays[5:], results, strict=True):
+                to[...] = np.asarray(x).astype(self.dtype)
+            return
+        out, sums = attention_call._forward(*wide[:3], **self.how)
+        arrays[3][...] = np.asarray(out).astype(self.dtype)
+        lse[...] = np.asarray(sums)
+
+    def _view(self, address, shape, strides):
+        """An operand where its strides say."""
+        last = sum((n - 1) * s for n, s in zip(shape, (*strides, 1), strict=True)) + 1
+        flat = self.fake.array(address, (last,), self.dtype)
+        steps = [s * self.dtype.itemsize for s in (*strides, 1)]
+        return np.lib.stride_tricks.as_strided(flat, shape, steps)
 
 
 def install(monkeypatch):
@@ -329,6 +377,8 @@ def install(monkeypatch):
         (cuda_graph, "capture", fake.capture),
         (cublaslt, "Plan", lambda gemm, device, addresses: Plan(fake, gemm, addresses)),
         (cuda_scatter, "Scatter", functools.partial(Scatter, fake)),
+        (cuda_attention, "Forward", functools.partial(Attention, fake, False)),
+        (cuda_attention, "Backward", functools.partial(Attention, fake, True)),
         (cuda_modules, "load", fake.load),
         (cuda_modules, "load_source", fake.load_source),
         (backend, "_backends", {**backend._backends, "cuda": cuda_backend.CudaBackend()}),

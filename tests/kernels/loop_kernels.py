@@ -433,6 +433,30 @@ def column_sum(rows: int, span: int, backwards: bool = False) -> Case:
     return Case(Kernel("column_sum", (x, y), (b,), body), {x: data}, {y: want.astype(F32)})
 
 
+@case("column sum, finished", 37, 8, 2)
+@case("column sum, finished, of one tile", 37, 8, 1)
+def finished_column_sum(rows: int, span: int, tiles: int) -> Case:
+    """The sums of blocks of rows are added up for each tile of columns when all blocks of the tile are done."""
+    wide_tile, blocks = 12, -(-rows // span)
+    width = wide_tile * tiles
+    b, t, s = Range("b", blocks), Range("t", tiles), Range("s", span)
+    k, q = Range("k", wide_tile), Range("q", blocks)
+    x, y = Buffer("x", F32, rows * width), Buffer("y", F32, width, written=True)
+    parts, column = Buffer("parts", F32, blocks * width, written=True), Keep("column", F32, k, "sum")
+    row, at = of(b) * span + of(s), of(t) * wide_tile + of(k)
+    body = (
+        Rows(s, (Lanes(k, (Accumulate(column, load(x, row * width + at)),)),), row, rows),
+        Lanes(k, (Store(parts, of(b) * width + at, read(column)),)),
+    )
+    finish = (
+        Rows(q, (Lanes(k, (Accumulate(column, load(parts, of(q) * width + at)),)),), of(q), blocks),
+        Lanes(k, (Store(y, at, op(ew.mul_p, read(column), 2)),)),
+    )
+    data = draw(rows, width)
+    kernel = Kernel("column_sum", (x, y, parts), (b, t), body, finish=finish, over=(t,))
+    return Case(kernel, {x: data}, {y: (2 * wide(data).sum(0)).astype(F32)})
+
+
 @case("rows and columns")
 def rows_and_columns() -> Case:
     """Each row is normalised by its sum, and columns of the results are summed: a total in rows, and a store."""

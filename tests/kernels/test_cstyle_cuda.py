@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from blufunc import nn
 from blufunc.core import dtypes
 from blufunc.core.ops import elementwise as ew
 from blufunc.kernels import cstyle_cuda, nvrtc
@@ -278,6 +279,55 @@ def test_online_sums_at_the_ends_of_the_range(machine, case):
     interpret(kernel, want)
     launch(machine, library, writer, got)
     agree(kernel, got, want)
+
+
+@pytest.mark.parametrize(
+    "shape, grid, launches",
+    [
+        ((16384, 768), [32, 12], 1),  # as many blocks as keep a device busy
+        ((16384, 50304), [16, 786], 1),  # no more rows than 1024 each
+        ((300, 768), [5, 12], 1),  # and no less than 64
+        ((1 << 22, 8), [4096], 2),  # too much for one block to add up
+    ],
+)
+def test_sums_of_columns(shape, grid, launches):
+    made = kernels(lambda x: x.sum(0), ranged(shape))
+    assert [r.extent for r in made[0].grid] == grid
+    assert len(made) == launches
+    assert writer_of(made[0]).made("").counters == (grid[1] if launches == 1 else 0)
+
+
+# -- rows that are read again --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shared, threads", [(227 << 10, 1024), (163 << 10, 1024), (99 << 10, 512)])
+def test_rows_are_copied_to_shared_memory_where_there_is_room(machine, shared, threads):
+    """132 kB each: the kernel computes the same with a copy of the row and without."""
+    (kernel,) = kernels(*SMALL_CASES["cross-entropy of long rows with gradient"])
+    writer, text = writer_of(kernel, (), shared), writer_of(kernel, (), shared).render()
+    assert writer.schedule.block == threads
+    assert ("vec_copy<float, 4>(logits_row" in text) == ("ptx_wait_copies(" in text) == (threads == 1024)
+    assert ("vec_ldcs<" in text) == (threads == 512)
+    got, want = arrays_for(kernel), arrays_for(kernel)
+    interpret(kernel, want)
+    launch(machine, machine.compile([writer]), writer, got)
+    agree(kernel, got, want)
+
+
+@pytest.mark.parametrize("rows, writes", [(8192, "vec_stcs"), (128, "vec_store")])
+def test_results_larger_than_the_cache_are_written_past_it(rows, writes):
+    """Where rows that are read again need it more."""
+    function, _ = SMALL_CASES["cross-entropy with gradient"]
+    (kernel,) = kernels(function, [((rows, 50304), BF16), ((rows,), np.dtype("int32"))])
+    text = writer_of(kernel).render()
+    assert f"{writes}<bf16, 8>(" in text and "vec_copy" not in text
+
+
+def test_what_is_copied_must_lie_where_vectors_can():
+    """Rows that are not of whole vectors are read again."""
+    (kernel,) = kernels(nn.softmax, ranged((2, 33001)))
+    text = writer_of(kernel).render()
+    assert "vec_copy" not in text and "__ldcs(" in text
 
 
 # -- groups --------------------------------------------------------------------------------------------

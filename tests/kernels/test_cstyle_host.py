@@ -189,7 +189,7 @@ SHARED = {
     "a transposition": (lambda n: _transposed(n, 97, 83), ["+= 16", "+= 64", "parallel for collapse(2)", "omp simd"]),
     "rows": (lambda n: _rows(n, 90, 801), ["parallel for schedule", "reduction(nan_max", "reduction(+"]),
     "keeps too large for the stack": (lambda n: _rows(n, 4, 20_001), ["scratch.of(", "parallel for"]),
-    "columns": (lambda n: _columns(n, 500, 333, 64), ["parallel for", " && 64 * b + s < 500"]),
+    "columns": (lambda n: _columns(n, 500, 333, 64), ["parallel for", "500 - 64 * b < 64", "first += 4"]),
     "columns too large for the stack": (lambda n: _columns(n, 9, 17_000, 4), ["scratch.of("]),
     "folds along memory": (lambda n: _folded(n, 300, 301), ["parallel for", "simd reduction(+"]),
     "short folds": (lambda n: _folded(n, 5000, 9), ["GCC unroll 9", "omp simd"]),
@@ -220,6 +220,19 @@ def test_threads_change_nothing(compiler, eager, what):
     assert len(set(results)) == 1
 
 
+@pytest.mark.parametrize(("rows", "span"), [(64, 16), (61, 16), (35, 16), (5, 5)])
+def test_rows_at_once_are_added_in_order(compiler, rows, span):
+    kernel = _columns("columns", rows, 19, span)
+    assert "first += 4" in cstyle_host.render(kernel)
+    x, y = kernel.buffers
+    arrays = arrays_for(kernel)
+    run(compiler, kernel, arrays)
+    want = np.zeros((y.size // 19, 19), np.float32)
+    for i, row in enumerate(arrays[x].reshape(rows, 19)):
+        want[i // span] += row
+    np.testing.assert_array_equal(arrays[y].reshape(want.shape), want)
+
+
 OPS = {
     "b": ["max", "min", "and", "or", "xor"],
     "i": ["sum", "prod", "max", "min", "and", "or", "xor"],
@@ -233,7 +246,7 @@ REDUCED = [d for d in scalars.STORAGE if d != dtypes.key]
 def test_reductions_of_every_dtype(compiler, dtype):
     """Over lanes, in rows and folded; NaN is the largest and the smallest."""
     n = 37
-    r, s, k = Range("r", 2), Range("s", 3), Range("k", n)
+    r, s, k = Range("r", 2), Range("s", 6), Range("k", n)
     x = Buffer("x", dtype, 2 * n)
     kind = (
         "b" if dtype == dtypes.bool_ else "c" if dtypes.is_complex(dtype) else "if"[dtypes.is_floating(dtype)]
@@ -250,7 +263,7 @@ def test_reductions_of_every_dtype(compiler, dtype):
             body.append(Store(outs[-1], of(r), found))
         outs.append(Buffer(f"kept_{name}", dtype, 2 * n, written=True))
         body.append(Lanes(k, (Store(outs[-1], of(r) * n + of(k), read(keep)),)))
-    body = (Lanes(k, tuple(lanes)), Rows(s, (Lanes(k, tuple(grown)),), of(s), 3), *body)
+    body = (Lanes(k, tuple(lanes)), Rows(s, (Lanes(k, tuple(grown)),), of(s), 6), *body)
     kernel = Kernel("reductions", (x, *outs), (r,), body)
     check_kernel(kernel)
     data = np.random.default_rng(0).integers(0, 3, 2 * n)

@@ -678,3 +678,62 @@ def test_a_replaced_definition_is_the_one_that_runs(name, cuda):
     with bf.override(prim, impl=lambda *args, **params: np.full((4, 4), 7, np.float32)):
         same(bf.jit(f)(*on(cuda, x)), np.full((4, 4), 7, np.float32))
     same(bf.jit(f)(*on(cuda, x)), f(*on(backend.host_device(), x)))
+
+
+# -- attention ---------------------------------------------------------------------------------------
+
+
+def packed_attention(qkv, causal=True):
+    q, k, v = (qkv[:, :, i] for i in range(3))
+    return nn.dot_product_attention(q, k, v, is_causal=causal)
+
+
+@pytest.mark.parametrize("heads, key_heads, causal", [(2, 2, True), (4, 2, True), (2, 2, False)])
+def test_attention_is_one_kernel_in_each_direction(heads, key_heads, causal, cuda):
+    """Its value and derivative, of operands that are dense; no weights of all pairs lie in memory."""
+    q = uniform(2, 40, heads, 16, seed=1).astype(dtypes.bfloat16)
+    k, v = (uniform(2, 40, key_heads, 16, seed=s).astype(dtypes.bfloat16) for s in (2, 3))
+    w = uniform(2, 40, heads, 16, seed=4).astype(dtypes.bfloat16)
+    f = lambda q, k, v, w: (nn.dot_product_attention(q, k, v, is_causal=causal) * w).astype("float32").sum()
+    run = bf.value_and_grad(f, (0, 1, 2))
+    program = program_of(run, *on(cuda, q, k, v, w))
+    names = [s.eqn.prim.name for s in program.schedule.steps if hasattr(s, "eqn")]
+    assert names == ["attention", "attention_grad"]
+    got, want = bf.jit(run)(*on(cuda, q, k, v, w)), run(*on(backend.host_device(), q, k, v, w))
+    same(got, want, 3e-2)
+    same(run(*on(cuda, q, k, v, w)), want, 3e-2)  # and operation by operation
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_attention_in_mixed_precision(precision, cuda):
+    """The parts of one array are read by one kernel, which casts them; in float32 there is no kernel yet."""
+    qkv = uniform(2, 40, 3, 2, 16)
+    f = lambda x: (packed_attention(x) ** 2).sum()
+    f = bf.autocast(f) if precision == "bf16" else f
+    schedule = program_of(bf.grad(f), *on(cuda, qkv)).schedule
+    names = [s.eqn.prim.name for s in schedule.steps if hasattr(s, "eqn")]
+    assert (names == ["attention", "attention_grad"]) is (precision == "bf16")
+    assert precision == "fp32" or len(schedule.steps) == 5  # casts, forward, cotangent, backward, gradient
+    same(bf.jit(bf.grad(f))(*on(cuda, qkv)), bf.grad(f)(*on(backend.host_device(), qkv)), 4e-2)
+
+
+def test_packed_operands_are_read_where_they_are(cuda):
+    """And results that nobody wants get memory all the same."""
+    qkv = uniform(2, 40, 3, 2, 16).astype(dtypes.bfloat16)
+    f = lambda x: packed_attention(x).astype("float32").sum()
+    schedule = program_of(f, *on(cuda, qkv)).schedule
+    (attention,) = [s for s in schedule.steps if hasattr(s, "eqn")]
+    assert len({value for value, _ in attention.operands}) == 1 and attention.results[1] is None
+    same(bf.jit(f)(*on(cuda, qkv)), f(*on(backend.host_device(), qkv)), 2e-2)
+    of_query = bf.grad(lambda q, k, v: nn.dot_product_attention(q, k, v).astype("float32").sum())
+    qkv = [uniform(2, 40, 2, 16, seed=s).astype(dtypes.bfloat16) for s in range(3)]
+    same(bf.jit(of_query)(*on(cuda, *qkv)), of_query(*on(backend.host_device(), *qkv)), 2e-2)
+
+
+def test_attention_without_a_kernel_is_its_definition(cuda):
+    """20 features are no multiple of 16."""
+    q, k, v = (uniform(2, 40, 2, 20, seed=s).astype(dtypes.bfloat16) for s in range(3))
+    f = lambda q, k, v: nn.dot_product_attention(q, k, v, is_causal=True)
+    program = program_of(f, *on(cuda, q, k, v))
+    assert not [s for s in program.schedule.steps if hasattr(s, "eqn") and s.eqn.prim.name == "attention"]
+    same(bf.jit(f)(*on(cuda, q, k, v)), f(*on(backend.host_device(), q, k, v)), 2e-2)

@@ -17,7 +17,8 @@ no_compiler = pytest.mark.skipif(nvrtc.available() is not None, reason=str(nvrtc
 def test_compiles_without_spills(how, dtype):
     if dtypes.is_complex(dtype) and how in ("max", "min"):
         pytest.skip("complex numbers have no order")
-    binary = nvrtc.build(cuda_scatter.source(how, dtype, "int32", 4), "sm_80", "scatter")
+    text = cuda_scatter.source(how, dtype, "int32", 4, clip=how == "add")
+    binary = nvrtc.build(text, "sm_80", "scatter")
     assert all(r.spill_stores == 0 for r in binary.resources().values())
 
 
@@ -43,4 +44,24 @@ def test_order_of_updates(how, height, n, width):
         xp = cupy_library().xp
         arrays = (xp.asarray(x), xp.asarray(rows), xp.asarray(updates))
         got = xp.asnumpy(cupy_library().scatter(*arrays, how, np.dtype(np.float32)))
-    np.testing.assert_array_equal(got, want)  # the same order of additions: the same bits
+    if n <= 2 * height or how not in ("add", "mul"):
+        np.testing.assert_array_equal(got, want)  # the same order of additions: the same bits
+    else:  # rows of very many updates are divided
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(cuda_runtime.available() is not None, reason=str(cuda_runtime.available()))
+@pytest.mark.parametrize("clip", [True, False])
+def test_rows_that_there_are_not(clip):
+    import blufunc as bf
+    from blufunc import lax
+
+    rng = np.random.default_rng(0)
+    x, u = rng.standard_normal((5, 8)).astype(np.float32), rng.standard_normal((300, 8)).astype(np.float32)
+    rows = rng.integers(-3, 9, (300, 1)).astype(np.int32)
+    numbers = lax.ScatterDimensionNumbers((1,), (0,), (0,))
+    f = lambda x, rows, u: lax.scatter_add(x, rows, u, numbers, mode="clip" if clip else "drop")
+    want = np.asarray(f(x, rows, u))
+    on_device = [bf.device_put(a, bf.devices("cuda")[0]) for a in (x, rows, u)]
+    np.testing.assert_allclose(np.asarray(bf.jit(f)(*on_device)), want, rtol=1e-5, atol=1e-5)

@@ -9,7 +9,8 @@ from blufunc import lax
 from blufunc.core.array import from_numpy
 from blufunc.core.passes import simplify
 from blufunc.kernels import fuse as fuse_module
-from blufunc.kernels.fuse import Opaque, Region, fuse, reduction_pattern
+from blufunc.kernels.frames import reduction_pattern
+from blufunc.kernels.fuse import Opaque, Region, fuse
 
 
 def ones(*shape, dtype=np.float32):

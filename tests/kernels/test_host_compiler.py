@@ -63,6 +63,12 @@ def test_compiles_and_runs(compiler):
     assert compiler.compile(ADD, "add") is library
 
 
+def test_options_make_another_library(compiler):
+    source = 'extern "C" int number() { return NUMBER; }'
+    two, three = (compiler.compile(source, "number", (f"-DNUMBER={n}",)) for n in (2, 3))
+    assert (two.number(), three.number()) == (2, 3)
+
+
 def test_compile_many_keeps_the_order(compiler):
     sources = [(f'extern "C" int f() {{ return {i}; }}', f"f{i}") for i in range(6)]
     assert [library.f() for library in compiler.compile_many(sources)] == list(range(6))

@@ -268,3 +268,11 @@ def test_golden_huge_indices(golden):
     shape = bf.ShapeDtypeStruct((3, 1 << 30), np.float32)
     lowered = bf.jit(lambda x: x[:, ::-1] + 1).lower(shape)
     golden("host_huge", host_program.source_of(host_program.planned(lowered.jaxpr, [False]))[0])
+
+
+def test_reductions_of_large_arrays_are_compiled(monkeypatch):
+    """They read much and write little; what only moves a few elements does neither."""
+    monkeypatch.setattr(config, "host_compiler", "auto")
+    large = draw(300, 300)
+    assert isinstance(program_of(lambda x: x.sum(1), large), host_program.HostProgram)
+    assert isinstance(program_of(lambda x: x[3] + 1, large), Program)

@@ -225,6 +225,11 @@ def test_broken_finish(name):
         check_kernel(Kernel("broken", (X, Y, Z), (I,), body, finish=finish))
 
 
+def test_a_finish_over_another_range():
+    with pytest.raises(JaxprTypeError, match="over a range that is not of the grid"):
+        check_kernel(Kernel("broken", (X, Y, Z), (I,), (TWICE,), finish=(Store(Z, of(S), ONE),), over=(S,)))
+
+
 def test_two_buffers_of_one_name():
     with pytest.raises(JaxprTypeError, match="two buffers are called x"):
         check_kernel(Kernel("k", (X, Buffer("x", I32, 1)), (), ()))

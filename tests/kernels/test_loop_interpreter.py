@@ -9,7 +9,20 @@ from blufunc.errors import JaxprTypeError
 from blufunc.kernels.indices import Computed, Range, constant, of
 from blufunc.kernels.loop_check import check_kernel
 from blufunc.kernels.loop_interpreter import run
-from blufunc.kernels.loopir import Buffer, Kernel, Lanes, Reduce, Rows, Store, Total, apply, const, load, read
+from blufunc.kernels.loopir import (
+    Buffer,
+    Kernel,
+    Lanes,
+    Reduce,
+    Rows,
+    Store,
+    Total,
+    apply,
+    const,
+    fold,
+    load,
+    read,
+)
 from tests.kernels.loop_kernels import CASES, F32, I32, op
 
 
@@ -126,6 +139,26 @@ def test_errors(what, message):
     with pytest.raises(JaxprTypeError, match=message) as caught:
         run(kernel, arrays, check=True)
     assert "kernel bad(" in str(caught.value)
+
+
+@pytest.mark.parametrize("shift, rows", [(0, 3), (1, 3), (0, 4)])
+def test_a_finish_reads_what_it_waits_for(shift, rows):
+    """Not what points of other columns write, nor what no point does."""
+    r, t = Range("r", 3), Range("t", 2)
+    y, z = Buffer("y", F32, 8, written=True), Buffer("z", F32, 2, written=True)
+    q = Range("q", rows)
+    body = (Store(y, of(r) * 2 + of(t), const(1, F32)),)
+    column = load(y, of(q) * 2 + (of(t) + shift) % 2)
+    kernel = Kernel(
+        "ends", (y, z), (r, t), body, finish=(Store(z, of(t), fold("sum", q, column)),), over=(t,)
+    )
+    arrays = {b: np.zeros(b.size, b.dtype) for b in kernel.buffers}
+    if shift or rows > 3:
+        with pytest.raises(JaxprTypeError, match="may not have been written"):
+            run(kernel, arrays, check=True)
+    else:
+        run(kernel, arrays, check=True)
+        np.testing.assert_array_equal(arrays[z], [3, 3])
 
 
 def test_guards_keep_off_memory():

@@ -1,5 +1,7 @@
 """Regions as kernels of LoopIR: their texts, the loops that they keep values in, and what may be written in place."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -26,7 +28,7 @@ from blufunc.kernels.loopir import (
 )
 from blufunc.kernels.lower import Target
 from blufunc.kernels.steps import same_place
-from tests.kernels.differential import SMALL, case
+from tests.kernels.differential import LIKE_A_GPU, SMALL, case
 from tests.kernels.test_kernel_counts import cross_entropy, dropout, layer_norm
 
 ROOMY = Target(
@@ -61,6 +63,7 @@ TEXTS = {
     "softmax": (lambda x: nn.softmax(x), (X,), ROOMY),
     "layer_norm_backward": (lambda g, *a: bf.vjp(layer_norm, *a)[1](g), (G, X, SCALE, BIAS), ROOMY),
     "columns_in_chunks": (lambda x: (x * 2).sum(0), (X,), SMALL),
+    "columns_in_chunks_at_once": (lambda x: (x * 2).sum(0), (X,), LIKE_A_GPU),
     "total_in_chunks": (lambda x: bnp.sqrt((x * x).sum()) + 1, (ones(300, 300),), SMALL),
     "cross_entropy": (bf.value_and_grad(cross_entropy), (X, LABELS), ROOMY),
     "dropout": (dropout, (KEY, X), ROOMY),
@@ -129,6 +132,14 @@ def test_chunks_of_rows(rows, chunks, per):
     assert (loop.range.extent, loop.limit) == (per, rows)
     assert made[0].points == chunks * 2  # and two tiles of four columns
     assert len(made) == 2
+
+
+@pytest.mark.parametrize("found, launches", [(3 * 4 * 4, 1), (3 * 4 * 4 - 1, 2)])
+def test_what_chunks_found_is_added_up_at_the_end_if_it_is_not_much(found, launches):
+    """Three chunks find a tile of four numbers each."""
+    made = kernels(lambda x: x.sum(0), X, target=replace(SMALL, finish_bytes=found))
+    assert [bool(k.finish) for k in made] == ([True] if launches == 1 else [False, False])
+    assert [r.extent for r in made[0].over] == [2] * (launches == 1)
 
 
 def test_neighbouring_axes_that_are_stepped_through_as_one_are_one():

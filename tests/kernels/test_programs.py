@@ -14,7 +14,7 @@ import blufunc.numpy as bnp
 from blufunc import lax, random
 from blufunc.core import dtypes
 from blufunc.core.array import from_numpy
-from blufunc.kernels import cstyle_host, fuse, host_compiler, host_program, steps
+from blufunc.kernels import cstyle_host, frames, host_compiler, host_program, steps
 from blufunc.transforms.grad import grad
 from tests.kernels import random_graphs
 from tests.kernels.differential import LIKE_A_GPU, SMALL, as_body, case, compile_all, differences
@@ -94,18 +94,18 @@ def test_control_flow_interpreted(name, way, monkeypatch):
 
 KINDS = "float32", "int32"
 SETTINGS = {
-    "rows in chunks": (SMALL, fuse.ONE_ROW),
+    "rows in chunks": (SMALL, frames.ONE_ROW),
     "totals in chunks": (SMALL, 16),
-    "as compiled": (host_program.HOST, fuse.ONE_ROW),
+    "as compiled": (host_program.HOST, frames.ONE_ROW),
     "as for a GPU": (LIKE_A_GPU, 16),
 }
 
 
 @pytest.fixture(params=SETTINGS)
 def target(request, monkeypatch):
-    """What programs are lowered for; ``fuse.ONE_ROW`` small makes totals of small arrays."""
+    """What programs are lowered for; ``frames.ONE_ROW`` small makes totals of small arrays."""
     made, one_row = SETTINGS[request.param]
-    monkeypatch.setattr(fuse, "ONE_ROW", one_row)
+    monkeypatch.setattr(frames, "ONE_ROW", one_row)
     monkeypatch.setattr(steps, "_LEAST_SAVING", 1)  # of memory, for which something is computed again
     return made
 

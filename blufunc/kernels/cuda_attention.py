@@ -1,0 +1,337 @@
+"""Attention on the tensor cores of a CUDA device: which kernels, compiled and ready to be put on a stream.
+
+Kernels, stage 8, above ``cuda_attention_forward`` and ``cuda_attention_backward``, which have the texts. Arrays are
+given by their addresses; where their elements are, by strides, so that the queries, keys and values may be parts of
+one array. Nothing is allocated and nothing waits for the host: a graph can have it.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core import dtypes
+from blufunc.kernels import cuda_mma, cuda_runtime, nvrtc
+from blufunc.kernels.cuda_attention_backward import KEY_GRADIENT, QUERY_GRADIENT
+from blufunc.kernels.cuda_attention_forward import COMMON, FORWARD
+
+_MOST_FEATURES = 128
+_SECTION_BYTES = 16 << 20
+"""What the planes of a section have to read together: a part of the second-level cache."""
+
+_NAMES = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
+"""The operands that have strides, in the order of the structure ``Problem``."""
+
+_STRIDES = struct.Struct("=3q")
+_NUMBERS = struct.Struct("=7if")
+
+
+class Shape(NamedTuple):
+    """Sizes: queries are (batch, queries, heads, features), keys and values (batch, keys, key_heads, features)."""
+
+    batch: int
+    queries: int
+    keys: int
+    heads: int
+    key_heads: int
+    features: int
+
+
+class Strides(NamedTuple):
+    """How far apart neighbours are, in elements; features are side by side."""
+
+    batch: int
+    token: int
+    head: int
+
+
+class Tiling(NamedTuple):
+    """How a kernel divides its work.
+
+    Attributes:
+      slabs: of 16 rows, which each warp has.
+      threads: of a block.
+      columns: rows of the other side that are in shared memory at a time; twice, for those that come next.
+      inner: those of them that are worked on at a time.
+      blocks: of a multiprocessor, for which the compiler leaves registers.
+      groups: whether four warps make products together, with Hopper's instructions.
+    """
+
+    slabs: int
+    threads: int
+    columns: int
+    inner: int
+    blocks: int
+    groups: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Rows of a block."""
+        return self.slabs * self.threads // 2
+
+
+class Kernel(NamedTuple):
+    """One of the kernels.
+
+    Attributes:
+      entry: its name.
+      body: its text, behind what all have.
+      operands: the parameters that are arrays.
+      of_keys: whether a block has rows of keys, and goes over the queries.
+      tiles: of a block's rows, in shared memory.
+      warps: how work is divided where products are those of warps: up to 64 features, and beyond.
+      groups: likewise where they are those of four warps.
+    """
+
+    entry: str
+    body: str
+    operands: tuple[str, ...]
+    of_keys: bool
+    tiles: int
+    warps: tuple[Tiling, Tiling]
+    groups: tuple[Tiling, Tiling]
+
+    def tiling(self, features: int, arch: str) -> Tiling:
+        """How it divides its work on an architecture."""
+        return (self.groups if arch == "sm_90a" else self.warps)[features > 64]
+
+    def planes(self, shape: Shape) -> int:
+        """Batches times heads of its rows."""
+        return shape.batch * (shape.key_heads if self.of_keys else shape.heads)
+
+    def blocks(self, shape: Shape, tiling: Tiling) -> int:
+        """Of its grid."""
+        return self.planes(shape) * -(-(shape.keys if self.of_keys else shape.queries) // tiling.rows)
+
+    def shared_bytes(self, features: int, tiling: Tiling) -> int:
+        """Of a block: its own tiles, and two stages of what it goes over."""
+        pairs = (
+            -(-8 * tiling.columns // 1024) * 1024 if self.of_keys else 0
+        )  # keep tiles at multiples of 1024
+        return 2 * features * (self.tiles * tiling.rows + 4 * tiling.columns) + 2 * pairs
+
+
+FORWARD_KERNEL = Kernel(
+    "attention_forward",
+    FORWARD,
+    ("q", "k", "v", "out", "lse"),
+    of_keys=False,
+    tiles=1,
+    warps=(Tiling(2, 128, 64, 64, 2), Tiling(1, 128, 64, 64, 2)),
+    groups=(Tiling(1, 128, 64, 64, 4, groups=True), Tiling(1, 128, 64, 64, 2, groups=True)),
+)
+QUERY_KERNEL = Kernel(
+    "attention_query_gradient",
+    QUERY_GRADIENT,
+    ("q", "k", "v", "out", "lse", "dout", "dq", "scratch"),
+    of_keys=False,
+    tiles=2,
+    warps=(Tiling(2, 128, 64, 32, 2), Tiling(1, 128, 64, 32, 2)),
+    groups=(Tiling(1, 128, 64, 64, 4, groups=True), Tiling(1, 128, 64, 64, 2, groups=True)),
+)
+KEY_KERNEL = Kernel(
+    "attention_key_gradient",
+    KEY_GRADIENT,
+    ("q", "k", "v", "dout", "dk", "dv", "scratch"),
+    of_keys=True,
+    tiles=2,
+    warps=(Tiling(1, 128, 64, 16, 3), Tiling(1, 128, 64, 16, 2)),
+    groups=(Tiling(1, 128, 128, 64, 2, groups=True), Tiling(1, 128, 64, 64, 2, groups=True)),
+)
+_PADDING = 128
+"""Rows of scratch memory come in this number: a multiple of all tiles."""
+
+
+def refused(shape: Shape, dtype: np.dtype, strides: Sequence[Strides], arch: str) -> str | None:
+    """Why there is no kernel; None if there is.
+
+    Args:
+      strides: those of all operands and results.
+      arch: as ``sm_90a``.
+    """
+    if dtype not in (dtypes.bfloat16, dtypes.float16):
+        return f"elements are {dtype.name}, and tensor-core attention has bfloat16 and float16"
+    if int(arch.removeprefix("sm_").rstrip("af")) < 80:
+        return f"the device is {arch}, and the kernels are for sm_80 and later"
+    if shape.features % 16 or not 16 <= shape.features <= _MOST_FEATURES:
+        return f"features={shape.features} is not a multiple of 16 up to {_MOST_FEATURES}"
+    if min(shape) < 1:
+        return f"there is nothing in {shape}"
+    if shape.heads % shape.key_heads:
+        return f"heads={shape.heads} is not a multiple of key_heads={shape.key_heads}"
+    if max(shape.queries, shape.keys) > 1 << 24:
+        return f"more than {1 << 24} tokens"
+    if any(s % 8 for of in strides for s in of):
+        return "a stride is not a multiple of 8 elements: 16 bytes are read at once"
+    return None
+
+
+def source(kernel: Kernel, dtype: np.dtype, features: int, causal: bool, tiling: Tiling) -> str:
+    """The CUDA C++ of one kernel; lengths, heads and strides are arguments."""
+    constants = {
+        "FEATURES": features,
+        "THREADS": tiling.threads,
+        "SLABS": tiling.slabs,
+        "COLUMNS": tiling.columns,
+        "INNER": tiling.inner,
+        "BLOCKS": tiling.blocks,
+    }
+    head = "".join(f"constexpr int {name} = {value};\n" for name, value in constants.items())
+    head += f"constexpr bool CAUSAL = {str(causal).lower()};\n"
+    return head + cuda_mma.text(dtype.name, group_sizes(features, tiling)) + COMMON + kernel.body
+
+
+def group_sizes(features: int, tiling: Tiling) -> cuda_mma.GroupSizes | None:
+    """The numbers of columns of products that four warps make together; None if they do not."""
+    return cuda_mma.GroupSizes(tiling.inner, features) if tiling.groups else None
+
+
+def problem(kernel: Kernel, shape: Shape, scale: float, strides: Mapping[str, Strides]) -> bytes:
+    """The structure ``Problem``: ``strides`` are those of the operands, by name."""
+    planes = kernel.planes(shape)
+    read = (
+        4 * shape.features * (shape.queries if kernel.of_keys else shape.keys)
+    )  # by each plane, by many blocks
+    section = max(1, min(planes, _SECTION_BYTES // read))
+    group = shape.heads // shape.key_heads
+    numbers = _NUMBERS.pack(
+        shape.queries, shape.keys, shape.heads, group, planes, section, padded(shape), scale
+    )
+    none = Strides(0, 0, 0)
+    return numbers + b"".join(_STRIDES.pack(*strides.get(name, none)) for name in _NAMES)
+
+
+def padded(shape: Shape) -> int:
+    """Queries of a plane in scratch memory."""
+    return -(-shape.queries // _PADDING) * _PADDING
+
+
+@functools.lru_cache(256)
+def _function(
+    kernel: Kernel, dtype: np.dtype, features: int, causal: bool, tiling: Tiling, device: int
+) -> cuda_runtime.Kernel:
+    cuda_runtime.use_device(device)
+    arch = cuda_runtime.properties(device).arch
+    text = source(kernel, dtype, features, causal, tiling)
+    return cuda_runtime.Module(nvrtc.compile(text, arch, kernel.entry)).kernel(kernel.entry)
+
+
+def prepare(
+    kernel: Kernel,
+    shape: Shape,
+    dtype: np.dtype,
+    strides: Mapping[str, Strides],
+    scale: float,
+    causal: bool,
+    device: int,
+    tiling: Tiling | None = None,
+) -> cuda_runtime.Launch:
+    """The launch of one kernel; its first arguments, the addresses of ``kernel.operands``, are to be set.
+
+    Args:
+      strides: by name.
+      tiling: another than the kernel's own.
+    Raises:
+      UnsupportedError: ``refused`` says why, or the scale is not positive.
+    """
+    arch = cuda_runtime.properties(device).arch
+    reason = refused(shape, dtype, list(strides.values()), arch)
+    if reason is None and not scale > 0:
+        reason = f"scale={scale} is not positive, and the greatest score is taken before it is scaled"
+    if reason is not None:
+        raise errors.UnsupportedError("there is no kernel for this attention.", why=reason)
+    tiling = tiling or kernel.tiling(shape.features, arch)
+    function = _function(kernel, dtype, shape.features, causal, tiling, device)
+    arguments = [0] * len(kernel.operands) + [problem(kernel, shape, scale, strides)]
+    shared = kernel.shared_bytes(shape.features, tiling)
+    return function.prepare((kernel.blocks(shape, tiling),), (tiling.threads,), shared, arguments)
+
+
+class Forward:
+    """``out = softmax(scale q k^T) v`` for each head.
+
+    Args:
+      shape: the sizes.
+      dtype: bfloat16 or float16.
+      strides: of q, k, v and out.
+      scale: of the scores; positive.
+      causal: whether query ``t`` sees keys 0 to ``t`` only.
+      device: the number of the device.
+    Raises:
+      UnsupportedError: ``refused`` says why, or the scale is not positive.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        dtype: np.dtype,
+        strides: Sequence[Strides],
+        scale: float,
+        causal: bool,
+        device: int,
+    ):
+        named = dict(zip(_NAMES[:4], strides, strict=True))
+        self._launch = prepare(FORWARD_KERNEL, shape, dtype, named, scale, causal, device)
+
+    def __call__(self, q: int, k: int, v: int, out: int, lse: int, stream: Any) -> None:
+        """Put it on a stream. ``lse``, float32 (batch, heads, queries), gets the logarithms of sums of exp(score)."""
+        _run(self._launch, (q, k, v, out, lse), stream)
+
+
+class Backward:
+    """The gradients of ``Forward``, the same bits each time.
+
+    Args:
+      shape, dtype, scale, causal, device: as for ``Forward``.
+      strides: of q, k, v, out, dout, dq, dk and dv.
+    Raises:
+      UnsupportedError: ``refused`` says why, or the scale is not positive.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        dtype: np.dtype,
+        strides: Sequence[Strides],
+        scale: float,
+        causal: bool,
+        device: int,
+    ):
+        named = dict(zip(_NAMES, strides, strict=True))
+        self._shape = shape
+        self._query = prepare(QUERY_KERNEL, shape, dtype, named, scale, causal, device)
+        self._key = prepare(KEY_KERNEL, shape, dtype, named, scale, causal, device)
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of device memory that a call needs: two numbers for each row of queries."""
+        return 8 * self._shape.batch * self._shape.heads * padded(self._shape)
+
+    def __call__(
+        self,
+        q: int,
+        k: int,
+        v: int,
+        out: int,
+        lse: int,
+        dout: int,
+        dq: int,
+        dk: int,
+        dv: int,
+        scratch: int,
+        stream: Any,
+    ) -> None:
+        """Put it on a stream. ``out`` and ``lse`` are what ``Forward`` gave; ``scratch`` is of ``scratch_bytes``."""
+        _run(self._query, (q, k, v, out, lse, dout, dq, scratch), stream)
+        _run(self._key, (q, k, v, dout, dk, dv, scratch), stream)
+
+
+def _run(launch: cuda_runtime.Launch, pointers: Sequence[int], stream: Any) -> None:
+    for i, address in enumerate(pointers):
+        launch.arguments.set_pointer(i, address)
+    launch(stream.ptr)

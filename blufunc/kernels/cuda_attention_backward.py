@@ -1,0 +1,241 @@
+"""The text of attention's derivative on a CUDA device: two kernels, without atomics, whose results are always the same.
+
+Kernels, stage 6, below ``cuda_attention``. The first has query rows and goes over the keys, for the gradient of the
+queries; the second has key rows and goes over the queries, for those of the keys and the values. Each computes the
+weights again from the scores and the logarithms of their sums, and keeps all its sums in registers: seven products
+of tiles where one kernel would have five, but nothing is added up by many blocks, and neither weights nor their
+gradient pass through memory. The scheme is FlashAttention-2's (Dao, arXiv:2307.08691).
+
+With P the weights, dP = dout v^T and delta = the sum over features of dout * out, dS = P (dP - delta), and the
+gradients are dq = scale dS k, dk = scale dS^T q, dv = P^T dout. The first kernel leaves pairs (lse log2(e), delta) in
+scratch memory for the second; rows that see nothing, and those beyond the last, have an infinite lse: weights of 0.
+
+Constants as in ``cuda_attention_forward``; INNER of the COLUMNS of a tile are worked on at a time.
+"""
+
+from __future__ import annotations
+
+QUERY_GRADIENT = r"""
+constexpr unsigned STAGE = 2 * tile_bytes(COLUMNS);
+static_assert(ROWS <= 2 * COLUMNS, "the output's tile is where the second stage will be");
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+attention_query_gradient(const element *q, const element *k, const element *v, const element *out, const float *lse,
+                         const element *dout, element *dq, float2 *pairs, const Problem p) {
+  const Place place = place_of(p.planes, p.section, (p.queries + ROWS - 1) / ROWS, CAUSAL);
+  const int batch = place.plane / p.heads, head = place.plane % p.heads, first = place.tile * ROWS;
+  const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * SLABS, there_are = p.queries - first;
+  const int unit_end = first + warp_row / UNIT * UNIT + UNIT;
+  const unsigned rows = shared_address(shared_memory), stages = rows + 2 * tile_bytes(ROWS);
+  k = rows_at(k, p.k, batch, head / p.group, 0);
+  v = rows_at(v, p.v, batch, head / p.group, 0);
+  int tiles = (p.keys + COLUMNS - 1) / COLUMNS;
+  if (CAUSAL) tiles = min(tiles, (first + ROWS + COLUMNS - 1) / COLUMNS);
+  auto load_keys = [&](int t) {
+    const unsigned stage = stages + t % 2 * STAGE;
+    load_tile<COLUMNS>(stage, k + t * COLUMNS * p.k.token, p.k.token, p.keys - t * COLUMNS);
+    load_tile<COLUMNS>(stage + STAGE / 2, v + t * COLUMNS * p.v.token, p.v.token, p.keys - t * COLUMNS);
+    end_of_copies();
+  };
+
+  load_tile<ROWS>(rows, rows_at(q, p.q, batch, head, first), p.q.token, there_are);
+  load_tile<ROWS>(rows + tile_bytes(ROWS), rows_at(dout, p.dout, batch, head, first), p.dout.token, there_are);
+  load_tile<ROWS>(stages + STAGE, rows_at(out, p.out, batch, head, first), p.out.token, there_are);
+  end_of_copies();
+  load_keys(0);
+  wait_for_copies<1>();
+  __syncthreads();
+  const Left<ROWS> queries(rows, warp_row), douts(rows + tile_bytes(ROWS), warp_row);
+
+  float shift[SLABS][2], delta[SLABS][2] = {};
+  {
+    unsigned outs[SLABS][FEATURES / 16][4], gradients[SLABS][FEATURES / 16][4];
+    load_left<ROWS>(outs, stages + STAGE, warp_row);
+    load_left<ROWS>(gradients, rows + tile_bytes(ROWS), warp_row);
+#pragma unroll
+    for (int m = 0; m < SLABS; ++m) {
+#pragma unroll
+      for (int i = 0; i < FEATURES / 4; ++i) {
+        const unsigned x = outs[m][i / 4][i % 4], y = gradients[m][i / 4][i % 4];
+        delta[m][i % 2] += low_half(x) * low_half(y) + high_half(x) * high_half(y);
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const int query = first + warp_row + m * 16 + half * 8 + lane / 4;
+        const float logarithm =
+            query < p.queries ? lse[(long long)place.plane * p.queries + query] : negative_infinity();
+        delta[m][half] = sum_of_row(delta[m][half]);
+        shift[m][half] = logarithm == negative_infinity() ? -negative_infinity() : logarithm * LOG2_E;
+        if (lane % 4 == 0 && query < p.padded)
+          pairs[(long long)place.plane * p.padded + query] = make_float2(shift[m][half], delta[m][half]);
+      }
+    }
+  }
+
+  const float scale = p.scale * LOG2_E;
+  float sums[SLABS][FEATURES / 8][4] = {};
+  for (int t = 0; t < tiles; ++t) {
+    wait_for_tile();  // the tile is there, and nobody reads the one before it, or the output's, any more
+    if (t + 1 < tiles) load_keys(t + 1);
+    const unsigned stage = stages + t % 2 * STAGE;
+#pragma unroll 1
+    for (int inner = 0; inner < COLUMNS; inner += INNER) {
+      const int start = t * COLUMNS + inner, row = first + warp_row;
+      if (CAUSAL && start >= unit_end) break;  // none of these rows sees the keys
+      float weights[SLABS][INNER / 8][4], gradients[SLABS][INNER / 8][4];
+      begin_products();
+      times_rows<COLUMNS>(weights, queries, stage, inner);
+      end_of_products();
+      times_rows<COLUMNS>(gradients, douts, stage + STAGE / 2, inner);
+      end_of_products();
+      wait_for_products<1>(weights);
+      if (start + INNER > p.keys || (CAUSAL && start + INNER > row + 1)) {
+#pragma unroll
+        for (int m = 0; m < SLABS; ++m)
+#pragma unroll
+          for (int i = 0; i < INNER / 2; ++i) {
+            int key = start + i / 4 * 8 + lane % 4 * 2 + i % 2, query = row + m * 16 + i % 4 / 2 * 8 + lane / 4;
+            if (key >= p.keys || (CAUSAL && key > query)) weights[m][i / 4][i % 4] = negative_infinity();
+          }
+      }
+#pragma unroll
+      for (int m = 0; m < SLABS; ++m)
+#pragma unroll
+        for (int i = 0; i < INNER / 2; ++i) {
+          float &weight = weights[m][i / 4][i % 4];
+          weight = exp2_fast(weight * scale - shift[m][i % 4 / 2]);
+        }
+      wait_for_products<0>(gradients);
+#pragma unroll
+      for (int m = 0; m < SLABS; ++m)
+#pragma unroll
+        for (int i = 0; i < INNER / 2; ++i) {
+          float &gradient = gradients[m][i / 4][i % 4];
+          gradient = weights[m][i / 4][i % 4] * (gradient - delta[m][i % 4 / 2]);
+        }
+      unsigned left[SLABS][INNER / 16][4];
+      as_left(left, gradients);
+      begin_products();
+      times_columns<COLUMNS>(sums, left, stage, inner);
+      end_of_products();
+      wait_for_products<0>(sums);
+    }
+  }
+
+  float factor[SLABS][2];
+#pragma unroll
+  for (int m = 0; m < SLABS; ++m) factor[m][0] = factor[m][1] = p.scale;
+  store_rows<ROWS>(rows_at(dq, p.dq, batch, head, first), p.dq.token, there_are, shared_memory, warp_row, sums, factor);
+}
+"""
+
+KEY_GRADIENT = r"""
+constexpr unsigned PAIRS = COLUMNS * sizeof(float2), STAGE = 2 * tile_bytes(COLUMNS) + 1024 * ((PAIRS + 1023) / 1024);
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+attention_key_gradient(const element *q, const element *k, const element *v, const element *dout, element *dk,
+                       element *dv, const float2 *pairs, const Problem p) {
+  const Place place = place_of(p.planes, p.section, (p.keys + ROWS - 1) / ROWS, false);
+  const int key_heads = p.heads / p.group, batch = place.plane / key_heads, key_head = place.plane % key_heads;
+  const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * SLABS;
+  const int first = place.tile * ROWS, there_are = p.keys - first, row = first + warp_row;
+  const int unit_begin = first + warp_row / UNIT * UNIT;
+  const unsigned rows = shared_address(shared_memory), stages = rows + 2 * tile_bytes(ROWS);
+  // the queries that see these keys, for each head of the group one after the other
+  const int begin = CAUSAL ? first / COLUMNS * COLUMNS : 0;
+  const int steps = max((p.queries - begin + COLUMNS - 1) / COLUMNS, 0) * p.group;
+  int next_head = key_head * p.group, next = begin, stage = 0;
+  auto load_queries = [&] {
+    const unsigned to = stages + stage * STAGE;
+    load_tile<COLUMNS>(to, rows_at(q, p.q, batch, next_head, next), p.q.token, p.queries - next);
+    load_tile<COLUMNS>(to + tile_bytes(COLUMNS), rows_at(dout, p.dout, batch, next_head, next), p.dout.token,
+                       p.queries - next);
+    const float2 *from = pairs + (long long)(batch * p.heads + next_head) * p.padded + next;
+    for (int i = threadIdx.x; i < COLUMNS / 2; i += THREADS)
+      copy16(to + 2 * tile_bytes(COLUMNS) + i * 16, from + i * 2, true);
+    end_of_copies();
+  };
+
+  load_tile<ROWS>(rows, rows_at(k, p.k, batch, key_head, first), p.k.token, there_are);
+  load_tile<ROWS>(rows + tile_bytes(ROWS), rows_at(v, p.v, batch, key_head, first), p.v.token, there_are);
+  end_of_copies();
+  if (steps) load_queries();
+  else end_of_copies();
+  wait_for_copies<1>();
+  __syncthreads();
+  const Left<ROWS> keys(rows, warp_row), values(rows + tile_bytes(ROWS), warp_row);
+
+  const float scale = p.scale * LOG2_E;
+  float key_sums[SLABS][FEATURES / 8][4] = {}, value_sums[SLABS][FEATURES / 8][4] = {};
+  for (int step = 0; step < steps; ++step) {
+    const int query = next;
+    const unsigned tile = stages + stage * STAGE;
+    const float4 *two_pairs = (const float4 *)(shared_memory + (tile - rows) + 2 * tile_bytes(COLUMNS));
+    next += COLUMNS;
+    if (next >= p.queries) next = begin, ++next_head;
+    stage ^= 1;
+    wait_for_tile();  // the tile is there, and nobody reads the one before it any more
+    if (step + 1 < steps) load_queries();
+#pragma unroll 1
+    for (int inner = 0; inner < COLUMNS; inner += INNER) {
+      const int start = query + inner;
+      if (CAUSAL && start + INNER <= unit_begin) continue;  // none of these queries sees the keys
+      float weights[SLABS][INNER / 8][4], gradients[SLABS][INNER / 8][4];  // a row is a key
+      begin_products();
+      times_rows<COLUMNS>(weights, keys, tile, inner);
+      end_of_products();
+      times_rows<COLUMNS>(gradients, values, tile + tile_bytes(COLUMNS), inner);
+      end_of_products();
+      wait_for_products<1>(weights);
+      if (CAUSAL && start < row + 16 * SLABS - 1) {
+#pragma unroll
+        for (int m = 0; m < SLABS; ++m)
+#pragma unroll
+          for (int i = 0; i < INNER / 2; ++i) {
+            int query = start + i / 4 * 8 + lane % 4 * 2 + i % 2, key = row + m * 16 + i % 4 / 2 * 8 + lane / 4;
+            if (key > query) weights[m][i / 4][i % 4] = negative_infinity();
+          }
+      }
+      float deltas[INNER / 8][2];
+#pragma unroll
+      for (int n = 0; n < INNER / 8; ++n) {
+        const float4 both = two_pairs[(inner + n * 8) / 2 + lane % 4];
+        deltas[n][0] = both.y, deltas[n][1] = both.w;
+#pragma unroll
+        for (int i = 0; i < SLABS * 4; ++i) {
+          float &weight = weights[i / 4][n][i % 4];
+          weight = exp2_fast(weight * scale - (i % 2 ? both.z : both.x));
+        }
+      }
+      unsigned left_weights[SLABS][INNER / 16][4], left_gradients[SLABS][INNER / 16][4];
+      as_left(left_weights, weights);
+      begin_products();
+      times_columns<COLUMNS>(value_sums, left_weights, tile + tile_bytes(COLUMNS), inner);
+      end_of_products();
+      wait_for_products<1>(gradients);
+#pragma unroll
+      for (int n = 0; n < INNER / 8; ++n)
+#pragma unroll
+        for (int i = 0; i < SLABS * 4; ++i) {
+          float &gradient = gradients[i / 4][n][i % 4];
+          gradient = weights[i / 4][n][i % 4] * (gradient - deltas[n][i % 2]);
+        }
+      as_left(left_gradients, gradients);
+      begin_products();
+      times_columns<COLUMNS>(key_sums, left_gradients, tile, inner);
+      end_of_products();
+      wait_for_products<0>(value_sums, key_sums);
+    }
+  }
+
+  float factor[SLABS][2];
+#pragma unroll
+  for (int m = 0; m < SLABS; ++m) factor[m][0] = factor[m][1] = p.scale;
+  store_rows<ROWS>(rows_at(dk, p.dk, batch, key_head, first), p.dk.token, there_are, shared_memory, warp_row, key_sums,
+                   factor);
+#pragma unroll
+  for (int m = 0; m < SLABS; ++m) factor[m][0] = factor[m][1] = 1;
+  store_rows<ROWS>(rows_at(dv, p.dv, batch, key_head, first), p.dv.token, there_are,
+                   shared_memory + tile_bytes(ROWS), warp_row, value_sums, factor);
+}
+"""

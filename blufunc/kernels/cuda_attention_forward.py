@@ -1,0 +1,146 @@
+"""The text of attention on a CUDA device: a block of threads has some query rows and goes over the keys.
+
+Kernels, stage 6, below ``cuda_attention``. The scheme is FlashAttention-2 (Dao, arXiv:2307.08691): scores of a tile
+of keys, their running maximum and sum, and the weighted sum of the values are all in the registers of the warps that
+have the rows. ``COMMON`` is what the backward kernels begin with, too.
+
+Constants: FEATURES, CAUSAL, THREADS; a block has ROWS query rows, SLABS times 16 for each warp, and takes COLUMNS
+keys at a time, which are copied while it works on those before.
+"""
+
+from __future__ import annotations
+
+COMMON = r"""
+struct Strides { long long batch, token, head; };
+
+struct Problem {
+  int queries, keys, heads, group;  // so many query heads share a key head
+  int planes;                       // batches times heads of the rows that a block has
+  int section;                      // planes that are worked on together
+  int padded;                       // queries in scratch memory
+  float scale;
+  Strides q, k, v, out, dout, dq, dk, dv;
+};
+
+constexpr float LOG2_E = 1.4426950408889634f;
+constexpr int ROWS = 16 * SLABS * THREADS / 32;
+extern __shared__ __align__(1024) unsigned char shared_memory[];
+
+// The plane (batch and head) of a block and its tile. Sections of planes follow each other, so that what their blocks
+// read together stays in the second-level cache; in a section the tiles with the most work go first.
+struct Place { int plane, tile; };
+inline Place place_of(int planes, int section, int tiles, bool last_tile_first) {
+  int begun = blockIdx.x / (tiles * section), i = blockIdx.x - begun * tiles * section;
+  int size = min(section, planes - begun * section);
+  int tile = i / size;
+  return {begun * section + i % size, last_tile_first ? tiles - 1 - tile : tile};
+}
+inline const element *rows_at(const element *x, const Strides &s, int batch, int head, int token) {
+  return x + batch * s.batch + head * s.head + token * s.token;
+}
+inline element *rows_at(element *x, const Strides &s, int batch, int head, int token) {
+  return x + batch * s.batch + head * s.head + token * s.token;
+}
+
+inline float negative_infinity() { return __uint_as_float(0xff800000u); }
+"""
+
+FORWARD = r"""
+constexpr unsigned STAGE = 2 * tile_bytes(COLUMNS);
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
+attention_forward(const element *q, const element *k, const element *v, element *out, float *lse, const Problem p) {
+  const Place place = place_of(p.planes, p.section, (p.queries + ROWS - 1) / ROWS, CAUSAL);
+  const int batch = place.plane / p.heads, head = place.plane % p.heads, first = place.tile * ROWS;
+  const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * SLABS;
+  const int unit_end = first + warp_row / UNIT * UNIT + UNIT;
+  const unsigned rows = shared_address(shared_memory), stages = rows + tile_bytes(ROWS);
+  k = rows_at(k, p.k, batch, head / p.group, 0);
+  v = rows_at(v, p.v, batch, head / p.group, 0);
+  int tiles = (p.keys + COLUMNS - 1) / COLUMNS;
+  if (CAUSAL) tiles = min(tiles, (first + ROWS + COLUMNS - 1) / COLUMNS);
+  auto load_keys = [&](int t) {
+    const unsigned stage = stages + t % 2 * STAGE;
+    load_tile<COLUMNS>(stage, k + t * COLUMNS * p.k.token, p.k.token, p.keys - t * COLUMNS);
+    load_tile<COLUMNS>(stage + STAGE / 2, v + t * COLUMNS * p.v.token, p.v.token, p.keys - t * COLUMNS);
+    end_of_copies();
+  };
+
+  load_tile<ROWS>(rows, rows_at(q, p.q, batch, head, first), p.q.token, p.queries - first);
+  end_of_copies();
+  load_keys(0);
+  wait_for_copies<1>();
+  __syncthreads();
+  const Left<ROWS> queries(rows, warp_row);
+
+  const float scale = p.scale * LOG2_E;  // exp(x) is exp2(x log2(e)), one instruction
+  float sums[SLABS][FEATURES / 8][4] = {}, top[SLABS][2], total[SLABS][2] = {};
+#pragma unroll
+  for (int m = 0; m < SLABS; ++m) top[m][0] = top[m][1] = negative_infinity();
+
+  for (int t = 0; t < tiles; ++t) {
+    wait_for_tile();  // the tile is there, and nobody reads the one before it any more
+    if (t + 1 < tiles) load_keys(t + 1);
+    const unsigned stage = stages + t % 2 * STAGE;
+    const int start = t * COLUMNS, row = first + warp_row;
+    if (CAUSAL && start >= unit_end) continue;  // none of these rows sees the keys
+
+    float scores[SLABS][COLUMNS / 8][4];
+    begin_products();
+    times_rows<COLUMNS>(scores, queries, stage, 0);
+    end_of_products();
+    wait_for_products<0>(scores);
+    if (start + COLUMNS > p.keys || (CAUSAL && start + COLUMNS > row + 1)) {
+#pragma unroll
+      for (int m = 0; m < SLABS; ++m)
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 2; ++i) {
+          int key = start + i / 4 * 8 + lane % 4 * 2 + i % 2, query = row + m * 16 + i % 4 / 2 * 8 + lane / 4;
+          if (key >= p.keys || (CAUSAL && key > query)) scores[m][i / 4][i % 4] = negative_infinity();
+        }
+    }
+#pragma unroll
+    for (int m = 0; m < SLABS; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float before = top[m][half], now = before;
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 4; ++i) now = fmaxf(now, scores[m][i / 2][half * 2 + i % 2]);
+        top[m][half] = now = max_of_row(now);
+        const float shift = now == negative_infinity() ? 0 : now * scale;  // of a row that sees nothing yet
+        const float kept = exp2_fast(before * scale - shift);
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 4; ++i) {
+          float &score = scores[m][i / 2][half * 2 + i % 2];
+          score = exp2_fast(score * scale - shift);
+          sum += score;
+        }
+        total[m][half] = total[m][half] * kept + sum;
+#pragma unroll
+        for (int i = 0; i < FEATURES / 4; ++i) sums[m][i / 2][half * 2 + i % 2] *= kept;
+      }
+    unsigned weights[SLABS][COLUMNS / 16][4];
+    as_left(weights, scores);
+    begin_products();
+    times_columns<COLUMNS>(sums, weights, stage + STAGE / 2, 0);
+    end_of_products();
+    wait_for_products<0>(sums);
+  }
+
+  float factor[SLABS][2];
+#pragma unroll
+  for (int m = 0; m < SLABS; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float sum = sum_of_row(total[m][half]);
+      const int query = first + warp_row + m * 16 + half * 8 + lane / 4;
+      factor[m][half] = sum > 0 ? 1 / sum : 0;
+      if (lane % 4 == 0 && query < p.queries)
+        lse[(long long)place.plane * p.queries + query] =
+            sum > 0 ? top[m][half] * p.scale + logf(sum) : negative_infinity();
+    }
+  store_rows<ROWS>(rows_at(out, p.out, batch, head, first), p.out.token, p.queries - first, shared_memory, warp_row,
+                   sums, factor);
+}
+"""

@@ -1,0 +1,115 @@
+"""``attention`` and ``attention_grad`` as steps of a program on a CUDA device.
+
+Kernels, stages 5 and 8. Which calls of these names (``nn/attention_call.py``) have a kernel, so that they are not
+replaced by their definitions; and the ``Work`` of one, which reads its operands as they lie: parts of one packed array
+are not copied. The kernels are those of ``cuda_attention.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from blufunc.core import dtypes
+from blufunc.core.avals import ShapedArray
+from blufunc.core.jaxpr import Eqn
+from blufunc.kernels import cuda_attention, cuda_memory
+from blufunc.kernels.cuda_attention import Shape, Strides
+from blufunc.kernels.cuda_executor import ALIGNMENT, Executor, Operand, Work
+from blufunc.kernels.indices import strides_of
+from blufunc.kernels.steps import OpaqueStep
+
+_FORWARD, _BACKWARD = "attention", "attention_grad"
+_VECTOR = 16
+"""Bytes that kernels read at once."""
+
+
+def why_not(eqn: Eqn, arch: str) -> str | None:
+    """Why there is no kernel for a call of attention on an architecture; None if there is one."""
+    query, key = (v.aval for v in eqn.invars[:2])
+    if not query.size or not key.size:
+        return "an operand is empty"
+    if not eqn.params["scale"] > 0:
+        return f"scale={eqn.params['scale']} is not positive"
+    strides = [_dense(v.aval) for v in (*eqn.invars, *eqn.outvars) if v.aval.ndim == 4]
+    return cuda_attention.refused(_shape(query, key), query.dtype, strides, arch)
+
+
+def is_attention(eqn: Eqn) -> bool:
+    """Whether an equation is attention or its derivative."""
+    return eqn.prim.name in (_FORWARD, _BACKWARD) and eqn.prim.kind == "call"
+
+
+def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Work:
+    """The step, ready to run."""
+    eqn = step.eqn
+    query, key = (v.aval for v in eqn.invars[:2])
+    shape = _shape(query, key)
+    parts = [_Part(o) for o in operands]
+    outs = [v.aval for v in eqn.outvars]
+    places = [None if r is None else executor.roots.place(r) for r in step.results]
+    spare = [
+        executor.own(a, "a result that nobody wants") if p is None else None
+        for a, p in zip(outs, places, strict=True)
+    ]
+    rows = [p.strides for p, o in zip(parts, operands, strict=True) if o.aval.ndim == 4]
+    rows += [_dense(a) for a in outs if a.ndim == 4]
+    options = (eqn.params["scale"], eqn.params["is_causal"], executor.device)
+
+    def addresses(executor: Executor) -> list[int]:
+        found = zip(places, spare, strict=True)
+        return [executor.address(p) if p is not None else b.ptr for p, b in found]  # type: ignore[union-attr]
+
+    if eqn.prim.name == _FORWARD:
+        forward = cuda_attention.Forward(shape, query.dtype, rows, *options)
+
+        def run(executor: Executor) -> None:
+            held = [p.address(executor) for p in parts]
+            (q, k, v), (out, lse) = [a for a, _ in held], addresses(executor)
+            forward(q, k, v, out, lse, executor.work_stream())
+
+    else:
+        backward = cuda_attention.Backward(shape, query.dtype, rows, *options)
+        scratch = executor.own(ShapedArray((backward.scratch_bytes,), dtypes.uint8), "scratch of attention")
+
+        def run(executor: Executor) -> None:
+            held = [p.address(executor) for p in parts]
+            (q, k, v, out, lse, ct), (dq, dk, dv) = [a for a, _ in held], addresses(executor)
+            backward(q, k, v, out, lse, ct, dq, dk, dv, scratch.ptr, executor.work_stream())
+
+    return Work(run, eqn.prim.name, step)
+
+
+class _Part:
+    """An operand where it lies, or a dense copy if kernels cannot read it there."""
+
+    def __init__(self, operand: Operand):
+        self._operand, layout = operand, operand.layout
+        itemsize = operand.aval.dtype.itemsize
+        last = len(layout.strides) - 1
+        step = _VECTOR // itemsize
+        self._in_place = (
+            operand.aval.ndim == 4
+            and layout.strides[last] == 1
+            and all(s >= 0 and not s % step for s in layout.strides[:last])
+            and not layout.offset % step
+        )
+        self.strides = Strides(*layout.strides[:last]) if self._in_place else _dense(operand.aval)
+
+    def address(self, executor: Executor) -> tuple[int, cuda_memory.DeviceBuffer | None]:
+        """Where its first element is, and what must live until it is read."""
+        if self._in_place:
+            return self._operand.address(executor), None
+        made = self._operand.buffer(executor)
+        return made.ptr, made
+
+
+def _shape(query: ShapedArray, key: ShapedArray) -> Shape:
+    batch, queries, heads, features = query.shape
+    return Shape(batch, queries, key.shape[1], heads, key.shape[2], features)
+
+
+def _dense(aval: ShapedArray) -> Strides:
+    return Strides(*strides_of(aval.shape)[:3])
+
+
+assert not ALIGNMENT % _VECTOR

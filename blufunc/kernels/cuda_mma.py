@@ -1,0 +1,353 @@
+"""Products of small matrices on the tensor cores of a CUDA device: text that hand-written kernels stand on.
+
+Kernels, stage 6, below ``cuda_attention_forward`` and ``cuda_attention_backward``. Two layers. ``INSTRUCTIONS`` wraps
+single PTX instructions of sm_80 and later: copies to shared memory that a thread need not wait for, loads of
+fragments, and the product of 16 x 16 and 16 x 8 elements into float32 sums. ``TILES`` is C++ on top of it: tiles of
+rows of FEATURES elements in shared memory, and products of fragments with such tiles.
+
+A warp holds a matrix in **fragments**. Of 16 x 8 sums, lane ``l`` has ``[0], [1]`` in row ``l / 4``, columns
+``l % 4 * 2`` and the next, and ``[2], [3]`` eight rows below; two such fragments side by side, rounded and packed in
+pairs, are the left operand of 16 x 16 of the next product. So a chain of products needs no shared memory in between.
+
+The text wants ``ELEMENT`` defined, ``"bf16"`` or ``"f16"``, and constants FEATURES, a multiple of 16, and THREADS.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+INSTRUCTIONS = r"""
+inline unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
+
+// 16 bytes from global to shared memory, or zeros unless inside; the thread goes on at once
+inline void copy16(unsigned to, const void *from, bool inside) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+}
+inline void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+// until this thread's copies are done, but for those before its LEFT last ends_of_copies
+template<int LEFT> inline void wait_for_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory"); }
+
+// four matrices of 8 x 8 elements: lane l gives the address of row l % 8 of matrix l / 8
+inline void load_matrices(unsigned (&r)[4], unsigned from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");
+}
+inline void load_transposed(unsigned (&r)[4], unsigned from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");
+}
+
+// c += a b, of 16 x 16 and 16 x 8
+inline void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." ELEMENT "." ELEMENT ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// two numbers rounded to elements, the first in the lower half
+inline unsigned pack(float low, float high) {
+  unsigned r;
+  asm("cvt.rn." ELEMENT "x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low));
+  return r;
+}
+inline float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+"""
+
+UNPACK = {
+    "bf16": """
+inline float low_half(unsigned x) { return __uint_as_float(x << 16); }
+inline float high_half(unsigned x) { return __uint_as_float(x & 0xffff0000u); }
+""",
+    "f16": """
+inline float half_float(unsigned short x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x)); return y; }
+inline float low_half(unsigned x) { return half_float((unsigned short)x); }
+inline float high_half(unsigned x) { return half_float((unsigned short)(x >> 16)); }
+""",
+}
+"""The two elements of a word as floats, for each ELEMENT."""
+
+TILES = r"""
+typedef unsigned short element;  // its bits
+
+constexpr int CHUNKS = FEATURES / 8;                                           // of 16 bytes, in a row
+constexpr int PANEL = (CHUNKS & -CHUNKS) < 8 ? (CHUNKS & -CHUNKS) : 8;         // those in a row of a panel
+
+// Where a chunk of a row is in a tile: the tile has panels side by side, whose rows are of 32, 64 or 128 bytes. The
+// chunks in a row are permuted by its number, so that the same chunk of eight rows lies in all the banks.
+template<int ROWS> inline unsigned tile_at(unsigned row, unsigned chunk) {
+  unsigned place = chunk % PANEL ^ row / (8 / PANEL) % PANEL;
+  return (chunk / PANEL * ROWS + row) * (PANEL * 16) + place * 16;
+}
+constexpr unsigned row_bytes(int rows) { return rows * PANEL * 16; }  // in a panel; 8 rows on, chunks lie as here
+constexpr unsigned tile_bytes(int rows) { return rows * FEATURES * 2; }
+
+// Begin to copy ROWS rows to a tile; from is the first of them, and those from there_are on are zeros.
+template<int ROWS> inline void load_tile(unsigned tile, const element *from, long long stride, int there_are) {
+  if constexpr (THREADS % CHUNKS == 0) {  // a thread has one column: its addresses are evenly spaced
+    constexpr int step = THREADS / CHUNKS;
+    const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
+    from += row * stride + chunk * 8;
+#pragma unroll
+    for (int r = 0; r < ROWS; r += step, from += step * stride)
+      if (ROWS % step == 0 || row + r < ROWS) copy16(tile + tile_at<ROWS>(row + r, chunk), from, row + r < there_are);
+  } else {
+#pragma unroll
+    for (int i = threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
+      const int row = i / CHUNKS, chunk = i % CHUNKS;
+      copy16(tile + tile_at<ROWS>(row, chunk), from + row * stride + chunk * 8, row < there_are);
+    }
+  }
+}
+
+// Rows of a tile, 16 in each of M slabs from `row` on, as left operands.
+template<int ROWS, int M> inline void load_left(unsigned (&a)[M][FEATURES / 16][4], unsigned tile, int row) {
+  int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int m = 0; m < M; ++m)
+#pragma unroll
+    for (int k = 0; k < FEATURES / 16; ++k)
+      load_matrices(a[m][k], tile + tile_at<ROWS>(row + m * 16 + lane % 16, 2 * k + lane / 16));
+}
+
+// Sums of N x 8 columns, rounded, as left operands.
+template<int M, int N> inline void as_left(unsigned (&a)[M][N / 2][4], const float (&sums)[M][N][4]) {
+#pragma unroll
+  for (int m = 0; m < M; ++m)
+#pragma unroll
+    for (int i = 0; i < N * 2; ++i) {
+      const float *pair = &sums[m][i / 2][i % 2 * 2];
+      a[m][i / 4][i % 4] = pack(pair[0], pair[1]);
+    }
+}
+
+// Store rows times `factor`, rounded: through those rows of a tile that this warp alone uses, so that whole chunks go
+// out. `to` is the first row of the tile; rows from there_are on are left out.
+template<int ROWS, int M>
+inline void store_rows(element *to, long long stride, int there_are, unsigned char *tile, int row,
+                       const float (&sums)[M][FEATURES / 8][4], const float (&factor)[M][2]) {
+  int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int m = 0; m < M; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+#pragma unroll
+      for (int n = 0; n < FEATURES / 8; ++n) {
+        const float *pair = &sums[m][n][2 * half];
+        unsigned at = tile_at<ROWS>(row + m * 16 + half * 8 + lane / 4, n) + lane % 4 * 4;
+        *(unsigned *)(tile + at) = pack(pair[0] * factor[m][half], pair[1] * factor[m][half]);
+      }
+  __syncwarp();
+#pragma unroll
+  for (int i = lane; i < M * 16 * CHUNKS; i += 32) {
+    int r = row + i / CHUNKS, chunk = i % CHUNKS;
+    if (r < there_are) *(uint4 *)(to + r * stride + chunk * 8) = *(const uint4 *)(tile + tile_at<ROWS>(r, chunk));
+  }
+}
+
+// Over the four lanes that share the rows of a fragment.
+inline float sum_of_row(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+inline float max_of_row(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+"""
+
+
+WARP_PRODUCTS = r"""
+constexpr int UNIT = 16 * SLABS;  // rows whose warps go the same way
+
+// Rows of a tile, those of this warp from `row` on, as left operands of many products: in registers.
+template<int ROWS> struct Left {
+  unsigned parts[SLABS][FEATURES / 16][4];
+  inline Left(unsigned tile, int row) { load_left<ROWS>(parts, tile, row); }
+};
+
+// The products below are done when the functions return: there is nothing to begin, and nothing to wait for.
+inline void begin_products() {}
+inline void end_of_products() {}
+template<int LEFT, class... Sums> inline void wait_for_products(Sums &...) {}
+inline void wait_for_tile() {
+  wait_for_copies<0>();
+  __syncthreads();
+}
+
+// sums = a (rows of a tile from `row` on)^T: 8 N of them
+template<int ROWS, int LEFT_ROWS, int M, int N>
+inline void times_rows(float (&sums)[M][N][4], const Left<LEFT_ROWS> &a, unsigned tile, int row) {
+  int lane = threadIdx.x % 32, mine = lane / 16 * 8 + lane % 8;
+  tile += row_bytes(row);
+#pragma unroll
+  for (int i = 0; i < M * N * 4; ++i) sums[i / 4 / N][i / 4 % N][i % 4] = 0;
+#pragma unroll
+  for (int k = 0; k < FEATURES / 16; ++k)
+#pragma unroll
+    for (int n = 0; n < N / 2; ++n) {
+      unsigned b[4];
+      load_matrices(b, tile + tile_at<ROWS>(mine, 2 * k + lane / 8 % 2) + row_bytes(16 * n));
+#pragma unroll
+      for (int m = 0; m < M; ++m) {
+        multiply_add(sums[m][2 * n], a.parts[m][k], b[0], b[1]);
+        multiply_add(sums[m][2 * n + 1], a.parts[m][k], b[2], b[3]);
+      }
+    }
+}
+
+// sums += a (rows of a tile from `row` on): 16 K of them
+template<int ROWS, int M, int K>
+inline void times_columns(float (&sums)[M][FEATURES / 8][4], const unsigned (&a)[M][K][4], unsigned tile, int row) {
+  int lane = threadIdx.x % 32, mine = lane % 16;
+  tile += row_bytes(row);
+#pragma unroll
+  for (int k = 0; k < K; ++k)
+#pragma unroll
+    for (int n = 0; n < FEATURES / 16; ++n) {
+      unsigned b[4];
+      load_transposed(b, tile + tile_at<ROWS>(mine, 2 * n + lane / 16) + row_bytes(16 * k));
+#pragma unroll
+      for (int m = 0; m < M; ++m) {
+        multiply_add(sums[m][2 * n], a[m][k], b[0], b[1]);
+        multiply_add(sums[m][2 * n + 1], a[m][k], b[2], b[3]);
+      }
+    }
+}
+"""
+"""Products of a warp, with ``multiply_add``."""
+
+GROUP_INSTRUCTIONS = r"""
+inline void fence_for_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+inline void end_of_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template<int LEFT> inline void wait_for_groups() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(LEFT) : "memory");
+}
+// the compiler must not read x before, or write it after: an instruction that is under way changes it
+inline void settle(float &x) { asm volatile("" : "+f"(x) :: "memory"); }
+"""
+
+_TIMES_ROWS = r"""
+// c = a b, or c += a b if add, of 64 x 16 and 16 x {n}: the rows of a and the columns of b are in memory
+inline void group_times_rows(float (&c)[{n} / 8][4], unsigned long long a, unsigned long long b, bool add) {{
+  asm volatile("{{.reg .pred add;\n setp.ne.b32 add, %{after2}, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n{n}k16.f32." ELEMENT "." ELEMENT " {{{sums}}}, %{after0}, %{after1}, "
+               "add, 1, 1, 0, 0;}}"
+               : {outputs}
+               : "l"(a), "l"(b), "r"((int)add));
+}}
+"""
+
+_TIMES_COLUMNS = r"""
+// c += a b, of 64 x 16 and 16 x {n}: the rows of b are in memory
+inline void group_times_columns(float (&c)[{n} / 8][4], const unsigned (&a)[4], unsigned long long b) {{
+  asm volatile("wgmma.mma_async.sync.aligned.m64n{n}k16.f32." ELEMENT "." ELEMENT " {{{sums}}}, "
+               "{{%{after0}, %{after1}, %{after2}, %{after3}}}, %{after4}, 1, 1, 1, 1;"
+               : {outputs}
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}}
+"""
+
+GROUP_PRODUCTS = r"""
+static_assert(SLABS == 1, "a warp of a group has 16 rows");
+constexpr int UNIT = 64;  // rows whose warps go the same way
+
+template<int M, int N> inline void settle(float (&sums)[M][N][4]) {
+#pragma unroll
+  for (int i = 0; i < M * N * 4; ++i) settle(sums[i / 4 / N][i / 4 % N][i % 4]);
+}
+// until all products are done but those before the LEFT last ends_of_products
+template<int LEFT, class... Sums> inline void wait_for_products(Sums &...sums) {
+  wait_for_groups<LEFT>();
+  (settle(sums), ...);
+}
+inline void wait_for_tile() {
+  wait_for_copies<0>();
+  fence_for_products();
+  __syncthreads();
+}
+
+// what an instruction wants to know of a tile: its address, and how far apart panels and groups of eight rows are
+template<int ROWS> inline unsigned long long described(unsigned at) {
+  constexpr unsigned long long swizzle = PANEL == 8 ? 1 : PANEL == 4 ? 2 : 3;
+  constexpr unsigned long long strides = (unsigned long long)(row_bytes(ROWS) >> 4) << 16 |
+                                         (unsigned long long)(row_bytes(8) >> 4) << 32;
+  return swizzle << 62 | strides | (at & 0x3ffff) >> 4;
+}
+
+// 16 columns of a tile from `row` on
+template<int ROWS> inline unsigned long long described(unsigned tile, int row, int k) {
+  return described<ROWS>(tile + row_bytes(row) + 2 * k / PANEL * row_bytes(ROWS) + 2 * k % PANEL * 16);
+}
+
+// Rows of a tile, 64 of which `row` is one of this warp's, as left operands of many products: they stay where they are.
+// (In registers they would be there all the time. ptxas 13.0 gave such registers to other values in a loop.)
+template<int ROWS> struct Left {
+  unsigned tile;
+  int row;
+  inline Left(unsigned tile, int row) : tile(tile), row(row / UNIT * UNIT) {}
+};
+
+// sums = a (rows of a tile from `row` on)^T: 8 N of them
+template<int ROWS, int LEFT_ROWS, int N>
+inline void times_rows(float (&sums)[1][N][4], const Left<LEFT_ROWS> &a, unsigned tile, int row) {
+#pragma unroll
+  for (int k = 0; k < FEATURES / 16; ++k)
+    group_times_rows(sums[0], described<LEFT_ROWS>(a.tile, a.row, k), described<ROWS>(tile, row, k), k > 0);
+}
+
+// sums += a (rows of a tile from `row` on): 16 K of them
+template<int ROWS, int K>
+inline void times_columns(float (&sums)[1][FEATURES / 8][4], const unsigned (&a)[1][K][4], unsigned tile, int row) {
+#pragma unroll
+  for (int k = 0; k < K; ++k)
+    group_times_columns(sums[0], a[0][k], described<ROWS>(tile + row_bytes(row + 16 * k)));
+}
+"""
+"""Products of four warps, with Hopper's own instructions, which go on while the warps do something else."""
+
+
+class GroupSizes(NamedTuple):
+    """The numbers of columns of products of four warps.
+
+    Attributes:
+      rows: those of ``times_rows``.
+      columns: those of ``times_columns``.
+    """
+
+    rows: int
+    columns: int
+
+
+def _group_product(template: str, n: int) -> str:
+    """A product of a group with ``n`` columns."""
+    count = n // 2
+    return template.format(
+        n=n,
+        sums=", ".join(f"%{i}" for i in range(count)),
+        outputs=", ".join(f'"+f"(c[{i // 4}][{i % 4}])' for i in range(count)),
+        **{f"after{i}": count + i for i in range(5)},
+    )
+
+
+def instructions(dtype_name: str, groups: GroupSizes | None = None) -> str:
+    """What is not C++: for ``bfloat16`` or ``float16``.
+
+    Args:
+      groups: the sizes of products of four warps; None without Hopper's instructions.
+    """
+    element = {"bfloat16": "bf16", "float16": "f16"}[dtype_name]
+    text = f'#define ELEMENT "{element}"\n{INSTRUCTIONS}{UNPACK[element]}'
+    if groups is None:
+        return text
+    products = _group_product(_TIMES_ROWS, groups.rows) + _group_product(_TIMES_COLUMNS, groups.columns)
+    return text + GROUP_INSTRUCTIONS + products
+
+
+def text(dtype_name: str, groups: GroupSizes | None = None) -> str:
+    """Both layers; the constants have to stand before. Takes what ``instructions`` does."""
+    return instructions(dtype_name, groups) + TILES + (GROUP_PRODUCTS if groups else WARP_PRODUCTS)

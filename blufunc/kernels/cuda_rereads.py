@@ -1,0 +1,143 @@
+"""Rows that several loops read, and that are too long to be kept in registers.
+
+Kernels, stage 6, before ``cuda_style.py``. Where only one block of a multiprocessor would find room for its row in
+shared memory, the row is copied there, without passing through registers, while the first loop takes up what has
+come already: so all of it is under way at once, and memory is read once. Other rows are read again; what is known to
+be read for the last time, or written and not read at all, need not stay in the cache then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from blufunc.kernels.cuda_row_passes import OneLane
+from blufunc.kernels.cuda_vectors import Vectors, is_contiguous, loads_replaced
+from blufunc.kernels.indices import Index, Range, of, ranges_of
+from blufunc.kernels.loopir import (
+    Accumulate,
+    Buffer,
+    Kernel,
+    Lanes,
+    Set,
+    Value,
+    load,
+    post_order,
+    values_of,
+)
+
+COPYING_THREADS = 1024
+"""Threads of a block that copies its row: so few vectors each that their loops are written out."""
+
+_LEAST_BYTES = 114 << 10
+"""Rows from here on are copied: of smaller ones, the second-level cache has most when they are read again."""
+
+_STATIC_BYTES = 4 << 10
+"""What is left of shared memory for exchanges."""
+
+_CACHE_BYTES = 50 << 20
+"""The second-level cache: larger results are not found there by who comes next."""
+
+Access = tuple[Buffer, Index]
+
+
+@dataclass(frozen=True)
+class RowCopy:
+    """A row in shared memory.
+
+    Attributes:
+      source, index: what is copied, and the element of it that each lane reads.
+      row: stands for the copy, whose elements are those of the lanes.
+      range: the lanes.
+      first: the position among the kernel's statements of the first loop that reads it.
+    """
+
+    source: Buffer
+    index: Index
+    row: Buffer
+    range: Range
+    first: int
+
+
+@dataclass(frozen=True)
+class Rereads:
+    """How rows are read again.
+
+    Attributes:
+      copy: the row that is copied.
+      last: stands for buffers where they are read for the last time.
+      streamed: the outputs that need not stay in the cache.
+    """
+
+    copy: RowCopy | None = None
+    last: Mapping[Buffer, Buffer] = field(default_factory=dict)
+    streamed: frozenset[Buffer] = frozenset()
+
+
+def with_rereads(kernel: Kernel, cuts: Mapping[Range, Vectors], shared_bytes: int) -> tuple[Kernel, Rereads]:
+    """A kernel in which loops read rows again from where they lie then.
+
+    Args:
+      cuts: the vectors of its lanes.
+      shared_bytes: what a block may have of shared memory.
+    """
+    again = _read_again(kernel)
+    if not again:
+        return kernel, Rereads()
+    copy = _copied(kernel, again, cuts, shared_bytes - _STATIC_BYTES)
+    last = {b: Buffer(b.name, b.dtype, b.size) for b, _ in again}
+    body = []
+    for n, s in enumerate(kernel.body):
+        found = {}
+        for access, loops in again.items():
+            buffer, index = access
+            if copy is not None and access == (copy.source, copy.index):
+                if n >= copy.first:
+                    found[access] = load(copy.row, of(copy.range))
+            elif n == loops[-1]:
+                found[access] = load(last[buffer], index)
+        body.append(loads_replaced(s, found) if isinstance(s, Lanes) and found else s)
+    read_later = {v.attr[0] for v in post_order(replace(kernel, body=()).roots()) if v.op == "load"}
+    streamed = {b for b in kernel.buffers if b.written and b.size * b.dtype.itemsize > _CACHE_BYTES}
+    return replace(kernel, body=tuple(body)), Rereads(copy, last, frozenset(streamed - read_later))
+
+
+def _read_again(kernel: Kernel) -> dict[Access, list[int]]:
+    """What varies from point to point, and several loops over all lanes read: with the positions of these loops."""
+    found: dict[Access, list[int]] = {}
+    for n, s in enumerate(kernel.body):
+        if not isinstance(s, Lanes) or isinstance(s, OneLane):
+            continue
+        for access in {v.attr: None for v in _loads(s) if _is_of_row(v, s.range)}:
+            found.setdefault(access, []).append(n)
+    return {access: loops for access, loops in found.items() if len(loops) > 1}
+
+
+def _loads(s: Lanes) -> list[Value]:
+    return [v for v in post_order([v for t in s.body for v in values_of(t)]) if v.op == "load"]
+
+
+def _is_of_row(v: Value, lanes: Range) -> bool:
+    ranges = ranges_of(v.attr[1])
+    return not v.args and not v.attr[0].written and lanes in ranges and ranges != {lanes}
+
+
+def _copied(
+    kernel: Kernel, again: Mapping[Access, list[int]], cuts: Mapping[Range, Vectors], most: int
+) -> RowCopy | None:
+    """The largest row that there is room for, if its vectors can be copied and nothing else is kept."""
+    statements = list(kernel.statements())
+    if any(isinstance(s, (Set, Accumulate)) for s in statements):
+        return None
+    found: dict[int, RowCopy] = {}
+    for (buffer, index), loops in again.items():
+        over = kernel.body[loops[0]].range
+        cut, size = cuts[over], over.extent * buffer.dtype.itemsize
+        if cut.element is None or cut.width * buffer.dtype.itemsize % 16 or not _LEAST_BYTES <= size <= most:
+            continue
+        if any(kernel.body[n].range is not over for n in loops):
+            continue
+        if is_contiguous(index.substitute({over: of(cut.vector) * cut.width + of(cut.element)}), cut.element):
+            row = Buffer(f"{buffer.name}_row", buffer.dtype, over.extent)
+            found[size] = RowCopy(buffer, index, row, over, loops[0])
+    return found[max(found)] if found else None

@@ -1,0 +1,182 @@
+"""Stand-ins for the instructions of ``cuda_mma``: its kernels run on the host, where each thread is a fiber.
+
+Beside ``emulated_cuda.py``, above ``cuda_machines.py``. A copy to shared memory is made only when it is waited for, so
+that a wait that is missing is found.
+"""
+
+import ctypes
+
+import numpy as np
+
+from blufunc.kernels import cuda_mma
+from tests.kernels.cuda_machines import BLOCK, Host
+
+SHARED = 1 << 18
+
+_INSTRUCTIONS = f"""
+#include <vector>
+#undef __launch_bounds__
+#define __launch_bounds__(...)
+struct float2 {{ float x, y; }};
+struct alignas(16) float4 {{ float x, y, z, w; }};
+static inline float2 make_float2(float x, float y) {{ return {{x, y}}; }}
+static inline int min(int x, int y) {{ return x < y ? x : y; }}
+static inline int max(int x, int y) {{ return x > y ? x : y; }}
+static inline float __shfl_xor_sync(uint32_t m, float x, int mask) {{
+  return __uint_as_float(__shfl_xor_sync(m, __float_as_uint(x), mask));
+}}
+static void __syncwarp() {{ wait(WAITS_FOR_WARP); }}
+alignas(1024) static unsigned char shared_memory[{SHARED}];
+extern "C" void poison() {{ memset(shared_memory, 0xff, sizeof shared_memory); }}  // NaN, of all our types
+
+static unsigned shared_address(const void *p) {{ return (const unsigned char *)p - shared_memory; }}
+struct TileCopy {{ unsigned to; const void *from; bool inside; }};
+static std::vector<std::vector<TileCopy>> tile_copies[1024];  // of each thread; the last vector is not ended yet
+static void copy16(unsigned to, const void *from, bool inside) {{
+  auto &mine = tile_copies[threadIdx.x];
+  if (mine.empty()) mine.emplace_back();
+  mine.back().push_back({{to, from, inside}});
+}}
+static void end_of_copies() {{
+  auto &mine = tile_copies[threadIdx.x];
+  mine.resize(mine.size() + (mine.empty() ? 2 : 1));
+}}
+template<int LEFT> static void wait_for_copies() {{
+  auto &mine = tile_copies[threadIdx.x];
+  while (mine.size() > LEFT + 1) {{
+    for (auto &c : mine.front())
+      if (c.inside) memcpy(shared_memory + c.to, c.from, 16);
+      else memset(shared_memory + c.to, 0, 16);
+    mine.erase(mine.begin());
+  }}
+}}
+
+static unsigned operands[1024][6];
+static void load(unsigned (&r)[4], unsigned from, bool transposed) {{
+  const int warp = threadIdx.x / 32 * 32, lane = threadIdx.x % 32;
+  operands[threadIdx.x][0] = from;
+  wait(WAITS_FOR_WARP);
+  for (int i = 0; i < 4; ++i) {{
+    uint16_t pair[2];
+    for (int j = 0; j < 2; ++j) {{
+      int row = transposed ? lane % 4 * 2 + j : lane / 4, column = transposed ? lane / 4 : lane % 4 * 2 + j;
+      memcpy(&pair[j], shared_memory + operands[warp + i * 8 + row][0] + column * 2, 2);
+    }}
+    r[i] = pair[0] | (unsigned)pair[1] << 16;
+  }}
+  wait(WAITS_FOR_WARP);
+}}
+static void load_matrices(unsigned (&r)[4], unsigned from) {{ load(r, from, false); }}
+static void load_transposed(unsigned (&r)[4], unsigned from) {{ load(r, from, true); }}
+static float low_half(unsigned);
+static float high_half(unsigned);
+static void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {{
+  const int warp = threadIdx.x / 32 * 32, lane = threadIdx.x % 32;
+  for (int i = 0; i < 4; ++i) operands[threadIdx.x][i] = a[i];
+  operands[threadIdx.x][4] = b0, operands[threadIdx.x][5] = b1;
+  wait(WAITS_FOR_WARP);
+  auto half = [](unsigned x, int k) {{ return k % 2 ? high_half(x) : low_half(x); }};
+  for (int i = 0; i < 4; ++i) {{
+    const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+    for (int k = 0; k < 16; ++k) {{
+      unsigned x = operands[warp + row % 8 * 4 + k % 8 / 2][row / 8 + k / 8 * 2];
+      unsigned y = operands[warp + column * 4 + k % 8 / 2][4 + k / 8];
+      c[i] += half(x, k) * half(y, k);
+    }}
+  }}
+  wait(WAITS_FOR_WARP);
+}}
+static float exp2_fast(float x) {{ return exp2f(x); }}
+"""
+
+_GROUP_INSTRUCTIONS = """
+static void fence_for_products() {}
+static void begin_products() {}
+static void end_of_products() {}
+template<int LEFT> static void wait_for_groups() {}
+static void settle(float &) {}
+// an element of an operand, as PTX describes it: K-major, or transposed, in groups of eight rows
+template<bool TRANSPOSED> static float described_element(unsigned long long b, unsigned k, unsigned n) {
+  const unsigned start = (b & 0x3fff) << 4, panels = (b >> 16 & 0x3fff) << 4, groups = (b >> 32 & 0x3fff) << 4;
+  const unsigned chunks = 16 >> (b >> 62), width = chunks * 8;  // of a row, in 16 bytes and in elements
+  unsigned at = TRANSPOSED ? start + n / width * panels + n % width * 2 + k / 8 * groups + k % 8 * chunks * 16
+                           : start + n / 8 * groups + n % 8 * chunks * 16 + k * 2;
+  at ^= (at >> 7 & (chunks - 1)) << 4;
+  uint16_t bits;
+  memcpy(&bits, shared_memory + at, 2);
+  return low_half(bits);
+}
+template<int N>
+static void group_times_rows(float (&c)[N][4], unsigned long long a, unsigned long long b, bool add) {
+  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4;
+  for (int n = 0; n < N; ++n)
+    for (int i = 0; i < 4; ++i) {
+      if (!add) c[n][i] = 0;
+      for (int k = 0; k < 16; ++k)
+        c[n][i] += described_element<false>(a, k, row + i / 2 * 8) *
+                   described_element<false>(b, k, n * 8 + lane % 4 * 2 + i % 2);
+    }
+}
+template<int N>
+static void group_times_columns(float (&c)[N][4], const unsigned (&a)[4], unsigned long long b) {
+  const int warp = threadIdx.x / 32 * 32, lane = threadIdx.x % 32;
+  for (int i = 0; i < 4; ++i) operands[threadIdx.x][i] = a[i];
+  wait(WAITS_FOR_WARP);
+  for (int n = 0; n < N; ++n)
+    for (int i = 0; i < 4; ++i) {
+      for (int k = 0; k < 16; ++k) {
+        unsigned x = operands[warp + lane / 4 * 4 + k % 8 / 2][i / 2 + k / 8 * 2];
+        float y = described_element<true>(b, k, n * 8 + lane % 4 * 2 + i % 2);
+        c[n][i] += (k % 2 ? high_half(x) : low_half(x)) * y;
+      }
+    }
+  wait(WAITS_FOR_WARP);
+}
+"""
+
+_HALVES = {
+    "bfloat16": cuda_mma.UNPACK["bf16"]
+    + "static unsigned pack(float x, float y) { return ptx_to_bf16(x) | (unsigned)ptx_to_bf16(y) << 16; }\n",
+    "float16": """
+static float low_half(unsigned x) { return ptx_from_f16(x); }
+static float high_half(unsigned x) { return ptx_from_f16(x >> 16); }
+static unsigned pack(float x, float y) { return ptx_to_f16(x) | (unsigned)ptx_to_f16(y) << 16; }
+""",
+}
+_PACKED = 'extern "C" void run(void **p, void *, void *, void *) {{ {entry}({arguments}); }}\n'
+_DYNAMIC = "extern __shared__ __align__(1024) unsigned char shared_memory[];"
+
+
+class Emulator:
+    """Runs kernels on the host.
+
+    Args:
+      folder: where libraries go.
+    """
+
+    def __init__(self, folder):
+        self.host = Host(folder)
+
+    def launch(self, source, instructions, dtype_name, entry, parameters, grid, block, shared):
+        """Run a kernel.
+
+        Args:
+          instructions: what ``cuda_mma.instructions`` gave for the source.
+          parameters: pairs of C type and value, an array or the bytes of a structure.
+          shared: bytes of dynamic shared memory, which the emulated has more of.
+        """
+        assert instructions in source
+        assert _DYNAMIC in source
+        assert shared <= SHARED
+        stand_ins = _HALVES[dtype_name] + (_GROUP_INSTRUCTIONS if "wgmma" in instructions else "")
+        text = source.replace(instructions, stand_ins).replace(_DYNAMIC, "")
+        given = [
+            f"*({t} *)&p[{i}]" if t.endswith("*") else f"*({t} *)p[{i}]"
+            for i, (t, _) in enumerate(parameters)
+        ]
+        text += _PACKED.format(entry=entry, arguments=", ".join(given))
+        library = self.host.compile(text, BLOCK + _INSTRUCTIONS)
+        held = [np.frombuffer(v, np.uint8) if isinstance(v, bytes) else v for _, v in parameters]
+        pointers = (ctypes.c_void_p * len(held))(*[a.ctypes.data for a in held])
+        library.poison()
+        library.launch(library.run, grid, block, pointers, None, None, None)

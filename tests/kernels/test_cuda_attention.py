@@ -1,0 +1,257 @@
+"""Attention kernels: they compile without spills, and agree with float64, on a device or the host in its place."""
+
+import numpy as np
+import pytest
+
+from blufunc import errors
+from blufunc.core import dtypes
+from blufunc.kernels import cuda_attention, cuda_mma, cuda_runtime, nvrtc
+from blufunc.kernels.cuda_attention import FORWARD_KERNEL, KEY_KERNEL, QUERY_KERNEL, Shape, Strides, Tiling
+from tests.kernels.cuda_machines import needs_nvrtc
+from tests.kernels.emulated_mma import Emulator
+
+KERNELS = [FORWARD_KERNEL, QUERY_KERNEL, KEY_KERNEL]
+NAMES = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
+BF16, F16 = dtypes.bfloat16, dtypes.float16
+
+
+class Case:
+    """The operands of one attention, with strides as they lie, and what is right for them."""
+
+    def __init__(self, shape, dtype, packed=False):
+        self.shape, self.dtype, self.scale = shape, dtype, shape.features**-0.5
+        rng = np.random.default_rng(sum(shape))
+        b, t, s, h, kh, d = shape
+        normal = lambda *sizes: rng.standard_normal(sizes).astype(dtype)
+        if packed:
+            both = normal(b, t, 3, h, d), np.full((b, t, 3, h, d), np.nan, dtype)
+            qkv, gradients = ([x[:, :, i] for i in range(3)] for x in both)
+        else:
+            qkv = [normal(b, t, h, d), normal(b, s, kh, d), normal(b, s, kh, d)]
+            gradients = [np.full(x.shape, np.nan, dtype) for x in qkv]
+        self.arrays = dict(zip(("q", "k", "v", "dq", "dk", "dv"), qkv + gradients, strict=True))
+        self.arrays |= {
+            "dout": normal(b, t, h, d),
+            "out": np.full((b, t, h, d), np.nan, dtype),
+            "lse": np.full((b, h, t), np.nan, np.float32),
+            "scratch": np.full((b * h, cuda_attention.padded(shape), 2), np.nan, np.float32),
+        }
+
+    def strides(self):
+        return {name: Strides(*(n // 2 for n in self.arrays[name].strides[:3])) for name in NAMES}
+
+    def check(self, causal):
+        tolerance = {BF16: 8e-3, F16: 1e-3}[self.dtype]
+        for name, want in self.expected(causal).items():
+            got, most = self.arrays[name].astype(np.float64), max(np.abs(want).max(), 1e-2)
+            np.testing.assert_allclose(
+                got, want, atol=(1e-5 if name == "lse" else tolerance) * most, err_msg=name
+            )
+
+    def expected(self, causal):
+        b, t, s, h, kh, d = self.shape
+        q, k, v, dout = (self.arrays[n].astype(np.float64) for n in ("q", "k", "v", "dout"))
+        k, v = (np.repeat(x, h // kh, axis=2) for x in (k, v))
+        scores = np.einsum("bthd,bshd->bhts", q, k) * self.scale
+        if causal:
+            scores = np.where(np.tri(t, s, dtype=bool), scores, -np.inf)
+        lse = np.log(np.exp(scores).sum(-1))
+        p = np.exp(scores - lse[..., None])
+        out = np.einsum("bhts,bshd->bthd", p, v)
+        dp = np.einsum("bthd,bshd->bhts", dout, v) - np.einsum("bthd,bthd->bht", dout, out)[..., None]
+        dk = np.einsum("bhts,bthd->bshd", p * dp, q) * self.scale
+        dv = np.einsum("bhts,bthd->bshd", p, dout)
+        summed = lambda x: x.reshape(b, s, kh, h // kh, d).sum(3)
+        dq = np.einsum("bhts,bshd->bthd", p * dp, k) * self.scale
+        return {"out": out, "lse": lse, "dq": dq, "dk": summed(dk), "dv": summed(dv)}
+
+
+# -- the texts -------------------------------------------------------------------------------------
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
+@pytest.mark.parametrize("features", [64, 128])
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.entry)
+def test_compiles_without_spills(kernel, features, arch):
+    tiling = kernel.tiling(features, arch)
+    binary = nvrtc.build(cuda_attention.source(kernel, BF16, features, True, tiling), arch, kernel.entry)
+    used = binary.resources()[kernel.entry]
+    assert used.spill_stores <= 16  # bytes of a thread: what only begins and ends need
+    assert "serialized" not in binary.log  # what ptxas says when products of groups wait for each other
+    assert tiling.groups == (arch == "sm_90a")
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("features", [16, 48, 96, 112])
+def test_compiles_for_other_features(features):
+    for kernel in KERNELS:
+        for arch in ("sm_80", "sm_90a"):
+            text = cuda_attention.source(kernel, F16, features, False, kernel.tiling(features, arch))
+            assert nvrtc.build(text, arch, kernel.entry).cubin
+
+
+@pytest.mark.parametrize("features", [16, 64, 80, 128])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90a"])
+def test_shared_memory_is_what_a_block_can_have(features, arch):
+    limit = {"sm_80": 163, "sm_86": 99, "sm_90a": 227}[arch] << 10
+    for kernel in KERNELS:
+        tiling = kernel.tiling(features, arch)
+        assert kernel.shared_bytes(features, tiling) <= limit
+        assert cuda_attention.padded(Shape(1, 1, 1, 1, 1, features)) % tiling.rows == 0
+        assert cuda_attention.padded(Shape(1, 1, 1, 1, 1, features)) % tiling.columns == 0
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+GOOD = Shape(2, 128, 128, 4, 2, 64)
+DENSE = [Strides(128 * 256, 256, 64)] * 8
+
+
+@pytest.mark.parametrize(
+    "shape, dtype, strides, arch, why",
+    [
+        (GOOD, dtypes.float32, DENSE, "sm_90a", "elements are float32"),
+        (GOOD, BF16, DENSE, "sm_75", "sm_80 and later"),
+        (GOOD._replace(features=72), BF16, DENSE, "sm_90a", "features=72"),
+        (GOOD._replace(features=256), BF16, DENSE, "sm_90a", "features=256"),
+        (GOOD._replace(keys=0), BF16, DENSE, "sm_90a", "nothing"),
+        (GOOD._replace(key_heads=3), BF16, DENSE, "sm_90a", "key_heads=3"),
+        (GOOD._replace(keys=1 << 25), BF16, DENSE, "sm_90a", "tokens"),
+        (GOOD, BF16, [*DENSE, Strides(4096, 100, 64)], "sm_90a", "stride"),
+    ],
+)
+def test_refused(shape, dtype, strides, arch, why):
+    assert why in cuda_attention.refused(shape, dtype, strides, arch)
+
+
+def test_not_refused():
+    for arch in ("sm_80", "sm_90a", "sm_120"):
+        for dtype in (BF16, F16):
+            assert cuda_attention.refused(GOOD, dtype, DENSE, arch) is None
+
+
+# -- on the host -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory):
+    return Emulator(tmp_path_factory.mktemp("attention"))
+
+
+WARPS = {k.entry: k.warps[0] for k in KERNELS}
+TWO_SLABS = {k.entry: Tiling(2, 128, 64, 32, 1) for k in KERNELS} | {
+    "attention_forward": Tiling(2, 128, 32, 32, 1)
+}
+GROUPS = {k.entry: Tiling(1, 128, 64, 64, 1, groups=True) for k in KERNELS}
+TWO_GROUPS = {k.entry: Tiling(1, 256, 64, 32, 1, groups=True) for k in KERNELS} | {
+    "attention_forward": Tiling(1, 256, 128, 128, 1, groups=True)
+}
+
+
+@pytest.mark.parametrize(
+    "shape, dtype, causal, tilings, packed",
+    [
+        (Shape(1, 130, 130, 2, 2, 64), BF16, True, WARPS, True),
+        (Shape(1, 67, 150, 4, 2, 64), F16, False, WARPS, False),
+        (Shape(2, 150, 67, 2, 1, 64), BF16, True, WARPS, False),
+        (Shape(1, 67, 201, 1, 1, 64), BF16, True, WARPS, False),  # keys that nobody sees
+        (Shape(1, 70, 70, 1, 1, 96), F16, True, WARPS, False),
+        (Shape(1, 70, 70, 1, 1, 16), BF16, True, WARPS, False),
+        (Shape(1, 130, 130, 2, 1, 64), BF16, True, TWO_SLABS, False),
+        (Shape(1, 130, 130, 2, 1, 64), BF16, True, GROUPS, False),
+        (Shape(1, 67, 150, 1, 1, 128), F16, False, GROUPS, False),
+        (Shape(1, 70, 90, 1, 1, 80), BF16, True, GROUPS, False),
+        (Shape(1, 70, 70, 1, 1, 32), F16, True, GROUPS, False),
+        (Shape(1, 200, 200, 1, 1, 64), BF16, True, TWO_GROUPS, False),
+    ],
+)
+def test_kernels_on_the_host(emulator, shape, dtype, causal, tilings, packed):
+    case = Case(shape, dtype, packed)
+    types = {"lse": "float *", "scratch": "float2 *"}
+    for kernel in KERNELS:
+        tiling = tilings[kernel.entry]
+        parameters = [(types.get(n, "unsigned short *"), case.arrays[n]) for n in kernel.operands]
+        parameters += [("Problem", cuda_attention.problem(kernel, shape, case.scale, case.strides()))]
+        emulator.launch(
+            cuda_attention.source(kernel, dtype, shape.features, causal, tiling),
+            cuda_mma.instructions(dtype.name, cuda_attention.group_sizes(shape.features, tiling)),
+            dtype.name,
+            kernel.entry,
+            parameters,
+            kernel.blocks(shape, tiling),
+            tiling.threads,
+            kernel.shared_bytes(shape.features, tiling),
+        )
+    case.check(causal)
+
+
+# -- on a device -----------------------------------------------------------------------------------
+
+on_device = pytest.mark.skipif(cuda_runtime.available() is not None, reason=str(cuda_runtime.available()))
+
+
+def run_on_device(case, causal, repeats=1):
+    """Both directions; the gradients of each repeat of the backward one."""
+    import cupy
+
+    stream = cuda_runtime.work_stream(0)
+    roots = {}  # parts of one array stay parts of one
+
+    def address(x):
+        root = x if x.base is None else x.base
+        held = roots.setdefault(id(root), (root, cupy.asarray(root.view(np.uint8))))
+        return int(held[1].data.ptr) + x.ctypes.data - root.ctypes.data
+
+    at = {name: address(x) for name, x in case.arrays.items()}
+    cupy.cuda.Device().synchronize()
+    strides = [case.strides()[n] for n in NAMES]
+    forward = cuda_attention.Forward(case.shape, case.dtype, strides[:4], case.scale, causal, 0)
+    backward = cuda_attention.Backward(case.shape, case.dtype, strides, case.scale, causal, 0)
+    assert backward.scratch_bytes == case.arrays["scratch"].nbytes
+    forward(*(at[n] for n in ("q", "k", "v", "out", "lse")), stream)
+    results = []
+    for _ in range(repeats):
+        backward(*(at[n] for n in ("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv", "scratch")), stream)
+        stream.synchronize()
+        for root, on_device in roots.values():
+            root.view(np.uint8)[...] = on_device.get()
+        results.append([case.arrays[n].copy().view(np.uint16) for n in ("dq", "dk", "dv")])
+    return results
+
+
+@pytest.mark.gpu
+@on_device
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    "shape, dtype, packed",
+    [
+        (Shape(2, 190, 190, 3, 3, 64), BF16, True),
+        (Shape(2, 67, 301, 4, 2, 64), F16, False),
+        (Shape(1, 301, 67, 6, 2, 64), BF16, False),
+        (Shape(1, 257, 257, 3, 1, 128), BF16, False),
+        (Shape(1, 150, 260, 2, 2, 80), F16, False),
+        (Shape(1, 200, 200, 2, 2, 32), BF16, False),
+        (Shape(1, 1, 1, 1, 1, 16), BF16, False),
+    ],
+)
+def test_on_a_device(shape, dtype, packed, causal):
+    case = Case(shape, dtype, packed)
+    run_on_device(case, causal)
+    case.check(causal)
+
+
+@pytest.mark.gpu
+@on_device
+def test_gradients_are_the_same_each_time():
+    first, *others = run_on_device(Case(Shape(2, 500, 500, 4, 2, 64), BF16), True, repeats=4)
+    for other in others:
+        for x, y in zip(first, other, strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.gpu
+@on_device
+def test_scale_that_is_not_positive():
+    with pytest.raises(errors.UnsupportedError, match="not positive"):
+        cuda_attention.Forward(GOOD, BF16, DENSE[:4], -1.0, True, 0)

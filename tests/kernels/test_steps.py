@@ -1,0 +1,50 @@
+"""Schedules: what planning leaves as it was, and what it does once."""
+
+import gc
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import blufunc as bf
+import blufunc.numpy as bnp
+from blufunc.core.array import from_numpy
+from blufunc.kernels import fuse
+from tests.kernels.differential import LIKE_A_GPU, SMALL, case
+
+X = from_numpy(np.ones((6, 8), np.float32))
+
+
+def planned(fun, *args, target=SMALL):
+    return case(fun, *args, target=target, name="planned").schedule
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_planning_leaves_the_garbage_collector_as_it_was(enabled):
+    """Also where it fails. While it runs there is none."""
+    during = []
+
+    def broken(rows, lanes):
+        during.append(gc.isenabled())
+        raise ValueError("no chunks")
+
+    before = gc.isenabled()
+    try:
+        gc.enable() if enabled else gc.disable()
+        planned(lambda x: x * 2, X)
+        assert gc.isenabled() == enabled
+        with pytest.raises(ValueError, match="no chunks"):
+            planned(lambda x: x.sum(0), X, target=replace(SMALL, chunks=broken))
+        assert gc.isenabled() == enabled and during == [False]
+    finally:
+        gc.enable() if before else gc.disable()
+
+
+def test_the_sort_of_an_equation_is_asked_once(monkeypatch):
+    """Though a program in which something is computed again is fused twice."""
+    asked = []
+    sort_of = fuse.sort_of
+    monkeypatch.setattr(fuse, "sort_of", lambda e: asked.append(e) or sort_of(e))
+    monkeypatch.setattr("blufunc.kernels.steps._LEAST_SAVING", 1)
+    made = planned(bf.grad(lambda x: bnp.tanh(bnp.sin(x @ x.T)).sum()), X, target=LIKE_A_GPU)
+    assert len(asked) == len(set(asked)) >= len(made.jaxpr.eqns)
