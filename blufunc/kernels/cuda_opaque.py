@@ -16,12 +16,12 @@ from blufunc.core import source
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Eqn, Jaxpr
 from blufunc.core.ops.barrier import optimization_barrier_p
-from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.override import is_replaced
 from blufunc.kernels import cuda_library, cuda_memory, cuda_modules, cuda_runtime, cuda_scatter
 from blufunc.kernels.cuda_executor import Executor, Operand, Work
 from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.cuda_product import Product
+from blufunc.kernels.epilogue import PRODUCTS
 from blufunc.kernels.numpy_program import eqn_calls_back, interpret
 from blufunc.kernels.quiet import openly, quietly
 from blufunc.kernels.steps import OpaqueStep
@@ -50,7 +50,7 @@ Compile = Callable[[Jaxpr], Body]
 
 def planned(eqn: Eqn) -> bool:
     """Whether an equation's results are written into planned memory."""
-    by_us = eqn.prim is dot_general_p or hasattr(eqn.prim, "cuda_source")
+    by_us = eqn.prim in PRODUCTS or hasattr(eqn.prim, "cuda_source")
     return by_us or cuda_scatter.rows_of(eqn) is not None
 
 
@@ -79,7 +79,7 @@ def work(executor: Executor, step: OpaqueStep, compile: Compile) -> Work:
             if value is not None:
                 executor.put(value, _apart(executor, result, given))
 
-    if eqn.prim is dot_general_p:
+    if eqn.prim in PRODUCTS:
         product = Product.of(executor, step, operands, run)
         if product is not None:
             return Work(product.run, eqn.prim.name, step)

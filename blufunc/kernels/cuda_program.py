@@ -33,7 +33,7 @@ from blufunc.kernels.stages import show_stages
 from blufunc.kernels.steps import OpaqueStep, Schedule, schedule
 from blufunc.kernels.timing import StepTime
 
-TARGET = dataclasses.replace(CUDA, batch_first=True, group=True, recompute=True)
+TARGET = dataclasses.replace(CUDA, batch_first=True, epilogues=True, group=True, recompute=True)
 """What a lowering should know of a device: memory is scarce there, and launches take as long as small kernels."""
 
 _programs: weakref.WeakSet[CudaProgram] = weakref.WeakSet()

@@ -71,6 +71,7 @@ class Target:
       keep_loads: whether what was read is kept too: not where a cache does that.
       tile: up to how many columns a chunk adds up at a time.
       batch_first: whether products want their batch axes side by side in memory.
+      epilogues: whether products can add something to what they compute.
       group: whether kernels that do the same to different arrays are launched as one.
       recompute: whether what is cheap to compute again is not kept for later, where memory is scarcer than time.
     """
@@ -81,6 +82,7 @@ class Target:
     keep_loads: bool
     tile: int
     batch_first: bool = False
+    epilogues: bool = False
     group: bool = False
     recompute: bool = False
 
