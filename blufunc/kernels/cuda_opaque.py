@@ -45,7 +45,11 @@ class Body(Protocol):
         """Memory for a value."""
 
 
-Compile = Callable[[Jaxpr], Body]
+class Compile(Protocol):
+    """How bodies become programs."""
+
+    def __call__(self, jaxpr: Jaxpr, donated: tuple[bool, ...] = ()) -> Body:
+        """The program of a body, which may write over the arguments that are donated: by default over none."""
 
 
 def planned(eqn: Eqn) -> bool:
@@ -203,12 +207,20 @@ def _on_host(eqn: Eqn, function: Callable, device: int, outs: Sequence[ShapedArr
 
 # -- control flow ------------------------------------------------------------------------------------
 
+LARGE = 1 << 20
+"""Bytes from which on what a scan carries is worth a copy at its start, to be written over from then on."""
+
 
 def _scan(
     device: int, compile: Compile, *, jaxpr: Jaxpr, length, reverse, n_consts, n_carry, **_: Any
 ) -> tuple[Function, bool]:
-    """The body once for each step: inputs are views of their arrays, and outputs are copied into theirs."""
-    body = compile(jaxpr)
+    """The body once for each step: inputs are views of their arrays, and outputs are copied into theirs.
+
+    What is carried and large is written over by each step, if it can be: a sum of gradients is in memory once.
+    """
+    places = enumerate(v.aval for v in jaxpr.invars)
+    donated = tuple(0 <= i - n_consts < n_carry and a.ndim > 0 and a.nbytes >= LARGE for i, a in places)
+    body = compile(jaxpr, donated)
     ys_avals = jaxpr.out_avals[n_carry:]
 
     def run(given: list[DeviceBuffer]) -> list[DeviceBuffer]:
@@ -216,7 +228,10 @@ def _scan(
         carry, xs = rest[:n_carry], rest[n_carry:]
         stream = cuda_runtime.work_stream(device)
         ys = [body.own(ShapedArray((length, *a.shape), a.dtype), "results of scan") for a in ys_avals]
+        others = given
         for i in range(length - 1, -1, -1) if reverse else range(length):
+            carry = _apart_from(others, carry, donated[n_consts:], body)
+            others = [*consts, *xs]
             outs = body([*consts, *carry, *[row(x, i) for x in xs]])
             carry = list(outs[:n_carry])
             for y, out in zip(ys, outs[n_carry:], strict=True):
@@ -224,6 +239,27 @@ def _scan(
         return [*carry, *ys]
 
     return run, body.captured
+
+
+def _apart_from(
+    others: Sequence[DeviceBuffer], carry: Sequence[DeviceBuffer], donated: Sequence[bool], body: Body
+) -> list[DeviceBuffer]:
+    """What is carried, such that nothing else lies in the memory of what is donated."""
+    pairs = list(zip(carry, donated, strict=False))
+    taken = {x.memory for x in (*others, *[x for x, given in pairs if not given])} if any(donated) else set()
+    out = []
+    for x, given in pairs:
+        if given and x.memory in taken:
+            x = _copied(x, body)
+        taken.add(x.memory)
+        out.append(x)
+    return out
+
+
+def _copied(x: DeviceBuffer, body: Body) -> DeviceBuffer:
+    out = body.own(ShapedArray(x.shape, x.dtype), "what a scan carries")
+    cuda_runtime.copy_on_device(out.ptr, x.ptr, x.nbytes, cuda_runtime.work_stream(x.device))
+    return out
 
 
 def row(x: DeviceBuffer, i: int) -> DeviceBuffer:
