@@ -8,6 +8,7 @@ that a kernel reads is part of that kernel, where it costs nothing, and stays as
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,9 @@ PRODUCTS = (dot_general_p, dot_bias_p, dot_accumulate_p)
 """The products of matrices: their first two operands and all parameters mean the same."""
 
 
+_SUMS = (add_p, add_any_p)
+
+
 def overwritten_by(eqn: Eqn) -> int | None:
     """The number of the operand that the result of a product may be written over, unless it is another one too."""
     return 2 if eqn.prim is dot_accumulate_p else None
@@ -89,33 +93,49 @@ class _Epilogues:
                 if a.__class__ is not Literal:
                     self.readers.setdefault(a, []).append(eqn)
         self.returned = {a for a in jaxpr.outvars if a.__class__ is not Literal}
+        self.made: dict[Eqn, list[Eqn]] = {}  # what takes the place of sums, or of the conversions of them
+        self.possible: dict[
+            Any, tuple[list[Eqn], Atom]
+        ] = {}  # what would, were they stored; and the other summand
 
     def run(self) -> Jaxpr:
-        made: dict[Eqn, list[Eqn]] = {}
-        if not any(is_replaced(p, "impl") for p in (dot_general_p, convert_p, broadcast_in_dim_p, reshape_p)):
-            for eqn in self.jaxpr.eqns:
-                if eqn.prim in (add_p, add_any_p) and sort_of(eqn) == "node":
-                    self.replace(eqn, made)
-        if not made:
+        if any(is_replaced(p, "impl") for p in (dot_general_p, convert_p, broadcast_in_dim_p, reshape_p)):
             return self.jaxpr
-        return dce(self.jaxpr.replace(eqns=[new for e in self.jaxpr.eqns for new in made.get(e, [e])]))
+        for eqn in self.jaxpr.eqns:
+            if eqn.prim in _SUMS and sort_of(eqn) == "node":
+                self.consider(eqn)
+        if not self.made:
+            return self.jaxpr
+        return dce(self.jaxpr.replace(eqns=[new for e in self.jaxpr.eqns for new in self.made.get(e, [e])]))
 
-    def replace(self, total: Eqn, made: dict[Eqn, list[Eqn]]) -> None:
-        """Note what takes the place of a sum, or of the conversion of it, if a product can compute it."""
-        result = self.stored(total)
-        if result is None:
+    def consider(self, total: Eqn) -> None:
+        """Let a product compute a sum if it can, and if no kernel would compute more of it."""
+        stored = self.stored(total)
+        if stored is None and not self.is_summand(total):
             return
+        result: Any = total.outvars[0] if stored is None else stored
         for one, other in (total.invars, total.invars[::-1]):
             product = self.product(one, total)
             if product is None:
                 continue
             eqns = self.with_bias(product, other, result) or self.accumulated(product, other, result)
             if eqns:
-                origin = self.origins.get(total)
-                if origin is not None:
-                    self.origins.update(dict.fromkeys(eqns, origin))
-                made[self.makers[result]] = eqns
-                return
+                self.possible[result] = (eqns, other)
+                break
+        v = stored
+        while v in self.possible:
+            eqns, before = self.possible.pop(v)
+            origin = self.origins.get(total)
+            if origin is not None:
+                self.origins.update(dict.fromkeys(eqns, origin))
+            self.made[self.makers[v]] = eqns
+            v = before  # type: ignore[assignment]
+
+    def is_summand(self, total: Eqn) -> bool:
+        """Whether only another sum reads a sum: if that is a product's, this one is stored for it."""
+        readers = self.readers.get(total.outvars[0], [])
+        alone = len(readers) == 1 and total.outvars[0] not in self.returned
+        return alone and readers[0].prim in _SUMS and self.same_origin(readers[0], total)
 
     def stored(self, total: Eqn) -> Var | None:
         """What of a sum is in memory if nothing is computed of it: itself, or it in another dtype."""
@@ -147,8 +167,10 @@ class _Epilogues:
         """The product that a summand is, or is the conversion of to a wider dtype."""
         eqn = self.maker(atom)
         if eqn is not None and eqn.prim is convert_p:
-            inner = eqn.invars[0].aval.dtype
-            if not dtypes.is_inexact(inner) or np.promote_types(inner, atom.aval.dtype) != atom.aval.dtype:
+            narrow, wide = eqn.invars[0].aval.dtype, atom.aval.dtype
+            if not (
+                dtypes.is_floating(narrow) and dtypes.is_floating(wide) and narrow.itemsize < wide.itemsize
+            ):
                 return None
             eqn = self.maker(eqn.invars[0])
         if eqn is None or eqn.prim is not dot_general_p:
@@ -171,7 +193,7 @@ class _Epilogues:
             converted = Var(vector.aval.with_dtype(dtype))
             eqns.append(Eqn(convert_p, [vector], [converted], {"dtype": dtype}, product.source))
             vector = converted
-        return [*eqns, _joined(dot_bias_p, product, vector, result)]
+        return [*eqns, _joined(dot_bias_p, product, [vector], result)]
 
     def without_conversion(self, atom: Atom, dtype: np.dtype) -> Atom:
         """What was converted from a dtype, or the operand as it is."""
@@ -201,19 +223,28 @@ class _Epilogues:
             return []
         if not dtypes.is_inexact(dtype) or dtype not in result_dtypes(lhs.aval.dtype):
             return []
-        if not self.in_memory(summand) or self.position[summand] > self.position[product.outvars[0]]:
+        if self.is_zero(summand):  # as sums begin: only the sign of zeros may be another without it
+            return [_joined(dot_general_p, product, [], result)]
+        if summand.aval.shape != result.aval.shape or not self.in_memory_before(product, summand):
             return []
-        return [_joined(dot_accumulate_p, product, summand, result)]
+        return [_joined(dot_accumulate_p, product, [summand], result)]
 
-    def in_memory(self, atom: Atom) -> bool:
-        """Whether an operand lies dense in memory although no kernel of its own puts it there."""
+    def is_zero(self, atom: Atom) -> bool:
+        """Whether an operand is the number 0 everywhere."""
+        while atom in self.makers and self.makers[atom].prim is broadcast_in_dim_p:  # type: ignore[index]
+            (atom,) = self.makers[atom].invars  # type: ignore[index]
+        return isinstance(atom, Literal) and atom.value == 0
+
+    def in_memory_before(self, product: Eqn, atom: Atom) -> bool:
+        """Whether an operand lies dense in memory before a product runs, and no kernel has to put it there."""
         while atom in self.makers and self.makers[atom].prim is reshape_p:  # type: ignore[index]
             (atom,) = self.makers[atom].invars  # type: ignore[index]
-        if atom.__class__ is Literal:
+        if atom.__class__ is Literal or self.position[atom] > self.position[product.outvars[0]]:
             return False
-        return atom not in self.makers or sort_of(self.makers[atom]) == "opaque"  # type: ignore[index]
+        maker = self.makers.get(atom)  # type: ignore[arg-type]
+        return maker is None or atom in self.possible or sort_of(maker) == "opaque"
 
 
-def _joined(prim: Primitive, product: Eqn, addend: Atom, result: Var) -> Eqn:
+def _joined(prim: Primitive, product: Eqn, addend: Sequence[Atom], result: Var) -> Eqn:
     params = {**product.params, "preferred_element_type": result.aval.dtype}
-    return Eqn(prim, [*product.invars, addend], [result], params, product.source)
+    return Eqn(prim, [*product.invars, *addend], [result], params, product.source)

@@ -42,8 +42,8 @@ SMALL = Target(
 )
 """Cuts reductions of a few elements in chunks, as ``HOST`` does large ones, and keeps loads, as a GPU does."""
 
-LIKE_A_GPU = replace(SMALL, group=True, recompute=True, batch_first=True)
-"""Groups kernels, computes again what is cheap, and brings batch axes together, too."""
+LIKE_A_GPU = replace(SMALL, group=True, recompute=True, batch_first=True, epilogues=True)
+"""Groups kernels, computes again what is cheap, brings batch axes together, and lets products add, too."""
 
 
 # -- cases -------------------------------------------------------------------------------------------
