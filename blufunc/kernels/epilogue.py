@@ -93,10 +93,9 @@ class _Epilogues:
                 if a.__class__ is not Literal:
                     self.readers.setdefault(a, []).append(eqn)
         self.returned = {a for a in jaxpr.outvars if a.__class__ is not Literal}
-        self.made: dict[Eqn, list[Eqn]] = {}  # what takes the place of sums, or of the conversions of them
-        self.possible: dict[
-            Any, tuple[list[Eqn], Atom]
-        ] = {}  # what would, were they stored; and the other summand
+        # what takes the place of sums, or of the conversions of them; what would, were they stored, and what they add to
+        self.made: dict[Eqn, list[Eqn]] = {}
+        self.possible: dict[Any, tuple[list[Eqn], Atom]] = {}
 
     def run(self) -> Jaxpr:
         if any(is_replaced(p, "impl") for p in (dot_general_p, convert_p, broadcast_in_dim_p, reshape_p)):
@@ -122,14 +121,13 @@ class _Epilogues:
             if eqns:
                 self.possible[result] = (eqns, other)
                 break
-        v = stored
-        while v in self.possible:
-            eqns, before = self.possible.pop(v)
-            origin = self.origins.get(total)
-            if origin is not None:
-                self.origins.update(dict.fromkeys(eqns, origin))
+        v: Any = stored
+        while v in self.possible:  # it, and the sums that it adds to
+            eqns, summand = self.possible.pop(v)
+            if total in self.origins:
+                self.origins.update(dict.fromkeys(eqns, self.origins[total]))
             self.made[self.makers[v]] = eqns
-            v = before  # type: ignore[assignment]
+            v = summand
 
     def is_summand(self, total: Eqn) -> bool:
         """Whether only another sum reads a sum: if that is a product's, this one is stored for it."""
@@ -167,10 +165,8 @@ class _Epilogues:
         """The product that a summand is, or is the conversion of to a wider dtype."""
         eqn = self.maker(atom)
         if eqn is not None and eqn.prim is convert_p:
-            narrow, wide = eqn.invars[0].aval.dtype, atom.aval.dtype
-            if not (
-                dtypes.is_floating(narrow) and dtypes.is_floating(wide) and narrow.itemsize < wide.itemsize
-            ):
+            types = eqn.invars[0].aval.dtype, atom.aval.dtype
+            if not all(map(dtypes.is_floating, types)) or types[0].itemsize >= types[1].itemsize:
                 return None
             eqn = self.maker(eqn.invars[0])
         if eqn is None or eqn.prim is not dot_general_p:
