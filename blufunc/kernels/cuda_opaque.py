@@ -211,15 +211,20 @@ LARGE = 1 << 20
 """Bytes from which on what a scan carries is worth a copy at its start, to be written over from then on."""
 
 
+def written_over(jaxpr: Jaxpr, *, n_consts: int = 0, n_carry: int = 0, **_: Any) -> tuple[bool, ...]:
+    """For each argument of the body of a loop or branch whether it is donated; from the parameters of the equation.
+
+    What a scan carries and is large is written over by each step, if it can be: a sum of gradients is in memory once.
+    """
+    avals = enumerate(v.aval for v in jaxpr.invars)
+    return tuple(0 <= i - n_consts < n_carry and a.ndim > 0 and a.nbytes >= LARGE for i, a in avals)
+
+
 def _scan(
     device: int, compile: Compile, *, jaxpr: Jaxpr, length, reverse, n_consts, n_carry, **_: Any
 ) -> tuple[Function, bool]:
-    """The body once for each step: inputs are views of their arrays, and outputs are copied into theirs.
-
-    What is carried and large is written over by each step, if it can be: a sum of gradients is in memory once.
-    """
-    places = enumerate(v.aval for v in jaxpr.invars)
-    donated = tuple(0 <= i - n_consts < n_carry and a.ndim > 0 and a.nbytes >= LARGE for i, a in places)
+    """The body once for each step: inputs are views of their arrays, and outputs are copied into theirs."""
+    donated = written_over(jaxpr, n_consts=n_consts, n_carry=n_carry)
     body = compile(jaxpr, donated)
     ys_avals = jaxpr.out_avals[n_carry:]
 

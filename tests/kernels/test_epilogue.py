@@ -8,6 +8,7 @@ import pytest
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import errors, lax, nn
+from blufunc.config import config
 from blufunc.core import backend, dtypes
 from blufunc.kernels import cuda_memory, cuda_opaque, cuda_program
 from blufunc.kernels.cuda_draft import Draft
@@ -266,6 +267,16 @@ def test_gradients_of_microbatches_are_in_memory_once(fake, cuda, monkeypatch):
     before = peak()
     monkeypatch.setattr(cuda_opaque, "LARGE", args[0].nbytes)
     assert before - peak() >= args[0].nbytes
+
+
+def test_explain_shows_what_products_add(cuda, monkeypatch):
+    monkeypatch.setattr(config, "default_device", "cuda")
+    monkeypatch.setattr(cuda_opaque, "LARGE", 1)
+    (body,) = bf.explain(microbatches, uniform(160, 240), uniform(5, 8, 160)).bodies
+    assert body.sight.memory.output_bytes == 4  # the loss: the sum of gradients is that which came in
+    (row,) = [row for row in body.sight.cost.steps if row.name == SUM]
+    assert row.kind == "library" and row.products == 2 * 160 * 240 * 8
+    assert row.reads == 2 * 8 * (160 + 240) + 4 * 160 * 240 and row.writes == 4 * 160 * 240
 
 
 # -- a whole model -------------------------------------------------------------------------------------
