@@ -93,8 +93,9 @@ class _Epilogues:
                 if a.__class__ is not Literal:
                     self.readers.setdefault(a, []).append(eqn)
         self.returned = {a for a in jaxpr.outvars if a.__class__ is not Literal}
-        # what takes the place of sums, or of the conversions of them; what would, were they stored, and what they add to
+        # what takes the place of sums, or of the conversions of them
         self.made: dict[Eqn, list[Eqn]] = {}
+        # by result: what would, were it stored, and what that adds
         self.possible: dict[Any, tuple[list[Eqn], Atom]] = {}
 
     def run(self) -> Jaxpr:
