@@ -21,6 +21,7 @@ from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.ops.elementwise import add_p, convert_p, copy_p
 from blufunc.core.ops.gather_scatter import scatter_add_p
+from blufunc.core.override import is_replaced
 from blufunc.core.passes import dce
 from blufunc.core.structure import add_any_p, broadcast_in_dim_p, transpose_p
 from blufunc.kernels.access import MOVED, moves, view_strides
@@ -110,6 +111,8 @@ _RULES: tuple[Callable[[_Rewriter, Eqn], Eqn | None], ...] = (_transposed_produc
 
 def _narrowed_early(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Jaxpr:
     """With conversions before movement, where all that is read of what is computed becomes of one narrower dtype."""
+    if any(is_replaced(p, "impl") for p in (convert_p, *MOVED)):
+        return jaxpr
     readers: dict[Any, list[Eqn]] = {}
     for e in jaxpr.eqns:
         for a in e.invars:
@@ -133,11 +136,10 @@ def _narrowed_early(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Jaxpr:
         found = ends(eqn.outvars[0])
         if not found or any(origins.get(e) != origins.get(eqn) for e in found):
             return None
-        before, *after = [a.aval.dtype for a in (eqn.outvars[0], *(e.outvars[0] for e in found))]
-        floats = dtypes.is_floating(before) and dtypes.is_floating(after[0])
-        return (
-            found[0] if floats and set(after) == {after[0]} and after[0].itemsize < before.itemsize else None
-        )
+        before, after = eqn.outvars[0].aval.dtype, found[0].outvars[0].aval.dtype
+        if any(e.outvars[0].aval.dtype != after for e in found) or after.itemsize >= before.itemsize:
+            return None
+        return found[0] if dtypes.is_floating(before) and dtypes.is_floating(after) else None
 
     narrow: dict[Any, Var] = {}  # for variables, themselves in the narrower dtype
     ended: dict[Any, Var] = {}  # for results of conversions that are no more, what they are now
