@@ -99,18 +99,28 @@ FUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", FUSED)
-def test_products_that_add(name, fake, cuda):
+def agrees(name, device):
     """The later calls may be graphs; nothing but the sum differs from what the CPU does."""
-    steps, fun, *args = FUSED[name]
-    _, found = draft(fun, *args)
-    assert found == steps
+    _, fun, *args = FUSED[name]
     rounded = any(a.dtype.itemsize == 2 for a in args) or "mixed" in name
-    want, jitted, there = bf.jit(fun)(*on(backend.host_device(), *args)), bf.jit(fun), on(cuda, *args)
+    want, jitted, there = bf.jit(fun)(*on(backend.host_device(), *args)), bf.jit(fun), on(device, *args)
     for _ in range(4):
         same(jitted(*there), want, 0.1 if rounded else 1e-5)
     same(there, args)
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_products_that_add(name, fake, cuda):
+    steps, fun, *args = FUSED[name]
+    assert draft(fun, *args)[1] == steps
+    agrees(name, cuda)
     assert len(fake.epilogues) >= sum("+" in s for s in steps)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FUSED)
+def test_products_that_add_on_a_device(name):
+    agrees(name, bf.devices("cuda")[0])
 
 
 APART = {
@@ -243,15 +253,25 @@ CARRIES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CARRIES)
-def test_scans_write_over_what_they_carry(name, fake, cuda, monkeypatch):
-    """Only over what is theirs: arguments, constants and inputs stay, and results are all there."""
+def carries(name, device, monkeypatch):
     monkeypatch.setattr(cuda_opaque, "LARGE", 1)
     fun, *args = CARRIES[name]
-    want, jitted, there = bf.jit(fun)(*args), bf.jit(fun), on(cuda, *args)
+    want, jitted, there = bf.jit(fun)(*args), bf.jit(fun), on(device, *args)
     for _ in range(5):
         same(jitted(*there), want, 0.1 if fun is microbatches else 1e-4)
     same(there, args)
+
+
+@pytest.mark.parametrize("name", CARRIES)
+def test_scans_write_over_what_they_carry(name, cuda, monkeypatch):
+    """Only over what is theirs: arguments, constants and inputs stay, and results are all there."""
+    carries(name, cuda, monkeypatch)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CARRIES)
+def test_scans_write_over_what_they_carry_on_a_device(name, monkeypatch):
+    carries(name, bf.devices("cuda")[0], monkeypatch)
 
 
 def test_gradients_of_microbatches_are_in_memory_once(fake, cuda, monkeypatch):
