@@ -20,6 +20,7 @@ from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.passes import simplify
 from blufunc.kernels import scalars
 from blufunc.kernels.access import moves
+from blufunc.kernels.epilogue import PRODUCTS
 from blufunc.kernels.frames import REDUCES
 from blufunc.kernels.indices import Range
 from blufunc.kernels.loopir import (
@@ -283,7 +284,7 @@ def _of_eqn(eqn: Eqn, kind: str) -> StepCost:
 
 def _products(eqn: Eqn) -> int:
     """Multiplications and additions of a contraction: two for each term of each element of the result."""
-    if eqn.prim is dot_general_p:
+    if eqn.prim in PRODUCTS:
         (contracted, _), _ = eqn.params["dimension_numbers"]
         terms = math.prod(eqn.invars[0].aval.shape[d] for d in contracted)
     elif eqn.prim is conv_general_dilated_p:

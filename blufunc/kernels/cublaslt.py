@@ -253,19 +253,22 @@ def workspace(device: int, stream: int) -> int:
     return found.ptr
 
 
+Addresses = tuple[int, int, int | None]
+
+
 class Plan:
     """A ``Gemm`` with its algorithm, ready to run. Not for two threads at once.
 
     Args:
       gemm: the product.
       device: the CUDA device.
-      addresses: real A, B and D to find the fastest algorithm with; D is overwritten. Without them there will be
-        random ones. Nothing is run if the choice is known from before, in this process or on disk.
+      addresses: real A, B and D to find the fastest algorithm with; D is overwritten, unless it is None. What is not
+        given is random. Nothing is run if the choice is known from before, in this process or on disk.
     Raises:
       UnsupportedError: the library has no algorithm for it.
     """
 
-    def __init__(self, gemm: Gemm, device: int = 0, addresses: tuple[int, int, int] | None = None):
+    def __init__(self, gemm: Gemm, device: int = 0, addresses: Addresses | None = None):
         self.gemm, self.device = gemm, device
         self._descriptors = Descriptors(gemm)
         self._algorithm = Algorithm()
@@ -319,7 +322,7 @@ class Plan:
 
     # -- which algorithm -------------------------------------------------------------------------------
 
-    def _choose(self, addresses: tuple[int, int, int] | None) -> None:
+    def _choose(self, addresses: Addresses | None) -> None:
         known = _chosen.get((self.device, self.gemm))
         if known is not None and self._accept(known):
             return
@@ -346,7 +349,7 @@ class Plan:
         self._needs = result.workspace
         return status == 0 and result.workspace <= WORKSPACE_BYTES
 
-    def _tune(self, addresses: tuple[int, int, int] | None) -> tuple[bytes, str]:
+    def _tune(self, addresses: Addresses | None) -> tuple[bytes, str]:
         """The fastest algorithm, and a table of those that were run (empty if there was no memory to run any)."""
         proposed = self._proposed()
         if len(proposed) == 1:
@@ -412,7 +415,7 @@ class Plan:
             )
         return found
 
-    def _trial(self, addresses: tuple[int, int, int] | None) -> tuple[Any, list]:
+    def _trial(self, addresses: Addresses | None) -> tuple[Any, list]:
         """A function that runs the product once, and what must be kept for it."""
         g, device = self.gemm, self.device
         call, keep = column_major(g), []
@@ -421,10 +424,11 @@ class Plan:
             keep.append(random_buffer(count, dtype, device))
             return keep[-1].ptr
 
-        if addresses is None:
-            a, b, d = (scratch(_extent(side, call.batch), side.dtype) for side in (call.b, call.a, call.d))
-        else:
-            a, b, d = addresses
+        given = addresses or (None, None, None)
+        a, b, d = (
+            scratch(_extent(side, call.batch), side.dtype) if address is None else address
+            for side, address in zip((call.b, call.a, call.d), given, strict=True)
+        )
         bias = scratch(max(call.d.rows, call.d.columns), g.bias or g.d) if g.has_bias else 0
         aux = scratch(_extent(call.d, call.batch), g.d) if g.has_aux else 0
         beta = 1 if g.reads_c else 0

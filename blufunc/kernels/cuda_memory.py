@@ -59,6 +59,11 @@ class DeviceBuffer:
         """Whether both lie in one piece of memory."""
         return self._storage is other._storage
 
+    @property
+    def memory(self) -> int:
+        """A number that buffers have in common while they share a piece of memory."""
+        return id(self._storage)
+
     def view(self, shape: tuple[int, ...], dtype: np.dtype, offset: int = 0) -> DeviceBuffer:
         """An array in the same memory, ``offset`` bytes behind the start of this one."""
         part = DeviceBuffer(self.ptr + offset, shape, dtype, self.device, self._storage)

@@ -16,7 +16,6 @@ from blufunc.core import source
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Eqn, Jaxpr
 from blufunc.core.ops.barrier import optimization_barrier_p
-from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.ops.windows import GatherScatterMode
 from blufunc.core.override import is_replaced
 from blufunc.kernels import (
@@ -30,6 +29,7 @@ from blufunc.kernels import (
 from blufunc.kernels.cuda_executor import Executor, Operand, Work
 from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.cuda_product import Product
+from blufunc.kernels.epilogue import PRODUCTS
 from blufunc.kernels.numpy_program import eqn_calls_back, interpret
 from blufunc.kernels.quiet import openly, quietly
 from blufunc.kernels.steps import OpaqueStep
@@ -53,14 +53,16 @@ class Body(Protocol):
         """Memory for a value."""
 
 
-Compile = Callable[[Jaxpr], Body]
+class Compile(Protocol):
+    """How bodies become programs."""
+
+    def __call__(self, jaxpr: Jaxpr, donated: tuple[bool, ...] = ()) -> Body:
+        """The program of a body, which may write over the arguments that are donated: by default over none."""
 
 
 def planned(eqn: Eqn) -> bool:
     """Whether an equation's results are written into planned memory."""
-    by_us = (
-        eqn.prim is dot_general_p or hasattr(eqn.prim, "cuda_source") or cuda_attention_step.is_attention(eqn)
-    )
+    by_us = eqn.prim in PRODUCTS or hasattr(eqn.prim, "cuda_source") or cuda_attention_step.is_attention(eqn)
     return by_us or cuda_scatter.rows_of(eqn) is not None
 
 
@@ -91,7 +93,7 @@ def work(executor: Executor, step: OpaqueStep, compile: Compile) -> Work:
             if value is not None:
                 executor.put(value, _apart(executor, result, given))
 
-    if eqn.prim is dot_general_p:
+    if eqn.prim in PRODUCTS:
         product = Product.of(executor, step, operands, run)
         if product is not None:
             return Work(product.run, eqn.prim.name, step)
@@ -216,12 +218,25 @@ def _on_host(eqn: Eqn, function: Callable, device: int, outs: Sequence[ShapedArr
 
 # -- control flow ------------------------------------------------------------------------------------
 
+LARGE = 1 << 20
+"""Bytes from which on what a scan carries is worth a copy at its start, to be written over from then on."""
+
+
+def written_over(jaxpr: Jaxpr, *, n_consts: int = 0, n_carry: int = 0, **_: Any) -> tuple[bool, ...]:
+    """For each argument of the body of a loop or branch whether it is donated; from the parameters of the equation.
+
+    What a scan carries and is large is written over by each step, if it can be: a sum of gradients is in memory once.
+    """
+    avals = enumerate(v.aval for v in jaxpr.invars)
+    return tuple(0 <= i - n_consts < n_carry and a.ndim > 0 and a.nbytes >= LARGE for i, a in avals)
+
 
 def _scan(
     device: int, compile: Compile, *, jaxpr: Jaxpr, length, reverse, n_consts, n_carry, **_: Any
 ) -> tuple[Function, bool]:
     """The body once for each step: inputs are views of their arrays, and outputs are copied into theirs."""
-    body = compile(jaxpr)
+    donated = written_over(jaxpr, n_consts=n_consts, n_carry=n_carry)
+    body = compile(jaxpr, donated)
     ys_avals = jaxpr.out_avals[n_carry:]
 
     def run(given: list[DeviceBuffer]) -> list[DeviceBuffer]:
@@ -229,7 +244,10 @@ def _scan(
         carry, xs = rest[:n_carry], rest[n_carry:]
         stream = cuda_runtime.work_stream(device)
         ys = [body.own(ShapedArray((length, *a.shape), a.dtype), "results of scan") for a in ys_avals]
+        others = given
         for i in range(length - 1, -1, -1) if reverse else range(length):
+            carry = _apart_from(others, carry, donated[n_consts:], body)
+            others = [*consts, *xs]
             outs = body([*consts, *carry, *[row(x, i) for x in xs]])
             carry = list(outs[:n_carry])
             for y, out in zip(ys, outs[n_carry:], strict=True):
@@ -237,6 +255,27 @@ def _scan(
         return [*carry, *ys]
 
     return run, body.captured
+
+
+def _apart_from(
+    others: Sequence[DeviceBuffer], carry: Sequence[DeviceBuffer], donated: Sequence[bool], body: Body
+) -> list[DeviceBuffer]:
+    """What is carried, such that nothing else lies in the memory of what is donated."""
+    pairs = list(zip(carry, donated, strict=False))
+    taken = {x.memory for x in (*others, *[x for x, given in pairs if not given])} if any(donated) else set()
+    out = []
+    for x, given in pairs:
+        if given and x.memory in taken:
+            x = _copied(x, body)
+        taken.add(x.memory)
+        out.append(x)
+    return out
+
+
+def _copied(x: DeviceBuffer, body: Body) -> DeviceBuffer:
+    out = body.own(ShapedArray(x.shape, x.dtype), "what a scan carries")
+    cuda_runtime.copy_on_device(out.ptr, x.ptr, x.nbytes, cuda_runtime.work_stream(x.device))
+    return out
 
 
 def row(x: DeviceBuffer, i: int) -> DeviceBuffer:

@@ -1,7 +1,8 @@
 """``dot_general`` on a CUDA device: one product of matrices by cuBLASLt, on operands as they lie in memory.
 
-Kernels, stages 6 and 8. In: a step and its operands, which may be transposes, slices or broadcasts of values. Out: a
-``Product``, or None where the library has none and ``cuda_library`` serves.
+Kernels, stages 6 and 8. In: a step and its operands, which may be transposes, slices or broadcasts of values; beside
+the two factors there may be what is added to the product. Out: a ``Product``, or None where the library has none and
+``cuda_library`` serves.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from blufunc.core.structure import transpose_p
 from blufunc.kernels import cublaslt, cuda_runtime
 from blufunc.kernels.cuda_executor import ALIGNMENT, Executor, Operand, Place
 from blufunc.kernels.cuda_memory import DeviceBuffer
+from blufunc.kernels.epilogue import dot_accumulate_p, dot_bias_p
 from blufunc.kernels.gemm_layout import Copies, Gemm, Layout, plan_dot_general
 from blufunc.kernels.indices import strides_of
 from blufunc.kernels.steps import OpaqueStep
@@ -73,6 +75,7 @@ class Product:
         executor: Executor,
         step: OpaqueStep,
         sides: Sequence[_Side],
+        addend: Operand | None,
         gemm: Gemm | None,
         otherwise: Callable[[Executor], None],
     ):
@@ -82,6 +85,7 @@ class Product:
         assert value is not None
         self._place: Place = executor.roots.place(value)
         self._lhs, self._rhs = sides
+        self._addend = addend
         self._plan: Any = None
 
     @classmethod
@@ -92,11 +96,13 @@ class Product:
         operands: Sequence[Operand],
         otherwise: Callable[[Executor], None],
     ) -> Product | None:
-        """The product that a ``dot_general`` is; None if the library has none for it."""
+        """The product that an equation of ``PRODUCTS`` is; None if the library has none for it."""
         eqn, out = step.eqn, step.eqn.outvars[0].aval
-        sides = [_Side(x) for x in operands]
-        if not out.size or not all(x.aval.size for x in operands):
-            return cls(executor, step, sides, None, otherwise)
+        factors, addend = operands[:2], (operands[2] if len(operands) > 2 else None)
+        sides = [_Side(x) for x in factors]
+        if not out.size or not all(x.aval.size for x in factors):
+            assert addend is None
+            return cls(executor, step, sides, None, None, otherwise)
         numbers = eqn.params["dimension_numbers"]
         while isinstance(
             layout := _planned(sides, numbers), Copies
@@ -107,10 +113,18 @@ class Product:
                 if order is not None:
                     side.copy(order, executor)
             numbers = _moved(contract, layout), _moved(batch, layout)
-        a, b = (x.aval.dtype for x in operands)
-        alignment = math.gcd(*[s.alignment for s in sides], ALIGNMENT)
-        gemm = Gemm(layout, a, b, out.dtype, compute_of(a, eqn.params["precision"]), alignment=alignment)
-        return None if gemm.refused() is not None else cls(executor, step, sides, gemm, otherwise)
+        a, b = (x.aval.dtype for x in factors)
+        gemm = Gemm(
+            layout,
+            a,
+            b,
+            out.dtype,
+            compute_of(a, eqn.params["precision"]),
+            epilogue="bias" if eqn.prim is dot_bias_p else None,
+            reads_c=eqn.prim is dot_accumulate_p,
+            alignment=math.gcd(*[s.alignment for s in sides], ALIGNMENT),
+        )
+        return None if gemm.refused() is not None else cls(executor, step, sides, addend, gemm, otherwise)
 
     def run(self, executor: Executor) -> None:
         """Put it on the executor's stream."""
@@ -123,13 +137,16 @@ class Product:
             return
         a, keep_a = self._lhs.address(executor)
         b, keep_b = self._rhs.address(executor)
-        if self._plan is None and not self._find_plan(self.gemm, (a, b, to)):
+        added = None if self._addend is None else self._addend.buffer(executor)
+        c = added.ptr if added is not None and self.gemm.reads_c else 0
+        bias = added.ptr if added is not None and self.gemm.has_bias else 0
+        if self._plan is None and not self._find_plan(self.gemm, (a, b, None if c == to else to)):
             self._otherwise(executor)
             return
-        self._plan.run(a, b, 0, to, stream=executor.stream)
-        del keep_a, keep_b  # memory that is freed now is written again only after the product
+        self._plan.run(a, b, c, to, bias, beta=int(self.gemm.reads_c), stream=executor.stream)
+        del keep_a, keep_b, added  # memory that is freed now is written again only after the product
 
-    def _find_plan(self, gemm: Gemm, addresses: tuple[int, int, int]) -> bool:
+    def _find_plan(self, gemm: Gemm, addresses: tuple[int, int, int | None]) -> bool:
         """Let the library choose an algorithm, at the first run: it tries some on the very operands."""
         try:
             self._plan = cublaslt.Plan(gemm, self.device, addresses)

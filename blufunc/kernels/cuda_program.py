@@ -13,6 +13,7 @@ All work of a device is on one stream, so that one call finds the memory of the 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -34,7 +35,9 @@ from blufunc.kernels.stages import show_stages
 from blufunc.kernels.steps import OpaqueStep, Schedule, schedule
 from blufunc.kernels.timing import StepTime
 
-TARGET = dataclasses.replace(CUDA, batch_first=True, group=True, recompute=True, scarce_bytes=1 << 30)
+TARGET = dataclasses.replace(
+    CUDA, batch_first=True, epilogues=True, group=True, recompute=True, scarce_bytes=1 << 30
+)
 """What a lowering should know of a device: memory is scarce there, and launches take as long as small kernels."""
 
 _programs: weakref.WeakSet[CudaProgram] = weakref.WeakSet()
@@ -157,7 +160,7 @@ class CudaProgram:
     # -- its parts -------------------------------------------------------------------------------------
 
     def _opaque(self, executor: Executor, step: OpaqueStep) -> Work:
-        return cuda_opaque.work(executor, step, lambda jaxpr: body_of(jaxpr, self.device))
+        return cuda_opaque.work(executor, step, functools.partial(body_of, self.device))
 
     def _copier(self, chain: Sequence[Any]) -> Callable[[DeviceBuffer], DeviceBuffer]:
         """A function that makes a dense array of what movement equations make of a buffer."""
@@ -206,7 +209,7 @@ class CudaProgram:
         return buffer
 
 
-def body_of(jaxpr: Jaxpr, device: int) -> CudaProgram:
-    """The body of a loop, branch or call as a program."""
-    donated = (False,) * len(jaxpr.invars)
-    return jaxpr.memoised(("cuda body", device), lambda: CudaProgram(jaxpr, donated, device))
+def body_of(device: int, jaxpr: Jaxpr, donated: tuple[bool, ...] = ()) -> CudaProgram:
+    """The body of a loop, branch or call as a program; by default none of its arguments is donated."""
+    donated = donated or (False,) * len(jaxpr.invars)
+    return jaxpr.memoised(("cuda body", device, donated), lambda: CudaProgram(jaxpr, donated, device))

@@ -171,6 +171,19 @@ _TYPES: dict[np.dtype, tuple[tuple[np.dtype, ...], tuple[str, ...]]] = {
     **dict.fromkeys(_FP8, ((*_HALF, dtypes.float32), ("f32",))),
 }
 
+_WITH_BIAS = (dtypes.float32, *_HALF)
+
+
+def result_dtypes(operands: np.dtype) -> tuple[np.dtype, ...]:
+    """The dtypes that products of operands of a dtype can have."""
+    return _TYPES.get(operands, ((), ()))[0]
+
+
+def has_bias_epilogue(lhs: np.dtype, rhs: np.dtype, out: np.dtype) -> bool:
+    """Whether a product of these dtypes can add a vector of the result's."""
+    return lhs == rhs and lhs in _WITH_BIAS and out in result_dtypes(lhs)
+
+
 # In our terms; the library's A is our B, so the names of the gradients of biases change places.
 EPILOGUES: dict[str | None, int] = {
     None: 1, "bias": 4, "relu_bias": 6, "gelu": 32, "gelu_bias": 36, "gelu_aux": 160, "gelu_aux_bias": 164,

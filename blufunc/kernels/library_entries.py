@@ -241,6 +241,12 @@ def dot_general(
     return c.xp.matmul(a, b).reshape(out.shape)
 
 
+def dot_and_sum(c: Any, x: Any, y: Any, addend: Any, **params: Any) -> Any:
+    """A product, and the sum with an array of its shape or with a vector for each of its rows."""
+    product = dot_general(c, x, y, **params)
+    return (product.reshape(-1, addend.size) + addend.reshape(-1)).reshape(product.shape)
+
+
 def convolution(
     c: Any, lhs: Any, rhs: Any, *, dimension_numbers: Any, window_strides: Any, padding: Any, lhs_dilation: Any,
     rhs_dilation: Any, feature_group_count: int, batch_group_count: int, **_: Any,

@@ -75,6 +75,7 @@ class Target:
       keep_loads: whether what was read is kept too: not where a cache does that.
       tile: up to how many columns a chunk adds up at a time.
       batch_first: whether products want their batch axes side by side in memory.
+      epilogues: whether products can add something to what they compute.
       group: whether kernels that do the same to different arrays are launched as one.
       recompute: whether what is cheap to compute again is not kept for later, where memory is scarcer than time.
       scarce_bytes: from which peak on memory is scarce: smaller programs compute nothing again.
@@ -88,6 +89,7 @@ class Target:
     tile_chunks: Callable[[int, int], int] | None = None
     finish_bytes: int = 0
     batch_first: bool = False
+    epilogues: bool = False
     group: bool = False
     recompute: bool = False
     scarce_bytes: int = 0

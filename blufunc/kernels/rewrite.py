@@ -4,6 +4,7 @@ Kernels. In: a simplified jaxpr, its calls in place. Out: one that computes the 
 
 - The transpose of a product of matrices is the product of the transposes, which cost nothing.
 - What is added to zeros, to be added to something else, is added to that.
+- What a kernel computes only to be moved and then rounded to a narrower dtype is rounded first, and stored so.
 - Where a library wants the batch axes of a product side by side, its operands are copied into that order, and what
   little is computed of them on the way is computed in the copy.
 """
@@ -15,13 +16,16 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
+from blufunc.core import dtypes
 from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.ops.elementwise import add_p, convert_p, copy_p
 from blufunc.core.ops.gather_scatter import scatter_add_p
+from blufunc.core.override import is_replaced
 from blufunc.core.passes import dce
 from blufunc.core.structure import add_any_p, broadcast_in_dim_p, transpose_p
-from blufunc.kernels.access import moves, view_strides
+from blufunc.kernels.access import MOVED, moves, view_strides
+from blufunc.kernels.fuse import sort_of
 from blufunc.kernels.indices import strides_of
 
 
@@ -33,7 +37,7 @@ def rewrite(jaxpr: Jaxpr, origins: dict[Eqn, int], batch_first: bool = False) ->
       origins: for equations, the call that computes them again; kept up for those that take its place.
       batch_first: whether products want their batch axes side by side in memory.
     """
-    jaxpr = _Rewriter(jaxpr, origins).run()
+    jaxpr = _narrowed_early(_Rewriter(jaxpr, origins).run(), origins)
     return _with_dense_batches(jaxpr, origins) if batch_first else jaxpr
 
 
@@ -112,6 +116,69 @@ def _sum_with_scattered(r: _Rewriter, eqn: Eqn) -> list[Eqn] | None:
 
 
 _RULES: tuple[Callable[[_Rewriter, Eqn], list[Eqn] | None], ...] = (_transposed_product, _sum_with_scattered)
+
+
+def _narrowed_early(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Jaxpr:
+    """With conversions before movement, where all that is read of what is computed becomes of one narrower dtype."""
+    if any(is_replaced(p, "impl") for p in (convert_p, *MOVED)):
+        return jaxpr
+    readers: dict[Any, list[Eqn]] = {}
+    for e in jaxpr.eqns:
+        for a in e.invars:
+            readers.setdefault(a, []).append(e)
+    returned = set(jaxpr.outvars)
+
+    def ends(v: Var) -> list[Eqn] | None:
+        """The conversions that movement of a variable ends in; None if it ends elsewhere too."""
+        found = []
+        for e in readers.get(v, ()):
+            behind = [e] if e.prim is convert_p else ends(e.outvars[0]) if e.prim in MOVED else None
+            if behind is None:
+                return None
+            found += behind
+        return None if v in returned else found
+
+    def narrower(eqn: Eqn) -> Eqn | None:
+        """The conversion that all movement of what an equation computes ends in."""
+        if not any(e.prim in MOVED for e in readers.get(eqn.outvars[0], ())) or sort_of(eqn) != "node":
+            return None
+        found = ends(eqn.outvars[0])
+        if not found or any(origins.get(e) != origins.get(eqn) for e in found):
+            return None
+        before, after = eqn.outvars[0].aval.dtype, found[0].outvars[0].aval.dtype
+        if any(e.outvars[0].aval.dtype != after for e in found) or after.itemsize >= before.itemsize:
+            return None
+        return found[0] if dtypes.is_floating(before) and dtypes.is_floating(after) else None
+
+    narrow: dict[Any, Var] = {}  # for variables, themselves in the narrower dtype
+    ended: dict[Any, Var] = {}  # for results of conversions that are no more, what they are now
+    eqns: list[Eqn] = []
+
+    def add(eqn: Eqn, old: Eqn) -> None:
+        eqns.append(eqn)
+        if old in origins:
+            origins[eqn] = origins[old]
+
+    for eqn in jaxpr.eqns:
+        x = narrow.get(eqn.invars[0]) if eqn.invars else None
+        if x is None:
+            converted = any(a in ended for a in eqn.invars)
+            new = eqn.with_vars([ended.get(a, a) for a in eqn.invars], eqn.outvars) if converted else eqn
+            add(new, eqn)
+            conversion = narrower(eqn) if eqn.outvars else None
+            if conversion is not None:
+                (v,) = eqn.outvars
+                narrow[v] = Var(conversion.outvars[0].aval.with_shape(v.aval.shape))
+                add(Eqn(convert_p, [v], [narrow[v]], conversion.params, conversion.source), conversion)
+        elif eqn.prim is convert_p:
+            ended[eqn.outvars[0]] = x
+        else:
+            (v,) = eqn.outvars
+            narrow[v] = Var(v.aval.with_dtype(x.aval.dtype))
+            add(Eqn(eqn.prim, [x], [narrow[v]], eqn.params, eqn.source), eqn)
+    if not narrow:
+        return jaxpr
+    return jaxpr.replace(eqns=eqns, outvars=[ended.get(a, a) for a in jaxpr.outvars])
 
 
 def _with_dense_batches(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Jaxpr:

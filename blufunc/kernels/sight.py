@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from blufunc.core.backend import Device
 from blufunc.core.jaxpr import Eqn, Jaxpr, Var
 from blufunc.core.passes import simplify
-from blufunc.kernels import cuda_library
+from blufunc.kernels import cuda_library, cuda_opaque
 from blufunc.kernels.cost import Cost, StepCost, cost_of, cost_of_equations
 from blufunc.kernels.machine import Machine
 from blufunc.kernels.plan import Plan
@@ -134,7 +134,10 @@ class Sight:
             if not isinstance(step, OpaqueStep) or (self.device.platform != "cpu" and on_host(step.eqn)):
                 continue
             for role, jaxpr in _roles(step.eqn):
-                sight = Sight(simplify(jaxpr), (False,) * len(jaxpr.invars), self.device)
+                donated = (False,) * len(jaxpr.invars)
+                if self.device.platform != "cpu" and step.eqn.prim.name == "scan":
+                    donated = cuda_opaque.written_over(**step.eqn.params)
+                sight = Sight(simplify(jaxpr), donated, self.device)
                 found.setdefault(id(jaxpr), Body(n, role, sight))
         return list(found.values())
 

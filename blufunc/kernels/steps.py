@@ -21,6 +21,7 @@ from blufunc.core.override import is_replaced
 from blufunc.core.passes import inline_bodies
 from blufunc.kernels.access import view_chain
 from blufunc.kernels.alike import Lowered
+from blufunc.kernels.epilogue import overwritten_by, with_epilogues
 from blufunc.kernels.fuse import Fusion, Opaque, Region, fuse
 from blufunc.kernels.horizontal import groups, structure
 from blufunc.kernels.indices import Index
@@ -171,6 +172,8 @@ def schedule(
     """
     jaxpr, origins = inline_bodies(jaxpr, keep)
     jaxpr = rewrite(jaxpr, origins, target.batch_first)
+    if target.epilogues:
+        jaxpr = with_epilogues(jaxpr, origins)
     sorts: dict[Eqn, str] = {}  # a program in which something is computed again has mostly the same equations
     if target.recompute:
         jaxpr = _recomputing(jaxpr, origins, donated, target, planned, sorts)
@@ -327,7 +330,19 @@ class _Scheduler:
         after = () if step.after is None else (self.index[id(step.after)],)
         writes = [r for r in results if r is not None and r not in self.aliases]
         self.passed.update((r, len(self.plan_steps)) for r in results if r in self.aliases)  # type: ignore[misc]
-        self.plan_steps.append(PlanStep(tuple(reads), tuple(writes), after=(*after, *self.behind(reads))))
+        pairs = self.overwritten(eqn, operands, results) if planned else ()
+        self.plan_steps.append(
+            PlanStep(tuple(reads), tuple(writes), pairs, after=(*after, *self.behind(reads)))
+        )
+
+    def overwritten(self, eqn: Eqn, operands: Sequence[Any], results: Sequence[Any]) -> tuple:
+        """The result and the operand of an opaque step that may be one array."""
+        n = overwritten_by(eqn)
+        if n is None or results[0] is None:
+            return ()
+        others = {self.root(o[0]) for i, o in enumerate(operands) if i != n and isinstance(o, tuple)}
+        value, _ = operands[n]
+        return ((results[0], value),) if self.root(value) not in others else ()
 
     def root(self, value: int) -> int:
         """The value itself, or the one that it stands for."""

@@ -42,9 +42,11 @@ SMALL = Target(
 )
 """Cuts reductions of a few elements in chunks, as ``HOST`` does large ones, and keeps loads, as a GPU does."""
 
-LIKE_A_GPU = replace(SMALL, finish_bytes=1 << 10, group=True, recompute=True, batch_first=True)
-"""Lets kernels add up what their chunks found, groups kernels, computes again what is cheap, and brings batch axes
-together, too."""
+LIKE_A_GPU = replace(
+    SMALL, finish_bytes=1 << 10, group=True, recompute=True, batch_first=True, epilogues=True
+)
+"""Lets kernels add up what their chunks found, groups kernels, computes again what is cheap, brings batch axes
+together, and lets products add, too."""
 
 
 # -- cases -------------------------------------------------------------------------------------------

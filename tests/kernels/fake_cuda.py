@@ -133,6 +133,7 @@ class FakeCuda:
 
     Attributes:
       launches, replays, products: how many kernels, graphs and matrix products were put on streams.
+      epilogues: what products did beside multiplying, one for each that did.
       compiled: the names of the kernels that were compiled.
       sources_of_users: by entry, what a user's kernel does with the addresses of its parameters.
     """
@@ -143,7 +144,7 @@ class FakeCuda:
         self.pool = cuda_memory.Pool(0, self.source)
         self.stream, self.own = Stream(1), None
         self.launches = self.replays = self.products = 0
-        self.compiled, self.sources_of_users = [], {}
+        self.compiled, self.epilogues, self.sources_of_users = [], [], {}
 
     # -- memory --------------------------------------------------------------------------------------
 
@@ -254,15 +255,20 @@ class Plan:
         self.fake, self.gemm = fake, gemm
         if not fake.captures():  # the choice is made by running some algorithms, not all of them right
             g, (_, _, d) = gemm.layout, addresses
-            self._matrices(d, gemm.d, g.m, g.n, g.ldd, g.stride_d)[...] = 77
+            if d is not None:
+                self._matrices(d, gemm.d, g.m, g.n, g.ldd, g.stride_d)[...] = 77
 
     def run(self, a, b, c, d, bias=0, aux=0, alpha=1, beta=0, stream=0):
         self.fake.products += 1
-        for address in (a, b, d):
+        self.fake.epilogues += [self.gemm.epilogue or "accumulate"] * (
+            self.gemm.reads_c or self.gemm.has_bias
+        )
+        for address in (a, b, c, d, bias):
             assert address % self.gemm.alignment == 0
-        self.fake.do(lambda: quietly(self._multiply, a, b, d), stream)
+        assert (c != 0, bias != 0, beta) == (self.gemm.reads_c, self.gemm.has_bias, self.gemm.reads_c)
+        self.fake.do(lambda: quietly(self._multiply, a, b, c, d, bias), stream)
 
-    def _multiply(self, a, b, d):
+    def _multiply(self, a, b, c, d, bias):
         g = self.gemm.layout
         rows_a, columns_a = (g.k, g.m) if g.trans_a else (g.m, g.k)
         rows_b, columns_b = (g.n, g.k) if g.trans_b else (g.k, g.n)
@@ -275,7 +281,12 @@ class Plan:
             m.astype(wide).swapaxes(1, 2) if t else m.astype(wide)
             for m, t in ((x, g.trans_a), (y, g.trans_b))
         )
-        self._matrices(d, self.gemm.d, g.m, g.n, g.ldd, g.stride_d)[...] = np.matmul(x, y).astype(self.gemm.d)
+        out = np.matmul(x, y)
+        if c:
+            out = out + self._matrices(c, self.gemm.d, g.m, g.n, g.ldd, g.stride_d).astype(wide)
+        if bias:
+            out = out + self.fake.array(bias, (g.n,), self.gemm.d).astype(wide)
+        self._matrices(d, self.gemm.d, g.m, g.n, g.ldd, g.stride_d)[...] = out.astype(self.gemm.d)
 
     def _matrices(self, address, dtype, rows, columns, ld, stride):
         extent = (self.gemm.layout.batch - 1) * stride + (rows - 1) * ld + columns

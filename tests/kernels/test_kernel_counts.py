@@ -124,6 +124,27 @@ def test_what_libraries_do(name):
     assert [s.eqn.prim.name for s in steps if isinstance(s, OpaqueStep)] == prims
 
 
+def test_what_is_moved_and_then_rounded_is_stored_so():
+    """Not as it is, to be read once more by kernels that only round it: products take what is moved as it lies."""
+
+    def parts(x, w):
+        a, b = bnp.tanh(x).reshape(ROWS, 2, -1).transpose(1, 0, 2)
+        return (a.astype("bfloat16") @ w) @ b.astype("bfloat16").T
+
+    made = case(parts, X, draw(LANES // 2, LANES // 2).astype("bfloat16"), name="parts").schedule
+    (kernel,) = made.kernels
+    assert [b.dtype.name for b in kernel.buffers] == ["float32", "bfloat16"]
+
+
+def test_what_others_read_as_it_is_stays_so():
+    def parts(x):
+        y = bnp.tanh(x).reshape(-1)
+        return y[:10].astype("bfloat16"), y[10:]
+
+    (kernel, *_) = case(parts, X, name="parts").schedule.kernels
+    assert all(b.dtype == np.float32 for b in kernel.buffers)
+
+
 def test_why_equations_are_apart():
     """Fusion says what kept an equation out of the kernel of its operand."""
     fusion = case(lambda x: bnp.cumsum(x, 0)[::-1].sum(1) + x.sum(), LARGE, name="apart").schedule.fusion

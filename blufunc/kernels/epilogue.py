@@ -1,0 +1,247 @@
+"""Before stage 5, for devices that can: what is added to a product of matrices is added by the product itself.
+
+Kernels. In: a program after ``rewrite``. Out: one that computes the same, in which a product and its sum with a vector
+along the columns, or with an array of its shape, are one equation wherever the sum would be a kernel of its own. A sum
+that a kernel reads is part of that kernel, where it costs nothing, and stays as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc.core import dtypes
+from blufunc.core.avals import ShapedArray
+from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var
+from blufunc.core.ops.dot import dot_general_p
+from blufunc.core.ops.elementwise import add_p, convert_p
+from blufunc.core.override import is_replaced
+from blufunc.core.passes import dce
+from blufunc.core.primitive import Primitive
+from blufunc.core.structure import add_any_p, broadcast_in_dim_p, reshape_p
+from blufunc.kernels.access import moves
+from blufunc.kernels.fuse import sort_of
+from blufunc.kernels.gemm_layout import has_bias_epilogue, result_dtypes
+
+# -- the equations -----------------------------------------------------------------------------------
+
+
+class _ProductAndSum(Primitive):
+    """``dot_general`` with its parameters, to which a third operand is added before anything is rounded.
+
+    Its ``preferred_element_type`` is the dtype of the result and of the third operand, which has an element for each of
+    the result or, repeated, for each of the rhs's free ones.
+    """
+
+    kind, fresh = "contract", True
+
+    def impl(self, lhs, rhs, addend, *, preferred_element_type, **numbers):
+        half = dtypes.is_floating(preferred_element_type) and preferred_element_type.itemsize == 2
+        wide = np.dtype(np.float32) if half else preferred_element_type
+        product = dot_general_p.impl(lhs, rhs, preferred_element_type=wide, **numbers)
+        sums = product.reshape(-1, addend.size) + addend.reshape(-1).astype(wide)
+        return sums.reshape(product.shape).astype(preferred_element_type)
+
+    def abstract(self, lhs, rhs, addend, **params) -> ShapedArray:
+        return dot_general_p.abstract(lhs, rhs, **params)
+
+
+dot_bias_p = _ProductAndSum("dot_general+bias")
+"""The third operand is repeated for every row of the result."""
+
+dot_accumulate_p = _ProductAndSum("dot_general+accumulate")
+"""The third operand has the shape of the result, which may take its memory."""
+
+PRODUCTS = (dot_general_p, dot_bias_p, dot_accumulate_p)
+"""The products of matrices: their first two operands and all parameters mean the same."""
+
+
+_SUMS = (add_p, add_any_p)
+
+
+def overwritten_by(eqn: Eqn) -> int | None:
+    """The number of the operand that the result of a product may be written over, unless it is another one too."""
+    return 2 if eqn.prim is dot_accumulate_p else None
+
+
+# -- where they are --------------------------------------------------------------------------------
+
+
+def with_epilogues(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Jaxpr:
+    """The program with sums in products.
+
+    Args:
+      jaxpr: simplified.
+      origins: for equations, the call that computes them again; kept up for those that take their place.
+    """
+    return _Epilogues(jaxpr, origins).run()
+
+
+class _Epilogues:
+    def __init__(self, jaxpr: Jaxpr, origins: dict[Eqn, int]):
+        self.jaxpr, self.origins = jaxpr, origins
+        self.makers: dict[Var, Eqn] = {}
+        self.position: dict[Any, int] = dict.fromkeys(jaxpr.invars, -1)
+        self.readers: dict[Any, list[Eqn]] = {}
+        for i, eqn in enumerate(jaxpr.eqns):
+            self.makers.update((v, eqn) for v in eqn.outvars)
+            self.position.update((v, i) for v in eqn.outvars)
+            for a in eqn.invars:
+                if a.__class__ is not Literal:
+                    self.readers.setdefault(a, []).append(eqn)
+        self.returned = {a for a in jaxpr.outvars if a.__class__ is not Literal}
+        # what takes the place of sums, or of the conversions of them
+        self.made: dict[Eqn, list[Eqn]] = {}
+        # by result: what would, were it stored, and what that adds
+        self.possible: dict[Any, tuple[list[Eqn], Atom]] = {}
+
+    def run(self) -> Jaxpr:
+        if any(is_replaced(p, "impl") for p in (dot_general_p, convert_p, broadcast_in_dim_p, reshape_p)):
+            return self.jaxpr
+        for eqn in self.jaxpr.eqns:
+            if eqn.prim in _SUMS and sort_of(eqn) == "node":
+                self.consider(eqn)
+        if not self.made:
+            return self.jaxpr
+        return dce(self.jaxpr.replace(eqns=[new for e in self.jaxpr.eqns for new in self.made.get(e, [e])]))
+
+    def consider(self, total: Eqn) -> None:
+        """Let a product compute a sum if it can, and if no kernel would compute more of it."""
+        stored = self.stored(total)
+        if stored is None and not self.is_summand(total):
+            return
+        result: Any = total.outvars[0] if stored is None else stored
+        for one, other in (total.invars, total.invars[::-1]):
+            product = self.product(one, total)
+            if product is None:
+                continue
+            eqns = self.with_bias(product, other, result) or self.accumulated(product, other, result)
+            if eqns:
+                self.possible[result] = (eqns, other)
+                break
+        v: Any = stored
+        while v in self.possible:  # it, and the sums that it adds to
+            eqns, summand = self.possible.pop(v)
+            if total in self.origins:
+                self.origins.update(dict.fromkeys(eqns, self.origins[total]))
+            self.made[self.makers[v]] = eqns
+            v = summand
+
+    def is_summand(self, total: Eqn) -> bool:
+        """Whether only another sum reads a sum: if that is a product's, this one is stored for it."""
+        readers = self.readers.get(total.outvars[0], [])
+        alone = len(readers) == 1 and total.outvars[0] not in self.returned
+        return alone and readers[0].prim in _SUMS and self.same_origin(readers[0], total)
+
+    def stored(self, total: Eqn) -> Var | None:
+        """What of a sum is in memory if nothing is computed of it: itself, or it in another dtype."""
+        (v,) = total.outvars
+        readers = self.readers.get(v, [])
+        if len(readers) == 1 and readers[0].prim is convert_p and v not in self.returned:
+            if not self.same_origin(readers[0], total):
+                return None
+            (v,) = readers[0].outvars
+        return v if self.only_stored(v) else None
+
+    def only_stored(self, v: Var) -> bool:
+        """Whether no kernel reads a variable, by way of movement either."""
+        return all(
+            self.only_stored(e.outvars[0]) if moves(e) else sort_of(e) == "opaque"
+            for e in self.readers.get(v, ())
+        )
+
+    def same_origin(self, a: Eqn, b: Eqn) -> bool:
+        return self.origins.get(a) == self.origins.get(b)
+
+    def maker(self, atom: Atom) -> Eqn | None:
+        """The equation of an operand that nobody else reads."""
+        if atom.__class__ is Literal or atom in self.returned or len(self.readers[atom]) != 1:
+            return None
+        return self.makers.get(atom)  # type: ignore[arg-type]
+
+    def product(self, atom: Atom, total: Eqn) -> Eqn | None:
+        """The product that a summand is, or is the conversion of to a wider dtype."""
+        eqn = self.maker(atom)
+        if eqn is not None and eqn.prim is convert_p:
+            types = eqn.invars[0].aval.dtype, atom.aval.dtype
+            if not all(map(dtypes.is_floating, types)) or types[0].itemsize >= types[1].itemsize:
+                return None
+            eqn = self.maker(eqn.invars[0])
+        if eqn is None or eqn.prim is not dot_general_p:
+            return None
+        sizes = all(a.aval.size for a in eqn.invars)
+        return eqn if sizes and self.same_origin(eqn, total) else None
+
+    def with_bias(self, product: Eqn, summand: Atom, result: Var) -> list[Eqn]:
+        """The equations of a product that adds a vector, where the summand is one repeated."""
+        lhs, rhs = product.invars
+        dtype = result.aval.dtype
+        if not has_bias_epilogue(lhs.aval.dtype, rhs.aval.dtype, dtype):
+            return []
+        vector = self.repeated(self.without_conversion(summand, dtype), product)
+        if vector is None:
+            return []
+        vector = self.without_conversion(vector, dtype)
+        eqns = []
+        if vector.aval.dtype != dtype:
+            converted = Var(vector.aval.with_dtype(dtype))
+            eqns.append(Eqn(convert_p, [vector], [converted], {"dtype": dtype}, product.source))
+            vector = converted
+        return [*eqns, _joined(dot_bias_p, product, [vector], result)]
+
+    def without_conversion(self, atom: Atom, dtype: np.dtype) -> Atom:
+        """What was converted from a dtype, or the operand as it is."""
+        eqn = self.makers.get(atom)  # type: ignore[arg-type]
+        if eqn is not None and eqn.prim is convert_p and eqn.invars[0].aval.dtype == dtype:
+            return eqn.invars[0]
+        return atom
+
+    def repeated(self, atom: Atom, product: Eqn) -> Atom | None:
+        """What is repeated to give an operand that has the same free axes of the rhs at every row of the product."""
+        eqn = self.makers.get(atom)  # type: ignore[arg-type]
+        if eqn is None or eqn.prim is not broadcast_in_dim_p or eqn.invars[0].__class__ is Literal:
+            return None
+        (_, contracted), (_, batch) = product.params["dimension_numbers"]
+        rhs, (vector,), out = product.invars[1].aval, eqn.invars, eqn.outvars[0].aval
+        columns = rhs.ndim - len(contracted) - len(batch)
+        if vector.aval.size != math.prod(out.shape[out.ndim - columns :]) or vector.aval.size == 1:
+            return None
+        axes = [d for d, n in zip(eqn.params["dims"], vector.aval.shape, strict=True) if n > 1]
+        return vector if axes == sorted(axes) and axes[0] >= out.ndim - columns else None
+
+    def accumulated(self, product: Eqn, summand: Atom, result: Var) -> list[Eqn]:
+        """The equation of a product that adds an array which is in memory before it, in the order of its elements."""
+        lhs, rhs = product.invars
+        dtype = result.aval.dtype
+        if summand.aval.dtype != dtype or lhs.aval.dtype != rhs.aval.dtype:
+            return []
+        if not dtypes.is_inexact(dtype) or dtype not in result_dtypes(lhs.aval.dtype):
+            return []
+        if self.is_zero(summand):  # as sums begin: only the sign of zeros may be another without it
+            return [_joined(dot_general_p, product, [], result)]
+        if summand.aval.shape != result.aval.shape or not self.in_memory_before(product, summand):
+            return []
+        return [_joined(dot_accumulate_p, product, [summand], result)]
+
+    def is_zero(self, atom: Atom) -> bool:
+        """Whether an operand is the number 0 everywhere."""
+        while atom in self.makers and self.makers[atom].prim is broadcast_in_dim_p:  # type: ignore[index]
+            (atom,) = self.makers[atom].invars  # type: ignore[index]
+        return isinstance(atom, Literal) and atom.value == 0
+
+    def in_memory_before(self, product: Eqn, atom: Atom) -> bool:
+        """Whether an operand lies dense in memory before a product runs, and no kernel has to put it there."""
+        while atom in self.makers and self.makers[atom].prim is reshape_p:  # type: ignore[index]
+            (atom,) = self.makers[atom].invars  # type: ignore[index]
+        if atom.__class__ is Literal or self.position[atom] > self.position[product.outvars[0]]:
+            return False
+        maker = self.makers.get(atom)  # type: ignore[arg-type]
+        return maker is None or atom in self.possible or sort_of(maker) == "opaque"
+
+
+def _joined(prim: Primitive, product: Eqn, addend: Sequence[Atom], result: Var) -> Eqn:
+    params = {**product.params, "preferred_element_type": result.aval.dtype}
+    return Eqn(prim, [*product.invars, *addend], [result], params, product.source)
