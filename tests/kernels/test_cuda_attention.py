@@ -91,6 +91,13 @@ def test_compiles_for_other_features(features):
             assert nvrtc.build(text, arch, kernel.entry).cubin
 
 
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
+@pytest.mark.parametrize("features", [32, 64, 96, 128])
+def test_what_the_key_kernel_reads_was_written(features, arch):
+    """Its tiles of queries end where tiles of the query kernel end, or before: beyond, nobody wrote scratch memory."""
+    assert QUERY_KERNEL.tiling(features, arch).rows % KEY_KERNEL.tiling(features, arch).columns == 0
+
+
 @pytest.mark.parametrize("features", [16, 64, 80, 128])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90a"])
 def test_shared_memory_is_what_a_block_can_have(features, arch):
