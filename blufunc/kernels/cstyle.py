@@ -204,6 +204,8 @@ class CStyle(Writer):
         text, (least, most) = grouped(self.index(index)), index.bounds()
         parts = [f"{text} >= {low}"] if least < low else []
         parts += [f"{text} < {high}"] if most >= high else []
+        if len(parts) == 2 and high - low == 1:
+            return f"{text} == {low}"
         return " && ".join(parts) or "true"
 
     def _bits(self, counter: Index, width: int, key: Sequence[str]) -> str:

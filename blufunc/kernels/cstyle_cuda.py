@@ -27,6 +27,7 @@ CUDA = Target(
     keep_bytes=1 << 17,
     keep_loads=True,
     tile=64,
+    wide_tile=lambda elements: 256 if elements >= _MANY else 64,
     group=True,
     recompute=True,
 )
@@ -44,7 +45,7 @@ template<> inline float round_to<bf16>(float x) {
 }
 """
 
-_PARTS = {"take_up(": ONLINE, "round_to<bf16>": _ROUND}
+_PARTS = {"take_up": ONLINE, "round_to<bf16>": _ROUND}
 """What a source needs beside the prelude, if it has this in its text."""
 
 
@@ -55,6 +56,9 @@ def _rows_of_chunk(rows: int, tiles: int) -> int:
         most //= 2
     return most
 
+
+_MANY = 1 << 23
+"""From how many elements on wider tiles are worth a launch that finishes them."""
 
 _CHUNK_ROWS = 64, 1024
 """The fewest and the most: a block takes 16 at a time, and reads some of each thread's ahead."""

@@ -163,6 +163,22 @@ template<class Op, int THREADS, class T> inline T block_scan(T x, T* shared) {
   return block_scan<Op, THREADS>(x, shared, total);
 }
 
+//# ptx_arrive
+// counts one more of those that are done, from 0 to the greatest count, and gives how many were before. What this
+// thread stored, others can read who know of it; that it still has to come is no reason to wait
+static inline unsigned ptx_arrive(unsigned* counter, unsigned greatest) {
+  unsigned before;
+  asm volatile("atom.release.gpu.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(greatest) : "memory");
+  return before;
+}
+//# came_last
+// the same as last_block, where the first thread alone stored what is to be read, and has arrived since
+static inline bool came_last(unsigned before, unsigned n) {
+  const bool last = __syncthreads_or(threadIdx.x == 0 && before == n - 1);
+  if (last) __threadfence();
+  return last;
+}
+
 //# last_block
 // whether this is the last of n blocks to come here, so that what the others stored before can be read (by vec_ldcg,
 // past the cache of this multiprocessor); which block it is varies, what it reads does not. A counter starts at 0

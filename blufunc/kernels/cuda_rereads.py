@@ -1,6 +1,6 @@
 """Rows that several loops read, and that are too long to be kept in registers.
 
-Kernels, stage 6, before ``cuda_style.py``. Where only one block of a multiprocessor would find room for its row in
+Kernels, stage 6, before ``cuda_style.py``. Where one or two blocks of a multiprocessor find room for their rows in
 shared memory, the row is copied there, without passing through registers, while the first loop takes up what has
 come already: so all of it is under way at once, and memory is read once. Other rows are read again; what is known to
 be read for the last time, or written and not read at all, need not stay in the cache then.
@@ -29,11 +29,14 @@ from blufunc.kernels.loopir import (
 COPYING_THREADS = 1024
 """Threads of a block that copies its row: so few vectors each that their loops are written out."""
 
-_LEAST_BYTES = 114 << 10
+_LEAST_BYTES = 76 << 10
 """Rows from here on are copied: of smaller ones, the second-level cache has most when they are read again."""
 
+_MOST_BLOCKS = 2
+"""Blocks that copy rows on a multiprocessor: there is no place for more threads."""
+
 _STATIC_BYTES = 4 << 10
-"""What is left of shared memory for exchanges."""
+"""What is left of shared memory for exchanges, and to the system."""
 
 _CACHE_BYTES = 50 << 20
 """The second-level cache: larger results are not found there by who comes next."""
@@ -50,6 +53,7 @@ class RowCopy:
       row: stands for the copy, whose elements are those of the lanes.
       range: the lanes.
       first: the position among the kernel's statements of the first loop that reads it.
+      blocks: how many such rows there is room for on a multiprocessor, and threads to read them.
     """
 
     source: Buffer
@@ -57,6 +61,7 @@ class RowCopy:
     row: Buffer
     range: Range
     first: int
+    blocks: int
 
 
 @dataclass(frozen=True)
@@ -139,5 +144,6 @@ def _copied(
             continue
         if is_contiguous(index.substitute({over: of(cut.vector) * cut.width + of(cut.element)}), cut.element):
             row = Buffer(f"{buffer.name}_row", buffer.dtype, over.extent)
-            found[size] = RowCopy(buffer, index, row, over, loops[0])
+            blocks = min(_MOST_BLOCKS, (most + _STATIC_BYTES) // (size + _STATIC_BYTES))
+            found[size] = RowCopy(buffer, index, row, over, loops[0], blocks)
     return found[max(found)] if found else None

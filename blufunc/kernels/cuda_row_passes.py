@@ -17,12 +17,27 @@ import numpy as np
 
 from blufunc.core import dtypes
 from blufunc.core.ops import elementwise as ew
+from blufunc.kernels.cuda_schedule import WARP_LANES
+from blufunc.kernels.cuda_vectors import totals_replaced
 from blufunc.kernels.indices import Index, Range, of
-from blufunc.kernels.loopir import Keep, Kernel, Lanes, Reduce, Total, Value, post_order, values_of
+from blufunc.kernels.loopir import (
+    Keep,
+    Kernel,
+    Lanes,
+    Reduce,
+    Rows,
+    Substitution,
+    Total,
+    Value,
+    computed_in,
+    post_order,
+    values_of,
+)
 
 ONLINE = """
-// takes up some values in their maximum, and in the sum of their exponentials under it
-template<int V, class T> static inline void take_up(T &top, T &mass, const T (&x)[V]) {
+// takes up some values in their maximum, and in the sum of their exponentials under it. NARROW: they were of 16 bits;
+// what is too small to be a normal number is nothing beside the exponential of the maximum, which is 1
+template<bool NARROW = false, int V, class T> static inline void take_up(T &top, T &mass, const T (&x)[V]) {
   T most = top;
 #pragma unroll
   for (int i = 0; i < V; ++i) most = bf_max(most, x[i]);
@@ -32,7 +47,10 @@ template<int V, class T> static inline void take_up(T &top, T &mass, const T (&x
   }
   const T under = top == -INFINITY ? T(0) : top;
 #pragma unroll
-  for (int i = 0; i < V; ++i) mass += bf_exp(x[i] - under);
+  for (int i = 0; i < V; ++i) {
+    if constexpr (NARROW) mass += ptx_exp_ftz(x[i] - under);
+    else mass += bf_exp(x[i] - under);
+  }
 }
 // the sum under a maximum that others have raised; without bounds there is none
 template<class T> static inline T under_top(T mass, T own, T top) {
@@ -84,9 +102,21 @@ def with_online_sums(kernel: Kernel) -> Kernel:
 
 
 def with_single_lanes(kernel: Kernel) -> Kernel:
-    """A kernel in which sums of one lane read no others, where these are not kept."""
+    """A kernel in which sums of one lane read no others, where these are not kept.
+
+    Where a block does a row, such a sum is the value of that lane to all its threads: they can read it before the first
+    loop, and so before an output is written in the place of the row.
+    """
+    values = post_order(kernel.roots())
+    in_indices = {
+        v.attr
+        for v in post_order([c for v in values for i in v.indices() for c in computed_in(i)])
+        if v.op == "read"
+    }
     body: list[Any] = []
+    known: dict[Total, Value] = {}
     for s in kernel.body:
+        s = totals_replaced(s, known)
         if not isinstance(s, Lanes):
             body.append(s)
             continue
@@ -94,10 +124,22 @@ def with_single_lanes(kernel: Kernel) -> Kernel:
         rest = tuple(t for t in s.body if not any(t is x for x, _, _ in alone))
         if rest:
             body.append(replace(s, body=rest))
-        body += [
-            OneLane(s.range, (replace(t, value=value, position=lane),), s.note) for t, lane, value in alone
-        ]
+        for t, lane, value in alone:
+            if _is_of_block(kernel, s) and body and only_reduces(body[0]) and t.total not in in_indices:
+                known[t.total] = Substitution({s.range: lane})(value)
+            else:
+                body.append(OneLane(s.range, (replace(t, value=value, position=lane),), s.note))
     return replace(kernel, body=tuple(body))
+
+
+def only_reduces(s: Any) -> bool:
+    """Whether a statement is a loop after which threads have met, and before which nothing is stored."""
+    return type(s) is Lanes and all(isinstance(t, Reduce) for t in s.body)
+
+
+def _is_of_block(kernel: Kernel, s: Lanes) -> bool:
+    """Whether a block does each of the rows of a loop."""
+    return s.range.extent > WARP_LANES and not any(isinstance(t, Rows) for t in kernel.body)
 
 
 def _one_lane(s: Any, k: Range) -> tuple[Index, Value] | None:

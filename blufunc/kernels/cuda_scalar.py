@@ -309,6 +309,14 @@ static inline double bf_hypot(double x, double y) { return hypot(x, y); }
 //# bf_exp
 static inline float bf_exp(float x) { return expf(x); }
 static inline double bf_exp(double x) { return exp(x); }
+//# ptx_exp
+// within 2 + 1.2 |x| units in the last place: for what is rounded to 16 bits
+static inline float ptx_exp(float x) { return __expf(x); }
+//# ptx_exp_ftz
+// the same, or 0 in the place of denormals
+static inline float ptx_exp_ftz(float x) {
+  float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x * 1.44269504f)); return r;
+}
 //# bf_exp2
 static inline float bf_exp2(float x) { return exp2f(x); }
 static inline double bf_exp2(double x) { return exp2(x); }

@@ -35,7 +35,7 @@ SHARED_BYTES = 227 << 10
 
 _WARP = 32
 _BLOCK = 256
-_WARP_LANES = 1024
+WARP_LANES = 1024
 """Up to how many lanes one warp does a row."""
 _THREAD_VECTORS = 2
 """Vectors of a row that a thread does, about, where a block does a row."""
@@ -128,7 +128,7 @@ def _of_lanes(kernel: Kernel, most: Vectors, keeps: Sequence[Keep], cuts: dict[R
     vectors, points = most.vector.extent, kernel.points
     few = points < 4 * SM_COUNT and vectors > 2 * _WARP
     much = _registers(keeps, Schedule(_WARP), cuts) > _WARP_REGISTERS
-    if most.range.extent > _WARP_LANES or few or (much and vectors > 2 * _WARP):
+    if most.range.extent > WARP_LANES or few or (much and vectors > 2 * _WARP):
         return Schedule(_block_threads(most, 1024 if keeps else 512))
     threads = min(_WARP, _power_of_two(vectors))
     if points % (_WARP // threads):

@@ -23,8 +23,15 @@ from blufunc.kernels import cuda_schedule, scalars
 from blufunc.kernels.cstyle import accumulator, comment, is_arg, reducing, update, written_in
 from blufunc.kernels.cuda_access import WideAccess
 from blufunc.kernels.cuda_folds import with_shared_folds
+from blufunc.kernels.cuda_narrow import is_widened, narrow_exponentials
 from blufunc.kernels.cuda_rereads import COPYING_THREADS, with_rereads
-from blufunc.kernels.cuda_row_passes import OneLane, OnlineSum, with_online_sums, with_single_lanes
+from blufunc.kernels.cuda_row_passes import (
+    OneLane,
+    OnlineSum,
+    only_reduces,
+    with_online_sums,
+    with_single_lanes,
+)
 from blufunc.kernels.cuda_schedule import is_unrolled, shared_size, steps_of
 from blufunc.kernels.cuda_vectors import (
     Cutter,
@@ -42,6 +49,7 @@ from blufunc.kernels.loopir import (
     Reduce,
     Rows,
     Set,
+    Store,
     Total,
     Value,
     computed_in,
@@ -55,6 +63,7 @@ _OPS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "and": "And", 
 _OPS |= {"argmax": "ArgMax", "argmin": "ArgMin"}
 
 DYNAMIC = "extern __shared__ __align__(16) unsigned char shared_memory[];"
+_WARP = 32
 _ROWS_AHEAD = 8
 """Vectors of rows to come that are read before what was read is used."""
 
@@ -101,7 +110,7 @@ class CudaStyle(WideAccess):
         kernel, rereads = with_rereads(kernel, self.cuts, shared_bytes)
         self.copy = rereads.copy
         if self.copy is not None:
-            self.schedule = cuda_schedule.Schedule(COPYING_THREADS, resident=1)
+            self.schedule = cuda_schedule.Schedule(COPYING_THREADS, resident=self.copy.blocks)
         else:
             self.schedule = cuda_schedule.schedule(kernel, self.cuts, shared_bytes)
         cutter = Cutter(list(self.cuts.values()))
@@ -113,6 +122,7 @@ class CudaStyle(WideAccess):
         for buffer, last in rereads.last.items():
             self.named[last], self.readers[last] = self.named[buffer], "vec_ldcs"
         self.streamed = rereads.streamed
+        self.narrow = narrow_exponentials(self.kernel)
         keeps = dict.fromkeys(s.keep for s in kernel.statements() if isinstance(s, (Set, Accumulate)))
         self.cut_of_keep = {cutter.keep(k): self.cuts[k.lanes] for k in keeps}
         self.in_shared = [cutter.keep(k) for k in self.schedule.in_shared]
@@ -120,6 +130,7 @@ class CudaStyle(WideAccess):
         self.shared_bytes = 0
         self.step = ""  # which vector of its thread's that loop is at
         self.repeated = False  # whether a block reduction comes again without another one between
+        self.arrived = ""  # what tells whether the block came last, where it has been counted already
         self.combining: int | None = None  # where in shared memory groups hand over what they accumulated
 
     def cuts_of(self, kernel: Kernel) -> dict[Range, Vectors]:
@@ -214,7 +225,52 @@ class CudaStyle(WideAccess):
         for keep in self.cut_of_keep:
             self._declare_keep(keep)
             self._start(keep)
-        self._at_point(self.kernel.body)
+        body = self.kernel.body
+        copies_first = self.copy is not None and self.copy.first == 0  # and reads while the row comes
+        if self.threads > _WARP and only_reduces(body[0]) and not copies_first:
+            self._read_early()
+        at = self._arrival()
+        if at is None:
+            self._at_point(body)
+            return
+        self.body(body[:at])
+        self.arrived = self.fresh("before")
+        place, blocks = self._counter()
+        self.line(f"const unsigned {self.arrived} = thread == 0 ? ptx_arrive({place}, {blocks - 1}) : 0;")
+        self.body(body[at:])
+
+    def _read_early(self) -> None:
+        """Read what does not wait for any loop, while nobody does something else."""
+        for v in post_order([v for s in self.kernel.body for v in _values_in(s)]):
+            known = v.ranges() <= self.scope.ranges and not self.reads[v]
+            if v.op == "load" and not v.args and known:
+                self.named_value(v)
+
+    def _arrival(self) -> int | None:
+        """After how many statements a block may count as done, if that is before it stores rows.
+
+        The finish reads what the first thread has stored then. That rows have been stored need not be waited for.
+        """
+        kernel, made = self.kernel, self.schedule
+        if not kernel.finish or made.threads != made.block or made.threads == 1:
+            return None
+        values = post_order([v for s in kernel.finish for v in _values_in(s)])
+        found = {v.attr[0] for v in values if v.op == "load"}
+        stores = [n for n, s in enumerate(kernel.body) if isinstance(s, Store) and s.buffer in found]
+        inner = [s for loop in kernel.body for s in getattr(loop, "body", ()) if not isinstance(s, Reduce)]
+        if not stores or any(not isinstance(s, Store) or s.buffer in found for s in inner):
+            return None
+        # what the finish stores may lie where other blocks still read
+        sizes = {b.size for b in kernel.buffers if b.name in self.aliased}
+        replaced = any(s.buffer.size in sizes for s in _stores_of(kernel.finish))
+        rest = kernel.body[stores[-1] + 1 :]
+        return stores[-1] + 1 if _stores_of(rest) and not replaced else None
+
+    def _counter(self) -> tuple[str, int]:
+        """Where blocks that are done are counted, and how many there are."""
+        kernel = self.kernel
+        counter = self.index(flat([of(r) for r in kernel.over], [r.extent for r in kernel.over]))
+        return ("finished" if counter == "0" else f"finished + {counter}"), self.blocks // kernel.ends
 
     def _at_point(self, body: Sequence[Any]) -> None:
         """Statements of a point; where groups share its rows, the first of them does what comes after these."""
@@ -375,8 +431,7 @@ class CudaStyle(WideAccess):
         owns = {top: self.fresh(f"{self.named[top]}_own") for top in online}
         for top, own in owns.items():
             self.line(f"const {scalars.register_type(top.dtype)} {own} = {self.named[top]};")
-        if not self._is_lane_of_copy(s):  # of which every thread has the total already
-            self._reduce_threads(totals)
+        self._reduce_threads(totals)
         for top, mass in online.items():
             name = self.named[mass]
             self.line(f"{name} = under_top({name}, {owns[top]}, {self.named[top]});")
@@ -396,28 +451,15 @@ class CudaStyle(WideAccess):
                 source = f"{self.named[copy.source]} + {self.index(self.copied_index - of(cut.element))}"
                 self.line(f"vec_copy<{kind}, {cut.width}>({row} + {cut.width} * {q}, {source});")
             self.line("ptx_commit_copies();")
-        for v in post_order([v for s in self.kernel.body for v in _values_in(s)]):
-            known = v.ranges() <= self.scope.ranges and not self.reads[v]
-            if v.op == "load" and not v.args and known:
-                self.named_value(v)  # while the row comes, for nobody else does something meanwhile
-
-    def _is_lane_of_copy(self, s: Lanes) -> bool:
-        """Whether a loop reads one lane of a row that all threads can read: they met when they had copied it."""
-        if self.copy is None or not isinstance(s, OneLane):
-            return False
-        inner, row = {self.cuts[s.range].vector, self.cuts[s.range].innermost}, self.copy.row
-        loads = [v for v in post_order(_values_in(s)) if v.op == "load"]
-        met = any(isinstance(t, Reduce) for t in self.kernel.body[self.copy.first].body)
-        return met and all(v.attr[0] is row or inner.isdisjoint(v.ranges()) for v in loads)
+        self._read_early()
 
     def _one_lane(self, s: OneLane) -> None:
-        """The body of a loop for one of its lanes, by the thread whose lane it is, or by all."""
+        """The body of a loop for one of its lanes, by the thread whose lane it is."""
         cut = self.cuts[s.range]
         self.need(computed_in(s.lane))
         owner = f"({self.index(s.lane // cut.width)}) % {self.threads} == {self.thread}"
         inner = [cut.vector] if cut.element is None else [cut.vector, cut.element]
-        alone = self.threads == 1 or self._is_lane_of_copy(s)
-        with self.block(["" if alone else f"if ({owner})"], inner, written_in([s])):
+        with self.block([f"if ({owner})" if self.threads > 1 else ""], inner, written_in([s])):
             self.line(
                 f"const {self.index_type} {self.variable(cut.vector)} = {self.index(s.lane // cut.width)};"
             )
@@ -487,18 +529,23 @@ class CudaStyle(WideAccess):
         here = f"Arg<{kind}, {self.index_type}>{{{bare(value)}, {self.index(s.position)}}}"
         self.line(f"{name} = {_OPS[s.total.op]}::combine({name}, {here});")
 
+    def expression(self, v: Value) -> str:
+        text = super().expression(v)
+        return text.replace("bf_exp(", "ptx_exp(", 1) if v in self.narrow else text
+
     def _reduce_online(self, s: OnlineSum, value: str) -> None:
         """Put a value beside those of the vector's other elements, which are taken up together."""
         assert s.mass is not None
+        take_up = "take_up<true>" if is_widened(s.value) else "take_up"
         kind, both = scalars.register_type(s.value.dtype), f"{self.named[s.total]}, {self.named[s.mass]}"
         values = self.fresh(f"{self.named[s.total]}_of")
         if self.inner is None or self.inner.element is None:
             self.line(f"const {kind} {values}[1] = {{{bare(value)}}};")
-            self.line(f"take_up({both}, {values});")
+            self.line(f"{take_up}({both}, {values});")
             return
         self.scopes[-2].lines.append(f"{kind} {values}[{self.inner.width}];")
         self.line(f"{values}[{self.variable(self.inner.element)}] = {bare(value)};")
-        self.after.append(f"take_up({both}, {values});")
+        self.after.append(f"{take_up}({both}, {values});")
 
     def read_total(self, total: Total) -> str:
         if total.position is None:
@@ -518,11 +565,10 @@ class CudaStyle(WideAccess):
 
     def finish(self) -> None:
         kernel, self.finishing = self.kernel, True
-        counter = self.index(flat([of(r) for r in kernel.over], [r.extent for r in kernel.over]))
-        place = "finished" if counter == "0" else f"finished + {counter}"
+        place, blocks = self._counter()
         assert self.schedule.points == 1 or not kernel.over, "blocks of many points end together"
-        blocks = self.blocks // kernel.ends
-        with self.block([f"if (last_block({place}, {blocks}))"], (), written_in(kernel.finish)):
+        last = f"came_last({self.arrived}, {blocks})" if self.arrived else f"last_block({place}, {blocks})"
+        with self.block([f"if ({last})"], (), written_in(kernel.finish)):
             if any(isinstance(s, Rows) for s in kernel.finish):
                 for keep in _grown_in(kernel.finish):
                     self._start(keep)
@@ -546,6 +592,11 @@ class CudaStyle(WideAccess):
 def _values_in(s: Any) -> list[Value]:
     """The values that a statement uses, and those in it."""
     return [*values_of(s), *(v for t in getattr(s, "body", ()) for v in _values_in(t))]
+
+
+def _stores_of(body: Sequence[Any]) -> list[Store]:
+    """The stores among statements, and in their loops."""
+    return [x for s in body for x in (s, *getattr(s, "body", ())) if isinstance(x, Store)]
 
 
 def _grown_in(body: Sequence[Any]) -> list[Keep]:

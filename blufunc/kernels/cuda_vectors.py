@@ -191,6 +191,11 @@ def loads_replaced(s: Lanes, found: Mapping[tuple[Buffer, Index], Value]) -> Lan
     return _Loads(found).statement(s)
 
 
+def totals_replaced(s: Any, found: Mapping[Any, Value]) -> Any:
+    """A statement in which other values stand in the place of totals."""
+    return _Again(found).statement(s) if found else s
+
+
 class _Again:
     """Puts loads in the place of reads of keeps."""
 

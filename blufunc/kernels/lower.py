@@ -74,6 +74,7 @@ class Target:
       keep_bytes: how much a grid point may keep of its row between loops.
       keep_loads: whether what was read is kept too: not where a cache does that.
       tile: up to how many columns a chunk adds up at a time.
+      wide_tile: from how many elements there are to the same, where elements are stored too; None: as ``tile``.
       batch_first: whether products want their batch axes side by side in memory.
       epilogues: whether products can add something to what they compute.
       group: whether kernels that do the same to different arrays are launched as one.
@@ -88,6 +89,7 @@ class Target:
     tile: int
     tile_chunks: Callable[[int, int], int] | None = None
     finish_bytes: int = 0
+    wide_tile: Callable[[int], int] | None = None
     batch_first: bool = False
     epilogues: bool = False
     group: bool = False
@@ -325,9 +327,12 @@ class Lowering:
         rows = frame.rows // outer
         chunks, tiles, width = self.target.chunks(rows, frame.lanes), 1, frame.lanes
         if all(role != "row" for role in region.roles.values()):
-            width = _divisor(frame.lanes, self.target.tile)
+            tile, wide = self.target.tile, self.target.wide_tile
+            if wide is not None and len(column_outs) < len(self.outputs):
+                tile = wide(frame.rows * frame.lanes)
+            width = _divisor(frame.lanes, tile)
             tiles = frame.lanes // width
-            if self.target.tile_chunks is not None:
+            if self.target.tile_chunks is not None and tile == self.target.tile:
                 chunks = self.target.tile_chunks(rows, outer * tiles)
         chunks = max(1, min(rows, chunks))
         per = -(-rows // chunks)

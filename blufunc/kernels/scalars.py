@@ -63,7 +63,12 @@ def loaded(text: str, dtype: np.dtype) -> str:
 
 def stored(text: str, dtype: np.dtype) -> str:
     """A scalar as an element of memory."""
-    return f"from_float<{STORAGE[dtype]}>({text})" if is_small_float(dtype) else text
+    if not is_small_float(dtype):
+        return text
+    rounds = f"round_to<{STORAGE[dtype]}>("
+    if text.startswith(rounds) and grouped(text) == text:
+        text = text[len(rounds) : -1]  # as it is stored anyway
+    return f"from_float<{STORAGE[dtype]}>({text})"
 
 
 def literal(value: Any, dtype: np.dtype) -> str:

@@ -33,6 +33,8 @@ static inline int __popcll(uint64_t x) { return __builtin_popcountll(x); }
 static inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 static inline double rsqrt(double x) { return 1.0 / sqrt(x); }
 static inline float ptx_rcp(float x) { return 1.0f / x; }
+static inline float ptx_exp(float x) { return exp2f(x * 1.44269504f); }
+static inline float ptx_exp_ftz(float x) { return ptx_exp(x); }
 static inline float ptx_max(float x, float y) { return x > y || x != x ? x : y; }
 static inline float ptx_min(float x, float y) { return x < y || x != x ? x : y; }
 static inline float ptx_from_f16(uint16_t x) { _Float16 y; memcpy(&y, &x, 2); return y; }
@@ -66,6 +68,16 @@ static void wait(State s) {
   swapcontext(&fibers[self], &scheduler);
 }
 static void __syncthreads() { wait(WAITS_FOR_BLOCK); }
+static int __syncthreads_or(int vote) {
+  static int votes;
+  votes |= vote;
+  __syncthreads();
+  const int some = votes;
+  __syncthreads();
+  votes = 0;
+  __syncthreads();
+  return some;
+}
 static uint32_t exchanged(uint32_t x, unsigned lane) {
   slots[threadIdx.x] = x;
   wait(WAITS_FOR_WARP);
@@ -81,6 +93,7 @@ static uint32_t __shfl_up_sync(uint32_t, uint32_t x, int distance) {
 }
 static void __threadfence() {}
 static unsigned atomicInc(unsigned* p, unsigned top) { unsigned old = *p; *p = old >= top ? 0 : old + 1; return old; }
+static unsigned ptx_arrive(unsigned* counter, unsigned greatest) { return atomicInc(counter, greatest); }
 template<class W> static W __ldg(const W* p) { return *p; }
 template<class W> static W __ldcs(const W* p) { return *p; }
 template<class W> static W __ldcg(const W* p) { return *p; }

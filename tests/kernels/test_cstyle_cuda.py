@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import blufunc as bf
 from blufunc import nn
 from blufunc.core import dtypes
 from blufunc.core.ops import elementwise as ew
@@ -33,10 +34,12 @@ from tests.kernels.cuda_functions import (
     BF16,
     F32,
     F64,
+    I32,
     LARGE_CASES,
     SMALL,
     SMALL_CASES,
     adamw,
+    cross_entropy,
     kernels,
     ranged,
 )
@@ -297,6 +300,14 @@ def test_sums_of_columns(shape, grid, launches):
     assert writer_of(made[0]).made("").counters == (grid[1] if launches == 1 else 0)
 
 
+@pytest.mark.parametrize("rows, tiles, launches", [(16384, 12, 2), (1024, 48, 1)])
+def test_tiles_of_columns_are_wider_where_much_is_stored_too(rows, tiles, launches):
+    function, _ = SMALL_CASES["gelu backward"]
+    made = kernels(function, ranged((rows, 3072), (3072,), (rows, 3072)))
+    assert made[0].grid[-1].extent == tiles
+    assert len(made) == launches
+
+
 # -- rows that are read again --------------------------------------------------------------------------
 
 
@@ -317,10 +328,53 @@ def test_rows_are_copied_to_shared_memory_where_there_is_room(machine, shared, t
 @pytest.mark.parametrize("rows, writes", [(8192, "vec_stcs"), (128, "vec_store")])
 def test_results_larger_than_the_cache_are_written_past_it(rows, writes):
     """Where rows that are read again need it more."""
-    function, _ = SMALL_CASES["cross-entropy with gradient"]
-    (kernel,) = kernels(function, [((rows, 50304), BF16), ((rows,), np.dtype("int32"))])
-    text = writer_of(kernel).render()
+    text = writer_of(_loss_with_gradient(rows, 50304, BF16), (), 99 << 10).render()
     assert f"{writes}<bf16, 8>(" in text and "vec_copy" not in text
+
+
+def _loss_with_gradient(rows, columns, dtype):
+    function, _ = SMALL_CASES["cross-entropy with gradient"]
+    (kernel,) = kernels(function, [((rows, columns), dtype), ((rows,), np.dtype("int32"))])
+    return kernel
+
+
+@pytest.mark.parametrize("dtype, columns, resident", [(BF16, 50304, 2), (F32, 50304, 1), (BF16, 100000, 1)])
+def test_as_many_rows_are_copied_at_a_time_as_there_is_room_for(dtype, columns, resident):
+    made = writer_of(_loss_with_gradient(8192, columns, dtype)).schedule
+    assert (made.block, made.resident) == (1024, resident)
+
+
+@pytest.mark.parametrize("aliased", [(), ("logits",)])
+def test_the_logit_of_a_label_is_read_before_the_row(aliased):
+    """By all threads: none waits for the one whose lane it is, and no gradient is stored in its place before."""
+    text = writer_of(_loss_with_gradient(8192, 60000, F32), aliased).render()
+    assert text.index("logits_at = ") < text.index("take_up(") < text.index("vec_stcs<")
+    assert text.count("block_reduce<Sum") == 2, "the mass, and the loss of all rows"
+    assert text.count(" == 0) ? ") == 1, "one comparison for a label"
+
+
+@pytest.mark.parametrize("aliased, early", [((), True), (("logits",), True), (("scale",), False)])
+def test_a_block_is_done_when_it_has_stored_what_the_last_one_reads(aliased, early):
+    """Unless what the last one stores may lie where others still read."""
+
+    def function(logits, labels, scale):
+        return bf.value_and_grad(lambda x: cross_entropy(x * scale, labels))(logits)
+
+    (kernel,) = kernels(function, [((8, 60000), F32), ((8,), I32), ((), F32)])
+    text = writer_of(kernel, aliased).render()
+    assert ("ptx_arrive(finished" in text) == ("came_last(" in text) == early
+    assert ("last_block(finished" in text) == (not early)
+    if early:
+        assert text.index("ptx_arrive(") < text.rindex("vec_store<") < text.index("came_last(")
+
+
+def test_exponentials_of_which_16_bits_are_kept_are_the_device_s_own():
+    """Not those of a sum in float32 of what was computed in float32, nor what float32 results are made of."""
+    narrow, wide = (writer_of(_loss_with_gradient(8, 60000, d)).render() for d in (BF16, F32))
+    assert "take_up<true>(" in narrow and "* ptx_exp(" in narrow
+    assert "take_up(" in wide and "* bf_exp(" in wide and "ptx_exp" not in wide
+    summed_too = writer_of(kernels(*SMALL_CASES["softmax bf16"])[0]).render()
+    assert "bf_exp(" in summed_too and "ptx_exp" not in summed_too
 
 
 def test_what_is_copied_must_lie_where_vectors_can():
