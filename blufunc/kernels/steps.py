@@ -25,6 +25,7 @@ from blufunc.kernels.loopir import Buffer, Kernel, Lanes, Reduce, Rows, Store, p
 from blufunc.kernels.lower import Launch, Scratch, Target, lower
 from blufunc.kernels.plan import Placement, Plan, Value, plan
 from blufunc.kernels.plan import Step as PlanStep
+from blufunc.kernels.point_control import with_point_control
 from blufunc.kernels.remat import rematerialise
 from blufunc.kernels.rewrite import rewrite
 
@@ -147,7 +148,7 @@ def schedule(jaxpr: Jaxpr, donated: Sequence[bool], target: Target, planned: Pla
       planned: whether an opaque equation writes its results into memory that it is given.
     """
     jaxpr, origins = inline_bodies(jaxpr)
-    jaxpr = rewrite(jaxpr, origins, target.batch_first)
+    jaxpr = rewrite(with_point_control(jaxpr, origins), origins, target.batch_first)
     if target.recompute:
         jaxpr = _recomputing(jaxpr, origins, donated, target, planned)
     return _Scheduler(jaxpr, origins, donated, target, planned).run()
