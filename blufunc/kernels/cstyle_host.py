@@ -13,14 +13,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from blufunc.core import dtypes
 from blufunc.kernels import scalars
 from blufunc.kernels.cstyle import CStyle, accumulator, comment, is_arg, reducing, update, written_in
+from blufunc.kernels.cstyle_survey import Survey
+from blufunc.kernels.host_lockstep import LockStep, uniform_branch, with_sides
 from blufunc.kernels.host_prelude import with_prelude
 from blufunc.kernels.indices import Range
 from blufunc.kernels.loopir import (
+    BODIES,
     Buffer,
     Keep,
     Kernel,
@@ -56,6 +60,12 @@ _UNROLLED = 16
 _CHEAP = 4
 """How many operations are rather done twice than one lane after the other."""
 
+_TURNS = 16
+"""A guess of how often a loop turns that nothing bounds."""
+
+_VERSIONS = 8
+"""How many versions of a kernel there may be, one for each side of branches that all points take alike."""
+
 _CLAUSES = {"sum": "+", "prod": "*", "max": "max", "min": "min", "and": "&", "or": "|", "xor": "^"}
 """OpenMP's names of reductions."""
 
@@ -82,7 +92,7 @@ static thread_local Scratch scratch;
 """
 
 
-class HostStyle(CStyle):
+class HostStyle(LockStep):
     """Writes one kernel for the CPU."""
 
     reserved = CStyle.reserved | {"buffers", "threads", "scratch", "Scratch", "main", "free", "aligned_alloc"}
@@ -98,6 +108,7 @@ class HostStyle(CStyle):
             or any(v.op == "fold" and _along_memory(v) for v in self.reads)
         )
         self.uses_scratch = False
+        self.versions = 1
 
     # -- the function, the grid ----------------------------------------------------------------
 
@@ -113,6 +124,23 @@ class HostStyle(CStyle):
             self.line(f"{kind}{self.named[b]} = ({kind})buffers[{i}];{note}")
 
     def grid(self) -> None:
+        chosen = uniform_branch(self.kernel) if self.versions < _VERSIONS else None
+        if chosen is None:
+            self._whole_grid()
+            return
+        # the same side for all points: which one is asked once, and each has vector loops
+        self.versions += 1
+        kernel, uses = self.kernel, self.uses
+        heads = f"if ({bare(self.value(chosen.args[0]))})", "else"
+        for head, body in zip(heads, with_sides(kernel, chosen), strict=True):
+            with self.block([head]):
+                self.kernel = replace(kernel, body=body)
+                survey = Survey(self.kernel)
+                self.uses, self.reads = survey.uses, {**self.reads, **survey.reads}
+                self.grid()
+        self.kernel, self.uses = kernel, uses
+
+    def _whole_grid(self) -> None:
         kernel = self.kernel
         writes = written_in(kernel.body)
         parallel = kernel.points > 1 and work(kernel) >= PARALLEL_WORK
@@ -129,6 +157,10 @@ class HostStyle(CStyle):
         *outer, inner = self.kernel.grid
         tiles = self._tiles(parallel)
         if not outer:
+            loops = self.lock_step(inner, self.kernel.body)
+            if loops:
+                self.strips(self._threads(parallel, []), inner, loops, "#pragma omp simd", writes, self.kernel.body)
+                return
             shared = "parallel for simd schedule(static) num_threads(threads)" if parallel else "simd"
             with self.block([f"#pragma omp {shared}", self.loop(inner)], [inner], writes):
                 self.body(self.kernel.body)
@@ -146,12 +178,9 @@ class HostStyle(CStyle):
                 start, end = ends[r]
                 rest = f"{r.extent} - {start} < {n} ? {r.extent} : {start} + {n}"
                 self.line(f"const {self.index_type} {end} = {rest};")
-            for r in [*(r for r in outer if r in tiles), inner]:
-                head = self.loop(r, *ends[r]) if r in tiles else self.loop(r)
-                stack.enter_context(
-                    self.block(["#pragma omp simd", head] if r is inner else [head], [r], writes)
-                )
-            self.body(self.kernel.body)
+            for r in (r for r in outer if r in tiles):
+                stack.enter_context(self.block([self.loop(r, *ends[r])], [r], writes))
+            self.vector_loop("#pragma omp simd", inner, writes, self.kernel.body, ends.get(inner, ("0", "")))
 
     def _tiles(self, parallel: bool) -> dict[Range, int]:
         """The ranges to take in strips, and how much of them at a time.
@@ -174,7 +203,9 @@ class HostStyle(CStyle):
         if not parallel:
             return list(loops)
         collapse = f" collapse({len(loops)})" if len(loops) > 1 else ""
-        return [f"#pragma omp parallel for{collapse} schedule(static) num_threads(threads)", *loops]
+        # points whose loops end when they do are not the same work
+        kind = "dynamic" if any(v.op == "loop" for v in self.reads) else "static"
+        return [f"#pragma omp parallel for{collapse} schedule({kind}) num_threads(threads)", *loops]
 
     def point(self) -> None:
         """One point of the grid."""
@@ -215,12 +246,11 @@ class HostStyle(CStyle):
         totals = list(dict.fromkeys(r.total for r in s.body if isinstance(r, Reduce)))
         for total in totals:
             self._declare(total)
-        opening = [self.loop(s.range)]
+        pragma = ""
         if not any(is_arg(t) or dtypes.is_complex(t.dtype) for t in totals):
             clauses = [f" reduction({self._clause(t)} : {self.named[t]})" for t in totals]
-            opening.insert(0, f"#pragma omp simd{''.join(clauses)}")
-        with self.block(opening, [s.range], written_in([s])):
-            self.body(s.body)
+            pragma = f"#pragma omp simd{''.join(clauses)}"
+        self.vector_loop(pragma, s.range, written_in([s]), s.body)
         for total in totals:
             if scalars.is_small_float(total.dtype) and not is_arg(total):
                 name = self.named[total]
@@ -357,8 +387,16 @@ def _work(body: Sequence[Any], seen: set[Value]) -> int:
         for v in post_order(values_of(s)):
             if v not in seen:
                 seen.add(v)
-                total += v.attr[1].extent * len(post_order(v.args)) if v.op == "fold" else _cost(v)
+                total += _body_work(v) if v.op in BODIES else _cost(v)
     return total
+
+
+def _body_work(v: Value) -> int:
+    """Of the body of a fold, loop or branch."""
+    times = v.attr[1].extent if v.op == "fold" else _TURNS if v.op == "loop" and v.attr.most is None else 1
+    if v.op == "loop" and v.attr.most is not None:
+        times = v.attr.most
+    return times * len(post_order(v.args))
 
 
 def _cost(v: Value) -> int:

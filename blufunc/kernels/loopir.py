@@ -310,6 +310,18 @@ class Substitution:
         return Value(v.op, tuple(self.done.get(a, a) for a in v.args), attr, v.dtype)
 
 
+class Replaced(Substitution):
+    """Puts indices in the place of loop variables, and in the place of the values in ``done`` what is given there."""
+
+    def __call__(self, value: Value) -> Value:
+        for v in post_order([value]):
+            if v not in self.done:
+                moved = not v.ranges().isdisjoint(self.replace)
+                same = all(self.done[a] is a for a in v.args)
+                self.done[v] = v if same and not moved else self._rebuilt(v)
+        return self.done[value]
+
+
 def const(value: Any, dtype: np.dtype) -> Value:
     """A constant."""
     return Value("const", (), np.asarray(value, dtype)[()], dtype)
