@@ -11,6 +11,7 @@ element is replaced by the block that reads it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -241,18 +242,21 @@ class CStyle(Writer):
         name, turn = self.temporary(), self.temporary()
         for n, (c, x) in enumerate(zip(made.carries, made.inits(v), strict=True)):
             self.line(f"{scalars.register_type(c.dtype)} {result_of(name, n)} = {bare(self.value(x))};")
-        head = "for (;;)" if made.most is None else f"for (int {turn} = 0; {turn} < {made.most}; ++{turn})"
-        with self.block([head], [made.turn]):
+        with self.block([turns_of(turn, made.most)], [made.turn]):
             before, self.inline_reads = self.inline_reads, True
-            own = {c: result_of(name, n) for n, c in enumerate(made.carries)}
+            own: dict[Any, str] = {c: result_of(name, n) for n, c in enumerate(made.carries)}
             self.scope.names.update(own)
             if made.going(v).op != "const" or not made.going(v).attr:
                 self.line(f"if (!{grouped(self.value(made.going(v)))}) break;")
             self.need(made.nexts(v))
             # all change at once: none is written before what reads it
-            texts = [self.copied(x) if x in own and x is not c else self.named_value(x)
-                     for c, x in zip(made.carries, made.nexts(v), strict=True)]
-            self.scope.lines += [f"{own[c]} = {t};" for c, t in zip(made.carries, texts, strict=True) if own[c] != t]
+            texts = [
+                self.copied(x) if x in own and x is not c else self.named_value(x)
+                for c, x in zip(made.carries, made.nexts(v), strict=True)
+            ]
+            self.scope.lines += [
+                f"{own[c]} = {t};" for c, t in zip(made.carries, texts, strict=True) if own[c] != t
+            ]
             self.inline_reads = before
         return name
 
@@ -267,14 +271,16 @@ class CStyle(Writer):
         made: Branch = v.attr
         sides, given = made.sides(v), dict(zip(made.operands, outside(v)[1:], strict=True))
         name, holds = self.temporary(), bare(self.value(v.args[0]))
-        names = {c: self.named_value(x) for c, x in given.items()}
+        names: dict[Any, str] = {c: self.named_value(x) for c, x in given.items()}
         for n, x in enumerate(sides[0]):
             self.line(f"{scalars.register_type(x.dtype)} {result_of(name, n)};")
-        for head, side in zip((f"if ({holds})", "else"), sides, strict=True):
-            with self.block([head], [made.turn]):
-                self.scope.names.update(names)
-                for n, x in enumerate(side):
-                    self.line(f"{result_of(name, n)} = {bare(self.value(x))};")
+
+        def write(side: Sequence[Value]) -> None:
+            self.scope.names.update(names)
+            for n, x in enumerate(side):
+                self.line(f"{result_of(name, n)} = {bare(self.value(x))};")
+
+        self.either(holds, [made.turn], *[functools.partial(write, side) for side in sides])
         return name
 
     # -- indices -------------------------------------------------------------------------------
@@ -450,6 +456,11 @@ class CStyle(Writer):
 
 
 # -- pieces ----------------------------------------------------------------------------------------
+
+
+def turns_of(turn: str, most: int | None) -> str:
+    """The head of a loop that ends after so many turns, if nothing ends it before."""
+    return "for (;;)" if most is None else f"for (int64_t {turn} = 0; {turn} < {most}; ++{turn})"
 
 
 def result_of(name: str, n: int) -> str:

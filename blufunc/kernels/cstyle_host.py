@@ -10,6 +10,7 @@ said of each loop by ``omp simd``.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -131,13 +132,15 @@ class HostStyle(LockStep):
         # the same side for all points: which one is asked once, and each has vector loops
         self.versions += 1
         kernel, uses = self.kernel, self.uses
-        heads = f"if ({bare(self.value(chosen.args[0]))})", "else"
-        for head, body in zip(heads, with_sides(kernel, chosen), strict=True):
-            with self.block([head]):
-                self.kernel = replace(kernel, body=body)
-                survey = Survey(self.kernel)
-                self.uses, self.reads = survey.uses, {**self.reads, **survey.reads}
-                self.grid()
+
+        def write(body: tuple[Any, ...]) -> None:
+            self.kernel = replace(kernel, body=body)
+            survey = Survey(self.kernel)
+            self.uses, self.reads = survey.uses, {**self.reads, **survey.reads}
+            self.grid()
+
+        sides = [functools.partial(write, body) for body in with_sides(kernel, chosen)]
+        self.either(bare(self.value(chosen.args[0])), [], *sides)
         self.kernel, self.uses = kernel, uses
 
     def _whole_grid(self) -> None:
@@ -159,7 +162,9 @@ class HostStyle(LockStep):
         if not outer:
             loops = self.lock_step(inner, self.kernel.body)
             if loops:
-                self.strips(self._threads(parallel, []), inner, loops, "#pragma omp simd", writes, self.kernel.body)
+                self.strips(
+                    self._threads(parallel, []), inner, loops, "#pragma omp simd", writes, self.kernel.body
+                )
                 return
             shared = "parallel for simd schedule(static) num_threads(threads)" if parallel else "simd"
             with self.block([f"#pragma omp {shared}", self.loop(inner)], [inner], writes):

@@ -13,7 +13,7 @@ from typing import Any
 
 from blufunc.core import dtypes
 from blufunc.kernels import scalars
-from blufunc.kernels.cstyle import CStyle
+from blufunc.kernels.cstyle import CStyle, turns_of
 from blufunc.kernels.cstyle_survey import Cell
 from blufunc.kernels.indices import Range
 from blufunc.kernels.loopir import (
@@ -41,7 +41,12 @@ class LockStep(CStyle):
     """The vector loops of a kernel."""
 
     def vector_loop(
-        self, pragma: str, over: Range, writes: Iterable[Cell], body: Sequence[Any], bounds: tuple[str, str] = ("0", "")
+        self,
+        pragma: str,
+        over: Range,
+        writes: Iterable[Cell],
+        body: Sequence[Any],
+        bounds: tuple[str, str] = ("0", ""),
     ) -> None:
         """The statements of a body for all of a range, or for the part of it between bounds."""
         loops = self.lock_step(over, body)
@@ -97,7 +102,7 @@ class _Strip:
         self.style, self.over, self.writes, self.results = style, over, writes, results
         self.head = style.loop(over, first, last)
         self.at = f"[{style.variable(over)} - {first}]"
-        self.known: dict[Value, str] = {}
+        self.known: dict[Any, str] = {}
 
     def array(self, v: Value) -> str:
         """The element, for this point, of a new array."""
@@ -121,7 +126,7 @@ class _Strip:
             style.need([x for _, x in begin])
             style.scope.lines += [f"{elements[c]} = {bare(style.value(x))};" for c, x in begin]
         turn, on = style.temporary(), style.temporary()
-        with style.block(["for (;;)" if made.most is None else style_loop(turn, made.most)]):
+        with style.block([turns_of(turn, made.most)]):
             style.line(f"int {on} = 0;")
             head = [f"#pragma omp simd reduction(| : {on})", self.head]
             with style.block(head, [self.over, made.turn], self.writes):
@@ -159,11 +164,6 @@ class _Strip:
         return list(found)
 
 
-def style_loop(turn: str, most: int) -> str:
-    """The head of a loop of so many turns."""
-    return f"for (int {turn} = 0; {turn} < {most}; ++{turn})"
-
-
 def _results_in(body: Sequence[Any]) -> list[Value]:
     return [v for v in post_order([v for s in body for v in values_of(s)]) if v.op == "result"]
 
@@ -175,7 +175,11 @@ def uniform_branch(kernel: Kernel) -> Value | None:
     """A branch that all points of a kernel take alike."""
     roots = [v for s in kernel.statements() for v in values_of(s)]
     for v in post_order(roots, outside):
-        if v.op == "branch" and v.ranges() and all(x.op != "read" and not x.ranges() for x in post_order(v.args[:1])):
+        if (
+            v.op == "branch"
+            and v.ranges()
+            and all(x.op != "read" and not x.ranges() for x in post_order(v.args[:1]))
+        ):
             return v
     return None
 

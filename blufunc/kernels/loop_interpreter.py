@@ -337,7 +337,9 @@ class _Scope:
     def _loop(self, v: Value, *inits: np.ndarray) -> list[np.ndarray]:
         """All points and lanes take turns together; those whose condition has failed stay as they are."""
         made: Loop = v.attr
-        state = [np.broadcast_to(x, self.shape).astype(c.dtype) for c, x in zip(made.carries, inits, strict=True)]
+        state = [
+            np.broadcast_to(x, self.shape).astype(c.dtype) for c, x in zip(made.carries, inits, strict=True)
+        ]
         going, turns = np.ones(self.shape, bool), 0
         while turns != made.most:
             inner = self._inside(made.turn, zip(made.carries, state, strict=True))

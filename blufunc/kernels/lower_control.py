@@ -43,7 +43,9 @@ class Control:
 
     def made(self, control: Any, args: Sequence[Value]) -> list[Value]:
         """The results of a loop or branch of scalars."""
-        return self.loop(control, args) if isinstance(control, PointLoop) else self.branch(control.sides, args)
+        return (
+            self.loop(control, args) if isinstance(control, PointLoop) else self.branch(control.sides, args)
+        )
 
     def loop(self, control: PointLoop, args: Sequence[Value]) -> list[Value]:
         inits, operands = args[: control.carries], args[control.carries :]

@@ -15,6 +15,7 @@ What a body computes of its constants alone is computed before the loop.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -23,13 +24,13 @@ from typing import Any
 
 from blufunc.core import dtypes
 from blufunc.core.array import scalar
+from blufunc.core.cache import exact
 from blufunc.core.jaxpr import Atom, DropVar, Eqn, Jaxpr, Literal, Var
 from blufunc.core.kinds import Elementwise
 from blufunc.core.ops.elementwise import select_p
 from blufunc.core.ops.reduce import reduce_or_p
 from blufunc.core.ops.shape import iota_p
 from blufunc.core.override import is_replaced
-from blufunc.core.cache import exact
 from blufunc.core.passes import dce, inline_bodies, simplify
 from blufunc.core.primitive import Primitive
 from blufunc.core.structure import add_any_p, broadcast_in_dim_p, reshape_p
@@ -93,10 +94,8 @@ def with_point_control(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Jaxpr:
     for eqn in jaxpr.eqns:
         made = [eqn]
         if eqn.prim.name in _RULES and eqn.prim.kind == "control" and not is_replaced(eqn.prim, "impl"):
-            try:
+            with contextlib.suppress(_NotAtPointsError):
                 made = _RULES[eqn.prim.name](eqn, read)
-            except _NotAtPointsError:
-                pass
         if eqn in origins:
             origins.update(dict.fromkeys(made, origins[eqn]))
         eqns += made
@@ -293,10 +292,16 @@ class _Evaluation:
 
     def is_before(self, eqn: Eqn, args: Sequence[Atom]) -> bool:
         """Whether an equation can be done before the loop."""
-        if eqn.effects or eqn.prim.opaque or not all(a.__class__ is Literal or a in self.outside for a in args):
+        if (
+            eqn.effects
+            or eqn.prim.opaque
+            or not all(a.__class__ is Literal or a in self.outside for a in args)
+        ):
             return False
         moved = moves(eqn) and not all(a.__class__ is Literal for a in args)
-        return moved or eqn.prim is iota_p or not (self.only_moves or all(a.__class__ is Literal for a in args))
+        return (
+            moved or eqn.prim is iota_p or not (self.only_moves or all(a.__class__ is Literal for a in args))
+        )
 
     def put_before(self, eqn: Eqn, args: Sequence[Atom]) -> list[Atom]:
         key = self.key(eqn, args)
@@ -361,4 +366,3 @@ class _Evaluation:
 def _in_order(eqn: Eqn) -> bool:
     """Whether a movement of as many elements leaves them in their order."""
     return eqn.prim.identity or eqn.prim in (broadcast_in_dim_p, reshape_p) or "axes" in eqn.params
-

@@ -8,7 +8,7 @@ import pytest
 from blufunc.core import dtypes
 from blufunc.core.ops import elementwise as ew
 from blufunc.kernels.indices import Computed, Range, constant, of
-from blufunc.kernels.loop_interpreter import outside_folds, run
+from blufunc.kernels.loop_interpreter import run
 from blufunc.kernels.loopir import (
     REDUCTIONS,
     Buffer,
@@ -28,6 +28,7 @@ from blufunc.kernels.loopir import (
     identity,
     load,
     number,
+    outside,
     post_order,
     read,
     statement_text,
@@ -53,7 +54,7 @@ def test_post_order_is_complete_once_and_in_order():
 
 def test_post_order_stops_where_edges_do():
     body = load(X, of(J))
-    assert post_order([fold("sum", J, body)], outside_folds)[0].op == "fold"
+    assert post_order([fold("sum", J, body)], outside)[0].op == "fold"
     assert post_order([fold("sum", J, body)])[0] is body
 
 
@@ -225,6 +226,12 @@ kernel mean_of_squares(x: f32[10]) -> (y: f32[10], parts: f32[4], out: f32[1])
     lanes q < 4:
       total sum= parts[q]
     out[0] = div(total, 10.0)
+""",
+    "loop": """\
+TODO
+""",
+    "branch of all points": """\
+TODO
 """,
     "scalar": """\
 kernel scalar(x: i32[1]) -> (y: i32[1])
