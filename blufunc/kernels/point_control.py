@@ -139,7 +139,8 @@ def _loop(
     step, ins = _ready(body), [*map(at.outer, b_consts), *carries]
     if going in at.any_of:
         going = at.any_of[going]  # type: ignore[index]
-        if at.supposing(going, _known(False)).run(step, ins) != carries:
+        ended = at.supposing(going, _known(False))
+        if ended.run(step, ins) != [ended.supposed.get(c, c) for c in carries]:
             raise _NotAtPointsError
     inside = at if going.__class__ is Literal else at.supposing(going, _known(True))
     nexts = inside.run(step, ins)
@@ -236,7 +237,7 @@ class _Evaluation:
     def supposing(self, condition: Atom, value: Literal) -> _Evaluation:
         """What has been computed, and from here on a condition that is known."""
         new = self.again()
-        new.eqns, new.seen = list(self.eqns), dict(self.seen)
+        new.eqns, new.seen, new.unknown = list(self.eqns), dict(self.seen), set(self.unknown)
         new.supposed = {condition: value}
         return new
 

@@ -159,7 +159,10 @@ SMALL_CASES = {
     "loops bf16": (lambda x: lax.fori_loop(0, 4, lambda i, y: y * x + i, x), ranged((5, 24), dtype=BF16)),
     "loops of complex numbers": (escape, ranged((36,), dtype=C64)),
     "loops in rows": (lambda x: nn.softmax(newton(x.reshape(-1)).reshape(x.shape)), ranged((3, 40))),
-    "a loop of one number": (lambda x: lax.while_loop(lambda y: y < 99, lambda y: 2 * y + 1, x * x), ranged(())),
+    "a loop of one number": (
+        lambda x: lax.while_loop(lambda y: y < 99, lambda y: 2 * y + 1, x * x),
+        ranged(()),
+    ),
     "branches": (switched, [((), I32), ((5, 32), F32)]),
 }
 """Each is run."""

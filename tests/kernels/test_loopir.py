@@ -228,10 +228,20 @@ kernel mean_of_squares(x: f32[10]) -> (y: f32[10], parts: f32[4], out: f32[1])
     out[0] = div(total, 10.0)
 """,
     "loop": """\
-TODO
+kernel collatz(x: i32[70]) -> (y: i32[70], z: i32[70])
+  grid i < 70
+    v0 = branch(side.x = t.at: add(mul(side.x, 3), 1) if ne(and(t.at, 1), 0) else shift_right_logical(side.x, 1))
+    v1 = loop(t.at, t.steps = x[i], 0 while gt(t.at, 1): v0.0, add(t.steps, 1))
+    y[i] = v1.0
+    z[i] = v1.1
 """,
-    "branch of all points": """\
-TODO
+    "loop of at most 7 turns": """\
+kernel collatz(x: i32[70]) -> (y: i32[70], z: i32[70])
+  grid i < 70
+    v0 = branch(side.x = t.at: add(mul(side.x, 3), 1) if ne(and(t.at, 1), 0) else shift_right_logical(side.x, 1))
+    v1 = loop(t.at, t.steps = x[i], 0 while gt(t.at, 1), at most 7 times: v0.0, add(t.steps, 1))
+    y[i] = v1.0
+    z[i] = v1.1
 """,
     "scalar": """\
 kernel scalar(x: i32[1]) -> (y: i32[1])
