@@ -1,9 +1,10 @@
 """Loops and branches of points in vector loops of the CPU.
 
-Kernels, stage 6, below ``cstyle_host.py``. A loop whose turns differ from point to point makes no vector instructions.
-So the points are taken in strips whose loops go in lock step: their carries lie in small arrays, each turn is a vector
-loop over the strip, in which the carries of points that have ended stay as they are, and the turns end when all have.
-A branch that all points take alike is asked before the loops over points, which there are for either side.
+Kernels, stage 6, below ``cstyle_host.py``. Compilers make no vector instructions of a loop whose turns differ from
+point to point, or that calls functions. So the points are taken in strips whose loops go in lock step: their carries
+lie in small arrays, each turn is a vector loop over the strip, in which the carries of points that have ended stay as
+they are, and the turns end when all have. A branch that all points take alike is asked before the loops over points,
+which there are for either side.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ from typing import Any
 from blufunc.core import dtypes
 from blufunc.kernels import scalars
 from blufunc.kernels.cstyle import CStyle, turns_of
-from blufunc.kernels.cstyle_survey import Cell
+from blufunc.kernels.cstyle_survey import Cell, written_in
 from blufunc.kernels.indices import Range
 from blufunc.kernels.loopir import (
+    BODIES,
     Accumulate,
     Kernel,
     Lanes,
@@ -32,6 +34,9 @@ from blufunc.kernels.loopir import (
     values_of,
 )
 from blufunc.kernels.scalars import bare
+
+_ARITHMETIC = 4
+"""The cost of a division: what is dearer is a function."""
 
 STRIP = 64
 """Points in lock step: some vectors, so that one need not wait for another."""
@@ -57,9 +62,11 @@ class LockStep(CStyle):
             self.body(body)
 
     def lock_step(self, over: Range, body: Sequence[Any]) -> list[Value]:
-        """The loops in a body whose turns may differ along a range, in order of dependence."""
+        """The loops in a body that compilers make no vector instructions of, in order of dependence."""
         values = post_order([v for s in body for v in values_of(s)], outside)
-        return [v for v in values if v.op == "loop" and over in v.ranges() and v.attr.going(v).op != "const"]
+        loops = [v for v in values if v.op == "loop" and over in v.ranges() and not _is_simple(v)]
+        written = written_in(body)  # what is read of this must be read in its turn
+        return [v for v in loops if written.isdisjoint(self.reads[v])]
 
     def strips(
         self,
@@ -127,26 +134,34 @@ class _Strip:
             style.scope.lines += [f"{elements[c]} = {bare(style.value(x))};" for c, x in begin]
         turn, on = style.temporary(), style.temporary()
         with style.block([turns_of(turn, made.most)]):
-            style.line(f"int {on} = 0;")
-            head = [f"#pragma omp simd reduction(| : {on})", self.head]
+            always = made.going(v).op == "const" and made.going(v).attr
+            head = ["#pragma omp simd", self.head]
+            if not always:
+                style.line(f"int {on} = 0;")
+                head[0] += f" reduction(| : {on})"
             with style.block(head, [self.over, made.turn], self.writes):
-                self.turn(v, {c: (elements[c], style.temporary()) for c, _ in begin}, on)
-            style.line(f"if (!{on}) break;")
+                self.turn(v, {c: (elements[c], style.temporary()) for c, _ in begin}, "" if always else on)
+            if not always:
+                style.line(f"if (!{on}) break;")
         ends = {r: elements[made.carries[r.attr]] for r in self.results if r.args[0] is v}
         self.known.update((r, self.read(e, r)) for r, e in ends.items())
 
     def turn(self, v: Value, elements: dict[Value, tuple[str, str]], on: str) -> None:
-        """One turn of one point."""
+        """One turn of one point. ``on`` is the variable that says whether any point goes on; if empty, all do."""
         style, made = self.style, v.attr
         for x, (element, name) in elements.items():
             style.line(f"const {scalars.register_type(x.dtype)} {name} = {self.read(element, x)};")
             style.scope.names[x] = name
-        going = style.copied(made.going(v))
+        going = style.copied(made.going(v)) if on else ""
         style.need(made.nexts(v))
         changed = [(c, x) for c, x in zip(made.carries, made.nexts(v), strict=True) if c is not x]
-        texts = [f"{going} ? {style.named_value(x)} : {elements[c][1]}" for c, x in changed]
+        news = [style.named_value(x) for _, x in changed]
+        texts = [
+            f"{going} ? {n} : {elements[c][1]}" if on else n for n, (c, _) in zip(news, changed, strict=True)
+        ]
         style.scope.lines += [f"{elements[c][0]} = {t};" for (c, _), t in zip(changed, texts, strict=True)]
-        style.line(f"{on} |= {going} ? 1 : 0;")
+        if on:
+            style.line(f"{on} |= {going} ? 1 : 0;")
 
     def constants(self, v: Value) -> list[Value]:
         """What the body reads that varies from point to point, but not from turn to turn."""
@@ -162,6 +177,13 @@ class _Strip:
             elif self.over in x.ranges() and x not in self.known:
                 found[x] = None
         return list(found)
+
+
+def _is_simple(v: Value) -> bool:
+    """Whether a loop has as many turns everywhere, of arithmetic alone: several points then share vector registers."""
+    body = post_order(v.args[len(v.attr.carries) :])
+    calls = any(x.op in BODIES or (x.op == "apply" and scalars.cost(x.attr[0]) > _ARITHMETIC) for x in body)
+    return v.attr.going(v).op == "const" and not calls
 
 
 def _results_in(body: Sequence[Any]) -> list[Value]:
