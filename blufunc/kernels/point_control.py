@@ -138,7 +138,7 @@ def _loop(
         (going,) = at.run(_ready(cond), [*map(at.outer, c_consts), *carries])
     step, ins = _ready(body), [*map(at.outer, b_consts), *carries]
     if going in at.any_of:
-        going = at.any_of[going]  # type: ignore[index]
+        going, _ = at.any_of[going]
         ended = at.supposing(going, _known(False))
         if ended.run(step, ins) != [ended.supposed.get(c, c) for c in carries]:
             raise _NotAtPointsError
@@ -208,8 +208,8 @@ class _Evaluation:
     alone is added to the equations ``before`` the loop.
 
     Attributes:
-      any_of: variables that say whether something holds at any point, and what; at one point nothing is known of them.
-      unknown: those, and what is computed of them.
+      any_of: variables that say whether something holds at any point; what, and the axes of the points that are theirs.
+      unknown: those, and what is computed of them: one point does not know them.
     """
 
     def __init__(self, shape: tuple[int, ...], source: Any, only_moves: bool = False):
@@ -223,7 +223,7 @@ class _Evaluation:
     def start(self) -> None:
         self.eqns: list[Eqn] = []
         self.seen: dict[Any, Atom] = {}
-        self.any_of: dict[Atom, Atom] = {}
+        self.any_of: dict[Atom, tuple[Atom, tuple[int, ...]]] = {}
         self.unknown: set[Atom] = set()
         self.supposed: dict[Atom, Literal] = {}
 
@@ -237,7 +237,8 @@ class _Evaluation:
     def supposing(self, condition: Atom, value: Literal) -> _Evaluation:
         """What has been computed, and from here on a condition that is known."""
         new = self.again()
-        new.eqns, new.seen, new.unknown = list(self.eqns), dict(self.seen), set(self.unknown)
+        new.eqns, new.seen = list(self.eqns), dict(self.seen)
+        new.unknown, new.any_of = set(self.unknown), dict(self.any_of)
         new.supposed = {condition: value}
         return new
 
@@ -292,17 +293,15 @@ class _Evaluation:
         return [now(a) for a in jaxpr.outvars]
 
     def is_before(self, eqn: Eqn, args: Sequence[Atom]) -> bool:
-        """Whether an equation can be done before the loop."""
-        if (
-            eqn.effects
-            or eqn.prim.opaque
-            or not all(a.__class__ is Literal or a in self.outside for a in args)
-        ):
+        """Whether an equation can be done before the loop; not what might not end, as the loop may have no turn."""
+        prim = eqn.prim
+        if eqn.effects or prim.opaque or prim.kind in ("control", _AtPoints.kind):
             return False
-        moved = moves(eqn) and not all(a.__class__ is Literal for a in args)
-        return (
-            moved or eqn.prim is iota_p or not (self.only_moves or all(a.__class__ is Literal for a in args))
-        )
+        if not all(a.__class__ is Literal or a in self.outside for a in args):
+            return False
+        if prim is iota_p or all(a.__class__ is Literal for a in args):
+            return prim is iota_p  # of literals alone a point computes what it needs
+        return moves(eqn) or not self.only_moves
 
     def put_before(self, eqn: Eqn, args: Sequence[Atom]) -> list[Atom]:
         key = self.key(eqn, args)
@@ -316,16 +315,12 @@ class _Evaluation:
     def at_point(self, eqn: Eqn, args: Sequence[Atom]) -> Atom:
         """The one result of an equation at a point."""
         prim = eqn.prim
-        args = [self.supposed.get(a, a) for a in map(self.scalar, args)]
+        args = list(map(self.scalar, args))
         if prim is reduce_or_p and dtypes.is_bool(eqn.invars[0].aval.dtype):
-            return self.any(args[0])
+            return self.any(eqn, args[0])
         if moves(eqn):
-            (a,) = args
-            same = eqn.invars[0].aval.size == eqn.outvars[0].aval.size and _in_order(eqn)
-            number = a.__class__ is Literal or a in self.unknown or eqn.invars[0].aval.size == 1
-            if same or number:
-                return a
-            raise _NotAtPointsError
+            return self.moved(eqn, args[0])
+        args = [self.here(a, ()) for a in args]
         if not (isinstance(prim, Elementwise) or prim is add_any_p or prim in POINTS):
             raise _NotAtPointsError
         if prim not in POINTS and not scalars.known(prim, eqn.params, [a.aval.dtype for a in args]):
@@ -344,15 +339,43 @@ class _Evaluation:
             self.seen[key] = out
             if not self.unknown.isdisjoint(args):
                 self.unknown.add(out)
-        return self.supposed.get(self.seen[key], self.seen[key])
+        return self.seen[key]
 
-    def any(self, a: Atom) -> Atom:
-        """Whether ``a`` holds at any of the points, of which this is one."""
-        if a.__class__ is Literal and a.value:  # type: ignore[union-attr]
+    def moved(self, eqn: Eqn, a: Atom) -> Atom:
+        """What a point reads of what was only moved: its own, or a number."""
+        x, out = eqn.invars[0].aval, eqn.outvars[0].aval
+        if a in self.any_of:
+            if eqn.prim is not broadcast_in_dim_p or out.shape != self.shape:
+                raise _NotAtPointsError
+            return self.here(a, eqn.params["dims"])
+        if x.size == 1 or (x.size == out.size and _in_order(eqn)):
             return a
+        raise _NotAtPointsError
+
+    def any(self, eqn: Eqn, a: Atom) -> Atom:
+        """Whether something holds at any of the points that differ from this one along some axes."""
+        of, axes = self.any_of.get(a, (a, tuple(range(len(self.shape)))))
+        if eqn.invars[0].aval.ndim != len(axes) or (a is of and eqn.invars[0].aval.shape != self.shape):
+            raise _NotAtPointsError
+        v = Var(eqn.outvars[0].aval)
+        self.unknown.add(v)
+        self.any_of[v] = of, tuple(d for i, d in enumerate(axes) if i not in eqn.params["axes"])
+        return v
+
+    def here(self, a: Atom, axes: Sequence[int]) -> Atom:
+        """What an atom is at this point; if it says whether something holds at any of the points of one place along
+        some axes, that place must be this point's. It is known to hold if it is supposed to hold here.
+        """
+        if a not in self.any_of:
+            return self.supposed.get(a, a)
+        of, kept = self.any_of[a]
+        if kept != tuple(axes):
+            raise _NotAtPointsError
+        supposed = self.supposed.get(of)
+        if supposed is not None and supposed.value:
+            return supposed
         v = Var(a.aval)
         self.unknown.add(v)
-        self.any_of[v] = self.any_of.get(a, a)
         return v
 
     @staticmethod

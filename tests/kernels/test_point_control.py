@@ -69,10 +69,21 @@ def pendulum(x):
     return lax.fori_loop(0, 5, lambda i, y: y + 0.05 * (slope(y) + slope(y + 0.1 * slope(y))), x)
 
 
+def wait_for(of):
+    """Goes on for all while any is small; what is small where ``of`` finds it decides what is done."""
+
+    def body(x):
+        small = of(x < 5)
+        return bnp.where(x < 5, bnp.where(small, x * 2, x + 1), x)
+
+    return lambda x: lax.while_loop(lambda x: bnp.any(x < 5), body, x)
+
+
 PROGRAMS = {
     "steps that call functions": (pendulum, [X]),
     "roots": (vmap(root), [V]),
     "roots of a batch of batches": (vmap(vmap(root)), [X]),
+    "roots of batches of batches of batches": (vmap(vmap(vmap(root))), [X.reshape(2, 3, 15)]),
     "roots with a bound": (vmap(lambda x: root(x, max_steps=3)), [V]),
     "a root": (root, [V[3]]),
     "two results": (vmap(vmap(escape)), [Z]),
@@ -89,6 +100,9 @@ PROGRAMS = {
         [X, ROW],
     ),
     "what is computed before and behind": (lambda x: nn.silu(vmap(vmap(root))(x * x + 1)) - x, [X]),
+    "what is done while any of the row goes on": (
+        wait_for(lambda s: lax.broadcast_in_dim(s.any(1), s.shape, (0,))), [X[:6, :6]]
+    ),
     "a derivative": (lambda x: jvp(vmap(root), (x,), (x,))[1], [V]),
     "carries that trade places": (lambda x: lax.fori_loop(0, 3, lambda i, s: (s[1], s[0], s[2]), (x, x * 2, x)), [X]),
     "a number of which nothing else is read": (
@@ -160,6 +174,10 @@ def all_near(x):
 
 
 REFUSED = {
+    "a neighbour's condition": (wait_for(lambda small: small[::-1]), [V]),
+    "the condition of another place": (wait_for(lambda small: small.T), [X[:6, :6]]),
+    "whether another row goes on": (wait_for(lambda s: lax.broadcast_in_dim(s.any(1), s.shape, (1,))), [X[:6, :6]]),
+    "whether any of a column goes on": (wait_for(lambda s: lax.broadcast_in_dim(s.any(0), s.shape, (0,))), [X[:6, :6]]),
     "a loop for all while any goes on": (all_near, [V]),
     "a loop that counts the turns of all": (
         lambda x: lax.while_loop(
@@ -233,6 +251,17 @@ def test_what_a_body_computes_of_constants_is_computed_once():
     loops = [e for e in c.schedule.jaxpr.eqns if e.prim in POINTS]
     (loop,) = loops
     assert not {"exp", "reduce_sum"} & {e.prim.name for e in loop.params["control"].body.eqns}
+
+
+def test_a_loop_in_a_loop_is_not_moved_before_it():
+    """Where the outer one has no turn, the inner one, of constants alone, might not end."""
+
+    def fun(x, y):
+        endless = lambda: vmap(lambda y: lax.while_loop(lambda z: z > 0, lambda z: z + 1, y))(y)
+        return vmap(lambda x, y: lax.while_loop(lambda s: s < 0, lambda s: s + endless()[0], x))(x, y)
+
+    c = case(fun, from_numpy(V), from_numpy(V), target=SMALL, name="endless")
+    assert [e.prim.name for e in c.schedule.jaxpr.eqns if e.prim.kind in ("control", "points")] == ["while"]
 
 
 # -- random loops --------------------------------------------------------------------------------------
