@@ -157,7 +157,7 @@ def _cond(eqn: Eqn, read: set) -> list[Eqn]:
     made = []
     for branch in map(_ready, eqn.params["branches"]):
         side = at.again()
-        made.append((side, side.run(branch, ins), branch.name))
+        made.append((side, list(map(side.scalar, side.run(branch, ins))), branch.name))
     sides = tuple(side.jaxpr((), outs, name) for side, outs, name in made)
     return [*at.before, *_results(point_branch_p, eqn, Branch(sides), [index, *at.operands], read)]
 
@@ -244,7 +244,7 @@ class _Evaluation:
 
     def jaxpr(self, carries: Sequence[Var], outs: Sequence[Atom], name: str) -> Jaxpr:
         """What has been computed, as a jaxpr from carries and operands."""
-        outs = [self.scalar(a) for a in outs]
+        outs = list(map(self.scalar, outs))
         if not self.unknown.isdisjoint(outs):
             raise _NotAtPointsError
         return simplify(Jaxpr([*carries, *self.places.values()], self.eqns, outs, name=name))

@@ -110,6 +110,10 @@ PROGRAMS = {
     ),
     "a branch": (lambda p, x, y: lax.cond(p > 0, lambda x, y: x * y, lambda x, y: x - y, x, y), [ONE, X, Y]),
     "the other branch": (lambda p, x, y: lax.cond(p < 0, lambda x, y: x * y, lambda x, y: x - y, x, y), [ONE, X, Y]),
+    "an operand of one side only": (
+        lambda p, x, y: lax.cond(p > 0, lambda x, y: y, lambda x, y: x * 2, x, y), [ONE, X, Y]
+    ),
+    "a number or an operand": (lambda p, x: lax.cond(p > 0, lambda x: x * 0 + 1, lambda x: x, x), [ONE, X]),
     "branches of two results": (
         lambda p, x: lax.cond(p > 0, lambda x: (x, x * 2), lambda x: (x + 1, x), x), [ONE, X]
     ),
