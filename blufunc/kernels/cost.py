@@ -187,13 +187,16 @@ def _of_group(members: Sequence[StepCost]) -> StepCost:
 
 def of_kernel(kernel: Kernel, eqns: Sequence[Eqn] = ()) -> StepCost:
     """The cost of a kernel that computes ``eqns``."""
-    reads, writes, flops = _Count(kernel).totals()
+    counted = _Count(kernel)
+    reads, writes, flops = counted.totals()
     rows = math.prod(r.extent for r in kernel.grid)
     lanes = max((s.range.extent for s in kernel.statements() if isinstance(s, Lanes)), default=0)
     inner = [s.range.extent for s in kernel.body if isinstance(s, Rows)]
     shape = f"{rows * max(inner, default=1)}x{lanes}" if lanes else str(rows)
     ops = tuple(e.prim.name for e in eqns)
-    return StepCost(kernel.name, "kernel", ops, lines_of(eqns), shape, reads, writes, flops)
+    return StepCost(
+        kernel.name, "kernel", ops, lines_of(eqns), shape, reads, writes, flops, 0, counted.unbounded
+    )
 
 
 class _Count:
@@ -205,6 +208,10 @@ class _Count:
         self.flops = 0
         self._counted: set[Value] = set()
         self._grid = frozenset(kernel.grid)
+        bodies = [v for v in post_order(kernel.roots()) if v.op in ("loop", "branch")]
+        # outer loops after those in them
+        self._around = {v.attr.turn: v.ranges() for v in bodies}
+        self.unbounded = any(v.op == "loop" and v.attr.most is None for v in bodies)
 
     def totals(self) -> tuple[int, int, int]:
         """Bytes read, bytes written, operations."""
@@ -228,7 +235,15 @@ class _Count:
             self._counted.add(v)
             if v.op == "read" or not tied.isdisjoint(v.args):
                 tied.add(v)
-            self.value(v, _points(v.ranges() | (self._grid & ranges if v in tied else frozenset())))
+            around = self.around(v.ranges())
+            self.value(v, _points(around | (self._grid & ranges if v in tied else frozenset())))
+
+    def around(self, ranges: frozenset[Range]) -> frozenset[Range]:
+        """With the ranges that the loops depend on in whose bodies a value stands."""
+        for turn, outer in self._around.items():
+            if turn in ranges:
+                ranges |= outer
+        return ranges
 
     def value(self, v: Value, times: int) -> None:
         if v.op == "load":

@@ -11,6 +11,7 @@ element is replaced by the block that reads it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,11 +25,14 @@ from blufunc.kernels.cstyle_survey import Cell, Survey, written_in
 from blufunc.kernels.indices import Atom, Computed, Index, Quotient, Range, Remainder, ranges_of
 from blufunc.kernels.loopir import (
     ARG_REDUCTIONS,
+    BODIES,
     Accumulate,
+    Branch,
     Buffer,
     Keep,
     Kernel,
     Lanes,
+    Loop,
     Reduce,
     Rows,
     Set,
@@ -36,8 +40,8 @@ from blufunc.kernels.loopir import (
     Total,
     Value,
     computed_in,
-    dependencies,
     identity,
+    outside,
     values_of,
 )
 from blufunc.kernels.scalars import bare, grouped
@@ -105,7 +109,7 @@ class CStyle(Writer):
         depth = {v: self.depth_of(v.ranges(), self.reads[v]) for v in order}
         user = {}
         for v in order:
-            for d in dependencies(v) if v.op != "fold" else ():
+            for d in outside(v):
                 user[d] = v
         here = len(self.scopes) - 1
         for v in order:
@@ -114,7 +118,7 @@ class CStyle(Writer):
             self._write(v, depth[v], used_at == depth[v] and self._inlines(v), user.get(v))
 
     def _missing(self, roots: Sequence[Value]) -> list[Value]:
-        """What is to be computed for the roots, in order; what a fold needs is left to it."""
+        """What is to be computed for the roots, in order; what a body needs is left to it."""
         done: dict[Value, None] = {}
         stack = [(v, False) for v in reversed(roots)]
         while stack:
@@ -125,13 +129,12 @@ class CStyle(Writer):
                 done[v] = None
                 continue
             stack.append((v, True))
-            if v.op != "fold":
-                stack.extend((d, False) for d in reversed(dependencies(v)))
+            stack.extend((d, False) for d in reversed(outside(v)))
         return list(done)
 
     def _inlines(self, v: Value) -> bool:
         """Whether it may stand where it is used."""
-        if v.op == "fold" or self.uses[v] > 1:
+        if v.op in BODIES or self.uses[v] > 1:
             return False
         memory = v.op == "load" or (v.op == "read" and isinstance(v.attr, Keep))
         return self.inline_reads or not memory
@@ -140,8 +143,8 @@ class CStyle(Writer):
         """Compute ``v`` in the scope ``at``."""
         inner, self.scopes = self.scopes, self.scopes[: at + 1]
         try:
-            if v.op == "fold":
-                self.scope.names[v] = self.fold(v)
+            if v.op in BODIES:
+                self.scope.names[v] = {"fold": self.fold, "loop": self.turns, "branch": self.choice}[v.op](v)
                 return
             text = self.expression(v)
             trivial = text.isidentifier() or v.op == "const" or (v.op == "read" and isinstance(v.attr, Total))
@@ -171,7 +174,7 @@ class CStyle(Writer):
 
     def expression(self, v: Value) -> str:
         """The operation of ``v``, on operands that have been written."""
-        args = [self.found(a) or "" for a in v.args] if v.op != "fold" else []
+        args = [self.found(a) or "" for a in v.args]
         if v.op == "apply":
             prim, params = v.attr
             return scalars.expression(prim, params, [a.dtype for a in v.args], v.dtype, args)
@@ -191,6 +194,8 @@ class CStyle(Writer):
             return self.within(*v.attr)
         if v.op == "read":
             return self.read_total(v.attr) if isinstance(v.attr, Total) else self.read_keep(v.attr)
+        if v.op == "result":
+            return result_of(args[0], v.attr)
         if v.op == "bits":
             return self._bits(v.attr[0], v.attr[1], args)
         raise AssertionError(f"LoopIR has no operation {v.op}")
@@ -232,6 +237,53 @@ class CStyle(Writer):
         if dtype != v.dtype:
             self.line(f"{total} = round_to<{scalars.storage_type(v.dtype)}>({total});")
         return total
+
+    def turns(self, v: Value) -> str:
+        """A loop of one lane: its carries are variables. What their names begin with."""
+        made: Loop = v.attr
+        name, turn = self.temporary(), self.temporary()
+        for n, (c, x) in enumerate(zip(made.carries, made.inits(v), strict=True)):
+            self.line(f"{scalars.register_type(c.dtype)} {result_of(name, n)} = {bare(self.value(x))};")
+        with self.block([turns_of(turn, made.most)], [made.turn]):
+            before, self.inline_reads = self.inline_reads, True
+            own: dict[Any, str] = {c: result_of(name, n) for n, c in enumerate(made.carries)}
+            self.scope.names.update(own)
+            if made.going(v).op != "const" or not made.going(v).attr:
+                self.line(f"if (!{grouped(self.value(made.going(v)))}) break;")
+            self.need(made.nexts(v))
+            # all change at once: none is written before what reads it
+            texts = [
+                self.copied(x) if x in own and x is not c else self.named_value(x)
+                for c, x in zip(made.carries, made.nexts(v), strict=True)
+            ]
+            self.scope.lines += [
+                f"{own[c]} = {t};" for c, t in zip(made.carries, texts, strict=True) if own[c] != t
+            ]
+            self.inline_reads = before
+        return name
+
+    def copied(self, v: Value) -> str:
+        """The value in a variable of its own."""
+        name = self.temporary()
+        self.line(f"const {scalars.register_type(v.dtype)} {name} = {bare(self.value(v))};")
+        return name
+
+    def choice(self, v: Value) -> str:
+        """One of two sides. What the names of the results begin with."""
+        made: Branch = v.attr
+        sides, given = made.sides(v), dict(zip(made.operands, outside(v)[1:], strict=True))
+        name, holds = self.temporary(), bare(self.value(v.args[0]))
+        names: dict[Any, str] = {c: self.named_value(x) for c, x in given.items()}
+        for n, x in enumerate(sides[0]):
+            self.line(f"{scalars.register_type(x.dtype)} {result_of(name, n)};")
+
+        def write(side: Sequence[Value]) -> None:
+            self.scope.names.update(names)
+            for n, x in enumerate(side):
+                self.line(f"{result_of(name, n)} = {bare(self.value(x))};")
+
+        self.either(holds, [made.turn], *[functools.partial(write, side) for side in sides])
+        return name
 
     # -- indices -------------------------------------------------------------------------------
 
@@ -406,6 +458,16 @@ class CStyle(Writer):
 
 
 # -- pieces ----------------------------------------------------------------------------------------
+
+
+def turns_of(turn: str, most: int | None) -> str:
+    """The head of a loop that ends after so many turns, if nothing ends it before."""
+    return "for (;;)" if most is None else f"for (int64_t {turn} = 0; {turn} < {most}; ++{turn})"
+
+
+def result_of(name: str, n: int) -> str:
+    """The variable of one result of a loop or branch."""
+    return f"{name}_{n}"
 
 
 def accumulator(dtype: np.dtype) -> np.dtype:

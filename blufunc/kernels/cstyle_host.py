@@ -10,17 +10,22 @@ said of each loop by ``omp simd``.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from typing import Any
 
 from blufunc.core import dtypes
 from blufunc.kernels import scalars
 from blufunc.kernels.cstyle import CStyle, accumulator, comment, is_arg, reducing, update, written_in
+from blufunc.kernels.cstyle_survey import Survey
+from blufunc.kernels.host_lockstep import LockStep, uniform_branch, with_sides
 from blufunc.kernels.host_prelude import with_prelude
 from blufunc.kernels.indices import Range, of
 from blufunc.kernels.loopir import (
+    BODIES,
     Accumulate,
     Buffer,
     Keep,
@@ -64,6 +69,12 @@ _ROWS_AT_ONCE = 4
 _LIGHT = 8
 """The operations of an element up to which it is keeping, not computing, that takes the time."""
 
+_TURNS = 16
+"""A guess of how often a loop turns that nothing bounds."""
+
+_VERSIONS = 8
+"""How many versions of a kernel there may be, one for each side of branches that all points take alike."""
+
 _CLAUSES = {"sum": "+", "prod": "*", "max": "max", "min": "min", "and": "&", "or": "|", "xor": "^"}
 """OpenMP's names of reductions."""
 
@@ -91,7 +102,7 @@ static thread_local Scratch scratch;
 """C++ that gives a thread memory of its own: ``scratch.of(bytes)``."""
 
 
-class HostStyle(CStyle):
+class HostStyle(LockStep):
     """Writes one kernel for the CPU."""
 
     reserved = CStyle.reserved | {"buffers", "threads", "scratch", "Scratch", "main", "free", "aligned_alloc"}
@@ -108,6 +119,7 @@ class HostStyle(CStyle):
         )
         self.uses_scratch = False
         self.held: dict[Keep, str] = {}  # in variables, for the moment
+        self.versions = 1
 
     # -- the function, the grid ----------------------------------------------------------------
 
@@ -123,6 +135,25 @@ class HostStyle(CStyle):
             self.line(f"{kind}{self.named[b]} = ({kind})buffers[{i}];{note}")
 
     def grid(self) -> None:
+        chosen = uniform_branch(self.kernel) if self.versions < _VERSIONS else None
+        if chosen is None:
+            self._whole_grid()
+            return
+        # the same side for all points: which one is asked once, and each has vector loops
+        self.versions += 1
+        kernel, uses = self.kernel, self.uses
+
+        def write(body: tuple[Any, ...]) -> None:
+            self.kernel = replace(kernel, body=body)
+            survey = Survey(self.kernel)
+            self.uses, self.reads = survey.uses, {**self.reads, **survey.reads}
+            self.grid()
+
+        sides = [functools.partial(write, body) for body in with_sides(kernel, chosen)]
+        self.either(bare(self.value(chosen.args[0])), [], *sides)
+        self.kernel, self.uses = kernel, uses
+
+    def _whole_grid(self) -> None:
         kernel = self.kernel
         writes = written_in(kernel.body)
         parallel = kernel.points > 1 and work(kernel) >= PARALLEL_WORK
@@ -139,6 +170,12 @@ class HostStyle(CStyle):
         *outer, inner = self.kernel.grid
         tiles = self._tiles(parallel)
         if not outer:
+            loops = self.lock_step(inner, self.kernel.body)
+            if loops:
+                self.strips(
+                    self._threads(parallel, []), inner, loops, "#pragma omp simd", writes, self.kernel.body
+                )
+                return
             shared = "parallel for simd schedule(static) num_threads(threads)" if parallel else "simd"
             with self.block([f"#pragma omp {shared}", self.loop(inner)], [inner], writes):
                 self.body(self.kernel.body)
@@ -156,12 +193,9 @@ class HostStyle(CStyle):
                 start, end = ends[r]
                 rest = f"{r.extent} - {start} < {n} ? {r.extent} : {start} + {n}"
                 self.line(f"const {self.index_type} {end} = {rest};")
-            for r in [*(r for r in outer if r in tiles), inner]:
-                head = self.loop(r, *ends[r]) if r in tiles else self.loop(r)
-                stack.enter_context(
-                    self.block(["#pragma omp simd", head] if r is inner else [head], [r], writes)
-                )
-            self.body(self.kernel.body)
+            for r in (r for r in outer if r in tiles):
+                stack.enter_context(self.block([self.loop(r, *ends[r])], [r], writes))
+            self.vector_loop("#pragma omp simd", inner, writes, self.kernel.body, ends.get(inner, ("0", "")))
 
     def _tiles(self, parallel: bool) -> dict[Range, int]:
         """The ranges to take in strips, and how much of them at a time.
@@ -184,7 +218,9 @@ class HostStyle(CStyle):
         if not parallel:
             return list(loops)
         collapse = f" collapse({len(loops)})" if len(loops) > 1 else ""
-        return [f"#pragma omp parallel for{collapse} schedule(static) num_threads(threads)", *loops]
+        # points whose loops end when they do are not the same work
+        kind = "dynamic" if any(v.op == "loop" for v in self.reads) else "static"
+        return [f"#pragma omp parallel for{collapse} schedule({kind}) num_threads(threads)", *loops]
 
     def point(self) -> None:
         """One point of the grid."""
@@ -228,12 +264,11 @@ class HostStyle(CStyle):
         totals = list(dict.fromkeys(r.total for r in s.body if isinstance(r, Reduce)))
         for total in totals:
             self._declare(total)
-        opening = [self.loop(s.range)]
+        pragma = ""
         if not any(is_arg(t) or dtypes.is_complex(t.dtype) for t in totals):
             clauses = [f" reduction({self._clause(t)} : {self.named[t]})" for t in totals]
-            opening.insert(0, f"#pragma omp simd{''.join(clauses)}")
-        with self.block(opening, [s.range], written_in([s])):
-            self.body(s.body)
+            pragma = f"#pragma omp simd{''.join(clauses)}"
+        self.vector_loop(pragma, s.range, written_in([s]), s.body)
         for total in totals:
             if scalars.is_small_float(total.dtype) and not is_arg(total):
                 name = self.named[total]
@@ -415,8 +450,16 @@ def _work(body: Sequence[Any], seen: set[Value]) -> int:
         for v in post_order(values_of(s)):
             if v not in seen:
                 seen.add(v)
-                total += v.attr[1].extent * len(post_order(v.args)) if v.op == "fold" else _cost(v)
+                total += _body_work(v) if v.op in BODIES else _cost(v)
     return total
+
+
+def _body_work(v: Value) -> int:
+    """Of the body of a fold, loop or branch."""
+    times = v.attr[1].extent if v.op == "fold" else _TURNS if v.op == "loop" and v.attr.most is None else 1
+    if v.op == "loop" and v.attr.most is not None:
+        times = v.attr.most
+    return times * len(post_order(v.args))
 
 
 def _cost(v: Value) -> int:

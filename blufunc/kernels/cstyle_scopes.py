@@ -6,7 +6,7 @@ in it. While an inner block is being written, lines can still be added to the ou
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -109,6 +109,17 @@ class Writer:
         inner = self.scopes.pop()
         self.scope.lines += [*opening[:-1], opening[-1] + " {", *indented(inner.lines), "}"]
         self.forget(writes)
+
+    def either(
+        self, condition: str, ranges: Iterable[Range], yes: Callable[[], None], no: Callable[[], None]
+    ) -> None:
+        """Two blocks, of which one is entered. What they let stand in outer scopes stands before both."""
+        texts = []
+        for write in (yes, no):
+            self.scopes.append(Scope(self.scope.ranges | frozenset(ranges)))
+            write()
+            texts.append(indented(self.scopes.pop().lines))
+        self.scope.lines += [f"if ({condition}) {{", *texts[0], "} else {", *texts[1], "}"]
 
     def forget(self, written: frozenset[Cell]) -> None:
         """What was computed from these holds no more."""

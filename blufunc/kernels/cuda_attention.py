@@ -144,8 +144,8 @@ KEY_KERNEL = Kernel(
     groups=(Tiling(1, 128, 64, 64, 2, groups=True), Tiling(1, 128, 64, 64, 2, groups=True)),
 )
 _PADDING = 128
-"""Rows of scratch memory come in this number: a multiple of all tiles. The query kernel writes those of its tiles, and the
-key kernel reads whole tiles of its own: the columns of the second divide the rows of the first."""
+"""Rows of scratch memory come in this number: a multiple of all tiles. The query kernel writes those of its tiles, and
+the key kernel reads whole tiles of its own: the columns of the second divide the rows of the first."""
 
 
 def refused(shape: Shape, dtype: np.dtype, strides: Sequence[Strides], arch: str) -> str | None:

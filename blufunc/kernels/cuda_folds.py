@@ -18,6 +18,7 @@ from blufunc.kernels.loopir import (
     Kernel,
     Lanes,
     Reduce,
+    Replaced,
     Rows,
     Store,
     Substitution,
@@ -109,15 +110,3 @@ def _over_rows(kernel: Kernel, over: Range, folds: Sequence[Value], summands: Se
     stores = tuple(Store(s.buffer, put.index(s.index), put(s.value)) for s in kernel.body)
     body = (Rows(over, (Lanes(lane, sums),), of(over), over.extent), Lanes(lane, stores))
     return Kernel(kernel.name, kernel.buffers, (tile,), body, kernel.notes)
-
-
-class Replaced(Substitution):
-    """Puts indices in the place of loop variables, and in the place of the values in ``done`` what is given there."""
-
-    def __call__(self, value: Value) -> Value:
-        for v in post_order([value]):
-            if v not in self.done:
-                moved = not v.ranges().isdisjoint(self.replace)
-                same = all(self.done[a] is a for a in v.args)
-                self.done[v] = v if same and not moved else self._rebuilt(v)
-        return self.done[value]

@@ -38,6 +38,7 @@ from blufunc.kernels.frames import REDUCES, Canonical, Frame, canonical_of, comm
 from blufunc.kernels.indices import ZERO, Computed, Index, flat, of
 from blufunc.kernels.indices import constant as fixed
 from blufunc.kernels.lower_random import RANDOM
+from blufunc.kernels.point_control import POINTS
 from blufunc.kernels.waits import Waits
 
 READERS = frozenset((gather_p, concatenate_p, pad_p, dynamic_slice_p, dynamic_update_slice_p, *RANDOM))
@@ -165,7 +166,7 @@ def sort_of(eqn: Eqn) -> str:
         return "virtual" if eqn.outvars[0].aval.size == 1 else "node"
     if prim in REDUCES:
         return "opaque" if dtypes.is_complex(eqn.invars[0].aval.dtype) or _positions_apart(eqn) else "node"
-    if prim in READERS or one_hot(eqn):
+    if prim in READERS or prim in POINTS or one_hot(eqn):
         return "node"
     return "opaque"
 
@@ -225,6 +226,7 @@ class _Fuser:
         self.apart: list[tuple[Eqn, Eqn, str]] = []
         self._leaves: dict[Var, tuple[Var, ...]] = {}
         self.last_effect: int | None = None
+        self.first_result: dict[Any, Var] = {}  # of loops and branches at points
         self.in_copies = _computed_in_copies(jaxpr)
 
     def run(self) -> Fusion:
@@ -275,6 +277,10 @@ class _Fuser:
             self.new_step(Opaque(eqn), eqn, homes)
             return
         candidates = sorted([s for s in homes if isinstance(self.steps[s], Region)], reverse=True)
+        if eqn.prim in POINTS:  # the results of one loop belong together
+            first = self.first_result.setdefault(eqn.params["control"], eqn.outvars[0])
+            if first in self.home:
+                candidates = list(dict.fromkeys((self.home[first], *candidates)))
         joined = next((s for s in candidates if self.join(eqn, s, homes)), None)
         if joined is None:
             self.new_step(self.region_of(eqn), eqn, homes)

@@ -4,7 +4,7 @@ Kernels, stage 6, after lowering in the tests (``config.check``), before a rende
 A failure is a mistake in lowering, never in the user's program. The rules:
 
 - a loop variable is used only where a loop over it, or over the grid, is open; rows stand on the grid, and lanes on
-  the grid or in rows; a fold has a range of its own;
+  the grid or in rows; a fold, a loop and a branch have a range of their own, and carries are used in them only;
 - a total is reduced by one statement, and read only after its loop, in the block that the loop stands in;
 - a keep is written and read by the lanes of loops over its range, and read after it is written; one that has an
   ``op`` only grows. A read of a keep is one value: it is not used both before and after the keep changes;
@@ -27,7 +27,7 @@ from blufunc.core.avals import ShapedArray
 from blufunc.core.kinds import TYPES
 from blufunc.errors import BlufuncError
 from blufunc.kernels.indices import Index, Range, ranges_of
-from blufunc.kernels.loop_interpreter import BITS, outside_folds, wrong
+from blufunc.kernels.loop_interpreter import BITS, wrong
 from blufunc.kernels.loopir import (
     ARG_REDUCTIONS,
     REDUCTIONS,
@@ -43,6 +43,7 @@ from blufunc.kernels.loopir import (
     Total,
     Value,
     computed_in,
+    outside,
     post_order,
     statement_text,
     values_of,
@@ -225,7 +226,7 @@ class _Check:
         lanes: Range | None,
     ) -> None:
         """Check values where they are used."""
-        for v in post_order(roots, outside_folds):
+        for v in post_order(roots, outside):
             if v not in self.typed:
                 self.types(v)
                 self.typed.add(v)
@@ -233,6 +234,10 @@ class _Check:
                 self.fail(f"{v} needs {_names(missing)}, and no loop over it is open")
             if v.op == "fold":
                 self.values(v.args, self.open(v.attr[1], bound), totals, lanes)
+            elif v.op in ("loop", "branch"):
+                inside = v.args[len(outside(v)) :]
+                self.carries(v, inside)
+                self.values(inside, self.open(v.attr.turn, bound), totals, lanes)
             elif v.op == "load":
                 self.buffer(v.attr[0], written=False)
                 if not v.args:
@@ -241,6 +246,13 @@ class _Check:
                 self.fail(f"{v.attr} is read where no loop before has reduced it")
             elif isinstance(v.attr, Keep):
                 self.reads_keep(v, lanes)
+
+    def carries(self, v: Value, inside: Sequence[Value]) -> None:
+        """Check that the carries in the body of a loop or branch are its own."""
+        own = v.attr.carries if v.op == "loop" else v.attr.operands
+        for x in post_order(inside):
+            if x.op == "carry" and x.attr[1] is v.attr.turn and x not in own:
+                self.fail(f"{x} is no carry of {v}")
 
     def reads_keep(self, v: Value, lanes: Range | None) -> None:
         """Check a read of a keep."""
@@ -305,6 +317,37 @@ class _Check:
                 f"{v} does not have two uint32 words of a key, and a width among {', '.join(map(str, BITS))}"
             )
         return np.dtype(f"u{v.attr[1] // 8}")
+
+    def _carry(self, v: Value) -> np.dtype:
+        return v.dtype
+
+    def _loop(self, v: Value) -> np.dtype:
+        made = v.attr
+        if len(v.args) != 2 * len(made.carries) + 1:
+            self.fail(f"{v} has {len(v.args)} arguments for {len(made.carries)} carries")
+        self.same(v, made.carries, made.inits(v))
+        self.same(v, made.carries, made.nexts(v))
+        self.boolean(made.going(v))
+        return dtypes.bool_
+
+    def _branch(self, v: Value) -> np.dtype:
+        self.boolean(v.args[0])
+        self.same(v, v.attr.operands, outside(v)[1:])
+        self.same(v, *v.attr.sides(v))
+        return dtypes.bool_
+
+    def _result(self, v: Value) -> np.dtype | None:
+        (whole,) = v.args
+        if whole.op not in ("loop", "branch"):
+            self.fail(f"{v} is a result of {whole}, which is no loop or branch")
+        results = whole.attr.carries if whole.op == "loop" else whole.attr.sides(whole)[0]
+        return results[v.attr].dtype if v.attr < len(results) else None
+
+    def same(self, v: Value, wanted: Sequence[Value], given: Sequence[Value]) -> None:
+        """Check that values have the dtypes of others."""
+        if [x.dtype for x in wanted] != [x.dtype for x in given]:
+            texts = (", ".join(map(_short, part)) for part in (wanted, given))
+            self.fail(f"{v} takes {next(texts)} and is given {next(texts)}")
 
     def boolean(self, guard: Value | None) -> None:
         """Check a guard."""

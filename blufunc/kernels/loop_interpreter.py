@@ -14,7 +14,7 @@ own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
@@ -26,19 +26,22 @@ from blufunc.core.ops.random_bits import threefry2x32
 from blufunc.errors import JaxprTypeError
 from blufunc.kernels.indices import UNBOUNDED, Computed, Index, Range
 from blufunc.kernels.loopir import (
+    BODIES,
     REDUCTIONS,
     Accumulate,
+    Branch,
     Buffer,
     Keep,
     Kernel,
     Lanes,
+    Loop,
     Reduce,
     Rows,
     Store,
     Total,
     Value,
-    dependencies,
     identity,
+    outside,
     post_order,
     statement_text,
 )
@@ -193,7 +196,8 @@ class _Chunk:
 class _Scope:
     """Values at some points and lanes: arrays that broadcast to ``shape``; each is computed once.
 
-    Inside of a fold, ``shape`` has the fold's axis in front, and ``outer`` computes what does not depend on ``own``.
+    Inside of a fold, ``shape`` has the fold's axis in front. There, and in the body of a loop or branch, ``outer``
+    computes what does not depend on ``own``.
     """
 
     def __init__(
@@ -263,7 +267,7 @@ class _Scope:
 
     def value(self, root: Value) -> np.ndarray:
         """What ``root`` is, with all that it depends on."""
-        for v in post_order([root], outside_folds):
+        for v in post_order([root], outside):
             if v not in self.done:
                 if self.outer is not None and self.own not in v.ranges():
                     self.done[v] = self.outer.value(v)
@@ -273,8 +277,10 @@ class _Scope:
 
     def computation(self, v: Value) -> np.ndarray:
         """One operation."""
-        args = () if v.op == "fold" else [self.done[a] for a in v.args]
+        args = [self.done[a] for a in (outside(v) if v.op in BODIES else v.args)]
         result = getattr(self, f"_{v.op}")(v, *args)
+        if isinstance(result, list):  # of a loop or branch: what ``result`` takes
+            return result  # type: ignore[return-value]
         if result.dtype != v.dtype:
             raise wrong(self.chunk.kernel, f"{v} is {dtypes.short_name(result.dtype)}, not of its dtype")
         return result
@@ -334,6 +340,37 @@ class _Scope:
         words = ((count >> np.uint64(32)).astype(np.uint32), count.astype(np.uint32))
         return BITS[width](*threefry2x32(hi, lo, *words))
 
+    def _loop(self, v: Value, *inits: np.ndarray) -> list[np.ndarray]:
+        """All points and lanes take turns together; those whose condition has failed stay as they are."""
+        made: Loop = v.attr
+        state = [
+            np.broadcast_to(x, self.shape).astype(c.dtype) for c, x in zip(made.carries, inits, strict=True)
+        ]
+        going, turns = np.ones(self.shape, bool), 0
+        while turns != made.most:
+            inner = self._inside(made.turn, zip(made.carries, state, strict=True))
+            going &= inner.value(made.going(v))
+            if not going.any():
+                break
+            state = [np.where(going, inner.value(n), x) for n, x in zip(made.nexts(v), state, strict=True)]
+            turns += 1
+        return state
+
+    def _branch(self, v: Value, holds: np.ndarray, *operands: np.ndarray) -> list[np.ndarray]:
+        made: Branch = v.attr
+        inner = self._inside(made.turn, zip(made.operands, operands, strict=True))
+        yes, no = ([inner.value(x) for x in side] for side in made.sides(v))
+        return [np.where(holds, y, n) for y, n in zip(yes, no, strict=True)]
+
+    def _inside(self, turn: Range, given: Iterable[tuple[Value, np.ndarray]]) -> _Scope:
+        """A scope for the body of a loop or branch, in which carries are ``given``."""
+        inner = _Scope(self.chunk, self.points, {**self.values, turn: 0}, self.shape, self, turn)
+        inner.done.update(given)
+        return inner
+
+    def _result(self, v: Value, whole: Any) -> np.ndarray:
+        return whole[v.attr]
+
     def check_bounds(self, index: np.ndarray, buffer: Buffer, who: Value | Store) -> None:
         """Raise for what would touch memory outside of a buffer."""
         outside = (index < 0) | (index >= buffer.size)
@@ -354,11 +391,6 @@ class _Scope:
         if apart.any():
             who = np.broadcast_to(index, apart.shape)[apart][0]
             raise wrong(self.chunk.kernel, f"{v} reads element {who}, which may not have been written")
-
-
-def outside_folds(v: Value) -> Sequence[Value]:
-    """What a value depends on; a fold computes what it folds itself."""
-    return () if v.op == "fold" else dependencies(v)
 
 
 def _accumulator(dtype: np.dtype) -> np.dtype:

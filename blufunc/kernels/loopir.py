@@ -120,7 +120,12 @@ class Value:
     - ``apply``: ``attr`` is ``(primitive, params)``: an elementwise primitive of the core applied to the arguments;
     - ``read``: ``attr`` is a ``Total`` or a ``Keep``;
     - ``fold``: ``attr`` is ``(reduction, range)``: the one argument reduced over a range of its own, in order;
-    - ``bits``: ``attr`` is ``(counter, width)``: threefry of a counter under the key words that are the arguments.
+    - ``bits``: ``attr`` is ``(counter, width)``: threefry of a counter under the key words that are the arguments;
+    - ``loop``: ``attr`` is a ``Loop``; the arguments are what its carries begin with, whether it goes on, and what
+      the carries become. ``branch``: ``attr`` is a ``Branch``; the arguments are a predicate, the operands, and the
+      results of the one and of the other side;
+    - ``carry``: ``attr`` is ``(name, turn)``: a carry of the loop, or an operand of the branch, with that ``turn``;
+    - ``result``: ``attr`` is a number: that result of the loop or branch that is the argument.
     """
 
     __slots__ = ("_ranges", "args", "attr", "dtype", "op")
@@ -139,8 +144,8 @@ class Value:
             for v in post_order([self], unknown):  # no recursion: graphs may be deep
                 if v._ranges is None:
                     v._ranges = v._own_ranges().union(*[a._ranges or () for a in v.args])
-                    if v.op == "fold":
-                        v._ranges -= {v.attr[1]}
+                    if v.op in BODIES:
+                        v._ranges -= {v.attr[1] if v.op == "fold" else v.attr.turn}
         return self._ranges  # type: ignore[return-value]
 
     def _own_ranges(self) -> frozenset[Range]:
@@ -152,7 +157,7 @@ class Value:
             return ranges_of(self.attr)
         if self.op == "read" and isinstance(self.attr, Keep):
             return frozenset((self.attr.lanes,))
-        return frozenset()
+        return frozenset((self.attr[1],)) if self.op == "carry" else frozenset()
 
     def indices(self) -> tuple[Index, ...]:
         """The index expressions that the value itself holds."""
@@ -174,6 +179,57 @@ class Value:
         return texts[self]
 
     __repr__ = __str__
+
+
+BODIES = frozenset(("fold", "loop", "branch"))
+"""The operations that compute a body: what it is made of is computed in it, as often as it takes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Loop:
+    """A loop of one lane: for as long as a condition of its carries holds, they become something else, all at once.
+
+    ``turn`` is what the values of its body depend on, and no index; its extent is a guess of how often the body is
+    computed. ``most`` bounds the turns, None where nothing does.
+    """
+
+    carries: tuple[Value, ...]
+    turn: Range
+    most: int | None
+
+    def inits(self, v: Value) -> tuple[Value, ...]:
+        """What the carries begin with, of a value ``v`` that is this loop."""
+        return v.args[: len(self.carries)]
+
+    def going(self, v: Value) -> Value:
+        """Whether there is another turn."""
+        return v.args[len(self.carries)]
+
+    def nexts(self, v: Value) -> tuple[Value, ...]:
+        """What the carries become."""
+        return v.args[len(self.carries) + 1 :]
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """One of two sides is computed. ``operands`` stand for the operands in both; ``turn`` is as that of a loop."""
+
+    operands: tuple[Value, ...]
+    turn: Range
+
+    def sides(self, v: Value) -> tuple[tuple[Value, ...], tuple[Value, ...]]:
+        """The results where the predicate holds, and where it does not, of a value ``v`` that is this branch."""
+        results = v.args[len(self.operands) + 1 :]
+        return results[: len(results) // 2], results[len(results) // 2 :]
+
+
+def outside(v: Value) -> Sequence[Value]:
+    """What must be there before ``v`` is computed; what has a body computes that itself."""
+    if v.op == "loop":
+        return v.attr.inits(v)
+    if v.op == "branch":
+        return v.args[: len(v.attr.operands) + 1]
+    return () if v.op == "fold" else dependencies(v)
 
 
 def computed_in(index: Index) -> list[Value]:
@@ -255,6 +311,18 @@ class Substitution:
         return Value(v.op, tuple(self.done.get(a, a) for a in v.args), attr, v.dtype)
 
 
+class Replaced(Substitution):
+    """Puts indices in the place of loop variables, and in the place of the values in ``done`` what is given there."""
+
+    def __call__(self, value: Value) -> Value:
+        for v in post_order([value]):
+            if v not in self.done:
+                moved = not v.ranges().isdisjoint(self.replace)
+                same = all(self.done[a] is a for a in v.args)
+                self.done[v] = v if same and not moved else self._rebuilt(v)
+        return self.done[value]
+
+
 def const(value: Any, dtype: np.dtype) -> Value:
     """A constant."""
     return Value("const", (), np.asarray(value, dtype)[()], dtype)
@@ -291,6 +359,25 @@ def read(cell: Total | Keep) -> Value:
 def fold(op: str, over: Range, body: Value) -> Value:
     """A reduction inside of one lane, in order."""
     return Value("fold", (body,), (op, over), body.dtype)
+
+
+def carried(name: str, turn: Range, dtype: np.dtype) -> Value:
+    """A carry of the loop, or an operand of the branch, with that ``turn``."""
+    return Value("carry", (), (name, turn), dtype)
+
+
+def loop(made: Loop, inits: Sequence[Value], going: Value, nexts: Sequence[Value]) -> list[Value]:
+    """What the carries of a loop are at its end."""
+    whole = Value("loop", (*inits, going, *nexts), made, dtypes.bool_)
+    return [Value("result", (whole,), n, c.dtype) for n, c in enumerate(made.carries)]
+
+
+def branch(
+    made: Branch, predicate: Value, operands: Sequence[Value], yes: Sequence[Value], no: Sequence[Value]
+) -> list[Value]:
+    """The results ``yes`` where a predicate holds, ``no`` where it does not."""
+    whole = Value("branch", (predicate, *operands, *yes, *no), made, dtypes.bool_)
+    return [Value("result", (whole,), n, v.dtype) for n, v in enumerate(yes)]
 
 
 # -- statements ------------------------------------------------------------------------------------
@@ -482,7 +569,7 @@ class _Writer:
             if v in texts:
                 continue
             text = texts[v] = _formatted(v, texts)
-            shared = self.uses[v] > 1 and v.op not in ("const", "read", "number")
+            shared = self.uses[v] > 1 and v.op not in ("const", "read", "number", "carry")
             if shared or (len(text) > _LONG and v not in roots):
                 texts[v] = f"v{self.named}"
                 self.named += 1
@@ -532,8 +619,27 @@ def _formatted(v: Value, texts: Mapping[Value, str]) -> str:
         return f"{v.attr[0]}({v.attr[1]} < {v.attr[1].extent}: {from_})"
     if v.op == "bits":
         return f"bits{v.attr[1]}({from_}; {v.attr[0].text(computed)})"
+    if v.op == "carry":
+        return f"{v.attr[1]}.{v.attr[0]}"
+    if v.op == "result":
+        return f"{from_}.{v.attr}"
+    if v.op in ("loop", "branch"):
+        return _with_body(v, texts)
     if v.op != "apply":
         return str(v.attr)
     prim, params = v.attr
     shown = "".join(f", {k}={x}" for k, x in params.items())
     return f"{prim.name}({from_}{shown})"
+
+
+def _with_body(v: Value, texts: Mapping[Value, str]) -> str:
+    """A loop or a branch."""
+    shown = lambda values: ", ".join(texts.get(x) or str(x) for x in values)
+    made = v.attr
+    if v.op == "loop":
+        most = "" if made.most is None else f", at most {made.most} times"
+        head = f"{shown(made.carries)} = {shown(made.inits(v))} while {shown([made.going(v)])}{most}"
+        return f"loop({head}: {shown(made.nexts(v))})"
+    yes, no = made.sides(v)
+    given = f"{shown(made.operands)} = {shown(outside(v)[1:])}: " if made.operands else ""
+    return f"branch({given}{shown(yes)} if {texts[v.args[0]]} else {shown(no)})"

@@ -53,11 +53,14 @@ from blufunc.kernels.loopir import (
     identity,
     load,
     number,
+    outside,
     post_order,
     read,
     within,
 )
+from blufunc.kernels.lower_control import Control
 from blufunc.kernels.lower_random import RANDOM, held, held_as
+from blufunc.kernels.point_control import POINTS
 from blufunc.kernels.row_loops import Levels, in_generations, roots_of, shared_between, with_keeps
 
 
@@ -140,6 +143,7 @@ class Lowering:
     def start(self) -> None:
         """Forget all values: they belong to loop variables."""
         self.memo: dict[Any, Value] = {}
+        self.control = Control()
         self.totals: dict[Var, tuple[Total, Value, Index | None]] = {}
         self.columns: dict[Var, tuple[str, np.dtype, Value]] = {}
         self.parts: dict[Var, tuple[Buffer, Scratch]] = {}
@@ -203,6 +207,8 @@ class Lowering:
             return _RULES[prim](self, eqn, place)
         if prim in RANDOM:
             return RANDOM[prim](eqn, place, self.at)
+        if prim in POINTS:
+            return self.control.at(eqn, place, self.guard, self.at)
         assert isinstance(prim, Elementwise) or prim is add_any_p, prim
         args = [self.at(a, place if a.aval.ndim else ()) for a in eqn.invars]
         if prim is convert_p and args[0].dtype == v.aval.dtype:
@@ -561,17 +567,18 @@ class Lowering:
         return with_keeps(body, keeps)
 
     def keep_name(self, v: Value) -> str:
-        return f"{'bits' if v.op == 'bits' else v.attr[0] if v.op == 'fold' else v.attr[0].name}_kept"
+        op = v.attr[0] if v.op == "fold" else v.attr[0].name if v.op in ("apply", "load") else v.op
+        return f"{op}_kept"
 
     def worth(self, v: Value) -> bool:
         """Whether a value is better kept than computed again."""
         if v.op == "load":
             return self.target.keep_loads
-        if v.op not in ("apply", "fold", "bits"):
+        if v.op not in ("apply", "fold", "bits", "result"):
             return False
         cost = 0
-        for x in post_order([v]):
-            if x.op in ("fold", "bits"):
+        for x in post_order([v], outside):
+            if x.op in ("fold", "bits", "result"):
                 return True
             if x.op == "apply":
                 cost += scalars.cost(x.attr[0])

@@ -18,6 +18,7 @@ from blufunc.kernels.loopir import (
     Store,
     Value,
     dependencies,
+    outside,
     post_order,
     read,
     values_of,
@@ -94,7 +95,7 @@ def shared_between(loops: Sequence[Lanes], k: Range, worth: Callable[[Value], bo
             if v in seen and k in v.ranges() and worth(v):
                 wanted[v] = None
                 continue
-            stack.extend(dependencies(v))
+            stack.extend(outside(v))
         seen.update(post_order([v for s in loop.body for v in values_of(s)]))
     return list(wanted)
 

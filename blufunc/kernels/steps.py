@@ -29,6 +29,7 @@ from blufunc.kernels.loopir import Buffer, Kernel, Lanes, Reduce, Rows, Store, p
 from blufunc.kernels.lower import Launch, Scratch, Target
 from blufunc.kernels.plan import Placement, Plan, Value, plan
 from blufunc.kernels.plan import Step as PlanStep
+from blufunc.kernels.point_control import with_point_control
 from blufunc.kernels.remat import rematerialise
 from blufunc.kernels.rewrite import rewrite
 
@@ -171,7 +172,7 @@ def schedule(
       keep: for which calls there is a kernel, so that they are not replaced by their bodies.
     """
     jaxpr, origins = inline_bodies(jaxpr, keep)
-    jaxpr = rewrite(jaxpr, origins, target.batch_first)
+    jaxpr = rewrite(with_point_control(jaxpr, origins), origins, target.batch_first)
     if target.epilogues:
         jaxpr = with_epilogues(jaxpr, origins)
     sorts: dict[Eqn, str] = {}  # a program in which something is computed again has mostly the same equations

@@ -10,11 +10,12 @@ import numpy as np
 
 import blufunc as bf
 import blufunc.numpy as bnp
-from blufunc import nn
+from blufunc import lax, nn
 from blufunc.core.passes import simplify
 from blufunc.kernels.cstyle_cuda import CUDA
 from blufunc.kernels.fuse import Region, fuse
 from blufunc.kernels.lower import lower
+from blufunc.kernels.point_control import with_point_control
 
 F32, F64, F16, I32, BOOL, C64 = (
     np.dtype(d) for d in ("float32", "float64", "float16", "int32", "bool", "complex64")
@@ -32,7 +33,7 @@ SMALL = dataclasses.replace(
 def kernels(function, shapes, target=CUDA):
     """The kernels of a function of arrays of ``shapes``: pairs of shape and dtype."""
     jaxpr = bf.make_jaxpr(function)(*[bf.ShapeDtypeStruct(s, d) for s, d in shapes])
-    jaxpr = simplify(getattr(jaxpr, "jaxpr", jaxpr))
+    jaxpr = with_point_control(simplify(getattr(jaxpr, "jaxpr", jaxpr)), {})
     fusion = fuse(jaxpr)
     return [x.kernel for s in fusion.steps if isinstance(s, Region) for x in lower(s, fusion, target)]
 
@@ -61,6 +62,29 @@ def heads(x):
 def ranged(*shapes, dtype=F32):
     """All of one dtype."""
     return [(s, dtype) for s in shapes]
+
+
+def newton(x):
+    """Square roots, each with as many turns as it takes."""
+    root = lambda x: lax.while_loop(lambda y: bnp.abs(y * y - x) > 1e-4 * x, lambda y: 0.5 * (y + x / y), x)
+    return bf.vmap(root)(bnp.abs(x) + 1) - 1
+
+
+def escape(x):
+    """How soon points leave a set: a loop over complex numbers of a bounded number of turns."""
+
+    def point(c):
+        step = lambda s: (s[0] * s[0] + c, s[1] + 1)
+        inside = lambda s: bnp.real(s[0] * bnp.conj(s[0])) < 4
+        return lax.while_loop(inside, step, (bnp.zeros_like(c), 0), max_steps=20)[1]
+
+    return bf.vmap(point)(x)
+
+
+def switched(which, x):
+    """One of three functions of all points."""
+    sides = (bnp.exp, lambda x: x * 2, lambda x: lax.fori_loop(0, 3, lambda i, x: x * x - 1, x))
+    return lax.switch(which, sides, x) + 1
 
 
 SMALL_CASES = {
@@ -138,6 +162,16 @@ SMALL_CASES = {
     "dropout": (lambda x: x * bf.random.bernoulli(bf.random.key(3), 0.5, x.shape), ranged((5, 32))),
     "adamw": (adamw, ranged(*[(24, 8)] * 4)),
     "scalar": (lambda x: x * 2 + 1, ranged(())),
+    "loops that end apart": (newton, ranged((77,))),
+    "loops in vectors": (newton, ranged((64,))),
+    "loops bf16": (lambda x: lax.fori_loop(0, 4, lambda i, y: y * x + i, x), ranged((5, 24), dtype=BF16)),
+    "loops of complex numbers": (escape, ranged((36,), dtype=C64)),
+    "loops in rows": (lambda x: nn.softmax(newton(x.reshape(-1)).reshape(x.shape)), ranged((3, 40))),
+    "a loop of one number": (
+        lambda x: lax.while_loop(lambda y: y < 99, lambda y: 2 * y + 1, x * x),
+        ranged(()),
+    ),
+    "branches": (switched, [((), I32), ((5, 32), F32)]),
 }
 """Each is run."""
 
@@ -166,6 +200,9 @@ LARGE_CASES = {
     "sum over rows": (lambda x: x.sum(0), ranged((16384, 50304))),
     "sum over columns": (lambda x: x.sum(1), ranged((16384, 50304))),
     "sum of everything": (lambda x: x.sum(), ranged((4096, 4096))),
+    "loops": (newton, ranged((1 << 20,))),
+    "loops of complex numbers": (escape, ranged((1 << 18,), dtype=C64)),
+    "branches": (switched, [((), I32), ((1024, 1024), F32)]),
     "argmax": (lambda x: x.argmax(1), ranged((8192, 50304))),
     "adamw": (adamw, ranged(*[(768, 3072)] * 4)),
     "f64": (nn.softmax, ranged((1024, 512), dtype=F64)),

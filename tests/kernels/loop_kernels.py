@@ -20,10 +20,12 @@ from blufunc.core.ops.random_bits import random_bits_p
 from blufunc.kernels.indices import Computed, Range, constant, flat, of, unflat
 from blufunc.kernels.loopir import (
     Accumulate,
+    Branch,
     Buffer,
     Keep,
     Kernel,
     Lanes,
+    Loop,
     Reduce,
     Rows,
     Set,
@@ -31,9 +33,12 @@ from blufunc.kernels.loopir import (
     Total,
     Value,
     apply,
+    branch,
+    carried,
     const,
     fold,
     load,
+    loop,
     number,
     read,
     within,
@@ -506,3 +511,92 @@ def recurrence() -> Case:
     for line in data:
         state = state * 0.5 + line
     return Case(Kernel("recurrence", (x, y), (), body), {x: data}, {y: state.astype(F32)})
+
+
+# -- loops and branches of a point -------------------------------------------------------------------
+
+
+def collatz_of(n: Value, turn: Range, most: int | None = None) -> list[Value]:
+    """Where the sequence from ``n`` ends, and after how many steps; a branch in a loop."""
+    carries = at, steps = carried("at", turn, I32), carried("steps", turn, I32)
+    x = carried("x", side := Range("side", 1), I32)
+    odd = op(ew.ne_p, op(ew.and_p, at, 1), 0)
+    up, down = op(ew.add_p, op(ew.mul_p, x, 3), 1), op(ew.shift_right_logical_p, x, 1)
+    (after,) = branch(Branch((x,), side), odd, [at], [up], [down])
+    return loop(
+        Loop(carries, turn, most),
+        [n, const(0, I32)],
+        op(ew.gt_p, at, 1),
+        [after, op(ew.add_p, steps, 1)],
+    )
+
+
+def collatz_steps(n: int, most: int) -> tuple[int, int]:
+    """The same in Python."""
+    steps = 0
+    while n > 1 and steps != most:
+        n, steps = (3 * n + 1 if n % 2 else n // 2), steps + 1
+    return n, steps
+
+
+@case("loop", None)
+@case("loop of at most 7 turns", 7)
+def loops(most: int | None) -> Case:
+    """Points whose loops end at different turns."""
+    i = Range("i", 70)
+    x, y, z = (Buffer(b, I32, 70, written=b != "x") for b in "xyz")
+    end, steps = collatz_of(load(x, of(i)), Range("t", most or 1), most)
+    kernel = Kernel("collatz", (x, y, z), (i,), (Store(y, of(i), end), Store(z, of(i), steps)))
+    want = np.array([collatz_steps(n, -1 if most is None else most) for n in range(70)], I32)
+    return Case(kernel, {x: np.arange(70, dtype=I32)}, {y: want[:, 0], z: want[:, 1]})
+
+
+@case("loop in lanes")
+def loops_in_lanes() -> Case:
+    """A sum over lanes of what loops end with, and a store of the one that begins with another's result."""
+    r, k = Range("r", 3), Range("k", 21)
+    x, y, z = Buffer("x", I32, 63), Buffer("y", I32, 3, written=True), Buffer("z", I32, 63, written=True)
+    total = Total("total", I32, "sum")
+    at = of(r) * 21 + of(k)
+    _, steps = collatz_of(load(x, at), Range("t", 1))
+    _, again = collatz_of(steps, Range("u", 1))
+    body = (Lanes(k, (Reduce(total, steps), Store(z, at, again))), Store(y, of(r), read(total)))
+    want = np.array([collatz_steps(n, -1)[1] for n in range(63)], I32)
+    twice = np.array([collatz_steps(n, -1)[1] for n in want], I32)
+    kernel = Kernel("collatz_rows", (x, y, z), (r,), body)
+    return Case(kernel, {x: np.arange(63, dtype=I32)}, {y: want.reshape(3, 21).sum(1, dtype=I32), z: twice})
+
+
+@case("loop of carries that trade places")
+def fibonacci() -> Case:
+    """All carries change at once; the condition is that of another number for each point."""
+    i, turn = Range("i", 20), Range("t", 1)
+    y = Buffer("y", I32, 20, written=True)
+    a, b, n = (carried(c, turn, I32) for c in "abn")
+    found, *_ = loop(
+        Loop((a, b, n), turn, None),
+        [const(0, I32), const(1, I32), number(of(i), I32)],
+        op(ew.gt_p, n, 0),
+        [b, op(ew.add_p, a, b), op(ew.sub_p, n, 1)],
+    )
+    want = [0, 1]
+    while len(want) < 20:
+        want.append(want[-1] + want[-2])
+    return Case(Kernel("fibonacci", (y,), (i,), (Store(y, of(i), found),)), {}, {y: np.array(want, I32)})
+
+
+@case("branch of all points")
+def uniform_branches() -> Case:
+    """One predicate for all points, and another in its one side: three versions of the loop over points."""
+    i, one, two = Range("i", 50), Range("s", 1), Range("u", 1)
+    which, x, y = Buffer("which", I32, 1), Buffer("x", F32, 50), Buffer("y", F32, 50, written=True)
+    w, a = load(which, constant(0)), load(x, of(i))
+    p, q = [carried(c, one, d) for c, d in zip("wa", (I32, F32), strict=True)]
+    inner = carried("a", two, F32)
+    (no,) = branch(
+        Branch((inner,), two), op(ew.lt_p, p, 2), [q], [op(ew.exp_p, inner)], [op(ew.mul_p, inner, 2)]
+    )
+    (value,) = branch(Branch((p, q), one), op(ew.lt_p, w, 1), [w, a], [op(ew.neg_p, q)], [no])
+    kernel = Kernel("choice", (which, x, y), (i,), (Store(y, of(i), op(ew.add_p, value, 1)),))
+    data = draw(50)
+    return Case(kernel, {which: np.array([1], I32), x: data}, {y: np.exp(data) + 1})

@@ -5,7 +5,7 @@ import pytest
 
 import blufunc as bf
 import blufunc.numpy as bnp
-from blufunc import lax
+from blufunc import lax, vmap
 from blufunc.kernels import machine as machines
 from blufunc.kernels.cost import cost_of, cost_of_equations
 from blufunc.kernels.host_draft import Draft
@@ -98,10 +98,27 @@ def test_reference_operations_count_what_they_touch():
 
 def test_a_scan_costs_its_body_each_time():
     def f(x):
-        return lax.scan(lambda c, _: (c * 2 + 1, None), x, None, length=7)[0]
+        return lax.scan(lambda c, _: (c[::-1] * 2 + 1, None), x, None, length=7)[0]
 
     (step,) = cost(f, (1000,)).steps
     assert (step.kind, step.reads, step.writes, step.flops) == ("control", 28000, 28000, 14000)
+
+
+def test_a_loop_at_points_moves_its_ends_and_computes_each_turn():
+    def f(x):
+        return lax.fori_loop(0, 7, lambda i, c: lax.fori_loop(0, 3, lambda i, c: c * 2 + 1, c) + 1, x)
+
+    (step,) = cost(f, (1000,)).steps
+    assert (step.kind, step.reads, step.writes, step.flops) == ("kernel", 4000, 4000, 7 * (2 * 3 + 1) * 1000)
+    assert not step.unbounded
+
+
+def test_a_loop_at_points_without_bound_says_so():
+    def f(x):
+        return vmap(lambda x: lax.while_loop(lambda x: x < 100, lambda x: x * 2, x))(x)
+
+    (step,) = cost(f, (1000,)).steps
+    assert (step.kind, step.flops, step.unbounded) == ("kernel", 2000, True)
 
 
 def test_a_branch_costs_as_much_as_the_dearest():

@@ -446,7 +446,9 @@ def test_groups_compile():
     assert made.segments == 149 and made.grid == (149, 1, 1)
 
 
-@pytest.mark.parametrize("name", ["softmax bf16", "layer norm backward", "gelu"])
+@pytest.mark.parametrize(
+    "name", ["softmax bf16", "layer norm backward", "gelu", "loops that end apart", "branches"]
+)
 def test_golden_functions(golden, name):
     texts = [writer_of(k).render() for k in kernels(*SMALL_CASES[name], SMALL)]
     golden(f"cuda_{name.replace(' ', '_')}", "\n".join(texts))

@@ -403,6 +403,8 @@ def test_names_that_c_has_already(compiler):
 # -- how it reads ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["gelu", "layer norm", "rows and columns", "gather"])
+@pytest.mark.parametrize(
+    "name", ["gelu", "layer norm", "rows and columns", "gather", "loop in lanes", "branch of all points"]
+)
 def test_golden(golden, name):
     golden(f"host_{name.replace(' ', '_')}", cstyle_host.HostStyle(CASES[name]().kernel).render())

@@ -12,10 +12,12 @@ from blufunc.kernels.indices import Computed, Range, constant, of, unflat
 from blufunc.kernels.loop_check import check_kernel
 from blufunc.kernels.loopir import (
     Accumulate,
+    Branch,
     Buffer,
     Keep,
     Kernel,
     Lanes,
+    Loop,
     Reduce,
     Rows,
     Set,
@@ -23,14 +25,17 @@ from blufunc.kernels.loopir import (
     Total,
     Value,
     apply,
+    branch,
+    carried,
     const,
     fold,
     load,
+    loop,
     number,
     read,
     within,
 )
-from tests.kernels.loop_kernels import CASES, F32, I32, U32, op
+from tests.kernels.loop_kernels import BOOL, CASES, F32, I32, U32, op
 
 I, K, L, S = Range("i", 4), Range("k", 3), Range("l", 3), Range("s", 5)
 X, Y, Z = Buffer("x", F32, 12), Buffer("y", F32, 12, written=True), Buffer("z", F32, 4, written=True)
@@ -45,6 +50,12 @@ OLD = read(KEPT)
 PUT = Store(Y, AT, VALUE)
 SUMMED = Lanes(K, (Reduce(TOTAL, VALUE),))
 WRITTEN = Lanes(K, (Set(KEPT, VALUE),))
+
+
+TURN = Range("t", 1)
+CARRY, ALIEN = carried("c", TURN, F32), carried("other", TURN, F32)
+LESS = op(ew.lt_p, VALUE, 1)
+TURNED = loop(Loop((CARRY,), TURN, None), [VALUE], op(ew.lt_p, CARRY, 1), [op(ew.add_p, CARRY, 1)])[0]
 
 
 def lanes(*body, over=K):
@@ -83,6 +94,42 @@ BROKEN: dict[str, tuple[tuple, str]] = {
         r"f32\(l\) needs l",
     ),
     "a loop over the grid's range": ((lanes(over=I),), "a loop over i is open already"),
+    # loops and branches
+    "a carry outside of its loop": (stores(op(ew.add_p, TURNED, CARRY)), r"t\.c needs t, and no loop over it is open"),
+    "a carry of another loop": (
+        stores(loop(Loop((CARRY,), TURN, None), [VALUE], op(ew.lt_p, ALIEN, 1), [CARRY])[0]),
+        r"t\.other is no carry of loop",
+    ),
+    "a loop in itself": (
+        stores(loop(Loop((CARRY,), TURN, 3), [VALUE], const(True, BOOL), [TURNED])[0]),
+        "a loop over t is open already",
+    ),
+    "a condition that is a number": (
+        stores(loop(Loop((CARRY,), TURN, None), [VALUE], CARRY, [CARRY])[0]),
+        r"the guard t\.c is f32",
+    ),
+    "a carry that begins as another dtype": (
+        stores(loop(Loop((CARRY,), TURN, 3), [ZERO_I32], const(True, BOOL), [CARRY])[0]),
+        "takes f32 and is given i32",
+    ),
+    "a carry that becomes another dtype": (
+        stores(loop(Loop((CARRY,), TURN, 3), [VALUE], const(True, BOOL), [ZERO_I32])[0]),
+        "takes f32 and is given i32",
+    ),
+    "a loop without a condition": (
+        stores(raw("result", (raw("loop", (VALUE, CARRY), Loop((CARRY,), TURN, 3), BOOL),), 0, F32)),
+        "has 2 arguments for 1 carries",
+    ),
+    "a result that there is not": (
+        stores(raw("result", TURNED.args, 1, F32)),
+        "another dtype",
+    ),
+    "a result of no loop": (stores(raw("result", (VALUE,), 0, F32)), "which is no loop or branch"),
+    "sides of two dtypes": (
+        stores(branch(Branch((), TURN), LESS, [], [VALUE], [ZERO_I32])[0]),
+        "takes f32 and is given i32",
+    ),
+    "a predicate that is a number": (stores(branch(Branch((), TURN), ONE, [], [ONE], [ONE])[0]), "guard 1.0 is f32"),
     # what stands where
     "lanes in lanes": ((lanes(lanes(PUT, over=L)),), "Lanes cannot stand in lanes"),
     "rows in lanes": ((lanes(Rows(S, (), of(S), 5)),), "Rows cannot stand in lanes"),

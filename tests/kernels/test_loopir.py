@@ -8,7 +8,7 @@ import pytest
 from blufunc.core import dtypes
 from blufunc.core.ops import elementwise as ew
 from blufunc.kernels.indices import Computed, Range, constant, of
-from blufunc.kernels.loop_interpreter import outside_folds, run
+from blufunc.kernels.loop_interpreter import run
 from blufunc.kernels.loopir import (
     REDUCTIONS,
     Buffer,
@@ -28,6 +28,7 @@ from blufunc.kernels.loopir import (
     identity,
     load,
     number,
+    outside,
     post_order,
     read,
     statement_text,
@@ -53,7 +54,7 @@ def test_post_order_is_complete_once_and_in_order():
 
 def test_post_order_stops_where_edges_do():
     body = load(X, of(J))
-    assert post_order([fold("sum", J, body)], outside_folds)[0].op == "fold"
+    assert post_order([fold("sum", J, body)], outside)[0].op == "fold"
     assert post_order([fold("sum", J, body)])[0] is body
 
 
@@ -225,6 +226,22 @@ kernel mean_of_squares(x: f32[10]) -> (y: f32[10], parts: f32[4], out: f32[1])
     lanes q < 4:
       total sum= parts[q]
     out[0] = div(total, 10.0)
+""",
+    "loop": """\
+kernel collatz(x: i32[70]) -> (y: i32[70], z: i32[70])
+  grid i < 70
+    v0 = branch(side.x = t.at: add(mul(side.x, 3), 1) if ne(and(t.at, 1), 0) else shift_right_logical(side.x, 1))
+    v1 = loop(t.at, t.steps = x[i], 0 while gt(t.at, 1): v0.0, add(t.steps, 1))
+    y[i] = v1.0
+    z[i] = v1.1
+""",
+    "loop of at most 7 turns": """\
+kernel collatz(x: i32[70]) -> (y: i32[70], z: i32[70])
+  grid i < 70
+    v0 = branch(side.x = t.at: add(mul(side.x, 3), 1) if ne(and(t.at, 1), 0) else shift_right_logical(side.x, 1))
+    v1 = loop(t.at, t.steps = x[i], 0 while gt(t.at, 1), at most 7 times: v0.0, add(t.steps, 1))
+    y[i] = v1.0
+    z[i] = v1.1
 """,
     "scalar": """\
 kernel scalar(x: i32[1]) -> (y: i32[1])
