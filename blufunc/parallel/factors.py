@@ -100,7 +100,7 @@ class Rule:
 
 def rule_of(prim: Primitive, avals: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
     """The rule of one use of a primitive on operands of types ``avals`` with results of types ``outs``."""
-    own = getattr(prim, "shard", None)
+    own = prim.shard
     if own is not None:
         return own(avals, outs, **params)
     rule = _RULES.get(prim)

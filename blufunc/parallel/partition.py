@@ -219,6 +219,7 @@ class _Body:
         """An equation whose rule says how its dimensions go together."""
         rule, mesh = node.rule, self.to.mesh
         owed, group = self._stays_owed(eqn, node)
+        node = node.without(owed)
         layouts = node.layouts(rule.operands, mesh)
         partial = tuple(a for a in mesh.axis_names if any(a in node.axes.get(f, ()) for f in rule.reduced))
         operands = []
@@ -256,7 +257,9 @@ class _Body:
     def _stays_owed(self, eqn: Eqn, node: Node) -> tuple[frozenset[str], frozenset[int]]:
         """The axes over which the result stays a sum because operands are, and which operands."""
         for group in node.rule.linear:
-            owed = frozenset.intersection(*[self.owes(eqn.invars[i]) for i in group]) - node.used
+            owed = frozenset.intersection(*[self.owes(eqn.invars[i]) for i in group])
+            if len(group) == 1:
+                owed -= node.used  # scattered before, the operation is on less; but two sums become one first
             if owed:
                 return owed, group
         return _NONE, frozenset()

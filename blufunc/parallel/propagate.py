@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, subjaxprs
@@ -54,6 +54,13 @@ class Node:
     def used(self) -> frozenset[str]:
         """All axes along which it is divided."""
         return frozenset(a for axes in self.axes.values() for a in axes)
+
+    def without(self, axes: frozenset[str]) -> Node:
+        """The node divided along other axes only."""
+        if not axes & self.used:
+            return self
+        kept = {f: tuple(a for a in own if a not in axes) for f, own in self.axes.items()}
+        return replace(self, axes=kept)
 
     def layouts(self, dims: Sequence[Dims], mesh: AbstractMesh) -> list[Layout]:
         """The layouts of operands or results that go with its axes."""
@@ -126,7 +133,7 @@ class Propagation:
     def _node(self, eqn: Eqn) -> Node:
         operands, results = list(eqn.invars), list(eqn.outvars)
         rule = rule_of(eqn.prim, [a.aval for a in operands], [v.aval for v in results], eqn.params)
-        node = Node(rule, operands, results, eqn.prim.kind in ("elementwise", "movement"))
+        node = Node(rule, operands, results, eqn.prim.kind in ("elementwise", "movement", "call"))
         self._all.append(node)
         return node
 
@@ -248,7 +255,7 @@ def body_ties(eqn: Eqn) -> tuple[list[Node], list[Node]] | None:
         bodies = p["branches"]
         before = [_tie([a], list(b)) for a, *b in zip(ins[1:], *[j.invars for j in bodies], strict=True)]
         return before, [_tie(list(b), [a]) for a, *b in zip(outs, *[j.outvars for j in bodies], strict=True)]
-    if eqn.prim.body is not None and getattr(eqn.prim, "shard", None) is None:
+    if eqn.prim.body is not None and eqn.prim.shard is None:
         body = p[eqn.prim.body]
         before = [_tie([a], [b]) for a, b in zip(ins, body.invars, strict=True)]
         return before, [_tie([a], [b]) for a, b in zip(body.outvars, outs, strict=True)]
