@@ -21,21 +21,16 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core import dtypes, passes, source
-from blufunc.core.array import scalar
 from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, subjaxprs
-from blufunc.core.ops import elementwise as ew
-from blufunc.core.ops.gather_scatter import gather_fill
-from blufunc.core.ops.reduce import limit, reduce_or_p
-from blufunc.core.ops.shape import concatenate_p
-from blufunc.core.ops.windows import GatherScatterMode
+from blufunc.core.ops.reduce import limit
 from blufunc.core.stage import stage
-from blufunc.core.structure import broadcast_in_dim, broadcast_in_dim_p, broadcast_to
 from blufunc.parallel import mesh_collectives as mc
 from blufunc.parallel.constrain import sharding_constraint_p
 from blufunc.parallel.mesh import AbstractMesh, Mesh
-from blufunc.parallel.propagate import Node, Propagation, body_ties, distinct
+from blufunc.parallel.propagate import Node, Propagation, body_ties, distinct, layout_of
 from blufunc.parallel.sharding import NamedSharding
-from blufunc.parallel.spec import PartitionSpec, names_of
+from blufunc.parallel.shares import SPECIAL
+from blufunc.parallel.spec import PartitionSpec
 from blufunc.parallel.transitions import Layout, Shard, Transitions
 from blufunc.transforms.cond import cond_p
 from blufunc.transforms.scan import scan_p
@@ -81,14 +76,17 @@ def localise(
     found: list[Layout] = [
         plan.layout(v) if end is None else end for v, end in zip(whole.outvars, ends, strict=True)
     ]
-    owed_out = [_NONE if s is None else s.spec.unreduced for s in wanted]
+    owed_in, owed_out = (
+        [_NONE if s is None else frozenset(a for a in s.spec.unreduced if mesh.shape[a] > 1) for s in side]
+        for side in (in_shardings, wanted)
+    )
 
     def run(*values: Any) -> list[Any]:
         body = _Body(plan, to, whole)
         for var, const in zip(whole.constvars, whole.consts, strict=True):
             body.write(var, Shard(const, var.aval, ((),) * var.aval.ndim))
-        for var, value, layout, s in zip(whole.invars, values, layouts, in_shardings, strict=True):
-            body.write(var, Shard(value, var.aval, layout, s.spec.unreduced))
+        for var, value, layout, owed in zip(whole.invars, values, layouts, owed_in, strict=True):
+            body.write(var, Shard(value, var.aval, layout, owed))
         body.run()
         return [
             body.read(v, layout, owed, exactly=True).value
@@ -100,8 +98,11 @@ def localise(
         for v, layout in zip(whole.invars, layouts, strict=True)
     ]
     local = stage(run, avals, jaxpr.name, jaxpr.arg_names)
-    specs = [PartitionSpec(*layout, unreduced=owed) for layout, owed in zip(found, owed_out, strict=True)]
-    return passes.dce(local), [NamedSharding(mesh, spec) for spec in specs]
+    ways = [
+        NamedSharding(mesh, PartitionSpec(*layout)) if s is None else s
+        for layout, s in zip(found, wanted, strict=True)
+    ]
+    return passes.dce(local), ways
 
 
 def _checked(sharding: NamedSharding, atom: Atom, mesh: Any, what: str) -> Layout:
@@ -113,7 +114,7 @@ def _checked(sharding: NamedSharding, atom: Atom, mesh: Any, what: str) -> Layou
             where=source.here(),
             fix="bf.device_put it onto that mesh first",
         )
-    return tuple(names_of(e) for e in sharding.spec.for_rank(atom.aval.ndim))
+    return layout_of(sharding.spec, atom.aval.ndim, mesh)
 
 
 def _check_constraints(jaxpr: Jaxpr, mesh: Mesh | AbstractMesh) -> None:
@@ -240,9 +241,9 @@ class _Body:
         params = eqn.params
         if rule.params is not None:
             params = rule.params(params, [x.aval.shape for x in locals_], out_shapes)
-        special = _SPECIAL.get(rule.special)
+        special = SPECIAL.get(rule.special)
         if special is not None:
-            outs = special(self, eqn, node, locals_, params, results)
+            outs = special(self.to, eqn, node, locals_, params, results)
         else:
             out = eqn.prim.bind(*locals_, **params)
             outs = out if eqn.prim.multiple_results else [out]
@@ -463,79 +464,4 @@ _MEETING = {
 }
 
 
-# -- what has to be computed otherwise on a share -----------------------------------------------------
-
-
-def _local_iota(body, eqn, node, operands, params, results):
-    """Counting from where the share begins."""
-    d, dtype = params["dimension"], params["dtype"]
-    out = eqn.prim.bind(**params)
-    axes = results[0][d]
-    if not axes:
-        return [out]
-    start = body.to.start(eqn.params["shape"][d], axes)
-    return [ew.add(out, broadcast_to(ew.convert(start, dtype), out.aval.shape))]
-
-
-def _shifted(body, indices, numbers_map, shape, layout, clip):
-    """Indices counted from where the share of the table begins, along the dimensions that are divided."""
-    if indices.aval.dtype.itemsize < 4:
-        indices = ew.convert(indices, dtypes.int32)
-    dtype = indices.aval.dtype
-    starts, tops = [], []
-    for d in numbers_map:
-        starts.append(body.to.start(shape[d], layout[d], dtype) if layout[d] else scalar(0, dtype))
-        tops.append(scalar(shape[d] - 1, dtype))
-    if clip:
-        top = _row(tops, indices.aval.shape)
-        indices = ew.clamp(broadcast_to(scalar(0, dtype), top.aval.shape), indices, top)
-    return ew.sub(indices, _row(starts, indices.aval.shape)), indices
-
-
-def _row(numbers, shape):
-    """An array of ``shape`` that has ``numbers`` along the last dimension."""
-    ones = [broadcast_in_dim_p.bind(x, shape=(*shape[:-1], 1), dims=()) for x in numbers]
-    return ones[0] if len(ones) == 1 else concatenate_p.bind(*ones, dimension=len(shape) - 1)
-
-
-def _local_gather(body, eqn, node, operands, params, results):
-    """A lookup in the share of a table: what lies in another gives 0, and the sum over the shares is owed."""
-    x, indices = operands
-    numbers, mode = params["dimension_numbers"], params["mode"]
-    shape = eqn.invars[0].aval.shape
-    layout = node.layouts(node.rule.operands[:1], body.to.mesh)[0]
-    divided = tuple(a for d in numbers.start_index_map for a in layout[d])
-    if not divided:
-        return [eqn.prim.bind(x, indices, **params)]
-    drops = mode is GatherScatterMode.FILL_OR_DROP
-    local, indices = _shifted(body, indices, numbers.start_index_map, shape, layout, clip=not drops)
-    how = {**params, "mode": GatherScatterMode.FILL_OR_DROP, "fill_value": 0, "indices_are_sorted": False}
-    out = eqn.prim.bind(x, local, **how)
-    if not drops:
-        return [out]
-    # outside of the whole table: the fill, once in the sum
-    dtype = indices.aval.dtype
-    tops = _row([scalar(shape[d], dtype) for d in numbers.start_index_map], indices.aval.shape)
-    outside = ew.bitwise_or(ew.lt(indices, ew.zeros_of(indices)), ew.ge(indices, tops))
-    outside = reduce_or_p.bind(outside, axes=(outside.aval.ndim - 1,))
-    batch = tuple(d for d in range(out.aval.ndim) if d not in numbers.offset_dims)
-    fill = scalar(gather_fill(x.aval.dtype, params["fill_value"]), x.aval.dtype)
-    fill = broadcast_to(mc.keep_first_p.bind(fill, src="I", dst="U", **body.to.over(divided)), out.aval.shape)
-    return [ew.select(broadcast_in_dim(outside, out.aval.shape, batch), fill, out)]
-
-
-def _local_scatter(body, eqn, node, operands, params, results):
-    """Updates of the share of a table: those of other shares are dropped."""
-    x, indices, updates = operands
-    numbers = params["dimension_numbers"]
-    divided = [d for d in numbers.scatter_dims_to_operand_dims if results[0][d]]
-    if divided:
-        clip = params["mode"] is GatherScatterMode.CLIP
-        shape = eqn.invars[0].aval.shape
-        indices, _ = _shifted(body, indices, numbers.scatter_dims_to_operand_dims, shape, results[0], clip)
-        params = {**params, "mode": GatherScatterMode.FILL_OR_DROP, "indices_are_sorted": False}
-    return [eqn.prim.bind(x, indices, updates, **params)]
-
-
-_SPECIAL = {"iota": _local_iota, "gather": _local_gather, "scatter": _local_scatter}
 _CONTROL = {cond_p: _Body.cond, while_p: _Body.while_loop, scan_p: _Body.scan}

@@ -22,8 +22,8 @@ from typing import Any
 from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, subjaxprs
 from blufunc.parallel.constrain import sharding_constraint_p
 from blufunc.parallel.factors import Dims, Rule, rule_of
-from blufunc.parallel.mesh import AbstractMesh
-from blufunc.parallel.spec import names_of
+from blufunc.parallel.mesh import AbstractMesh, Mesh
+from blufunc.parallel.spec import PartitionSpec, names_of
 from blufunc.parallel.transitions import Axes, Layout
 from blufunc.transforms.cond import cond_p
 from blufunc.transforms.scan import scan_p
@@ -148,7 +148,7 @@ class Propagation:
         """A constraint is the layout of its result; what it leaves free goes through."""
         spec, free = eqn.params["spec"], eqn.params["free"]
         (out,) = eqn.outvars
-        self.layouts[out] = tuple(names_of(e) for e in spec.for_rank(out.aval.ndim))
+        self.layouts[out] = layout_of(spec, out.aval.ndim, self.mesh)
         node = self._node(eqn)
         self.nodes[eqn] = node
         if not free:
@@ -232,6 +232,11 @@ class Propagation:
                     yield f, taken
                 if not rest or self.mesh.size_of(taken) != size:
                     break
+
+
+def layout_of(spec: PartitionSpec, ndim: int, mesh: Mesh | AbstractMesh) -> Layout:
+    """The layout of a spec; axes of one device divide nothing."""
+    return tuple(tuple(a for a in names_of(e) if mesh.shape[a] > 1) for e in spec.for_rank(ndim))
 
 
 def body_ties(eqn: Eqn) -> tuple[list[Node], list[Node]] | None:
