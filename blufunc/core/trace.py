@@ -132,7 +132,7 @@ class Trace:
         before it is differentiated. The trace of the ``shard_map`` knows the types.
         """
         raise errors.UnsupportedError(
-            f"grad inside of a function that {self.name} traces, inside of a shard_map.",
+            f"grad inside of {self.name}, which is traced by itself, inside of a shard_map.",
             where=source.here(),
             why="the types of its arguments over the axes of the mesh are not known yet.",
             fix="take the gradient outside of the loop or of the shard_map: grad of either is supported",

@@ -474,34 +474,42 @@ class Typer:
         a, b = params["n_cond"], params["n_body"]
         operands = [self.type_of(x) for x in eqn.invars]
         zeros = [False] * b + [self.is_zero(x) for x in eqn.invars[a + b :]]
-        carry = operands[a + b :]
+        consts, carry = operands[: a + b], operands[a + b :]
         while True:
-            cond, (verdict,) = typed(params["cond"], self.mesh, [*operands[:a], *carry])
-            _, outs = _typed(params["body"], self.mesh, [*operands[a : a + b], *carry], None, zeros)
+            cond, (verdict,) = typed(params["cond"], self.mesh, [*consts[:a], *carry])
             # where ranks stop at steps of their own, what comes out varies
-            outs = tuple([self._joined(o, _only_varying(verdict)) for o in outs])
-            joined = [self._joined(c, o) for c, o in zip(carry, outs, strict=True)]
-            if joined == carry:
+            chosen = [self._among_ways(t, verdict) for t in [*consts, *carry]]
+            _, outs = _typed(params["body"], self.mesh, chosen[a:], None, zeros)
+            joined = [self._joined(c, o) for c, o in zip(chosen[a + b :], outs, strict=True)]
+            if joined == carry and chosen[: a + b] == consts:
                 break
-            carry = joined
-        body, types = typed(params["body"], self.mesh, [*operands[a : a + b], *carry], carry)
+            consts, carry = chosen[: a + b], joined
+        body, types = typed(params["body"], self.mesh, [*consts[a:], *carry], carry)
         self._check_predicate("while_loop", verdict, [cond, body])
-        invars = [
-            self._cast_operand(x, t) for x, t in zip(eqn.invars, [*operands[: a + b], *carry], strict=True)
-        ]
+        invars = [self._cast_operand(x, t) for x, t in zip(eqn.invars, [*consts, *carry], strict=True)]
         self.write(eqn.prim, invars, {**params, "cond": cond, "body": body}, eqn.outvars, types)
 
     def _cond(self, eqn: Eqn) -> None:
         index, *operands = eqn.invars
-        branches, ins = eqn.params["branches"], [self.type_of(a) for a in operands]
+        branches, verdict = eqn.params["branches"], self.type_of(index)
+        ins = [self._among_ways(self.type_of(a), verdict) for a in operands]
         found = [typed(b, self.mesh, ins)[1] for b in branches]
-        chosen = self.type_of(index)
         outs = [
-            functools.reduce(self._joined, types, _only_varying(chosen)) for types in zip(*found, strict=True)
+            functools.reduce(self._joined, types, self._among_ways(invariant(self.mesh), verdict))
+            for types in zip(*found, strict=True)
         ]
         bodies = tuple([typed(b, self.mesh, ins, outs)[0] for b in branches])
-        self._check_predicate("cond", chosen, bodies)
-        self.write(eqn.prim, eqn.invars, {**eqn.params, "branches": bodies}, eqn.outvars, outs)
+        self._check_predicate("cond", verdict, bodies)
+        invars = [index, *(self.cast(a, t) for a, t in zip(operands, ins, strict=True))]
+        self.write(eqn.prim, invars, {**eqn.params, "branches": bodies}, eqn.outvars, outs)
+
+    def _among_ways(self, types: Types, verdict: Types) -> Types:
+        """The types of what goes into, or comes out of, one of several ways that ranks may take.
+
+        Where ranks differ in the way they take, values are cast before: the transpose of a cast is a collective, to
+        which all ranks must come.
+        """
+        return self._joined(types, tuple("V" if t == "V" else "I" for t in verdict))
 
     def _cast_operand(self, atom: Atom, types: Types) -> Atom:
         """The first carry of a loop; a literal that must be more than invariant becomes a variable."""
@@ -553,10 +561,6 @@ def _towards(have: str, wanted: str) -> str:
 def _join(letters: Sequence[str]) -> str:
     """The type of the result of an operation on operands that are not unreduced."""
     return "V" if "V" in letters else "R" if "R" in letters else "I"
-
-
-def _only_varying(types: Types) -> Types:
-    return tuple("V" if t == "V" else "I" for t in types)
 
 
 def _collective_axes(jaxpr: Jaxpr, mesh: AbstractMesh) -> set[str]:

@@ -223,7 +223,7 @@ def _residuals(primal: Jaxpr, linear: Jaxpr, n: int, mesh: AxisSizes, specs: Spe
     """
     abstract = mesh.abstract
     typed_primal, types = typed(primal, abstract, [_types(s, mesh) for s in specs])
-    operands = {v: i for i, v in enumerate(primal.invars)}
+    operands: dict[Any, int] = {v: i for i, v in enumerate(primal.invars)}
     places = [operands.get(v) for v in primal.outvars[n:]]
     kinds = [t for t, place in zip(types[n:], places, strict=True) if place is None]
     residual_specs = tuple(_residual_spec(t, abstract) for t in kinds)
