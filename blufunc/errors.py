@@ -137,3 +137,7 @@ class CompileError(BlufuncError, RuntimeError):
 
 class OutOfMemoryError(BlufuncError, MemoryError):
     """A device without enough memory for an array or a program; the message lists what holds most of it."""
+
+
+class CollectiveError(BlufuncError, RuntimeError):
+    """Ranks of a mesh that do not meet: one failed, ended or is late, or they do not agree on what to exchange."""
