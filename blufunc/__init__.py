@@ -37,6 +37,8 @@ from blufunc.parallel.placement import (
 from blufunc.parallel.sharding import NamedSharding as NamedSharding
 from blufunc.parallel.spec import P as P
 from blufunc.parallel.spec import PartitionSpec as PartitionSpec
+from blufunc.parallel.visualize import sharding_svg as sharding_svg
+from blufunc.parallel.visualize import visualize_sharding as visualize_sharding
 from blufunc.transforms import checkpoint_policies as checkpoint_policies
 from blufunc.transforms.arguments import ShapeDtypeStruct as ShapeDtypeStruct
 from blufunc.transforms.autocast import autocast as autocast

@@ -37,7 +37,7 @@ class Shard:
         )
 
 
-def _sharding(self: Array) -> Sharding:
+def sharding_of(self: Array) -> Sharding:
     """How the array lies on devices: a ``NamedSharding``, or a ``SingleDeviceSharding``."""
     buffer = self.buffer
     return buffer.sharding if isinstance(buffer, ShardedBuffer) else SingleDeviceSharding(self.device)
@@ -66,7 +66,7 @@ def _addressable_data(self: Array, index: int) -> Array:
 
 def _is_fully_replicated(self: Array) -> bool:
     """Whether each device of the array holds all of it."""
-    return _sharding(self).is_fully_replicated
+    return sharding_of(self).is_fully_replicated
 
 
 def _is_fully_addressable(self: Array) -> bool:
@@ -75,7 +75,7 @@ def _is_fully_addressable(self: Array) -> bool:
 
 
 for _name, _function in (
-    ("sharding", _sharding),
+    ("sharding", sharding_of),
     ("addressable_shards", _addressable_shards),
     ("is_fully_replicated", _is_fully_replicated),
     ("is_fully_addressable", _is_fully_addressable),

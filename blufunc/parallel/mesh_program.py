@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from blufunc import errors
 from blufunc.core import source
 from blufunc.core.jaxpr import Jaxpr, subjaxprs

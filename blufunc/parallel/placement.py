@@ -19,7 +19,7 @@ from blufunc.core.trace import Tracer
 from blufunc.parallel.mesh import current_mesh
 from blufunc.parallel.mesh_device import device_on
 from blufunc.parallel.sharded_buffer import ShardedBuffer, devices_of, from_parts, reshard, scatter
-from blufunc.parallel.sharding import Index, NamedSharding, SingleDeviceSharding
+from blufunc.parallel.sharding import Index, NamedSharding, Sharding, SingleDeviceSharding
 from blufunc.parallel.spec import PartitionSpec
 
 Place = backend.Device | NamedSharding
@@ -41,9 +41,13 @@ def device_put(x: Any, device: Any = None) -> Any:
     """
     if device is None:
         return tree.map(lambda leaf: _put(leaf, backend.default_device()), x)
-    places = [_place(p) for p in tree.broadcast_prefix(device, x)]
+    places = [_place(p) for p in tree.broadcast_prefix(device, x, is_leaf=_is_place)]
     leaves, treedef = tree.flatten(x)
     return tree.unflatten(treedef, [_put(leaf, place) for leaf, place in zip(leaves, places, strict=True)])
+
+
+def _is_place(x: Any) -> bool:
+    return isinstance(x, (backend.Device, Sharding, PartitionSpec))
 
 
 def _place(given: Any) -> Place:
