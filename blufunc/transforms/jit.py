@@ -269,7 +269,7 @@ class Jitted:
         entry = self._entry(call, [abstract(x) for x in call.leaves])
         arrays = [x for x in call.leaves if isinstance(x, Array) and x.aval.ndim]
         device = device_of(arrays, self.name) if arrays else None
-        return Traced(self, entry, call.in_tree, call.donated, device)
+        return Traced(self, entry, call.in_tree, call.donated, device, call.leaves)
 
     def lower(self, *args, **kwargs) -> Lowered:
         """``trace(*args).lower()``."""
