@@ -56,7 +56,7 @@ def constrain(x: Any, spec: Any) -> Any:
     """
     if isinstance(spec, (PartitionSpec, NamedSharding)):
         return tree.map(lambda leaf: _constrain(leaf, spec), x)
-    is_spec = lambda s: isinstance(s, (PartitionSpec, NamedSharding))  # noqa: E731
+    is_spec = lambda s: isinstance(s, (PartitionSpec, NamedSharding))
     specs, treedef = tree.flatten(spec, is_leaf=is_spec)
     leaves, of_x = tree.flatten(x)
     if len(specs) != len(leaves) or not all(map(is_spec, specs)):

@@ -74,6 +74,7 @@ class Rule:
       linear: groups of operands in which the operation is linear together: where all of a group are sums still
         owed by the same mesh axes, and no other operand is, the result may stay one.
       partial: operands that count once in the sum of what the devices compute where a factor is summed over.
+      harmless: operands of which the padding does no harm where a factor is reduced.
       params: ``(params, operand shapes, result shapes) -> params`` on one device, where parameters hold shapes.
       special: what ``partition.py`` has to do besides, by name: "iota", "gather", "scatter".
     """
@@ -84,6 +85,7 @@ class Rule:
     reduced: Mapping[int, str] = field(default_factory=dict)
     linear: tuple[frozenset[int], ...] = ()
     partial: frozenset[int] = frozenset()
+    harmless: frozenset[int] = frozenset()
     params: Callable[[dict, list[Shape], list[Shape]], dict] | None = None
     special: str = ""
 
@@ -100,7 +102,7 @@ class Rule:
 
 def rule_of(prim: Primitive, avals: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
     """The rule of one use of a primitive on operands of types ``avals`` with results of types ``outs``."""
-    own = getattr(prim, "shard", None)
+    own = prim.shard
     if own is not None:
         return own(avals, outs, **params)
     rule = _RULES.get(prim)
@@ -191,8 +193,7 @@ def _broadcast_in_dim(prim, avals, outs, params):
     b = _Builder()
     dims = b.each(outs[0].shape)
     x = [
-        dims[d] if n == outs[0].shape[d] else ()
-        for n, d in zip(avals[0].shape, params["dims"], strict=True)
+        dims[d] if n == outs[0].shape[d] else () for n, d in zip(avals[0].shape, params["dims"], strict=True)
     ]
     linear = _ONE if avals[0].size == outs[0].size else ()
     return b.rule([x], [dims], params=_shape_param, linear=linear)
@@ -251,7 +252,9 @@ def _slice(prim, avals, outs, params):
 
 def _pad(prim, avals, outs, params):
     b = _Builder()
-    dims = b.each(avals[0].shape, [d for d, c in enumerate(params["padding_config"]) if tuple(c) != (0, 0, 0)])
+    dims = b.each(
+        avals[0].shape, [d for d, c in enumerate(params["padding_config"]) if tuple(c) != (0, 0, 0)]
+    )
     return b.rule([dims, ()], [dims])
 
 
@@ -351,12 +354,14 @@ def _gather(prim, avals, outs, params):
     x, indices = avals
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
     table = dtypes.is_numeric(x.dtype) and not dtypes.is_bool(x.dtype)
-    dx, di, out, _ = _windows(b, x.shape, indices.shape, numbers, sizes, outs[0].ndim, "sum" if table else None)
+    dx, di, out, _ = _windows(
+        b, x.shape, indices.shape, numbers, sizes, outs[0].ndim, "sum" if table else None
+    )
 
     def local(params, operands, results):
         return {**params, "slice_sizes": tuple(map(min, params["slice_sizes"], operands[0]))}
 
-    return b.rule([dx, di], [out], params=local, special="gather")
+    return b.rule([dx, di], [out], params=local, special="gather", harmless=frozenset({0}))
 
 
 def _scatter(prim, avals, outs, params):
@@ -372,7 +377,8 @@ def _scatter(prim, avals, outs, params):
     else:
         di = [() if set(f) & own else f for f in di]
         du = [() if set(f) & own else f for f in du]
-    return b.rule([dx, di, du], [dx], special="scatter", partial=frozenset({0}) if adds else frozenset())
+    partial = frozenset({0} if adds else ())
+    return b.rule([dx, di, du], [dx], special="scatter", partial=partial, harmless=frozenset({1}))
 
 
 def _windows(b: _Builder, x: Shape, indices: Shape, numbers: Any, sizes: Shape, ndim: int, rows: str | None):

@@ -22,7 +22,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.core import dtypes, passes, source
 from blufunc.core.array import scalar
-from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var
+from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, subjaxprs
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.gather_scatter import gather_fill
 from blufunc.core.ops.reduce import limit, reduce_or_p
@@ -36,7 +36,7 @@ from blufunc.parallel.mesh import AbstractMesh, Mesh
 from blufunc.parallel.propagate import Node, Propagation, body_ties, distinct
 from blufunc.parallel.sharding import NamedSharding
 from blufunc.parallel.spec import PartitionSpec, names_of
-from blufunc.parallel.transitions import Axes, Layout, Shard, Transitions
+from blufunc.parallel.transitions import Layout, Shard, Transitions
 from blufunc.transforms.cond import cond_p
 from blufunc.transforms.scan import scan_p
 from blufunc.transforms.while_loop import while_p
@@ -100,9 +100,7 @@ def localise(
         for v, layout in zip(whole.invars, layouts, strict=True)
     ]
     local = stage(run, avals, jaxpr.name, jaxpr.arg_names)
-    specs = [
-        PartitionSpec(*layout, unreduced=owed) for layout, owed in zip(found, owed_out, strict=True)
-    ]
+    specs = [PartitionSpec(*layout, unreduced=owed) for layout, owed in zip(found, owed_out, strict=True)]
     return passes.dce(local), [NamedSharding(mesh, spec) for spec in specs]
 
 
@@ -143,7 +141,10 @@ class _Body:
         self.plan, self.to, self.jaxpr = plan, to, jaxpr
         self.versions: dict[Var, list[Shard]] = {}
         self.readers = Counter(
-            a for atoms in (*(e.invars for e in jaxpr.eqns), jaxpr.outvars) for a in atoms if isinstance(a, Var)
+            a
+            for atoms in (*(e.invars for e in jaxpr.eqns), jaxpr.outvars)
+            for a in atoms
+            if isinstance(a, Var)
         )
 
     # -- values --------------------------------------------------------------------------------------
@@ -219,6 +220,7 @@ class _Body:
         """An equation whose rule says how its dimensions go together."""
         rule, mesh = node.rule, self.to.mesh
         owed, group = self._stays_owed(eqn, node)
+        node = node.without(owed)
         layouts = node.layouts(rule.operands, mesh)
         partial = tuple(a for a in mesh.axis_names if any(a in node.axes.get(f, ()) for f in rule.reduced))
         operands = []
@@ -227,7 +229,9 @@ class _Body:
                 shard = self.read(atom, layout, frozenset(partial), exactly=True)
             else:
                 shard = self.read(atom, layout, owed if i in group else _NONE)
-            operands.append(self._without_padding(shard, rule.operands[i], node))
+            operands.append(
+                shard if i in rule.harmless else self._without_padding(shard, rule.operands[i], node)
+            )
         results = node.layouts(rule.results, mesh)
         locals_ = [x.value for x in operands]
         out_shapes = [
@@ -256,7 +260,9 @@ class _Body:
     def _stays_owed(self, eqn: Eqn, node: Node) -> tuple[frozenset[str], frozenset[int]]:
         """The axes over which the result stays a sum because operands are, and which operands."""
         for group in node.rule.linear:
-            owed = frozenset.intersection(*[self.owes(eqn.invars[i]) for i in group]) - node.used
+            owed = frozenset.intersection(*[self.owes(eqn.invars[i]) for i in group])
+            if len(group) == 1:
+                owed -= node.used  # scattered before, the operation is on less; but two sums become one first
             if owed:
                 return owed, group
         return _NONE, frozenset()
@@ -267,12 +273,9 @@ class _Body:
         for dim, (factors, axes) in enumerate(zip(dims, shard.layout, strict=True)):
             n = shard.aval.shape[dim]
             how = next((node.rule.reduced[f] for f in factors if f in node.rule.reduced), None)
-            if how is None or n % self.to.parts(axes) == 0 or (node.rule.special and shard.aval.ndim == 0):
-                continue
-            if node.rule.special == "gather" or not dtypes.is_numeric(shard.aval.dtype):
-                continue
-            neutral = 0 if how == "sum" else limit(shard.aval.dtype, how == "min")
-            value = self.to.inside(value, n, dim, axes, neutral)
+            if how is not None and n % self.to.parts(axes):
+                neutral = 0 if how == "sum" else limit(shard.aval.dtype, how == "min")
+                value = self.to.inside(value, n, dim, axes, neutral)
         return shard if value is shard.value else replace(shard, value=value)
 
     # -- bodies --------------------------------------------------------------------------------------
@@ -301,7 +304,9 @@ class _Body:
             replace(self.read(a, self.plan.layout(v)), zero=False) for a, v in zip(atoms, inner, strict=True)
         ]
 
-    def results(self, eqn: Eqn, outs: Sequence[Any], layouts: Sequence[Layout], owed: Sequence[frozenset] = ()) -> None:
+    def results(
+        self, eqn: Eqn, outs: Sequence[Any], layouts: Sequence[Layout], owed: Sequence[frozenset] = ()
+    ) -> None:
         """Write what a loop, a branch or a call returned."""
         owed = owed or [_NONE] * len(outs)
         for var, out, layout, o in zip(eqn.outvars, outs, layouts, owed, strict=True):
@@ -408,40 +413,54 @@ class _Body:
     def _owed_carry(
         self, body: Jaxpr, shards: list[Shard], n: int, k: int, ends: Sequence[Layout]
     ) -> list[frozenset[str]]:
-        """Over which axes each carry can stay owed: those over which it comes out a sum if it goes in as one."""
-        owed = [_NONE] * k
-        for attempt in range(2):
-            seen: list[frozenset[str]] = []
+        """Over which axes each of ``k`` carries, which follow ``n`` constants, stays a sum from step to step.
 
-            def look(b: _Body) -> list[Any]:
-                seen.extend(self._owing_over(b, body, i + n, v) for i, v in enumerate(body.outvars[:k]))
-                return []
+        Those over which it comes out as one if it goes in as one, if that saves exchanges within a step.
+        """
 
-            trial = [
-                replace(s, owed=owed[i - n]) if n <= i < n + k else s for i, s in enumerate(shards)
-            ]
-            self.staged(body, trial, look)
-            divided = [{a for axes in layout for a in axes} for layout in ends[:k]]
-            seen = [s - d for s, d in zip(seen, divided, strict=True)]
-            owed = seen if attempt == 0 else [a & b for a, b in zip(owed, seen, strict=True)]
+        def step(owed: Sequence[frozenset[str]]) -> tuple[int, list[frozenset[str]]]:
+            """How many exchanges a step has if its carry owes these, and what the carry owes afterwards."""
+            after: list[frozenset[str]] = []
+
+            def outs(b: _Body) -> list[Any]:
+                after.extend(b.owes(v) for v in body.outvars[:k])
+                pairs = zip(body.outvars, ends, (*owed, *[_NONE] * (len(ends) - k)), strict=True)
+                return [b.read(v, layout, o & b.owes(v)).value for v, layout, o in pairs]
+
+            carry = [replace(s, owed=o) for s, o in zip(shards[n : n + k], owed, strict=True)]
+            local, _ = self.staged(body, [*shards[:n], *carry, *shards[n + k :]], outs)
+            return _exchanges(local), after
+
+        everywhere = frozenset(self.to.mesh.axis_names)
+        owed = [
+            everywhere - {a for axes in layout for a in axes}
+            if out is not var and dtypes.is_inexact(var.aval.dtype)
+            else _NONE
+            for layout, out, var in zip(ends, body.outvars[:k], body.invars[n:], strict=False)
+        ]
+        while any(owed):
+            exchanges, after = step(owed)
+            kept = [a & b for a, b in zip(owed, after, strict=True)]
+            if kept == owed:
+                return owed if exchanges < step([_NONE] * k)[0] else [_NONE] * k
+            owed = kept
         return owed
 
-    def _owing_over(self, b: _Body, body: Jaxpr, place: int, out: Atom) -> frozenset[str]:
-        """The axes that one addend of a carry owes: found in the sum that makes it, if it makes nothing else."""
-        if isinstance(out, Literal) or b.readers[out] > 1 or b.readers[body.invars[place]] > 1:
-            return _NONE
-        made = b.owes(out)
-        if made:
-            return made
-        eqn = next((e for e in body.eqns if out in e.outvars), None)
-        if eqn is None or body.invars[place] not in eqn.invars:
-            return _NONE
-        if frozenset({0, 1}) not in self.plan.nodes[eqn].rule.linear if eqn in self.plan.nodes else True:
-            return _NONE
-        (other,) = [a for a in eqn.invars if a is not body.invars[place]] or [None]
-        if not isinstance(other, Var) or b.readers[other] > 1:
-            return _NONE
-        return b.versions[other][0].owed
+
+def _exchanges(jaxpr: Jaxpr) -> int:
+    """How many equations of a local program, bodies included, make the ranks meet."""
+    own = sum(e.prim in _MEETING for e in jaxpr.eqns)
+    return own + sum(_exchanges(sub) for e in jaxpr.eqns for sub in subjaxprs(e.params))
+
+
+_MEETING = {
+    mc.psum_invariant_p,
+    mc.pmax_invariant_p,
+    mc.pmin_invariant_p,
+    mc.mesh_all_gather_p,
+    mc.mesh_psum_scatter_p,
+    mc.mesh_all_to_all_p,
+}
 
 
 # -- what has to be computed otherwise on a share -----------------------------------------------------
