@@ -10,6 +10,7 @@ from typing import Any
 
 from blufunc import errors
 from blufunc.core import source
+from blufunc.core.axes import sequence
 
 Entry = None | str | tuple[str, ...]
 """What a spec says of one dimension: the mesh axes that divide it, the first of several the slowest."""
@@ -131,8 +132,9 @@ def _entry(entry: Any) -> Entry:
 
 
 def _axis_set(names: Any, what: str) -> frozenset[str]:
-    if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
+    found = sequence(names, "PartitionSpec", what, "names of axes")
+    if not all(isinstance(name, str) and name for name in found):
         raise errors.ArgumentError(
             f"{what}= holds names of axes, not {names!r:.60}.", where=source.here(), fix=f"{what}={{'x'}}"
         )
-    return frozenset(names)
+    return frozenset(found)
