@@ -83,6 +83,5 @@ def _constrain(x: Any, given: PartitionSpec | NamedSharding) -> Any:
             fix="leave them out: sums stay owed for as long as what follows is linear",
         )
     if mesh is not None:
-        mesh = NamedSharding(mesh, spec).mesh.abstract if isinstance(mesh, Mesh) else mesh
-        NamedSharding(mesh, spec)  # checks the names of axes
+        mesh = NamedSharding(mesh.abstract, spec).mesh  # checks the names of axes
     return sharding_constraint_p.bind(x, spec=spec, mesh=mesh, free=())

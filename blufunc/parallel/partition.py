@@ -21,13 +21,14 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core import dtypes, passes, source
-from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, subjaxprs
+from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, eval_jaxpr, subjaxprs
 from blufunc.core.ops.reduce import limit
 from blufunc.core.stage import stage
 from blufunc.parallel import mesh_collectives as mc
 from blufunc.parallel.constrain import sharding_constraint_p
 from blufunc.parallel.mesh import AbstractMesh, Mesh
 from blufunc.parallel.propagate import Node, Propagation, body_ties, distinct, layout_of
+from blufunc.parallel.shard_map import shard_map_p
 from blufunc.parallel.sharding import NamedSharding
 from blufunc.parallel.shares import SPECIAL
 from blufunc.parallel.spec import PartitionSpec
@@ -70,7 +71,7 @@ def localise(
     ]
     whole = distinct(passes.dce(passes.inline_calls(jaxpr)))
     _check_constraints(whole, mesh)
-    abstract = mesh.abstract if isinstance(mesh, Mesh) else mesh
+    abstract = mesh.abstract
     plan = Propagation(whole, abstract, layouts, ends)
     to = Transitions(abstract)
     found: list[Layout] = [
@@ -107,7 +108,7 @@ def localise(
 
 def _checked(sharding: NamedSharding, atom: Atom, mesh: Any, what: str) -> Layout:
     """The layout of a sharding of this mesh for a value."""
-    mine, its = (m.abstract if isinstance(m, Mesh) else m for m in (mesh, sharding.mesh))
+    mine, its = mesh.abstract, sharding.mesh.abstract
     if mine != its:
         raise errors.ShardingError(
             f"{what} lies on the mesh {its}, and the program is for the mesh {mine}.",
@@ -120,13 +121,16 @@ def _checked(sharding: NamedSharding, atom: Atom, mesh: Any, what: str) -> Layou
 def _check_constraints(jaxpr: Jaxpr, mesh: Mesh | AbstractMesh) -> None:
     """Raise ShardingError, at the user's line, where an annotation does not fit the mesh."""
     for eqn in jaxpr.eqns:
-        if eqn.prim is sharding_constraint_p:
-            own, abstract = eqn.params["mesh"], mesh.abstract if isinstance(mesh, Mesh) else mesh
-            missing = [a for a in eqn.params["spec"].axes if a not in mesh.shape]
-            if missing or (own is not None and own != abstract):
+        if eqn.prim in (sharding_constraint_p, shard_map_p):
+            of_body = eqn.prim is shard_map_p
+            specs = (*eqn.params["in_specs"], *eqn.params["out_specs"]) if of_body else (eqn.params["spec"],)
+            own = eqn.params["mesh"] and eqn.params["mesh"].abstract
+            missing = [a for spec in specs for a in spec.axes if a not in mesh.shape]
+            if missing or (own is not None and own != mesh.abstract):
                 what = f"names the axis {missing[0]!r}" if missing else f"is for the mesh {own}"
                 raise errors.ShardingError(
-                    f"the annotation {eqn.params['spec']} {what}, and the program is for the mesh {abstract}.",
+                    f"{'shard_map' if of_body else f'the annotation {specs[0]}'} {what}, and the program is for the "
+                    f"mesh {mesh.abstract}.",
                     where=source.describe(eqn.source),
                 )
         for value in eqn.params.values():
@@ -331,6 +335,17 @@ class _Body:
         params = {**eqn.params, eqn.prim.body: local}
         self.results(eqn, eqn.prim.bind(*consts, *[s.value for s in shards], **params), layouts)
 
+    def function_of_shards(self, eqn: Eqn) -> None:
+        """A ``shard_map``: its local body in its place, on operands laid out by its specs."""
+        p, mesh = eqn.params, self.to.mesh
+        ins, outs = (
+            [(layout_of(s, a.aval.ndim, mesh), s.unreduced) for a, s in zip(atoms, specs, strict=True)]
+            for atoms, specs in ((eqn.invars, p["in_specs"]), (eqn.outvars, p["out_specs"]))
+        )
+        operands = [self.read(a, *way, exactly=True).value for a, way in zip(eqn.invars, ins, strict=True)]
+        results = eval_jaxpr(p["jaxpr"], operands)
+        self.results(eqn, results, [layout for layout, _ in outs], [owed for _, owed in outs])
+
     def cond(self, eqn: Eqn) -> None:
         """A choice: its index is the same everywhere, and all branches return values that lie alike."""
         index, *operands = eqn.invars
@@ -464,4 +479,9 @@ _MEETING = {
 }
 
 
-_CONTROL = {cond_p: _Body.cond, while_p: _Body.while_loop, scan_p: _Body.scan}
+_CONTROL = {
+    cond_p: _Body.cond,
+    while_p: _Body.while_loop,
+    scan_p: _Body.scan,
+    shard_map_p: _Body.function_of_shards,
+}

@@ -23,6 +23,7 @@ from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, subjaxprs
 from blufunc.parallel.constrain import sharding_constraint_p
 from blufunc.parallel.factors import Dims, Rule, rule_of
 from blufunc.parallel.mesh import AbstractMesh, Mesh
+from blufunc.parallel.shard_map import shard_map_p
 from blufunc.parallel.spec import PartitionSpec, names_of
 from blufunc.parallel.transitions import Axes, Layout
 from blufunc.transforms.cond import cond_p
@@ -100,8 +101,8 @@ class Propagation:
         self.nodes: dict[Eqn, Node] = {}
         self._fixed: set[Var] = set(jaxpr.constvars)
         self._all: list[Node] = []
-        self._visit(jaxpr)
         self._fixed.update(v for v, layout in zip(jaxpr.invars, given, strict=True) if layout is not None)
+        self._visit(jaxpr)
         self._run(early=True)
         for atom, layout in (
             *zip(jaxpr.invars, given, strict=True),
@@ -129,6 +130,8 @@ class Propagation:
         for eqn in jaxpr.eqns:
             if eqn.prim is sharding_constraint_p:
                 self._constraint(eqn)
+            elif eqn.prim is shard_map_p:
+                self._manual(eqn)
             elif (ties := body_ties(eqn)) is not None:
                 before, after = ties
                 self._all.extend(before)
@@ -153,6 +156,15 @@ class Propagation:
         self.nodes[eqn] = node
         if not free:
             self._fixed.add(out)
+
+    def _manual(self, eqn: Eqn) -> None:
+        """A function of shards: its specs are the layouts of its operands, where these are free, and of its results."""
+        for atom, spec in zip(eqn.invars, eqn.params["in_specs"], strict=True):
+            if isinstance(atom, Var) and atom not in self._fixed:
+                self._grow(atom, layout_of(spec, atom.aval.ndim, self.mesh))
+        for var, spec in zip(eqn.outvars, eqn.params["out_specs"], strict=True):
+            self.layouts[var] = layout_of(spec, var.aval.ndim, self.mesh)
+            self._fixed.add(var)
 
     # -- rounds --------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from blufunc.core.ops import random_bits
 from blufunc.core.primitive import Primitive
 from blufunc.parallel import factors
 from blufunc.parallel.mesh import AbstractMesh
+from blufunc.parallel.shard_map import shard_map_p
 from blufunc.transforms.cond import cond_p
 from blufunc.transforms.scan import scan_p
 from blufunc.transforms.while_loop import while_p
@@ -75,7 +76,9 @@ def test_every_primitive_has_a_rule_or_a_reason():
     found = set()
     for prim in primitives():
         by_table = prim in factors._RULES or any(isinstance(prim, base) for base, _ in factors._FAMILIES)
-        own = prim.shard is not None or prim.body is not None or prim in (scan_p, cond_p, while_p)
+        own = (
+            prim.shard is not None or prim.body is not None or prim in (scan_p, cond_p, while_p, shard_map_p)
+        )
         if not (by_table or own or prim.kind in ("elementwise", "collective")):
             found.add(prim.name)
     assert found == set(WHOLE)

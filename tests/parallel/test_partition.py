@@ -11,6 +11,7 @@ from blufunc import errors, lax, nn
 from blufunc.parallel.constrain import constrain
 from blufunc.parallel.mesh import AbstractMesh
 from blufunc.parallel.partition import localise
+from blufunc.parallel.shard_map import shard_map
 from blufunc.parallel.sharding import NamedSharding
 from tests.parallel.lockstep import MESHES, P, check, collectives
 from tests.parallel.test_factors import random_spec
@@ -240,3 +241,18 @@ def test_a_thousand_devices_need_no_devices():
     local, _ = localise(jaxpr, [NamedSharding(mesh, P("data")), NamedSharding(mesh, P(None, "model"))], mesh)
     assert collectives(local) == {"psum_invariant": 1}
     assert local.invars[0].aval.shape == (2, 64)
+
+
+def test_a_function_of_shards_inside_of_a_divided_program():
+    x, w = floats(8, 6), floats(6, 4)
+
+    def f(x, w):
+        product = shard_map(
+            lambda a, b: lax.psum(a @ b, "x"), mesh=X2, in_specs=(P(None, "x"), P("x")), out_specs=P()
+        )
+        return (bnp.tanh(product(bnp.sin(x), w)) ** 2).sum()
+
+    assert counted(f, (x, w), (P(None, "x"), P("x"))) == {"psum_invariant": 1}
+    check(bf.grad(f, (0, 1)), (x, w), (P("x"), P()), X2, outs=[P("x"), P("x")])
+    with pytest.raises(errors.ShardingError, match=r"shard_map is for the mesh.*\n.*test_partition.py"):
+        check(f, (x, w), (P(), P()), X4)
