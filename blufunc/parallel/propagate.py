@@ -15,6 +15,7 @@ What has lost is moved to the layout that has won.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -38,6 +39,8 @@ class Node:
     Attributes:
       early: whether it takes part in the first rounds.
       axes: by factor.
+      exact: the factors that can only be divided evenly.
+      majors: for each factor those that come before it in any dimension.
     """
 
     rule: Rule
@@ -46,9 +49,19 @@ class Node:
     early: bool
     axes: dict[int, Axes] = field(default_factory=dict)
     exact: frozenset[int] = frozenset()
+    majors: dict[int, set[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.exact = self.rule.exact([a.aval.shape for a in (*self.operands, *self.results)])
+        for dims in (*self.rule.operands, *self.rule.results):
+            for factors in dims:
+                for i, f in enumerate(factors):
+                    self.majors.setdefault(f, set()).update(factors[:i])
+
+    def may_divide(self, factor: int, mesh: AbstractMesh) -> bool:
+        """Whether all factors that come before it in a dimension are divided into single elements."""
+        sizes = self.rule.sizes
+        return all(mesh.size_of(self.axes.get(f, ())) == sizes[f] for f in self.majors.get(factor, ()))
 
     @property
     def used(self) -> frozenset[str]:
@@ -221,16 +234,19 @@ class Propagation:
             of_operand, size = support[claim]
             return of_operand, size, f not in node.rule.reduced, self.mesh.size_of(axes), -f
 
-        used = set(node.used)
-        for f, axes in sorted(support, key=weight, reverse=True):
-            now = node.axes.get(f, ())
-            if axes[: len(now)] != now:
-                continue
-            for axis in axes[len(now) :]:
-                if axis in used:
-                    break
-                node.axes[f] = (*node.axes.get(f, ()), axis)
-                used.add(axis)
+        claims = sorted(support, key=weight, reverse=True)
+        while any([self._concede(node, f, axes) for f, axes in claims]):
+            pass  # minor factors may be divided once the major ones are
+
+    def _concede(self, node: Node, f: int, axes: Axes) -> bool:
+        """Divide a factor along ``axes`` as far as the node's other axes allow; whether that was any further."""
+        now = node.axes.get(f, ())
+        if axes[: len(now)] != now or not node.may_divide(f, self.mesh):
+            return False
+        used = node.used
+        free = list(itertools.takewhile(lambda a: a not in used, axes[len(now) :]))
+        node.axes[f] = (*now, *free)
+        return bool(free)
 
     def _claims(self, node: Node, layout: Layout, dims: Dims) -> Iterable[tuple[int, Axes]]:
         """Along which axes a layout wants each factor divided."""

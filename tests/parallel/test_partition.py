@@ -256,3 +256,11 @@ def test_a_function_of_shards_inside_of_a_divided_program():
     check(bf.grad(f, (0, 1)), (x, w), (P("x"), P()), X2, outs=[P("x"), P("x")])
     with pytest.raises(errors.ShardingError, match=r"shard_map is for the mesh.*\n.*test_partition.py"):
         check(f, (x, w), (P(), P()), X4)
+
+
+def test_a_part_of_a_dimension_that_is_not_its_first_stays_whole():
+    x, w = floats(4, 24), floats(24)
+    f = lambda x, w: bnp.sin(x + w).reshape(4, 3, 4, 2) * 2
+    local = check(f, (x, w), (P(), P()), X4, outs=[P(None, None, "x")])
+    assert collectives(local) == {}
+    check(f, (x, w), (P(None, "x"), P("x")), MESHES["2x2"], outs=[P(None, None, ("y", "x"))])
