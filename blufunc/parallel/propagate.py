@@ -235,7 +235,7 @@ class Propagation:
             return of_operand, size, f not in node.rule.reduced, self.mesh.size_of(axes), -f
 
         claims = sorted(support, key=weight, reverse=True)
-        while any([self._concede(node, f, axes) for f, axes in claims]):
+        while sum(self._concede(node, f, axes) for f, axes in claims):
             pass  # minor factors may be divided once the major ones are
 
     def _concede(self, node: Node, f: int, axes: Axes) -> bool:
