@@ -71,6 +71,10 @@ class AxisNameError(BlufuncError, NameError):
     """A collective over a named axis that no ``vmap`` or ``shard_map`` around it has."""
 
 
+class ShardingError(BlufuncError, ValueError):
+    """A mesh, partition spec or sharding that does not fit the devices, the array or the other shardings."""
+
+
 class GradError(BlufuncError, TypeError):
     """A derivative that does not exist: a non-scalar output, an integer input, a missing rule."""
 
@@ -133,3 +137,7 @@ class CompileError(BlufuncError, RuntimeError):
 
 class OutOfMemoryError(BlufuncError, MemoryError):
     """A device without enough memory for an array or a program; the message lists what holds most of it."""
+
+
+class CollectiveError(BlufuncError, RuntimeError):
+    """Ranks of a mesh that do not meet: one failed, ended or is late, or they do not agree on what to exchange."""

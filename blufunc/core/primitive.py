@@ -119,6 +119,10 @@ class Primitive:
         """The ufunc that ``impl`` is for results of ``dtype``, or None."""
         return self.ufunc
 
+    shard: Callable | None = None
+    """``(operand types, result types, **params) -> Rule``: how dimensions go together where the operation is divided
+    among devices, of primitives that ``parallel/factors.py`` does not know; that module says what a rule is."""
+
     drop_outputs: Callable | None = None
     """``(eqn, reads) -> Eqn`` without the outputs that nobody reads, for primitives that can do without computing
     them."""
@@ -219,22 +223,24 @@ def device_of(arrays: Sequence[Array], name: str) -> Any:
 
     Numbers go wherever arrays are: they have no place of their own. So do arrays on the default device, which are there
     because nothing was said. The default device itself serves where all are numbers on the host, or there are none.
+    Devices that hold an array together draw in all that is on single ones.
 
     Raises:
       ArgumentError: the arrays are on two devices, neither of them the default one.
     """
     device, extent = None, 0
     for a in arrays:
-        if device is None:
+        if device is None or (a.device.joint and not device.joint):
             device, extent = a.device, a.aval.ndim
-        elif a.device is not device and a.device != device:
+        elif a.device is not device and a.device != device and not (device.joint and not a.device.joint):
             if not extent or (a.aval.ndim and device == backend.default_device()):
                 device, extent = a.device, a.aval.ndim
             elif a.aval.ndim and a.device != backend.default_device():
                 raise errors.ArgumentError(
                     f"{name} was given arrays on {device} and on {a.device}.",
                     where=source.here(),
-                    fix="move one of them: bf.device_put(x, device)",
+                    fix="move one of them: bf.device_put(x, "
+                    + ("NamedSharding(mesh, spec))" if device.joint else "device)"),
                 )
     if device is None or (not extent and device is backend.host_device()):
         return backend.default_device()
