@@ -48,6 +48,7 @@ class PartitionSpec(tuple):
                 f"{self} uses the axis {twice[0]!r} twice.",
                 where=source.here(),
                 why="an axis of the mesh divides one dimension, or is unreduced, or is reduced.",
+                fix="use each axis once",
             )
         return self
 

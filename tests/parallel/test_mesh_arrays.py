@@ -267,6 +267,36 @@ def test_transforms_of_sharded_arguments(mesh, rng):
         np.testing.assert_allclose(np.asarray(got), np.asarray(wanted), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("compiler", ["always", "never"])
+def test_training_by_compiled_programs(mesh, rng, monkeypatch, compiler):
+    """The ranks of one compiled program run at the same time, and donate their shards."""
+    monkeypatch.setattr(bf.config, "host_compiler", compiler)
+    x, w = rng.normal(size=(32, 16)).astype("float32"), rng.normal(size=(16, 8)).astype("float32")
+    v = rng.normal(size=(8, 4)).astype("float32")
+
+    def step(params, x):
+        def loss(params):
+            w, v = params
+            return (bnp.tanh(bnp.tanh(x @ w) @ v) ** 2).mean()
+
+        value, grads = bf.value_and_grad(loss)(params)
+        return bf.tree.map(lambda p, g: p - 0.1 * g, params, grads), value
+
+    def train(params, x):
+        run, losses = bf.jit(step, donate_argnums=0), []
+        for _ in range(4):
+            params, value = run(params, x)
+            losses.append(float(value))
+        return [*map(np.asarray, params)], losses
+
+    want, want_losses = train((bnp.asarray(w), bnp.asarray(v)), bnp.asarray(x))
+    with mesh:
+        got, losses = train(bf.device_put((w, v), (P(None, "y"), P("y"))), bf.device_put(x, P("x")))
+    np.testing.assert_allclose(losses, want_losses, rtol=1e-5)
+    for g, p in zip(got, want):
+        np.testing.assert_allclose(g, p, rtol=1e-4, atol=1e-6)
+
+
 def test_donation(mesh):
     place = NamedSharding(mesh, P("x"))
     f = bf.jit(lambda a, b: (a + 1, b), donate_argnums=0)
