@@ -21,8 +21,8 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core import dtypes, passes, source
-from blufunc.core.array import scalar
-from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, subjaxprs
+from blufunc.core.array import lift, scalar
+from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, eval_jaxpr, subjaxprs
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.gather_scatter import gather_fill
 from blufunc.core.ops.reduce import limit, reduce_or_p
@@ -34,6 +34,7 @@ from blufunc.parallel import mesh_collectives as mc
 from blufunc.parallel.constrain import sharding_constraint_p
 from blufunc.parallel.mesh import AbstractMesh, Mesh
 from blufunc.parallel.propagate import Node, Propagation, body_ties, distinct
+from blufunc.parallel.shard_map import shard_map_p
 from blufunc.parallel.sharding import NamedSharding
 from blufunc.parallel.spec import PartitionSpec, names_of
 from blufunc.parallel.transitions import Layout, Shard, Transitions
@@ -104,6 +105,10 @@ def localise(
     return passes.dce(local), [NamedSharding(mesh, spec) for spec in specs]
 
 
+def _layout_of(spec: PartitionSpec, atom: Atom) -> Layout:
+    return tuple(names_of(e) for e in spec.for_rank(atom.aval.ndim))
+
+
 def _checked(sharding: NamedSharding, atom: Atom, mesh: Any, what: str) -> Layout:
     """The layout of a sharding of this mesh for a value."""
     mine, its = (m.abstract if isinstance(m, Mesh) else m for m in (mesh, sharding.mesh))
@@ -113,7 +118,7 @@ def _checked(sharding: NamedSharding, atom: Atom, mesh: Any, what: str) -> Layou
             where=source.here(),
             fix="bf.device_put it onto that mesh first",
         )
-    return tuple(names_of(e) for e in sharding.spec.for_rank(atom.aval.ndim))
+    return _layout_of(sharding.spec, atom)
 
 
 def _check_constraints(jaxpr: Jaxpr, mesh: Mesh | AbstractMesh) -> None:
@@ -201,6 +206,8 @@ class _Body:
         """Put one equation into the local program."""
         if eqn.prim is sharding_constraint_p:
             self.constraint(eqn)
+        elif eqn.prim is shard_map_p:
+            self.manual(eqn)
         elif eqn.prim in _CONTROL:
             _CONTROL[eqn.prim](self, eqn)
         elif body_ties(eqn) is not None:
@@ -215,6 +222,23 @@ class _Body:
         self.write(out, shard)
         if isinstance(x, Var):
             self.versions[out] += [s for s in self.versions[x] if s is not shard and not s.owed]
+
+    def manual(self, eqn: Eqn) -> None:
+        """A ``shard_map``: operands as its specs say, and the program for one device that it holds already."""
+        p = eqn.params
+        if p["mesh"].abstract != self.to.mesh:
+            raise errors.ShardingError(
+                f"a shard_map over the mesh {p['mesh']} in a program for the mesh {self.to.mesh}.",
+                where=source.here(),
+                fix="put the arguments onto the mesh of the shard_map",
+            )
+        ins = [
+            self.read(a, _layout_of(spec, a), spec.unreduced, exactly=True).value
+            for a, spec in zip(eqn.invars, p["in_specs"], strict=True)
+        ]
+        outs = eval_jaxpr(p["jaxpr"], ins)
+        for var, out, spec in zip(eqn.outvars, outs, p["out_specs"], strict=True):
+            self.write(var, Shard(lift(out), var.aval, _layout_of(spec, var), spec.unreduced))
 
     def operation(self, eqn: Eqn, node: Node) -> None:
         """An equation whose rule says how its dimensions go together."""

@@ -23,6 +23,7 @@ from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, subjaxprs
 from blufunc.parallel.constrain import sharding_constraint_p
 from blufunc.parallel.factors import Dims, Rule, rule_of
 from blufunc.parallel.mesh import AbstractMesh
+from blufunc.parallel.shard_map import shard_map_p
 from blufunc.parallel.spec import names_of
 from blufunc.parallel.transitions import Axes, Layout
 from blufunc.transforms.cond import cond_p
@@ -129,6 +130,8 @@ class Propagation:
         for eqn in jaxpr.eqns:
             if eqn.prim is sharding_constraint_p:
                 self._constraint(eqn)
+            elif eqn.prim is shard_map_p:
+                self._manual(eqn)
             elif (ties := body_ties(eqn)) is not None:
                 before, after = ties
                 self._all.extend(before)
@@ -152,6 +155,12 @@ class Propagation:
         node = self._node(eqn)
         self.nodes[eqn] = node
         if not free:
+            self._fixed.add(out)
+
+    def _manual(self, eqn: Eqn) -> None:
+        """The results of a ``shard_map`` lie as its specs say."""
+        for out, spec in zip(eqn.outvars, eqn.params["out_specs"], strict=True):
+            self.layouts[out] = tuple(names_of(e) for e in spec.for_rank(out.aval.ndim))
             self._fixed.add(out)
 
     # -- rounds --------------------------------------------------------------------------------------
