@@ -324,6 +324,7 @@ from blufunc.parallel.collectives import (
     psum_p,
     psum_scatter,
     psum_scatter_p,
+    pvary,
 )
 from blufunc.transforms.associative_scan import associative_scan
 from blufunc.transforms.callback import debug_callback_p, io_callback_p, pure_callback_p
@@ -370,7 +371,7 @@ __all__ = [
     "tile",
     # collectives
     "all_gather", "all_to_all", "axis_index", "axis_size", "pcast", "pmax", "pmean", "pmin", "ppermute", "pshuffle",
-    "psum", "psum_scatter", "all_gather_p", "all_to_all_p", "axis_index_p", "pmax_p", "pmin_p", "ppermute_p",
+    "psum", "psum_scatter", "pvary", "all_gather_p", "all_to_all_p", "axis_index_p", "pmax_p", "pmin_p", "ppermute_p",
     "psum_p", "psum_scatter_p",
     "optimization_barrier", "optimization_barrier_p",
     # control flow

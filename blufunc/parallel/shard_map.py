@@ -67,9 +67,9 @@ class _ShardMap(Primitive):
         )
 
         def run(buffers):
-            parts = [_divide(b, mesh, s) for b, s in zip(buffers, in_specs, strict=True)]
+            parts = [divide(b, mesh, s) for b, s in zip(buffers, in_specs, strict=True)]
             locals_ = run_ranks(mesh, lambda rank: program([p[rank] for p in parts]))
-            return [_assemble([outs[i] for outs in locals_], mesh, spec) for i, spec in enumerate(out_specs)]
+            return [assemble([outs[i] for outs in locals_], mesh, spec) for i, spec in enumerate(out_specs)]
 
         return run
 
@@ -347,7 +347,7 @@ def _global_type(local: ShapedArray, mesh: AxisSizes, spec: PartitionSpec) -> Sh
 # -- running on one process ------------------------------------------------------------------------
 
 
-def _divide(x: np.ndarray, mesh: AxisSizes, spec: PartitionSpec) -> list[np.ndarray]:
+def divide(x: np.ndarray, mesh: AxisSizes, spec: PartitionSpec) -> list[np.ndarray]:
     """What each rank has of ``x``; of what is unreduced the first rank has all, and the others zeros."""
     parts = []
     for rank, index in enumerate(NamedSharding(mesh, spec).indices(x.shape)):  # type: ignore[arg-type]
@@ -358,7 +358,7 @@ def _divide(x: np.ndarray, mesh: AxisSizes, spec: PartitionSpec) -> list[np.ndar
     return parts
 
 
-def _assemble(parts: Sequence[np.ndarray], mesh: AxisSizes, spec: PartitionSpec) -> np.ndarray:
+def assemble(parts: Sequence[np.ndarray], mesh: AxisSizes, spec: PartitionSpec) -> np.ndarray:
     """The value of which the ranks have ``parts``: what is unreduced is summed, in the order of ranks."""
     first = np.asarray(parts[0])
     sharding = NamedSharding(mesh, spec)  # type: ignore[arg-type]

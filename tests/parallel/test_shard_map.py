@@ -8,9 +8,13 @@ import pytest
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import errors, lax, tree
+from blufunc.core.jaxpr import eval_jaxpr
 from blufunc.parallel.mesh import AbstractMesh
-from blufunc.parallel.shard_map import shard_map
+from blufunc.parallel.partition import localise
+from blufunc.parallel.shard_map import assemble, divide, shard_map
+from blufunc.parallel.sharding import NamedSharding
 from blufunc.parallel.spec import P
+from blufunc.parallel.thread_engine import run_ranks
 from tests.transforms.common import draw
 
 MESH = AbstractMesh((4,), ("x",))
@@ -359,3 +363,38 @@ def test_the_current_mesh_and_the_decorator():
     same(total(X), bnp.asarray(X.sum()))
     with pytest.raises(errors.ArgumentError, match="has no mesh"):
         shard_map(lambda x: x, in_specs=P(), out_specs=P())(X)
+
+
+# -- in programs for a mesh ------------------------------------------------------------------------
+
+
+def test_a_gradient_is_partitioned_without_a_collective_more():
+    """In the program for a mesh the local program stands as it is: of arguments that lie as specs say none moves."""
+    loss = loss_of(shard_map(tensor_parallel, mesh=MESH, in_specs=SHARDED, out_specs=P()))
+    jaxpr = bf.make_jaxpr(bf.grad(loss, (1, 2)))(X, W1, W2)
+    local, out = localise(jaxpr, [NamedSharding(MESH, s) for s in SHARDED], MESH)
+    assert [s.spec for s in out] == list(SHARDED[1:])
+    meeting = [e.prim.name for e in local.eqns if getattr(e.prim, "meets", False)]
+    assert meeting == [
+        "psum_invariant"
+    ]  # of the forward pass; in the backward pass the cotangent is everywhere
+
+    parts = zip(*(divide(a, MESH, s) for a, s in zip((X, W1, W2), SHARDED, strict=True)), strict=True)
+    ranks = list(parts)
+    outs = run_ranks(MESH, lambda r: [np.asarray(v) for v in eval_jaxpr(local, ranks[r])])
+    got = tuple(assemble([o[i] for o in outs], MESH, s) for i, s in enumerate(SHARDED[1:]))
+    same(got, bf.grad(loss_of(mlp), (1, 2))(X, W1, W2))
+
+
+def test_arguments_are_moved_to_where_the_specs_want_them():
+    mapped = shard_map(lambda x: lax.psum(x, "x"), mesh=MESH, in_specs=P("x"), out_specs=P())
+    jaxpr = bf.make_jaxpr(lambda x: mapped(x * 2))(X)
+    local, out = localise(jaxpr, [NamedSharding(MESH, P(None, None))], MESH)
+    assert "shard_slice" in str(local)
+    assert [s.spec for s in out] == [P()]
+
+
+def test_a_program_for_another_mesh():
+    mapped = shard_map(lambda x: x, mesh=MESH, in_specs=P("x"), out_specs=P("x"))
+    with pytest.raises(errors.ShardingError, match="in a program for the mesh x=2, y=2"):
+        localise(bf.make_jaxpr(mapped)(X), [NamedSharding(GRID, P("x"))], GRID)
