@@ -150,11 +150,11 @@ def exchanged(kind: str, parts: Sequence[np.ndarray], **options: Any) -> list[np
         join = np.concatenate if options.get("tiled", True) else np.stack
         return [join(parts, axis=options["dim"]) for _ in range(n)]
     if kind == "reduce_scatter":
-        slices = _slices(reduced(parts), n, options["dim"], options.get("tiled", True))
-        return [np.array(s, order="C") for s in slices]
+        shares = divided(reduced(parts), n, options["dim"], options.get("tiled", True))
+        return [np.array(s, order="C") for s in shares]
     if kind == "all_to_all":
         tiled = options.get("tiled", True)
-        rows = [_slices(p, n, options["split_dim"], tiled) for p in parts]
+        rows = [divided(p, n, options["split_dim"], tiled) for p in parts]
         join = np.concatenate if tiled else np.stack
         return [join([row[i] for row in rows], axis=options["concat_dim"]) for i in range(n)]
     if kind == "permute":
@@ -166,7 +166,7 @@ def exchanged(kind: str, parts: Sequence[np.ndarray], **options: Any) -> list[np
     raise errors.ValueRangeError(f"no exchange is called {kind!r:.60}.", fix=f"one of {', '.join(KINDS)}")
 
 
-def _slices(x: np.ndarray, n: int, dim: int, tiled: bool) -> list[np.ndarray]:
+def divided(x: np.ndarray, n: int, dim: int, tiled: bool) -> list[np.ndarray]:
     """``x`` in n parts along ``dim``; where not tiled that dimension goes."""
     if x.shape[dim] % n or (not tiled and x.shape[dim] != n):
         raise errors.ShapeError(
