@@ -37,7 +37,7 @@ _OF_JAX = {
     "jax_threefry_partitionable": ("it is always so.", "leave it out"),
     "jax_platforms": _PLATFORM,
     "jax_platform_name": _PLATFORM,
-    "jax_num_cpu_devices": ("there is one CPU.", "leave it out"),
+    "jax_num_cpu_devices": ("it has another name.", "bf.config.update('cpu_devices', 8)"),
     "jax_compilation_cache_dir": (
         "what was compiled is always kept on disk, in ~/.cache/blufunc.",
         "leave it out, or set the environment variable BLUFUNC_CACHE_DIR before the program starts",
@@ -82,6 +82,8 @@ class Config:
         ``default`` in IEEE float32, with the numbers that the CPU gives; ``tf32`` with operands rounded to 11 bits,
         several times faster. ``precision="high"`` asks for tf32 in one product, ``"highest"`` for IEEE.
       cuda_graphs: whether a program that runs again on the same memory is replayed as one CUDA graph.
+      cpu_devices: how many devices the CPU is taken for. They share its cores: more than one serves to try programs
+        for many devices.
       check: run ``check_jaxpr`` on every jaxpr that a trace or transform produces. Slow; the tests set it.
     """
 
@@ -94,6 +96,7 @@ class Config:
     default_device: str = ""
     matmul_precision: str = "default"
     cuda_graphs: bool = True
+    cpu_devices: int = 1
     guards: ClassVar[bool] = False  # whether results must be looked at
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -144,6 +147,8 @@ def _check_value(name: str, value: Any) -> None:
         raise errors.ArgumentError(
             f"the flag {name!r} is a {wanted}, not {value!r:.60}.", fix=f"bf.config.{name} = ..."
         )
+    if wanted == "int" and value < 1:
+        raise errors.ValueRangeError(f"the flag {name!r} cannot be {value}.", fix="it is at least 1")
     choices = STAGES if name == "debug" else _CHOICES.get(name, (value,))
     wrong = [one for one in (_stages(value) if name == "debug" else [value]) if one not in choices]
     if wrong:
@@ -173,7 +178,11 @@ def from_environment(environ=os.environ) -> Config:
             continue
         if f.type == "bool" and text.lower() not in _SWITCH:
             raise errors.ValueRangeError(f"{variable} is {text!r:.60}.", fix=f"use {', '.join(_SWITCH)}")
-        values[f.name] = _SWITCH[text.lower()] if f.type == "bool" else text
+        if f.type == "int" and not text.isdecimal():
+            raise errors.ValueRangeError(f"{variable} is {text!r:.60}.", fix="use a number")
+        values[f.name] = (
+            _SWITCH[text.lower()] if f.type == "bool" else int(text) if f.type == "int" else text
+        )
     return Config(**values)
 
 

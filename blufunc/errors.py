@@ -71,6 +71,10 @@ class AxisNameError(BlufuncError, NameError):
     """A collective over a named axis that no ``vmap`` or ``shard_map`` around it has."""
 
 
+class ShardingError(BlufuncError, ValueError):
+    """A mesh, partition spec or sharding that does not fit the devices, the array or the other shardings."""
+
+
 class GradError(BlufuncError, TypeError):
     """A derivative that does not exist: a non-scalar output, an integer input, a missing rule."""
 

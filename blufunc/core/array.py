@@ -65,8 +65,8 @@ class Array(Value):
         )
 
     def devices(self) -> set[backend.Device]:
-        """The devices that hold the array: one."""
-        return {self.device}
+        """The devices that hold the array, or parts of it."""
+        return set(self.device.members)
 
     def is_deleted(self) -> bool:
         """Whether the array was donated."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
@@ -71,11 +71,23 @@ class Backend(Protocol):
 
 @dataclass(frozen=True)
 class Device:
-    """One device: ``cpu:0``, ``cuda:1``."""
+    """Where an array lies and programs run: ``cpu:0``, ``cuda:1``.
+
+    Several devices that hold their arrays together are one ``Device`` too, of a class of their own.
+
+    Attributes:
+      joint: whether it is several devices together.
+    """
 
     platform: str
     index: int
     backend: Backend = field(compare=False, repr=False)
+    joint: ClassVar[bool] = False
+
+    @property
+    def members(self) -> tuple[Device, ...]:
+        """The single devices that it consists of."""
+        return (self,)
 
     def __str__(self) -> str:
         return f"{self.platform}:{self.index}"

@@ -219,15 +219,16 @@ def device_of(arrays: Sequence[Array], name: str) -> Any:
 
     Numbers go wherever arrays are: they have no place of their own. So do arrays on the default device, which are there
     because nothing was said. The default device itself serves where all are numbers on the host, or there are none.
+    Devices that hold an array together draw in all that is on single ones.
 
     Raises:
       ArgumentError: the arrays are on two devices, neither of them the default one.
     """
     device, extent = None, 0
     for a in arrays:
-        if device is None:
+        if device is None or (a.device.joint and not device.joint):
             device, extent = a.device, a.aval.ndim
-        elif a.device is not device and a.device != device:
+        elif a.device is not device and a.device != device and not (device.joint and not a.device.joint):
             if not extent or (a.aval.ndim and device == backend.default_device()):
                 device, extent = a.device, a.aval.ndim
             elif a.aval.ndim and a.device != backend.default_device():

@@ -31,11 +31,14 @@ class NumpyBackend:
     name = "cpu"
 
     def __init__(self) -> None:
-        self._device = backend.Device("cpu", 0, self)
+        self._devices: list[backend.Device] = []
 
     def devices(self) -> Sequence[backend.Device]:
-        """One device: the cores of this machine."""
-        return [self._device]
+        """One device, the cores of this machine; or as many as ``config.cpu_devices`` takes them for."""
+        n = config.cpu_devices
+        while len(self._devices) < n:  # never made anew: arrays lie on those that were
+            self._devices.append(backend.Device("cpu", len(self._devices), self))
+        return self._devices[:n]
 
     def from_host(self, x: np.ndarray, device: backend.Device) -> np.ndarray:
         """A copy in row-major order."""

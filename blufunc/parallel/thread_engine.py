@@ -2,8 +2,8 @@
 
 Parallel, used at stage 8. In come a mesh and what each rank does; out come the results of all ranks. The threads meet
 in a ``_Room``: the last rank of a group to come computes what everybody gets (``engine.exchanged``, in the order of
-ranks, so that results do not depend on who was late). No program hangs: when all ranks that still run wait for one another,
-when one failed, or when one is late, all of them end with an error that says who waits where.
+ranks, so that results do not depend on who was late). No program hangs: when all ranks that still run wait for
+one another, when one failed, or when one is late, all of them end with an error that says who waits where.
 """
 
 from __future__ import annotations

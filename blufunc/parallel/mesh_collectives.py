@@ -1,0 +1,366 @@
+"""Collectives and casts over axes of a mesh, as primitives of the local program.
+
+Parallel, stages 2 and 8: ``axis_types`` puts them into the body of a ``shard_map``, ``partition`` into the local
+jaxpr; their ``impl`` asks the engine of the rank. All take ``axes``, names of axes of the mesh, and their ``sizes``;
+several axes count in row-major order.
+
+Over each axis a value has a type, of which a primitive takes one, ``src``, to another, ``dst``:
+
+- ``V``, varying: each rank has its own;
+- ``I``, invariant: all ranks have the same;
+- ``U``, unreduced: the value is the sum of what the ranks have;
+- ``R``, reduced: as ``I``, but its cotangent is unreduced.
+
+The cotangent of V is V, of I is I, of R is U, and of U is R. So each primitive has one transpose, with ``src`` and
+``dst`` of cotangents in the other direction. (Were psum to I transposed to a psum, gradients would be as many times
+too large as there are ranks.)
+
+| forward | transpose |
+|---|---|
+| psum_invariant V->I | pcast I->V |
+| psum_invariant U->I | pcast I->R |
+| psum_invariant U->R | itself |
+| pcast V->U | pcast R->V |
+| pcast R->I | keep_first I->U |
+| mesh_all_gather V->V | mesh_psum_scatter V->V |
+| mesh_all_gather V->I | shard_slice I->V |
+| mesh_all_gather V->R | mesh_psum_scatter U->V |
+| shard_slice R->V | shard_pad V->U |
+| mesh_ppermute, mesh_all_to_all | with the permutation inverted, the dimensions swapped |
+| mesh_axis_index | none |
+
+The names begin with ``mesh_`` where a collective over the named axes of ``vmap`` (``collectives.py``) has the other.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core import source
+from blufunc.core.array import scalar
+from blufunc.core.avals import ShapedArray
+from blufunc.core.kinds import check_types
+from blufunc.core.ops.elementwise import convert, div, eq, mul
+from blufunc.core.primitive import Primitive, unsupported
+from blufunc.core.tangents import Zero, zero
+from blufunc.parallel import engine
+
+COTANGENT = {"V": "V", "I": "I", "R": "U", "U": "R"}
+"""The type of the cotangent of a value, by the type of the value."""
+
+
+class MeshCollective(Primitive):
+    """A kind: operations on the values of the ranks along ``axes``, linear in the one operand.
+
+    Attributes:
+      types: the pairs ``(src, dst)`` that there are.
+    """
+
+    kind, fresh, opaque = "collective", True, True
+    types: tuple[tuple[str, str], ...] = (("V", "V"),)
+
+    def jvp(self, primals, tangents, **params):
+        (x,), (t,) = primals, tangents
+        out = self.bind(x, **params)
+        return out, zero(out.aval) if t.__class__ is Zero else self.bind(t, **params)
+
+    def batch(self, axis, args, dims, **params):
+        """The dimensions that parameters name move up behind a batch axis; the batch axis stays."""
+        (x,), (d,) = args, dims
+        moved = {k: v + (v >= d) if k in _DIMENSIONS else v for k, v in params.items()}
+        return self.bind(x, **moved), d
+
+    def transpose(self, ct, x, *, src: str, dst: str, **params):
+        prim, more = self.transposed(src, dst, **params)
+        x.add(prim.bind(ct, src=COTANGENT[dst], dst=COTANGENT[src], **{**params, **more}))
+
+    def transposed(self, src: str, dst: str, **params: Any) -> tuple[Primitive, dict[str, Any]]:
+        """The primitive of the cotangents, and those of its parameters that are not the same."""
+        raise NotImplementedError
+
+    def check(self, src: str, dst: str) -> None:
+        """Raise ValueRangeError unless the primitive takes ``src`` to ``dst``."""
+        if (src, dst) not in self.types:
+            listed = ", ".join(f"{s}->{d}" for s, d in self.types)
+            raise errors.ValueRangeError(f"{self.name} has no {src}->{dst}.", fix=f"one of {listed}")
+
+
+_DIMENSIONS = ("dim", "split_dim", "concat_dim")
+
+
+class _PsumInvariant(MeshCollective):
+    """The sum over the ranks, the same everywhere."""
+
+    name = "psum_invariant"
+    types = (("V", "I"), ("U", "I"), ("U", "R"))
+
+    def impl(self, x, *, axes, sizes, src, dst):
+        return engine.current().exchange("all_reduce", x, axes, op="sum")
+
+    def abstract(self, x, *, axes, sizes, src, dst):
+        self.check(src, dst)
+        check_types(self.name, "number", x)
+        return x.strong()
+
+    def transposed(self, src, dst, **params):
+        return (psum_invariant_p if dst == "R" else pcast_p), {}
+
+
+class _Extremum(MeshCollective):
+    """The maximum or minimum over the ranks: those that share it share its derivative equally."""
+
+    types = (("V", "I"),)
+
+    def __init__(self, name: str, op: str):
+        super().__init__(name)
+        self.op = op
+
+    def impl(self, x, *, axes, sizes, src, dst):
+        return engine.current().exchange("all_reduce", x, axes, op=self.op)
+
+    def abstract(self, x, *, axes, sizes, src, dst):
+        self.check(src, dst)
+        check_types(self.name, "ordered", x)
+        return x.strong()
+
+    def jvp(self, primals, tangents, *, axes, sizes, src, dst):
+        (x,), (t,) = primals, tangents
+        over = {"axes": axes, "sizes": sizes}
+        out = self.bind(x, src=src, dst=dst, **over)
+        if t.__class__ is Zero:
+            return out, zero(out.aval)
+        chosen = convert(eq(x, pcast_p.bind(out, src="I", dst="V", **over)), x.aval.dtype)
+        total, count = (
+            psum_invariant_p.bind(a, src="V", dst="I", **over) for a in (mul(t, chosen), chosen)
+        )
+        return out, div(total, count)
+
+    transpose = unsupported("it is not linear: it is transposed through its derivative")
+
+
+class _Pcast(MeshCollective):
+    """The same local values under another type; free.
+
+    V->I is for what the user vouches to be the same everywhere; its transpose gives each rank its share. U->V is for
+    values that are kept for the linear half of a derivative, and has no transpose.
+    """
+
+    name, fresh, opaque, identity = "pcast", False, False, True
+    types = (("I", "V"), ("I", "R"), ("V", "U"), ("R", "V"), ("R", "I"), ("V", "I"), ("U", "V"))
+
+    def impl(self, x, *, axes, sizes, src, dst):
+        return x
+
+    def abstract(self, x, *, axes, sizes, src, dst):
+        self.check(src, dst)
+        return x
+
+    def transpose(self, ct, x, *, axes, sizes, src, dst):
+        over = {"axes": axes, "sizes": sizes}
+        if (src, dst) == ("V", "I"):
+            ct = pcast_p.bind(ct, src="I", dst="V", **over)
+            x.add(div(ct, scalar(math.prod(sizes), ct.aval.dtype)))
+        elif (src, dst) == ("U", "V"):
+            raise errors.GradError(
+                "the second derivative of a function of unreduced values is not there.",
+                where=source.here(),
+                fix="sum them first: lax.psum(x, axis_name)",
+            )
+        else:
+            super().transpose(ct, x, src=src, dst=dst, **over)
+
+    def transposed(self, src, dst, **params):
+        if src == "I":
+            return psum_invariant_p, {}
+        return (keep_first_p if dst == "I" else pcast_p), {}
+
+
+class _KeepFirst(MeshCollective):
+    """The values of the first rank, and zeros on the others, so that their sum is what all had."""
+
+    name = "keep_first"
+    types = (("I", "U"),)
+
+    def impl(self, x, *, axes, sizes, src, dst):
+        return np.zeros(x.shape, x.dtype) if _position(axes, sizes) else x.copy()
+
+    def abstract(self, x, *, axes, sizes, src, dst):
+        self.check(src, dst)
+        return x.strong()
+
+    def transposed(self, src, dst, **params):
+        return pcast_p, {}
+
+
+class _AllGather(MeshCollective):
+    """The values of the ranks, joined along ``dim``."""
+
+    name = "mesh_all_gather"
+    types = (("V", "V"), ("V", "I"), ("V", "R"))
+
+    def impl(self, x, *, axes, sizes, src, dst, dim):
+        return engine.current().exchange("all_gather", x, axes, dim=dim, tiled=True)
+
+    def abstract(self, x, *, axes, sizes, src, dst, dim):
+        self.check(src, dst)
+        return _scaled(self, x, dim, math.prod(sizes))
+
+    def transposed(self, src, dst, **params):
+        return (shard_slice_p if dst == "I" else mesh_psum_scatter_p), {}
+
+
+class _PsumScatter(MeshCollective):
+    """The sum over the ranks, of which each gets its part along ``dim``."""
+
+    name = "mesh_psum_scatter"
+    types = (("V", "V"), ("U", "V"))
+
+    def impl(self, x, *, axes, sizes, src, dst, dim):
+        return engine.current().exchange("reduce_scatter", x, axes, dim=dim, tiled=True)
+
+    def abstract(self, x, *, axes, sizes, src, dst, dim):
+        self.check(src, dst)
+        check_types(self.name, "number", x)
+        return _divided(self, x, dim, math.prod(sizes))
+
+    def transposed(self, src, dst, **params):
+        return mesh_all_gather_p, {}
+
+
+class _ShardSlice(MeshCollective):
+    """Of what all ranks have, each its part along ``dim``."""
+
+    name = "shard_slice"
+    types = (("I", "V"), ("R", "V"))
+
+    def impl(self, x, *, axes, sizes, src, dst, dim):
+        size = x.shape[dim] // math.prod(sizes)
+        start = _position(axes, sizes) * size
+        return x[(slice(None),) * dim + (slice(start, start + size),)].copy()
+
+    def abstract(self, x, *, axes, sizes, src, dst, dim):
+        self.check(src, dst)
+        return _divided(self, x, dim, math.prod(sizes))
+
+    def transposed(self, src, dst, **params):
+        return (mesh_all_gather_p if src == "I" else shard_pad_p), {}
+
+
+class _ShardPad(MeshCollective):
+    """The values of a rank at its part along ``dim``, and zeros elsewhere."""
+
+    name = "shard_pad"
+    types = (("V", "U"),)
+
+    def impl(self, x, *, axes, sizes, src, dst, dim):
+        size = x.shape[dim]
+        start = _position(axes, sizes) * size
+        out = np.zeros((*x.shape[:dim], size * math.prod(sizes), *x.shape[dim + 1 :]), x.dtype)
+        out[(slice(None),) * dim + (slice(start, start + size),)] = x
+        return out
+
+    def abstract(self, x, *, axes, sizes, src, dst, dim):
+        self.check(src, dst)
+        return _scaled(self, x, dim, math.prod(sizes))
+
+    def transposed(self, src, dst, **params):
+        return shard_slice_p, {}
+
+
+class _Permute(MeshCollective):
+    """Rank ``dst`` gets the values of rank ``src`` for each (src, dst) of ``perm``; the others get zeros."""
+
+    name = "mesh_ppermute"
+
+    def impl(self, x, *, axes, sizes, src, dst, perm):
+        return engine.current().exchange("permute", x, axes, perm=perm)
+
+    def abstract(self, x, *, axes, sizes, src, dst, perm):
+        self.check(src, dst)
+        return x.strong()
+
+    def transposed(self, src, dst, *, perm, **params):
+        return self, {"perm": tuple((b, a) for a, b in perm)}
+
+
+class _AllToAll(MeshCollective):
+    """Rank k gets part k along ``split_dim`` of the values of every rank, joined along ``concat_dim``."""
+
+    name = "mesh_all_to_all"
+
+    def impl(self, x, *, axes, sizes, src, dst, split_dim, concat_dim):
+        return engine.current().exchange(
+            "all_to_all", x, axes, split_dim=split_dim, concat_dim=concat_dim, tiled=True
+        )
+
+    def abstract(self, x, *, axes, sizes, src, dst, split_dim, concat_dim):
+        self.check(src, dst)
+        n = math.prod(sizes)
+        return _scaled(self, _divided(self, x, split_dim, n), concat_dim, n)
+
+    def transposed(self, src, dst, *, split_dim, concat_dim, **params):
+        return self, {"split_dim": concat_dim, "concat_dim": split_dim}
+
+
+class _AxisIndex(MeshCollective):
+    """The place of the rank along ``axes``, an int32; varying."""
+
+    name = "mesh_axis_index"
+    jvp = unsupported("it has no operands")
+    transpose = unsupported("it has no operands")
+    batch = unsupported("it has no operands")
+
+    def impl(self, *, axes, sizes):
+        return np.asarray(_position(axes, sizes), np.int32)
+
+    def abstract(self, *, axes, sizes):
+        return ShapedArray((), np.dtype(np.int32))
+
+
+def _position(axes: tuple[str, ...], sizes: tuple[int, ...]) -> int:
+    """The place of this rank along ``axes``."""
+    place = engine.current().coordinates
+    position = 0
+    for name, size in zip(axes, sizes, strict=True):
+        position = position * size + place[name]
+    return position
+
+
+def _scaled(prim: Primitive, x: ShapedArray, dim: int, n: int) -> ShapedArray:
+    """The type with dimension ``dim`` n times as large."""
+    _check_dim(prim, x, dim)
+    return ShapedArray((*x.shape[:dim], x.shape[dim] * n, *x.shape[dim + 1 :]), x.dtype)
+
+
+def _divided(prim: Primitive, x: ShapedArray, dim: int, n: int) -> ShapedArray:
+    """The type of one of ``n`` parts along ``dim``."""
+    _check_dim(prim, x, dim)
+    if x.shape[dim] % n:
+        raise errors.ShapeError(
+            f"{prim.name}: dimension {dim} of {x} cannot be divided among {n} ranks.",
+            fix=f"make it a multiple of {n}",
+        )
+    return ShapedArray((*x.shape[:dim], x.shape[dim] // n, *x.shape[dim + 1 :]), x.dtype)
+
+
+def _check_dim(prim: Primitive, x: ShapedArray, dim: int) -> None:
+    if not 0 <= dim < x.ndim:
+        raise errors.ShapeError(f"{prim.name}: {x} has no dimension {dim}.")
+
+
+psum_invariant_p = _PsumInvariant()
+pmax_invariant_p = _Extremum("pmax_invariant", "max")
+pmin_invariant_p = _Extremum("pmin_invariant", "min")
+pcast_p = _Pcast()
+keep_first_p = _KeepFirst()
+mesh_all_gather_p = _AllGather()
+mesh_psum_scatter_p = _PsumScatter()
+shard_slice_p = _ShardSlice()
+shard_pad_p = _ShardPad()
+mesh_ppermute_p = _Permute()
+mesh_all_to_all_p = _AllToAll()
+mesh_axis_index_p = _AxisIndex()
