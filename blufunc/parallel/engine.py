@@ -110,6 +110,23 @@ def group_of(rank: int, mesh: AbstractMesh, axes: tuple[str, ...]) -> list[int]:
     return [int(r) for r in here.transpose([left.index(a) for a in axes]).ravel()]
 
 
+def rank_in(process: int, mesh: AbstractMesh, members: Sequence[int]) -> int:
+    """The rank in ``mesh`` of a process of a job, where ``members`` are the processes of the ranks of the mesh.
+
+    Raises:
+      ValueRangeError: the mesh has another number of ranks than ``members``, or the process is not among them.
+    """
+    size = math.prod(mesh.axis_sizes)
+    if size != len(members) or process not in members:
+        raise errors.ValueRangeError(
+            f"a mesh of {size} ranks, and process {process} of the {len(members)} processes {list(members)[:8]}.",
+            where=source.here(),
+            why="each rank of a mesh is a process, and all processes of the mesh run the program.",
+            fix="a mesh as large as the job: the launcher's -n",
+        )
+    return list(members).index(process)
+
+
 _OPS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 

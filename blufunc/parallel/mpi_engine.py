@@ -18,6 +18,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.core import dtypes, source
 from blufunc.parallel import engine as engines
+from blufunc.parallel import stacked
 
 if TYPE_CHECKING:
     from blufunc.parallel.bootstrap import World
@@ -28,10 +29,47 @@ _SMALL = 4096
 
 
 class _Group:
-    """The ranks that differ in some axes only, and their communicator."""
+    """The ranks that differ in some axes only, and their communicator: a ``stacked.Transport``."""
 
     def __init__(self, comm: Any, ranks: Sequence[int]):
         self.comm, self.ranks, self.size = comm, ranks, len(ranks)
+
+    def all_reduce(self, x: np.ndarray, op: str) -> np.ndarray:
+        if x.nbytes <= _SMALL:
+            return engines.reduced(list(self.gather(x)), op)
+        padded = np.zeros((self.size, -(-x.size // self.size)), x.dtype)
+        padded.reshape(-1)[: x.size] = x.reshape(-1)
+        part = engines.reduced(list(self.swap(padded)), op)
+        return self.gather(part).reshape(-1)[: x.size].reshape(x.shape)
+
+    def gather(self, x: np.ndarray) -> np.ndarray:
+        out = np.empty((self.size, *x.shape), x.dtype)
+        self.comm.Allgather(_words(x, x.nbytes), _words(out, x.nbytes))
+        return out
+
+    def reduce_scatter(self, parts: np.ndarray) -> np.ndarray:
+        return engines.reduced(list(self.swap(parts)))
+
+    def swap(self, parts: np.ndarray) -> np.ndarray:
+        out = np.empty_like(parts)
+        part = parts.nbytes // self.size
+        self.comm.Alltoall(_words(parts, part), _words(out, part))
+        return out
+
+    def permute(self, x: np.ndarray, perm: Sequence[tuple[int, int]]) -> np.ndarray:
+        me = self.comm.rank
+        to, by = dict(perm).get(me), {dst: src for src, dst in perm}.get(me)
+        out = np.zeros_like(x)
+        waiting = [] if by is None else [self.comm.Irecv(_words(out, x.nbytes), by)]
+        waiting += [] if to is None else [self.comm.Isend(_words(x, x.nbytes), to)]
+        for request in waiting:
+            request.Wait()
+        return out
+
+
+def _words(x: np.ndarray, part: int) -> np.ndarray:
+    """The memory of a contiguous array, of parts of so many bytes, in words that MPI knows: few, as it counts to 2**31."""
+    return x.reshape(-1).view(np.uint64 if part % 8 == 0 else np.uint8)
 
 
 class MpiEngine:
@@ -50,7 +88,7 @@ class MpiEngine:
         self.world, self.mesh = world, mesh
         self.members = tuple(world.members if members is None else members)
         self._mpi = _mpi(world)
-        self.rank = rank_in(world, mesh, self.members)
+        self.rank = engines.rank_in(world.rank, mesh, self.members)
         self.coordinates = engines.coordinates_of(self.rank, mesh)
         self._groups: dict[tuple[str, ...], _Group] = {}
 
@@ -65,7 +103,7 @@ class MpiEngine:
         group = self._group(axes)
         with self.world.recorder.during(kind, axes, x.nbytes, [self.members[r] for r in group.ranks]):
             self._agree(group, kind, x, axes, options)
-            return _EXCHANGES[kind](group, x, **options)
+            return stacked.exchange(group, kind, x, **options)
 
     def _group(self, axes: tuple[str, ...]) -> _Group:
         group = self._groups.get(axes)
@@ -98,23 +136,6 @@ class MpiEngine:
         )
 
 
-def rank_in(world: World, mesh: AbstractMesh, members: Sequence[int]) -> int:
-    """The rank in ``mesh`` of this process.
-
-    Raises:
-      ValueRangeError: the mesh has another number of ranks than ``members``, or this process is not among them.
-    """
-    size = int(np.prod(mesh.axis_sizes, dtype=int))
-    if size != len(members) or world.rank not in members:
-        raise errors.ValueRangeError(
-            f"a mesh of {size} ranks, and rank {world.rank} of the processes {list(members)}.",
-            where=source.here(),
-            why="each rank of a mesh is a process, and all processes of the mesh run the program.",
-            fix=f"a mesh of the {world.size} processes of this job",
-        )
-    return list(members).index(world.rank)
-
-
 def _mpi(world: World) -> Any:
     fix = "pip install 'blufunc[mpi]', then: python -m blufunc.parallel.launch -n 4 script.py"
     if importlib.util.find_spec("mpi4py") is None:
@@ -129,76 +150,3 @@ def _mpi(world: World) -> Any:
             fix="python -m blufunc.parallel.launch -n 4 script.py, or mpirun -n 4 python script.py",
         )
     return MPI
-
-
-# -- exchanges: how parts get to where they are needed; the definitions are those of engine.exchanged -------
-
-
-def _gathered(group: _Group, x: np.ndarray) -> np.ndarray:
-    """The arrays of all ranks, stacked."""
-    out = np.empty((group.size, *x.shape), x.dtype)
-    group.comm.Allgather(_words(x, x.nbytes), _words(out, x.nbytes))
-    return out
-
-
-def _swapped(group: _Group, parts: np.ndarray) -> np.ndarray:
-    """The part for this rank of every rank's ``parts``, stacked."""
-    parts = np.ascontiguousarray(parts)
-    out = np.empty_like(parts)
-    part = parts.nbytes // group.size
-    group.comm.Alltoall(_words(parts, part), _words(out, part))
-    return out
-
-
-def _words(x: np.ndarray, part: int) -> np.ndarray:
-    """The memory of a contiguous array, of parts of so many bytes, in words that MPI knows: few, as it counts to 2**31."""
-    return x.reshape(-1).view(np.uint64 if part % 8 == 0 else np.uint8)
-
-
-def _all_reduce(group: _Group, x: np.ndarray, *, op: str = "sum") -> np.ndarray:
-    if x.nbytes <= _SMALL:
-        return engines.reduced(list(_gathered(group, x)), op)
-    length = -(-x.size // group.size)
-    padded = np.zeros((group.size, length), x.dtype)
-    padded.reshape(-1)[: x.size] = x.reshape(-1)
-    part = engines.reduced(list(_swapped(group, padded)), op)
-    return _gathered(group, np.ascontiguousarray(part)).reshape(-1)[: x.size].reshape(x.shape)
-
-
-def _all_gather(group: _Group, x: np.ndarray, *, dim: int, tiled: bool = True) -> np.ndarray:
-    join = np.concatenate if tiled else np.stack
-    return join(list(_gathered(group, x)), axis=dim)
-
-
-def _reduce_scatter(group: _Group, x: np.ndarray, *, dim: int, tiled: bool = True) -> np.ndarray:
-    parts = engines.divided(x, group.size, dim, tiled)
-    return engines.reduced(list(_swapped(group, np.stack(parts))))
-
-
-def _all_to_all(
-    group: _Group, x: np.ndarray, *, split_dim: int, concat_dim: int, tiled: bool = True
-) -> np.ndarray:
-    parts = engines.divided(x, group.size, split_dim, tiled)
-    join = np.concatenate if tiled else np.stack
-    return join(list(_swapped(group, np.stack(parts))), axis=concat_dim)
-
-
-def _permute(group: _Group, x: np.ndarray, *, perm: Sequence[tuple[int, int]]) -> np.ndarray:
-    me = group.comm.rank
-    to = {src: dst for src, dst in perm}.get(me)
-    by = {dst: src for src, dst in perm}.get(me)
-    out = np.zeros_like(x)
-    waiting = [] if by is None else [group.comm.Irecv(_words(out, x.nbytes), by)]
-    waiting += [] if to is None else [group.comm.Isend(_words(x, x.nbytes), to)]
-    for request in waiting:
-        request.Wait()
-    return out
-
-
-_EXCHANGES = {
-    "all_reduce": _all_reduce,
-    "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
-    "all_to_all": _all_to_all,
-    "permute": _permute,
-}

@@ -80,6 +80,7 @@ class StoreServer:
     Attributes:
       port: the port that it listens at.
       failure: what ended the job, once something has.
+      died: the rank whose end without a word that was.
     """
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0):
@@ -92,6 +93,7 @@ class StoreServer:
             ) from e
         self.port: int = self._listener.getsockname()[1]
         self.failure: str | None = None
+        self.died: int | None = None
         self._values: dict[str, str] = {}
         self._gathers: dict[str, dict[int, str]] = {}
         self._taken: dict[str, int] = {}  # how many have got the result of each gather
@@ -100,12 +102,12 @@ class StoreServer:
         self._closed = False
         threading.Thread(target=self._accept, name="blufunc store", daemon=True).start()
 
-    def fail(self, text: str) -> None:
+    def fail(self, text: str, died: int | None = None) -> None:
         """End the job: all who wait are told, and all who watch. The first failure is the one that counts."""
         with self._changed:
             if self.failure is not None or self._closed:
                 return
-            self.failure = text
+            self.failure, self.died = text, died
             self._changed.notify_all()
             watchers = list(self._watchers.values())
         self._tell(watchers, "abort", text)
@@ -187,7 +189,7 @@ class StoreServer:
         if bye:
             self._tell(others, "ended", rank)
         else:
-            self.fail(f"rank {rank} ({name}) has died: it ended without a word.")
+            self.fail(f"rank {rank} ({name}) has died: it ended without a word.", rank)
 
     def _tell(self, watchers: Sequence[socket.socket], *message: Any) -> None:
         for connection in watchers:

@@ -77,7 +77,7 @@ class Recorder:
       keep: how many are remembered.
     """
 
-    def __init__(self, path: str | None = None, keep: int = 32):
+    def __init__(self, path: str | None = None, keep: int = 8):
         self._numbers = itertools.count(1)
         self.records: deque[Record] = deque(maxlen=keep)
         self._open: deque[Record] = deque()  # not known to be over, oldest first
@@ -217,6 +217,7 @@ class Watchdog:
             return None
         match store.receive(self._connection):
             case ["abort", str(why)]:
+                self._stop.wait(_TICK)  # this rank may be about to report the same error by itself
                 return why
             case ["ended", int(rank)]:
                 self._ended[rank] = time.monotonic()
