@@ -13,6 +13,7 @@ from blufunc import nn as nn
 from blufunc import numpy as numpy
 from blufunc import optim as optim
 from blufunc import random as random
+from blufunc import sharding as sharding
 from blufunc import tree as tree
 from blufunc.config import config as config
 from blufunc.core import dtypes as dtypes
@@ -25,6 +26,19 @@ from blufunc.core.override import override as override
 from blufunc.core.primitive import Primitive as Primitive
 from blufunc.core.trace import Tracer as Tracer
 from blufunc.explain import explain as explain
+from blufunc.parallel.mesh import AbstractMesh as AbstractMesh
+from blufunc.parallel.mesh import Mesh as Mesh
+from blufunc.parallel.mesh import make_mesh as make_mesh
+from blufunc.parallel.placement import device_put as device_put
+from blufunc.parallel.placement import make_array_from_callback as make_array_from_callback
+from blufunc.parallel.placement import (
+    make_array_from_single_device_arrays as make_array_from_single_device_arrays,
+)
+from blufunc.parallel.sharding import NamedSharding as NamedSharding
+from blufunc.parallel.spec import P as P
+from blufunc.parallel.spec import PartitionSpec as PartitionSpec
+from blufunc.parallel.visualize import sharding_svg as sharding_svg
+from blufunc.parallel.visualize import visualize_sharding as visualize_sharding
 from blufunc.transforms import checkpoint_policies as checkpoint_policies
 from blufunc.transforms.arguments import ShapeDtypeStruct as ShapeDtypeStruct
 from blufunc.transforms.autocast import autocast as autocast
@@ -63,7 +77,6 @@ from blufunc.transforms.transfer import block_until_ready as block_until_ready
 from blufunc.transforms.transfer import default_backend as default_backend
 from blufunc.transforms.transfer import device_count as device_count
 from blufunc.transforms.transfer import device_get as device_get
-from blufunc.transforms.transfer import device_put as device_put
 from blufunc.transforms.transfer import devices as devices
 from blufunc.transforms.transfer import local_device_count as local_device_count
 from blufunc.transforms.transfer import local_devices as local_devices
@@ -85,12 +98,8 @@ _EXPLICIT_64 = "there is no mode: an explicit 64-bit dtype is honoured, and what
 
 # Names that programs for JAX use, and what stands in their place, or that nothing does yet.
 _NOT_HERE = {
-    "P": _NO_SHARDINGS,
-    "Mesh": _NO_SHARDINGS,
-    "NamedSharding": _NO_SHARDINGS,
-    "PartitionSpec": _NO_SHARDINGS,
     "Ref": _NO_REFS,
-    "Shard": _NO_SHARDINGS,
+    "Shard": "x.addressable_shards has the shards of an array",
     "check_tracer_leaks": "a tracer that leaks is an error as soon as it is used, with the line where it was made",
     "checking_leaks": "a tracer that leaks is an error as soon as it is used, with the line where it was made",
     "copy_to_host_async": "device_get copies to the host",
@@ -121,10 +130,7 @@ _NOT_HERE = {
     "linear_util": "it is JAX's own; transforms of one's own are made with Transform",
     "live_arrays": "arrays are not counted",
     "log_compiles": "set config.debug = 'retrace'",
-    "make_array_from_callback": _NO_SHARDINGS,
     "make_array_from_process_local_data": _NO_SHARDINGS,
-    "make_array_from_single_device_arrays": _NO_SHARDINGS,
-    "make_mesh": _NO_SHARDINGS,
     "memory": "arrays are in the memory of their device; checkpoint_policies has offloading",
     "monitoring": "nothing is monitored; config.debug shows the stages of programs",
     "new_ref": _NO_REFS,
@@ -134,9 +140,8 @@ _NOT_HERE = {
     "profiler": "there is no profiler yet; time calls with block_until_ready",
     "ref": _NO_REFS,
     "reshard": _NO_SHARDINGS,
-    "set_mesh": _NO_SHARDINGS,
+    "set_mesh": "a mesh is current in a block: with mesh: ...",
     "shard_map": _NO_SHARDINGS,
-    "sharding": _NO_SHARDINGS,
     "smap": _NO_SHARDINGS,
     "stages": "jit(f).trace(...), .lower() and .compile() are the stages",
     "threefry_partitionable": "it is always so",

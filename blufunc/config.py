@@ -180,9 +180,7 @@ def from_environment(environ=os.environ) -> Config:
             raise errors.ValueRangeError(f"{variable} is {text!r:.60}.", fix=f"use {', '.join(_SWITCH)}")
         if f.type == "int" and not text.isdecimal():
             raise errors.ValueRangeError(f"{variable} is {text!r:.60}.", fix="use a number")
-        values[f.name] = (
-            _SWITCH[text.lower()] if f.type == "bool" else int(text) if f.type == "int" else text
-        )
+        values[f.name] = _SWITCH[text.lower()] if f.type == "bool" else int(text) if f.type == "int" else text
     return Config(**values)
 
 

@@ -1,4 +1,4 @@
-"""Looking into programs while they run: ``debug.print`` and ``debug.callback``.
+"""Looking into programs while they run: ``debug.print`` and ``debug.callback``; pictures of shardings.
 
 Face. Both work eagerly and under every transform: in compiled programs and loops they report at run time, for each
 iteration; ``vmap`` reports for each element; derivatives report in the forward pass, once. What ``checkpoint``
@@ -18,10 +18,13 @@ import numpy as np
 from blufunc import errors
 from blufunc.core import dtypes, source
 from blufunc.core.trace import Value
+from blufunc.parallel.visualize import visualize_sharding
 from blufunc.transforms.arguments import check_callable
 from blufunc.transforms.callback import debug_callback
 
-__all__ = ["callback", "print"]
+__all__ = ["callback", "print", "visualize_array_sharding", "visualize_sharding"]
+
+visualize_array_sharding = visualize_sharding
 
 
 def callback(

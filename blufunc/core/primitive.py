@@ -235,7 +235,8 @@ def device_of(arrays: Sequence[Array], name: str) -> Any:
                 raise errors.ArgumentError(
                     f"{name} was given arrays on {device} and on {a.device}.",
                     where=source.here(),
-                    fix="move one of them: bf.device_put(x, device)",
+                    fix="move one of them: bf.device_put(x, "
+                    + ("NamedSharding(mesh, spec))" if device.joint else "device)"),
                 )
     if device is None or (not extent and device is backend.host_device()):
         return backend.default_device()

@@ -1,4 +1,4 @@
-"""Moving pytrees of arrays: onto devices, to the host, and waiting for them.
+"""The devices there are; pytrees of arrays to the host, and waiting for them.
 
 Transforms, at both ends of a program's path (before stage 1 and after stage 8).
 """
@@ -12,9 +12,8 @@ import numpy as np
 from blufunc import errors
 from blufunc.core import backend as _backend
 from blufunc.core import source, tree
-from blufunc.core.array import Array, from_numpy, lift
+from blufunc.core.array import Array
 from blufunc.core.axes import static_int
-from blufunc.core.trace import Tracer
 
 
 def devices(platform: str | None = None) -> list[_backend.Device]:
@@ -73,30 +72,6 @@ def process_count(backend: str | None = None) -> int:
 def default_backend() -> str:
     """The platform on which arrays are made when nothing says otherwise: ``"cpu"``, or ``config.default_device``'s."""
     return _backend.default_device().platform
-
-
-def device_put(x: Any, device: _backend.Device | None = None) -> Any:
-    """A pytree of arrays, NumPy arrays and numbers as arrays on ``device`` (the default device unless given)."""
-    target = device or _backend.default_device()
-    if not isinstance(target, _backend.Device):
-        raise errors.ArgumentError(
-            f"device_put takes a device, not {target!r}.", where=source.here(), fix="use one of bf.devices()"
-        )
-    return tree.map(lambda leaf: _put(leaf, target), x)
-
-
-def _put(leaf: Any, device: _backend.Device) -> Any:
-    value = lift(leaf)
-    if isinstance(value, Tracer):
-        raise errors.UnsupportedError(
-            "device_put inside a traced function.",
-            where=source.here(),
-            why="a program runs on the one device of its arguments.",
-            fix="put the arguments on a device before the call",
-        )
-    if value is leaf and value.device == device:
-        return leaf
-    return from_numpy(np.asarray(value), device, value.aval.weak_type)
 
 
 def device_get(x: Any) -> Any:

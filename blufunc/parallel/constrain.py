@@ -1,0 +1,88 @@
+"""``constrain``: the user says how a value inside of a program lies on the mesh.
+
+Parallel, stages 1 to 3. One equation, the identity on values; its derivative constrains tangents and cotangents alike.
+``propagate.py`` starts from these equations, and ``partition.py`` removes them. A program for one device has no use for
+them, and runs as if they were not there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from blufunc import errors
+from blufunc.core import source, tree
+from blufunc.core.array import lift
+from blufunc.core.structure import Linear
+from blufunc.parallel.mesh import AbstractMesh, Mesh, current_mesh
+from blufunc.parallel.sharding import NamedSharding
+from blufunc.parallel.spec import PartitionSpec
+
+
+class _ShardingConstraint(Linear):
+    """The operand, laid out by ``spec``; dimensions in ``free`` as propagation finds best."""
+
+    name, kind, identity = "sharding_constraint", "elementwise", True
+
+    def impl(self, x, *, spec, mesh, free):
+        return x
+
+    def abstract(self, x, *, spec, mesh, free):
+        return x
+
+    def transpose(self, ct, x, **params):
+        x.add(self.bind(ct, **params))
+
+    def batch(self, axis, args, dims, *, spec, mesh, free):
+        (x,), (d,) = args, dims
+        entries = list(spec.for_rank(x.aval.ndim - 1))
+        entries.insert(d, None)
+        free = (*[f + (f >= d) for f in free], d)
+        return self.bind(x, spec=spec.with_entries(entries), mesh=mesh, free=tuple(sorted(free))), d
+
+
+sharding_constraint_p = _ShardingConstraint()
+
+
+def constrain(x: Any, spec: Any) -> Any:
+    """``x`` as it is; where the program is divided among devices, laid out by ``spec`` here.
+
+    Args:
+      x: an array, or a pytree of them.
+      spec: a ``PartitionSpec`` for the current mesh (``with mesh:``) or the one that the program is partitioned for;
+        a ``NamedSharding``; or a pytree of these like ``x``.
+    Raises:
+      ArgumentError: ``spec`` is something else.
+      ShardingError: the spec has more entries than ``x`` dimensions, or names an axis that the mesh has not.
+    """
+    if isinstance(spec, (PartitionSpec, NamedSharding)):
+        return tree.map(lambda leaf: _constrain(leaf, spec), x)
+    is_spec = lambda s: isinstance(s, (PartitionSpec, NamedSharding))  # noqa: E731
+    specs, treedef = tree.flatten(spec, is_leaf=is_spec)
+    leaves, of_x = tree.flatten(x)
+    if len(specs) != len(leaves) or not all(map(is_spec, specs)):
+        raise errors.ArgumentError(
+            f"constrain takes a partition spec, or a tree of them like {of_x}, not {treedef}.",
+            where=source.here(),
+            fix="constrain(x, P('x', None))",
+        )
+    return tree.unflatten(of_x, [_constrain(leaf, s) for leaf, s in zip(leaves, specs, strict=True)])
+
+
+with_sharding_constraint = constrain
+
+
+def _constrain(x: Any, given: PartitionSpec | NamedSharding) -> Any:
+    x = lift(x, "x")
+    mesh: Mesh | AbstractMesh | None
+    spec, mesh = (given.spec, given.mesh) if isinstance(given, NamedSharding) else (given, current_mesh())
+    spec = spec.for_rank(x.aval.ndim)
+    if spec.unreduced or spec.reduced:
+        raise errors.ShardingError(
+            f"constrain takes no unreduced or reduced axes: {spec}.",
+            where=source.here(),
+            fix="leave them out: sums stay owed for as long as what follows is linear",
+        )
+    if mesh is not None:
+        mesh = NamedSharding(mesh, spec).mesh.abstract if isinstance(mesh, Mesh) else mesh
+        NamedSharding(mesh, spec)  # checks the names of axes
+    return sharding_constraint_p.bind(x, spec=spec, mesh=mesh, free=())

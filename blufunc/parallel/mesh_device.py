@@ -1,0 +1,143 @@
+"""A mesh as a device: arrays lie on it, and programs are compiled for it.
+
+Parallel, stages 3 and 8. ``jit``, eager operations and donation know devices and their backends only. The backend of a
+mesh keeps arrays as ``ShardedBuffer``s and makes ``MeshProgram``s; all of it stands on the backend of the mesh's own
+devices.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from blufunc.core import backend
+from blufunc.core.array import Array
+from blufunc.core.avals import ShapedArray
+from blufunc.core.jaxpr import Eqn, Jaxpr, Var
+from blufunc.parallel import sharded_buffer
+from blufunc.parallel.mesh import Mesh
+from blufunc.parallel.mesh_program import MeshProgram
+from blufunc.parallel.sharded_buffer import ShardedBuffer
+from blufunc.parallel.sharding import NamedSharding
+from blufunc.parallel.spec import PartitionSpec
+
+
+@dataclass(frozen=True)
+class MeshDevice(backend.Device):
+    """The devices of a mesh together. Made by ``device_on``."""
+
+    mesh: Mesh
+    joint: ClassVar[bool] = True
+
+    @property
+    def members(self) -> tuple[backend.Device, ...]:
+        """The devices of the mesh."""
+        return self.mesh.device_list
+
+    def __str__(self) -> str:
+        first, last = self.members[0], self.members[-1]
+        return f"mesh({self.mesh}) of {first}" + (f" to {last}" if last != first else "")
+
+
+_devices: dict[Mesh, MeshDevice] = {}
+
+
+def device_on(mesh: Mesh) -> MeshDevice:
+    """The one ``MeshDevice`` of a mesh."""
+    found = _devices.get(mesh)
+    if found is None:
+        made = MeshBackend(mesh)
+        found = _devices[mesh] = made.device
+    return found
+
+
+class MeshBackend:
+    """``Backend`` whose buffers are ``ShardedBuffer``s on one mesh."""
+
+    name = "mesh"
+
+    def __init__(self, mesh: Mesh):
+        self.mesh = mesh
+        self.device = MeshDevice("mesh", 0, self, mesh)
+        self.replicated = NamedSharding(mesh, PartitionSpec())
+        self._operation = functools.lru_cache(512)(self._compile_operation)
+
+    def devices(self) -> Sequence[backend.Device]:
+        """The mesh."""
+        return [self.device]
+
+    def from_host(self, x: np.ndarray, device: backend.Device) -> ShardedBuffer:
+        """A copy on each device."""
+        return sharded_buffer.scatter(x, self.replicated)
+
+    def to_host(self, buffer: ShardedBuffer) -> np.ndarray:
+        """The shards put together."""
+        return sharded_buffer.gather(buffer)
+
+    def block_until_ready(self, buffer: ShardedBuffer) -> None:
+        """Wait for all shards."""
+        for device, shard in zip(buffer.devices, buffer.shards, strict=True):
+            device.backend.block_until_ready(shard)
+
+    def run(
+        self, prim: Any, buffers: Sequence[ShardedBuffer], params: dict, outs: Sequence[ShapedArray]
+    ) -> Sequence[ShardedBuffer]:
+        """One primitive: a program of one equation, kept for the next time."""
+        avals = tuple(ShapedArray(b.shape, b.dtype) for b in buffers)
+        return self._operation(prim, avals, tuple(params.items()))(list(buffers))
+
+    def _compile_operation(self, prim: Any, avals: tuple[ShapedArray, ...], params: tuple) -> MeshProgram:
+        named = dict(params)
+        outs = prim.typed(avals, named)
+        invars = [Var(a) for a in avals]
+        outvars = [Var(a) for a in (outs if prim.multiple_results else (outs,))]
+        eqn = Eqn(prim, invars, outvars, named, None)  # of no line: it serves many
+        return self.compile(Jaxpr(invars, [eqn], outvars, name=prim.name), (False,) * len(invars))
+
+    def compile(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> MeshProgram:
+        """A program that is partitioned for the shardings of its arguments when it is called."""
+        return MeshProgram(jaxpr, donated, self.mesh)
+
+    def claim(self, array: Array) -> ShardedBuffer:
+        """The buffer of a donated array, whose shards are copied where somebody else still sees them."""
+        buffer = array.buffer
+        sole = _references(buffer) <= _SOLE
+        shards: list[Any] = list(buffer.shards)
+        if sole:  # nobody else counts on the list, which would count as one who sees the shards
+            buffer.shards.clear()
+        for rank, device in enumerate(self.mesh.device_list):
+            aval = ShapedArray(buffer.sharding.shard_shape(buffer.shape), buffer.dtype)
+            shard = Array(shards[rank], aval, device)
+            shards[rank] = None
+            shards[rank] = device.backend.claim(shard)
+        return ShardedBuffer(shards, buffer.sharding, buffer.shape, buffer.dtype)
+
+
+def _references(buffer: ShardedBuffer) -> int:
+    return sys.getrefcount(buffer)
+
+
+class _Holder:
+    """An object like ``Array`` that holds a buffer nobody else sees, to learn what its reference count is."""
+
+    __slots__ = ("_buffer",)
+
+    def __init__(self) -> None:
+        self._buffer = object()
+
+    @property
+    def buffer(self) -> Any:
+        return self._buffer
+
+
+def _count_of_sole(array: Any) -> int:
+    buffer = array.buffer
+    return _references(buffer)
+
+
+_SOLE = _count_of_sole(_Holder())

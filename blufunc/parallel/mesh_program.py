@@ -1,0 +1,136 @@
+"""Programs for a mesh: partitioned for the shardings of their arguments, run by all ranks.
+
+Parallel, stages 3 to 8. In comes a global jaxpr; at a call the shardings of the arguments choose, or make, the local
+program. Its collectives meet those of the other ranks in an engine; without collectives ranks need not meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from blufunc import errors
+from blufunc.core import source
+from blufunc.core.jaxpr import Jaxpr, subjaxprs
+from blufunc.core.passes import simplify
+from blufunc.core.primitive import concrete
+from blufunc.parallel.mesh import Mesh
+from blufunc.parallel.partition import localise
+from blufunc.parallel.sharded_buffer import ShardedBuffer
+from blufunc.parallel.sharding import NamedSharding
+from blufunc.parallel.thread_engine import run_ranks
+
+Shardings = tuple[NamedSharding, ...]
+
+
+class MeshProgram:
+    """A compiled jaxpr: call it with a list of ``ShardedBuffer``, all on its mesh.
+
+    Attributes:
+      jaxpr: the global jaxpr, simplified.
+      donated: the parameters whose memory results may take.
+      mesh: where it runs.
+      local_programs: for the shardings of arguments that it was called with, the program of one device.
+    """
+
+    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], mesh: Mesh):
+        self.jaxpr = simplify(jaxpr)
+        self.donated = tuple(donated)
+        self.mesh = mesh
+        self.local_programs: dict[Shardings, LocalProgram] = {}
+
+    def __call__(self, buffers: list[ShardedBuffer]) -> list[ShardedBuffer]:
+        return self.local(tuple([b.sharding for b in buffers]))(buffers)
+
+    def local(self, in_shardings: Shardings) -> LocalProgram:
+        """The program for arguments of these shardings."""
+        found = self.local_programs.get(in_shardings)
+        if found is None:
+            made = LocalProgram(self.jaxpr, in_shardings, self.donated, self.mesh)
+            found = self.local_programs[in_shardings] = made
+        return found
+
+    def source(self) -> str:
+        """The source of each local program, under the specs of the arguments that it is for."""
+        return "\n".join(
+            f"// mesh({self.mesh}): {', '.join(str(s.spec) for s in key)}\n{program.program.source()}"
+            for key, program in self.local_programs.items()
+        )
+
+    def timings(self, buffers: Sequence[ShardedBuffer], repeats: int = 5) -> Sequence[Any]:
+        """How long each step of rank 0 takes, while all of them run."""
+        return self.local(tuple([b.sharding for b in buffers])).timings(buffers, repeats)
+
+    @property
+    def schedule(self) -> Any:
+        """The steps of the local program that was made last.
+
+        Raises:
+          UnsupportedError: there is none.
+        """
+        if not self.local_programs:
+            raise errors.UnsupportedError(
+                "a program for a mesh has no steps yet.",
+                where=source.here(),
+                why="it is divided among devices when it is called, by the shardings of its arguments.",
+                fix="c = jit(f).lower(*args).compile(); c(*args)",
+            )
+        return list(self.local_programs.values())[-1].program.schedule
+
+
+class LocalProgram:
+    """A global jaxpr for arguments of certain shardings: one program, run by all ranks.
+
+    Attributes:
+      jaxpr: the local jaxpr, of shards and collectives.
+      out_shardings: the shardings of the results.
+      program: the jaxpr compiled for one of the devices, which are alike.
+    """
+
+    def __init__(self, jaxpr: Jaxpr, in_shardings: Shardings, donated: Sequence[bool], mesh: Mesh):
+        try:
+            made, self.out_shardings = localise(jaxpr, in_shardings, mesh)
+        except errors.BlufuncError as e:
+            raise source.located(e) from None
+        self.jaxpr, consts = made.hoist()
+        self.out_avals = [v.aval for v in jaxpr.outvars]
+        self.mesh = mesh
+        self.consts = [[c.buffer_on(d) for c in map(concrete, consts)] for d in mesh.device_list]
+        self.meets = exchanges(self.jaxpr)
+        device = mesh.device_list[0]
+        if device.platform != "cpu":
+            raise errors.UnsupportedError(
+                f"programs for a mesh of {device.platform} devices in one process.",
+                where=source.here(),
+                fix="a mesh of the CPU's devices: make_mesh(..., devices=bf.devices('cpu'))",
+            )
+        self.program = device.backend.compile(self.jaxpr, (False,) * len(consts) + tuple(donated))
+
+    def __call__(self, buffers: list[ShardedBuffer]) -> list[ShardedBuffer]:
+        ranks = self._arguments(buffers)
+        buffers.clear()
+        rows = self._on_all_ranks(lambda rank: self.program(ranks[rank]))
+        return [
+            ShardedBuffer([row[i] for row in rows], sharding, aval.shape, aval.dtype)
+            for i, (sharding, aval) in enumerate(zip(self.out_shardings, self.out_avals, strict=True))
+        ]
+
+    def timings(self, buffers: Sequence[ShardedBuffer], repeats: int) -> Sequence[Any]:
+        """How long each step of rank 0 takes."""
+        ranks = self._arguments(buffers)
+        return self._on_all_ranks(lambda rank: self.program.timings(ranks[rank], repeats))[0]
+
+    def _arguments(self, buffers: Sequence[ShardedBuffer]) -> list[list]:
+        """The arguments of each rank."""
+        columns = [b.shards for b in buffers]
+        return [[*consts, *[c[rank] for c in columns]] for rank, consts in enumerate(self.consts)]
+
+    def _on_all_ranks(self, function: Callable[[int], Any]) -> list[Any]:
+        if self.meets:
+            return run_ranks(self.mesh.abstract, function)
+        return [function(rank) for rank in range(self.mesh.size)]
+
+
+def exchanges(jaxpr: Jaxpr) -> bool:
+    """Whether a local jaxpr asks for the engine of its rank."""
+    return any(e.prim.kind == "collective" or any(map(exchanges, subjaxprs(e.params))) for e in jaxpr.eqns)

@@ -1,0 +1,218 @@
+"""Putting arrays where they are wanted: onto a device, or onto a mesh by a sharding.
+
+Parallel, before stage 1. ``device_put`` moves values; arrays that are too large for one device are made in parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core import backend, dtypes, source, tree
+from blufunc.core.array import Array, from_numpy, lift
+from blufunc.core.avals import ShapedArray
+from blufunc.core.axes import sequence, shape_of
+from blufunc.core.trace import Tracer
+from blufunc.parallel.mesh import current_mesh
+from blufunc.parallel.mesh_device import device_on
+from blufunc.parallel.sharded_buffer import ShardedBuffer, devices_of, from_parts, reshard, scatter
+from blufunc.parallel.sharding import Index, NamedSharding, Sharding, SingleDeviceSharding
+from blufunc.parallel.spec import PartitionSpec
+
+Place = backend.Device | NamedSharding
+"""Where an array goes."""
+
+
+def device_put(x: Any, device: Any = None) -> Any:
+    """A pytree of arrays, NumPy arrays and numbers as arrays on a device, or on a mesh.
+
+    Args:
+      x: the pytree.
+      device: a device, a sharding, or a partition spec on the current mesh (``with mesh:``); or a pytree of these that
+        is a prefix of ``x``. The default device unless given. An array that is there already is returned as it is.
+    Raises:
+      ArgumentError: ``device`` holds something else, or a spec without a mesh.
+      ShardingError: a spec is of a higher rank than its array.
+      TreeError: the pytree of places is no prefix of ``x``.
+      UnsupportedError: a value is traced.
+    """
+    if device is None:
+        return tree.map(lambda leaf: _put(leaf, backend.default_device()), x)
+    places = [_place(p) for p in tree.broadcast_prefix(device, x, is_leaf=_is_place)]
+    leaves, treedef = tree.flatten(x)
+    return tree.unflatten(treedef, [_put(leaf, place) for leaf, place in zip(leaves, places, strict=True)])
+
+
+def _is_place(x: Any) -> bool:
+    return isinstance(x, (backend.Device, Sharding, PartitionSpec))
+
+
+def _place(given: Any) -> Place:
+    if isinstance(given, (backend.Device, NamedSharding)):
+        return given
+    if isinstance(given, SingleDeviceSharding):
+        return given.device
+    if isinstance(given, PartitionSpec):
+        return on_current_mesh(given)
+    raise errors.ArgumentError(
+        f"device_put takes a device or a sharding, not {given!r:.60}.",
+        where=source.here(),
+        fix="use one of bf.devices(), or NamedSharding(mesh, P('x'))",
+    )
+
+
+def on_current_mesh(spec: PartitionSpec) -> NamedSharding:
+    """``spec`` on the mesh of the innermost ``with mesh:``.
+
+    Raises:
+      ArgumentError: there is none.
+    """
+    mesh = current_mesh()
+    if mesh is None:
+        raise errors.ArgumentError(
+            f"{spec} has no mesh.",
+            where=source.here(),
+            fix="NamedSharding(mesh, spec), or do it `with mesh:`",
+        )
+    return NamedSharding(mesh, spec)
+
+
+def _put(leaf: Any, place: Place) -> Any:
+    value = lift(leaf)
+    if isinstance(value, Tracer):
+        raise errors.UnsupportedError(
+            "device_put inside a traced function.",
+            where=source.here(),
+            why="a program runs where its arguments are.",
+            fix="put the arguments on a device before the call",
+        )
+    array: Array = value  # type: ignore[assignment]
+    if isinstance(place, NamedSharding):
+        buffer = array.buffer
+        if not isinstance(buffer, ShardedBuffer):
+            return _wrapped(scatter(np.asarray(array), place), array.aval.weak_type)
+        if array is leaf and buffer.sharding == place:
+            return leaf
+        return _wrapped(reshard(buffer, place), array.aval.weak_type)
+    if array is leaf and array.device == place:
+        return leaf
+    return from_numpy(np.asarray(array), place, array.aval.weak_type)
+
+
+def _wrapped(buffer: ShardedBuffer, weak_type: bool = False) -> Array:
+    aval = ShapedArray(buffer.shape, buffer.dtype, weak_type)
+    return Array(buffer, aval, device_on(buffer.sharding.mesh))  # type: ignore[arg-type]
+
+
+def make_array_from_callback(
+    shape: Sequence[int], sharding: NamedSharding, data_callback: Callable[[Index], Any], *, dtype: Any = None
+) -> Array:
+    """An array made in parts, so that no device and no host need hold all of it.
+
+    Args:
+      shape: the shape of the whole.
+      sharding: how it lies on a mesh.
+      data_callback: gives the part at an index, a tuple of slices, as anything that NumPy sees as an array. It is
+        called once for each different part.
+      dtype: of the array; that of the parts unless given.
+    Raises:
+      ArgumentError: ``sharding`` is no ``NamedSharding``.
+      ShapeError: a part is of another shape than asked for.
+      DtypeError: the parts are of different dtypes.
+    """
+    whole, sharding = (
+        shape_of(shape, "make_array_from_callback"),
+        _named(sharding, "make_array_from_callback"),
+    )
+    wanted = None if dtype is None else dtypes.as_dtype(dtype)
+
+    def part(index: Index) -> np.ndarray:
+        given = np.asarray(data_callback(index))
+        x = dtypes.canonical_numpy(given) if wanted is None else given.astype(wanted)
+        size = tuple(s.stop - s.start for s in index)
+        if x.shape != size:
+            raise errors.ShapeError(
+                f"data_callback gave an array of shape {x.shape} for the index {index}.",
+                where=source.here(),
+                fix=f"the part there is of shape {size}",
+            )
+        return x
+
+    if wanted is None:
+        first = sharding.indices(whole)[0]
+        kept = part(first)
+        of_kept = kept.dtype
+        return _wrapped(
+            from_parts(lambda i: kept if i == first else _alike(part(i), of_kept), whole, of_kept, sharding)
+        )
+    return _wrapped(from_parts(part, whole, wanted, sharding))
+
+
+def _alike(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    if x.dtype != dtype:
+        raise errors.DtypeError(
+            f"data_callback gave parts of {dtype} and of {x.dtype}.", where=source.here(), fix="dtype=..."
+        )
+    return x
+
+
+def make_array_from_single_device_arrays(
+    shape: Sequence[int], sharding: NamedSharding, arrays: Sequence[Array]
+) -> Array:
+    """An array of shards that are on their devices already; nothing is copied.
+
+    Args:
+      shape: the shape of the whole, which must be divided evenly.
+      sharding: how it lies on a mesh.
+      arrays: the shard of each device, in any order.
+    Raises:
+      ArgumentError: a shard is no array, or on no device of the mesh; or a device has none.
+      DtypeError: the shards are of different dtypes.
+      ShapeError: a shard is of another shape than the sharding says, or padding would be needed.
+    """
+    name = "make_array_from_single_device_arrays"
+    whole, sharding = shape_of(shape, name), _named(sharding, name)
+    given = sequence(arrays, name, "arrays", "arrays")
+    wrong = [a for a in given if not isinstance(a, Array)]
+    if wrong:
+        raise errors.ArgumentError(f"{name} takes arrays, not {wrong[0]!r:.60}.", where=source.here())
+    on = {a.device: a for a in given}
+    devices = devices_of(sharding)
+    if set(on) != set(devices) or len(given) != len(devices):
+        raise errors.ArgumentError(
+            f"{name}: {len(given)} shards on {', '.join(map(str, on))}.",
+            where=source.here(),
+            fix=f"one on each of {', '.join(map(str, devices))}",
+        )
+    size = sharding.shard_shape(whole)
+    if not sharding.is_even(whole):
+        raise errors.ShapeError(
+            f"{name}: {sharding.spec} does not divide an array of shape {whole} evenly.",
+            where=source.here(),
+            fix="device_put pads arrays by itself",
+        )
+    shards = [on[d] for d in devices]
+    for shard in shards:
+        if shard.aval.shape != size:
+            raise errors.ShapeError(
+                f"{name}: the shard on {shard.device} is of shape {shard.aval.shape}.",
+                where=source.here(),
+                fix=f"an array of shape {whole} has shards of shape {size} there",
+            )
+    kinds = {s.aval.dtype for s in shards}
+    if len(kinds) > 1:
+        raise errors.DtypeError(f"{name}: shards of {' and '.join(map(str, kinds))}.", where=source.here())
+    return _wrapped(ShardedBuffer([s.buffer for s in shards], sharding, whole, shards[0].aval.dtype))
+
+
+def _named(sharding: Any, name: str) -> NamedSharding:
+    if isinstance(sharding, NamedSharding):
+        return sharding
+    raise errors.ArgumentError(
+        f"{name} takes a NamedSharding, not {sharding!r:.60}.",
+        where=source.here(),
+        fix="NamedSharding(mesh, P('x'))",
+    )

@@ -1,0 +1,92 @@
+"""A program divided among simulated devices, against the same on one: what the tests of partitioning share."""
+
+from collections import Counter
+
+import numpy as np
+
+import blufunc as bf
+from blufunc.core.array import lift
+from blufunc.core.jaxpr import eval_jaxpr, subjaxprs
+from blufunc.parallel.mesh import AbstractMesh
+from blufunc.parallel.partition import localise
+from blufunc.parallel.sharding import NamedSharding
+from blufunc.parallel.spec import P
+from blufunc.parallel.thread_engine import run_ranks
+
+MESHES = {
+    "1": AbstractMesh((1,), ("x",)),
+    "2": AbstractMesh((2,), ("x",)),
+    "4": AbstractMesh((4,), ("x",)),
+    "2x2": AbstractMesh((2, 2), ("x", "y")),
+    "2x2x2": AbstractMesh((2, 2, 2), ("x", "y", "z")),
+}
+
+
+def padded_shards(x, sharding):
+    """The shard of each rank, with garbage in the padding."""
+    x = np.asarray(x)
+    shape = sharding.shard_shape(x.shape)
+    found = []
+    for index in sharding.indices(x.shape):
+        part = x[index]
+        garbage = np.nan if np.issubdtype(x.dtype, np.floating) else 1
+        shard = np.full(shape, garbage, x.dtype) if x.dtype.kind != "V" else np.zeros(shape, x.dtype)
+        shard[tuple(slice(0, n) for n in part.shape)] = part
+        found.append(shard)
+    return found
+
+
+def assembled(shards, sharding, shape, dtype):
+    """The whole value; all shards of one part must be equal."""
+    out = np.zeros(shape, dtype)
+    seen = np.zeros(shape, bool)
+    for shard, index in zip(shards, sharding.indices(shape), strict=True):
+        part = np.asarray(shard)[tuple(slice(0, s.stop - s.start) for s in index)]
+        old = out[index]
+        np.testing.assert_array_equal(part[seen[index]], old[seen[index]])
+        out[index], seen[index] = part, True
+    assert seen.all()
+    return out
+
+
+def divided(jaxpr, args, specs, mesh, outs=None):
+    """The results of a global jaxpr computed by all ranks, and the local jaxpr."""
+    shardings = [NamedSharding(mesh, s) for s in specs]
+    ends = None if outs is None else [None if s is None else NamedSharding(mesh, s) for s in outs]
+    local, results = localise(jaxpr, shardings, mesh, ends)
+    parts = [padded_shards(a, s) for a, s in zip(args, shardings, strict=True)]
+    ranks = run_ranks(mesh, lambda r: eval_jaxpr(local, [lift(p[r]) for p in parts]), deadline=60)
+    whole = [
+        assembled([r[i] for r in ranks], s, v.aval.shape, v.aval.dtype)
+        for i, (s, v) in enumerate(zip(results, jaxpr.outvars, strict=True))
+    ]
+    return whole, local
+
+
+def check(f, args, specs, mesh, outs=None, rtol=1e-5, atol=1e-5):
+    """Compare ``f`` on all ranks with ``f`` on one device; the local jaxpr."""
+    jaxpr = bf.make_jaxpr(f)(*args)
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
+    expected = eval_jaxpr(jaxpr, [lift(a) for a in args])
+    got, local = divided(jaxpr, args, specs, mesh, outs)
+    for g, e in zip(got, expected, strict=True):
+        e = np.asarray(e)
+        if np.issubdtype(e.dtype, np.floating):
+            np.testing.assert_allclose(g, e, rtol=rtol, atol=atol)
+        else:
+            np.testing.assert_array_equal(g, e)
+    return local
+
+
+def collectives(jaxpr):
+    """How often each collective stands in a jaxpr, bodies included."""
+    names = Counter()
+    for eqn in jaxpr.eqns:
+        if eqn.prim.kind == "collective" and eqn.prim.name not in ("mesh_axis_index", "shard_slice", "pcast", "keep_first"):  # fmt: skip
+            names[eqn.prim.name.removeprefix("mesh_")] += 1
+        for sub in subjaxprs(eqn.params):
+            names += collectives(sub)
+    return dict(names)
+
+
+__all__ = ["MESHES", "P", "check", "collectives", "divided"]
