@@ -29,8 +29,11 @@ from blufunc import errors
 from blufunc.parallel.store import StoreServer
 from blufunc.parallel.watchdog import ABORTED, last_record
 
-GRACE = 3.0
+GRACE = 2.0
 """The seconds that ranks have to end by themselves once one has failed."""
+
+SIGNAL_GRACE = 10.0
+"""The seconds that they have when a signal has asked them to end: they may want to save what they have."""
 
 
 _ONE_HOST = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "^ofi,tcp"}
@@ -206,12 +209,12 @@ def _forward(pipe: Any, to: Any, rank: int) -> threading.Thread:
     return thread
 
 
-def launch(n: int, command: Sequence[str], *, engine: str = "mpi", grace: float = GRACE) -> int:
+def launch(n: int, command: Sequence[str], *, engine: str = "mpi", grace: float = SIGNAL_GRACE) -> int:
     """Run ``command`` as ``n`` ranks; returns the exit code: 0 if that of all ranks is.
 
     Args:
       engine: ``mpi`` for ranks on CPUs, ``nccl`` for ranks on GPUs.
-      grace: the seconds that ranks have to end once one has failed, or a signal has come.
+      grace: the seconds that ranks have to end when a signal has asked them to.
     """
     server = StoreServer()
     with tempfile.TemporaryDirectory(prefix="blufunc-") as name, _caught_signals() as signals:
@@ -251,8 +254,8 @@ def _await(ranks: _Ranks, n: int, server: StoreServer, signals: list[int], grace
         for number in signals[forwarded:]:
             ranks.signal(number)
             forwarded += 1
-        if (server.failure is not None or forwarded) and end == math.inf:
-            end = time.monotonic() + grace
+        if end == math.inf and (server.failure is not None or forwarded):
+            end = time.monotonic() + (grace if forwarded else GRACE)
         if time.monotonic() > end:
             ranks.signal(last)
             end, last = time.monotonic() + 1.0, signal.SIGKILL
@@ -323,6 +326,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default="nccl" if os.environ.get("BLUFUNC_DEFAULT_DEVICE", "").startswith("cuda") else "mpi",
         help="mpi for ranks on CPUs (the default), nccl for ranks on GPUs (where BLUFUNC_DEFAULT_DEVICE is cuda)",
     )
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=SIGNAL_GRACE,
+        help="seconds that ranks have to end after SIGTERM or an interrupt (%(default)g)",
+    )
     parser.add_argument("-m", "--module", action="store_true", help="the program is a module, not a file")
     parser.add_argument("program", help="a Python file, or the name of a module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what the program is given")
@@ -331,7 +340,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"-n {given.ranks}: a job has at least one rank")
     program = ["-m", given.program] if given.module else [given.program]
     try:
-        return launch(given.ranks, [sys.executable, *program, *given.arguments], engine=given.engine)
+        return launch(given.ranks, [sys.executable, *program, *given.arguments], engine=given.engine, grace=given.grace)
     except errors.BlufuncError as e:
         sys.stderr.write(f"launch: {e}\n")
         return 2

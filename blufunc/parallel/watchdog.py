@@ -27,7 +27,7 @@ from blufunc.parallel import store
 ABORTED = 113
 """The exit code of a rank that ended because of another."""
 
-PATIENCE = 5.0
+PATIENCE = 2.0
 """The seconds that a collective may still take after a rank that takes part in it has ended."""
 
 _SLOT = 512  # bytes of the file of a recorder
