@@ -1,8 +1,8 @@
 """Bootstrap: a process learns its rank, and how to reach the others.
 
 Parallel, before stage 3. In come explicit arguments or the variables of a launcher (``python -m
-blufunc.parallel.launch``, torchrun, Open MPI, Slurm), out comes a ``World``: the rank, a store that all ranks share, and
-a watchdog. Engines (``mpi_engine``, ``nccl_engine``) are made of it. One process is one rank.
+blufunc.parallel.launch``, torchrun, Open MPI, Slurm), out comes a ``World``: the rank, a store that all ranks share,
+and a watchdog. Engines (``mpi_engine``, ``nccl_engine``) are made of it. One process is one rank.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def initialize(
 ) -> World:
     """Join the job that this process is part of; once it has, it returns the same ``World``.
 
-    What is not given is taken from the variables of the launcher; where there are none, the process is a job of its own.
+    What is not given is taken from the variables of the launcher; without these, the process is a job of its own.
 
     Args:
       address: ``host:port`` of rank 0, where the store of the job will be.
@@ -199,7 +199,9 @@ def find_placement(
                 fix="initialize('host0:29500', world_size=4, rank=0)",
             )
         host, port = _address(address)
-        found = Placement(rank, world_size, rank if local_rank is None else local_rank, world_size, host, port)
+        found = Placement(
+            rank, world_size, rank if local_rank is None else local_rank, world_size, host, port
+        )
     else:
         # Open MPI before Slurm: mpirun inside of a Slurm job starts its daemons, and not the ranks, with srun
         for launcher in (_torchrun, _open_mpi, _slurm):
@@ -302,7 +304,9 @@ def _is_loopback(host: str) -> bool:
 def _address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
-        raise errors.ValueRangeError(f"{text!r:.60} is no address of a store.", fix="host:port, 'host0:29500'")
+        raise errors.ValueRangeError(
+            f"{text!r:.60} is no address of a store.", fix="host:port, 'host0:29500'"
+        )
     return host.strip("[]"), int(port)
 
 

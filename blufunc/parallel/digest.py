@@ -61,7 +61,10 @@ def check_agreement(jaxpr: Jaxpr, world: _World, members: Sequence[int]) -> None
 
 
 def _raise_difference(rank: int, mine: Sequence[Step], other: int, theirs: Sequence[Step]) -> None:
-    at = next((i for i, (a, b) in enumerate(zip(mine, theirs)) if a.text != b.text), min(len(mine), len(theirs)))
+    at = next(
+        (i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a.text != b.text),
+        min(len(mine), len(theirs)),
+    )
     a, b = (steps[at] if at < len(steps) else Step("no further collective", "") for steps in (mine, theirs))
     raise errors.CollectiveError(
         f"ranks {rank} and {other} run different programs: their collective {at + 1} is not the same.",

@@ -340,7 +340,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"-n {given.ranks}: a job has at least one rank")
     program = ["-m", given.program] if given.module else [given.program]
     try:
-        return launch(given.ranks, [sys.executable, *program, *given.arguments], engine=given.engine, grace=given.grace)
+        return launch(
+            given.ranks, [sys.executable, *program, *given.arguments], engine=given.engine, grace=given.grace
+        )
     except errors.BlufuncError as e:
         sys.stderr.write(f"launch: {e}\n")
         return 2

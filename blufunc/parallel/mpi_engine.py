@@ -1,8 +1,8 @@
 """The engine of processes on CPUs: MPI moves the bytes.
 
 Parallel, used at stage 8; needs mpi4py, and a process that ``mpirun`` has started (``python -m
-blufunc.parallel.launch`` does). MPI moves parts between ranks, and sums are made here in the order of ranks: the results
-are those of ``ThreadEngine`` bit for bit, for every dtype, those included that MPI does not know.
+blufunc.parallel.launch`` does). MPI moves parts between ranks, and sums are made here in the order of ranks: the
+results are those of ``ThreadEngine`` bit for bit, for every dtype, those included that MPI does not know.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class _Group:
 
 
 def _words(x: np.ndarray, part: int) -> np.ndarray:
-    """The memory of a contiguous array, of parts of so many bytes, in words that MPI knows: few, as it counts to 2**31."""
+    """The memory of a contiguous array, of parts of so many bytes, in words for MPI: few, as it counts by int32."""
     return x.reshape(-1).view(np.uint64 if part % 8 == 0 else np.uint8)
 
 
@@ -139,7 +139,9 @@ class MpiEngine:
 def _mpi(world: World) -> Any:
     fix = "pip install 'blufunc[mpi]', then: python -m blufunc.parallel.launch -n 4 script.py"
     if importlib.util.find_spec("mpi4py") is None:
-        raise errors.UnsupportedError("processes on CPUs exchange through MPI, and mpi4py is missing.", fix=fix)
+        raise errors.UnsupportedError(
+            "processes on CPUs exchange through MPI, and mpi4py is missing.", fix=fix
+        )
     from mpi4py import MPI
 
     if MPI.COMM_WORLD.size != world.size or MPI.COMM_WORLD.rank != world.rank:

@@ -1,7 +1,7 @@
 """The engine of GPUs: NCCL puts exchanges on streams.
 
-Parallel, used at stage 8; needs CuPy and the NCCL library. A rank is one GPU: a process of its own, or a thread. An exchange
-does not wait: it is ordered with the other work of its stream, and the recorder asks an event whether it is over.
+Parallel, used at stage 8; needs CuPy and the NCCL library. A rank is one GPU: a process of its own, or a thread. An
+exchange does not wait: it is ordered with the other work of its stream, and an event tells when it is over.
 Compiled programs give addresses (``enqueue``); arrays of CuPy are for everything else (``exchange``).
 
 Communicators are made on first use, by ``prepare`` when a program is compiled, in the order of the program; each has
@@ -130,12 +130,12 @@ class NcclEngine:
         op: str = "sum",
         perm: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """Put an exchange of contiguous memory on a stream (``cupy.cuda.Stream``), which the device must be current for.
+        """Put an exchange of contiguous memory on a stream (``cupy.cuda.Stream``), whose device must be current.
 
         Args:
-          kind: ``all_reduce`` of ``count`` elements; ``all_gather`` of ``count`` elements of every rank, which arrive in
-            order of ranks; ``reduce_scatter`` and ``all_to_all`` of ``count`` elements for every rank; ``permute`` of
-            ``count`` elements, where a rank that gets nothing keeps what is at ``receive``.
+          kind: ``all_reduce`` of ``count`` elements; ``all_gather`` of ``count`` elements of every rank, which arrive
+            in order of ranks; ``reduce_scatter`` and ``all_to_all`` of ``count`` elements for every rank;
+            ``permute`` of ``count`` elements, where a rank that gets nothing keeps what is at ``receive``.
           send, receive: addresses on the device.
           lane: which of the communicators of ``axes``.
         Raises:
@@ -185,7 +185,7 @@ def _passed(event: Any) -> bool:
 
 @contextlib.contextmanager
 def together(nccl: Any = None) -> Iterator[None]:
-    """Context manager: exchanges of several local GPUs, put on their streams by one thread, begin together at its end."""
+    """Context manager: exchanges that one thread asks for, of several GPUs or several peers, begin at its end."""
     nccl = library() if nccl is None else nccl
     nccl.groupStart()
     try:
@@ -234,7 +234,9 @@ class _Group:
                     if dst == self.place:
                         self.comm.recv(receive, nbytes, _UINT8, src, stream)
         else:
-            raise errors.ValueRangeError(f"no exchange is called {kind!r:.60}.", fix=f"one of {engines.KINDS}")
+            raise errors.ValueRangeError(
+                f"no exchange is called {kind!r:.60}.", fix=f"one of {engines.KINDS}"
+            )
 
 
 def _type_of(dtype: np.dtype, count: int, op: str) -> tuple[int, int]:
@@ -262,9 +264,7 @@ class _Arrays:
 
         make = cupy.zeros if kind == "permute" else cupy.empty
         out = make(shape, x.dtype)
-        self.engine.enqueue(
-            kind, x.data.ptr, out.data.ptr, count, x.dtype, self.axes, self.stream, **options
-        )
+        self.engine.enqueue(kind, x.data.ptr, out.data.ptr, count, x.dtype, self.axes, self.stream, **options)
         return out
 
     def all_reduce(self, x: Any, op: str) -> Any:

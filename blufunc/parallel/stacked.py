@@ -1,7 +1,7 @@
 """Exchanges between processes, in terms of what libraries of communication move: contiguous parts, one for each rank.
 
-Parallel, used at stage 8. ``MpiEngine`` and ``NcclEngine`` have the ``Transport``; here the dimensions are brought to the front
-before it and back after it. The definitions are those of ``engine.exchanged``.
+Parallel, used at stage 8. ``MpiEngine`` and ``NcclEngine`` have the ``Transport``; here the dimensions are brought to
+the front before it and back after it. The definitions are those of ``engine.exchanged``.
 """
 
 from __future__ import annotations
@@ -56,4 +56,6 @@ def exchange(transport: Transport, kind: str, x: Any, **options: Any) -> Any:
         return join(list(transport.swap(parts)), axis=options["concat_dim"])
     if kind == "permute":
         return transport.permute(x, options["perm"])
-    raise errors.ValueRangeError(f"no exchange is called {kind!r:.60}.", fix=f"one of {', '.join(engines.KINDS)}")
+    raise errors.ValueRangeError(
+        f"no exchange is called {kind!r:.60}.", fix=f"one of {', '.join(engines.KINDS)}"
+    )

@@ -98,7 +98,9 @@ class StoreServer:
         self._gathers: dict[str, dict[int, str]] = {}
         self._taken: dict[str, int] = {}  # how many have got the result of each gather
         self._watchers: dict[int, socket.socket] = {}
+        self._gone: list[int] = []  # the ranks that have said goodbye
         self._changed = threading.Condition()
+        self._telling = threading.Lock()  # messages to one watcher come from several threads
         self._closed = False
         threading.Thread(target=self._accept, name="blufunc store", daemon=True).start()
 
@@ -174,9 +176,11 @@ class StoreServer:
     def _watch(self, connection: socket.socket, rank: int, name: str) -> None:
         with self._changed:
             self._watchers[rank] = connection
-            failure = self.failure
+            gone, failure = tuple(self._gone), self.failure
+        for other in gone:
+            self._tell([connection], "ended", other)
         if failure is not None:
-            send(connection, "abort", failure)
+            self._tell([connection], "abort", failure)
         bye = False
         while not bye and (message := receive(connection)) is not None:
             if message[0] == "fail":
@@ -184,6 +188,7 @@ class StoreServer:
             bye = message[0] == "bye"
         with self._changed:
             del self._watchers[rank]
+            self._gone += [rank] * bye
             self._changed.notify_all()
             others = list(self._watchers.values())
         if bye:
@@ -193,7 +198,7 @@ class StoreServer:
 
     def _tell(self, watchers: Sequence[socket.socket], *message: Any) -> None:
         for connection in watchers:
-            with contextlib.suppress(OSError):
+            with self._telling, contextlib.suppress(OSError):
                 send(connection, *message)
 
 
@@ -308,7 +313,7 @@ class Store:
 
 
 def watch(host: str, port: int, rank: int, name: str, *, deadline: float) -> socket.socket:
-    """A connection on which the server says ``["abort", why]`` when a rank fails, and ``["ended", rank]`` when one ends.
+    """A connection on which the server says ``["abort", why]`` when a rank fails, ``["ended", rank]`` when one ends.
 
     The rank sends ``"fail", why`` to end the job, and ``"bye"`` before it closes the connection.
 

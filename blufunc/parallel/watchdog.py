@@ -234,7 +234,9 @@ class Watchdog:
         if gone and waited > PATIENCE:
             why = f"rank {self.rank} waits in {record} for rank {gone[0]}, whose program has ended"
         elif waited > self.deadline:
-            why = f"rank {self.rank} has waited {waited:.0f} s in {record}: a rank is stuck, slow, or elsewhere"
+            why = (
+                f"rank {self.rank} has waited {waited:.0f} s in {record}: a rank is stuck, slow, or elsewhere"
+            )
         else:
             return None
         self.fail(why)

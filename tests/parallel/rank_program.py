@@ -94,7 +94,9 @@ def programs(world):
 
 
 def shapes(world):
-    MpiEngine(world, AbstractMesh((world.size,), ("x",))).exchange("all_reduce", np.ones(3 + world.rank), ("x",))
+    MpiEngine(world, AbstractMesh((world.size,), ("x",))).exchange(
+        "all_reduce", np.ones(3 + world.rank), ("x",)
+    )
 
 
 def kill(world):
@@ -102,7 +104,7 @@ def kill(world):
 
 
 def fail(world):
-    fault(world, lambda: [][0])
+    fault(world, lambda: {}["missing"])
 
 
 def leave(world):

@@ -1,10 +1,12 @@
 """Who a process is, by the variables of every launcher; and the store that processes share."""
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
 import threading
+import zlib
 
 import pytest
 
@@ -48,7 +50,7 @@ TORCHRUN = {
         ({**TORCHRUN, "BLUFUNC_PORT": "999"}, (6, 8, 2, 4, "head", 999)),
         ({"RANK": "1", "WORLD_SIZE": "2"}, (1, 2, 0, 1, "127.0.0.1", 29500)),
         (OPEN_MPI, (5, 8, 1, 4, "host0", 1234)),
-        (SLURM, (3, 6, 1, 2, "gpu007", 15000 + 7559)),
+        (SLURM, (3, 6, 1, 2, "gpu007", 15000 + zlib.crc32(b"77.0") % 15000)),
         ({**SLURM, "MASTER_PORT": "1"}, (3, 6, 1, 2, "gpu007", 1)),
         ({**SLURM, **OPEN_MPI}, (5, 8, 1, 4, "host0", 1234)),  # mpirun inside of a Slurm job
         ({**SLURM, **OPEN_MPI, **TORCHRUN}, (6, 8, 2, 4, "head", 29400)),
@@ -150,8 +152,31 @@ def server():
     server.close()
 
 
-def clients(server, n, deadline=5.0):
-    return [store.Store("127.0.0.1", server.port, deadline=deadline) for _ in range(n)]
+@pytest.fixture
+def clients(server):
+    """``clients(n)``: n connections to the store."""
+    with contextlib.ExitStack() as stack:
+
+        def connect(n):
+            stores = [store.Store("127.0.0.1", server.port, deadline=5.0) for _ in range(n)]
+            for s in stores:
+                stack.callback(s.close)
+            return stores
+
+        yield connect
+
+
+@pytest.fixture
+def watching(server):
+    """``watching(rank)``: a connection that watches, and gives up waiting after five seconds."""
+    with contextlib.ExitStack() as stack:
+
+        def connect(rank):
+            connection = store.watch("127.0.0.1", server.port, rank, f"process {rank}", deadline=5)
+            connection.settimeout(5)
+            return stack.enter_context(connection)
+
+        yield connect
 
 
 def on_threads(*functions):
@@ -171,8 +196,8 @@ def on_threads(*functions):
     return results
 
 
-def test_get_waits_for_set(server):
-    a, b = clients(server, 2)
+def test_get_waits_for_set(clients):
+    a, b = clients(2)
     late = threading.Timer(0.05, lambda: b.set("id", bytes(range(256))))
     late.start()
     assert a.get("id") == bytes(range(256))
@@ -180,43 +205,49 @@ def test_get_waits_for_set(server):
     a.wait(["id"])
 
 
-def test_gather_comes_in_order_of_members_again_and_again(server):
-    a, b, c = clients(server, 3)
+def test_gather_comes_in_order_of_members_again_and_again(server, clients):
+    a, b, c = clients(3)
     for turn in range(2):
         rows = on_threads(
-            *[lambda s=s, r=r: s.gather("g", bytes([r, turn]), r, (2, 0, 1)) for r, s in enumerate((a, b, c))]
+            *[
+                lambda s=s, r=r, turn=turn: s.gather("g", bytes([r, turn]), r, (2, 0, 1))
+                for r, s in enumerate((a, b, c))
+            ]
         )
         assert rows == [[bytes([2, turn]), bytes([0, turn]), bytes([1, turn])]] * 3
-    assert on_threads(lambda: a.barrier("end", 0, (0, 1)), lambda: b.barrier("end", 1, (0, 1))) == [None, None]
+    assert on_threads(lambda: a.barrier("end", 0, (0, 1)), lambda: b.barrier("end", 1, (0, 1))) == [
+        None,
+        None,
+    ]
     assert not server._gathers  # nothing is kept once all have it
 
 
-def test_who_does_not_come_is_named(server):
-    a, b = clients(server, 2)
+def test_who_does_not_come_is_named(clients):
+    a, b = clients(2)
     errs = on_threads(
         lambda: a.gather("digests", b"", 0, range(4), deadline=0.2),
         lambda: b.gather("digests", b"", 3, range(4), deadline=0.2),
     )
     for e in errs:
         assert "waited 0.2 s for 'digests', for which ranks 1, 2 did not come." in str(e)
-    with pytest.raises(errors.CollectiveError, match="waited 0.1 s for the key 'no'"):
+    with pytest.raises(errors.CollectiveError, match=r"waited 0\.1 s for the key 'no'"):
         a.get("no", deadline=0.1)
 
 
-def test_a_rank_that_dies_fails_those_who_wait(server):
-    (a,) = clients(server, 1)
-    watched = store.watch("127.0.0.1", server.port, 1, "process 7 on here", deadline=5)
-    other = store.watch("127.0.0.1", server.port, 0, "process 8 on here", deadline=5)
-    threading.Timer(0.05, watched.close).start()
-    with pytest.raises(errors.CollectiveError, match=r"rank 1 \(process 7 on here\) has died"):
+def test_a_rank_that_dies_fails_those_who_wait(server, clients, watching):
+    (a,) = clients(1)
+    watched, other = watching(1), watching(0)
+    late = threading.Timer(0.05, watched.close)
+    late.start()
+    with pytest.raises(errors.CollectiveError, match=r"rank 1 \(process 1\) has died"):
         a.get("never")
+    late.join()
     assert a.failed and server.died == 1
     assert store.receive(other)[0] == "abort"
-    other.close()
 
 
-def test_a_goodbye_is_no_failure(server):
-    first, second = (store.watch("127.0.0.1", server.port, r, "", deadline=5) for r in (0, 1))
+def test_a_goodbye_is_no_failure(server, watching):
+    first, second = watching(0), watching(1)
     store.send(first, "bye")
     first.close()
     assert store.receive(second) == ["ended", 0]
@@ -224,28 +255,29 @@ def test_a_goodbye_is_no_failure(server):
     store.send(second, "fail", "rank 1 has failed: ValueError")
     assert store.receive(second) == ["abort", "rank 1 has failed: ValueError"]
     assert server.died is None
-    second.close()
 
 
-def test_no_server_and_a_server_that_goes(server):
+def test_no_server_and_a_server_that_goes(server, clients):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         free = listener.getsockname()[1]
     with pytest.raises(errors.CollectiveError, match=f"no store of the job answers at 127.0.0.1:{free}"):
         store.Store("127.0.0.1", free, deadline=0.1)
     with pytest.raises(errors.CollectiveError, match="cannot listen"):
         store.StoreServer("127.0.0.1", server.port)
-    a, _ = clients(server, 2)
+    a, _ = clients(2)
     a._connection.shutdown(socket.SHUT_RDWR)
     with pytest.raises(errors.CollectiveError, match="is gone"):
         a.get("x")
 
 
-def test_what_is_not_ours_is_not_answered(server):
-    for noise in (b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x02{]", b"\x00\x00\x00\x09[\"nonsense"):
+def test_what_is_not_ours_is_not_answered(server, clients):
+    for noise in (b"GET / HTTP/1.1\r\n\r\n", b"\x00\x00\x00\x02{]", b'\x00\x00\x00\x09["nonsense'):
         with socket.create_connection(("127.0.0.1", server.port), timeout=5) as connection:
-            connection.sendall(noise)
-            connection.shutdown(socket.SHUT_WR)
-            assert connection.recv(1) == b""
-    (a,) = clients(server, 1)
+            with contextlib.suppress(OSError):  # it may close before it has read all
+                connection.sendall(noise)
+                connection.shutdown(socket.SHUT_WR)
+            with contextlib.suppress(ConnectionError):
+                assert connection.recv(1) == b""
+    (a,) = clients(1)
     a.set("still", b"here")
     assert a.get("still") == b"here"

@@ -66,8 +66,13 @@ def test_ranks_with_different_programs_are_told_where_they_differ():
         lines = [line.removeprefix(f"[{rank}] ") for line in out.splitlines() if line.startswith(f"[{rank}]")]
         assert lines[:2] == ["agree", "agree"]
         here, other = (rank, 2) if rank < 2 else (rank, 0)
-        assert lines[2].startswith(f"differ: ranks {here} and {other} run different programs: their collective 1")
-        assert f"rank {here}: psum_invariant over x of f32[{3 + rank // 2}] ({12 + rank // 2 * 4} bytes)" in lines[2]
+        assert lines[2].startswith(
+            f"differ: ranks {here} and {other} run different programs: their collective 1"
+        )
+        assert (
+            f"rank {here}: psum_invariant over x of f32[{3 + rank // 2}] ({12 + rank // 2 * 4} bytes)"
+            in lines[2]
+        )
         assert lines[2].count("at rank_program.py:") == 2
     assert "[1] differ: ranks 1 and 0 run different programs: their collective 2" in out
     assert "rank 1: no further collective" in out
@@ -97,9 +102,12 @@ def test_a_killed_rank_ends_the_job_and_is_named():
 @pytest.mark.parametrize(
     ("scenario", "message"),
     [
-        ("fail", "launch: rank 1 has failed: IndexError: list index out of range; all 2 ranks have ended."),
+        ("fail", "launch: rank 1 has failed: KeyError: 'missing'; all 2 ranks have ended."),
         ("leave", "launch: rank 0 waits in #5 all_gather over data, 1,024 bytes, at rank_program.py:"),
-        ("stall", "launch: rank 0 has waited 1 s in #5 all_gather over data, 1,024 bytes, at rank_program.py:"),
+        (
+            "stall",
+            "launch: rank 0 has waited 1 s in #5 all_gather over data, 1,024 bytes, at rank_program.py:",
+        ),
     ],
 )
 def test_a_rank_that_does_not_come_ends_the_job(scenario, message):

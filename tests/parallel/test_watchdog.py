@@ -29,9 +29,7 @@ def test_records_name_operation_axes_bytes_and_line():
     assert recorder.summary() == "before its first collective"
     with recorder.during("all_reduce", ("x", "y"), 4096, (0, 1)) as record:
         assert recorder.pending() is record
-        assert recorder.summary().startswith(
-            "in #1 all_reduce over x, y, 4,096 bytes, at test_watchdog.py:"
-        )
+        assert recorder.summary().startswith("in #1 all_reduce over x, y, 4,096 bytes, at test_watchdog.py:")
         assert "test_records_name_operation" in recorder.summary()
     assert recorder.pending() is None
     assert recorder.summary().startswith("after #1 all_reduce")
