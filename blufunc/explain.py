@@ -105,7 +105,7 @@ def explain(
       fun: a function, under ``jit`` or not.
       args, kwargs: its arguments: arrays, or ``ShapeDtypeStruct`` where nothing is run.
       run: whether to run the program step by step on the arguments, which are left as they are, and time it.
-      device: where; the default device unless given.
+      device: where; unless given where the arguments are, or the default device.
     Returns:
       an ``Explanation``, whose text is a table: for each launch or library call what it computes, its points, the bytes
       that it must move, its arithmetic, the least time that the device allows for these (the roofline), and the lines
@@ -115,8 +115,8 @@ def explain(
     """
     check_callable(fun, "explain")
     function = fun if isinstance(fun, Jitted) else jit(fun)
-    device = chosen(device, "explain")
     lowered = function.lower(*args, **kwargs)
+    device = chosen(device or lowered.traced.device, "explain")
     sight = lowered.sight(device)
     timings = lowered.compile(device).timings(*args, **kwargs) if run else None
     return Explanation(
@@ -124,7 +124,7 @@ def explain(
         sight.fusion,
         sight.cost,
         sight.memory,
-        machine_of(device),
+        machine_of(device.members[0]),
         timings,
         sight.why_not_compiled,
         sight.bodies,

@@ -22,6 +22,7 @@ TESTED_ELSEWHERE = {
     "while": ("tests/transforms/test_while_loop.py", "while_loop("),
     "linear_solve": ("tests/transforms/test_linear_solve.py", "custom_linear_solve("),
     "scan": ("tests/transforms/test_scan.py", "scan("),
+    "sharding_constraint": ("tests/parallel/test_partition.py", "constrain("),
     "checkpoint": ("tests/transforms/test_checkpoint.py", "checkpoint("),
     "custom_jvp_call": ("tests/transforms/test_custom_jvp.py", "@custom_jvp"),
     "custom_vjp_call": ("tests/transforms/test_custom_vjp.py", "@custom_vjp"),
@@ -43,6 +44,25 @@ TESTED_ELSEWHERE = {
             "psum_scatter",
         )
     },
+    **{
+        name: ("tests/parallel/test_mesh_collectives.py", f"ops.{name}_p")
+        for name in (
+            "keep_first",
+            "mesh_all_gather",
+            "mesh_all_to_all",
+            "mesh_axis_index",
+            "mesh_ppermute",
+            "mesh_psum_scatter",
+            "pcast",
+            "pmax_invariant",
+            "pmin_invariant",
+            "psum_invariant",
+            "shard_pad",
+            "shard_slice",
+        )
+    },
+    "cast_to": ("tests/parallel/test_axis_types.py", "lax.pcast("),
+    "shard_map": ("tests/parallel/test_shard_map.py", "shard_map("),
 }
 ROOT = Path(__file__).parent.parent
 

@@ -51,6 +51,13 @@ FACES |= {"tree": bf.tree, "tree_util": bf.tree_util, "ops": bf.ops}
 FACES |= {"devices": types.SimpleNamespace(typeof=bf.typeof, **{n: getattr(bf, n) for n in (
     "default_backend", "device_count", "devices", "local_device_count", "local_devices", "process_count",
     "process_index")})}  # fmt: skip
+FACES |= {"meshes": types.SimpleNamespace(**{n: getattr(bf, n) for n in (
+    "device_put", "make_array_from_callback", "make_array_from_single_device_arrays", "make_mesh", "sharding_svg",
+    "visualize_sharding")})}  # fmt: skip
+FACES |= {"partition_specs": types.SimpleNamespace(
+    P=lambda *entries: bf.P(*entries), owed=lambda x, y: bf.P(unreduced=x, reduced=y),
+    NamedSharding=lambda mesh, spec: bf.NamedSharding(mesh, spec), Mesh=lambda devices, names: bf.Mesh(devices, names),
+    AbstractMesh=lambda sizes, names: bf.AbstractMesh(sizes, names))}  # fmt: skip
 FACES |= {"ad_checkpoint": ad_checkpoint, "debug": debug, "effects": EFFECTS, "testing": testing}
 
 

@@ -89,6 +89,20 @@ class Device:
         """The single devices that it consists of."""
         return (self,)
 
+    def layouts(self, values: Sequence[Any]) -> tuple:
+        """How each of these arguments lies on it, as far as programs depend on that: on one device in one way only."""
+        return ()
+
+    def local(
+        self, jaxpr: Any, donated: Sequence[bool], layouts: tuple
+    ) -> tuple[Any, Sequence[bool], Device]:
+        """What one of its members runs, for arguments that lie like this: the jaxpr, what is donated, the member."""
+        return jaxpr, donated, self
+
+    def local_program(self, program: Any, layouts: tuple) -> Any:
+        """The same of a compiled program."""
+        return program
+
     def __str__(self) -> str:
         return f"{self.platform}:{self.index}"
 

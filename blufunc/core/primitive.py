@@ -119,6 +119,10 @@ class Primitive:
         """The ufunc that ``impl`` is for results of ``dtype``, or None."""
         return self.ufunc
 
+    shard: Callable | None = None
+    """``(operand types, result types, **params) -> Rule``: how dimensions go together where the operation is divided
+    among devices, of primitives that ``parallel/factors.py`` does not know; that module says what a rule is."""
+
     drop_outputs: Callable | None = None
     """``(eqn, reads) -> Eqn`` without the outputs that nobody reads, for primitives that can do without computing
     them."""

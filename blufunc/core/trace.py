@@ -9,6 +9,7 @@ outside it. A tracer belongs to a trace by identity; to every other trace it is 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from blufunc import errors
@@ -124,6 +125,19 @@ class Trace:
         """Apply ``prim`` to ``args`` (values, tracers of this trace among them)."""
         raise NotImplementedError
 
+    def typed(self, fun: Callable, primals: Sequence[Any]) -> Callable:
+        """``fun`` ready to be differentiated at ``primals``, inside of a ``shard_map``.
+
+        There values have types over the axes of the mesh, and the casts that these need must be in the function
+        before it is differentiated. The trace of the ``shard_map`` knows the types.
+        """
+        raise errors.UnsupportedError(
+            f"grad inside of {self.name}, which is traced by itself, inside of a shard_map.",
+            where=source.here(),
+            why="the types of its arguments over the axes of the mesh are not known yet.",
+            fix="take the gradient outside of the loop or of the shard_map: grad of either is supported",
+        )
+
     def invalidate(self) -> None:
         """End the trace: its tracers may not be used from here on."""
         self.alive = False
@@ -137,6 +151,9 @@ class EvalTrace(Trace):
 
     def process(self, prim, args, params):
         return prim.evaluate(args, params)
+
+    def typed(self, fun, primals):
+        return fun  # known values are the same everywhere
 
 
 EVAL = EvalTrace()

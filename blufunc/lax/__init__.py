@@ -311,6 +311,7 @@ from blufunc.parallel.collectives import (
     axis_index,
     axis_index_p,
     axis_size,
+    pcast,
     pmax,
     pmax_p,
     pmean,
@@ -368,7 +369,7 @@ __all__ = [
     "approx_max_k", "approx_min_k", "broadcast_shapes", "clz", "dtype", "reciprocal", "scatter_apply", "split", "stack",
     "tile",
     # collectives
-    "all_gather", "all_to_all", "axis_index", "axis_size", "pmax", "pmean", "pmin", "ppermute", "pshuffle",
+    "all_gather", "all_to_all", "axis_index", "axis_size", "pcast", "pmax", "pmean", "pmin", "ppermute", "pshuffle",
     "psum", "psum_scatter", "all_gather_p", "all_to_all_p", "axis_index_p", "pmax_p", "pmin_p", "ppermute_p",
     "psum_p", "psum_scatter_p",
     "optimization_barrier", "optimization_barrier_p",

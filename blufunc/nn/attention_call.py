@@ -30,6 +30,7 @@ from blufunc.core.structure import move_dim
 from blufunc.core.tangents import Zero, is_linear, zero
 from blufunc.core.trace import state
 from blufunc.nn.activations import softmax
+from blufunc.parallel.factors import Rule
 from blufunc.transforms.calls import Call, jit_p
 from blufunc.transforms.grad import vjp
 from blufunc.transforms.jvp import jvp_jaxpr
@@ -211,6 +212,24 @@ class _Whole(Call):
     statistic: int | None = None
     """Which operand is ``lse``."""
 
+    def shard(self, avals, outs, **params) -> Rule:
+        """Sequences and heads are independent; where several heads share a key head, so are the groups of them."""
+        B, _, N, _ = avals[0].shape
+        K = avals[1].shape[2]
+        batch, heads, shared = (0,), (1,), (1, 2) if N != K else (1,)
+        sizes = (B, K, N // K)
+        key, query = (batch, (), heads, ()), (batch, (), shared, ())
+        lse = (batch, shared, ())
+        operands = (query, key, key, query, lse, query)[: len(avals)]
+        results = (query, lse) if len(avals) == 3 else (query, key, key)
+
+        def local(params: dict, shapes: list, _: list) -> dict:
+            given = tuple([a.with_shape(s).strong() for a, s in zip(avals, shapes, strict=True)])
+            fixed = {"scale": params["scale"], "is_causal": params["is_causal"]}
+            return {**params, "jaxpr": _staged(type(self).definition, given, **fixed, context=state.context)}
+
+        return Rule(operands, results, sizes, params=local)
+
 
 class _Attention(_Whole):
     name, definition = "attention", _forward
@@ -248,6 +267,7 @@ class _AttentionTangent(_Whole):
                 a.add(grad)
 
     batch = Call.batch  # the types of its operands do not say what it is
+    shard = None  # type: ignore[assignment]  # likewise: its body is divided
     autocast = None  # type: ignore[assignment]
 
 

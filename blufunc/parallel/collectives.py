@@ -29,12 +29,13 @@ from blufunc.core.primitive import Primitive, unsupported
 from blufunc.core.structure import batched_front, move_dim, reduce_sum, reshape, zeros
 from blufunc.core.tangents import Zero, zero
 from blufunc.core.trace import state
-from blufunc.transforms.batch import NamedAxis
+from blufunc.parallel.mesh_collectives import mesh_all_gather_p
+from blufunc.transforms.batch import MeshAxis, NamedAxis
 
 _UNBOUND = "it only has a meaning inside of the vmap that names its axis"
 
 
-class _Collective(Primitive):
+class Collective(Primitive):
     """A kind: operations over the named axes ``axes``, of lengths ``sizes``."""
 
     kind = "collective"
@@ -49,7 +50,7 @@ class _Collective(Primitive):
         return out, zero(out.aval) if t.__class__ is Zero else self.bind(t, **params)
 
 
-class _Reduce(_Collective):
+class _Reduce(Collective):
     """A reduction over axes: the same result everywhere."""
 
     def __init__(self, name: str, reduce: Callable, repeated: Callable, types: str):
@@ -93,7 +94,7 @@ class _Extremum(_Reduce):
     transpose = unsupported("it is not linear: it is transposed through its derivative")
 
 
-class _AllGather(_Collective):
+class _AllGather(Collective):
     """The elements of an axis along a new dimension ``dim``, everywhere."""
 
     def abstract(self, x, *, axes, sizes, dim):
@@ -109,7 +110,7 @@ class _AllGather(_Collective):
         return self.bind(move_dim(x, d, 0), axes=axes, sizes=sizes, dim=dim + 1), 0
 
 
-class _SumScatter(_Collective):
+class _SumScatter(Collective):
     """The sum over an axis, of which each element of the axis gets its slice along ``dim``."""
 
     def abstract(self, x, *, axes, sizes, dim):
@@ -126,7 +127,7 @@ class _SumScatter(_Collective):
         return self.bind(move_dim(x, d, 0), axes=axes, sizes=sizes, dim=dim + 1), 0
 
 
-class _AllToAll(_Collective):
+class _AllToAll(Collective):
     """Element k of the axis gets slice k along ``split`` of every element, stacked along a new dimension ``join``."""
 
     def abstract(self, x, *, axes, sizes, split, join):
@@ -145,7 +146,7 @@ class _AllToAll(_Collective):
         return self.bind(x, axes=axes, sizes=sizes, split=split + 1, join=join + 1), 0
 
 
-class _Permute(_Collective):
+class _Permute(Collective):
     """Element ``dst`` gets the value of element ``src`` for each (src, dst) of ``perm``; the others get zeros."""
 
     def abstract(self, x, *, axes, sizes, perm):
@@ -168,7 +169,7 @@ class _Permute(_Collective):
         return concatenate(rows, 0), 0
 
 
-class _AxisIndex(_Collective):
+class _AxisIndex(Collective):
     """The position along an axis, an int32."""
 
     jvp = unsupported("it has no operands")
@@ -179,6 +180,18 @@ class _AxisIndex(_Collective):
 
     def batch(self, axis, args, dims, *, axes, sizes):
         return iota(np.dtype(np.int32), (axis.size,), 0), 0
+
+
+class _CastTo(Collective):
+    """The same value, of another type over axes of a mesh: a letter, as in ``mesh_collectives``."""
+
+    transpose = unsupported("types are known, and casts put in, before anything is differentiated")
+
+    def abstract(self, x, *, axes, sizes, to):
+        return x
+
+    def batch(self, axis, args, dims, **params):
+        return self.bind(*args, **params), dims[0]
 
 
 def _times(x: Any, n: int) -> Any:
@@ -193,6 +206,7 @@ psum_scatter_p = _SumScatter("psum_scatter")
 all_to_all_p = _AllToAll("all_to_all")
 ppermute_p = _Permute("ppermute")
 axis_index_p = _AxisIndex("axis_index")
+cast_to_p = _CastTo("cast_to")
 
 # -- functions -------------------------------------------------------------------------------------
 
@@ -239,14 +253,30 @@ def pmin(x: Any, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups:
 
 
 def all_gather(
-    x: Any, axis_name: AxisName, *, axis_index_groups: None = None, axis: int = 0, tiled: bool = False
+    x: Any,
+    axis_name: AxisName,
+    *,
+    axis_index_groups: None = None,
+    axis: int = 0,
+    tiled: bool = False,
+    to: str = "varying",
 ) -> Any:
-    """The values of all elements of a named axis, along a new dimension ``axis`` or, tiled, joined along that one."""
+    """The values of all elements of a named axis, along a new dimension ``axis`` or, tiled, joined along that one.
+
+    Over an axis of a mesh ``to`` is the type of the result: ``varying``; ``invariant``, of which the cotangent is
+    sliced; or ``reduced``, of which the cotangent is summed and scattered.
+    """
     axes, sizes = _one_axis(axis_name, "all_gather", axis_index_groups)
+    letter = _letter(to, "VIR", "all_gather")
+    if letter != "V":
+        _mesh_axes(axes, "all_gather(to=...)")
 
     def one(v):
         v = lift(v)
         dim = axis_in(axis, v.aval.ndim + (not tiled), "all_gather")
+        if letter != "V":
+            row = reshape(v, v.aval.shape if tiled else (*v.aval.shape[:dim], 1, *v.aval.shape[dim:]))
+            return mesh_all_gather_p.bind(row, axes=axes, sizes=sizes, src="V", dst=letter, dim=dim)
         out = all_gather_p.bind(v, axes=axes, sizes=sizes, dim=dim)
         return _merged(out, dim) if tiled else out
 
@@ -339,9 +369,56 @@ def axis_index(axis_name: AxisName | Sequence[AxisName]) -> Any:
     return position
 
 
+def pcast(x: Any, axis_name: AxisName | Sequence[AxisName], *, to: str) -> Any:
+    """The same value with another type over axes of a mesh; x is a pytree. Only inside of ``shard_map``.
+
+    Args:
+      axis_name: one axis, or several.
+      to: ``varying``: each rank has its own; ``unreduced``: the value is the sum of what the ranks have; ``reduced``:
+        all have the same, and the cotangent is unreduced; ``invariant``: of what is reduced.
+    Raises (while traced):
+      ShardingError: the value cannot have that type without communication.
+    """
+    axes, sizes = _axes(axis_name, "pcast", None)
+    letter = _letter(to, "VURI", "pcast")
+    _mesh_axes(axes, "pcast")
+    return tree.map(lambda v: cast_to_p.bind(lift(v), axes=axes, sizes=sizes, to=letter), x)
+
+
+def pvary(x: Any, axis_name: AxisName | Sequence[AxisName]) -> Any:
+    """``pcast(x, axis_name, to="varying")``."""
+    return pcast(x, axis_name, to="varying")
+
+
 def axis_size(axis_name: AxisName | Sequence[AxisName]) -> int:
     """The length of a named axis, or the product of several: a Python int."""
     return math.prod(_axes(axis_name, "axis_size", None)[1])
+
+
+_LETTERS = {"varying": "V", "invariant": "I", "unreduced": "U", "reduced": "R"}
+
+
+def _letter(to: Any, allowed: str, what: str) -> str:
+    """The letter of a type over an axis, given as a word."""
+    letter = _LETTERS.get(to) if isinstance(to, str) else None
+    if letter is None or letter not in allowed:
+        words = [word for word, a in _LETTERS.items() if a in allowed]
+        raise errors.ArgumentError(
+            f"{what}: to is one of {', '.join(words)}, not {to!r:.60}.", where=source.here()
+        )
+    return letter
+
+
+def _mesh_axes(axes: Sequence[AxisName], what: str) -> None:
+    """Raise AxisNameError unless all axes are those of a mesh."""
+    of_mesh = {e.name: isinstance(e, MeshAxis) for e in state.context if isinstance(e, NamedAxis)}
+    wrong = [a for a in axes if not of_mesh[a]]
+    if wrong:
+        raise errors.AxisNameError(
+            f"{what} over {wrong[0]!r:.60}, which is an axis of a vmap.",
+            where=source.here(),
+            why="only values over axes of a mesh have types.",
+        )
 
 
 def _axes(axis_name: Any, what: str, groups: None) -> tuple[tuple[AxisName, ...], tuple[int, ...]]:
@@ -363,7 +440,7 @@ def _axes(axis_name: Any, what: str, groups: None) -> tuple[tuple[AxisName, ...]
                 f"{what} over {name!r:.60}, and there is no axis of that name.",
                 where=source.here(),
                 why=f"{there}.",
-                fix=f"bf.vmap(f, axis_name={name!r:.60})",
+                fix=f"bf.vmap(f, axis_name={name!r:.60}), or bf.shard_map over a mesh with that axis",
             )
     if not names or len(set(names)) != len(names):
         raise errors.ArgumentError(

@@ -56,7 +56,7 @@ def constrain(x: Any, spec: Any) -> Any:
     """
     if isinstance(spec, (PartitionSpec, NamedSharding)):
         return tree.map(lambda leaf: _constrain(leaf, spec), x)
-    is_spec = lambda s: isinstance(s, (PartitionSpec, NamedSharding))  # noqa: E731
+    is_spec = lambda s: isinstance(s, (PartitionSpec, NamedSharding))
     specs, treedef = tree.flatten(spec, is_leaf=is_spec)
     leaves, of_x = tree.flatten(x)
     if len(specs) != len(leaves) or not all(map(is_spec, specs)):
@@ -83,6 +83,5 @@ def _constrain(x: Any, given: PartitionSpec | NamedSharding) -> Any:
             fix="leave them out: sums stay owed for as long as what follows is linear",
         )
     if mesh is not None:
-        mesh = NamedSharding(mesh, spec).mesh.abstract if isinstance(mesh, Mesh) else mesh
-        NamedSharding(mesh, spec)  # checks the names of axes
+        mesh = NamedSharding(mesh.abstract, spec).mesh  # checks the names of axes
     return sharding_constraint_p.bind(x, spec=spec, mesh=mesh, free=())

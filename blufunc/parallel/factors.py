@@ -11,6 +11,7 @@ whole on every device.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +35,7 @@ from blufunc.core.ops.gather_scatter import (
     scatter_p,
 )
 from blufunc.core.ops.linalg import MatrixOp
+from blufunc.core.ops.linalg_factor import lu_pivots_to_permutation_p
 from blufunc.core.ops.random_bits import (
     random_bits_p,
     random_fold_in_p,
@@ -56,6 +58,7 @@ from blufunc.core.ops.sort import pick_along_p, place_along_p, sort_p, top_k_p
 from blufunc.core.ops.windows import as_gather, window_sizes
 from blufunc.core.primitive import Primitive
 from blufunc.core.structure import add_any_p, broadcast_in_dim_p, reduce_sum_p, reshape_p, transpose_p
+from blufunc.transforms.checkpoint_policies import name_p, offload_p
 
 Dims = tuple[tuple[int, ...], ...]
 """The factors of each dimension of one operand or result, major first."""
@@ -74,8 +77,10 @@ class Rule:
       linear: groups of operands in which the operation is linear together: where all of a group are sums still
         owed by the same mesh axes, and no other operand is, the result may stay one.
       partial: operands that count once in the sum of what the devices compute where a factor is summed over.
+      harmless: operands of which the padding does no harm where a factor is reduced.
       params: ``(params, operand shapes, result shapes) -> params`` on one device, where parameters hold shapes.
-      special: what ``partition.py`` has to do besides, by name: "iota", "gather", "scatter".
+      special: how it is computed on a share where that is otherwise than on the whole: a name in ``shares.py``,
+        "iota", "gather", "scatter" or "random_bits".
     """
 
     operands: tuple[Dims, ...]
@@ -84,6 +89,7 @@ class Rule:
     reduced: Mapping[int, str] = field(default_factory=dict)
     linear: tuple[frozenset[int], ...] = ()
     partial: frozenset[int] = frozenset()
+    harmless: frozenset[int] = frozenset()
     params: Callable[[dict, list[Shape], list[Shape]], dict] | None = None
     special: str = ""
 
@@ -100,7 +106,7 @@ class Rule:
 
 def rule_of(prim: Primitive, avals: Sequence[ShapedArray], outs: Sequence[ShapedArray], params: dict) -> Rule:
     """The rule of one use of a primitive on operands of types ``avals`` with results of types ``outs``."""
-    own = getattr(prim, "shard", None)
+    own = prim.shard
     if own is not None:
         return own(avals, outs, **params)
     rule = _RULES.get(prim)
@@ -167,11 +173,16 @@ _LINEAR: dict[Primitive, tuple[frozenset[int], ...]] = {
 
 def _elementwise(prim, avals, outs, params):
     b = _Builder()
-    if any(a.shape != outs[0].shape for a in avals if a.ndim):
-        return _leading(1)(prim, avals, outs, params)  # a bitcast to another width
     dims = b.each(outs[0].shape)
     linear = _linear_in(prim, avals, outs) if dtypes.is_inexact(outs[0].dtype) else ()
     return b.rule([dims if a.ndim else () for a in avals], [dims] * len(outs), linear=linear)
+
+
+def _bitcast(prim, avals, outs, params):
+    b = _Builder()
+    n = min(avals[0].ndim, outs[0].ndim)  # to another width it adds a last dimension, or takes it away
+    dims = b.each(avals[0].shape[:n])
+    return b.rule(*[[[*dims, *[()] * (a.ndim - n)]] for a in (avals[0], outs[0])])
 
 
 def _one_by_one(prim, avals, outs, params):
@@ -191,8 +202,7 @@ def _broadcast_in_dim(prim, avals, outs, params):
     b = _Builder()
     dims = b.each(outs[0].shape)
     x = [
-        dims[d] if n == outs[0].shape[d] else ()
-        for n, d in zip(avals[0].shape, params["dims"], strict=True)
+        dims[d] if n == outs[0].shape[d] else () for n, d in zip(avals[0].shape, params["dims"], strict=True)
     ]
     linear = _ONE if avals[0].size == outs[0].size else ()
     return b.rule([x], [dims], params=_shape_param, linear=linear)
@@ -251,7 +261,9 @@ def _slice(prim, avals, outs, params):
 
 def _pad(prim, avals, outs, params):
     b = _Builder()
-    dims = b.each(avals[0].shape, [d for d, c in enumerate(params["padding_config"]) if tuple(c) != (0, 0, 0)])
+    dims = b.each(
+        avals[0].shape, [d for d, c in enumerate(params["padding_config"]) if tuple(c) != (0, 0, 0)]
+    )
     return b.rule([dims, ()], [dims])
 
 
@@ -351,12 +363,14 @@ def _gather(prim, avals, outs, params):
     x, indices = avals
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
     table = dtypes.is_numeric(x.dtype) and not dtypes.is_bool(x.dtype)
-    dx, di, out, _ = _windows(b, x.shape, indices.shape, numbers, sizes, outs[0].ndim, "sum" if table else None)
+    dx, di, out, _ = _windows(
+        b, x.shape, indices.shape, numbers, sizes, outs[0].ndim, "sum" if table else None
+    )
 
     def local(params, operands, results):
         return {**params, "slice_sizes": tuple(map(min, params["slice_sizes"], operands[0]))}
 
-    return b.rule([dx, di], [out], params=local, special="gather")
+    return b.rule([dx, di], [out], params=local, special="gather", harmless=frozenset({0}))
 
 
 def _scatter(prim, avals, outs, params):
@@ -372,7 +386,8 @@ def _scatter(prim, avals, outs, params):
     else:
         di = [() if set(f) & own else f for f in di]
         du = [() if set(f) & own else f for f in du]
-    return b.rule([dx, di, du], [dx], special="scatter", partial=frozenset({0}) if adds else frozenset())
+    partial = frozenset({0} if adds else ())
+    return b.rule([dx, di, du], [dx], special="scatter", partial=partial, harmless=frozenset({1}))
 
 
 def _windows(b: _Builder, x: Shape, indices: Shape, numbers: Any, sizes: Shape, ndim: int, rows: str | None):
@@ -449,11 +464,20 @@ def _leading(n: int) -> Callable:
     return rule
 
 
+def _random_bits(prim, avals, outs, params):
+    if math.prod(params["shape"]) >= 2**32:  # shares count their elements in one word
+        return _leading(0)(prim, avals, outs, params)
+    b = _Builder()
+    dims = b.each(outs[0].shape)
+    return b.rule([dims[: avals[0].ndim]], [dims], special="random_bits")
+
+
 def _fft(prim, avals, outs, params):
     return _leading(len(params["lengths"]))(prim, avals, outs, params)
 
 
 _RULES: dict[Primitive, Callable[..., Rule]] = {
+    ew.bitcast_p: _bitcast,
     broadcast_in_dim_p: _broadcast_in_dim,
     reshape_p: _reshape,
     transpose_p: _transpose,
@@ -477,9 +501,12 @@ _RULES: dict[Primitive, Callable[..., Rule]] = {
     argmin_p: _reduction,
     reduce_sum_p: _reduction,
     optimization_barrier_p: _one_by_one,
+    name_p: _one_by_one,
+    offload_p: _one_by_one,
+    lu_pivots_to_permutation_p: _leading(1),
     random_seed_p: _elementwise,
     random_fold_in_p: _elementwise,
-    random_bits_p: _leading(0),
+    random_bits_p: _random_bits,
     random_split_p: _leading(0),
     random_wrap_p: _leading(1),
     random_unwrap_p: _leading(0),

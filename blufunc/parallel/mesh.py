@@ -121,13 +121,16 @@ class Mesh(AxisSizes):
         self.device_list: tuple[backend.Device, ...] = tuple(grid.flat)
         twice = [device for device, n in Counter(self.device_list).items() if n > 1]
         if twice:
-            raise errors.ShardingError(f"the device {twice[0]} is twice in a mesh.", where=source.here())
+            raise errors.ShardingError(
+                f"the device {twice[0]} is twice in a mesh.", where=source.here(), fix="use each once"
+            )
         platforms = sorted({d.platform for d in self.device_list})
         if len(platforms) > 1:
             raise errors.ShardingError(
                 f"a mesh holds devices of {' and of '.join(platforms)}.",
                 where=source.here(),
                 why="the devices of a mesh all run the same program.",
+                fix="make one mesh of each",
             )
         grid.flags.writeable = False
         self.devices: np.ndarray = grid
@@ -212,7 +215,9 @@ def _names(names: Any, n: int, what: str) -> tuple[str, ...]:
         )
     twice = next((name for i, name in enumerate(found) if name in found[:i]), None)
     if twice is not None:
-        raise errors.ShardingError(f"{what}: the axis name {twice!r} is used twice.", where=source.here())
+        raise errors.ShardingError(
+            f"{what}: the axis name {twice!r} is used twice.", where=source.here(), fix="use other names"
+        )
     return tuple(found)
 
 

@@ -58,9 +58,10 @@ class MeshCollective(Primitive):
 
     Attributes:
       types: the pairs ``(src, dst)`` that there are.
+      meets: whether the ranks exchange anything.
     """
 
-    kind, fresh, opaque = "collective", True, True
+    kind, fresh, opaque, meets = "collective", True, True, True
     types: tuple[tuple[str, str], ...] = (("V", "V"),)
 
     def jvp(self, primals, tangents, **params):
@@ -134,9 +135,7 @@ class _Extremum(MeshCollective):
         if t.__class__ is Zero:
             return out, zero(out.aval)
         chosen = convert(eq(x, pcast_p.bind(out, src="I", dst="V", **over)), x.aval.dtype)
-        total, count = (
-            psum_invariant_p.bind(a, src="V", dst="I", **over) for a in (mul(t, chosen), chosen)
-        )
+        total, count = (psum_invariant_p.bind(a, src="V", dst="I", **over) for a in (mul(t, chosen), chosen))
         return out, div(total, count)
 
     transpose = unsupported("it is not linear: it is transposed through its derivative")
@@ -149,7 +148,7 @@ class _Pcast(MeshCollective):
     values that are kept for the linear half of a derivative, and has no transpose.
     """
 
-    name, fresh, opaque, identity = "pcast", False, False, True
+    name, fresh, opaque, identity, meets = "pcast", False, False, True, False
     types = (("I", "V"), ("I", "R"), ("V", "U"), ("R", "V"), ("R", "I"), ("V", "I"), ("U", "V"))
 
     def impl(self, x, *, axes, sizes, src, dst):
@@ -182,7 +181,7 @@ class _Pcast(MeshCollective):
 class _KeepFirst(MeshCollective):
     """The values of the first rank, and zeros on the others, so that their sum is what all had."""
 
-    name = "keep_first"
+    name, meets = "keep_first", False
     types = (("I", "U"),)
 
     def impl(self, x, *, axes, sizes, src, dst):
@@ -234,7 +233,7 @@ class _PsumScatter(MeshCollective):
 class _ShardSlice(MeshCollective):
     """Of what all ranks have, each its part along ``dim``."""
 
-    name = "shard_slice"
+    name, meets = "shard_slice", False
     types = (("I", "V"), ("R", "V"))
 
     def impl(self, x, *, axes, sizes, src, dst, dim):
@@ -253,7 +252,7 @@ class _ShardSlice(MeshCollective):
 class _ShardPad(MeshCollective):
     """The values of a rank at its part along ``dim``, and zeros elsewhere."""
 
-    name = "shard_pad"
+    name, meets = "shard_pad", False
     types = (("V", "U"),)
 
     def impl(self, x, *, axes, sizes, src, dst, dim):
@@ -309,7 +308,7 @@ class _AllToAll(MeshCollective):
 class _AxisIndex(MeshCollective):
     """The place of the rank along ``axes``, an int32; varying."""
 
-    name = "mesh_axis_index"
+    name, meets = "mesh_axis_index", False
     jvp = unsupported("it has no operands")
     transpose = unsupported("it has no operands")
     batch = unsupported("it has no operands")

@@ -21,10 +21,9 @@ from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Eqn, Jaxpr, Var
 from blufunc.parallel import sharded_buffer
 from blufunc.parallel.mesh import Mesh
-from blufunc.parallel.mesh_program import MeshProgram
+from blufunc.parallel.mesh_program import LocalProgram, MeshProgram, local_jaxpr
 from blufunc.parallel.sharded_buffer import ShardedBuffer
-from blufunc.parallel.sharding import NamedSharding
-from blufunc.parallel.spec import PartitionSpec
+from blufunc.parallel.sharding import NamedSharding, replicated
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,27 @@ class MeshDevice(backend.Device):
     def members(self) -> tuple[backend.Device, ...]:
         """The devices of the mesh."""
         return self.mesh.device_list
+
+    def layouts(self, values: Sequence[Any]) -> tuple[NamedSharding, ...]:
+        """The sharding of each argument; those that are not on the mesh will be replicated."""
+        here = [isinstance(v, Array) and v.device == self for v in values]
+        return tuple(
+            v.buffer.sharding if on else replicated(self.mesh) for v, on in zip(values, here, strict=True)
+        )
+
+    def local(
+        self, jaxpr: Jaxpr, donated: Sequence[bool], layouts: tuple[NamedSharding, ...]
+    ) -> tuple[Jaxpr, Sequence[bool], backend.Device]:
+        """The local jaxpr, constants first among its parameters, and the first device."""
+        made, consts, _ = local_jaxpr(jaxpr, layouts or self._all_replicated(jaxpr), self.mesh)
+        return made, (False,) * len(consts) + tuple(donated), self.members[0]
+
+    def local_program(self, program: MeshProgram, layouts: tuple[NamedSharding, ...]) -> LocalProgram:
+        """The program that all devices run."""
+        return program.local(layouts or self._all_replicated(program.jaxpr))
+
+    def _all_replicated(self, jaxpr: Jaxpr) -> tuple[NamedSharding, ...]:
+        return (replicated(self.mesh),) * len(jaxpr.invars)
 
     def __str__(self) -> str:
         first, last = self.members[0], self.members[-1]
@@ -64,7 +84,6 @@ class MeshBackend:
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
         self.device = MeshDevice("mesh", 0, self, mesh)
-        self.replicated = NamedSharding(mesh, PartitionSpec())
         self._operation = functools.lru_cache(512)(self._compile_operation)
 
     def devices(self) -> Sequence[backend.Device]:
@@ -73,7 +92,7 @@ class MeshBackend:
 
     def from_host(self, x: np.ndarray, device: backend.Device) -> ShardedBuffer:
         """A copy on each device."""
-        return sharded_buffer.scatter(x, self.replicated)
+        return sharded_buffer.scatter(x, replicated(self.mesh))
 
     def to_host(self, buffer: ShardedBuffer) -> np.ndarray:
         """The shards put together."""

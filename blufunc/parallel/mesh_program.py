@@ -11,12 +11,13 @@ from typing import Any
 
 from blufunc import errors
 from blufunc.core import source
+from blufunc.core.array import Array
 from blufunc.core.jaxpr import Jaxpr, subjaxprs
 from blufunc.core.passes import simplify
 from blufunc.core.primitive import concrete
 from blufunc.parallel.mesh import Mesh
 from blufunc.parallel.partition import localise
-from blufunc.parallel.sharded_buffer import ShardedBuffer
+from blufunc.parallel.sharded_buffer import ShardedBuffer, reshard
 from blufunc.parallel.sharding import NamedSharding
 from blufunc.parallel.thread_engine import run_ranks
 
@@ -53,7 +54,7 @@ class MeshProgram:
     def source(self) -> str:
         """The source of each local program, under the specs of the arguments that it is for."""
         return "\n".join(
-            f"// mesh({self.mesh}): {', '.join(str(s.spec) for s in key)}\n{program.program.source()}"
+            f"// mesh({self.mesh}): {', '.join(str(s.spec) for s in key)}\n{program.source()}"
             for key, program in self.local_programs.items()
         )
 
@@ -61,41 +62,22 @@ class MeshProgram:
         """How long each step of rank 0 takes, while all of them run."""
         return self.local(tuple([b.sharding for b in buffers])).timings(buffers, repeats)
 
-    @property
-    def schedule(self) -> Any:
-        """The steps of the local program that was made last.
-
-        Raises:
-          UnsupportedError: there is none.
-        """
-        if not self.local_programs:
-            raise errors.UnsupportedError(
-                "a program for a mesh has no steps yet.",
-                where=source.here(),
-                why="it is divided among devices when it is called, by the shardings of its arguments.",
-                fix="c = jit(f).lower(*args).compile(); c(*args)",
-            )
-        return list(self.local_programs.values())[-1].program.schedule
-
 
 class LocalProgram:
     """A global jaxpr for arguments of certain shardings: one program, run by all ranks.
 
     Attributes:
       jaxpr: the local jaxpr, of shards and collectives.
-      out_shardings: the shardings of the results.
+      in_shardings, out_shardings: the shardings of arguments and results.
       program: the jaxpr compiled for one of the devices, which are alike.
     """
 
     def __init__(self, jaxpr: Jaxpr, in_shardings: Shardings, donated: Sequence[bool], mesh: Mesh):
-        try:
-            made, self.out_shardings = localise(jaxpr, in_shardings, mesh)
-        except errors.BlufuncError as e:
-            raise source.located(e) from None
-        self.jaxpr, consts = made.hoist()
+        self.jaxpr, consts, self.out_shardings = local_jaxpr(jaxpr, in_shardings, mesh)
+        self.in_shardings = in_shardings
         self.out_avals = [v.aval for v in jaxpr.outvars]
         self.mesh = mesh
-        self.consts = [[c.buffer_on(d) for c in map(concrete, consts)] for d in mesh.device_list]
+        self.consts = [[c.buffer_on(d) for c in consts] for d in mesh.device_list]
         self.meets = exchanges(self.jaxpr)
         device = mesh.device_list[0]
         if device.platform != "cpu":
@@ -104,7 +86,7 @@ class LocalProgram:
                 where=source.here(),
                 fix="a mesh of the CPU's devices: make_mesh(..., devices=bf.devices('cpu'))",
             )
-        self.program = device.backend.compile(self.jaxpr, (False,) * len(consts) + tuple(donated))
+        self.program: Any = device.backend.compile(self.jaxpr, (False,) * len(consts) + tuple(donated))
 
     def __call__(self, buffers: list[ShardedBuffer]) -> list[ShardedBuffer]:
         ranks = self._arguments(buffers)
@@ -115,9 +97,21 @@ class LocalProgram:
             for i, (sharding, aval) in enumerate(zip(self.out_shardings, self.out_avals, strict=True))
         ]
 
+    @property
+    def schedule(self) -> Any:
+        """The steps, if the program for one device has such."""
+        return self.program.schedule
+
+    def source(self) -> str:
+        """The source of the program for one device."""
+        return self.program.source()
+
     def timings(self, buffers: Sequence[ShardedBuffer], repeats: int) -> Sequence[Any]:
-        """How long each step of rank 0 takes."""
-        ranks = self._arguments(buffers)
+        """How long each step of rank 0 takes; arguments that lie otherwise are moved first."""
+        placed = [
+            b if b.sharding == s else reshard(b, s) for b, s in zip(buffers, self.in_shardings, strict=True)
+        ]
+        ranks = self._arguments(placed)
         return self._on_all_ranks(lambda rank: self.program.timings(ranks[rank], repeats))[0]
 
     def _arguments(self, buffers: Sequence[ShardedBuffer]) -> list[list]:
@@ -129,6 +123,18 @@ class LocalProgram:
         if self.meets:
             return run_ranks(self.mesh.abstract, function)
         return [function(rank) for rank in range(self.mesh.size)]
+
+
+def local_jaxpr(
+    jaxpr: Jaxpr, in_shardings: Shardings, mesh: Mesh
+) -> tuple[Jaxpr, list[Array], list[NamedSharding]]:
+    """The local jaxpr with its constants as leading parameters, these, and the shardings of the results."""
+    try:
+        made, out_shardings = localise(jaxpr, in_shardings, mesh)
+    except errors.BlufuncError as e:  # single operations are of no line of their own
+        raise source.located(e) from None
+    closed, consts = made.hoist()
+    return closed, [concrete(c) for c in consts], out_shardings
 
 
 def exchanges(jaxpr: Jaxpr) -> bool:

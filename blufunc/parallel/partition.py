@@ -21,22 +21,18 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core import dtypes, passes, source
-from blufunc.core.array import scalar
-from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var
-from blufunc.core.ops import elementwise as ew
-from blufunc.core.ops.gather_scatter import gather_fill
-from blufunc.core.ops.reduce import limit, reduce_or_p
-from blufunc.core.ops.shape import concatenate_p
-from blufunc.core.ops.windows import GatherScatterMode
+from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, eval_jaxpr, subjaxprs
+from blufunc.core.ops.reduce import limit
 from blufunc.core.stage import stage
-from blufunc.core.structure import broadcast_in_dim, broadcast_in_dim_p, broadcast_to
 from blufunc.parallel import mesh_collectives as mc
 from blufunc.parallel.constrain import sharding_constraint_p
 from blufunc.parallel.mesh import AbstractMesh, Mesh
-from blufunc.parallel.propagate import Node, Propagation, body_ties, distinct
+from blufunc.parallel.propagate import Node, Propagation, body_ties, distinct, layout_of
+from blufunc.parallel.shard_map import shard_map_p
 from blufunc.parallel.sharding import NamedSharding
-from blufunc.parallel.spec import PartitionSpec, names_of
-from blufunc.parallel.transitions import Axes, Layout, Shard, Transitions
+from blufunc.parallel.shares import SPECIAL
+from blufunc.parallel.spec import PartitionSpec
+from blufunc.parallel.transitions import Layout, Shard, Transitions
 from blufunc.transforms.cond import cond_p
 from blufunc.transforms.scan import scan_p
 from blufunc.transforms.while_loop import while_p
@@ -75,20 +71,23 @@ def localise(
     ]
     whole = distinct(passes.dce(passes.inline_calls(jaxpr)))
     _check_constraints(whole, mesh)
-    abstract = mesh.abstract if isinstance(mesh, Mesh) else mesh
+    abstract = mesh.abstract
     plan = Propagation(whole, abstract, layouts, ends)
     to = Transitions(abstract)
     found: list[Layout] = [
         plan.layout(v) if end is None else end for v, end in zip(whole.outvars, ends, strict=True)
     ]
-    owed_out = [_NONE if s is None else s.spec.unreduced for s in wanted]
+    owed_in, owed_out = (
+        [_NONE if s is None else frozenset(a for a in s.spec.unreduced if mesh.shape[a] > 1) for s in side]
+        for side in (in_shardings, wanted)
+    )
 
     def run(*values: Any) -> list[Any]:
         body = _Body(plan, to, whole)
         for var, const in zip(whole.constvars, whole.consts, strict=True):
             body.write(var, Shard(const, var.aval, ((),) * var.aval.ndim))
-        for var, value, layout, s in zip(whole.invars, values, layouts, in_shardings, strict=True):
-            body.write(var, Shard(value, var.aval, layout, s.spec.unreduced))
+        for var, value, layout, owed in zip(whole.invars, values, layouts, owed_in, strict=True):
+            body.write(var, Shard(value, var.aval, layout, owed))
         body.run()
         return [
             body.read(v, layout, owed, exactly=True).value
@@ -100,34 +99,38 @@ def localise(
         for v, layout in zip(whole.invars, layouts, strict=True)
     ]
     local = stage(run, avals, jaxpr.name, jaxpr.arg_names)
-    specs = [
-        PartitionSpec(*layout, unreduced=owed) for layout, owed in zip(found, owed_out, strict=True)
+    ways = [
+        NamedSharding(mesh, PartitionSpec(*layout)) if s is None else s
+        for layout, s in zip(found, wanted, strict=True)
     ]
-    return passes.dce(local), [NamedSharding(mesh, spec) for spec in specs]
+    return passes.dce(local), ways
 
 
 def _checked(sharding: NamedSharding, atom: Atom, mesh: Any, what: str) -> Layout:
     """The layout of a sharding of this mesh for a value."""
-    mine, its = (m.abstract if isinstance(m, Mesh) else m for m in (mesh, sharding.mesh))
+    mine, its = mesh.abstract, sharding.mesh.abstract
     if mine != its:
         raise errors.ShardingError(
             f"{what} lies on the mesh {its}, and the program is for the mesh {mine}.",
             where=source.here(),
             fix="bf.device_put it onto that mesh first",
         )
-    return tuple(names_of(e) for e in sharding.spec.for_rank(atom.aval.ndim))
+    return layout_of(sharding.spec, atom.aval.ndim, mesh)
 
 
 def _check_constraints(jaxpr: Jaxpr, mesh: Mesh | AbstractMesh) -> None:
     """Raise ShardingError, at the user's line, where an annotation does not fit the mesh."""
     for eqn in jaxpr.eqns:
-        if eqn.prim is sharding_constraint_p:
-            own, abstract = eqn.params["mesh"], mesh.abstract if isinstance(mesh, Mesh) else mesh
-            missing = [a for a in eqn.params["spec"].axes if a not in mesh.shape]
-            if missing or (own is not None and own != abstract):
+        if eqn.prim in (sharding_constraint_p, shard_map_p):
+            of_body = eqn.prim is shard_map_p
+            specs = (*eqn.params["in_specs"], *eqn.params["out_specs"]) if of_body else (eqn.params["spec"],)
+            own = eqn.params["mesh"] and eqn.params["mesh"].abstract
+            missing = [a for spec in specs for a in spec.axes if a not in mesh.shape]
+            if missing or (own is not None and own != mesh.abstract):
                 what = f"names the axis {missing[0]!r}" if missing else f"is for the mesh {own}"
                 raise errors.ShardingError(
-                    f"the annotation {eqn.params['spec']} {what}, and the program is for the mesh {abstract}.",
+                    f"{'shard_map' if of_body else f'the annotation {specs[0]}'} {what}, and the program is for the "
+                    f"mesh {mesh.abstract}.",
                     where=source.describe(eqn.source),
                 )
         for value in eqn.params.values():
@@ -143,7 +146,10 @@ class _Body:
         self.plan, self.to, self.jaxpr = plan, to, jaxpr
         self.versions: dict[Var, list[Shard]] = {}
         self.readers = Counter(
-            a for atoms in (*(e.invars for e in jaxpr.eqns), jaxpr.outvars) for a in atoms if isinstance(a, Var)
+            a
+            for atoms in (*(e.invars for e in jaxpr.eqns), jaxpr.outvars)
+            for a in atoms
+            if isinstance(a, Var)
         )
 
     # -- values --------------------------------------------------------------------------------------
@@ -219,6 +225,7 @@ class _Body:
         """An equation whose rule says how its dimensions go together."""
         rule, mesh = node.rule, self.to.mesh
         owed, group = self._stays_owed(eqn, node)
+        node = node.without(owed)
         layouts = node.layouts(rule.operands, mesh)
         partial = tuple(a for a in mesh.axis_names if any(a in node.axes.get(f, ()) for f in rule.reduced))
         operands = []
@@ -227,7 +234,9 @@ class _Body:
                 shard = self.read(atom, layout, frozenset(partial), exactly=True)
             else:
                 shard = self.read(atom, layout, owed if i in group else _NONE)
-            operands.append(self._without_padding(shard, rule.operands[i], node))
+            operands.append(
+                shard if i in rule.harmless else self._without_padding(shard, rule.operands[i], node)
+            )
         results = node.layouts(rule.results, mesh)
         locals_ = [x.value for x in operands]
         out_shapes = [
@@ -236,9 +245,9 @@ class _Body:
         params = eqn.params
         if rule.params is not None:
             params = rule.params(params, [x.aval.shape for x in locals_], out_shapes)
-        special = _SPECIAL.get(rule.special)
+        special = SPECIAL.get(rule.special)
         if special is not None:
-            outs = special(self, eqn, node, locals_, params, results)
+            outs = special(self.to, eqn, node, locals_, params, results)
         else:
             out = eqn.prim.bind(*locals_, **params)
             outs = out if eqn.prim.multiple_results else [out]
@@ -256,7 +265,9 @@ class _Body:
     def _stays_owed(self, eqn: Eqn, node: Node) -> tuple[frozenset[str], frozenset[int]]:
         """The axes over which the result stays a sum because operands are, and which operands."""
         for group in node.rule.linear:
-            owed = frozenset.intersection(*[self.owes(eqn.invars[i]) for i in group]) - node.used
+            owed = frozenset.intersection(*[self.owes(eqn.invars[i]) for i in group])
+            if len(group) == 1:
+                owed -= node.used  # scattered before, the operation is on less; but two sums become one first
             if owed:
                 return owed, group
         return _NONE, frozenset()
@@ -267,12 +278,9 @@ class _Body:
         for dim, (factors, axes) in enumerate(zip(dims, shard.layout, strict=True)):
             n = shard.aval.shape[dim]
             how = next((node.rule.reduced[f] for f in factors if f in node.rule.reduced), None)
-            if how is None or n % self.to.parts(axes) == 0 or (node.rule.special and shard.aval.ndim == 0):
-                continue
-            if node.rule.special == "gather" or not dtypes.is_numeric(shard.aval.dtype):
-                continue
-            neutral = 0 if how == "sum" else limit(shard.aval.dtype, how == "min")
-            value = self.to.inside(value, n, dim, axes, neutral)
+            if how is not None and n % self.to.parts(axes):
+                neutral = 0 if how == "sum" else limit(shard.aval.dtype, how == "min")
+                value = self.to.inside(value, n, dim, axes, neutral)
         return shard if value is shard.value else replace(shard, value=value)
 
     # -- bodies --------------------------------------------------------------------------------------
@@ -301,7 +309,9 @@ class _Body:
             replace(self.read(a, self.plan.layout(v)), zero=False) for a, v in zip(atoms, inner, strict=True)
         ]
 
-    def results(self, eqn: Eqn, outs: Sequence[Any], layouts: Sequence[Layout], owed: Sequence[frozenset] = ()) -> None:
+    def results(
+        self, eqn: Eqn, outs: Sequence[Any], layouts: Sequence[Layout], owed: Sequence[frozenset] = ()
+    ) -> None:
         """Write what a loop, a branch or a call returned."""
         owed = owed or [_NONE] * len(outs)
         for var, out, layout, o in zip(eqn.outvars, outs, layouts, owed, strict=True):
@@ -324,6 +334,17 @@ class _Body:
         )
         params = {**eqn.params, eqn.prim.body: local}
         self.results(eqn, eqn.prim.bind(*consts, *[s.value for s in shards], **params), layouts)
+
+    def function_of_shards(self, eqn: Eqn) -> None:
+        """A ``shard_map``: its local body in its place, on operands laid out by its specs."""
+        p, mesh = eqn.params, self.to.mesh
+        ins, outs = (
+            [(layout_of(s, a.aval.ndim, mesh), s.unreduced) for a, s in zip(atoms, specs, strict=True)]
+            for atoms, specs in ((eqn.invars, p["in_specs"]), (eqn.outvars, p["out_specs"]))
+        )
+        operands = [self.read(a, *way, exactly=True).value for a, way in zip(eqn.invars, ins, strict=True)]
+        results = eval_jaxpr(p["jaxpr"], operands)
+        self.results(eqn, results, [layout for layout, _ in outs], [owed for _, owed in outs])
 
     def cond(self, eqn: Eqn) -> None:
         """A choice: its index is the same everywhere, and all branches return values that lie alike."""
@@ -408,115 +429,59 @@ class _Body:
     def _owed_carry(
         self, body: Jaxpr, shards: list[Shard], n: int, k: int, ends: Sequence[Layout]
     ) -> list[frozenset[str]]:
-        """Over which axes each carry can stay owed: those over which it comes out a sum if it goes in as one."""
-        owed = [_NONE] * k
-        for attempt in range(2):
-            seen: list[frozenset[str]] = []
+        """Over which axes each of ``k`` carries, which follow ``n`` constants, stays a sum from step to step.
 
-            def look(b: _Body) -> list[Any]:
-                seen.extend(self._owing_over(b, body, i + n, v) for i, v in enumerate(body.outvars[:k]))
-                return []
+        Those over which it comes out as one if it goes in as one, if that saves exchanges within a step.
+        """
 
-            trial = [
-                replace(s, owed=owed[i - n]) if n <= i < n + k else s for i, s in enumerate(shards)
-            ]
-            self.staged(body, trial, look)
-            divided = [{a for axes in layout for a in axes} for layout in ends[:k]]
-            seen = [s - d for s, d in zip(seen, divided, strict=True)]
-            owed = seen if attempt == 0 else [a & b for a, b in zip(owed, seen, strict=True)]
+        def step(owed: Sequence[frozenset[str]]) -> tuple[int, list[frozenset[str]]]:
+            """How many exchanges a step has if its carry owes these, and what the carry owes afterwards."""
+            after: list[frozenset[str]] = []
+
+            def outs(b: _Body) -> list[Any]:
+                after.extend(b.owes(v) for v in body.outvars[:k])
+                pairs = zip(body.outvars, ends, (*owed, *[_NONE] * (len(ends) - k)), strict=True)
+                return [b.read(v, layout, o & b.owes(v)).value for v, layout, o in pairs]
+
+            carry = [replace(s, owed=o) for s, o in zip(shards[n : n + k], owed, strict=True)]
+            local, _ = self.staged(body, [*shards[:n], *carry, *shards[n + k :]], outs)
+            return _exchanges(local), after
+
+        everywhere = frozenset(self.to.mesh.axis_names)
+        owed = [
+            everywhere - {a for axes in layout for a in axes}
+            if out is not var and dtypes.is_inexact(var.aval.dtype)
+            else _NONE
+            for layout, out, var in zip(ends, body.outvars[:k], body.invars[n:], strict=False)
+        ]
+        while any(owed):
+            exchanges, after = step(owed)
+            kept = [a & b for a, b in zip(owed, after, strict=True)]
+            if kept == owed:
+                return owed if exchanges < step([_NONE] * k)[0] else [_NONE] * k
+            owed = kept
         return owed
 
-    def _owing_over(self, b: _Body, body: Jaxpr, place: int, out: Atom) -> frozenset[str]:
-        """The axes that one addend of a carry owes: found in the sum that makes it, if it makes nothing else."""
-        if isinstance(out, Literal) or b.readers[out] > 1 or b.readers[body.invars[place]] > 1:
-            return _NONE
-        made = b.owes(out)
-        if made:
-            return made
-        eqn = next((e for e in body.eqns if out in e.outvars), None)
-        if eqn is None or body.invars[place] not in eqn.invars:
-            return _NONE
-        if frozenset({0, 1}) not in self.plan.nodes[eqn].rule.linear if eqn in self.plan.nodes else True:
-            return _NONE
-        (other,) = [a for a in eqn.invars if a is not body.invars[place]] or [None]
-        if not isinstance(other, Var) or b.readers[other] > 1:
-            return _NONE
-        return b.versions[other][0].owed
+
+def _exchanges(jaxpr: Jaxpr) -> int:
+    """How many equations of a local program, bodies included, make the ranks meet."""
+    own = sum(e.prim in _MEETING for e in jaxpr.eqns)
+    return own + sum(_exchanges(sub) for e in jaxpr.eqns for sub in subjaxprs(e.params))
 
 
-# -- what has to be computed otherwise on a share -----------------------------------------------------
+_MEETING = {
+    mc.psum_invariant_p,
+    mc.pmax_invariant_p,
+    mc.pmin_invariant_p,
+    mc.mesh_all_gather_p,
+    mc.mesh_psum_scatter_p,
+    mc.mesh_all_to_all_p,
+}
 
 
-def _local_iota(body, eqn, node, operands, params, results):
-    """Counting from where the share begins."""
-    d, dtype = params["dimension"], params["dtype"]
-    out = eqn.prim.bind(**params)
-    axes = results[0][d]
-    if not axes:
-        return [out]
-    start = body.to.start(eqn.params["shape"][d], axes)
-    return [ew.add(out, broadcast_to(ew.convert(start, dtype), out.aval.shape))]
-
-
-def _shifted(body, indices, numbers_map, shape, layout, clip):
-    """Indices counted from where the share of the table begins, along the dimensions that are divided."""
-    if indices.aval.dtype.itemsize < 4:
-        indices = ew.convert(indices, dtypes.int32)
-    dtype = indices.aval.dtype
-    starts, tops = [], []
-    for d in numbers_map:
-        starts.append(body.to.start(shape[d], layout[d], dtype) if layout[d] else scalar(0, dtype))
-        tops.append(scalar(shape[d] - 1, dtype))
-    if clip:
-        top = _row(tops, indices.aval.shape)
-        indices = ew.clamp(broadcast_to(scalar(0, dtype), top.aval.shape), indices, top)
-    return ew.sub(indices, _row(starts, indices.aval.shape)), indices
-
-
-def _row(numbers, shape):
-    """An array of ``shape`` that has ``numbers`` along the last dimension."""
-    ones = [broadcast_in_dim_p.bind(x, shape=(*shape[:-1], 1), dims=()) for x in numbers]
-    return ones[0] if len(ones) == 1 else concatenate_p.bind(*ones, dimension=len(shape) - 1)
-
-
-def _local_gather(body, eqn, node, operands, params, results):
-    """A lookup in the share of a table: what lies in another gives 0, and the sum over the shares is owed."""
-    x, indices = operands
-    numbers, mode = params["dimension_numbers"], params["mode"]
-    shape = eqn.invars[0].aval.shape
-    layout = node.layouts(node.rule.operands[:1], body.to.mesh)[0]
-    divided = tuple(a for d in numbers.start_index_map for a in layout[d])
-    if not divided:
-        return [eqn.prim.bind(x, indices, **params)]
-    drops = mode is GatherScatterMode.FILL_OR_DROP
-    local, indices = _shifted(body, indices, numbers.start_index_map, shape, layout, clip=not drops)
-    how = {**params, "mode": GatherScatterMode.FILL_OR_DROP, "fill_value": 0, "indices_are_sorted": False}
-    out = eqn.prim.bind(x, local, **how)
-    if not drops:
-        return [out]
-    # outside of the whole table: the fill, once in the sum
-    dtype = indices.aval.dtype
-    tops = _row([scalar(shape[d], dtype) for d in numbers.start_index_map], indices.aval.shape)
-    outside = ew.bitwise_or(ew.lt(indices, ew.zeros_of(indices)), ew.ge(indices, tops))
-    outside = reduce_or_p.bind(outside, axes=(outside.aval.ndim - 1,))
-    batch = tuple(d for d in range(out.aval.ndim) if d not in numbers.offset_dims)
-    fill = scalar(gather_fill(x.aval.dtype, params["fill_value"]), x.aval.dtype)
-    fill = broadcast_to(mc.keep_first_p.bind(fill, src="I", dst="U", **body.to.over(divided)), out.aval.shape)
-    return [ew.select(broadcast_in_dim(outside, out.aval.shape, batch), fill, out)]
-
-
-def _local_scatter(body, eqn, node, operands, params, results):
-    """Updates of the share of a table: those of other shares are dropped."""
-    x, indices, updates = operands
-    numbers = params["dimension_numbers"]
-    divided = [d for d in numbers.scatter_dims_to_operand_dims if results[0][d]]
-    if divided:
-        clip = params["mode"] is GatherScatterMode.CLIP
-        shape = eqn.invars[0].aval.shape
-        indices, _ = _shifted(body, indices, numbers.scatter_dims_to_operand_dims, shape, results[0], clip)
-        params = {**params, "mode": GatherScatterMode.FILL_OR_DROP, "indices_are_sorted": False}
-    return [eqn.prim.bind(x, indices, updates, **params)]
-
-
-_SPECIAL = {"iota": _local_iota, "gather": _local_gather, "scatter": _local_scatter}
-_CONTROL = {cond_p: _Body.cond, while_p: _Body.while_loop, scan_p: _Body.scan}
+_CONTROL = {
+    cond_p: _Body.cond,
+    while_p: _Body.while_loop,
+    scan_p: _Body.scan,
+    shard_map_p: _Body.function_of_shards,
+}

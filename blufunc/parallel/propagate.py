@@ -15,16 +15,16 @@ What has lost is moved to the layout that has won.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, subjaxprs
 from blufunc.parallel.constrain import sharding_constraint_p
 from blufunc.parallel.factors import Dims, Rule, rule_of
-from blufunc.parallel.mesh import AbstractMesh
-from blufunc.parallel.spec import names_of
+from blufunc.parallel.mesh import AbstractMesh, Mesh
+from blufunc.parallel.shard_map import shard_map_p
+from blufunc.parallel.spec import PartitionSpec, names_of
 from blufunc.parallel.transitions import Axes, Layout
 from blufunc.transforms.cond import cond_p
 from blufunc.transforms.scan import scan_p
@@ -41,8 +41,8 @@ class Node:
     """
 
     rule: Rule
-    operands: list[Atom]
-    results: list[Atom]
+    operands: Sequence[Atom]
+    results: Sequence[Atom]
     early: bool
     axes: dict[int, Axes] = field(default_factory=dict)
     exact: frozenset[int] = frozenset()
@@ -55,12 +55,19 @@ class Node:
         """All axes along which it is divided."""
         return frozenset(a for axes in self.axes.values() for a in axes)
 
+    def without(self, axes: frozenset[str]) -> Node:
+        """The node divided along other axes only."""
+        if not axes & self.used:
+            return self
+        kept = {f: tuple(a for a in own if a not in axes) for f, own in self.axes.items()}
+        return replace(self, axes=kept)
+
     def layouts(self, dims: Sequence[Dims], mesh: AbstractMesh) -> list[Layout]:
         """The layouts of operands or results that go with its axes."""
         return [tuple(self._along(factors, mesh) for factors in ds) for ds in dims]
 
     def _along(self, factors: tuple[int, ...], mesh: AbstractMesh) -> Axes:
-        """The axes that divide a dimension of these factors: those of a minor one only if the major ones are used up."""
+        """The axes that divide a dimension of these factors: of a minor one only if the major are used up."""
         found: Axes = ()
         for f in factors:
             axes = self.axes.get(f, ())
@@ -83,21 +90,30 @@ class Propagation:
     """
 
     def __init__(
-        self, jaxpr: Jaxpr, mesh: AbstractMesh, given: Sequence[Layout | None], wanted: Sequence[Layout | None]
+        self,
+        jaxpr: Jaxpr,
+        mesh: AbstractMesh,
+        given: Sequence[Layout | None],
+        wanted: Sequence[Layout | None],
     ):
         self.mesh = mesh
         self.layouts: dict[Var, Layout] = {}
         self.nodes: dict[Eqn, Node] = {}
         self._fixed: set[Var] = set(jaxpr.constvars)
         self._all: list[Node] = []
-        self._visit(jaxpr)
         self._fixed.update(v for v, layout in zip(jaxpr.invars, given, strict=True) if layout is not None)
+        self._visit(jaxpr)
         self._run(early=True)
-        for atom, layout in (*zip(jaxpr.invars, given, strict=True), *zip(jaxpr.outvars, wanted, strict=True)):
+        for atom, layout in (
+            *zip(jaxpr.invars, given, strict=True),
+            *zip(jaxpr.outvars, wanted, strict=True),
+        ):
             if layout is not None and isinstance(atom, Var) and (atom in jaxpr.invars or self._free(atom)):
                 self.layouts[atom] = layout
         self._run(early=True)
-        while self._sweep(self._all) | self._run(early=True) or self._sweep(self._all[::-1]) | self._run(early=True):
+        while self._sweep(self._all) | self._run(early=True) or self._sweep(self._all[::-1]) | self._run(
+            early=True
+        ):
             pass
 
     def layout(self, atom: Atom) -> Layout:
@@ -114,6 +130,8 @@ class Propagation:
         for eqn in jaxpr.eqns:
             if eqn.prim is sharding_constraint_p:
                 self._constraint(eqn)
+            elif eqn.prim is shard_map_p:
+                self._manual(eqn)
             elif (ties := body_ties(eqn)) is not None:
                 before, after = ties
                 self._all.extend(before)
@@ -124,9 +142,8 @@ class Propagation:
                 self.nodes[eqn] = self._node(eqn)
 
     def _node(self, eqn: Eqn) -> Node:
-        operands, results = list(eqn.invars), list(eqn.outvars)
-        rule = rule_of(eqn.prim, [a.aval for a in operands], [v.aval for v in results], eqn.params)
-        node = Node(rule, operands, results, eqn.prim.kind in ("elementwise", "movement"))
+        rule = rule_of(eqn.prim, [a.aval for a in eqn.invars], [v.aval for v in eqn.outvars], eqn.params)
+        node = Node(rule, eqn.invars, eqn.outvars, eqn.prim.kind in ("elementwise", "movement", "call"))
         self._all.append(node)
         return node
 
@@ -134,11 +151,20 @@ class Propagation:
         """A constraint is the layout of its result; what it leaves free goes through."""
         spec, free = eqn.params["spec"], eqn.params["free"]
         (out,) = eqn.outvars
-        self.layouts[out] = tuple(names_of(e) for e in spec.for_rank(out.aval.ndim))
+        self.layouts[out] = layout_of(spec, out.aval.ndim, self.mesh)
         node = self._node(eqn)
         self.nodes[eqn] = node
         if not free:
             self._fixed.add(out)
+
+    def _manual(self, eqn: Eqn) -> None:
+        """A function of shards: its specs are the layouts of its operands, where these are free, and of its results."""
+        for atom, spec in zip(eqn.invars, eqn.params["in_specs"], strict=True):
+            if isinstance(atom, Var) and atom not in self._fixed:
+                self._grow(atom, layout_of(spec, atom.aval.ndim, self.mesh))
+        for var, spec in zip(eqn.outvars, eqn.params["out_specs"], strict=True):
+            self.layouts[var] = layout_of(spec, var.aval.ndim, self.mesh)
+            self._fixed.add(var)
 
     # -- rounds --------------------------------------------------------------------------------------
 
@@ -220,6 +246,11 @@ class Propagation:
                     break
 
 
+def layout_of(spec: PartitionSpec, ndim: int, mesh: Mesh | AbstractMesh) -> Layout:
+    """The layout of a spec; axes of one device divide nothing."""
+    return tuple(tuple(a for a in names_of(e) if mesh.shape[a] > 1) for e in spec.for_rank(ndim))
+
+
 def body_ties(eqn: Eqn) -> tuple[list[Node], list[Node]] | None:
     """How operands and results of a loop, a branch or a call go together with those of its bodies; else None.
 
@@ -248,14 +279,14 @@ def body_ties(eqn: Eqn) -> tuple[list[Node], list[Node]] | None:
         bodies = p["branches"]
         before = [_tie([a], list(b)) for a, *b in zip(ins[1:], *[j.invars for j in bodies], strict=True)]
         return before, [_tie(list(b), [a]) for a, *b in zip(outs, *[j.outvars for j in bodies], strict=True)]
-    if eqn.prim.body is not None and getattr(eqn.prim, "shard", None) is None:
+    if eqn.prim.body is not None and eqn.prim.shard is None:
         body = p[eqn.prim.body]
         before = [_tie([a], [b]) for a, b in zip(ins, body.invars, strict=True)]
         return before, [_tie([a], [b]) for a, b in zip(body.outvars, outs, strict=True)]
     return None
 
 
-def _tie(operands: list[Atom], results: list[Atom]) -> Node:
+def _tie(operands: Sequence[Atom], results: Sequence[Atom]) -> Node:
     """Values that lie alike."""
     shape = operands[0].aval.shape
     dims = tuple((d,) for d in range(len(shape)))
@@ -297,8 +328,3 @@ def distinct(jaxpr: Jaxpr) -> Jaxpr:
     ]  # fmt: skip
     outvars = [of(a) for a in jaxpr.outvars]
     return jaxpr.replace(invars=invars, constvars=constvars, eqns=eqns, outvars=outvars)
-
-
-def shards(mesh: AbstractMesh, layout: Layout) -> int:
-    """Into how many shards a layout divides a value."""
-    return math.prod(mesh.size_of(axes) for axes in layout)

@@ -193,3 +193,8 @@ class NamedSharding(Sharding):
 
     def __repr__(self) -> str:
         return f"NamedSharding(mesh({self.mesh}), {self.spec})"
+
+
+def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
+    """All of an array on each device of a mesh."""
+    return NamedSharding(mesh, PartitionSpec())

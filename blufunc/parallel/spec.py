@@ -10,6 +10,7 @@ from typing import Any
 
 from blufunc import errors
 from blufunc.core import source
+from blufunc.core.axes import sequence
 
 Entry = None | str | tuple[str, ...]
 """What a spec says of one dimension: the mesh axes that divide it, the first of several the slowest."""
@@ -47,6 +48,7 @@ class PartitionSpec(tuple):
                 f"{self} uses the axis {twice[0]!r} twice.",
                 where=source.here(),
                 why="an axis of the mesh divides one dimension, or is unreduced, or is reduced.",
+                fix="use each axis once",
             )
         return self
 
@@ -131,8 +133,9 @@ def _entry(entry: Any) -> Entry:
 
 
 def _axis_set(names: Any, what: str) -> frozenset[str]:
-    if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
+    found = sequence(names, "PartitionSpec", what, "names of axes")
+    if not all(isinstance(name, str) and name for name in found):
         raise errors.ArgumentError(
             f"{what}= holds names of axes, not {names!r:.60}.", where=source.here(), fix=f"{what}={{'x'}}"
         )
-    return frozenset(names)
+    return frozenset(found)

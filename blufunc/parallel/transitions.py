@@ -126,7 +126,7 @@ class Transitions:
 
     def nests(self, n: int, outer: Axes, inner: Axes) -> bool:
         """Whether the shards of a dimension along ``outer`` divided along ``inner`` are those along both."""
-        return self.share(n, outer) == self.share(n, outer + inner) * self.parts(inner)
+        return not outer or self.share(n, outer) == self.share(n, outer + inner) * self.parts(inner)
 
     def move(self, x: Shard, layout: Layout, owed: frozenset[str] = frozenset()) -> Shard:
         """``x`` laid out by ``layout``, with sums owed over no more than ``owed``."""
@@ -134,7 +134,9 @@ class Transitions:
         x = self._exchange(x, layout)
         for dim, (n, now, then) in enumerate(zip(x.aval.shape, x.layout, layout, strict=True)):
             kept = _common(now, then)
-            if kept and not (self.nests(n, kept, now[len(kept) :]) and self.nests(n, kept, then[len(kept) :])):
+            if kept and not (
+                self.nests(n, kept, now[len(kept) :]) and self.nests(n, kept, then[len(kept) :])
+            ):
                 kept = ()
             size = self.share(n, kept)
             value = x.value
@@ -157,7 +159,12 @@ class Transitions:
         due = x.owed - owed
         for dim, (n, now, then) in enumerate(zip(x.aval.shape, x.layout, layout, strict=True)):
             more = then[len(now) :]
-            if now != then[: len(now)] or not more or not due.issuperset(more) or not self.nests(n, now, more):
+            if (
+                now != then[: len(now)]
+                or not more
+                or not due.issuperset(more)
+                or not self.nests(n, now, more)
+            ):
                 continue
             size = self.share(n, now)
             value = self.sized(x.value, dim, self.share(size, more) * self.parts(more))

@@ -45,11 +45,17 @@ def visualize_sharding(x: Any, sharding: Sharding | None = None, *, file: TextIO
       sharding: how it lies on devices, where ``x`` is a shape. The mesh may be abstract: it shows ranks.
       file: where to write; the standard output unless given.
     Raises:
-      ArgumentError: ``x`` is a shape and there is no sharding.
+      ArgumentError: ``x`` is a shape and there is no sharding, or ``file`` is no file.
       ShardingError: the sharding is of a higher rank than the array.
     """
     shape, sharding = _shape_and_sharding(x, sharding, "visualize_sharding")
-    out = file or sys.stdout
+    if file is not None and not hasattr(file, "write"):
+        raise errors.ArgumentError(
+            f"visualize_sharding writes to a file, not to {file!r:.60}.",
+            where=source.here(),
+            fix="leave it out",
+        )
+    out = sys.stdout if file is None else file
     for picture in _pictures(shape, sharding):
         if not _write_in_colour(picture, out):
             out.write(_text(picture) + "\n")

@@ -44,6 +44,10 @@ class NamedAxis(NamedTuple):
     size: int
 
 
+class MeshAxis(NamedAxis):
+    """An axis of a mesh in ``state.context``, for as long as the function of a ``shard_map`` runs."""
+
+
 class BatchTracer(Tracer):
     """One element of a batch: ``value`` has the batch axis at ``dim``."""
 
@@ -69,6 +73,9 @@ class BatchTrace(Trace):
         super().__init__()
         self.parent = parent
         self.axis = axis
+
+    def typed(self, fun, primals):
+        return self.parent.typed(fun, primals)
 
     def split(self, x: Any) -> tuple[Any, int | None]:
         """The value with its batch axis, and where that is; None for constants."""

@@ -31,7 +31,7 @@ from blufunc.transforms.arguments import (
     name_of,
 )
 from blufunc.transforms.jvp import jvp_flat
-from blufunc.transforms.linearize import linearize_flat
+from blufunc.transforms.linearize import differentiable, linearize_flat
 from blufunc.transforms.transpose import backward_pass
 
 
@@ -100,7 +100,7 @@ def value_and_grad(
 
         nonzeros = [dtypes.is_inexact(p.aval.dtype) for p in primals]
         outs, out_nonzeros, linear = linearize_flat(
-            flat_fun, primals, nonzeros, labels=LazyLabels(labels, len(primals))
+            differentiable(flat_fun, primals), primals, nonzeros, labels=LazyLabels(labels, len(primals))
         )
         cts: list[Any] = [None] * sum(out_nonzeros)
         if out_nonzeros[0]:
@@ -413,7 +413,7 @@ def _linear_at(cls: type, fun: Callable, primals: tuple, has_aux: bool) -> tuple
     flat = FlatFunction(fun, in_tree)
     run, finish = _with_aux(flat, has_aux)
     labels = LazyLabels(functools.cache(lambda: labels_of(fun, in_tree)), len(ps))
-    outs, out_nonzeros, linear = linearize_flat(run, ps, nonzeros, labels=labels)
+    outs, out_nonzeros, linear = linearize_flat(differentiable(run, ps), ps, nonzeros, labels=labels)
     out, *aux = finish(outs)
     n = flat.out_tree.num_leaves
     kept = sum(out_nonzeros[:n])

@@ -23,7 +23,7 @@ from blufunc.transforms.arguments import LazyLabels, as_values, check_callable, 
 from blufunc.transforms.batch import Axis, batch_flat
 from blufunc.transforms.grad import Chosen, check_argnums, check_inputs, split_aux
 from blufunc.transforms.jvp import jvp_flat
-from blufunc.transforms.linearize import linearize_flat
+from blufunc.transforms.linearize import differentiable, linearize_flat
 from blufunc.transforms.transpose import backward_pass
 
 
@@ -115,7 +115,7 @@ def jacrev(
         nonzeros = [dtypes.is_inexact(p.aval.dtype) for p in primals]
         flat = _Results(chosen, has_aux)
         outs, out_nonzeros, linear = linearize_flat(
-            flat, primals, nonzeros, labels=LazyLabels(chosen.labels, len(primals))
+            differentiable(flat, primals), primals, nonzeros, labels=LazyLabels(chosen.labels, len(primals))
         )
         n = flat.out_tree.num_leaves
         flat.check(outs[:n], "jacrev", holomorphic, real=True)

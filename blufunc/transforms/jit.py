@@ -41,6 +41,7 @@ from blufunc.transforms.arguments import (
     name_of,
     signature_of,
 )
+from blufunc.transforms.batch import MeshAxis
 from blufunc.transforms.calls import jit_p
 from blufunc.transforms.stages import Entry, Lowered, Traced, give
 
@@ -232,7 +233,9 @@ class Jitted:
         )
 
     def _call(self, args: tuple, kwargs: dict) -> Any:
-        if _DISABLED in state.context:
+        if state.context and (
+            _DISABLED in state.context or any(e.__class__ is MeshAxis for e in state.context)
+        ):  # in the function of a shard_map values have types: they are not known in a body traced by itself
             return self.fun(*args, **kwargs)
         entry, values, donated = self._enter(args, kwargs)
         if state.trace is not EVAL:
@@ -266,7 +269,7 @@ class Jitted:
         entry = self._entry(call, [abstract(x) for x in call.leaves])
         arrays = [x for x in call.leaves if isinstance(x, Array) and x.aval.ndim]
         device = device_of(arrays, self.name) if arrays else None
-        return Traced(self, entry, call.in_tree, call.donated, device)
+        return Traced(self, entry, call.in_tree, call.donated, device, call.leaves)
 
     def lower(self, *args, **kwargs) -> Lowered:
         """``trace(*args).lower()``."""

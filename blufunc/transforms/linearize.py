@@ -18,6 +18,7 @@ from blufunc.core.stage import StagedTracer, StageTrace, stage
 from blufunc.core.structure import instantiate
 from blufunc.core.tangents import Zero
 from blufunc.core.trace import Trace, new_trace, set_trace, state
+from blufunc.transforms.batch import MeshAxis
 from blufunc.transforms.jvp import JVPTrace
 
 
@@ -82,6 +83,13 @@ class LinearizeTrace(JVPTrace):
 
     def invalidate(self) -> None:
         self.alive = self.tangents.alive = False
+
+
+def differentiable(fun: Callable, primals: Sequence[Any]) -> Callable:
+    """A user's function of flat lists, ready for ``linearize_flat``: inside of ``shard_map``, with its casts."""
+    if any(isinstance(e, MeshAxis) for e in state.context):
+        return state.trace.typed(fun, primals)
+    return fun
 
 
 def linearize_flat(

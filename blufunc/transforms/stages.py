@@ -102,6 +102,7 @@ class Traced:
       jaxpr: the jaxpr, constants first among its parameters.
       out_tree: the structure of the results.
       device: where the arrays are that it was traced with; None if it was traced with types and numbers only.
+      layouts: how they lie there, where that matters.
     """
 
     def __init__(
@@ -111,9 +112,11 @@ class Traced:
         in_tree: tree.TreeDef,
         donated: tuple[bool, ...],
         device: backend.Device | None,
+        arguments: Sequence[Any],
     ):
         self.owner, self.entry, self.in_tree, self.donated = owner, entry, in_tree, donated
         self.device = device
+        self.layouts = device.layouts([*entry.consts, *arguments]) if device else ()
         self.jaxpr = entry.jaxpr
         self.out_tree = entry.out_tree
 
@@ -147,8 +150,13 @@ class Lowered:
         device = device or self.traced.device or backend.default_device()
         found = self._sights.get(device)
         if found is None:
-            found = self._sights[device] = Sight(self.jaxpr, self.donated, device)
+            local = device.local(self.jaxpr, self.donated, self.layouts_on(device))
+            found = self._sights[device] = Sight(*local)
         return found
+
+    def layouts_on(self, device: backend.Device) -> tuple:
+        """How the arguments lie on a device, if that is where they are."""
+        return self.traced.layouts if device == self.traced.device else ()
 
     @property
     def fusion(self) -> Fused:
@@ -186,7 +194,8 @@ class Compiled:
         self.lowered = lowered
         self.device = device
         self.donated = lowered.donated
-        self.program = lowered.sight(device).program = device.backend.compile(lowered.jaxpr, self.donated)
+        self.program = device.backend.compile(lowered.jaxpr, self.donated)
+        lowered.sight(device).program = device.local_program(self.program, lowered.layouts_on(device))
 
     def source(self) -> str:
         """The generated source, with that of the bodies of its loops and branches."""
@@ -211,7 +220,7 @@ class Compiled:
                 fix="repeats=5",
             )
         buffers = [a.buffer_on(self.device) for a in self._arrays(args, kwargs)]
-        return self.lowered.sight(self.device).timings(buffers, machine_of(self.device), repeats)
+        return self.lowered.sight(self.device).timings(buffers, machine_of(self.device.members[0]), repeats)
 
     def __call__(self, *args, **kwargs) -> Any:
         arrays = self._arrays(args, kwargs)

@@ -4,9 +4,10 @@ from collections import Counter
 
 import numpy as np
 
-import blufunc as bf
-from blufunc.core.array import lift
+from blufunc.core import tree
+from blufunc.core.array import from_numpy
 from blufunc.core.jaxpr import eval_jaxpr, subjaxprs
+from blufunc.core.stage import stage
 from blufunc.parallel.mesh import AbstractMesh
 from blufunc.parallel.partition import localise
 from blufunc.parallel.sharding import NamedSharding
@@ -55,7 +56,7 @@ def divided(jaxpr, args, specs, mesh, outs=None):
     ends = None if outs is None else [None if s is None else NamedSharding(mesh, s) for s in outs]
     local, results = localise(jaxpr, shardings, mesh, ends)
     parts = [padded_shards(a, s) for a, s in zip(args, shardings, strict=True)]
-    ranks = run_ranks(mesh, lambda r: eval_jaxpr(local, [lift(p[r]) for p in parts]), deadline=60)
+    ranks = run_ranks(mesh, lambda r: eval_jaxpr(local, [from_numpy(p[r]) for p in parts]), deadline=60)
     whole = [
         assembled([r[i] for r in ranks], s, v.aval.shape, v.aval.dtype)
         for i, (s, v) in enumerate(zip(results, jaxpr.outvars, strict=True))
@@ -65,9 +66,9 @@ def divided(jaxpr, args, specs, mesh, outs=None):
 
 def check(f, args, specs, mesh, outs=None, rtol=1e-5, atol=1e-5):
     """Compare ``f`` on all ranks with ``f`` on one device; the local jaxpr."""
-    jaxpr = bf.make_jaxpr(f)(*args)
-    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
-    expected = eval_jaxpr(jaxpr, [lift(a) for a in args])
+    arrays = [from_numpy(np.asarray(a)) for a in args]
+    jaxpr = stage(lambda *xs: tree.leaves(f(*xs)), [a.aval for a in arrays])
+    expected = eval_jaxpr(jaxpr, arrays)
     got, local = divided(jaxpr, args, specs, mesh, outs)
     for g, e in zip(got, expected, strict=True):
         e = np.asarray(e)
@@ -78,11 +79,14 @@ def check(f, args, specs, mesh, outs=None, rtol=1e-5, atol=1e-5):
     return local
 
 
+_LOCAL = ("mesh_axis_index", "shard_slice", "pcast", "keep_first")
+
+
 def collectives(jaxpr):
-    """How often each collective stands in a jaxpr, bodies included."""
+    """How often each collective that exchanges anything stands in a jaxpr, bodies included."""
     names = Counter()
     for eqn in jaxpr.eqns:
-        if eqn.prim.kind == "collective" and eqn.prim.name not in ("mesh_axis_index", "shard_slice", "pcast", "keep_first"):  # fmt: skip
+        if eqn.prim.kind == "collective" and eqn.prim.name not in _LOCAL:
             names[eqn.prim.name.removeprefix("mesh_")] += 1
         for sub in subjaxprs(eqn.params):
             names += collectives(sub)

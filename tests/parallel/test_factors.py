@@ -1,0 +1,99 @@
+"""Every row of the table of operations, divided at random over meshes, against one device."""
+
+import zlib
+
+import numpy as np
+import pytest
+
+from blufunc import random
+from blufunc.core.array import from_numpy
+from blufunc.core.ops import random_bits
+from blufunc.core.primitive import Primitive
+from blufunc.parallel import factors
+from blufunc.parallel.mesh import AbstractMesh
+from blufunc.parallel.shard_map import shard_map_p
+from blufunc.transforms.cond import cond_p
+from blufunc.transforms.scan import scan_p
+from blufunc.transforms.while_loop import while_p
+from tests.op_table import OPS
+from tests.parallel.lockstep import MESHES, P, check
+from tests.test_completeness import primitives
+
+# What no single device would compute twice alike, or nothing that is compared: effects, and devices' own memory.
+LEFT_OUT = {"pure_callback", "io_callback", "debug_callback", "offload"}
+
+
+def random_spec(rng: np.random.Generator, ndim: int, axes: tuple[str, ...]) -> P:
+    """A spec that uses each axis along some dimension, or nowhere."""
+    entries: list[tuple[str, ...]] = [() for _ in range(ndim)]
+    for axis in rng.permutation(axes):
+        d = int(rng.integers(-1, ndim))
+        if d >= 0:
+            entries[d] += (str(axis),)
+    return P(*entries)
+
+
+def rows():
+    seen = set()
+    for op in OPS:
+        if isinstance(op.prim, Primitive) and op.prim.name not in LEFT_OUT and op.id not in seen:
+            seen.add(op.id)
+            yield op
+
+
+@pytest.mark.parametrize("mesh", ["2", "2x2"])
+@pytest.mark.parametrize("op", list(rows()), ids=lambda op: op.id)
+def test_operations_divided_at_random(op, mesh):
+    rng = np.random.default_rng([zlib.crc32(op.id.encode()), len(mesh)])
+    dtype = next((d for d in op.dtypes if d in ("float32", "complex64", "int32")), op.dtypes[0])
+    args = op.sample(dtype)
+    tol = {"rtol": 2e-4, "atol": 2e-4} if dtype != "bfloat16" else {"rtol": 0.05, "atol": 0.05}
+    for _ in range(2):
+        specs = [random_spec(rng, a.ndim, MESHES[mesh].axis_names) for a in args]
+        check(op.apply, args, specs, MESHES[mesh], **tol)
+    ranks = [np.ndim(x) for x in results(op, args)]
+    outs = [random_spec(rng, ndim, MESHES[mesh].axis_names) for ndim in ranks]
+    check(op.apply, args, [P()] * len(args), MESHES[mesh], outs, **tol)
+
+
+def results(op, args):
+    out = op.apply(*[from_numpy(np.asarray(a)) for a in args])
+    return out if op.prim.multiple_results else [out]
+
+
+# What every device computes in whole, and why that is so.
+WHOLE = {
+    "cuda_kernel": "it is the user's, and says nothing of its dimensions",
+    "linear_solve": "its operands are any, and go to the user's functions together",
+    "custom_vjp_linear": "it is transposed before anything runs",
+    "pure_callback": "the user's function is of whole values",
+    "io_callback": "the user's function is of whole values",
+    "debug_callback": "the user's function is of whole values",
+}
+
+
+def test_every_primitive_has_a_rule_or_a_reason():
+    found = set()
+    for prim in primitives():
+        by_table = prim in factors._RULES or any(isinstance(prim, base) for base, _ in factors._FAMILIES)
+        own = (
+            prim.shard is not None or prim.body is not None or prim in (scan_p, cond_p, while_p, shard_map_p)
+        )
+        if not (by_table or own or prim.kind in ("elementwise", "collective")):
+            found.add(prim.name)
+    assert found == set(WHOLE)
+
+
+@pytest.mark.parametrize("width", [8, 16, 32, 64])
+def test_random_bits_do_not_depend_on_the_mesh_and_no_device_makes_all(width):
+    keys = random.split(random.key(7), 3)
+    f = lambda k: random_bits.random_bits_p.bind(k, shape=(5, 2, 4), bit_width=width)
+    local = check(f, [np.asarray(keys)], [P()], MESHES["2x2"], [P("y", "x")])
+    assert all(v.aval.size <= 2 * 3 * 2 * 4 * 2 for e in local.eqns for v in e.outvars)
+
+
+def test_axes_of_one_device_exchange_nothing():
+    mesh = AbstractMesh((1, 2), ("one", "x"))
+    x, w = np.ones((4, 6), np.float32), np.ones((6, 3), np.float32)
+    local = check(lambda x, w: x @ w, (x, w), (P(None, "one"), P("one")), mesh, [P("one")])
+    assert [e.prim.name for e in local.eqns] == ["dot_general"]

@@ -1,0 +1,258 @@
+"""Programs divided among simulated devices: values, derivatives, loops, and which collectives they need."""
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+import blufunc as bf
+import blufunc.numpy as bnp
+from blufunc import errors, lax, nn
+from blufunc.parallel.constrain import constrain
+from blufunc.parallel.mesh import AbstractMesh
+from blufunc.parallel.partition import localise
+from blufunc.parallel.shard_map import shard_map
+from blufunc.parallel.sharding import NamedSharding
+from tests.parallel.lockstep import MESHES, P, check, collectives
+from tests.parallel.test_factors import random_spec
+
+
+def floats(*shape, seed=0):
+    return np.random.default_rng([seed, *shape]).standard_normal(shape).astype(np.float32)
+
+
+TOKENS = np.array([[1, 2, 6, 0], [0, 5, 3, 6], [4, 4, 1, 2]], np.int32)
+
+
+def mlp(x, w, b, v):
+    return bnp.tanh(x @ w + b) @ v
+
+
+def lookup_loss(x, table, w):
+    h = table[TOKENS] * x[:, :, None] + bnp.arange(5)
+    logits = bnp.tanh(h) @ w
+    return nn.softmax_cross_entropy_with_integer_labels(logits, TOKENS).mean()
+
+
+def shapes(x, w):
+    y = bnp.swapaxes(x.reshape(4, 3, 2, 2), 1, 2).reshape(4, 12)
+    y = bnp.concatenate([y, y[:, ::-1], bnp.pad(y, ((0, 0), (1, 0)))], 1)
+    return bnp.sort(y, 1) @ w, bnp.cumsum(y, 0).max(1), y.argmax(1), y.var(0)
+
+
+def looped(x, w):
+    def step(carry, row):
+        total, h = carry
+        h = bnp.tanh(h @ w + row)
+        return (total + h.sum(), h), h * 2
+
+    (total, h), ys = lax.scan(step, (0.0, x[0]), x)
+    h = lax.while_loop(lambda s: (s * s).sum() > 0.1, lambda s: s * 0.5, h)
+    return lax.cond(total > 0, lambda a: a @ w, lambda a: a - w[0, 0], h), ys
+
+
+PROGRAMS = {
+    "mlp": (mlp, [(6, 4), (4, 8), (8,), (8, 3)]),
+    "lookup_loss": (lookup_loss, [(3, 4), (7, 5), (5, 7)]),
+    "shapes": (shapes, [(4, 12), (37, 3)]),
+    "loops": (looped, [(3, 5, 4), (4, 4)]),
+}
+
+
+@pytest.mark.parametrize("mesh", MESHES)
+@pytest.mark.parametrize("name", PROGRAMS)
+@hypothesis.given(data=st.data())
+@hypothesis.settings(max_examples=12)
+def test_programs_divided_at_random(name, mesh, data):
+    f, operands = PROGRAMS[name]
+    args = [floats(*shape) for shape in operands]
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+    axes = MESHES[mesh].axis_names
+    specs = [random_spec(rng, len(shape), axes) for shape in operands]
+    order = data.draw(st.sampled_from(["plain", "grad", "vmap", "vmap of grad"]))
+    scalar = lambda *xs: sum(bnp.sum(o * o) for o in bf.tree.leaves(f(*xs)) if o.dtype == np.float32)
+    every = tuple(range(len(args)))
+    if order == "plain":
+        check(f, args, specs, MESHES[mesh], rtol=1e-4, atol=1e-4)
+        return
+    if name == "loops":
+        scalar = lambda x, w: looped(x, w)[1].sum()
+    g = f if order == "vmap" else bf.grad(scalar, every)
+    if "vmap" in order:
+        args = [np.stack([a, a * 0.5]) for a in args]
+        specs = [random_spec(rng, a.ndim, axes) for a in args]
+        g = bf.vmap(g)
+    check(g, args, specs, MESHES[mesh], rtol=2e-3, atol=2e-3)
+
+
+# -- collectives that are expected -------------------------------------------------------------------
+
+X2 = MESHES["2"]
+X4 = MESHES["4"]
+
+
+def counted(f, args, specs, mesh=X2, outs=None):
+    return collectives(check(f, args, specs, mesh, outs, rtol=1e-4, atol=1e-4))
+
+
+def test_a_contraction_over_divided_factors_is_one_all_reduce():
+    x, w = floats(6, 8), floats(8, 3)
+    assert counted(lambda x, w: x @ w, (x, w), (P(None, "x"), P("x")), X4) == {"psum_invariant": 1}
+
+
+def test_what_owes_a_sum_is_scattered_where_the_result_is_divided():
+    x, w = floats(8, 8), floats(8, 3)
+    specs = (P(None, "x"), P("x"))
+    assert counted(lambda x, w: 2 * (x @ w), (x, w), specs, X4, [P("x")]) == {"psum_scatter": 1}
+    assert counted(lambda x, w: x @ w, (floats(7, 8), w), specs, X4, [P("x")]) == {"psum_scatter": 1}
+
+
+def test_two_sums_that_are_added_are_settled_once():
+    x, w = floats(6, 8), floats(8, 3)
+    f = lambda x, w, v: (x @ w) * 3 - (x @ v).T.T
+    assert counted(f, (x, w, w + 1), (P(None, "x"), P("x"), P("x"))) == {"psum_invariant": 1}
+
+
+def test_an_owed_sum_that_two_read_is_settled_before():
+    x, w = floats(6, 8), floats(8, 3)
+
+    def f(x, w):
+        y = x @ w
+        return y * 2, y / 3
+
+    assert counted(f, (x, w), (P(None, "x"), P("x"))) == {"psum_invariant": 1}
+
+
+def test_one_dimension_to_another_is_an_all_to_all():
+    x = floats(8, 12)
+    assert counted(lambda x: x + 1, (x,), (P("x"),), X4, [P(None, "x")]) == {"all_to_all": 1}
+    assert counted(lambda x: x + 1, (floats(7, 9),), (P("x"),), X4, [P(None, "x")]) == {"all_to_all": 1}
+
+
+def test_a_large_vocabulary_is_looked_up_where_it_lies():
+    table = floats(7, 4)
+    assert counted(lambda t: t[TOKENS], (table,), (P("x"),), X4) == {"psum_invariant": 1}
+    outside = np.array([0, 6, 7, -8, 100], np.int32)
+    for mode in ("fill", "clip"):
+        f = lambda t: bnp.take(t, outside, 0, mode=mode)  # noqa: B023
+        assert counted(f, (table,), (P("x"),), X4) == {"psum_invariant": 1}
+
+
+def test_a_loss_over_a_divided_vocabulary_exchanges_no_logits():
+    logits = floats(3, 4, 7)
+    f = lambda x: nn.softmax_cross_entropy_with_integer_labels(x, TOKENS).mean()
+    specs = (P(None, None, "x"),)
+    local = check(bf.value_and_grad(f), (logits,), specs, X2, outs=[None, P(None, None, "x")])
+    assert collectives(local) == {"pmax_invariant": 1, "psum_invariant": 2}
+    sizes = [
+        e.invars[0].aval.shape for e in local.eqns if e.prim.name in ("pmax_invariant", "psum_invariant")
+    ]
+    assert all(len(s) < 3 for s in sizes)
+
+
+def test_gradients_of_microbatches_are_summed_over_the_mesh_once():
+    x, w = floats(3, 8, 4), floats(4, 2)
+
+    def f(x, w):
+        loss = lambda w, rows: bnp.tanh(rows @ w).sum()
+        step = lambda total, rows: (total + bf.grad(loss)(w, rows), None)
+        return lax.scan(step, bnp.zeros((4, 2)), x)[0]
+
+    local = check(f, (x, w), (P(None, "x"), P()), X4)
+    (scan,) = [e for e in local.eqns if e.prim.name == "scan"]
+    assert collectives(scan.params["jaxpr"]) == {}
+    assert collectives(local) == {"psum_invariant": 1}
+
+
+def test_checkpoint_gathers_again_for_the_backward_pass():
+    x, w = floats(64, 4), floats(4, 8)
+    g = bf.value_and_grad(lambda w, x: bf.checkpoint(lambda w: bnp.sin(bnp.sin(x @ w)))(w).sum())
+    assert counted(g, (w, x), (P("x"), P("x")), X2, [P(), P("x")]) == {
+        "all_gather": 2,
+        "psum_scatter": 1,
+        "psum_invariant": 1,
+    }
+
+
+# -- annotations -------------------------------------------------------------------------------------
+
+
+def test_constrain_is_the_identity_and_so_are_its_derivatives():
+    x = floats(4, 6)
+    f = lambda x: (constrain(x, P("x")) ** 2).sum()
+    np.testing.assert_array_equal(bf.grad(f)(x), 2 * x)
+    np.testing.assert_array_equal(bf.jit(bf.vmap(lambda r: constrain(r, P("x")) * 2))(x), 2 * x)
+    tangent = bf.jvp(lambda x: constrain({"a": x}, {"a": P("x")})["a"], (x,), (x + 1,))[1]
+    np.testing.assert_array_equal(tangent, x + 1)
+
+
+def test_annotations_divide_values_and_their_cotangents():
+    x = floats(4, 6)
+    f = lambda x: bnp.sin(constrain(bnp.sin(x), P(None, "x"))).sum()
+    local = check(bf.grad(f), (x,), (P(),), X2, outs=[P(None, "x")])
+    assert collectives(local) == {}
+    assert all(v.aval.shape == (4, 3) for e in local.eqns if e.prim.name in ("sin", "cos") for v in e.outvars)
+
+
+def test_annotations_under_vmap_leave_the_batch_free():
+    x = floats(4, 6)
+    f = bf.vmap(lambda r: bnp.sin(constrain(bnp.sin(r), P("y"))))
+    local = check(f, (x,), (P("x"),), MESHES["2x2"], outs=[P("x", "y")])
+    assert collectives(local) == {}
+
+
+def test_wrong_annotations_name_the_line_of_the_user():
+    x = floats(4, 6)
+    with pytest.raises(errors.ShardingError, match=r"rank 3.*\n.*test_partition.py"):
+        constrain(x, P(None, None, "x"))
+    with pytest.raises(errors.ShardingError, match="axis 'x' twice"):
+        constrain(x, P("x", "x"))
+    with pytest.raises(errors.ArgumentError, match="takes a partition spec"):
+        constrain(x, ("x",))
+    with pytest.raises(errors.ShardingError, match="no unreduced"):
+        constrain(x, P(unreduced={"x"}))
+    with pytest.raises(errors.ShardingError, match=r"names the axis 'q'.*\n.*test_partition.py"):
+        check(lambda x: constrain(x, P("q")) + 1, (x,), (P(),), X2)
+    with pytest.raises(errors.ShardingError, match="is for the mesh"):
+        check(lambda x: constrain(x, NamedSharding(X4, P("x"))) + 1, (x,), (P(),), X2)
+
+
+def test_shardings_of_another_mesh_or_rank_are_refused():
+    jaxpr = bf.make_jaxpr(lambda x: x + 1)(floats(4))
+    with pytest.raises(errors.ShardingError, match="parameter x lies on the mesh"):
+        localise(jaxpr, [NamedSharding(X4, P("x"))], X2)
+    with pytest.raises(errors.ShardingError, match="rank 2"):
+        localise(jaxpr, [NamedSharding(X2, P(None, "x"))], X2)
+
+
+def test_parameters_and_results_may_owe_sums():
+    x = floats(4, 6)
+    jaxpr = bf.make_jaxpr(lambda x: x.T * 2)(x)
+    owing = NamedSharding(X2, P(unreduced={"x"}))
+    local, (out,) = localise(jaxpr, [owing], X2, [owing])
+    assert collectives(local) == {} and out.spec.unreduced == {"x"}
+    local, _ = localise(jaxpr, [owing], X2)
+    assert collectives(local) == {"psum_invariant": 1}
+
+
+def test_a_thousand_devices_need_no_devices():
+    mesh = AbstractMesh((64, 64), ("data", "model"))
+    jaxpr = bf.make_jaxpr(lambda x, w: bnp.tanh(x @ w).sum())(floats(128, 64), floats(64, 128))
+    local, _ = localise(jaxpr, [NamedSharding(mesh, P("data")), NamedSharding(mesh, P(None, "model"))], mesh)
+    assert collectives(local) == {"psum_invariant": 1}
+    assert local.invars[0].aval.shape == (2, 64)
+
+
+def test_a_function_of_shards_inside_of_a_divided_program():
+    x, w = floats(8, 6), floats(6, 4)
+
+    def f(x, w):
+        product = shard_map(
+            lambda a, b: lax.psum(a @ b, "x"), mesh=X2, in_specs=(P(None, "x"), P("x")), out_specs=P()
+        )
+        return (bnp.tanh(product(bnp.sin(x), w)) ** 2).sum()
+
+    assert counted(f, (x, w), (P(None, "x"), P("x"))) == {"psum_invariant": 1}
+    check(bf.grad(f, (0, 1)), (x, w), (P("x"), P()), X2, outs=[P("x"), P("x")])
+    with pytest.raises(errors.ShardingError, match=r"shard_map is for the mesh.*\n.*test_partition.py"):
+        check(f, (x, w), (P(), P()), X4)
