@@ -97,13 +97,16 @@ class _Plain(_Ranks):
 
 _SHELL = """
 export RANK=$OMPI_COMM_WORLD_RANK LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK
-echo "$RANK start $$" >"$BLUFUNC_RECORDS/ranks"
+echo "$RANK start $$" 1<>"$BLUFUNC_RECORDS/ranks"
 "$@" >"$BLUFUNC_RECORDS/out$RANK" 2>"$BLUFUNC_RECORDS/err$RANK"
 code=$?
-echo "$RANK exit $code" >"$BLUFUNC_RECORDS/ranks"
+echo "$RANK exit $code" 1<>"$BLUFUNC_RECORDS/ranks"
 exit $code
 """
-"""What mpirun starts for each rank: it tells the launcher how the rank ended before mpirun ends the others."""
+"""What mpirun starts for each rank: it tells the launcher how the rank ended before mpirun ends the others.
+
+(``<>`` does not wait for a reader: the launcher itself may be gone.)
+"""
 
 
 class _Mpi(_Ranks):

@@ -120,6 +120,7 @@ def fault(world, what):
     engine = MpiEngine(world, AbstractMesh((world.size,), ("data",)))
     for _ in range(3):
         engine.exchange("all_reduce", np.ones(256, np.float32), ("data",))
+    print("process", os.getpid(), flush=True)
     if world.rank == 1:
         what()
     engine.exchange("all_gather", np.ones(256, np.float32), ("data",), dim=0)  # where they wait

@@ -185,3 +185,15 @@ def test_no_mpirun_is_an_error_that_says_what_to_install(monkeypatch, capsys, sc
     assert launch.main(["-n", "2", "--engine", "mpi", str(script)]) == 2
     err = capsys.readouterr().err
     assert "there is no mpirun" in err and "pip install 'blufunc[mpi]'" in err
+
+
+@needs_mpi
+def test_ranks_end_when_the_launcher_is_killed(tmp_path):
+    process = start("-n", 2, PROGRAM, "stall", TMPDIR=str(tmp_path))
+    pids = [int(process.stdout.readline().split()[-1]) for _ in range(2)]
+    process.kill()
+    process.communicate(timeout=10)
+    end = time.monotonic() + 10
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < end, "ranks outlive their launcher"
+        time.sleep(0.05)
