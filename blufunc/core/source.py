@@ -14,7 +14,9 @@ import linecache
 import os
 import sys
 import threading
+from collections.abc import Callable
 from types import CodeType
+from typing import Any
 
 from blufunc.errors import BlufuncError
 
@@ -166,6 +168,19 @@ def describe(source: Source | None) -> str | None:
 def here() -> str | None:
     """Where the user's code is, for error messages: the line that is replayed, or else the one that runs."""
     return describe(replay.line or current())
+
+
+def at(line: Source | None, function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, with ``line`` as the user's line for all that runs in it: errors, records, reports."""
+
+    def run(*args: Any) -> Any:
+        before, replay.line = replay.line, line
+        try:
+            return function(*args)
+        finally:
+            replay.line = before
+
+    return run
 
 
 def located(error: BlufuncError) -> BlufuncError:

@@ -19,6 +19,7 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.config import config
+from blufunc.core import source
 from blufunc.core.jaxpr import DropVar, Eqn, Jaxpr, Literal, subjaxprs
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.passes import simplify
@@ -392,6 +393,8 @@ def _function_of(eqn: Eqn) -> Callable[[list], Sequence]:
         return prim.reference(body_of, **eqn.params)
     if prim.multiple_results:
         return lambda values: prim.impl(*values, **eqn.params)
+    if prim.kind == "collective":  # ranks that do not meet are told where
+        return source.at(eqn.source, lambda values: (prim.impl(*values, **eqn.params),))
     return lambda values: (prim.impl(*values, **eqn.params),)
 
 

@@ -170,6 +170,8 @@ class _Writer:
                 ins.append(f"out={self.name(over)}")  # by name: np.maximum takes no third operand
             return f"{outs} = {self.define(prim.name, ufunc)}({', '.join(ins)})"
         function = functools.partial(prim.impl, **eqn.params) if eqn.params else prim.impl
+        if prim.kind == "collective":  # ranks that do not meet are told where
+            function = source.at(eqn.source, function)
         assigned = (
             f"{outs}{',' if prim.multiple_results and len(eqn.outvars) == 1 else ''} = " if outs else ""
         )

@@ -110,6 +110,23 @@ def group_of(rank: int, mesh: AbstractMesh, axes: tuple[str, ...]) -> list[int]:
     return [int(r) for r in here.transpose([left.index(a) for a in axes]).ravel()]
 
 
+def rank_in(process: int, mesh: AbstractMesh, members: Sequence[int]) -> int:
+    """The rank in ``mesh`` of a process of a job, where ``members`` are the processes of the ranks of the mesh.
+
+    Raises:
+      ValueRangeError: the mesh has another number of ranks than ``members``, or the process is not among them.
+    """
+    size = math.prod(mesh.axis_sizes)
+    if size != len(members) or process not in members:
+        raise errors.ValueRangeError(
+            f"a mesh of {size} ranks, and process {process} of the {len(members)} processes {list(members)[:8]}.",
+            where=source.here(),
+            why="each rank of a mesh is a process, and all processes of the mesh run the program.",
+            fix="a mesh as large as the job: the launcher's -n",
+        )
+    return list(members).index(process)
+
+
 _OPS = {"sum": np.add, "max": np.maximum, "min": np.minimum}
 
 
@@ -150,11 +167,11 @@ def exchanged(kind: str, parts: Sequence[np.ndarray], **options: Any) -> list[np
         join = np.concatenate if options.get("tiled", True) else np.stack
         return [join(parts, axis=options["dim"]) for _ in range(n)]
     if kind == "reduce_scatter":
-        slices = _slices(reduced(parts), n, options["dim"], options.get("tiled", True))
-        return [np.array(s, order="C") for s in slices]
+        shares = divided(reduced(parts), n, options["dim"], options.get("tiled", True))
+        return [np.array(s, order="C") for s in shares]
     if kind == "all_to_all":
         tiled = options.get("tiled", True)
-        rows = [_slices(p, n, options["split_dim"], tiled) for p in parts]
+        rows = [divided(p, n, options["split_dim"], tiled) for p in parts]
         join = np.concatenate if tiled else np.stack
         return [join([row[i] for row in rows], axis=options["concat_dim"]) for i in range(n)]
     if kind == "permute":
@@ -166,7 +183,7 @@ def exchanged(kind: str, parts: Sequence[np.ndarray], **options: Any) -> list[np
     raise errors.ValueRangeError(f"no exchange is called {kind!r:.60}.", fix=f"one of {', '.join(KINDS)}")
 
 
-def _slices(x: np.ndarray, n: int, dim: int, tiled: bool) -> list[np.ndarray]:
+def divided(x: np.ndarray, n: int, dim: int, tiled: bool) -> list[np.ndarray]:
     """``x`` in n parts along ``dim``; where not tiled that dimension goes."""
     if x.shape[dim] % n or (not tiled and x.shape[dim] != n):
         raise errors.ShapeError(

@@ -1,0 +1,283 @@
+"""The engine of GPUs: NCCL puts exchanges on streams.
+
+Parallel, used at stage 8; needs CuPy and the NCCL library. A rank is one GPU: a process of its own, or a thread. An
+exchange does not wait: it is ordered with the other work of its stream, and an event tells when it is over.
+Compiled programs give addresses (``enqueue``); arrays of CuPy are for everything else (``exchange``).
+
+Communicators are made on first use, by ``prepare`` when a program is compiled, in the order of the program; each has
+exchanges in one order. What must overlap takes another ``lane``: a communicator of its own for the same ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core import dtypes, source
+from blufunc.kernels import cuda_runtime
+from blufunc.parallel import engine as engines
+from blufunc.parallel import stacked
+
+if TYPE_CHECKING:
+    from blufunc.parallel.mesh import AbstractMesh
+    from blufunc.parallel.watchdog import Recorder, Watchdog
+
+_UINT8 = 1
+_TYPES = {
+    "int8": 0, "uint8": 1, "int32": 2, "uint32": 3, "int64": 4, "uint64": 5,
+    "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9,
+}  # fmt: skip
+_OPS = {"sum": 0, "max": 2, "min": 3}
+
+
+class Peers(Protocol):
+    """The ranks of a job, as one of them sees it: a ``bootstrap.World``, or threads of one process."""
+
+    rank: int
+    recorder: Recorder
+    watchdog: Watchdog
+    members: Sequence[int]
+
+    def gather(self, name: str, value: bytes, members: Sequence[int]) -> list[bytes]:
+        """The values that all of ``members`` give under ``name``."""
+
+
+@functools.cache
+def library() -> Any:
+    """CuPy's binding of NCCL.
+
+    Raises:
+      UnsupportedError: CuPy or NCCL is missing.
+    """
+    cuda_runtime.require()
+    # several communicators of one process launch in the order of the program, also where they share a device
+    os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
+    from cupy.cuda import nccl
+
+    if not nccl.available:
+        raise errors.UnsupportedError(
+            "GPUs exchange through NCCL, and its library is missing.",
+            fix="pip install 'blufunc[cuda13]', or [cuda12]: both bring NCCL",
+        )
+    return nccl
+
+
+class NcclEngine:
+    """``Engine`` of one GPU.
+
+    Args:
+      world: the job.
+      mesh: the mesh of all ranks.
+      device: the number of the GPU in this process.
+      members: the process of each rank of the mesh, in its order; all processes in their order by default.
+      nccl: the binding to use in the place of CuPy's.
+    Raises:
+      UnsupportedError: CuPy or NCCL is missing.
+      ValueRangeError: the mesh has another number of ranks than ``members``, or this process is not among them.
+    """
+
+    def __init__(
+        self,
+        world: Peers,
+        mesh: AbstractMesh,
+        device: int,
+        members: Sequence[int] | None = None,
+        *,
+        nccl: Any = None,
+    ):
+        self.world, self.mesh, self.device = world, mesh, device
+        self.members = tuple(world.members if members is None else members)
+        self.rank = engines.rank_in(world.rank, mesh, self.members)
+        self.coordinates = engines.coordinates_of(self.rank, mesh)
+        self._nccl = library() if nccl is None else nccl
+        self._groups: dict[tuple[tuple[str, ...], int], _Group] = {}
+        world.watchdog.checks.append(self._asynchronous_error)
+        world.watchdog.aborts.append(self.abort)
+
+    def prepare(self, axes: Iterable[tuple[str, ...]], lane: int = 0) -> None:
+        """Make the communicators of these sets of axes; all ranks call it with the same, in the same order."""
+        for one in axes:
+            self._group(one, lane)
+
+    def exchange(self, kind: str, x: Any, axes: tuple[str, ...], **options: Any) -> Any:
+        """See ``engine.Engine``; of an array of CuPy it gives one, on the device's work stream."""
+        import cupy
+
+        stream = cuda_runtime.work_stream(self.device)
+        with cupy.cuda.Device(self.device), stream:
+            given = cupy.ascontiguousarray(cupy.asarray(x)).reshape(x.shape)
+            transport = _Arrays(self, axes, stream)
+            out = stacked.exchange(transport, kind, given, **options)
+        return out if isinstance(x, cupy.ndarray) else out.get(stream=stream)
+
+    def enqueue(
+        self,
+        kind: str,
+        send: int,
+        receive: int,
+        count: int,
+        dtype: np.dtype,
+        axes: tuple[str, ...],
+        stream: Any,
+        *,
+        lane: int = 0,
+        op: str = "sum",
+        perm: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """Put an exchange of contiguous memory on a stream (``cupy.cuda.Stream``), whose device must be current.
+
+        Args:
+          kind: ``all_reduce`` of ``count`` elements; ``all_gather`` of ``count`` elements of every rank, which arrive
+            in order of ranks; ``reduce_scatter`` and ``all_to_all`` of ``count`` elements for every rank;
+            ``permute`` of ``count`` elements, where a rank that gets nothing keeps what is at ``receive``.
+          send, receive: addresses on the device.
+          lane: which of the communicators of ``axes``.
+        Raises:
+          UnsupportedError: NCCL has no sums of this dtype.
+        """
+        group = self._group(axes, lane)
+        factor = group.size if kind in ("reduce_scatter", "all_to_all") else 1
+        members = [self.members[r] for r in group.ranks]
+        recorder = self.world.recorder
+        record = recorder.begin(kind, axes, factor * count * dtype.itemsize, members)
+        group.enqueue(self._nccl, kind, send, receive, count, dtype, stream.ptr, op, perm)
+        if cuda_runtime.is_capturing(stream.ptr):
+            recorder.end(record)  # it has not run, and runs whenever the graph does
+        else:
+            recorder.end(record, functools.partial(_passed, cuda_runtime.recorded(stream)))
+
+    def abort(self) -> None:
+        """Make exchanges that are under way give up; the engine cannot be used any more."""
+        for group in self._groups.values():
+            group.comm.abort()
+
+    def _group(self, axes: tuple[str, ...], lane: int = 0) -> _Group:
+        group = self._groups.get((axes, lane))
+        if group is None:
+            ranks = engines.group_of(self.rank, self.mesh, axes)
+            members = [self.members[r] for r in ranks]
+            mine = self._nccl.get_unique_id() if self.rank == ranks[0] else b""
+            with self.world.recorder.during("communicator", axes, 0, members):
+                name = f"NCCL over {','.join(axes)}, lane {lane}"
+                unique = self.world.gather(name, bytes(mine), members)[0]
+                comm = self._nccl.NcclCommunicator(len(ranks), unique, ranks.index(self.rank))
+            group = self._groups[axes, lane] = _Group(comm, ranks, self.rank)
+        return group
+
+    def _asynchronous_error(self) -> str | None:
+        for (axes, _), group in tuple(self._groups.items()):
+            try:
+                group.comm.check_async_error()
+            except Exception as e:  # the classes of its errors are the library's
+                return f"NCCL over {', '.join(axes)} reports {e}"
+        return None
+
+
+def _passed(event: Any) -> bool:
+    return event.done
+
+
+@contextlib.contextmanager
+def together(nccl: Any = None) -> Iterator[None]:
+    """Context manager: exchanges that one thread asks for, of several GPUs or several peers, begin at its end."""
+    nccl = library() if nccl is None else nccl
+    nccl.groupStart()
+    try:
+        yield
+    finally:
+        nccl.groupEnd()
+
+
+class _Group:
+    """The ranks that differ in some axes only, and their communicator."""
+
+    def __init__(self, comm: Any, ranks: Sequence[int], rank: int):
+        self.comm, self.ranks, self.size, self.place = comm, ranks, len(ranks), ranks.index(rank)
+
+    def enqueue(
+        self,
+        nccl: Any,
+        kind: str,
+        send: int,
+        receive: int,
+        count: int,
+        dtype: np.dtype,
+        stream: int,
+        op: str,
+        perm: Sequence[tuple[int, int]],
+    ) -> None:
+        nbytes = count * dtype.itemsize
+        if kind == "all_reduce":
+            code, n = _type_of(dtype, count, op)
+            self.comm.allReduce(send, receive, n, code, _OPS[op], stream)
+        elif kind == "reduce_scatter":
+            code, n = _type_of(dtype, count, op)
+            self.comm.reduceScatter(send, receive, n, code, _OPS[op], stream)
+        elif kind == "all_gather":
+            self.comm.allGather(send, receive, nbytes, _UINT8, stream)
+        elif kind == "all_to_all":
+            with together(nccl):
+                for peer in range(self.size):
+                    self.comm.send(send + peer * nbytes, nbytes, _UINT8, peer, stream)
+                    self.comm.recv(receive + peer * nbytes, nbytes, _UINT8, peer, stream)
+        elif kind == "permute":
+            with together(nccl):
+                for src, dst in perm:
+                    if src == self.place:
+                        self.comm.send(send, nbytes, _UINT8, dst, stream)
+                    if dst == self.place:
+                        self.comm.recv(receive, nbytes, _UINT8, src, stream)
+        else:
+            raise errors.ValueRangeError(
+                f"no exchange is called {kind!r:.60}.", fix=f"one of {engines.KINDS}"
+            )
+
+
+def _type_of(dtype: np.dtype, count: int, op: str) -> tuple[int, int]:
+    """NCCL's number for a dtype that it combines, and how many of these ``count`` elements are."""
+    if dtypes.is_complex(dtype) and op == "sum":
+        return _TYPES[f"float{4 * dtype.itemsize}"], 2 * count
+    if dtype.name not in _TYPES:
+        raise errors.UnsupportedError(
+            f"NCCL cannot combine {dtype.name} by {op!r}.",
+            where=source.here(),
+            fix="x.astype('float32') before, and back after",
+        )
+    return _TYPES[dtype.name], count
+
+
+class _Arrays:
+    """A ``stacked.Transport`` of arrays of CuPy."""
+
+    def __init__(self, engine: NcclEngine, axes: tuple[str, ...], stream: Any):
+        self.engine, self.axes, self.stream = engine, axes, stream
+        self.size = len(engines.group_of(engine.rank, engine.mesh, axes))
+
+    def _run(self, kind: str, x: Any, shape: tuple[int, ...], count: int, **options: Any) -> Any:
+        import cupy
+
+        make = cupy.zeros if kind == "permute" else cupy.empty
+        out = make(shape, x.dtype)
+        self.engine.enqueue(kind, x.data.ptr, out.data.ptr, count, x.dtype, self.axes, self.stream, **options)
+        return out
+
+    def all_reduce(self, x: Any, op: str) -> Any:
+        return self._run("all_reduce", x, x.shape, x.size, op=op)
+
+    def gather(self, x: Any) -> Any:
+        return self._run("all_gather", x, (self.size, *x.shape), x.size)
+
+    def reduce_scatter(self, parts: Any) -> Any:
+        return self._run("reduce_scatter", parts, parts.shape[1:], parts.size // self.size)
+
+    def swap(self, parts: Any) -> Any:
+        return self._run("all_to_all", parts, parts.shape, parts.size // self.size)
+
+    def permute(self, x: Any, perm: Sequence[tuple[int, int]]) -> Any:
+        return self._run("permute", x, x.shape, x.size, perm=perm)

@@ -1,0 +1,107 @@
+"""The order of the collectives of a program, and the user's lines of those that run."""
+
+import types
+
+import numpy as np
+import pytest
+
+import blufunc as bf
+import blufunc.numpy as bnp
+from blufunc import errors
+from blufunc.config import config
+from blufunc.core import source
+from blufunc.parallel import digest
+from blufunc.parallel import engine as engines
+from blufunc.parallel.mesh_collectives import psum_invariant_p
+
+
+def psum(x, axis="x"):
+    return psum_invariant_p.bind(x, axes=(axis,), sizes=(2,), src="V", dst="I")
+
+
+def steps(f, *args):
+    return [s.text for s in digest.collectives(bf.make_jaxpr(f)(*args))]
+
+
+def test_steps_say_operation_axes_types_and_bytes():
+    (step,) = digest.collectives(bf.make_jaxpr(lambda x: psum(x * 2) + 1)(bnp.ones((3, 4))))
+    assert step.text == "psum_invariant over x of f32[3,4] (48 bytes), dst=I, src=V"
+    assert step.line.startswith("test_digest.py:")
+
+
+def test_collectives_of_loops_stand_between_begin_and_end():
+    def f(x):
+        def body(c, _):
+            return psum(c), None
+
+        return psum(bf.lax.scan(body, x, None, length=5)[0], "y")
+
+    inner = "psum_invariant over x of f32[2] (8 bytes), dst=I, src=V"
+    assert steps(f, bnp.ones(2)) == [
+        "scan, body 0 5 times: begin",
+        inner,
+        "scan, body 0: end",
+        inner.replace("over x", "over y"),
+    ]
+
+
+def test_digests_differ_by_what_is_exchanged_and_not_by_what_is_computed():
+    def of(f, n=3):
+        return digest.digest(bf.make_jaxpr(f)(bnp.ones(n)))
+
+    assert of(lambda x: psum(x)) == of(lambda x: psum(bnp.sin(x)) * 2)
+    others = [
+        of(lambda x: psum(x), 4),
+        of(lambda x: psum(x, "y")),
+        of(lambda x: psum(psum(x))),
+        of(lambda x: x),
+    ]
+    assert len({of(lambda x: psum(x)), *others}) == 5
+
+
+class World:
+    """A rank of two, whose peer has given what ``peer`` says."""
+
+    rank = 0
+
+    def __init__(self, peer):
+        self.peer = digest.collectives(peer)
+
+    def gather(self, name, value, members):
+        theirs = (
+            digest._hash(self.peer).encode() if name == "a program" else digest.json.dumps(self.peer).encode()
+        )
+        return [value, theirs]
+
+
+def test_the_first_difference_is_named_with_both_lines():
+    mine = bf.make_jaxpr(lambda x: psum(psum(x), "y"))(bnp.ones(3))
+    theirs = bf.make_jaxpr(lambda x: psum(psum(x), "z"))(bnp.ones(3))
+    digest.check_agreement(mine, World(mine), [0, 1])
+    with pytest.raises(errors.CollectiveError) as e:
+        digest.check_agreement(mine, World(theirs), [0, 1])
+    text = str(e.value)
+    assert "ranks 0 and 1 run different programs: their collective 2 is not the same." in text
+    assert "rank 0: psum_invariant over y of f32[3] (12 bytes)" in text
+    assert "rank 1: psum_invariant over z of f32[3] (12 bytes)" in text
+    assert text.count(", at test_digest.py:") == 2
+
+
+@pytest.mark.parametrize("compiler", ["never", "always"])
+def test_programs_tell_the_engine_the_users_line(compiler, monkeypatch):
+    monkeypatch.setattr(config, "host_compiler", compiler)
+    lines = []
+
+    def exchange(kind, x, axes, **options):
+        lines.append(source.line_of(source.replay.line))
+        return np.array(x)
+
+    @bf.jit
+    def f(x):
+        x = psum(bnp.sin(x) * 2)
+        return psum(bnp.cos(x) + 1)
+
+    with engines.use(types.SimpleNamespace(exchange=exchange)):
+        f(bnp.ones(1000)).block_until_ready()
+    # both in psum above, whose line is the innermost of the user's
+    assert len(lines) == 2 and set(lines) == {psum.__code__.co_firstlineno + 1}
