@@ -26,6 +26,8 @@ from blufunc.core.override import override as override
 from blufunc.core.primitive import Primitive as Primitive
 from blufunc.core.trace import Tracer as Tracer
 from blufunc.explain import explain as explain
+from blufunc.parallel.constrain import constrain as constrain
+from blufunc.parallel.constrain import with_sharding_constraint as with_sharding_constraint
 from blufunc.parallel.mesh import AbstractMesh as AbstractMesh
 from blufunc.parallel.mesh import Mesh as Mesh
 from blufunc.parallel.mesh import make_mesh as make_mesh
@@ -34,6 +36,7 @@ from blufunc.parallel.placement import make_array_from_callback as make_array_fr
 from blufunc.parallel.placement import (
     make_array_from_single_device_arrays as make_array_from_single_device_arrays,
 )
+from blufunc.parallel.shard_map import shard_map as shard_map
 from blufunc.parallel.sharding import NamedSharding as NamedSharding
 from blufunc.parallel.spec import P as P
 from blufunc.parallel.spec import PartitionSpec as PartitionSpec
@@ -91,8 +94,7 @@ __version__ = "0.1.0.dev0"
 # Modules that most programs do without.
 _WHEN_ASKED_FOR = ("flatten_util", "ops", "scipy", "testing", "tree_util", "typing")
 
-_NO_DEVICES = "a program runs on one device yet, that of its arguments"
-_NO_SHARDINGS = "there are no meshes and shardings yet; vmap(axis_name=...) has the collectives of lax"
+_NO_DEVICES = "a program runs in one process yet, on the devices of its arguments"
 _NO_REFS = "there are no mutable arrays; carry the value through lax.scan, or use x.at[i].set(y)"
 _EXPLICIT_64 = "there is no mode: an explicit 64-bit dtype is honoured, and what has none is 32-bit"
 
@@ -130,19 +132,18 @@ _NOT_HERE = {
     "linear_util": "it is JAX's own; transforms of one's own are made with Transform",
     "live_arrays": "arrays are not counted",
     "log_compiles": "set config.debug = 'retrace'",
-    "make_array_from_process_local_data": _NO_SHARDINGS,
+    "make_array_from_process_local_data": _NO_DEVICES,
     "memory": "arrays are in the memory of their device; checkpoint_policies has offloading",
     "monitoring": "nothing is monitored; config.debug shows the stages of programs",
     "new_ref": _NO_REFS,
     "numpy_dtype_promotion": "functions of lax do not promote; those of numpy always do",
     "numpy_rank_promotion": "functions of lax do not broadcast; those of numpy always do",
-    "pmap": _NO_DEVICES + ": use vmap, which takes axis_name for the collectives of lax",
+    "pmap": "use shard_map, or jit on arrays that are divided among devices",
     "profiler": "there is no profiler yet; time calls with block_until_ready",
     "ref": _NO_REFS,
-    "reshard": _NO_SHARDINGS,
+    "reshard": "device_put(x, sharding) lays an array out anew, and constrain(x, spec) a value in a program",
     "set_mesh": "a mesh is current in a block: with mesh: ...",
-    "shard_map": _NO_SHARDINGS,
-    "smap": _NO_SHARDINGS,
+    "smap": "use shard_map",
     "stages": "jit(f).trace(...), .lower() and .compile() are the stages",
     "threefry_partitionable": "it is always so",
     "transfer_guard": "values move to the host when NumPy or Python asks for them",

@@ -396,5 +396,5 @@ def test_arguments_are_moved_to_where_the_specs_want_them():
 
 def test_a_program_for_another_mesh():
     mapped = shard_map(lambda x: x, mesh=MESH, in_specs=P("x"), out_specs=P("x"))
-    with pytest.raises(errors.ShardingError, match="in a program for the mesh x=2, y=2"):
+    with pytest.raises(errors.ShardingError, match="the program is for the mesh x=2, y=2"):
         localise(bf.make_jaxpr(mapped)(X), [NamedSharding(GRID, P("x"))], GRID)
