@@ -381,8 +381,12 @@ class CudaStyle(WideAccess):
     # -- lanes and their totals ------------------------------------------------------------------
 
     @contextmanager
-    def _vectors(self, cut: Vectors, writes: Collection[Any]) -> Iterator[None]:
-        """A loop over the vectors that are this thread's, of those of a range."""
+    def _vectors(self, cut: Vectors, writes: Collection[Any], crowded: bool = False) -> Iterator[None]:
+        """A loop over the vectors that are this thread's, of those of a range.
+
+        Args:
+          crowded: whether registers do not suffice for all of them at once.
+        """
         q, n, threads = self.variable(cut.vector), cut.vector.extent, self.threads
         start = "0" if threads == 1 else self.thread
         outside = self.step
@@ -394,7 +398,7 @@ class CudaStyle(WideAccess):
         else:
             t, steps = self.fresh("t"), steps_of(cut, threads)
             self.step = t
-            unroll = "#pragma unroll" if is_unrolled(cut, threads) else "#pragma unroll 4"
+            unroll = "#pragma unroll" if is_unrolled(cut, threads) and not crowded else "#pragma unroll 4"
             with self.block([unroll, f"for (int {t} = 0; {t} < {steps}; ++{t})"], (), writes):
                 place = t if threads == 1 else f"{t} * {threads} + {start}"
                 self.line(f"const {self.index_type} {q} = {place};")
@@ -424,7 +428,7 @@ class CudaStyle(WideAccess):
         if isinstance(s, OneLane):
             self._one_lane(s)
         elif s.body:
-            with self._vectors(cut, written_in([s])):
+            with self._vectors(cut, written_in([s]), self._is_crowded(s)):
                 if copied:
                     self.line(f"ptx_wait_copies({steps_of(cut, self.threads) - 1} - {self.step});")
                 self.vector(cut, s.body)
@@ -436,6 +440,14 @@ class CudaStyle(WideAccess):
             name = self.named[mass]
             self.line(f"{name} = under_top({name}, {owns[top]}, {self.named[top]});")
         self._reduce_threads(list(online.values()))
+
+    def _is_crowded(self, s: Lanes) -> bool:
+        """Whether a loop reads several rows more beside one in shared memory, for which a block has all its threads and
+        each of them few registers: all of them in flight at once would not fit."""
+        if self.copy is None:
+            return False
+        loads = [v.attr[0] for x in s.body for v in post_order(values_of(x)) if v.op == "load"]
+        return len({b for b in loads if b is not self.copy.source}) > 1
 
     def _copy_row(self, cut: Vectors) -> None:
         """Let each thread copy the vectors of the row that it is going to read, in a group each."""
