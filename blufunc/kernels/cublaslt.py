@@ -13,7 +13,6 @@ import importlib
 import math
 import struct
 import threading
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -462,8 +461,3 @@ def random_buffer(count: int, dtype: np.dtype, device: int = 0) -> cuda_memory.D
         cuda_runtime.copy_on_device(out.ptr + done, out.ptr, step, stream)
         done += step
     return out
-
-
-def accumulating(gemm: Gemm) -> Gemm:
-    """The product that adds to what D holds: run it with beta 1."""
-    return replace(gemm, reads_c=True)

@@ -24,7 +24,6 @@ from blufunc import lax
 from blufunc.core import dtypes, passes
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Eqn, Jaxpr, Var
-from blufunc.core.primitive import Primitive
 from blufunc.core.stage import stage
 from blufunc.core.structure import move_dim
 from blufunc.core.tangents import Zero, is_linear, zero
@@ -288,5 +287,3 @@ class _AttentionGrad(_Whole):
 
 
 attention_p, attention_tangent_p, attention_grad_p = _Attention(), _AttentionTangent(), _AttentionGrad()
-
-PRIMITIVES: tuple[Primitive, ...] = (attention_p, attention_tangent_p, attention_grad_p)
