@@ -92,10 +92,17 @@ Step = KernelStep | GroupStep | OpaqueStep
 
 def touched(step: Step) -> list[int]:
     """The values that a step reads or writes."""
-    if not isinstance(step, OpaqueStep):
-        return list(step.values)
-    read = [o[0] for o in step.operands if isinstance(o, tuple)]
-    return [*read, *(r for r in step.results if r is not None)]
+    return [value for value, _ in accesses(step)]
+
+
+def accesses(step: Step) -> list[tuple[int, bool]]:
+    """The values that a step reads or writes, and whether it may write them."""
+    if isinstance(step, OpaqueStep):
+        read = [(o[0], False) for o in step.operands if isinstance(o, tuple)]
+        return [*read, *((r, True) for r in step.results if r is not None)]
+    members = step.members if isinstance(step, GroupStep) else (step,)
+    pairs = [zip(m.values, m.kernel.buffers, strict=True) for m in members]
+    return [(value, buffer.written) for pair in pairs for value, buffer in pair]
 
 
 @dataclass(eq=False)
