@@ -36,10 +36,10 @@ from blufunc.kernels.loopir import (
     post_order,
     values_of,
 )
-from blufunc.kernels.lower import Target
 from blufunc.kernels.machine import Machine
 from blufunc.kernels.report import count, equations_of, lines_of, run_lengths, size, table
 from blufunc.kernels.steps import GroupStep, KernelStep, Schedule, Step, schedule
+from blufunc.kernels.target import Target
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from blufunc.kernels.access import view
 from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.cuda_modules import Loaded, SetPointer, Wanted
 from blufunc.kernels.indices import strides_of
-from blufunc.kernels.lower import Scratch
+from blufunc.kernels.launches import Scratch
 from blufunc.kernels.steps import OpaqueStep, Schedule, Step, accesses, touched
 
 ALIGNMENT = 256

@@ -25,13 +25,15 @@ from blufunc.kernels.epilogue import overwritten_by, with_epilogues
 from blufunc.kernels.fuse import Fusion, Opaque, Region, fuse
 from blufunc.kernels.horizontal import groups, structure
 from blufunc.kernels.indices import Index
+from blufunc.kernels.launches import Launch, Scratch
 from blufunc.kernels.loopir import Buffer, Kernel, Lanes, Reduce, Rows, Store, post_order, values_of
-from blufunc.kernels.lower import Launch, Scratch, Target
-from blufunc.kernels.plan import Placement, Plan, Value, plan
-from blufunc.kernels.plan import Step as PlanStep
+from blufunc.kernels.plan import plan
+from blufunc.kernels.plan_types import Placement, Plan, Value
+from blufunc.kernels.plan_types import Step as PlanStep
 from blufunc.kernels.point_control import with_point_control
 from blufunc.kernels.remat import rematerialise
 from blufunc.kernels.rewrite import rewrite
+from blufunc.kernels.target import Target
 
 
 @dataclass(eq=False)
