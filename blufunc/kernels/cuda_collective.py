@@ -6,6 +6,7 @@ spelled out. Out: its ``Work``, from planned memory to planned memory. The engin
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -63,17 +64,19 @@ def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> W
 
 
 def _index(eqn: Eqn, target: Callable[[Executor], int]) -> Callable[[Executor], None]:
-    """Writes the place of the rank along the axes, from a copy of it on the device that is made once."""
-    made: list[cuda_memory.DeviceBuffer] = []
+    """Writes the place of the rank along the axes."""
 
     def run(executor: Executor) -> None:
-        if not made:
-            place = eqn.prim.impl(**eqn.params)
-            made.append(cuda_memory.to_device(place, executor.device, "the place of a rank"))
-        (kept,) = made
+        kept = _number(executor.device, int(eqn.prim.impl(**eqn.params)))
         cuda_runtime.copy_on_device(target(executor), kept.ptr, kept.nbytes, executor.work_stream())
 
     return run
+
+
+@functools.cache
+def _number(device: int, number: int) -> cuda_memory.DeviceBuffer:
+    """An int32 on a device, for as long as the process lives: graphs copy from it."""
+    return cuda_memory.to_device(np.asarray(number, np.int32), device, "the place of a rank")
 
 
 def _engine() -> Any:
