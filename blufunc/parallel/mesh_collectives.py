@@ -59,9 +59,11 @@ class MeshCollective(Primitive):
     Attributes:
       types: the pairs ``(src, dst)`` that there are.
       meets: whether the ranks exchange anything: then ``exchange`` says what.
+      in_place: whether what the ranks get may take the memory of what they give.
     """
 
     kind, fresh, opaque, meets = "collective", True, True, True
+    in_place = False
     types: tuple[tuple[str, str], ...] = (("V", "V"),)
 
     def impl(self, x, *, axes, sizes, src, dst, **params):
@@ -104,7 +106,7 @@ _DIMENSIONS = ("dim", "split_dim", "concat_dim")
 class _PsumInvariant(MeshCollective):
     """The sum over the ranks, the same everywhere."""
 
-    name = "psum_invariant"
+    name, in_place = "psum_invariant", True
     types = (("V", "I"), ("U", "I"), ("U", "R"))
 
     def exchange(self):
@@ -122,6 +124,7 @@ class _PsumInvariant(MeshCollective):
 class _Extremum(MeshCollective):
     """The maximum or minimum over the ranks: those that share it share its derivative equally."""
 
+    in_place = True
     types = (("V", "I"),)
 
     def __init__(self, name: str, op: str):
