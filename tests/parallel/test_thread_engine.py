@@ -156,7 +156,8 @@ def test_threads_are_kept_for_the_next_run_and_runs_may_nest():
 
     first = run_ranks(mesh_of(3), whoami)
     assert run_ranks(mesh_of(3), whoami) == first and len({*first, threading.get_ident()}) == 4
-    nested = run_ranks(mesh_of(3), lambda rank: run_ranks(mesh_of(3), whoami))
+    meet = threading.Barrier(9, timeout=10)
+    nested = run_ranks(mesh_of(3), lambda rank: run_ranks(mesh_of(3), lambda _: (meet.wait(), whoami(0))[1]))
     assert len({ident for idents in nested for ident in idents}) == 9
 
 
