@@ -119,7 +119,7 @@ _NOT_HERE = {
     "enable_checks": "set config.check = True",
     "enable_custom_prng": "keys are always typed",
     "enable_x64": _EXPLICIT_64,
-    "experimental": "nothing is experimental here: multihost_utils is multihost; what is not in blufunc is not there yet",
+    "experimental": "nothing is experimental here: multihost_utils is multihost, and what is missing is not there yet",
     "explain_cache_misses": "set config.debug = 'retrace'",
     "export": "programs are not written to files yet; jit(f).lower(...).as_text() shows one",
     "ffi": "pure_callback calls Python functions, and Primitive makes primitives of one's own",

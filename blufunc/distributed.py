@@ -1,7 +1,7 @@
 """One program as several processes, under the names of JAX's ``distributed``.
 
-Face. After ``initialize()``, ``bf.devices()`` has the devices of all processes, and meshes of them run programs in which
-each process computes its shards.
+Face. After ``initialize()``, ``bf.devices()`` has the devices of all processes, and on meshes of them each process
+computes its shards.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def initialize(
       num_processes: how many processes there are.
       process_id: the number of this one.
       local_device_ids: the number of its GPU among those that it sees: its number on its host.
-      initialization_timeout: the seconds to wait for others, here and in every collective; ``BLUFUNC_DEADLINE``, or 300.
+      initialization_timeout: the seconds to wait for others, here and in every collective; ``BLUFUNC_DEADLINE``,
+        or 300.
     Raises:
       ArgumentError, ValueRangeError: arguments, or variables of a launcher, that make no sense together.
       CollectiveError: the others do not come.

@@ -69,7 +69,9 @@ def broadcast_one_to_all(in_tree: Any, is_source: bool | None = None) -> Any:
 
     def given(leaf: Any) -> np.ndarray:
         x = np.array(_array(leaf, "broadcast_one_to_all"))
-        data = x.tobytes() if ours else bytes(x.nbytes)  # the maximum of these and zeros are the bytes of the source
+        data = (
+            x.tobytes() if ours else bytes(x.nbytes)
+        )  # the maximum of these and zeros are the bytes of the source
         got = _exchange("all_reduce", np.frombuffer(data, np.uint8), op="max")
         return np.frombuffer(got.tobytes(), x.dtype).reshape(x.shape)
 
@@ -98,7 +100,9 @@ def assert_equal(in_tree: Any, fail_message: str = "") -> None:
         return
     leaves, treedef = tree.flatten(in_tree)
     paths = treepath.leaf_paths(treedef)
-    values = {f"in_tree{p}": np.asarray(_array(x, "assert_equal")) for p, x in zip(paths, leaves, strict=True)}
+    values = {
+        f"in_tree{p}": np.asarray(_array(x, "assert_equal")) for p, x in zip(paths, leaves, strict=True)
+    }
     processes.check_same(values, _everybody(), fail_message or "assert_equal")
 
 

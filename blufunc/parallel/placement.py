@@ -192,9 +192,7 @@ def make_array_from_process_local_data(
     given = dtypes.canonical_numpy(np.asarray(local_data))
     if global_shape is None:
         parts, ours = sharding.parts(given.ndim), _own_parts(sharding, given.ndim)
-        whole = tuple(
-            n * k // max(1, len(own)) for n, k, own in zip(given.shape, parts, ours, strict=True)
-        )
+        whole = tuple(n * k // max(1, len(own)) for n, k, own in zip(given.shape, parts, ours, strict=True))
     else:
         whole = shape_of(global_shape, name)
     indices = sharding.indices(whole)
