@@ -18,11 +18,17 @@ import traceback
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blufunc import errors
+from blufunc.core import backend
+from blufunc.core.job import Job
 from blufunc.parallel import store as stores
 from blufunc.parallel.watchdog import ABORTED, Recorder, Watchdog
+
+if TYPE_CHECKING:
+    from blufunc.parallel.engine import Engine
+    from blufunc.parallel.mesh import Mesh
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,7 @@ class World:
       placement, rank, size, local_rank: see ``Placement``.
       store: what all ranks share.
       recorder: where engines note their collectives.
+      engines: those that meshes of these processes have, made when they are first needed.
       watchdog: what ends this process when others are gone.
     """
 
@@ -61,6 +68,7 @@ class World:
         self.placement = placement
         self.rank, self.size, self.local_rank = placement.rank, placement.size, placement.local_rank
         self.deadline = deadline
+        self.engines: dict[Mesh, Engine] = {}
         self._server: stores.StoreServer | None = None
         host, port = placement.host, placement.port
         if not placement.hosted and self.rank == 0:
@@ -141,6 +149,7 @@ def initialize(
             if deadline is None:
                 deadline = _seconds(os.environ, "BLUFUNC_DEADLINE", stores.DEADLINE)
             _world = World(placement, deadline=deadline)
+            backend.join(Job(placement.rank, placement.size, placement.local_rank))
             _end_together(_world)
         return _world
 
@@ -157,6 +166,7 @@ def shutdown() -> None:
         if _world is not None:
             _world.close()
             _world = None
+            backend.join(Job())
 
 
 def _end_together(world: World) -> None:

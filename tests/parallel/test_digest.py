@@ -65,7 +65,7 @@ class World:
     rank = 0
 
     def __init__(self, peer):
-        self.peer = digest.collectives(peer)
+        self.peer = [*digest.parameters(peer), *digest.collectives(peer)]
 
     def gather(self, name, value, members):
         theirs = (
@@ -81,10 +81,21 @@ def test_the_first_difference_is_named_with_both_lines():
     with pytest.raises(errors.CollectiveError) as e:
         digest.check_agreement(mine, World(theirs), [0, 1])
     text = str(e.value)
-    assert "ranks 0 and 1 run different programs: their collective 2 is not the same." in text
+    assert "ranks 0 and 1 run different programs (<lambda>): their collective 2 is not the same." in text
     assert "rank 0: psum_invariant over y of f32[3] (12 bytes)" in text
     assert "rank 1: psum_invariant over z of f32[3] (12 bytes)" in text
     assert text.count(", at test_digest.py:") == 2
+
+
+def test_shards_of_other_shapes_are_named():
+    mine, theirs = (
+        bf.make_jaxpr(lambda tokens: psum(tokens.sum()))(bnp.ones((n, 2))) for n in (3, 4)
+    )
+    assert [s.text for s in digest.collectives(mine)] == [s.text for s in digest.collectives(theirs)]
+    with pytest.raises(errors.CollectiveError, match="their parameter 1 is not the same") as e:
+        digest.check_agreement(mine, World(theirs), [0, 1])
+    assert "rank 0: the parameter tokens: f32[3,2]" in str(e.value)
+    assert "rank 1: the parameter tokens: f32[4,2]" in str(e.value)
 
 
 @pytest.mark.parametrize("compiler", ["never", "always"])

@@ -67,14 +67,12 @@ def test_ranks_with_different_programs_are_told_where_they_differ():
         assert lines[:2] == ["agree", "agree"]
         here, other = (rank, 2) if rank < 2 else (rank, 0)
         assert lines[2].startswith(
-            f"differ: ranks {here} and {other} run different programs: their collective 1"
+            f"differ: ranks {here} and {other} run different programs (step): their parameter 1"
         )
-        assert (
-            f"rank {here}: psum_invariant over x of f32[{3 + rank // 2}] ({12 + rank // 2 * 4} bytes)"
-            in lines[2]
-        )
-        assert lines[2].count("at rank_program.py:") == 2
-    assert "[1] differ: ranks 1 and 0 run different programs: their collective 2" in out
+        assert f"rank {here}: the parameter x: f32[{3 + rank // 2}]" in lines[2]
+        assert "psum_invariant over x of f32[3] (12 bytes)" in lines[3]
+        assert lines[3].count("at rank_program.py:") == 1
+    assert "[1] differ: ranks 1 and 0 run different programs (step): their collective 2" in out
     assert "rank 1: no further collective" in out
 
 
