@@ -19,12 +19,13 @@ from blufunc.core.jaxpr import Jaxpr, subjaxprs
 from blufunc.core.passes import simplify
 from blufunc.core.primitive import concrete
 from blufunc.core.stage import stage
-from blufunc.parallel import processes, sharded_buffer
+from blufunc.parallel import local_gpus, processes, sharded_buffer
 from blufunc.parallel.constrain import constrain
 from blufunc.parallel.mesh import Mesh
 from blufunc.parallel.partition import localise
 from blufunc.parallel.sharded_buffer import ShardedBuffer
 from blufunc.parallel.sharding import NamedSharding, replicated
+from blufunc.parallel.spell_out import spell_out
 from blufunc.parallel.thread_engine import run_ranks
 
 Shardings = tuple[NamedSharding, ...]
@@ -76,7 +77,7 @@ class LocalProgram:
       jaxpr: the local jaxpr, of shards and collectives.
       meets: whether it has collectives.
       in_shardings, out_shardings: the shardings of arguments and results.
-      program: the jaxpr compiled for one of the devices, which are alike.
+      programs: the jaxpr compiled for each device of this process; simulated devices share one.
     """
 
     def __init__(self, jaxpr: Jaxpr, in_shardings: Shardings, donated: Sequence[bool], mesh: Mesh):
@@ -87,19 +88,24 @@ class LocalProgram:
         self.consts = [[c.buffer_on(d) for c in consts] for d in mesh.local_devices]
         self.meets = exchanges(self.jaxpr)
         self._agreed = not mesh.spans_processes
-        device = mesh.local_devices[0]
-        if device.platform != "cpu":
-            raise errors.UnsupportedError(
-                f"programs for a mesh of {device.platform} devices.",
-                where=source.here(),
-                fix="a mesh of the CPU's devices: make_mesh(..., devices=bf.devices('cpu'))",
-            )
-        self.program: Any = device.backend.compile(self.jaxpr, (False,) * len(consts) + tuple(donated))
+        self._on_gpus = mesh.local_devices[0].platform == "cuda"
+        self.programs = self._compiled((False,) * len(consts) + tuple(donated))
+
+    def _compiled(self, donated: Sequence[bool]) -> list[Any]:
+        plain, devices = spell_out(self.jaxpr), self.mesh.local_devices
+        if devices[0].platform == "cpu":
+            return [devices[0].backend.compile(plain, donated)] * len(devices)
+        return [d.backend.compile(plain, donated) for d in devices]
+
+    @property
+    def program(self) -> Any:
+        """The program of the first device of this process."""
+        return self.programs[0]
 
     def __call__(self, buffers: list[ShardedBuffer]) -> list[ShardedBuffer]:
         ranks = self._arguments(buffers)
         buffers.clear()
-        rows = self._on_all_ranks(lambda i: self.program(ranks[i]))
+        rows = self._on_all_ranks(lambda i: self.programs[i](ranks[i]))
         return [
             ShardedBuffer([row[i] for row in rows], sharding, aval.shape, aval.dtype)
             for i, (sharding, aval) in enumerate(zip(self.out_shardings, self.out_avals, strict=True))
@@ -120,7 +126,7 @@ class LocalProgram:
             b if b.sharding == s else reshard(b, s) for b, s in zip(buffers, self.in_shardings, strict=True)
         ]
         ranks = self._arguments(placed)
-        return self._on_all_ranks(lambda i: self.program.timings(ranks[i], repeats))[0]
+        return self._on_all_ranks(lambda i: self.programs[i].timings(ranks[i], repeats))[0]
 
     def _arguments(self, buffers: Sequence[ShardedBuffer]) -> list[list]:
         """The arguments of each rank of this process."""
@@ -132,12 +138,19 @@ class LocalProgram:
         if not self.meets:
             return [function(i) for i in range(len(self.consts))]
         if not self.mesh.spans_processes:
-            return run_ranks(self.mesh.abstract, function)
+            return run_ranks(self.mesh.abstract, self._on_gpu(function) if self._on_gpus else function)
         if not self._agreed:
             processes.check_agreement(self.jaxpr, self.mesh)
             self._agreed = True
         with processes.engine_in_use(self.mesh):
             return [function(0)]
+
+    def _on_gpu(self, function: Callable[[int], Any]) -> Callable[[int], Any]:
+        def run(rank: int) -> Any:
+            with local_gpus.engine_in_use(self.mesh, rank):
+                return function(rank)
+
+        return run
 
 
 def reshard(buffer: ShardedBuffer, sharding: NamedSharding) -> ShardedBuffer:

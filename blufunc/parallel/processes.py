@@ -21,6 +21,7 @@ from blufunc.core.jaxpr import Jaxpr
 from blufunc.parallel import bootstrap, digest, engine
 from blufunc.parallel.mesh import Mesh
 from blufunc.parallel.mpi_engine import MpiEngine
+from blufunc.parallel.nccl_engine import NcclEngine
 
 
 def members_of(mesh: Mesh) -> list[int]:
@@ -53,8 +54,16 @@ def engine_in_use(mesh: Mesh) -> AbstractContextManager[engine.Engine]:
     world = world_of(mesh)
     found = world.engines.get(mesh)
     if found is None:
-        found = world.engines[mesh] = MpiEngine(world, mesh.abstract, members_of(mesh))
+        found = world.engines[mesh] = _new_engine(world, mesh)
     return engine.use(found)
+
+
+def _new_engine(world: bootstrap.World, mesh: Mesh) -> engine.Engine:
+    """NCCL's where the mesh is of GPUs, MPI's otherwise."""
+    (device,) = mesh.local_devices
+    if device.platform == "cuda":
+        return NcclEngine(world, mesh.abstract, device.index, members_of(mesh))
+    return MpiEngine(world, mesh.abstract, members_of(mesh))
 
 
 def check_agreement(jaxpr: Jaxpr, mesh: Mesh) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -130,6 +130,11 @@ class ThreadEngine:
         if group is None:
             group = self._groups[axes] = engines.group_of(self.rank, self.mesh, axes)
         return self._room.meet(self.rank, group, _Call(kind, axes, options, np.asarray(x)))
+
+    def gather(self, name: str, x: np.ndarray, members: Sequence[int]) -> np.ndarray:
+        """The arrays that all of ``members`` give under ``name``, stacked."""
+        call = _Call("all_gather", (name,), {"dim": 0, "tiled": False}, x)
+        return self._room.meet(self.rank, list(members), call)
 
 
 class _Call:
