@@ -32,6 +32,8 @@ def main() -> None:
     o = parser.parse_args()
     if o.gpus and bf.distributed.is_launched():
         bf.distributed.initialize()
+    elif o.gpus and o.platform == "cpu":
+        bf.config.cpu_devices = o.gpus
     clock.emit_versions("blufunc", "cupy-cuda13x", "cupy-cuda12x", "numpy")
     mesh = bf.make_mesh((o.gpus,), ("data",), devices=bf.devices(o.platform)[: o.gpus]) if o.gpus else None
     o.batch *= o.gpus or 1
