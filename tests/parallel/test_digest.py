@@ -88,9 +88,7 @@ def test_the_first_difference_is_named_with_both_lines():
 
 
 def test_shards_of_other_shapes_are_named():
-    mine, theirs = (
-        bf.make_jaxpr(lambda tokens: psum(tokens.sum()))(bnp.ones((n, 2))) for n in (3, 4)
-    )
+    mine, theirs = (bf.make_jaxpr(lambda tokens: psum(tokens.sum()))(bnp.ones((n, 2))) for n in (3, 4))
     assert [s.text for s in digest.collectives(mine)] == [s.text for s in digest.collectives(theirs)]
     with pytest.raises(errors.CollectiveError, match="their parameter 1 is not the same") as e:
         digest.check_agreement(mine, World(theirs), [0, 1])

@@ -1,6 +1,5 @@
 """Processes: launched, all exchanges over MPI, and every way in which a job can end."""
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -10,45 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from blufunc import errors
 from blufunc.parallel import launch
+from tests.parallel.launching import ROOT, needs_mpi, run, start
 
 PROGRAM = Path(__file__).parent / "rank_program.py"
-ROOT = PROGRAM.parents[2]
-
-
-def why_no_mpi():
-    if importlib.util.find_spec("mpi4py") is None:
-        return "mpi4py is not installed: pip install 'blufunc[mpi]'"
-    try:
-        launch.mpirun()
-    except errors.UnsupportedError as e:
-        return e.what
-    return None
-
-
-needs_mpi = pytest.mark.skipif(why_no_mpi() is not None, reason=str(why_no_mpi()))
-
-
-def start(*arguments, **variables):
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-    for name in ("RANK", "WORLD_SIZE", "BLUFUNC_STORE", "BLUFUNC_RECORDS"):
-        environ.pop(name, None)
-    return subprocess.Popen(
-        [sys.executable, "-m", "blufunc.parallel.launch", *map(str, arguments)],
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def run(*arguments, **variables):
-    """The exit code, what was printed to both, and the seconds it took."""
-    began = time.monotonic()
-    process = start(*arguments, **variables)
-    out, err = process.communicate(timeout=60)
-    return process.returncode, out, err, time.monotonic() - began
 
 
 @needs_mpi
