@@ -5,6 +5,7 @@ import os
 import pickle
 import signal
 import sys
+import time
 
 import numpy as np
 
@@ -237,12 +238,21 @@ def disagree():
         "rank 1: the parameter tokens: f32[4,2]",
     ):
         bf.jit(mean)(uneven)
+    differ = "process 0: weights: f32[2] [0.0, 0.0]; process 1: weights: f32[2] [1.0, 1.0]"
+    with raises(
+        bf.errors.CollectiveError, "weighted was given other values in process 1", differ, "local_data"
+    ):
+        bf.jit(weighted)(a, np.full(2, rank, "float32"))
     assert float(bf.jit(mean)(a)) == 1  # all are there still
     print("done")
 
 
 def mean(tokens):
     return tokens.mean()
+
+
+def weighted(tokens, weights):
+    return (tokens * weights).sum()
 
 
 def training_step():
@@ -263,6 +273,7 @@ def kill():
     def counted(self, *args, **options):
         counts.append(1)
         if bf.process_index() == 1 and steps == 3 and len(counts) == 3:
+            print("at", time.time(), flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
         return exchange(self, *args, **options)
 

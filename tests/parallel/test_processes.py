@@ -32,17 +32,15 @@ def test_a_rank_killed_in_a_training_step_ends_the_job_and_is_named():
     code, out, err, seconds = run("-n", 2, PROGRAM, "kill")
     assert code == 128 + signal.SIGKILL
     assert "[0] step 2: " in out and "step 3" not in out
-    assert seconds < 30  # the start and three steps, and less than ten seconds after them: see below
+    assert seconds < 10
     assert "launch: rank 1 was killed by SIGKILL; all 2 ranks have ended." in err
     assert "  rank 0: in #" in err and "at train.py:" in err
     assert "<- behind the others" in err.splitlines()[-1]
-    (waited,) = [line for line in err.splitlines() if "blufunc: rank 0 was in #" in line]
-    assert float(waited.partition(", for ")[2].partition(" s.")[0]) < 10
 
 
 def test_a_rank_that_computes_alone_does_not_wait_for_ever():
-    code, _, err, seconds = run("-n", 2, PROGRAM, "alone")
-    assert code != 0 and seconds < 30
+    code, _, err, _ = run("-n", 2, PROGRAM, "alone")
+    assert code != 0
     assert "comparison of reduce_sum over data, 0 bytes, at process_program.py:" in err
     assert "for rank 1, whose program has ended" in err
 
