@@ -104,6 +104,11 @@ class Device:
         """The single devices that it consists of."""
         return (self,)
 
+    @property
+    def own(self) -> Device:
+        """The first of these that is of this process."""
+        return self
+
     def layouts(self, values: Sequence[Any]) -> tuple:
         """How each of these arguments lies on it, as far as programs depend on that: on one device in one way only."""
         return ()

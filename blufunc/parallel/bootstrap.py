@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from blufunc import errors
 from blufunc.core import backend
+from blufunc.core.axes import static_int
 from blufunc.core.job import Job
 from blufunc.parallel import store as stores
 from blufunc.parallel.watchdog import ABORTED, Recorder, Watchdog
@@ -209,9 +210,12 @@ def find_placement(
                 fix="initialize('host0:29500', world_size=4, rank=0)",
             )
         host, port = _address(address)
-        found = Placement(
-            rank, world_size, rank if local_rank is None else local_rank, world_size, host, port
+        rank, size = (
+            static_int(rank, "initialize", "rank"),
+            static_int(world_size, "initialize", "world_size"),
         )
+        local = rank if local_rank is None else static_int(local_rank, "initialize", "local_rank")
+        found = Placement(rank, size, local, size, host, port)
     else:
         # Open MPI before Slurm: mpirun inside of a Slurm job starts its daemons, and not the ranks, with srun
         for launcher in (_torchrun, _open_mpi, _slurm):
@@ -311,8 +315,8 @@ def _is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
+def _address(text: Any) -> tuple[str, int]:
+    host, _, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
     if not host or not port.isdigit() or int(port) > 65535:
         raise errors.ValueRangeError(
             f"{text!r:.60} is no address of a store.", fix="host:port, 'host0:29500'"

@@ -38,6 +38,11 @@ class MeshDevice(backend.Device):
         """The devices of the mesh."""
         return self.mesh.device_list
 
+    @property
+    def own(self) -> backend.Device:
+        """The first of these that is of this process."""
+        return self.mesh.local_devices[0]
+
     def layouts(self, values: Sequence[Any]) -> tuple[NamedSharding, ...]:
         """The sharding of each argument; those that are not on the mesh will be replicated."""
         here = [isinstance(v, Array) and v.device == self for v in values]
@@ -50,7 +55,7 @@ class MeshDevice(backend.Device):
     ) -> tuple[Jaxpr, Sequence[bool], backend.Device]:
         """The local jaxpr, constants first among its parameters, and the first device of this process."""
         made, consts, _ = local_jaxpr(jaxpr, layouts or self._all_replicated(jaxpr), self.mesh)
-        return made, (False,) * len(consts) + tuple(donated), self.members[self.mesh.local_ranks[0]]
+        return made, (False,) * len(consts) + tuple(donated), self.own
 
     def local_program(self, program: MeshProgram, layouts: tuple[NamedSharding, ...]) -> LocalProgram:
         """The program that all devices run."""

@@ -87,7 +87,8 @@ class LocalProgram:
         self.mesh = mesh
         self.consts = [[c.buffer_on(d) for c in consts] for d in mesh.local_devices]
         self.meets = exchanges(self.jaxpr)
-        self._agreed = not mesh.spans_processes
+        self._agreed = not (self.meets and mesh.spans_processes)
+        self._names = jaxpr.arg_names or ("",) * len(jaxpr.invars)
         self._on_gpus = mesh.local_devices[0].platform == "cuda"
         self.programs = self._compiled((False,) * len(consts) + tuple(donated))
 
@@ -103,6 +104,7 @@ class LocalProgram:
         return self.programs[0]
 
     def __call__(self, buffers: list[ShardedBuffer]) -> list[ShardedBuffer]:
+        self._agree(buffers)
         ranks = self._arguments(buffers)
         buffers.clear()
         rows = self._on_all_ranks(lambda i: self.programs[i](ranks[i]))
@@ -125,6 +127,7 @@ class LocalProgram:
         placed = [
             b if b.sharding == s else reshard(b, s) for b, s in zip(buffers, self.in_shardings, strict=True)
         ]
+        self._agree(placed)
         ranks = self._arguments(placed)
         return self._on_all_ranks(lambda i: self.programs[i].timings(ranks[i], repeats))[0]
 
@@ -133,15 +136,28 @@ class LocalProgram:
         columns = [b.shards for b in buffers]
         return [[*consts, *[c[i] for c in columns]] for i, consts in enumerate(self.consts)]
 
+    def _agree(self, buffers: Sequence[ShardedBuffer]) -> None:
+        """Before the first run: all processes have this program, and give it what they should have in common.
+
+        An argument that is on the host of each process is taken for the same in all, and would often be a mistake.
+        """
+        if self._agreed:
+            return
+        processes.check_agreement(self.jaxpr, self.mesh)
+        common = {
+            name or f"argument {i}": b.host_shard(b.ranks[0])
+            for i, (name, b) in enumerate(zip(self._names, buffers, strict=True))
+            if b.sharding.is_fully_replicated
+        }
+        processes.check_same(common, self.mesh, self.jaxpr.name or "the program")
+        self._agreed = True
+
     def _on_all_ranks(self, function: Callable[[int], Any]) -> list[Any]:
         """What ``function(i)`` gives for the i-th rank of this process, while the others do the same."""
         if not self.meets:
             return [function(i) for i in range(len(self.consts))]
         if not self.mesh.spans_processes:
             return run_ranks(self.mesh.abstract, self._on_gpu(function) if self._on_gpus else function)
-        if not self._agreed:
-            processes.check_agreement(self.jaxpr, self.mesh)
-            self._agreed = True
         with processes.engine_in_use(self.mesh):
             return [function(0)]
 

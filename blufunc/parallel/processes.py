@@ -87,7 +87,7 @@ def check_same(values: Mapping[str, np.ndarray], mesh: Mesh, what: str) -> None:
       CollectiveError: they differ; it is raised in all of them, and names the first difference. Or one does not come.
     """
     world, members = world_of(mesh), members_of(mesh)
-    mine = [f"{name} {_described(x)}" for name, x in values.items()]
+    mine = [f"{name}: {_described(x)}" for name, x in values.items()]
     with world.recorder.during(f"comparison of values in {what}", mesh.axis_names, 0, members):
         everybody = [
             json.loads(t) for t in world.gather(f"the values of {what}", json.dumps(mine).encode(), members)
@@ -107,5 +107,8 @@ def check_same(values: Mapping[str, np.ndarray], mesh: Mesh, what: str) -> None:
 
 
 def _described(x: np.ndarray) -> str:
-    digest = hashlib.blake2b(np.ascontiguousarray(x).view(np.uint8).data, digest_size=8).hexdigest()
-    return f"{dtypes.short_name(x.dtype)}[{','.join(map(str, x.shape))}] with hash {digest}"
+    """The type of an array, and its values or, of more than a few, their hash."""
+    kind = f"{dtypes.short_name(x.dtype)}[{','.join(map(str, x.shape))}]"
+    if x.size <= 4:
+        return f"{kind} {x.tolist()}"
+    return f"{kind} of hash {hashlib.blake2b(np.ascontiguousarray(x).view(np.uint8).data, digest_size=8).hexdigest()}"

@@ -1,6 +1,10 @@
 """The order of the collectives of a program, and the user's lines of those that run."""
 
+import os
+import subprocess
+import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -114,3 +118,28 @@ def test_programs_tell_the_engine_the_users_line(compiler, monkeypatch):
         f(bnp.ones(1000)).block_until_ready()
     # both in psum above, whose line is the innermost of the user's
     assert len(lines) == 2 and set(lines) == {psum.__code__.co_firstlineno + 1}
+
+
+ORDERED = """
+from blufunc.parallel import digest
+from tests.parallel.test_partition_gpt import AbstractMesh, P, TENSOR, partitioned
+mesh = AbstractMesh((2, 2, 2), ("data", "fsdp", "model"))
+specs = TENSOR | {"up": P("fsdp", "model"), "down": P("model", "fsdp"), "tokens": P("model", "fsdp")}
+print(digest.digest(partitioned(mesh, specs, P(("data", "fsdp")))))
+"""
+
+
+def test_processes_with_other_hashes_of_names_make_the_same_program():
+    root = Path(__file__).parents[2]
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", ORDERED],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(root)},
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(digests) == 1 and len(digests.pop()) == 65
