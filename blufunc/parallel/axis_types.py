@@ -44,6 +44,7 @@ from blufunc.transforms.calls import jit_p
 from blufunc.transforms.checkpoint import checkpoint_p
 from blufunc.transforms.checkpoint_policies import name_p
 from blufunc.transforms.cond import cond_p
+from blufunc.transforms.custom_vjp import custom_vjp_call_p
 from blufunc.transforms.jvp import JVPTracer
 from blufunc.transforms.scan import scan_p
 from blufunc.transforms.while_loop import while_p
@@ -321,7 +322,8 @@ class Typer:
             out = _join(letters)
             return [out] * len(letters), out
         unreduced = {k for k, t in enumerate(letters) if t == "U"}
-        terms = next((s for s in _LINEAR.get(eqn.prim, ()) if unreduced <= s), None)
+        together = [set(range(len(letters)))] if eqn.prim is shape.concatenate_p else _LINEAR.get(eqn.prim, ())
+        terms = next((s for s in together if unreduced <= s), None)
         if terms is None:
             raise _unreduced(eqn, axis, unreduced)
         ins = []
@@ -446,6 +448,24 @@ class Typer:
         self.write(reshape_p, [x], params, eqn.outvars, [self.type_of(x)])
 
     # -- calls and control flow ----------------------------------------------------------------
+
+    def _custom_vjp(self, eqn: Eqn) -> None:
+        """A function with a rule of its own; where its body has typed collectives, these take what varies to what varies.
+
+        So do its rules, which are not seen here: the library's own, as those of ``spmd.context_parallel``. Collectives
+        as users write them have no types there, and are refused.
+        """
+        body = eqn.params["jaxpr"]
+        over = sorted(_collective_axes(body, self.mesh))
+        if not over or not _typed_varying(body):
+            self._operation(eqn)
+            return
+        invars = [self.cast(a, self.changed(a, over, "V")) for a in eqn.invars]
+        types = functools.reduce(self._joined, map(self.type_of, invars))
+        if "U" in types:
+            raise _unreduced(eqn, self.mesh.axis_names[types.index("U")], {0})
+        invars = [self.cast(a, types) for a in invars]
+        self.write(eqn.prim, invars, eqn.params, eqn.outvars, [types] * len(eqn.outvars))
 
     def _call(self, eqn: Eqn) -> None:
         jaxpr, types = typed(eqn.params["jaxpr"], self.mesh, [self.type_of(a) for a in eqn.invars])
@@ -576,6 +596,19 @@ def _collective_axes(jaxpr: Jaxpr, mesh: AbstractMesh) -> set[str]:
     return found
 
 
+def _typed_varying(jaxpr: Jaxpr) -> bool:
+    """Whether all collectives of a jaxpr are typed already, and take what varies to what varies."""
+    for e in jaxpr.eqns:
+        if isinstance(e.prim, named.Collective):
+            return False
+        if isinstance(e.prim, mesh_ops.MeshCollective) and e.prim.meets:
+            if (e.params["src"], e.params["dst"]) != ("V", "V"):
+                return False
+        if not all(map(_typed_varying, subjaxprs(e.params))):
+            return False
+    return True
+
+
 _WORDS = {"V": "varying", "I": "invariant", "U": "unreduced", "R": "reduced"}
 
 
@@ -610,6 +643,7 @@ def _no_cast(mesh: AbstractMesh, have: Types, wanted: Types) -> errors.ShardingE
 _RULES: dict[Any, Callable[[Typer, Eqn], None]] = {
     jit_p: Typer._call,
     checkpoint_p: Typer._call,
+    custom_vjp_call_p: Typer._custom_vjp,
     scan_p: Typer._scan,
     while_p: Typer._while,
     cond_p: Typer._cond,
