@@ -373,16 +373,16 @@ class Typer:
 
     def _psum(self, eqn: Eqn) -> None:
         axes, (x,) = eqn.params["axes"], eqn.invars
-        owed = [a for a in axes if self._letter(x, a) == "U"]
-        rest = [a for a in axes if a not in owed]
-        if rest:
-            x = self.cast(x, self.changed(x, rest, "V"))
-        sums = [(over, src) for over, src in ((rest, "V"), (owed, "U")) if over]
-        for i, (over, src) in enumerate(sums, 1):
-            out = eqn.outvars[0] if i == len(sums) else Var(eqn.outvars[0].aval)
-            params = {**self.over(over), "src": src, "dst": "I"}
-            self.write(mesh_ops.psum_invariant_p, [x], params, [out], [self.changed(x, over, "I")])
-            x = out
+        owed = {a for a in axes if self._letter(x, a) == "U"}
+        varying = [a for a in axes if a not in owed]
+        if varying:
+            x = self.cast(x, self.changed(x, varying, "V"))
+        if varying and owed:  # one sum over all of them
+            x = self.new(
+                mesh_ops.pcast_p, x, {**self.over(varying), "src": "V", "dst": "U"}, self.changed(x, varying, "U")
+            )
+        params = {**self.over(axes), "src": "U" if owed else "V", "dst": "I"}
+        self.write(mesh_ops.psum_invariant_p, [x], params, eqn.outvars, [self.changed(x, axes, "I")])
 
     def _extremum(self, eqn: Eqn, prim: Any) -> None:
         x: Any = self._varying(eqn)

@@ -15,9 +15,10 @@ import blufunc.numpy as bnp
 from blufunc import errors, lax
 from blufunc.core import source, tree
 from blufunc.core.array import lift
+from blufunc.core.jaxpr import eval_jaxpr
 from blufunc.core.stage import StagedTracer
 from blufunc.parallel.axis_types import TypedTrace
-from blufunc.spmd.typed import current_trace, typed_function, types_at
+from blufunc.spmd.typed import current_trace, element, like, likes, typed_jaxpr
 from blufunc.transforms.grad import value_and_grad
 
 BUCKET = 25 * 2**20
@@ -71,27 +72,26 @@ def accumulated_value_and_grad(
       value and gradient, the same on all ranks of the axis.
     """
     axes = (axis,) if isinstance(axis, str) else tuple(axis)
-    n = lax.axis_size(axes) * _count(microbatches, "accumulated_value_and_grad")
+    trace = current_trace("accumulated_value_and_grad")
+    n = lax.axis_size(axes) * count_of(microbatches, "accumulated_value_and_grad")
     params = lax.pcast(params, axes, to="reduced")
     microbatches = lax.pcast(microbatches, axes, to="varying")
-    first = tree.map(lambda x: x[0], microbatches)
-    step = typed_function(
-        value_and_grad(lambda p, m: loss(p, m) / n), params, first, what="accumulated_value_and_grad"
+    step, _, (of_value, *_) = typed_jaxpr(
+        value_and_grad(lambda p, m: loss(p, m) / n),
+        (likes(params, trace), element(microbatches, trace)),
+        "accumulated_value_and_grad",
     )
 
     def add(total, microbatch):
-        return tree.map(bnp.add, total, step(params, microbatch)), None
+        return list(map(bnp.add, total, eval_jaxpr(step, tree.leaves((params, microbatch))))), None
 
-    zero = bnp.zeros((), _dtype_of(step, params, first)), tree.map(bnp.zeros_like, params)
-    (value, grads), _ = lax.scan(add, zero, microbatches)
-    return lax.psum(value, axes), bucketed_psum(grads, axes, bytes=bytes)
-
-
-def _dtype_of(step: Callable, *args: Any) -> Any:
-    return step(*args)[0].dtype
+    leaves, structure = tree.flatten(params)
+    zero = [bnp.zeros((), of_value.aval.dtype), *map(bnp.zeros_like, leaves)]
+    (value, *grads), _ = lax.scan(add, zero, microbatches)
+    return lax.psum(value, axes), bucketed_psum(tree.unflatten(structure, grads), axes, bytes=bytes)
 
 
-def _count(microbatches: Any, what: str) -> int:
+def count_of(microbatches: Any, what: str) -> int:
     """How many microbatches there are."""
     counts = {x.shape[0] if x.ndim else None for x in map(lift, tree.leaves(microbatches))}
     if len(counts) != 1 or not (found := counts.pop()):
@@ -103,7 +103,7 @@ def _count(microbatches: Any, what: str) -> int:
 
 
 def _check_owed(x: Any, axes: Sequence[str], trace: TypedTrace) -> None:
-    types = dict(zip(trace.mesh.axis_names, types_at(x, trace), strict=True))
+    types = dict(zip(trace.mesh.axis_names, like(x, trace).types, strict=True))
     for axis in axes:
         if types.get(axis) in ("I", "R"):
             raise errors.ShardingError(
@@ -126,7 +126,7 @@ def _buckets(leaves: Sequence[Any], trace: TypedTrace, limit: int) -> list[list[
     for i in order:
         x = leaves[i]
         size = x.aval.size * x.dtype.itemsize
-        key = x.dtype, types_at(x, trace)
+        key = x.dtype, like(x, trace).types
         bucket, held = open_.get(key, ([], 0))
         if not bucket or held + size > limit:
             bucket, held = [], 0
