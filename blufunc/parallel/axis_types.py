@@ -322,7 +322,9 @@ class Typer:
             out = _join(letters)
             return [out] * len(letters), out
         unreduced = {k for k, t in enumerate(letters) if t == "U"}
-        together = [set(range(len(letters)))] if eqn.prim is shape.concatenate_p else _LINEAR.get(eqn.prim, ())
+        together = (
+            [set(range(len(letters)))] if eqn.prim is shape.concatenate_p else _LINEAR.get(eqn.prim, ())
+        )
         terms = next((s for s in together if unreduced <= s), None)
         if terms is None:
             raise _unreduced(eqn, axis, unreduced)
@@ -379,7 +381,10 @@ class Typer:
             x = self.cast(x, self.changed(x, varying, "V"))
         if varying and owed:  # one sum over all of them
             x = self.new(
-                mesh_ops.pcast_p, x, {**self.over(varying), "src": "V", "dst": "U"}, self.changed(x, varying, "U")
+                mesh_ops.pcast_p,
+                x,
+                {**self.over(varying), "src": "V", "dst": "U"},
+                self.changed(x, varying, "U"),
             )
         params = {**self.over(axes), "src": "U" if owed else "V", "dst": "I"}
         self.write(mesh_ops.psum_invariant_p, [x], params, eqn.outvars, [self.changed(x, axes, "I")])
@@ -450,10 +455,10 @@ class Typer:
     # -- calls and control flow ----------------------------------------------------------------
 
     def _custom_vjp(self, eqn: Eqn) -> None:
-        """A function with a rule of its own; where its body has typed collectives, these take what varies to what varies.
+        """A function with rules of its own. Typed collectives in its body take what varies to what varies.
 
-        So do its rules, which are not seen here: the library's own, as those of ``spmd.context_parallel``. Collectives
-        as users write them have no types there, and are refused.
+        So do those in its rules, which are not seen here: the library's own, as in ``spmd.context_parallel``.
+        Collectives as users write them would have no types there, and are refused.
         """
         body = eqn.params["jaxpr"]
         over = sorted(_collective_axes(body, self.mesh))

@@ -1,10 +1,10 @@
 """Products with a gather before or a scattered sum behind, in as many steps as there are ranks.
 
 A face, for the inside of ``shard_map``: the two ends of a tensor-parallel pair of layers with sequence parallelism
-(Korthikanti et al., arXiv:2205.05198). The plain forms exchange everything and then multiply, or the reverse. Here each
-step multiplies one part while another is sent to the next rank, so that a device that can do both at once hides the one
-behind the other (Wang et al., ASPLOS 2023, doi:10.1145/3567955.3567959). Each is the transpose of the other in the left operand, so
-the derivatives are as divided and as overlapped.
+(Korthikanti et al., arXiv:2205.05198). The plain forms exchange everything and then multiply, or the reverse. Here
+each step multiplies one part while another is sent to the next rank, so that a device that can do both at once hides
+the one behind the other (Wang et al., ASPLOS 2023, doi:10.1145/3567955.3567959). Each is the transpose of the other in
+the left operand, so the derivatives are as divided and as overlapped.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def all_gather_matmul(x: Any, weight: Any, axis: str, dim: int = -2) -> Any:
 
 
 def matmul_reduce_scatter(x: Any, weight: Any, axis: str, dim: int = -2) -> Any:
-    """``psum_scatter(x @ weight, axis, scatter_dimension=dim, tiled=True)``, one part at a time. Inside of ``shard_map``.
+    """``psum_scatter(x @ weight, axis, scatter_dimension=dim, tiled=True)``, one part at a time. Inside of
+    ``shard_map``.
 
     A sum goes round the ranks, each of which adds its product, and ends where it belongs.
 

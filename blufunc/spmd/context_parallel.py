@@ -133,9 +133,7 @@ def _check(query: Any, key: Any, value: Any, n: int, routing: str, is_causal: bo
     shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
 
     def fail(why: str, fix: str | None = None) -> None:
-        raise errors.ShapeError(
-            f"context_parallel_attention: {why}: {shapes}.", where=source.here(), fix=fix
-        )
+        raise errors.ShapeError(f"context_parallel_attention: {why}: {shapes}.", where=source.here(), fix=fix)
 
     if not query.ndim == key.ndim == value.ndim == 4 or tuple(key.shape) != tuple(value.shape):
         fail("operands are [batch, tokens, heads, features], key and value alike")
@@ -197,10 +195,10 @@ def _attend(
     total = out.astype(lse.dtype), lse
     for distance, (k, v) in _blocks(ring, key, value, routing):
         halves = _Halves(ring, distance, is_causal)
-        part = attention_p.at(
+        part, part_lse = attention_p.at(
             halves.queries(query), halves.keys(k), halves.keys(v), scale=scale, is_causal=False
         )
-        total = halves.merged(total, part)
+        total = halves.merged(total, (part, part_lse))
     return total[0].astype(query.dtype), total[1]
 
 

@@ -7,8 +7,8 @@ equals the earlier token. What does not fit is dropped: that choice adds nothing
 tokens are sent whatever the number of ranks.
 
 With an ``axis`` each rank's tokens are one group. It fills the places that its tokens have at all E experts; an
-``all_to_all`` brings these to the ranks of the experts, and another the results back. Without one, ``groups`` says how the
-tokens are divided: the same function of whole arrays.
+``all_to_all`` brings these to the ranks of the experts, and another the results back. Without one, ``groups`` says how
+the tokens are divided: the same function of whole arrays.
 """
 
 from __future__ import annotations
@@ -50,8 +50,9 @@ def mixture_of_experts(
       axis: inside of ``shard_map``, the mesh axis over which tokens and experts are divided.
       groups: without an axis, how many groups the tokens make, in order.
     Returns:
-      the results, of the shape and dtype of ``x``; and the load-balancing loss (Switch, equation 4): E times the sum over experts of the
-      share of choices that went there, dropped or not, times the mean probability; 1 if balanced, the same on all ranks.
+      the results, of the shape and dtype of ``x``; and the load-balancing loss (Switch, equation 4): E times the sum
+      over experts of the share of choices that went there, dropped or not, times the mean probability; 1 if balanced,
+      the same on all ranks.
     Raises:
       ShapeError, ValueRangeError: sizes that do not go together.
     """
@@ -61,7 +62,9 @@ def mixture_of_experts(
         per_group = tokens.reshape(groups, -1, tokens.shape[-1])
         capacity = expert_capacity(per_group.shape[1], E, top_k, capacity_factor)
         routes = [_Routes(router, group, top_k, capacity) for group in per_group]
-        sent = bnp.stack([r.dispatch(g) for r, g in zip(routes, per_group, strict=True)])  # [groups, E, capacity, C]
+        sent = bnp.stack(
+            [r.dispatch(g) for r, g in zip(routes, per_group, strict=True)]
+        )  # [groups, E, capacity, C]
         results = _by_expert(expert, params, sent)
         out = bnp.concatenate([r.combine(y) for r, y in zip(routes, results, strict=True)])
         statistics = sum(r.statistics() for r in routes) / groups
@@ -69,7 +72,9 @@ def mixture_of_experts(
         n = lax.axis_size(axis)
         route = _Routes(router, tokens, top_k, expert_capacity(tokens.shape[0], E, top_k, capacity_factor))
         sent = route.dispatch(tokens)
-        sent = lax.all_to_all(sent.reshape(n, E // n, *sent.shape[1:]), axis, 0, 0)  # from each rank, for my experts
+        sent = lax.all_to_all(
+            sent.reshape(n, E // n, *sent.shape[1:]), axis, 0, 0
+        )  # from each rank, for my experts
         results = lax.all_to_all(_by_expert(expert, params, sent), axis, 0, 0)
         out = route.combine(results.reshape(E, *results.shape[2:]))
         statistics = lax.psum(route.statistics(), axis) / n

@@ -1,17 +1,19 @@
 """Pipelines: the layers of a model divided among the ranks of a mesh axis, and microbatches sent through.
 
-A face, for the inside of ``shard_map``. The layers are stacked in one pytree that is divided over the axis (``P("stage")``):
-each rank has a *stage*, and sends what it makes of a microbatch to the next. Two schedules:
+A face, for the inside of ``shard_map``. The layers are stacked in one pytree that is divided over the axis
+(``P("stage")``): each rank has a *stage*, and sends what it makes of a microbatch to the next. Two schedules:
 
 - ``gpipe`` (Huang et al., arXiv:1811.06965): all microbatches forward, then all backward, which is the derivative of
   the forward loop. Of every microbatch the values that the backward pass needs are kept.
-- ``1f1b`` (Narayanan et al., arXiv:1806.03377, 2104.04473): the backward pass of a microbatch follows as soon as its forward pass
-  has left the last stage. In lock step, rank i of n does at tick t the forward pass of microbatch t - i and the backward
-  pass of microbatch t - (2n - 2 - i): n - 1 ticks forward only, M both, n - 1 backward only, as long as gpipe takes, and
-  of 2 (n - 1 - i) + 1 microbatches at most, whatever M is, values are kept: in 2n - 1 slots, the same on all ranks.
+- ``1f1b`` (Narayanan et al., arXiv:1806.03377, 2104.04473): the backward pass of a microbatch follows as soon as its
+  forward pass has left the last stage. In lock step, rank i of n does at tick t the forward pass of microbatch t - i
+  and the backward pass of microbatch t - (2n - 2 - i): n - 1 ticks forward only, M both, n - 1 backward only, as long
+  as gpipe takes, and of 2 (n - 1 - i) + 1 microbatches at most, whatever M is, values are kept: in 2n - 1 slots, the
+  same on all ranks.
 
 Every rank runs the same program, with numbers of microbatches that depend on its place. Where a rank has no microbatch
-it computes with what is there, and nothing takes note of the results. A stage that is a ``checkpoint`` keeps only what goes into it.
+it computes with what is there, and nothing takes note of the results. A stage that is a ``checkpoint`` keeps only what
+goes into it.
 """
 
 from __future__ import annotations
@@ -26,7 +28,6 @@ from blufunc import errors, lax
 from blufunc.core import dtypes, source, tree
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Jaxpr, Literal, eval_jaxpr
-from blufunc.parallel.mesh_collectives import COTANGENT
 from blufunc.spmd.gradients import BUCKET, bucketed_psum, count_of
 from blufunc.spmd.typed import Like, current_trace, element, likes, typed_jaxpr
 from blufunc.spmd.varying import Ring
@@ -206,15 +207,18 @@ def _one_forward_one_backward(
         (halves.likes[0], halves.of_x, element(microbatches, current_trace(_NAME))),
         _NAME,
     )
-    fixed = halves.fixed(shared, layers)
+    fixed = halves.fixed(shared, layers, first)
     slots = 2 * n - 1
+
+    def send(x: Any, step: int) -> Any:
+        return lax.ppermute(x, ring.axis, _onwards(ring, step))
 
     def forward(state: _State, t: Any) -> tuple[_State, Any]:
         """Its result goes to the next rank; what the backward pass needs, to this tick's slot."""
-        m = _at(microbatches, forward_microbatch(t, rank))
-        y, kept = halves.forward(fixed, first, m, state.x)
-        kept = [lax.dynamic_update_index_in_dim(s, k, t % slots, 0) for s, k in zip(state.kept, kept, strict=True)]
-        return state._replace(x=ring_permute(y, 1), kept=kept), y
+        y, kept = halves.forward(fixed, _at(microbatches, forward_microbatch(t, rank)), state.x)
+        slot = lax.rem(t, slots)
+        kept = [lax.dynamic_update_index_in_dim(s, k, slot, 0) for s, k in zip(state.kept, kept, strict=True)]
+        return state._replace(x=send(y, 1), kept=kept), y
 
     def of_loss(state: _State, t: Any, y: Any) -> _State:
         """The last rank's loss, and its cotangent in the place of one that is received."""
@@ -239,11 +243,8 @@ def _one_forward_one_backward(
         return state._replace(
             shared=sums(state.shared, of_shared),
             layers=sums(state.layers, of_layers),
-            ct=ring_permute(ct, -1),
+            ct=send(ct, -1),
         )
-
-    def ring_permute(x: Any, step: int) -> Any:
-        return lax.ppermute(x, ring.axis, _onwards(ring, step))
 
     def both(state: _State, t: Any) -> _State:
         state, y = forward(state, t)
@@ -296,7 +297,8 @@ class _State(NamedTuple):
 class _Halves:
     """The forward pass of a stage, with the embedding in the first one, and the backward pass, as equations.
 
-    What depends on parameters alone, as their casts, is computed once for all microbatches (``fixed``) and not kept.
+    What depends on parameters and the place of the rank alone, as casts, is computed once for all microbatches
+    (``fixed``) and not kept.
 
     Attributes:
       likes: what ``shared`` and ``layers`` are like.
@@ -339,7 +341,7 @@ class _Halves:
         flags = (False,) * n_residuals + (True,) * (n + 1)
         self._transposed, _ = transpose_jaxpr(linear, flags, (True,), (True,) * (n + 1))
         whole, self._consts = whole.hoist()
-        self._once, self._each = _by_dependence(whole, len(self._consts) + n)
+        self._once, self._each = _by_dependence(whole, len(self._consts) + n + 1)
         places = {v: i for i, v in enumerate(self._once.outvars)}
         found = [v for v in self._each.outvars[1:] if v not in places and not isinstance(v, Literal)]
         slots = {v: i for i, v in enumerate(dict.fromkeys(found))}
@@ -351,13 +353,13 @@ class _Halves:
             for v in whole.outvars[1:]
         ]  # fmt: skip
 
-    def fixed(self, shared: Any, layers: Any) -> list:
-        """What both passes of all microbatches need."""
-        return eval_jaxpr(self._once, [*self._consts, *tree.leaves((shared, layers))])
+    def fixed(self, shared: Any, layers: Any, first: Any) -> list:
+        """What both passes of all microbatches need; ``first`` is whether this is the first rank."""
+        return eval_jaxpr(self._once, [*self._consts, *tree.leaves((shared, layers)), first])
 
-    def forward(self, fixed: list, first: Any, microbatch: Any, received: Any) -> tuple[Any, list]:
+    def forward(self, fixed: list, microbatch: Any, received: Any) -> tuple[Any, list]:
         """What goes to the next stage, and what the backward pass needs."""
-        y, *kept = eval_jaxpr(self._each, [*fixed, first, *tree.leaves(microbatch), received])
+        y, *kept = eval_jaxpr(self._each, [*fixed, *tree.leaves(microbatch), received])
         return y, kept
 
     def backward(self, fixed: list, kept: list, ct: Any) -> tuple[list, list, Any]:

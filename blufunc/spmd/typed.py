@@ -1,9 +1,9 @@
 """Functions of the body of a ``shard_map`` that are traced and typed before the loop that runs them.
 
 A face's foundation. Derivatives inside of ``shard_map`` need to know the types of values over the axes of the mesh
-(``parallel.axis_types``), and in the body of a loop, which is traced by itself, these are not known yet. A function that
-is traced outside of the loop, for values of the types that it will get, has its casts and typed collectives, and may
-differentiate; inside of the loop it is a list of equations.
+(``parallel.axis_types``), and in the body of a loop, which is traced by itself, these are not known yet. A function
+that is traced outside of the loop, for values of the types that it will get, has its casts and typed collectives, and
+may differentiate; inside of the loop it is a list of equations.
 """
 
 from __future__ import annotations

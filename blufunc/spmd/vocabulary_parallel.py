@@ -1,9 +1,9 @@
 """The embedding and the loss of a language model whose vocabulary is divided among the ranks of a mesh axis.
 
 A face, for the inside of ``shard_map`` (Shoeybi et al., arXiv:1909.08053, section 3). Of a table [V, C] each rank has
-V / n consecutive rows. A lookup is a masked one on each rank and a sum; of the logits [..., V / n] only two numbers a token are
-exchanged: the largest, and the sums of exponentials with the logit of the label. A vocabulary that does not divide is
-padded (``pad_vocabulary``), and the loss told of its true size.
+V / n consecutive rows. A lookup is a masked one on each rank and a sum; of the logits [..., V / n] only two numbers a
+token are exchanged: the largest, and the sums of exponentials with the logit of the label. A vocabulary that does not
+divide is padded (``pad_vocabulary``), and the loss told of its true size.
 """
 
 from __future__ import annotations
