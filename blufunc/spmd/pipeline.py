@@ -156,7 +156,9 @@ def _all_forward(stage: Callable, layers: Any, xs: Any, ring: Ring) -> Any:
     rank, M = lax.axis_index(ring.axis), xs.shape[0]
 
     def tick(received, t):
-        x = bnp.where(rank == 0, _at(xs, t), received)
+        # Before its first microbatch comes, a rank computes with one as well: the derivative of what nobody reads is zero
+        # times a number that must not be infinite.
+        x = bnp.where((rank == 0) | (t < rank), _at(xs, t), received)
         y = stage(layers, x)
         _check_stage(x, y)
         return lax.ppermute(y, ring.axis, _onwards(ring, 1)), y
