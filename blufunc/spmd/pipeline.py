@@ -115,7 +115,7 @@ def pipeline_value_and_grad(
     shared, layers = lax.pcast((shared, layers), axis, to="varying")
     if data:
         shared, layers = lax.pcast((shared, layers), data, to="reduced")
-        microbatches = lax.pcast(microbatches, data, to="varying")
+    microbatches = lax.pcast(microbatches, (axis, *data), to="varying")  # ranks are at different ones
     share = M * (lax.axis_size(data) if data else 1)
     model = _Model(embed, stage, lambda s, x, m: loss(s, x, m) / share)
     value, (of_shared, of_layers) = steps[schedule](model, shared, layers, microbatches, M, ring, data)
@@ -156,8 +156,8 @@ def _all_forward(stage: Callable, layers: Any, xs: Any, ring: Ring) -> Any:
     rank, M = lax.axis_index(ring.axis), xs.shape[0]
 
     def tick(received, t):
-        # Before its first microbatch comes, a rank computes with one as well: the derivative of what nobody reads is zero
-        # times a number that must not be infinite.
+        # Before its first microbatch comes, a rank computes with one as well: the derivative of what nobody reads is
+        # zero times a number, which must not be infinite.
         x = bnp.where((rank == 0) | (t < rank), _at(xs, t), received)
         y = stage(layers, x)
         _check_stage(x, y)
@@ -175,12 +175,8 @@ def _value_and_grad_of_gpipe(
         _, xs = lax.scan(lambda _, m: (None, model.embed(shared, m)), None, microbatches)
         ys = _all_forward(model.stage, layers, xs, ring)
 
-        def add(total, of_one):
-            y, m = of_one
-            return total + model.loss(shared, y, m), None
-
-        total, _ = lax.scan(add, bnp.zeros((), dtypes.float32), (ys, microbatches))
-        return bnp.where(lax.axis_index(ring.axis) == ring.size - 1, total, 0)
+        _, losses = lax.scan(lambda _, ym: (None, model.loss(shared, *ym)), None, (ys, microbatches))
+        return bnp.where(lax.axis_index(ring.axis) == ring.size - 1, losses.sum(), 0)
 
     return value_and_grad(whole, (0, 1))(shared, layers)
 
