@@ -465,11 +465,12 @@ class Typer:
         if not over or not _typed_varying(body):
             self._operation(eqn)
             return
-        invars = [self.cast(a, self.changed(a, over, "V")) for a in eqn.invars]
-        types = functools.reduce(self._joined, map(self.type_of, invars))
+        types = functools.reduce(self._joined, [self.changed(a, over, "V") for a in eqn.invars])
         if "U" in types:
-            raise _unreduced(eqn, self.mesh.axis_names[types.index("U")], {0})
-        invars = [self.cast(a, types) for a in invars]
+            axis = types.index("U")
+            owed = {k for k, a in enumerate(eqn.invars) if self.type_of(a)[axis] == "U"}
+            raise _unreduced(eqn, self.mesh.axis_names[axis], owed)
+        invars = [self.cast(a, types) for a in eqn.invars]
         self.write(eqn.prim, invars, eqn.params, eqn.outvars, [types] * len(eqn.outvars))
 
     def _call(self, eqn: Eqn) -> None:

@@ -184,3 +184,35 @@ def test_errors():
         bf.vmap(lambda *a: context_parallel_attention(*a, "i"), axis_name="i")(q[None], k[None], v[None])
     with pytest.raises(errors.GradError, match="forward-mode"):
         bf.jvp(divided(2, "ring", False), (q, k, v), (q, k, v))
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_with_data_and_tensor_parallelism_on_a_mesh_of_three_axes(routing):
+    """Examples over one axis, tokens over the second, heads over the third; weights of all heads on all ranks."""
+    rng = np.random.default_rng(2)
+    x, qkv, out = (
+        0.3 * rng.standard_normal(s).astype(np.float32)
+        for s in ((4, T, N * H), (N * H, 3, N, H), (N, H, N * H))
+    )
+
+    def layer(x, qkv, out, attend):
+        q, k, v = (bnp.einsum("btc,cnh->btnh", x, qkv[:, i]) for i in range(3))
+        return bnp.einsum("btnh,nhc->btc", attend(q, k, v), out)
+
+    def local(x, qkv, out):
+        def attend(*heads):
+            return context_parallel_attention(*heads, "seq", routing=routing, is_causal=True)
+
+        return lax.psum(layer(x, qkv, out, attend), "model")
+
+    spec = P("data", "seq")
+    mapped = bf.shard_map(
+        local, mesh=AbstractMesh((2, 2, 2), ("data", "seq", "model")),
+        in_specs=(spec, P(None, None, "model"), P("model")), out_specs=spec,
+    )  # fmt: skip
+    same_with_gradients(
+        lambda x, qkv, out: unzigzag(mapped(zigzag(x, 2), qkv, out), 2),
+        lambda x, qkv, out: layer(x, qkv, out, whole(True)),
+        (x, qkv, out),
+        rtol=1e-4,
+    )

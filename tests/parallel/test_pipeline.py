@@ -197,6 +197,34 @@ def test_what_a_rank_computes_of_nothing_counts_for_nothing(schedule):
     same(f(SHARED, layers, microbatches), want)
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_functions_may_close_over_values_of_the_body(schedule):
+    scale, microbatches = np.float32(0.5), ids(3)
+
+    def local(shared, layers, microbatches, scale):
+        scale = scale * 2 + lax.psum(scale, "stage")  # 2.0
+
+        def scaled(layers, x):
+            return stage(layers, scale * x)
+
+        return pipeline_value_and_grad(
+            embed, scaled, loss, shared, layers, microbatches, "stage", schedule=schedule
+        )
+
+    f = bf.shard_map(
+        local, mesh=AbstractMesh((2,), ("stage",)), in_specs=(P(), P("stage"), P(), P()),
+        out_specs=(P(), (P(), P("stage"))),
+    )  # fmt: skip
+
+    def reference(shared, layers):
+        m = microbatches.reshape(-1, T + 1)
+        halves = [tree.map(lambda p, i=i: p[4 * i : 4 * i + 4], layers) for i in range(2)]
+        x = stage(halves[1], 2 * stage(halves[0], 2 * embed(shared, m)))
+        return loss(shared, x, m)
+
+    same(f(SHARED, STACK, microbatches, scale), bf.value_and_grad(reference, (0, 1))(SHARED, STACK))
+
+
 def test_the_gpt_in_stages():
     config = model.Config(layers=4, heads=2, width=8, context=6, vocab=V)
     params = model.init(bf.random.key(0), config)
