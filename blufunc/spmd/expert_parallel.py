@@ -79,7 +79,7 @@ def mixture_of_experts(
         out = route.combine(results.reshape(E, *results.shape[2:]))
         statistics = lax.psum(route.statistics(), axis) / n
     choices, probabilities = statistics
-    return out.reshape(x.shape).astype(x.dtype), E * bnp.sum(lax.stop_gradient(choices) * probabilities)
+    return out.reshape(x.shape).astype(x.dtype), E * bnp.sum(choices * probabilities)
 
 
 def expert_capacity(tokens: int, experts: int, top_k: int, factor: float) -> int:

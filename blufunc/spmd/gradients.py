@@ -29,6 +29,9 @@ BUCKET = 25 * 2**20
 def bucketed_psum(grads: Any, axis: str | Sequence[str], *, bytes: int = BUCKET) -> Any:
     """``lax.psum(grads, axis)`` by one all-reduce a bucket. Inside of ``shard_map``, outside of loops in it.
 
+    Each all-reduce stands in the program where the last gradient of its bucket is made, before the rest of the backward
+    pass.
+
     Args:
       grads: a pytree of gradients that are unreduced over the axis, or vary over it.
       axis: one mesh axis, or several.
@@ -51,8 +54,10 @@ def bucketed_psum(grads: Any, axis: str | Sequence[str], *, bytes: int = BUCKET)
         _check_owed(x, axes, trace)
     sums: list[Any] = list(leaves)
     for bucket in _buckets(leaves, trace, bytes):
+        start = len(trace.eqns)
         for i, total in zip(bucket, _summed([leaves[i] for i in bucket], axes), strict=True):
             sums[i] = total
+        _move_up(trace, start)
     return tree.unflatten(structure, sums)
 
 
@@ -135,6 +140,14 @@ def _buckets(leaves: Sequence[Any], trace: TypedTrace, limit: int) -> list[list[
         bucket.append(i)
         open_[key] = bucket, held + size
     return buckets
+
+
+def _move_up(trace: TypedTrace, start: int) -> None:
+    """Put the equations from number ``start`` on right behind those that they need."""
+    new = trace.eqns[start:]
+    needed = {a for e in new for a in e.invars}
+    last = max([i for i, e in enumerate(trace.eqns[:start]) if not needed.isdisjoint(e.outvars)], default=-1)
+    trace.eqns[:] = [*trace.eqns[: last + 1], *new, *trace.eqns[last + 1 : start]]
 
 
 def _summed(xs: Sequence[Any], axes: tuple[str, ...]) -> list[Any]:

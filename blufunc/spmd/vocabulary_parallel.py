@@ -14,6 +14,7 @@ from typing import Any
 import blufunc.numpy as bnp
 from blufunc import errors, lax
 from blufunc.core import dtypes, source
+from blufunc.core.axes import axis_in
 
 
 def pad_vocabulary(table: Any, ranks: int) -> Any:
@@ -22,20 +23,26 @@ def pad_vocabulary(table: Any, ranks: int) -> Any:
     return bnp.pad(table, [(0, missing)] + [(0, 0)] * (table.ndim - 1)) if missing else table
 
 
-def vocabulary_parallel_embedding(table: Any, ids: Any, axis: str) -> Any:
+def vocabulary_parallel_embedding(table: Any, ids: Any, axis: str, *, scatter_dim: int | None = None) -> Any:
     """``table[ids]`` of a table whose rows are divided over a mesh axis. Inside of ``shard_map``.
 
     Args:
       table: [V / n, C], this rank's rows.
       ids: integers of any shape, in [0, V), the same on all ranks of the axis. One out of range gives zeros.
       axis: the mesh axis.
+      scatter_dim: the dimension of the ids, of tokens, along which each rank gets its part of the result, as sequence
+        parallelism has it between the layers; by default all ranks get all.
     Returns:
-      [*ids.shape, C], the same on all ranks: one ``psum``.
+      [*ids.shape, C], the same on all ranks, by one ``psum``; or a part of it, by one ``psum_scatter``.
     """
     ids = bnp.asarray(ids)
     _check_integers(ids, "vocabulary_parallel_embedding", "ids")
     local, here = _own(ids, table.shape[0], axis)
-    return lax.psum(bnp.where(here[..., None], table[local], bnp.zeros((), table.dtype)), axis)
+    rows = bnp.where(here[..., None], table[local], bnp.zeros((), table.dtype))
+    if scatter_dim is None:
+        return lax.psum(rows, axis)
+    dim = axis_in(scatter_dim, ids.ndim, "vocabulary_parallel_embedding")
+    return lax.psum_scatter(rows, axis, scatter_dimension=dim, tiled=True)
 
 
 def vocabulary_parallel_cross_entropy(

@@ -49,7 +49,7 @@ def test_one_all_reduce_a_bucket_and_the_same_values(size, count):
         np.testing.assert_array_equal(g, w)  # bit by bit: the terms are added in the order of ranks
     calls, total = exchanged(f, PARAMS, TOKENS)["psum_invariant"]
     assert total == BYTES + 4  # each gradient once, and the loss
-    sizes = [e.invars[0].aval.size * 4 for _, _, e in meetings(f, PARAMS, TOKENS)][1:]
+    sizes = [e.invars[0].aval.size * 4 for _, _, e in meetings(f, PARAMS, TOKENS) if e.invars[0].aval.ndim]
     largest = max(x.size * 4 for x in LEAVES)
     assert all(s <= max(size, largest) for s in sizes)
     assert calls - 1 == len(sizes) == (count if count is not None else len(sizes))
@@ -69,10 +69,15 @@ def test_buckets_are_in_the_order_in_which_gradients_are_made():
             return [i for a in e.invars for i in sources(a)]
         return [made[v]]
 
-    reduced = [e for e in body.eqns if e.prim.name == "psum_invariant"][1:]
+    reduced = [e for e in body.eqns if e.prim.name == "psum_invariant" and e.invars[0].aval.ndim]
     order = [i for e in reduced for i in sources(e.invars[0])]
     assert len(order) == len(LEAVES)
     assert order == sorted(order)
+    # each stands where its last gradient was made: what is left of the backward pass stands behind
+    places = [made[e.outvars[0]] for e in reduced]
+    left = [sum(e.prim.name == "dot_general" for e in body.eqns[i:]) for i in places]
+    assert left == sorted(left, reverse=True)
+    assert left[0] > left[1] > 0
 
 
 def test_arrays_of_several_dtypes_have_their_own_buckets():

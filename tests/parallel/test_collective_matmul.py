@@ -4,9 +4,16 @@ import numpy as np
 import pytest
 
 import blufunc as bf
-from blufunc import P, errors, lax
+import blufunc.numpy as bnp
+from blufunc import P, errors, lax, nn, tree
 from blufunc.parallel.mesh import AbstractMesh
-from blufunc.spmd import all_gather_matmul, matmul_reduce_scatter
+from blufunc.spmd import (
+    all_gather_matmul,
+    matmul_reduce_scatter,
+    vocabulary_parallel_cross_entropy,
+    vocabulary_parallel_embedding,
+)
+from examples.gpt import model
 from tests.parallel.exchanged import equations, exchanged, same, same_with_gradients, weighted
 from tests.transforms.common import draw
 
@@ -82,6 +89,56 @@ def test_no_product_waits_for_what_is_sent_beside_it(case):
     # product k needs the k messages before it; of a scattered sum none at all
     expected = list(range(n)) if case == "gather" else [0] * n
     assert [len(needs[e.outvars[0]] & messages) for e in products] == expected
+
+
+def test_a_gpt_with_tensor_and_sequence_parallelism():
+    """Two gathers and two scatters a layer and direction, each in n - 1 steps; losses and gradients of one device."""
+    n, config = 4, model.Config(layers=2, heads=4, width=16, context=8, vocab=12)
+    params, tokens = model.init(bf.random.key(0), config), np.arange(18).reshape(2, 9) * 7 % 12
+    for i, block in enumerate(params["blocks"]):  # columns by heads, so that they can be divided
+        weight = block["attention"]["qkv"]["weight"].reshape(16, 3, 4, 4)
+        block["attention"]["qkv"] = {"weight": weight, "bias": bnp.full((3, 4, 4), 0.1 * i)}
+    specs = tree.map(lambda _: P(), params)
+    specs["tokens"] = P("x")
+    for block in specs["blocks"]:
+        block["attention"]["qkv"] = {"weight": P(None, None, "x"), "bias": P(None, "x")}
+        block["mlp"]["up"] = {"weight": P(None, "x"), "bias": P("x")}
+        block["attention"]["out"]["weight"] = block["mlp"]["down"]["weight"] = P("x")
+
+    def into(p, x):
+        return all_gather_matmul(x, p["weight"].reshape(16, -1), "x") + p["bias"].reshape(-1)
+
+    def out_of(p, x):
+        return matmul_reduce_scatter(x, p["weight"], "x") + p["bias"]
+
+    def local(params, tokens):
+        inputs, t = tokens[:, :-1], 8 // n
+        x = vocabulary_parallel_embedding(params["tokens"], inputs, "x", scatter_dim=1)
+        x = x + lax.dynamic_slice_in_dim(params["positions"], lax.axis_index("x") * t, t)
+        for p in params["blocks"]:
+            qkv = into(p["attention"]["qkv"], model.norm(p["norm1"], x)).reshape(2, 8, 3, 4 // n, 4)
+            heads = nn.dot_product_attention(*(qkv[:, :, i] for i in range(3)), is_causal=True)
+            x = x + out_of(p["attention"]["out"], heads.reshape(2, 8, -1))
+            hidden = nn.gelu(into(p["mlp"]["up"], model.norm(p["norm2"], x)), approximate=True)
+            x = x + out_of(p["mlp"]["down"], hidden)
+        x = model.norm(params["norm"], x)
+        logits = all_gather_matmul(x, params["tokens"].T, "x")
+        return vocabulary_parallel_cross_entropy(logits, tokens[:, 1:], "x").mean()
+
+    def whole(params, tokens):
+        for block in params["blocks"]:
+            qkv = block["attention"]["qkv"]
+            block["attention"]["qkv"] = {
+                "weight": qkv["weight"].reshape(16, 48),
+                "bias": qkv["bias"].reshape(48),
+            }
+        return model.loss(params, tokens, config)
+
+    f = bf.shard_map(local, mesh=AbstractMesh((n,), ("x",)), in_specs=(specs, P()), out_specs=P())
+    same(bf.value_and_grad(f)(params, tokens), bf.value_and_grad(whole)(params, tokens))
+    steps = (4 * 2 + 1) * (n - 1)  # of layers, and of the logits
+    assert exchanged(f, params, tokens)["ppermute"][0] == steps
+    assert exchanged(bf.value_and_grad(f), params, tokens)["ppermute"][0] == 2 * steps
 
 
 def test_another_dimension_of_rows():

@@ -72,6 +72,17 @@ def test_collectives():
     assert exchanged(bf.value_and_grad(weighted(f), (0, 1)), *args) == both
 
 
+def test_embeddings_divided_along_the_tokens():
+    table, _, ids, _ = operands(12)
+    ids = ids[:, :4]
+    f = bf.shard_map(
+        lambda t: vocabulary_parallel_embedding(t, ids, "v", scatter_dim=1),
+        mesh=AbstractMesh((4,), ("v",)), in_specs=P("v"), out_specs=P(None, "v"),
+    )  # fmt: skip
+    same_with_gradients(f, lambda t: t[ids], (table,))
+    assert exchanged(f, table) == {"psum_scatter": (1, ids.size * C * 4)}
+
+
 def test_large_logits_and_half_precision():
     def loss(logits, labels):
         return vocabulary_parallel_cross_entropy(logits, labels, "v")
