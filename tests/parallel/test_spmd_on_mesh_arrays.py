@@ -5,7 +5,7 @@ import pytest
 
 import blufunc as bf
 import blufunc.numpy as bnp
-from blufunc import NamedSharding, P, lax, nn, tree
+from blufunc import NamedSharding, P, lax, nn, spmd, tree
 from tests.parallel.exchanged import same
 from tests.transforms.common import draw
 
@@ -65,6 +65,13 @@ def vocabulary():
         return nn.softmax_cross_entropy_with_integer_labels((x + table[labels]) @ table[:V].T, labels).mean()
 
     return step, whole, [bf.parallel.pad_vocabulary(bnp.asarray(draw(V, C)), 4), draw(B, T, C)], [P("x"), P()]
+
+
+def test_names_of_spmd_are_found_in_parallel():
+    assert set(bf.parallel._IN_SPMD) == set(spmd.__all__) <= set(dir(bf.parallel))
+    assert all(getattr(bf.parallel, name) is getattr(spmd, name) for name in spmd.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'zig'"):
+        bf.parallel.zig
 
 
 CASES = {
