@@ -1,12 +1,12 @@
 """Stages 2 and 8 of the path of a program on many devices: meshes, shardings, partitioning, engines.
 
-What transformers are made of stands higher, in ``spmd``, and is found here too: ``bf.parallel.context_parallel_attention``.
+What transformers are made of stands higher, in ``spmd``, and is found here too: ``bf.parallel.mixture_of_experts``.
 """
 
 import importlib as _importlib
 
-# Names of ``spmd``, written out: whoever imports a module of this package asks for its name here first, and that must not
-# import ``spmd``, which imports that module.
+# Names of ``spmd``, written out: whoever imports a module of this package asks for its name here first, and that must
+# not import ``spmd``, which imports that module.
 _IN_SPMD = (
     "accumulated_value_and_grad",
     "all_gather_matmul",

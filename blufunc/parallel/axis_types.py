@@ -438,8 +438,7 @@ class Typer:
         if varying:
             params = {**self.over(varying), "src": "V", "dst": "U"}
             x = self.new(mesh_ops.pcast_p, x, params, self.changed(x, varying, "U"))
-        x = self.cast(x, self.changed(x, axes, to))
-        self.write(elementwise.copy_p, [x], {}, eqn.outvars, [self.type_of(x)])
+        self._reshaped(eqn, self.cast(x, self.changed(x, axes, to)))  # to its own shape: nothing moves
 
     def _letter(self, x: Atom, axis: str) -> str:
         return self.type_of(x)[self.mesh.axis_names.index(axis)]

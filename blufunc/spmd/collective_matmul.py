@@ -29,7 +29,6 @@ def all_gather_matmul(x: Any, weight: Any, axis: str, dim: int = -2) -> Any:
     """
     dim = _row_dimension(x, weight, dim, "all_gather_matmul")
     n = lax.axis_size(axis)
-    x, weight = lax.pcast((x, weight), axis, to="varying")
     parts = []
     for distance in range(n):  # x is that of the rank so far behind
         sent = lax.ppermute(x, axis, _onwards(n)) if distance < n - 1 else x
@@ -61,7 +60,6 @@ def matmul_reduce_scatter(x: Any, weight: Any, axis: str, dim: int = -2) -> Any:
             where=source.here(),
             fix=f"make it a multiple of {n}",
         )
-    x, weight = lax.pcast((x, weight), axis, to="varying")
     size, rank = x.shape[dim] // n, lax.axis_index(axis)
     total: Any = None
     for step in range(n):

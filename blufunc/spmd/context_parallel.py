@@ -31,7 +31,7 @@ from blufunc import errors, lax
 from blufunc.core import dtypes, source
 from blufunc.nn.attention import dot_product_attention
 from blufunc.nn.attention_call import attention_grad_p, attention_p
-from blufunc.spmd.varying import Ring
+from blufunc.spmd.varying import Ring, ring_of
 from blufunc.transforms.custom_vjp import custom_vjp
 
 # -- the order of tokens ---------------------------------------------------------------------------
@@ -115,15 +115,16 @@ def context_parallel_attention(
             f"context_parallel_attention: routing is one of {', '.join(_ROUTINGS)}, not {routing!r:.60}.",
             where=source.here(),
         )
-    query, key, value = (lax.pcast(x, axis, to="varying") for x in (query, key, value))
-    n = lax.axis_size(axis)
+    ring = ring_of(axis, "context_parallel_attention")
+    n = ring.size
+    query, key, value = bnp.asarray(query), bnp.asarray(key), bnp.asarray(value)
     _check(query, key, value, n, routing, is_causal)
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else float(scale)
     if n == 1:
         return dot_product_attention(query, key, value, scale=scale, is_causal=is_causal)
     if routing == "all_to_all":
         return _by_heads(query, key, value, axis, scale=scale, is_causal=is_causal)
-    return _by_blocks(query, key, value, Ring(axis, n), routing, scale, is_causal)
+    return _by_blocks(query, key, value, ring, routing, scale, is_causal)
 
 
 _ROUTINGS = ("all_gather", "ring", "all_to_all")

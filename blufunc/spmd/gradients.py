@@ -75,7 +75,7 @@ def accumulated_value_and_grad(
       axis: the mesh axis, or axes, over which data are divided.
       bytes: see ``bucketed_psum``.
     Returns:
-      value and gradient, the same on all ranks of the axis.
+      value and gradient, the same on all ranks of the axis; gradients are summed in the dtype of the parameters.
     """
     axes = (axis,) if isinstance(axis, str) else tuple(axis)
     trace = current_trace("accumulated_value_and_grad")

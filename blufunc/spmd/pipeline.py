@@ -30,7 +30,7 @@ from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Jaxpr, Literal, eval_jaxpr
 from blufunc.spmd.gradients import BUCKET, bucketed_psum, count_of
 from blufunc.spmd.typed import Like, current_trace, element, likes, typed_jaxpr
-from blufunc.spmd.varying import Ring
+from blufunc.spmd.varying import Ring, ring_of
 from blufunc.transforms.grad import value_and_grad
 from blufunc.transforms.linearize import linearize_jaxpr
 from blufunc.transforms.transpose import transpose_jaxpr
@@ -65,7 +65,7 @@ def pipeline(stage: Callable, layers: Any, x: Any, axis: str) -> Any:
     Returns:
       [M, ...], what the last rank made of them, *unreduced*: ``lax.psum(y, axis)`` gives it to all ranks.
     """
-    ring = Ring(axis, lax.axis_size(axis))
+    ring = ring_of(axis, "pipeline")
     ys = _all_forward(stage, layers, x, ring)
     last = lax.axis_index(axis) == ring.size - 1
     return lax.pcast(bnp.where(last, ys, 0), axis, to="unreduced")
@@ -110,7 +110,7 @@ def pipeline_value_and_grad(
             where=source.here(),
         )
     data = (data_axes,) if isinstance(data_axes, str) else tuple(data_axes)
-    ring = Ring(axis, lax.axis_size(axis))
+    ring = ring_of(axis, _NAME)
     M = count_of(microbatches, _NAME)
     shared, layers = lax.pcast((shared, layers), axis, to="varying")
     if data:

@@ -10,7 +10,27 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from blufunc import errors, lax
+from blufunc.core import source
+from blufunc.core.trace import state
 from blufunc.parallel import mesh_collectives as ops
+from blufunc.transforms.batch import MeshAxis
+
+
+def ring_of(axis: str, what: str) -> Ring:
+    """The ranks along an axis of the mesh of the ``shard_map`` that is being traced.
+
+    Raises:
+      AxisNameError: there is no such axis, or it is one of a vmap.
+    """
+    size = lax.axis_size(axis)
+    if not any(isinstance(e, MeshAxis) and e.name == axis for e in state.context):
+        raise errors.AxisNameError(
+            f"{what} over {axis!r:.60}, which is an axis of a vmap.",
+            where=source.here(),
+            fix="use shard_map over a mesh with that axis",
+        )
+    return Ring(axis, size)
 
 
 @dataclasses.dataclass(frozen=True)

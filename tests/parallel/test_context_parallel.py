@@ -122,6 +122,16 @@ def test_causal_work_is_the_same_on_all_ranks_and_half_of_all(routing):
     assert scores == [t * t] + [t * t // 2] * (n - 1)
 
 
+@pytest.mark.parametrize("routing", ["all_gather", "ring"])
+@pytest.mark.parametrize("n", [2, 4])
+def test_nothing_of_other_ranks_is_kept_for_the_backward_pass(routing, n):
+    """Beside the operands only the result and the log-sum-exps of this rank's queries."""
+    jaxpr = bf.make_jaxpr(bf.grad(weighted(divided(n, routing, True)), (0, 1, 2)))(*operands())
+    forward, backward = (e for e in jaxpr.eqns if e.prim.name == "shard_map")
+    kept = [v for v in forward.outvars if v in backward.invars]
+    assert sorted(v.aval.size for v in kept) == [B * N * T, B * T * N * H]
+
+
 def test_positions_are_those_of_the_zigzag_order():
     order = zigzag_order(16, 4)
     np.testing.assert_array_equal(order.reshape(4, 4)[[0, 3]], [[0, 1, 14, 15], [6, 7, 8, 9]])
