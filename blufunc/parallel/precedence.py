@@ -7,8 +7,9 @@ Dimensions that the nodes tie together, through the whole program, are one *line
 the vocabulary. A batch divided along ``data`` and parameters divided along ``data`` (FSDP, ZeRO) ask for one axis along
 several lines, and a value that has two of them can be divided along one only: one operation at a time would settle
 this here for the batch and there for the parameter, and move activations back and forth. So each axis goes first to
-one line, that along which it saves most: the bytes of the operands that it divides, of all operations that are not
-elementwise, less those of the results that become sums over the axis and must be exchanged. With more tokens in a
+one line, that along which it saves most: the bytes of the operands that it divides, of all operations that are neither
+elementwise nor mere movement, less the bytes that must be exchanged, which are those of operands that an operation
+wants whole along the line and of results that become sums over it. With more tokens in a
 batch than the model is wide that is the batch, and parameters are gathered where they are used; with few, as in
 decoding, it is a dimension of the parameters, and activations are exchanged.
 """
@@ -81,16 +82,24 @@ class _Lines:
         return self._root((owner, part))
 
     def saved(self, nodes: Sequence[Node]) -> dict[Line, int]:
-        """For each line the bytes of operands that have it, less those of results that would be sums over it."""
+        """For each line the bytes of operands that are divided with it, less those that would have to be exchanged.
+
+        These are operands that must be whole along the line, and results that would be sums over it.
+        """
         total: dict[Line, int] = defaultdict(int)
         for node in nodes:
-            if node.early:
-                continue
-            made = sum(_bytes(v) for v in node.results)
-            for f in node.rule.reduced:
-                total[self.of(node, f)] -= made
+            if not node.early:
+                made = sum(_bytes(v) for v in node.results)
+                for f in node.rule.reduced:
+                    total[self.of(node, f)] -= made
             for atom, ds in zip(node.operands, node.rule.operands, strict=True):
-                for line in dict.fromkeys(self.of(node, factors[0]) for factors in ds if factors):
+                if not isinstance(atom, Var):
+                    continue
+                whole = [self.of(atom, d) for d, factors in enumerate(ds) if not factors]
+                divided = [] if node.early else [self.of(node, factors[0]) for factors in ds if factors]
+                for line in dict.fromkeys(whole):
+                    total[line] -= _bytes(atom)
+                for line in dict.fromkeys(divided):
                     total[line] += _bytes(atom)
         return total
 
