@@ -26,7 +26,7 @@ from blufunc.core.ops.reduce import limit
 from blufunc.core.stage import stage
 from blufunc.core.structure import transpose_p
 from blufunc.parallel import mesh_collectives as mc
-from blufunc.parallel.constrain import sharding_constraint_p
+from blufunc.parallel.constrain import ShardingConstraint
 from blufunc.parallel.mesh import AbstractMesh, Mesh
 from blufunc.parallel.nodes import Node, body_ties, distinct
 from blufunc.parallel.propagate import Propagation, layout_of
@@ -123,8 +123,8 @@ def _checked(sharding: NamedSharding, atom: Atom, mesh: Any, what: str) -> Layou
 def _check_constraints(jaxpr: Jaxpr, mesh: Mesh | AbstractMesh) -> None:
     """Raise ShardingError, at the user's line, where an annotation does not fit the mesh."""
     for eqn in jaxpr.eqns:
-        if eqn.prim in (sharding_constraint_p, shard_map_p):
-            of_body = eqn.prim is shard_map_p
+        of_body = eqn.prim is shard_map_p
+        if of_body or isinstance(eqn.prim, ShardingConstraint):
             specs = (*eqn.params["in_specs"], *eqn.params["out_specs"]) if of_body else (eqn.params["spec"],)
             own = eqn.params["mesh"] and eqn.params["mesh"].abstract
             missing = [a for spec in specs for a in spec.axes if a not in mesh.shape]
@@ -220,7 +220,7 @@ class _Body:
 
     def equation(self, eqn: Eqn) -> None:
         """Put one equation into the local program."""
-        if eqn.prim is sharding_constraint_p:
+        if isinstance(eqn.prim, ShardingConstraint):
             self.constraint(eqn)
         elif eqn.prim in _CONTROL:
             _CONTROL[eqn.prim](self, eqn)

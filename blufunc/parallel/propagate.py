@@ -19,7 +19,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 
 from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, subjaxprs
-from blufunc.parallel.constrain import sharding_constraint_p
+from blufunc.parallel.constrain import ShardingConstraint
 from blufunc.parallel.factors import Dims, rule_of
 from blufunc.parallel.mesh import AbstractMesh, Mesh
 from blufunc.parallel.nodes import Node, body_ties
@@ -80,7 +80,7 @@ class Propagation:
 
     def _visit(self, jaxpr: Jaxpr) -> None:
         for eqn in jaxpr.eqns:
-            if eqn.prim is sharding_constraint_p:
+            if isinstance(eqn.prim, ShardingConstraint):
                 self._constraint(eqn)
             elif eqn.prim is shard_map_p:
                 self._manual(eqn)
