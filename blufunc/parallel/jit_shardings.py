@@ -20,7 +20,7 @@ from blufunc.parallel.placement import device_put
 from blufunc.parallel.propagate import layout_of
 from blufunc.parallel.reshard import reshard
 from blufunc.parallel.sharding import NamedSharding
-from blufunc.parallel.spec_trees import Shardings, check_ranks, shardings_of
+from blufunc.parallel.spec_trees import Shardings, check_ranks, is_spec, shardings_of
 from blufunc.transforms.arguments import FlatFunction, abstract, labels_of
 from blufunc.transforms.jit import Jitted, register_sharded
 
@@ -54,7 +54,7 @@ class ShardedJit(Jitted):
                 fix="pass these by position, or make them static",
             )
         n = len(call.args)
-        if isinstance(given, (tuple, list)):  # without the static arguments
+        if isinstance(given, (tuple, list)) and not is_spec(given):  # without the static arguments
             rest = iter(given)
             dynamic = n - sum(i in self.static_nums for i in range(n))
             if len(given) != dynamic:

@@ -423,7 +423,7 @@ class _Body:
             one = stacked.value.aval.with_shape(stacked.value.aval.shape[1:])
             xs.append((stacked, Shard(Var(one), var.aval, layout)))
         carried = [self.plan.layout(v) for v in body.invars[n : n + k]]
-        stacked_layouts = [self.plan.layout(v) for v in eqn.outvars[k:]]
+        stacked_layouts = [((), *self.plan.layout(v)[1:]) for v in eqn.outvars[k:]]  # whole along the steps
         ends = [*carried, *[layout[1:] for layout in stacked_layouts]]
         owed = self._owed_carry(body, [*consts, *carry, *[x for _, x in xs]], n, k, ends)
         init = [

@@ -32,7 +32,7 @@ class _Reshard(ShardingConstraint):
     def evaluate(self, args, params):
         (x,) = map(concrete, args)
         mesh = params["mesh"]
-        if not isinstance(mesh, Mesh) or x.device == device_on(mesh):
+        if isinstance(mesh, Mesh) and x.device == device_on(mesh):
             return super().evaluate([x], params)
         return device_put(x, NamedSharding(mesh, params["spec"]))
 
