@@ -6,7 +6,8 @@ so is each way of a value into the body of a loop, a branch or a call, and out o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -49,6 +50,29 @@ class Node:
         """Whether all factors that come before it in a dimension are divided into single elements."""
         sizes = self.rule.sizes
         return all(mesh.size_of(self.axes.get(f, ())) == sizes[f] for f in self.majors.get(factor, ()))
+
+    def claims(self, layout: Layout, dims: Dims, mesh: AbstractMesh) -> Iterable[tuple[int, Axes]]:
+        """Along which axes a layout of dimensions of these factors wants each factor divided."""
+        for axes, factors in zip(layout, dims, strict=True):
+            rest = list(axes)
+            for f in factors:
+                size, taken = self.rule.sizes[f], ()
+                while rest and (f not in self.exact or size % mesh.size_of((*taken, rest[0])) == 0):
+                    taken += (rest.pop(0),)
+                if taken:
+                    yield f, taken
+                if not rest or mesh.size_of(taken) != size:
+                    break
+
+    def concede(self, f: int, axes: Axes, mesh: AbstractMesh) -> bool:
+        """Divide a factor along ``axes`` as far as the other axes allow; whether that was any further."""
+        now = self.axes.get(f, ())
+        if axes[: len(now)] != now or not self.may_divide(f, mesh):
+            return False
+        used = self.used
+        free = list(itertools.takewhile(lambda a: a not in used, axes[len(now) :]))
+        self.axes[f] = (*now, *free)
+        return bool(free)
 
     @property
     def used(self) -> frozenset[str]:

@@ -232,7 +232,8 @@ class _Body:
     def constraint(self, eqn: Eqn) -> None:
         """The operand in the layout that is wanted; nothing is computed."""
         (x,), (out,) = eqn.invars, eqn.outvars
-        shard = self.read(x, self.plan.layout(out))
+        says_nothing = len(eqn.params["free"]) == x.aval.ndim
+        shard = self.read(x, self.plan.layout(out), self.owes(x) if says_nothing else _NONE)
         self.write(out, shard)
         if isinstance(x, Var):
             self.versions[out] += [s for s in self.versions[x] if s is not shard and not s.owed]

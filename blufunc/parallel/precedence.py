@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from blufunc.core.jaxpr import Var
@@ -30,7 +30,7 @@ Line = Any
 
 
 def first(
-    nodes: Sequence[Node], given: Mapping[Var, Layout], said: Mapping[Var, Layout]
+    nodes: Sequence[Node], given: Mapping[Var, Layout], said: Mapping[Var, Layout], explicit: Set[str]
 ) -> dict[Var, Layout]:
     """The part of the layouts ``given`` to parameters that goes first.
 
@@ -38,6 +38,7 @@ def first(
       nodes: those of the whole program.
       given: layouts of parameters.
       said: layouts that the user constrains values to: an axis that is in one of these goes first to lines of these.
+      explicit: axes that need no precedence.
     """
     lines = _Lines(nodes)
     asked = _asked(lines, given)
@@ -50,7 +51,7 @@ def first(
 
     def kept(var: Var, d: int, axes: Axes) -> Axes:
         line = lines.of(var, d)
-        return tuple(itertools.takewhile(lambda axis: line in asked[axis], axes))
+        return tuple(itertools.takewhile(lambda axis: axis in explicit or line in asked[axis], axes))
 
     return {var: tuple(kept(var, d, axes) for d, axes in enumerate(layout)) for var, layout in given.items()}
 

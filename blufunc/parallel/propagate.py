@@ -10,7 +10,8 @@ elementwise and moving operations, then from parameters too, then through all op
 
 Where an equation's operands and results do not agree, the decision goes to what an operand has before what only a
 result has; then to the larger tensors; then to factors that pass before those that are reduced; then to more shards.
-What has lost is moved to the layout that has won.
+What has lost is moved to the layout that has won. Along explicit axes of the mesh there is nothing to decide:
+``explicit.py`` says how values lie, and is an error where that is ambiguous.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from collections.abc import Iterable, Sequence
 
 from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, subjaxprs
 from blufunc.parallel.constrain import ShardingConstraint
-from blufunc.parallel.factors import Dims, rule_of
+from blufunc.parallel.explicit import Explicit
+from blufunc.parallel.factors import rule_of
 from blufunc.parallel.mesh import AbstractMesh, Mesh
 from blufunc.parallel.nodes import Node, body_ties
 from blufunc.parallel.precedence import first
@@ -59,8 +61,12 @@ class Propagation:
         self._fixed.update(of_parameters)
         self._visit(jaxpr)
         said = dict(self.layouts)
+        if mesh.explicit:
+            for var, layout in Explicit(jaxpr, self.nodes, given, mesh).layouts.items():
+                if var not in self._fixed:
+                    self.layouts[var] = layout
         self._early()
-        self.layouts.update(first(self._all, of_parameters, said))
+        self.layouts.update(first(self._all, of_parameters, said, mesh.explicit))
         self._everywhere()
         self.layouts.update(of_parameters)
         for atom, layout in zip(jaxpr.outvars, wanted, strict=True):
@@ -154,6 +160,7 @@ class Propagation:
         for old, new in zip(now, layout, strict=True):
             more = new[len(old) :] if new[: len(old)] == old else ()
             more = () if used.intersection(more) else more
+            more = tuple(itertools.takewhile(lambda a: a not in self.mesh.explicit, more))
             used.update(more)
             grown.append(old + more)
         if tuple(grown) == now:
@@ -167,7 +174,7 @@ class Propagation:
         sides = ((True, node.operands, node.rule.operands), (False, node.results, node.rule.results))
         for of_operand, atoms, dims in sides:
             for atom, ds in zip(atoms, dims, strict=True):
-                for f, axes in self._claims(node, self.layout(atom), ds):
+                for f, axes in node.claims(self.layout(atom), ds, self.mesh):
                     entry = support.setdefault((f, axes), [False, 0])
                     entry[0] |= of_operand
                     entry[1] += atom.aval.size
@@ -180,31 +187,8 @@ class Propagation:
             return of_operand, size, f not in node.rule.reduced, self.mesh.size_of(axes), -f
 
         claims = sorted(support, key=weight, reverse=True)
-        while sum(self._concede(node, f, axes) for f, axes in claims):
+        while sum(node.concede(f, axes, self.mesh) for f, axes in claims):
             pass  # minor factors may be divided once the major ones are
-
-    def _concede(self, node: Node, f: int, axes: Axes) -> bool:
-        """Divide a factor along ``axes`` as far as the node's other axes allow; whether that was any further."""
-        now = node.axes.get(f, ())
-        if axes[: len(now)] != now or not node.may_divide(f, self.mesh):
-            return False
-        used = node.used
-        free = list(itertools.takewhile(lambda a: a not in used, axes[len(now) :]))
-        node.axes[f] = (*now, *free)
-        return bool(free)
-
-    def _claims(self, node: Node, layout: Layout, dims: Dims) -> Iterable[tuple[int, Axes]]:
-        """Along which axes a layout wants each factor divided."""
-        for axes, factors in zip(layout, dims, strict=True):
-            rest = list(axes)
-            for f in factors:
-                size, taken = node.rule.sizes[f], ()
-                while rest and (f not in node.exact or size % self.mesh.size_of((*taken, rest[0])) == 0):
-                    taken += (rest.pop(0),)
-                if taken:
-                    yield f, taken
-                if not rest or self.mesh.size_of(taken) != size:
-                    break
 
 
 def layout_of(spec: PartitionSpec, ndim: int, mesh: Mesh | AbstractMesh) -> Layout:

@@ -10,12 +10,13 @@ from typing import Any
 
 from blufunc import errors
 from blufunc.core import backend, source, tree
-from blufunc.core.array import lift
+from blufunc.core.array import Array, lift
 from blufunc.core.primitive import concrete
 from blufunc.parallel.constrain import ShardingConstraint, sharding_constraint_p
 from blufunc.parallel.mesh import Mesh
 from blufunc.parallel.mesh_device import device_on
 from blufunc.parallel.placement import device_put
+from blufunc.parallel.sharded_buffer import devices_of
 from blufunc.parallel.sharding import NamedSharding
 from blufunc.parallel.spec import PartitionSpec
 from blufunc.parallel.spec_trees import check_ranks, shardings_of
@@ -32,9 +33,9 @@ class _Reshard(ShardingConstraint):
     def evaluate(self, args, params):
         (x,) = map(concrete, args)
         mesh = params["mesh"]
-        if isinstance(mesh, Mesh) and x.device == device_on(mesh):
-            return super().evaluate([x], params)
-        return device_put(x, NamedSharding(mesh, params["spec"]))
+        if isinstance(mesh, Mesh) and x.device != device_on(mesh):
+            return device_put(x, NamedSharding(mesh, params["spec"]))
+        return super().evaluate([x], params)
 
     def transpose(self, ct, x, *, spec, mesh, free):
         # a cotangent belongs where its primal came from, which nobody knows here: it lies like what it meets next
@@ -72,6 +73,8 @@ def reshard(x: Any, sharding: Any) -> Any:
 def _moved(x: Any, sharding: NamedSharding | None) -> Any:
     if sharding is None:
         return x
+    if isinstance(x, Array):
+        devices_of(sharding)  # is there where to move it?
     spec = sharding.spec.for_rank(x.aval.ndim)
     if spec.unreduced or spec.reduced:
         raise errors.ShardingError(
