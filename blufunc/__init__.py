@@ -30,6 +30,7 @@ from blufunc.core.trace import Tracer as Tracer
 from blufunc.explain import explain as explain
 from blufunc.parallel.constrain import constrain as constrain
 from blufunc.parallel.constrain import with_sharding_constraint as with_sharding_constraint
+from blufunc.parallel.jit_shardings import ShardedJit as _ShardedJit  # noqa: F401 - makes itself known to jit
 from blufunc.parallel.mesh import AbstractMesh as AbstractMesh
 from blufunc.parallel.mesh import Mesh as Mesh
 from blufunc.parallel.mesh import make_mesh as make_mesh
@@ -41,6 +42,8 @@ from blufunc.parallel.placement import (
 from blufunc.parallel.placement import (
     make_array_from_single_device_arrays as make_array_from_single_device_arrays,
 )
+from blufunc.parallel.reshard import reshard as reshard
+from blufunc.parallel.shard import shard as shard
 from blufunc.parallel.shard_map import shard_map as shard_map
 from blufunc.parallel.sharding import NamedSharding as NamedSharding
 from blufunc.parallel.spec import P as P
@@ -143,7 +146,6 @@ _NOT_HERE = {
     "pmap": "use shard_map, or jit on arrays that are divided among devices",
     "profiler": "there is no profiler yet; time calls with block_until_ready",
     "ref": _NO_REFS,
-    "reshard": "device_put(x, sharding) lays an array out anew, and constrain(x, spec) a value in a program",
     "set_mesh": "a mesh is current in a block: with mesh: ...",
     "smap": "use shard_map",
     "stages": "jit(f).trace(...), .lower() and .compile() are the stages",

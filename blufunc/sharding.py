@@ -4,12 +4,14 @@ Face.
 """
 
 from blufunc.parallel.array_shards import Shard
-from blufunc.parallel.mesh import AbstractMesh, Mesh, make_mesh
+from blufunc.parallel.mesh import AbstractMesh, AxisType, Mesh, make_mesh
+from blufunc.parallel.reshard import reshard
 from blufunc.parallel.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from blufunc.parallel.spec import P, PartitionSpec
 
 __all__ = [
     "AbstractMesh",
+    "AxisType",
     "Mesh",
     "NamedSharding",
     "P",
@@ -18,4 +20,5 @@ __all__ = [
     "Sharding",
     "SingleDeviceSharding",
     "make_mesh",
+    "reshard",
 ]

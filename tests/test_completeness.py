@@ -23,6 +23,7 @@ TESTED_ELSEWHERE = {
     "linear_solve": ("tests/transforms/test_linear_solve.py", "custom_linear_solve("),
     "scan": ("tests/transforms/test_scan.py", "scan("),
     "sharding_constraint": ("tests/parallel/test_partition.py", "constrain("),
+    "reshard": ("tests/parallel/test_shard.py", "reshard("),
     "checkpoint": ("tests/transforms/test_checkpoint.py", "checkpoint("),
     "custom_jvp_call": ("tests/transforms/test_custom_jvp.py", "@custom_jvp"),
     "custom_vjp_call": ("tests/transforms/test_custom_vjp.py", "@custom_vjp"),

@@ -55,6 +55,13 @@ def test_pages_run(page, capsys):
         exec(compile(block, page, "exec"), names)
 
 
+def test_sharding_runs(capsys, monkeypatch):
+    monkeypatch.setattr(bf.config, "cpu_devices", 8)
+    names = {}
+    for block in python_blocks((ROOT / "docs/sharding.md").read_text()):
+        exec(compile(block, "docs/sharding.md", "exec"), names)
+
+
 def test_extending_runs(capsys):
     """The blocks of this page are one program."""
     names = {}

@@ -20,7 +20,7 @@ from blufunc.config import config
 from blufunc.core import backend, check, source
 from blufunc.core.array import Array
 from blufunc.core.cache import exact
-from blufunc.core.jaxpr import Atom, DropVar, Eqn, Jaxpr, Literal, Var
+from blufunc.core.jaxpr import Atom, DropVar, Eqn, Jaxpr, Literal, Var, subjaxprs
 from blufunc.core.kinds import Elementwise
 from blufunc.core.ops.elementwise import add_p, div_p, mul_p, select_p, stop_gradient_p
 from blufunc.core.primitive import Primitive
@@ -52,6 +52,20 @@ def dce(jaxpr: Jaxpr, used_outputs: Sequence[bool] | None = None) -> Jaxpr:
         constvars=[v for v, _ in constants],
         consts=[c for _, c in constants],
     )
+
+
+def home_of(jaxpr: Jaxpr) -> backend.Device | None:
+    """The device that operations of ``jaxpr``, bodies included, want it to run on; None if they do not care."""
+
+    def find() -> backend.Device | None:
+        for eqn in jaxpr.eqns:
+            own = None if eqn.prim.home is None else eqn.prim.home(**eqn.params)
+            found = own or next(filter(None, map(home_of, subjaxprs(eqn.params))), None)
+            if found is not None:
+                return found
+        return None
+
+    return jaxpr.memoised("home", find)
 
 
 def used(jaxpr: Jaxpr) -> set[Any]:

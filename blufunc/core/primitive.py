@@ -123,6 +123,10 @@ class Primitive:
     """``(operand types, result types, **params) -> Rule``: how dimensions go together where the operation is divided
     among devices, of primitives that ``parallel/factors.py`` does not know; that module says what a rule is."""
 
+    home: Callable | None = None
+    """``(**params) -> Device or None``: the one device on which programs with this use run, wherever their arguments
+    are: of operations that lay values out on a mesh."""
+
     drop_outputs: Callable | None = None
     """``(eqn, reads) -> Eqn`` without the outputs that nobody reads, for primitives that can do without computing
     them."""
@@ -218,8 +222,8 @@ def concrete(x: Any) -> Array:
     return value  # type: ignore[return-value]
 
 
-def device_of(arrays: Sequence[Array], name: str) -> Any:
-    """The device on which to compute with these arguments.
+def device_of(arrays: Sequence[Array], name: str, home: backend.Device | None = None) -> Any:
+    """The device on which to compute with these arguments: ``home``, if there is one.
 
     Numbers go wherever arrays are: they have no place of their own. So do arrays on the default device, which are there
     because nothing was said. The default device itself serves where all are numbers on the host, or there are none.
@@ -228,7 +232,7 @@ def device_of(arrays: Sequence[Array], name: str) -> Any:
     Raises:
       ArgumentError: the arrays are on two devices, neither of them the default one.
     """
-    device, extent = None, 0
+    device, extent = home, int(home is not None)
     for a in arrays:
         if device is None or (a.device.joint and not device.joint):
             device, extent = a.device, a.aval.ndim

@@ -18,7 +18,7 @@ I is R. Only what is linear takes U: sums of U alone, products of one U with I o
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from blufunc import errors
@@ -473,8 +473,33 @@ class Typer:
         self.write(eqn.prim, invars, eqn.params, eqn.outvars, [types] * len(eqn.outvars))
 
     def _call(self, eqn: Eqn) -> None:
-        jaxpr, types = typed(eqn.params["jaxpr"], self.mesh, [self.type_of(a) for a in eqn.invars])
-        self.write(eqn.prim, eqn.invars, {**eqn.params, "jaxpr": jaxpr}, eqn.outvars, types)
+        body, ins = eqn.params["jaxpr"], [self.type_of(a) for a in eqn.invars]
+        ins = self._cast_outside(body, ins, None, range(len(ins)))
+        jaxpr, types = typed(body, self.mesh, ins)
+        invars = [self.cast(a, t) for a, t in zip(eqn.invars, ins, strict=True)]
+        self.write(eqn.prim, invars, {**eqn.params, "jaxpr": jaxpr}, eqn.outvars, types)
+
+    def _cast_outside(
+        self, body: Jaxpr, ins: Sequence[Types], outs: Sequence[Types] | None, which: Iterable[int]
+    ) -> list[Types]:
+        """The types of the parameters of a body, of those in ``which`` after the casts that it would begin with.
+
+        What a body does nothing with but let it vary had better come in varying: the transpose of the cast is a sum
+        over the ranks, and outside of a loop it is made once.
+        """
+        jaxpr, _ = typed(body, self.mesh, ins, outs)
+        found = list(ins)
+        for i in which:
+            var = jaxpr.invars[i]
+            uses = [e for e in jaxpr.eqns if var in e.invars]
+            if len(uses) != 1 or uses[0].prim is not mesh_ops.pcast_p or var in jaxpr.outvars:
+                continue
+            p = uses[0].params
+            written = any(e.prim is mesh_ops.pcast_p and var in e.invars for e in body.eqns)
+            if (p["src"], p["dst"]) == ("I", "V") and not written:
+                pairs = zip(self.mesh.axis_names, ins[i], strict=True)
+                found[i] = tuple("V" if a in p["axes"] else t for a, t in pairs)
+        return found
 
     def _scan(self, eqn: Eqn) -> None:
         params = eqn.params
@@ -490,7 +515,9 @@ class Typer:
                 break
             carry = joined
         # The zeros helped to find the types; from here on they are the types of the carry of every step.
-        jaxpr, types = typed(params["jaxpr"], self.mesh, ins, [*carry, *outs[k:]])
+        ends = [*carry, *outs[k:]]
+        ins = self._cast_outside(params["jaxpr"], ins, ends, range(m))
+        jaxpr, types = typed(params["jaxpr"], self.mesh, ins, ends)
         invars = [self._cast_operand(a, t) for a, t in zip(eqn.invars, ins, strict=True)]
         self.write(eqn.prim, invars, {**params, "jaxpr": jaxpr}, eqn.outvars, types)
 
@@ -509,7 +536,10 @@ class Typer:
             if joined == carry and chosen[: a + b] == consts:
                 break
             consts, carry = chosen[: a + b], joined
-        body, types = typed(params["body"], self.mesh, [*consts[a:], *carry], carry)
+        ins = [*consts[a:], *carry]
+        ins = self._cast_outside(params["body"], ins, carry, range(b))
+        consts = [*consts[:a], *ins[:b]]
+        body, types = typed(params["body"], self.mesh, ins, carry)
         self._check_predicate("while_loop", verdict, [cond, body])
         invars = [self._cast_operand(x, t) for x, t in zip(eqn.invars, [*consts, *carry], strict=True)]
         self.write(eqn.prim, invars, {**params, "cond": cond, "body": body}, eqn.outvars, types)

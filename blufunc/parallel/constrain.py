@@ -18,7 +18,7 @@ from blufunc.parallel.sharding import NamedSharding
 from blufunc.parallel.spec import PartitionSpec
 
 
-class _ShardingConstraint(Linear):
+class ShardingConstraint(Linear):
     """The operand, laid out by ``spec``; dimensions in ``free`` as propagation finds best."""
 
     name, kind, identity = "sharding_constraint", "elementwise", True
@@ -40,7 +40,7 @@ class _ShardingConstraint(Linear):
         return self.bind(x, spec=spec.with_entries(entries), mesh=mesh, free=tuple(sorted(free))), d
 
 
-sharding_constraint_p = _ShardingConstraint()
+sharding_constraint_p = ShardingConstraint()
 
 
 def constrain(x: Any, spec: Any) -> Any:

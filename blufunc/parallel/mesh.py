@@ -7,6 +7,7 @@ in the mesh in row-major order.
 
 from __future__ import annotations
 
+import enum
 import functools
 import math
 from collections import Counter
@@ -22,16 +23,38 @@ from blufunc.core.axes import ints
 from blufunc.core.trace import state
 
 
+class AxisType(enum.Enum):
+    """Who decides how values are divided along an axis of a mesh.
+
+    ``Auto``: the compiler, from what is given; where operands disagree, by the order that ``propagate.py`` says.
+    ``Explicit``: the program. Results lie as their operands do, and operands that disagree are an error.
+    """
+
+    Auto = enum.auto()
+    Explicit = enum.auto()
+
+    def __repr__(self) -> str:
+        return f"AxisType.{self.name}"
+
+
 class AxisSizes:
     """What meshes with and without devices have in common: named axes and their sizes.
 
     Attributes:
       axis_names: the name of each axis.
       axis_sizes: its size.
+      axis_types: its ``AxisType``.
     """
 
     axis_names: tuple[str, ...]
     axis_sizes: tuple[int, ...]
+    axis_types: tuple[AxisType, ...]
+
+    @functools.cached_property
+    def explicit(self) -> frozenset[str]:
+        """The names of the axes that are ``Explicit``."""
+        pairs = zip(self.axis_names, self.axis_types, strict=True)
+        return frozenset(name for name, kind in pairs if kind is AxisType.Explicit)
 
     @functools.cached_property
     def shape(self) -> Mapping[str, int]:
@@ -46,7 +69,7 @@ class AxisSizes:
     @property
     def abstract(self) -> AbstractMesh:
         """The mesh without its devices."""
-        return AbstractMesh(self.axis_sizes, self.axis_names)
+        return AbstractMesh(self.axis_sizes, self.axis_names, axis_types=self.axis_types)
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """The position of a rank along each axis."""
@@ -66,28 +89,38 @@ class AbstractMesh(AxisSizes):
     Args:
       axis_sizes: the size of each axis.
       axis_names: its name.
+      axis_types: its ``AxisType``; one for all, or one for each. ``Auto`` unless given.
     Raises:
-      ArgumentError: these are not integers and strings.
+      ArgumentError: these are not integers, strings and axis types.
       ShardingError: they do not fit each other, or a name is used twice.
     """
 
-    def __init__(self, axis_sizes: Sequence[int], axis_names: Sequence[str]):
+    def __init__(
+        self,
+        axis_sizes: Sequence[int],
+        axis_names: Sequence[str],
+        *,
+        axis_types: AxisType | Sequence[AxisType] | None = None,
+    ):
         self.axis_sizes = ints(axis_sizes, "AbstractMesh", "axis_sizes")
         self.axis_names = _names(axis_names, len(self.axis_sizes), "AbstractMesh")
         _check_sizes(self.axis_sizes, "AbstractMesh")
+        self.axis_types = _types(axis_types, len(self.axis_sizes), "AbstractMesh")
 
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, AbstractMesh)
             and self.axis_sizes == other.axis_sizes
             and self.axis_names == other.axis_names
+            and self.axis_types == other.axis_types
         )
 
     def __hash__(self) -> int:
-        return hash((self.axis_sizes, self.axis_names))
+        return hash((self.axis_sizes, self.axis_names, self.axis_types))
 
     def __repr__(self) -> str:
-        return f"AbstractMesh({self.axis_sizes}, {self.axis_names})"
+        types = f", axis_types={self.axis_types}" if self.explicit else ""
+        return f"AbstractMesh({self.axis_sizes}, {self.axis_names}{types})"
 
 
 class Mesh(AxisSizes):
@@ -96,8 +129,9 @@ class Mesh(AxisSizes):
     Args:
       devices: an array of devices, of one dimension for each axis.
       axis_names: the name of each axis.
+      axis_types: its ``AxisType``; one for all, or one for each. ``Auto`` unless given.
     Raises:
-      ArgumentError: ``devices`` holds something else, or names are no strings.
+      ArgumentError: ``devices`` holds something else, names are no strings, or types no axis types.
       ShardingError: names and dimensions do not fit, a name or a device is used twice, or devices are of different
         platforms.
 
@@ -108,7 +142,13 @@ class Mesh(AxisSizes):
       spans_processes: whether other processes have some of the devices.
     """
 
-    def __init__(self, devices: Any, axis_names: Sequence[str] | str):
+    def __init__(
+        self,
+        devices: Any,
+        axis_names: Sequence[str] | str,
+        *,
+        axis_types: AxisType | Sequence[AxisType] | None = None,
+    ):
         grid = np.array(devices, dtype=object)
         wrong = [d for d in grid.flat if not isinstance(d, backend.Device)]
         if wrong:
@@ -119,6 +159,7 @@ class Mesh(AxisSizes):
             )
         self.axis_sizes = grid.shape
         self.axis_names = _names(axis_names, grid.ndim, "Mesh")
+        self.axis_types = _types(axis_types, grid.ndim, "Mesh")
         _check_sizes(grid.shape, "Mesh")
         self.device_list: tuple[backend.Device, ...] = tuple(grid.flat)
         twice = [device for device, n in Counter(self.device_list).items() if n > 1]
@@ -139,7 +180,7 @@ class Mesh(AxisSizes):
         self.local_ranks = tuple([r for r, d in enumerate(self.device_list) if d.process is None])
         self.local_devices = tuple([self.device_list[r] for r in self.local_ranks])
         self.spans_processes = len(self.local_ranks) < len(self.device_list)
-        self._hash = hash((self.device_list, self.axis_sizes, self.axis_names))
+        self._hash = hash((self.device_list, self.axis_sizes, self.axis_names, self.axis_types))
 
     def __eq__(self, other: object) -> bool:
         return self is other or (
@@ -147,6 +188,7 @@ class Mesh(AxisSizes):
             and self._hash == other._hash
             and self.axis_names == other.axis_names
             and self.axis_sizes == other.axis_sizes
+            and self.axis_types == other.axis_types
             and self.device_list == other.device_list
         )
 
@@ -176,6 +218,7 @@ def make_mesh(
     axis_names: Sequence[str] | str,
     *,
     devices: Sequence[backend.Device] | None = None,
+    axis_types: AxisType | Sequence[AxisType] | None = None,
 ) -> Mesh:
     """A mesh of the first devices of the default platform, or of ``devices``; all processes make the same.
 
@@ -183,8 +226,9 @@ def make_mesh(
       axis_sizes: the size of each axis.
       axis_names: its name.
       devices: at least as many devices as the sizes multiply to; the first are taken.
+      axis_types: the ``AxisType`` of each axis, or one for all. ``Auto`` unless given.
     Raises:
-      ArgumentError: sizes or names are not integers and strings.
+      ArgumentError: sizes, names or types are not integers, strings and axis types.
       ShardingError: there are too few devices, or sizes and names do not fit each other.
     """
     sizes = ints(axis_sizes, "make_mesh", "axis_sizes")
@@ -203,7 +247,26 @@ def make_mesh(
         )
     grid = np.empty(sizes, dtype=object)
     grid.flat[:] = found[:wanted] if wanted else []
-    return Mesh(grid, names)
+    return Mesh(grid, names, axis_types=axis_types)
+
+
+def _types(types: Any, n: int, what: str) -> tuple[AxisType, ...]:
+    """Types of ``n`` axes as a tuple."""
+    if types is None or isinstance(types, AxisType):
+        return (types or AxisType.Auto,) * n
+    if not isinstance(types, (tuple, list)) or not all(isinstance(t, AxisType) for t in types):
+        raise errors.ArgumentError(
+            f"{what}: axis_types holds axis types, not {types!r:.60}.",
+            where=source.here(),
+            fix="axis_types=(bf.sharding.AxisType.Auto, bf.sharding.AxisType.Explicit)",
+        )
+    if len(types) != n:
+        raise errors.ShardingError(
+            f"{what}: {len(types)} axis types for {n} axes.",
+            where=source.here(),
+            fix="give each axis one type",
+        )
+    return tuple(types)
 
 
 def _names(names: Any, n: int, what: str) -> tuple[str, ...]:

@@ -44,11 +44,14 @@ class MeshDevice(backend.Device):
         return self.mesh.local_devices[0]
 
     def layouts(self, values: Sequence[Any]) -> tuple[NamedSharding, ...]:
-        """The sharding of each argument; those that are not on the mesh will be replicated."""
-        here = [isinstance(v, Array) and v.device == self for v in values]
-        return tuple(
-            v.buffer.sharding if on else replicated(self.mesh) for v, on in zip(values, here, strict=True)
-        )
+        """The sharding of each argument, or of what will be one; those that are not on the mesh will be replicated."""
+
+        def layout(value: Any) -> NamedSharding:
+            if isinstance(value, Array) and value.device == self:
+                return value.buffer.sharding
+            return value if isinstance(value, NamedSharding) else replicated(self.mesh)
+
+        return tuple(map(layout, values))
 
     def local(
         self, jaxpr: Jaxpr, donated: Sequence[bool], layouts: tuple[NamedSharding, ...]

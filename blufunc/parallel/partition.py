@@ -24,10 +24,12 @@ from blufunc.core import dtypes, passes, source
 from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, eval_jaxpr, subjaxprs
 from blufunc.core.ops.reduce import limit
 from blufunc.core.stage import stage
+from blufunc.core.structure import transpose_p
 from blufunc.parallel import mesh_collectives as mc
-from blufunc.parallel.constrain import sharding_constraint_p
+from blufunc.parallel.constrain import ShardingConstraint
 from blufunc.parallel.mesh import AbstractMesh, Mesh
-from blufunc.parallel.propagate import Node, Propagation, body_ties, distinct, layout_of
+from blufunc.parallel.nodes import Node, body_ties, distinct
+from blufunc.parallel.propagate import Propagation, layout_of
 from blufunc.parallel.shard_map import shard_map_p
 from blufunc.parallel.sharding import NamedSharding
 from blufunc.parallel.shares import SPECIAL
@@ -121,8 +123,8 @@ def _checked(sharding: NamedSharding, atom: Atom, mesh: Any, what: str) -> Layou
 def _check_constraints(jaxpr: Jaxpr, mesh: Mesh | AbstractMesh) -> None:
     """Raise ShardingError, at the user's line, where an annotation does not fit the mesh."""
     for eqn in jaxpr.eqns:
-        if eqn.prim in (sharding_constraint_p, shard_map_p):
-            of_body = eqn.prim is shard_map_p
+        of_body = eqn.prim is shard_map_p
+        if of_body or isinstance(eqn.prim, ShardingConstraint):
             specs = (*eqn.params["in_specs"], *eqn.params["out_specs"]) if of_body else (eqn.params["spec"],)
             own = eqn.params["mesh"] and eqn.params["mesh"].abstract
             missing = [a for spec in specs for a in spec.axes if a not in mesh.shape]
@@ -145,6 +147,7 @@ class _Body:
     def __init__(self, plan: Propagation, to: Transitions, jaxpr: Jaxpr):
         self.plan, self.to, self.jaxpr = plan, to, jaxpr
         self.versions: dict[Var, list[Shard]] = {}
+        self.transposed = {e.outvars[0]: e for e in jaxpr.eqns if e.prim is transpose_p}
         self.readers = Counter(
             a
             for atoms in (*(e.invars for e in jaxpr.eqns), jaxpr.outvars)
@@ -161,18 +164,29 @@ class _Body:
     def read(self, atom: Atom, layout: Layout, owed: frozenset[str] = _NONE, exactly: bool = False) -> Shard:
         """The value laid out by ``layout``, with sums owed over no more than ``owed``, or exactly these."""
         if isinstance(atom, Literal):
-            shard = Shard(atom.array, atom.aval, layout, zero=not np.any(np.asarray(atom.value).tobytes()))
+            shard = Shard(atom.array, atom.aval, layout, zero=_is_zero(atom))
             return self.owing(shard, owed) if exactly else shard
         versions = self.versions[atom]
         for known in versions:
             if known.layout == layout and (known.owed == owed if exactly else known.owed <= owed):
                 return known
         nearest = min(versions, key=lambda s: self.to.cost(s, layout, owed))
-        made = self.to.move(nearest, layout, owed)
+        if atom in self.transposed and not nearest.owed and self.to.cost(nearest, layout, owed):
+            made = self._transposed(atom, layout)
+        else:
+            made = self.to.move(nearest, layout, owed)
         if exactly:
             made = self.owing(made, owed)
         versions.append(made)
         return made
+
+    def _transposed(self, var: Var, layout: Layout) -> Shard:
+        """A transposed value in another layout: what it was made of moves, so that a tied table is gathered once."""
+        eqn = self.transposed[var]
+        permutation = eqn.params["permutation"]
+        before = tuple(layout[permutation.index(d)] for d in range(len(layout)))
+        moved = self.read(eqn.invars[0], before)
+        return Shard(transpose_p.bind(moved.value, **eqn.params), var.aval, layout, zero=moved.zero)
 
     def owing(self, shard: Shard, owed: frozenset[str]) -> Shard:
         """The value as a sum over ``owed`` axes: one device of them has it, the others have zeros."""
@@ -185,8 +199,10 @@ class _Body:
         return replace(shard, value=value, owed=shard.owed | {*more})
 
     def owes(self, atom: Atom) -> frozenset[str]:
-        """Over which axes a value is still a sum, if it may stay one: nobody else reads it."""
-        if isinstance(atom, Literal) or self.readers[atom] > 1:
+        """Over which axes a value is still a sum, if it may stay one: nobody else reads it. Zero is a sum over any."""
+        if isinstance(atom, Literal):
+            return frozenset(self.to.mesh.axis_names) if _is_zero(atom) else _NONE
+        if self.readers[atom] > 1:
             return _NONE
         return frozenset.intersection(*[s.owed for s in self.versions[atom]])
 
@@ -204,7 +220,7 @@ class _Body:
 
     def equation(self, eqn: Eqn) -> None:
         """Put one equation into the local program."""
-        if eqn.prim is sharding_constraint_p:
+        if isinstance(eqn.prim, ShardingConstraint):
             self.constraint(eqn)
         elif eqn.prim in _CONTROL:
             _CONTROL[eqn.prim](self, eqn)
@@ -216,7 +232,8 @@ class _Body:
     def constraint(self, eqn: Eqn) -> None:
         """The operand in the layout that is wanted; nothing is computed."""
         (x,), (out,) = eqn.invars, eqn.outvars
-        shard = self.read(x, self.plan.layout(out))
+        says_nothing = len(eqn.params["free"]) == x.aval.ndim
+        shard = self.read(x, self.plan.layout(out), self.owes(x) if says_nothing else _NONE)
         self.write(out, shard)
         if isinstance(x, Var):
             self.versions[out] += [s for s in self.versions[x] if s is not shard and not s.owed]
@@ -265,8 +282,10 @@ class _Body:
     def _stays_owed(self, eqn: Eqn, node: Node) -> tuple[frozenset[str], frozenset[int]]:
         """The axes over which the result stays a sum because operands are, and which operands."""
         for group in node.rule.linear:
+            if all(isinstance(eqn.invars[i], Literal) for i in group):
+                continue
             owed = frozenset.intersection(*[self.owes(eqn.invars[i]) for i in group])
-            if len(group) == 1:
+            if len(group) == 1 and eqn.prim is not transpose_p:
                 owed -= node.used  # scattered before, the operation is on less; but two sums become one first
             if owed:
                 return owed, group
@@ -405,7 +424,7 @@ class _Body:
             one = stacked.value.aval.with_shape(stacked.value.aval.shape[1:])
             xs.append((stacked, Shard(Var(one), var.aval, layout)))
         carried = [self.plan.layout(v) for v in body.invars[n : n + k]]
-        stacked_layouts = [self.plan.layout(v) for v in eqn.outvars[k:]]
+        stacked_layouts = [((), *self.plan.layout(v)[1:]) for v in eqn.outvars[k:]]  # whole along the steps
         ends = [*carried, *[layout[1:] for layout in stacked_layouts]]
         owed = self._owed_carry(body, [*consts, *carry, *[x for _, x in xs]], n, k, ends)
         init = [
@@ -461,6 +480,10 @@ class _Body:
                 return owed if exchanges < step([_NONE] * k)[0] else [_NONE] * k
             owed = kept
         return owed
+
+
+def _is_zero(literal: Literal) -> bool:
+    return not np.any(np.asarray(literal.value).tobytes())
 
 
 def _exchanges(jaxpr: Jaxpr) -> int:

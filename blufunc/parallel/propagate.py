@@ -10,84 +10,25 @@ elementwise and moving operations, then from parameters too, then through all op
 
 Where an equation's operands and results do not agree, the decision goes to what an operand has before what only a
 result has; then to the larger tensors; then to factors that pass before those that are reduced; then to more shards.
-What has lost is moved to the layout that has won.
+What has lost is moved to the layout that has won. Along explicit axes of the mesh there is nothing to decide:
+``explicit.py`` says how values lie, and is an error where that is ambiguous.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
 
 from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, subjaxprs
-from blufunc.parallel.constrain import sharding_constraint_p
-from blufunc.parallel.factors import Dims, Rule, rule_of
+from blufunc.parallel.constrain import ShardingConstraint
+from blufunc.parallel.explicit import Explicit
+from blufunc.parallel.factors import rule_of
 from blufunc.parallel.mesh import AbstractMesh, Mesh
+from blufunc.parallel.nodes import Node, body_ties
+from blufunc.parallel.precedence import first
 from blufunc.parallel.shard_map import shard_map_p
 from blufunc.parallel.spec import PartitionSpec, names_of
 from blufunc.parallel.transitions import Axes, Layout
-from blufunc.transforms.cond import cond_p
-from blufunc.transforms.scan import scan_p
-from blufunc.transforms.while_loop import while_p
-
-
-@dataclass(eq=False)
-class Node:
-    """Operands and results that share factors, and the axes along which these are divided.
-
-    Attributes:
-      early: whether it takes part in the first rounds.
-      axes: by factor.
-      exact: the factors that can only be divided evenly.
-      majors: for each factor those that come before it in any dimension.
-    """
-
-    rule: Rule
-    operands: Sequence[Atom]
-    results: Sequence[Atom]
-    early: bool
-    axes: dict[int, Axes] = field(default_factory=dict)
-    exact: frozenset[int] = frozenset()
-    majors: dict[int, set[int]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.exact = self.rule.exact([a.aval.shape for a in (*self.operands, *self.results)])
-        for dims in (*self.rule.operands, *self.rule.results):
-            for factors in dims:
-                for i, f in enumerate(factors):
-                    self.majors.setdefault(f, set()).update(factors[:i])
-
-    def may_divide(self, factor: int, mesh: AbstractMesh) -> bool:
-        """Whether all factors that come before it in a dimension are divided into single elements."""
-        sizes = self.rule.sizes
-        return all(mesh.size_of(self.axes.get(f, ())) == sizes[f] for f in self.majors.get(factor, ()))
-
-    @property
-    def used(self) -> frozenset[str]:
-        """All axes along which it is divided."""
-        return frozenset(a for axes in self.axes.values() for a in axes)
-
-    def without(self, axes: frozenset[str]) -> Node:
-        """The node divided along other axes only."""
-        if not axes & self.used:
-            return self
-        kept = {f: tuple(a for a in own if a not in axes) for f, own in self.axes.items()}
-        return replace(self, axes=kept)
-
-    def layouts(self, dims: Sequence[Dims], mesh: AbstractMesh) -> list[Layout]:
-        """The layouts of operands or results that go with its axes."""
-        return [tuple(self._along(factors, mesh) for factors in ds) for ds in dims]
-
-    def _along(self, factors: tuple[int, ...], mesh: AbstractMesh) -> Axes:
-        """The axes that divide a dimension of these factors: of a minor one only if the major are used up."""
-        found: Axes = ()
-        for f in factors:
-            axes = self.axes.get(f, ())
-            found += axes
-            if mesh.size_of(axes) != self.rule.sizes[f]:
-                break
-        return found
 
 
 class Propagation:
@@ -114,20 +55,24 @@ class Propagation:
         self.nodes: dict[Eqn, Node] = {}
         self._fixed: set[Var] = set(jaxpr.constvars)
         self._all: list[Node] = []
-        self._fixed.update(v for v, layout in zip(jaxpr.invars, given, strict=True) if layout is not None)
+        of_parameters = {
+            v: layout for v, layout in zip(jaxpr.invars, given, strict=True) if layout is not None
+        }
+        self._fixed.update(of_parameters)
         self._visit(jaxpr)
-        self._run(early=True)
-        for atom, layout in (
-            *zip(jaxpr.invars, given, strict=True),
-            *zip(jaxpr.outvars, wanted, strict=True),
-        ):
-            if layout is not None and isinstance(atom, Var) and (atom in jaxpr.invars or self._free(atom)):
+        said = dict(self.layouts)
+        if mesh.explicit:
+            for var, layout in Explicit(jaxpr, self.nodes, given, mesh).layouts.items():
+                if var not in self._fixed:
+                    self.layouts[var] = layout
+        self._early()
+        self.layouts.update(first(self._all, of_parameters, said, mesh.explicit))
+        self._everywhere()
+        self.layouts.update(of_parameters)
+        for atom, layout in zip(jaxpr.outvars, wanted, strict=True):
+            if layout is not None and isinstance(atom, Var) and self._free(atom):
                 self.layouts[atom] = layout
-        self._run(early=True)
-        while self._sweep(self._all) | self._run(early=True) or self._sweep(self._all[::-1]) | self._run(
-            early=True
-        ):
-            pass
+        self._everywhere()
 
     def layout(self, atom: Atom) -> Layout:
         """How a value lies."""
@@ -141,7 +86,7 @@ class Propagation:
 
     def _visit(self, jaxpr: Jaxpr) -> None:
         for eqn in jaxpr.eqns:
-            if eqn.prim is sharding_constraint_p:
+            if isinstance(eqn.prim, ShardingConstraint):
                 self._constraint(eqn)
             elif eqn.prim is shard_map_p:
                 self._manual(eqn)
@@ -181,13 +126,19 @@ class Propagation:
 
     # -- rounds --------------------------------------------------------------------------------------
 
-    def _run(self, early: bool) -> bool:
+    def _early(self) -> bool:
         """Propagate through the nodes of the first rounds until nothing changes; whether anything did."""
         nodes = [node for node in self._all if node.early]
         changed = False
         while self._sweep(nodes) | self._sweep(nodes[::-1]):
             changed = True
         return changed
+
+    def _everywhere(self) -> None:
+        """Propagate until nothing changes: through the nodes of the first rounds as far as possible, then all."""
+        self._early()
+        while self._sweep(self._all) | self._early() or self._sweep(self._all[::-1]) | self._early():
+            pass
 
     def _sweep(self, nodes: Iterable[Node]) -> bool:
         changed = False
@@ -209,6 +160,7 @@ class Propagation:
         for old, new in zip(now, layout, strict=True):
             more = new[len(old) :] if new[: len(old)] == old else ()
             more = () if used.intersection(more) else more
+            more = tuple(itertools.takewhile(lambda a: a not in self.mesh.explicit, more))
             used.update(more)
             grown.append(old + more)
         if tuple(grown) == now:
@@ -222,7 +174,7 @@ class Propagation:
         sides = ((True, node.operands, node.rule.operands), (False, node.results, node.rule.results))
         for of_operand, atoms, dims in sides:
             for atom, ds in zip(atoms, dims, strict=True):
-                for f, axes in self._claims(node, self.layout(atom), ds):
+                for f, axes in node.claims(self.layout(atom), ds, self.mesh):
                     entry = support.setdefault((f, axes), [False, 0])
                     entry[0] |= of_operand
                     entry[1] += atom.aval.size
@@ -235,112 +187,10 @@ class Propagation:
             return of_operand, size, f not in node.rule.reduced, self.mesh.size_of(axes), -f
 
         claims = sorted(support, key=weight, reverse=True)
-        while sum(self._concede(node, f, axes) for f, axes in claims):
+        while sum(node.concede(f, axes, self.mesh) for f, axes in claims):
             pass  # minor factors may be divided once the major ones are
-
-    def _concede(self, node: Node, f: int, axes: Axes) -> bool:
-        """Divide a factor along ``axes`` as far as the node's other axes allow; whether that was any further."""
-        now = node.axes.get(f, ())
-        if axes[: len(now)] != now or not node.may_divide(f, self.mesh):
-            return False
-        used = node.used
-        free = list(itertools.takewhile(lambda a: a not in used, axes[len(now) :]))
-        node.axes[f] = (*now, *free)
-        return bool(free)
-
-    def _claims(self, node: Node, layout: Layout, dims: Dims) -> Iterable[tuple[int, Axes]]:
-        """Along which axes a layout wants each factor divided."""
-        for axes, factors in zip(layout, dims, strict=True):
-            rest = list(axes)
-            for f in factors:
-                size, taken = node.rule.sizes[f], ()
-                while rest and (f not in node.exact or size % self.mesh.size_of((*taken, rest[0])) == 0):
-                    taken += (rest.pop(0),)
-                if taken:
-                    yield f, taken
-                if not rest or self.mesh.size_of(taken) != size:
-                    break
 
 
 def layout_of(spec: PartitionSpec, ndim: int, mesh: Mesh | AbstractMesh) -> Layout:
     """The layout of a spec; axes of one device divide nothing."""
     return tuple(tuple(a for a in names_of(e) if mesh.shape[a] > 1) for e in spec.for_rank(ndim))
-
-
-def body_ties(eqn: Eqn) -> tuple[list[Node], list[Node]] | None:
-    """How operands and results of a loop, a branch or a call go together with those of its bodies; else None.
-
-    Those to look at before the bodies, and those after.
-    """
-    p, ins, outs = eqn.params, list(eqn.invars), list(eqn.outvars)
-    if eqn.prim is scan_p:
-        body, n, m = p["jaxpr"], p["n_consts"], p["n_consts"] + p["n_carry"]
-        carried = list(zip(ins[n:m], body.invars[n:m], body.outvars, outs, strict=False))[: p["n_carry"]]
-        before = [_tie([a], [b]) for a, b in zip(ins[:n], body.invars[:n], strict=True)]
-        before += [_tie([a], [b, d]) for a, b, _, d in carried]
-        before += [_tie_scanned(a, b) for a, b in zip(ins[m:], body.invars[m:], strict=True)]
-        after = [_tie([c], [b]) for _, b, c, _ in carried]
-        k = p["n_carry"]
-        after += [_tie_scanned(a, b) for a, b in zip(outs[k:], body.outvars[k:], strict=True)]
-        return before, after
-    if eqn.prim is while_p:
-        n, m = p["n_cond"], p["n_cond"] + p["n_body"]
-        cond, body = p["cond"], p["body"]
-        before = [_tie([a], [b]) for a, b in zip(ins[:n], cond.invars[:n], strict=True)]
-        before += [_tie([a], [b]) for a, b in zip(ins[n:m], body.invars[: m - n], strict=True)]
-        inner = zip(ins[m:], cond.invars[n:], body.invars[m - n :], outs, strict=True)
-        before += [_tie([a], [*b]) for a, *b in inner]
-        return before, [_tie([a], [b]) for a, b in zip(body.outvars, body.invars[m - n :], strict=True)]
-    if eqn.prim is cond_p:
-        bodies = p["branches"]
-        before = [_tie([a], list(b)) for a, *b in zip(ins[1:], *[j.invars for j in bodies], strict=True)]
-        return before, [_tie(list(b), [a]) for a, *b in zip(outs, *[j.outvars for j in bodies], strict=True)]
-    if eqn.prim.body is not None and eqn.prim.shard is None:
-        body = p[eqn.prim.body]
-        before = [_tie([a], [b]) for a, b in zip(ins, body.invars, strict=True)]
-        return before, [_tie([a], [b]) for a, b in zip(body.outvars, outs, strict=True)]
-    return None
-
-
-def _tie(operands: Sequence[Atom], results: Sequence[Atom]) -> Node:
-    """Values that lie alike."""
-    shape = operands[0].aval.shape
-    dims = tuple((d,) for d in range(len(shape)))
-    rule = Rule((dims,) * len(operands), (dims,) * len(results), shape)
-    return Node(rule, operands, results, early=True)
-
-
-def _tie_scanned(stacked: Atom, one: Atom) -> Node:
-    """The inputs or results of all steps, which are whole along the steps, and that of one."""
-    shape = one.aval.shape
-    dims = tuple((d,) for d in range(len(shape)))
-    return Node(Rule((((), *dims),), (dims,), shape), [stacked], [one], early=True)
-
-
-def distinct(jaxpr: Jaxpr) -> Jaxpr:
-    """A copy in which every variable, those of bodies too, is bound once."""
-    new: dict[Any, Atom] = {}
-
-    def of(atom: Any) -> Any:
-        if atom.__class__ is Literal:
-            return atom
-        if atom not in new:
-            new[atom] = type(atom)(atom.aval)
-        return new[atom]
-
-    def param(value: Any) -> Any:
-        if isinstance(value, Jaxpr):
-            return distinct(value)
-        if isinstance(value, tuple) and any(isinstance(v, Jaxpr) for v in value):
-            return tuple(map(param, value))
-        return value
-
-    constvars, invars = map(of, jaxpr.constvars), [of(v) for v in jaxpr.invars]
-    constvars = list(constvars)
-    eqns = [
-        Eqn(e.prim, [of(a) for a in e.invars], [of(v) for v in e.outvars],
-            {k: param(v) for k, v in e.params.items()}, e.source)
-        for e in jaxpr.eqns
-    ]  # fmt: skip
-    outvars = [of(a) for a in jaxpr.outvars]
-    return jaxpr.replace(invars=invars, constvars=constvars, eqns=eqns, outvars=outvars)

@@ -22,7 +22,7 @@ from blufunc.core.ops.shape import concatenate_p, iota_p, slice_in_dim
 from blufunc.core.ops.windows import GatherScatterMode
 from blufunc.core.structure import broadcast_in_dim, broadcast_in_dim_p, broadcast_to, reshape
 from blufunc.parallel import mesh_collectives as mc
-from blufunc.parallel.propagate import Node
+from blufunc.parallel.nodes import Node
 from blufunc.parallel.transitions import Layout, Transitions
 
 

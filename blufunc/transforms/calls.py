@@ -52,7 +52,7 @@ class Call(Primitive):
     def evaluate(self, args, params):
         arrays = [a if a.__class__ is Array else concrete(a) for a in args]
         jaxpr = params["jaxpr"]
-        device = device_of(arrays, self.name)
+        device = device_of(arrays, self.name, passes.home_of(jaxpr))
         program = jaxpr.memoised(
             ("program", device), lambda: device.backend.compile(jaxpr, (False,) * len(arrays))
         )

@@ -56,8 +56,8 @@ def jit(
     max_traces: int | None = None,
     inline: bool = False,
     keep_unused: bool = False,
-    in_shardings: None = None,
-    out_shardings: None = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
     device: None = None,
     backend: None = None,
     compiler_options: None = None,
@@ -73,22 +73,22 @@ def jit(
       max_traces: how often the function may be traced before that is an error.
       inline, keep_unused: without effect. A call inside another program always becomes part of it, and parameters
         that are not used cost nothing.
-      in_shardings, out_shardings, device, backend, compiler_options: None.
+      in_shardings: how the arguments that are not static lie on a mesh: a ``NamedSharding``, a ``PartitionSpec`` on the
+        current mesh, or None where an argument stays as it is; or a pytree prefix of the tuple of arguments with these.
+        Arrays that nobody has put anywhere are moved; others have to lie like that.
+      out_shardings: the same of the results; None where the program may decide.
+      device, backend, compiler_options: None.
     Returns:
       a function like ``fun``, with the stages ``trace`` and ``lower``, ``clear_cache`` and ``trace_count``.
     Raises:
       ArgumentError: ``fun`` is not a function, or ``inline`` or ``keep_unused`` not a bool.
+      ShardingError: at a call, if an argument lies otherwise than ``in_shardings`` says, or a spec does not fit.
+      TreeError: at a call, if shardings are no prefix of arguments or results.
       UnsupportedError: one of the options that have to be None is not.
     """
     _check_options(
         {"inline": inline, "keep_unused": keep_unused},
-        {
-            "in_shardings": in_shardings,
-            "out_shardings": out_shardings,
-            "device": device,
-            "backend": backend,
-            "compiler_options": compiler_options,
-        },
+        {"device": device, "backend": backend, "compiler_options": compiler_options},
     )
     if fun is None:
         return functools.partial(
@@ -98,20 +98,25 @@ def jit(
             donate_argnums=donate_argnums,
             donate_argnames=donate_argnames,
             max_traces=max_traces,
+            in_shardings=in_shardings,
+            out_shardings=out_shardings,
         )
     check_callable(fun, "jit")
-    return Jitted(fun, static_argnums, static_argnames, donate_argnums, donate_argnames, max_traces)
+    options = (static_argnums, static_argnames, donate_argnums, donate_argnames, max_traces)
+    if in_shardings is None and out_shardings is None:
+        return Jitted(fun, *options)
+    return _sharded[-1](fun, *options, in_shardings=in_shardings, out_shardings=out_shardings)
+
+
+_sharded: list[Callable[..., Jitted]] = []
+
+
+def register_sharded(make: Callable[..., Jitted]) -> None:
+    """Make known what ``jit`` returns where shardings are given: meshes are above this module."""
+    _sharded.append(make)
 
 
 _NOT_HERE = {
-    "in_shardings": (
-        "there are no shardings yet",
-        "leave it out: a program runs on the device of its arguments",
-    ),
-    "out_shardings": (
-        "there are no shardings yet",
-        "leave it out: results are on the device of the arguments",
-    ),
     "device": (
         "a program runs on the device of its arguments",
         "put them there: f(bf.device_put(x, device))",
@@ -268,8 +273,8 @@ class Jitted:
         call = self._split(args, kwargs)
         entry = self._entry(call, [abstract(x) for x in call.leaves])
         arrays = [x for x in call.leaves if isinstance(x, Array) and x.aval.ndim]
-        device = device_of(arrays, self.name) if arrays else None
-        return Traced(self, entry, call.in_tree, call.donated, device, call.leaves)
+        device = device_of(arrays, self.name, entry.home) if arrays else entry.home
+        return Traced(self, entry, call.in_tree, call.donated, device, self._layouts(call))
 
     def lower(self, *args, **kwargs) -> Lowered:
         """``trace(*args).lower()``."""
@@ -332,7 +337,21 @@ class Jitted:
         labels = functools.cache(lambda: labels_of(self.fun, call.in_tree))
         values = as_values(call.leaves, lambda i: f"the argument {labels()[i]}")
         entry = self._entry(call, [v.aval for v in values])
-        return entry, values, call.donated
+        return entry, self._placed(call, values), call.donated
+
+    # What a subclass does otherwise that knows how arguments and results lie on a mesh.
+
+    def _flat(self, call: _CallArguments) -> FlatFunction:
+        """What is traced for a call."""
+        return FlatFunction(call.rebuild(self.fun), call.in_tree)
+
+    def _placed(self, call: _CallArguments, values: list) -> list:
+        """The arguments where the program wants them."""
+        return values
+
+    def _layouts(self, call: _CallArguments) -> Sequence[Any]:
+        """For each argument itself, or how it will lie: what ``Device.layouts`` takes."""
+        return call.leaves
 
     def _entry(self, call: _CallArguments, avals: Sequence[ShapedArray]) -> Entry:
         key = Key(call.in_tree, tuple(avals), call.static_key, state.context)
@@ -362,7 +381,7 @@ class Jitted:
         return entry
 
     def _trace(self, call: _CallArguments, key: Key) -> Entry:
-        flat = FlatFunction(call.rebuild(self.fun), call.in_tree)
+        flat = self._flat(call)
         labels = labels_of(self.fun, call.in_tree)
         jaxpr = stage(flat, key.types, self.name, labels)
         closed, consts = jaxpr.hoist()
@@ -370,7 +389,8 @@ class Jitted:
             config.show(closed)
         self.trace_count += 1
         out_avals = tuple(a.strong() for a in closed.out_avals)
-        return Entry(closed, consts, flat.out_tree, out_avals, key, {}, flat.out_tree is tree.LEAF)
+        home = passes.home_of(closed)
+        return Entry(closed, consts, flat.out_tree, out_avals, key, {}, flat.out_tree is tree.LEAF, home)
 
 
 class _Static:

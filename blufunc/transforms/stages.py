@@ -37,14 +37,15 @@ class Entry:
     key: Key
     programs: dict[Any, Callable]
     single: bool  # one array is all it returns
+    home: backend.Device | None = None  # where its operations say that it runs
     device: backend.Device | None = None  # where it ran last
     copies: dict[backend.Device, list[Array]] = field(default_factory=dict)  # what it closes over
 
     def place(self, arrays: Sequence[Array], name: str) -> backend.Device:
         """Where to run it on these arguments; what it closes over decides only where they are all numbers."""
         if any(a.aval.ndim for a in arrays):
-            return device_of(arrays, name)
-        return device_of([*arrays, *map(concrete, self.consts)], name)
+            return device_of(arrays, name, self.home)
+        return device_of([*arrays, *map(concrete, self.consts)], name, self.home)
 
     def constants(self, device: backend.Device) -> list[Array]:
         """What it closes over, on a device; copied there at most once."""
@@ -247,6 +248,7 @@ class Compiled:
         traced = self.traced
         call = traced.owner._split(args, kwargs)
         values = as_values(call.leaves, lambda i: f"argument leaf {i}")
+        values = traced.owner._placed(call, values)
         key = Key(call.in_tree, tuple(v.aval for v in values), call.static_key, traced.entry.key.context)
         if key != traced.entry.key:
             raise errors.ArgumentError(

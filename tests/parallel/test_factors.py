@@ -5,6 +5,8 @@ import zlib
 import numpy as np
 import pytest
 
+import blufunc as bf
+import blufunc.numpy as bnp
 from blufunc import random
 from blufunc.core.array import from_numpy
 from blufunc.core.ops import random_bits
@@ -41,19 +43,57 @@ def rows():
             yield op
 
 
-@pytest.mark.parametrize("mesh", ["2", "2x2"])
+@pytest.mark.parametrize("mesh", ["2", "2x2", "another"])
 @pytest.mark.parametrize("op", list(rows()), ids=lambda op: op.id)
 def test_operations_divided_at_random(op, mesh):
     rng = np.random.default_rng([zlib.crc32(op.id.encode()), len(mesh)])
+    draws = 1 if mesh == "another" else 2
+    mesh = str(rng.choice(["1", "4", "2x2x2"])) if mesh == "another" else mesh
     dtype = next((d for d in op.dtypes if d in ("float32", "complex64", "int32")), op.dtypes[0])
     args = op.sample(dtype)
     tol = {"rtol": 2e-4, "atol": 2e-4} if dtype != "bfloat16" else {"rtol": 0.05, "atol": 0.05}
-    for _ in range(2):
+    for _ in range(draws):
         specs = [random_spec(rng, a.ndim, MESHES[mesh].axis_names) for a in args]
         check(op.apply, args, specs, MESHES[mesh], **tol)
     ranks = [np.ndim(x) for x in results(op, args)]
     outs = [random_spec(rng, ndim, MESHES[mesh].axis_names) for ndim in ranks]
     check(op.apply, args, [P()] * len(args), MESHES[mesh], outs, **tol)
+
+
+ORDERS = {
+    "grad": lambda f, wrt: bf.grad(f, wrt),
+    "grad of checkpoint": lambda f, wrt: bf.grad(bf.checkpoint(f), wrt),
+    "vmap of grad": lambda f, wrt: bf.vmap(bf.grad(f, wrt)),
+    "grad of vmap": lambda f, wrt: bf.grad(lambda *xs: bf.vmap(f)(*xs).sum(), wrt),
+    "grad of a jvp": lambda f, wrt: bf.grad(lambda *xs: bf.jvp(f, xs, xs)[1], wrt),
+}
+
+
+def differentiable(op):
+    """Whether the row has derivatives of float32 operands alone."""
+    kinds = {a.dtype or "float32" for a in op.args}
+    return op.grad >= 2 and "float32" in op.dtypes and op.wrt is None and kinds == {"float32"}
+
+
+@pytest.mark.parametrize("op", [op for op in rows() if differentiable(op)], ids=lambda op: op.id)
+def test_derivatives_and_batches_of_operations_annotated_at_random(op):
+    """What is annotated before it is transformed, and divided afterwards."""
+    rng = np.random.default_rng([zlib.crc32(op.id.encode()), 1])
+    args = op.sample("float32")
+    mesh = MESHES[str(rng.choice(["2", "4", "2x2", "2x2x2"]))]
+    order = str(rng.choice(list(ORDERS)))
+    inside = [random_spec(rng, a.ndim, mesh.axis_names) for a in args]
+
+    def scalar(*xs):
+        outs = op.apply(*[bf.constrain(x, s) for x, s in zip(xs, inside, strict=True)])
+        outs = bf.tree.map(lambda o: (o * bnp.conj(o)).real, bf.tree.leaves(outs))
+        specs = [random_spec(np.random.default_rng(o.ndim), o.ndim, mesh.axis_names) for o in outs]
+        return sum(bf.constrain(o, s).sum() for o, s in zip(outs, specs, strict=True))
+
+    if "vmap" in order:
+        args = [np.stack([a, a]) for a in args]
+    specs = [random_spec(rng, a.ndim, mesh.axis_names) for a in args]
+    check(ORDERS[order](scalar, tuple(range(len(args)))), args, specs, mesh, rtol=5e-3, atol=5e-3)
 
 
 def results(op, args):

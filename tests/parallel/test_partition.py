@@ -59,30 +59,45 @@ PROGRAMS = {
 }
 
 
+ORDERS = ["plain", "grad", "vmap", "vmap of grad", "grad of vmap", "grad of checkpoint"]
+
+
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("name", PROGRAMS)
 @hypothesis.given(data=st.data())
 @hypothesis.settings(max_examples=12)
 def test_programs_divided_at_random(name, mesh, data):
+    """Arguments, results, and what a transformed function is annotated with inside, all divided at random."""
     f, operands = PROGRAMS[name]
     args = [floats(*shape) for shape in operands]
+    mesh = MESHES[mesh]
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
-    axes = MESHES[mesh].axis_names
-    specs = [random_spec(rng, len(shape), axes) for shape in operands]
-    order = data.draw(st.sampled_from(["plain", "grad", "vmap", "vmap of grad"]))
-    scalar = lambda *xs: sum(bnp.sum(o * o) for o in bf.tree.leaves(f(*xs)) if o.dtype == np.float32)
-    every = tuple(range(len(args)))
-    if order == "plain":
-        check(f, args, specs, MESHES[mesh], rtol=1e-4, atol=1e-4)
-        return
-    if name == "loops":
-        scalar = lambda x, w: looped(x, w)[1].sum()
-    g = f if order == "vmap" else bf.grad(scalar, every)
+    spec = lambda x: random_spec(rng, np.ndim(x), mesh.axis_names)
+    order = data.draw(st.sampled_from(ORDERS))
+    inside = [spec(a) if data.draw(st.booleans()) else None for a in args]
+
+    def annotated(*xs):
+        return f(*[x if s is None else constrain(x, s) for x, s in zip(xs, inside, strict=True)])
+
+    def scalar(*xs):
+        if name == "loops":  # its while_loop has no reverse mode
+            return looped(*xs)[1].sum()
+        return sum(bnp.sum(o * o) for o in bf.tree.leaves(annotated(*xs)) if o.dtype == np.float32)
+
     if "vmap" in order:
         args = [np.stack([a, a * 0.5]) for a in args]
-        specs = [random_spec(rng, a.ndim, axes) for a in args]
-        g = bf.vmap(g)
-    check(g, args, specs, MESHES[mesh], rtol=2e-3, atol=2e-3)
+    every = tuple(range(len(args)))
+    g = {
+        "plain": annotated,
+        "vmap": bf.vmap(annotated),
+        "grad": bf.grad(scalar, every),
+        "vmap of grad": bf.vmap(bf.grad(scalar, every)),
+        "grad of vmap": bf.grad(lambda *xs: bf.vmap(scalar)(*xs).sum(), every),
+        "grad of checkpoint": bf.grad(bf.checkpoint(scalar), every),
+    }[order]
+    outs = [spec(o) for o in bf.tree.leaves(bf.eval_shape(g, *args))] if data.draw(st.booleans()) else None
+    tol = 1e-4 if order in ("plain", "vmap") else 2e-3
+    check(g, args, [spec(a) for a in args], mesh, outs, rtol=tol, atol=tol)
 
 
 # -- collectives that are expected -------------------------------------------------------------------

@@ -1,0 +1,173 @@
+"""The training step of ``examples/gpt`` under data parallelism and its relatives: what it exchanges, by the textbook.
+
+Nothing inside of the model is annotated: only parameters, optimizer state and the batch are.
+"""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import blufunc as bf
+from blufunc import lax, optim
+from blufunc.core.jaxpr import subjaxprs
+from blufunc.parallel.mesh import AbstractMesh
+from examples.gpt import model
+from tests.parallel.lockstep import P, check
+
+CONFIG = model.Config(layers=2, heads=2, width=16, context=8, vocab=24)
+B, T = 8, 8
+PARAMS = bf.tree.map(np.asarray, model.init(bf.random.key(0), CONFIG))
+TOKENS = np.random.default_rng(0).integers(0, CONFIG.vocab, (B, T + 1)).astype(np.int32)
+OPTIMIZER = optim.adamw(1e-2, eps=1e-3)  # the biases of keys have gradients of rounding errors alone
+STATE = bf.tree.map(np.asarray, OPTIMIZER.init(PARAMS))
+N = len(bf.tree.leaves(PARAMS))
+IN_BLOCKS = len(bf.tree.leaves(PARAMS["blocks"]))
+
+
+def size(tree):
+    return sum(x.nbytes for x in bf.tree.leaves(tree))
+
+
+ALL, BLOCKS, LOSS = size(PARAMS), size(PARAMS["blocks"]), 4
+
+
+def on_largest(x):
+    """The largest dimension of an array divided among all devices."""
+    return P(*[None] * int(np.argmax(x.shape)), "data") if x.shape else P()
+
+
+def whole(x):
+    return P()
+
+
+def traffic(jaxpr, times=1):
+    """For each collective how often it is met in a step, and the bytes of what it works on: the whole value or sum."""
+    count, moved = Counter(), Counter()
+    for eqn in jaxpr.eqns:
+        name = eqn.prim.name.removeprefix("mesh_").removesuffix("_invariant")
+        if eqn.prim.kind == "collective" and name not in ("axis_index", "shard_slice", "pcast", "keep_first"):
+            aval = eqn.outvars[0].aval if name == "all_gather" else eqn.invars[0].aval
+            count[name] += times
+            moved[name] += times * aval.size * aval.dtype.itemsize
+        for sub in subjaxprs(eqn.params):
+            inner = traffic(sub, times * eqn.params.get("length", 1))
+            count.update({k: n for k, (n, _) in inner.items()})
+            moved.update({k: b for k, (_, b) in inner.items()})
+    return {name: (count[name], moved[name]) for name in count}
+
+
+def exchanged(step, of_params, of_state, outs=None, n=4, grads=None):
+    """What a step from parameters, state and tokens exchanges on ``n`` devices; its results agree with one device."""
+    trees = (PARAMS, STATE, TOKENS)
+    specs = [*map(of_params, bf.tree.leaves(PARAMS)), *map(of_state, bf.tree.leaves(STATE)), P("data")]
+    _, treedef = bf.tree.flatten(trees)
+    f = lambda *leaves: step(*bf.tree.unflatten(treedef, leaves))
+    ends = None
+    if outs is not None:
+        of = bf.eval_shape(step, *trees)
+        ends = [None, *map(outs, bf.tree.leaves(of[1])), *[None] * len(bf.tree.leaves(of[2]))]
+    mesh = AbstractMesh((n,), ("data",))
+    local = check(f, bf.tree.leaves(trees), specs, mesh, outs=ends, rtol=5e-4, atol=5e-4)
+    return traffic(local)
+
+
+def step(params, state, tokens, loss=lambda params, tokens: model.loss(params, tokens, CONFIG)):
+    value, grads = bf.value_and_grad(loss)(params, tokens)
+    updates, state = OPTIMIZER.update(grads, state, params)
+    return value, optim.apply_updates(params, updates), state
+
+
+def checkpointed(params, tokens):
+    """The loss, each block computed again in the backward pass."""
+
+    @bf.checkpoint
+    def block(p, x):
+        x = x + model.attention(p["attention"], model.norm(p["norm1"], x), CONFIG.heads)
+        return x + model.mlp(p["mlp"], model.norm(p["norm2"], x))
+
+    x = params["tokens"][tokens[:, :-1]] + params["positions"][:T]
+    for p in params["blocks"]:
+        x = block(p, x)
+    logits = model.norm(params["norm"], x) @ params["tokens"].T
+    return bf.nn.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+
+def microbatches(params, state, tokens, summed=lambda grads: grads):
+    """A step of two microbatches, whose gradients are added up; ``summed`` says how the sum lies."""
+    loss = lambda params, rows: model.loss(params, rows, CONFIG)
+
+    def one(total, rows):
+        value, grads = bf.value_and_grad(loss)(params, rows)
+        return bf.tree.map(lambda t, g: t + g / 2, total, grads), value
+
+    zeros = bf.tree.map(bf.numpy.zeros_like, params)
+    grads, values = lax.scan(one, zeros, tokens.reshape(B // 2, 2, T + 1).swapaxes(0, 1))
+    updates, state = OPTIMIZER.update(summed(grads), state, params)
+    return values.mean(), optim.apply_updates(params, updates), state
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_data_parallel_sums_each_gradient_once(n):
+    assert exchanged(step, whole, whole, n=n) == {"psum": (N + 1, ALL + LOSS)}
+
+
+def test_zero_scatters_gradients_and_gathers_new_parameters():
+    # ZeRO-1 and -2 are one program where there is one batch a step: a gradient is scattered as soon as it is there
+    assert exchanged(step, whole, on_largest, whole) == {
+        "psum_scatter": (N, ALL), "all_gather": (N, ALL), "psum": (1, LOSS),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_fsdp_gathers_each_parameter_and_scatters_each_gradient(n):
+    # one gather serves forwards and backwards: without rematerialisation what was gathered is kept
+    assert exchanged(step, on_largest, on_largest, n=n) == {
+        "all_gather": (N, ALL), "psum_scatter": (N, ALL), "psum": (1, LOSS),
+    }  # fmt: skip
+
+
+def test_fsdp_with_checkpointed_blocks_gathers_twice_and_scatters_once():
+    # the textbook's two gathers and one scatter a layer, but for the last bias, which no gradient needs
+    last = PARAMS["blocks"][0]["mlp"]["down"]["bias"].nbytes
+    f = lambda *args: step(*args, loss=checkpointed)
+    assert exchanged(f, on_largest, on_largest) == {
+        "all_gather": (N + IN_BLOCKS - 2, ALL + BLOCKS - 2 * last), "psum_scatter": (N, ALL), "psum": (1, LOSS),
+    }  # fmt: skip
+
+
+def test_the_gradients_of_microbatches_are_kept_divided_or_meet_once():
+    # ZeRO-2: a share of the sum on each device, scattered to by every microbatch
+    each = exchanged(microbatches, whole, on_largest, whole)
+    assert each["psum_scatter"] == (2 * N, 2 * ALL) and each["all_gather"] == (N, ALL)
+    # ZeRO-1: sums of their own on all devices, which meet after the last
+    whole_sum = lambda grads: bf.constrain(grads, P())
+    once = exchanged(lambda *args: microbatches(*args, summed=whole_sum), whole, on_largest, whole)
+    assert "psum_scatter" not in once and once["all_gather"] == (N, ALL)
+    assert once["psum"] == (N + 2, ALL + 2 * LOSS)
+
+
+def test_with_few_tokens_for_the_width_activations_move_and_not_parameters():
+    few = TOKENS[:, :2]
+    loss = lambda params, tokens: model.loss(params, tokens, CONFIG)
+    specs = [*map(on_largest, bf.tree.leaves(PARAMS)), P("data")]
+    treedef = bf.tree.structure(PARAMS)
+    f = lambda *args: loss(bf.tree.unflatten(treedef, args[:-1]), args[-1])
+    local = check(
+        f, [*bf.tree.leaves(PARAMS), few], specs, AbstractMesh((4,), ("data",)), rtol=1e-4, atol=1e-4
+    )
+    largest = PARAMS["blocks"][0]["mlp"]["up"]["weight"].nbytes
+    assert all(moved < count * largest for count, moved in traffic(local).values())
+
+
+def test_fsdp_steps_keep_the_shardings_and_follow_one_device(eight):
+    mesh = bf.make_mesh((4,), ("data",))
+    shardings = lambda tree: bf.tree.map(lambda x: bf.NamedSharding(mesh, on_largest(x)), tree)
+    trees = bf.device_put((PARAMS, STATE), (shardings(PARAMS), shardings(STATE)))
+    tokens = bf.device_put(TOKENS, bf.NamedSharding(mesh, P("data")))
+    train, alone = bf.jit(step), (PARAMS, STATE)
+    for _ in range(3):
+        value, *trees = train(*trees, tokens)
+        expected, *alone = bf.jit(step)(*alone, TOKENS)
+        np.testing.assert_allclose(float(value), float(expected), rtol=1e-5)
+        assert bf.tree.map(lambda x: x.sharding.spec, trees[0]) == bf.tree.map(on_largest, PARAMS)
