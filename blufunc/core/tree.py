@@ -334,6 +334,22 @@ def _unflatten(spec: Spec, rest: Iterator[Leaf]) -> PyTree:
     return kind.join(aux, [next(rest) if s is None else _unflatten(s, rest) for s in specs])
 
 
+def leaves_like(treedef: TreeDef, tree: PyTree) -> list[Leaf] | None:
+    """The leaves of ``tree`` if ``treedef`` is its structure, else None.
+
+    Quicker than ``flatten`` and a comparison, for nothing is sorted, made or hashed.
+    """
+    found: list[PyTree] = []
+    try:
+        if treedef.spec is None:
+            found.append(tree)
+        else:
+            _up_to(treedef.spec, tree, found)
+    except (_Mismatch, UnsortableKeys):
+        return None
+    return None if any([KINDS[cls] for cls in {type(x) for x in found}]) else found
+
+
 def leaves(tree: PyTree, is_leaf: IsLeaf = None) -> list[Leaf]:
     """The leaves of ``tree``, from left to right."""
     return flatten(tree, is_leaf)[0]
