@@ -93,24 +93,14 @@ class Graph:
             run()
 
 
-class Arguments:
-    """The parameters of a launch."""
-
-    def __init__(self, pointers):
-        self.pointers = list(pointers)
-
-    def set_pointer(self, i, address):
-        self.pointers[i] = address
-
-
 class Launch:
     """A kernel with its addresses; the function gets these as they are when it is launched."""
 
     def __init__(self, fake, run, pointers):
-        self.fake, self.run, self.arguments = fake, run, Arguments(pointers)
+        self.fake, self.run, self.pointers = fake, run, list(pointers)
 
     def __call__(self, stream):
-        pointers = tuple(self.arguments.pointers)
+        pointers = tuple(self.pointers)
         self.fake.launches += 1
         self.fake.do(lambda: self.run(pointers), stream)
 
@@ -125,7 +115,7 @@ class Loaded:
 
     def prepare(self, pointers):
         launch = Launch(self.fake, self.run, pointers)
-        return launch, launch.arguments.set_pointer
+        return launch, launch.pointers
 
 
 class FakeCuda:
