@@ -7,18 +7,18 @@ of arrays.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import compress
 from typing import Any
 
 
-def references(objects: Iterator[Any]) -> list[int]:
+def references(objects: Iterable[Any]) -> Iterator[int]:
     """For each object how many refer to it, those included that do so while it is counted.
 
-    ``ALONE`` is what this tells of an object that one other refers to, if the iterator is one of C's: ``compress``,
-    ``map``.
+    ``ALONE`` is what this tells of an object that one other refers to, if ``objects`` is an iterator of C's that
+    keeps none of them: ``compress``, ``map``.
     """
-    return list(map(sys.getrefcount, objects))
+    return map(sys.getrefcount, objects)
 
 
 (ALONE,) = references(compress([object()], [True]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import compress
 from typing import Any
 
@@ -79,11 +79,13 @@ class CudaBackend:
 
     def claim(self, buffers: list[DeviceBuffer], donated: Sequence[bool]) -> None:
         """Copy the donated buffers that another array, or whose memory another buffer or library, still sees."""
-        holders = references(compress(buffers, donated))  # the array and ``buffers``
-        sharers = references(map(_STORAGE, compress(buffers, donated)))  # the buffer
+        def counts() -> tuple[Iterator[int], Iterator[int]]:
+            return references(compress(buffers, donated)), references(map(_STORAGE, compress(buffers, donated)))
+
+        holders, sharers = counts()  # the array and ``buffers`` hold a buffer, which alone has its storage
         if max(holders) <= ALONE + 1 and max(sharers) <= ALONE:
             return
-        for i, n, m in zip(compress(range(len(buffers)), donated), holders, sharers, strict=True):
+        for i, n, m in zip(compress(range(len(buffers)), donated), *counts(), strict=True):
             if n > ALONE + 1 or m > ALONE:
                 buffers[i] = cuda_memory.copy(buffers[i], buffers[i].label)
 

@@ -8,8 +8,10 @@ which executor serves a call, ``cuda_replay.py`` whether the call is a graph.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -238,12 +240,12 @@ class Executor:
     def bind(self, first: int, buffers: Sequence[DeviceBuffer]) -> None:
         """Let the roots from ``first`` on be these buffers from now on."""
         stop = first + len(buffers)
-        before, self._bases[first:stop] = self._pointers[first:stop], buffers
-        self._pointers[first:stop] = pointers = [b.ptr for b in buffers]
-        for n, (pointer, old) in enumerate(zip(pointers, before, strict=True), first):
-            if pointer != old:
-                for addresses, i, offset in self._slots[n]:
-                    addresses[i] = pointer + offset
+        before, pointers = self._pointers[first:stop], [b.ptr for b in buffers]
+        self._bases[first:stop], self._pointers[first:stop] = buffers, pointers
+        for root in compress(range(first, stop), map(operator.ne, pointers, before)):
+            pointer = self._pointers[root]
+            for addresses, i, offset in self._slots[root]:
+                addresses[i] = pointer + offset
 
     def address(self, place: Place) -> int:
         """Where a value is."""

@@ -81,9 +81,8 @@ class NumpyBackend:
         """Copy the donated buffers that a view, or another array, still sees, or that are views themselves."""
         holders = references(compress(buffers, donated))  # the array and ``buffers``
         for i, n in zip(compress(range(len(buffers)), donated), holders, strict=True):
-            x = buffers[i]
-            if n > ALONE + 1 or x.base is not None or not x.flags.writeable:
-                buffers[i] = x.copy()
+            if n > ALONE + 1 or buffers[i].base is not None or not buffers[i].flags.writeable:
+                buffers[i] = buffers[i].copy()
 
 
 def _apply(prim: Any, buffers: Sequence, params: dict) -> Sequence:

@@ -75,6 +75,8 @@ class FlatFunction:
 
 def as_values(leaves: Sequence[Any], name: Callable[[int], str]) -> list[Any]:
     """Leaves as values; ``name(i)`` names the i-th in errors."""
+    if set(map(type, leaves)) == {Array}:
+        return list(leaves)
     return [x if x.__class__ is Array else _as_value(x, i, name) for i, x in enumerate(leaves)]
 
 

@@ -250,7 +250,7 @@ class Jitted:
         if state.trace is not EVAL:
             outs = jit_p.bind(*entry.consts, *values, jaxpr=entry.jaxpr, name=self.name)
             return tree.unflatten(entry.out_tree, outs)
-        return self._run(entry, [v if v.__class__ is Array else concrete(v) for v in values])
+        return self._run(entry, values if set(map(type, values)) == {Array} else [*map(concrete, values)])
 
     # -- stages --------------------------------------------------------------------------------
 
