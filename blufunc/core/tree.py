@@ -477,12 +477,16 @@ def _up_to(spec: Spec, x: Any, found: list[PyTree]) -> None:
     children: Sequence[Any]
     if kind is DICT:
         # Taken in the order of the spec, so that nothing has to be sorted.
-        if len(x) != len(aux):
-            raise _Mismatch
         try:
             children = [x[key] for key in aux]
         except KeyError:
             raise _Mismatch from None
+        if len(x) != len(aux):
+            raise _Mismatch
+    elif kind is TUPLE or kind is LIST:
+        children = x
+        if len(children) != len(specs):
+            raise _Mismatch
     else:
         children, x_aux = kind.split(x)
         if len(children) != len(specs) or x_aux != aux:

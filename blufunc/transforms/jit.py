@@ -181,8 +181,10 @@ class Jitted:
         self.max_traces = None if max_traces is None else static_int(max_traces, "jit", "max_traces")
         self.trace_count = 0
         self._entries: dict[Key, Entry] = {}
-        self._fast: dict[tuple[ShapedArray, ...], Entry] = {}
-        self._last_tree = tree.LEAF
+        self._all_dynamic = not self.static_nums and not self.static_names
+        self._fast: dict[tuple, Entry] = {}
+        # The structure of the last call's arguments, and of the positional ones if there were no others.
+        self._last = tree.LEAF, tree.LEAF
         _jitted.add(self)
 
     def __repr__(self) -> str:
@@ -192,11 +194,18 @@ class Jitted:
         return self if obj is None else functools.partial(self, obj)
 
     def __call__(self, *args, **kwargs):
-        if not kwargs and state.trace is EVAL and not state.context:
-            types = [a.aval for a in args if a.__class__ is Array]  # too few to be found if others are there
-            entry = self._fast.get(tuple(types))
-            if entry is not None and len(types) == len(args):
-                return self._run(entry, args)
+        if self._all_dynamic and state.trace is EVAL and not state.context:
+            arrays: Sequence = args
+            types: list = [a.aval for a in args if a.__class__ is Array]
+            if kwargs or len(types) != len(args):
+                arrays, in_tree = self._flatten(args, kwargs)
+                types = [in_tree, *[a.aval for a in arrays if a.__class__ is Array]]
+                if len(types) <= len(arrays):
+                    arrays = self._values(arrays, in_tree)
+                    types[1:] = [a.aval for a in arrays if a.__class__ is Array]
+            entry = self._fast.get(tuple(types))  # not found if tracers are among them
+            if entry is not None:
+                return self._run(entry, arrays)
         return self._call(args, kwargs)
 
     def _run(self, entry: Entry, arrays: Sequence[Array]) -> Any:
@@ -243,14 +252,12 @@ class Jitted:
         ):  # in the function of a shard_map values have types: they are not known in a body traced by itself
             return self.fun(*args, **kwargs)
         call = self._split(args, kwargs)
-        values = as_values(
-            call.leaves, lambda i: f"the argument {labels_of(self.fun, call.in_tree)[i]}"
-        )
+        values = self._values(call.leaves, call.in_tree)
         entry = self._entry(call, [v.aval for v in values])
         if state.trace is not EVAL:
             outs = jit_p.bind(*entry.consts, *values, jaxpr=entry.jaxpr, name=self.name)
             return tree.unflatten(entry.out_tree, outs)
-        return self._run(entry, values if set(map(type, values)) == {Array} else [*map(concrete, values)])
+        return self._run(entry, [*map(concrete, values)])
 
     # -- stages --------------------------------------------------------------------------------
 
@@ -275,8 +282,8 @@ class Jitted:
 
     def _split(self, args: tuple, kwargs: dict) -> _CallArguments:
         """Divide the arguments into dynamic leaves and static values."""
-        if not self.static_nums and not self.static_names:
-            return _CallArguments(*self._flatten((args, kwargs)), (), args, kwargs)
+        if self._all_dynamic:
+            return _CallArguments(*self._flatten(args, kwargs), (), args, kwargs)
         n = len(args)
         static_nums = {i for i in self.static_nums if i < n}
         static = [("arg", i, args[i]) for i in sorted(static_nums)]
@@ -300,18 +307,22 @@ class Jitted:
                 ) from None
         dynamic = tuple(_STATIC if i in static_nums else a for i, a in enumerate(args))
         dynamic_kw = {k: v for k, v in kwargs.items() if k not in self.static_names}
-        leaves, in_tree = self._flatten((dynamic, dynamic_kw))
+        leaves, in_tree = self._flatten(dynamic, dynamic_kw)
         key = tuple((kind, where, value.__class__, exact(value)) for kind, where, value in static)
         return _CallArguments(leaves, in_tree, key, dynamic, dynamic_kw, {w: v for _, w, v in static})
 
-    def _flatten(self, arguments: tuple[tuple, dict]) -> tuple[list, tree.TreeDef]:
+    def _flatten(self, args: tuple, kwargs: dict) -> tuple[list, tree.TreeDef]:
         """The leaves of arguments, whose structure is most often that of the call before."""
-        in_tree = self._last_tree
-        leaves = tree.leaves_like(in_tree, arguments)
+        in_tree, args_tree = self._last
+        leaves = tree.leaves_like(in_tree, (args, kwargs)) if kwargs else tree.leaves_like(args_tree, args)
         if leaves is None:
-            leaves, in_tree = tree.flatten(arguments)
-            self._last_tree = in_tree
+            leaves, in_tree = tree.flatten((args, kwargs))
+            self._last = in_tree, tree.LEAF if kwargs else in_tree.children()[0]
         return leaves, in_tree
+
+    def _values(self, leaves: list, in_tree: tree.TreeDef) -> list:
+        """The leaves of arguments as values."""
+        return as_values(leaves, lambda i: f"the argument {labels_of(self.fun, in_tree)[i]}")
 
     def _donated(self, in_tree: tree.TreeDef) -> tuple[bool, ...]:
         """Which leaves of the arguments are donated."""
@@ -348,9 +359,10 @@ class Jitted:
         if key.context:  # scopes may be entered without end: the last few are enough
             for old in [k for k in self._entries if k.context][:-_SCOPES_KEPT]:
                 del self._entries[old]
-        arrays_only = all(a.__class__ is Array for a in call.args) and not (call.kwargs or call.static)
-        if arrays_only and not key.context and not any(isinstance(c, Tracer) for c in entry.consts):
-            self._fast[key.types] = entry
+        if self._all_dynamic and not key.context and not any(isinstance(c, Tracer) for c in entry.consts):
+            self._fast[(call.in_tree, *key.types)] = entry
+            if not call.kwargs and all(a.__class__ is Array for a in call.args):
+                self._fast[key.types] = entry
         return entry
 
     def _trace(self, call: _CallArguments, key: Key) -> Entry:
