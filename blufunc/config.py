@@ -82,6 +82,8 @@ class Config:
         ``default`` in IEEE float32, with the numbers that the CPU gives; ``tf32`` with operands rounded to 11 bits,
         several times faster. ``precision="high"`` asks for tf32 in one product, ``"highest"`` for IEEE.
       cuda_graphs: whether a program that runs again on the same memory is replayed as one CUDA graph.
+      cuda_streams: how many streams the steps of such a graph take, those that are independent side by side; 1: all
+        steps wait for each other.
       cpu_devices: how many devices the CPU is taken for. They share its cores: more than one serves to try programs
         for many devices.
       check: run ``check_jaxpr`` on every jaxpr that a trace or transform produces. Slow; the tests set it.
@@ -96,6 +98,7 @@ class Config:
     default_device: str = ""
     matmul_precision: str = "default"
     cuda_graphs: bool = True
+    cuda_streams: int = 2
     cpu_devices: int = 1
     guards: ClassVar[bool] = False  # whether results must be looked at
 

@@ -1,6 +1,6 @@
 """Where the elements of an array that was only moved come from: movement equations as maps of indices.
 
-Kernels, stages 5 and 6. ``fuse.py`` asks whether an access meets a value where it is computed, ``lower.py``
+Kernels, stages 5 and 6. ``fuse.py`` asks whether an access meets a value where it is computed, ``lower_values.py``
 composes accesses into the address of a load. In: an equation and the index of an element of its result, one
 ``Index`` for each axis; out: the index of the operand's element that is there.
 """

@@ -13,7 +13,9 @@ from blufunc.core.cache import exact
 from blufunc.core.jaxpr import Eqn, Literal, Var
 from blufunc.kernels.fuse import Fusion, Region
 from blufunc.kernels.kernel_names import stem_of
-from blufunc.kernels.lower import Launch, Scratch, Target, lower
+from blufunc.kernels.launches import Launch, Scratch
+from blufunc.kernels.lower import lower
+from blufunc.kernels.target import Target
 
 
 class Lowered:

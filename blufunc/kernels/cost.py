@@ -36,10 +36,10 @@ from blufunc.kernels.loopir import (
     post_order,
     values_of,
 )
-from blufunc.kernels.lower import Target
 from blufunc.kernels.machine import Machine
 from blufunc.kernels.report import count, equations_of, lines_of, run_lengths, size, table
 from blufunc.kernels.steps import GroupStep, KernelStep, Schedule, Step, schedule
+from blufunc.kernels.target import Target
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def cost_of(made: Schedule, on_host: Callable[[Eqn], bool] | None = None) -> Cos
 
 def cost_of_equations(jaxpr: Jaxpr) -> Cost:
     """The cost of a program that runs equation by equation, as NumPy calls."""
-    return Cost(tuple(_of_eqn(e, "reference") for e in simplify(jaxpr).eqns))
+    return Cost(tuple(of_eqn(e, "reference") for e in simplify(jaxpr).eqns))
 
 
 def _of_step(step: Step, made: Schedule, on_host: Callable[[Eqn], bool] | None) -> StepCost:
@@ -164,10 +164,10 @@ def _of_step(step: Step, made: Schedule, on_host: Callable[[Eqn], bool] | None) 
         return _of_group([_of_step(m, made, on_host) for m in step.members])
     eqn = step.eqn
     if eqn.prim is optimization_barrier_p:
-        return replace(_of_eqn(eqn, "free"), reads=0, writes=0, flops=0)
+        return replace(of_eqn(eqn, "free"), reads=0, writes=0, flops=0)
     if on_host is not None and on_host(eqn):
-        return _of_eqn(eqn, "host")
-    return _of_eqn(eqn, "library" if step.planned or on_host is not None else "reference")
+        return of_eqn(eqn, "host")
+    return of_eqn(eqn, "library" if step.planned or on_host is not None else "reference")
 
 
 def _of_group(members: Sequence[StepCost]) -> StepCost:
@@ -281,7 +281,8 @@ _NEUTRAL = Target(lambda rows, lanes: 1, lambda size: 1, 1 << 18, False, 2048)
 """A machine for which reductions are not cut in pieces: enough to count what a body costs."""
 
 
-def _of_eqn(eqn: Eqn, kind: str) -> StepCost:
+def of_eqn(eqn: Eqn, kind: str) -> StepCost:
+    """The cost of an equation that is no kernel of ours; ``kind`` as in ``StepCost``."""
     shape = ", ".join(str(v.aval) for v in eqn.outvars) or "()"
     row = StepCost(eqn.prim.name, kind, (eqn.prim.name,), lines_of([eqn]), shape, 0, 0, 0)
     whole = kind == "library" and eqn.prim.body is not None  # a call for which there is a kernel

@@ -17,7 +17,7 @@ from blufunc.kernels.cuda_schedule import SHARED_BYTES, SM_COUNT
 from blufunc.kernels.cuda_style import DYNAMIC, CudaKernel, CudaStyle
 from blufunc.kernels.cuda_tile_style import TileStyle, turned_loads
 from blufunc.kernels.loopir import Kernel
-from blufunc.kernels.lower import Target
+from blufunc.kernels.target import Target
 
 CUDA = Target(
     chunks=lambda rows, lanes: min(rows, SM_COUNT * _resident(lanes)),

@@ -242,13 +242,12 @@ def _handle(device: int) -> ctypes.c_void_p:
 
 
 def workspace(device: int, stream: int) -> int:
-    """The address of the scratch memory of products on a stream; while a graph is captured, of the compute stream."""
-    if cuda_runtime.is_capturing(stream):
-        stream = cuda_runtime.compute_stream(device).ptr
-    found = _workspaces.get((device, stream))
+    """The address of the scratch memory of products on a stream."""
+    lane = cuda_runtime.lane(device, stream)
+    found = _workspaces.get((device, lane))
     if found is None:
         made = cuda_memory.allocate((WORKSPACE_BYTES,), dtypes.uint8, device, "the workspace of cuBLASLt")
-        found = _workspaces.setdefault((device, stream), made)
+        found = _workspaces.setdefault((device, lane), made)
     return found.ptr
 
 

@@ -76,7 +76,7 @@ def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> W
             (q, k, v, out, lse, ct), (dq, dk, dv) = [a for a, _ in held], addresses(executor)
             backward(q, k, v, out, lse, ct, dq, dk, dv, scratch.ptr, executor.work_stream())
 
-    return Work(run, eqn.prim.name, step)
+    return Work(run, eqn.prim.name, step, anywhere=lambda: all(p.in_place for p in parts))
 
 
 class _Part:
@@ -87,17 +87,17 @@ class _Part:
         itemsize = operand.aval.dtype.itemsize
         last = len(layout.strides) - 1
         step = _VECTOR // itemsize
-        self._in_place = (
+        self.in_place = (
             operand.aval.ndim == 4
             and layout.strides[last] == 1
             and all(s >= 0 and not s % step for s in layout.strides[:last])
             and not layout.offset % step
         )
-        self.strides = Strides(*layout.strides[:last]) if self._in_place else _dense(operand.aval)
+        self.strides = Strides(*layout.strides[:last]) if self.in_place else _dense(operand.aval)
 
     def address(self, executor: Executor) -> tuple[int, cuda_memory.DeviceBuffer | None]:
         """Where its first element is, and what must live until it is read."""
-        if self._in_place:
+        if self.in_place:
             return self._operand.address(executor), None
         made = self._operand.buffer(executor)
         return made.ptr, made

@@ -20,13 +20,13 @@ from blufunc.config import config
 from blufunc.core import dtypes
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Literal
-from blufunc.kernels import cuda_memory, cuda_runtime
+from blufunc.kernels import cuda_memory, cuda_runtime, cuda_streams
 from blufunc.kernels.access import view
 from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.cuda_modules import Addresses, Loaded, Wanted
 from blufunc.kernels.indices import strides_of
-from blufunc.kernels.lower import Scratch
-from blufunc.kernels.steps import OpaqueStep, Schedule, Step, touched
+from blufunc.kernels.launches import Scratch
+from blufunc.kernels.steps import OpaqueStep, Schedule, Step, accesses, touched
 
 ALIGNMENT = 256
 """Bytes: where every value begins. Kernels read vectors of 16 bytes, and libraries count on more."""
@@ -130,6 +130,11 @@ class Operand:
         )
         return same and not self.layout.offset * self.aval.dtype.itemsize % ALIGNMENT
 
+    @property
+    def in_place(self) -> bool:
+        """Whether ``buffer`` is memory that is there already, and no copy."""
+        return self._copy is None
+
     def base(self, executor: Executor) -> DeviceBuffer:
         """The buffer that it is a view of."""
         if self.place is None:
@@ -172,6 +177,8 @@ class Work:
       step: what it came from.
       drops: the roots that nobody needs after it.
       captured: whether it can be part of a graph.
+      anywhere: whether it touches only memory of the plan or its own, and puts all on the executor's ``work_stream``:
+        then other steps may run beside it. To be asked when it has run once.
     """
 
     run: Callable[[Executor], None]
@@ -179,6 +186,7 @@ class Work:
     step: Step
     drops: tuple[int, ...] = ()
     captured: bool = True
+    anywhere: Callable[[], bool] = lambda: False
 
 
 class Executor:
@@ -206,6 +214,7 @@ class Executor:
         self.roots = Roots(made)
         self.copier = copier
         self.stream = 0
+        self._beside: Any = None  # the stream of a step that does not go on the first one
         self._constants: dict[tuple, DeviceBuffer] = {}
         self._kept: list[DeviceBuffer | None] = []
         self._allocate = Allocator(made, device, name)
@@ -278,7 +287,7 @@ class Executor:
 
     def work_stream(self) -> Any:
         """The stream itself."""
-        return cuda_runtime.work_stream(self.device)
+        return self._beside or cuda_runtime.work_stream(self.device)
 
     # -- steps -----------------------------------------------------------------------------------------
 
@@ -287,13 +296,13 @@ class Executor:
         name = f"{step.kernel.name} and alike" if len(launches[0][0].kernels) > 1 else step.kernel.name
         if len(made) == 1:
             (launch,) = made
-            return Work(lambda executor: launch(executor.stream), name, step)
+            return Work(lambda executor: launch(executor.stream), name, step, anywhere=lambda: True)
 
         def run(executor: Executor) -> None:
             for one in made:
                 one(executor.stream)
 
-        return Work(run, name, step)
+        return Work(run, name, step, anywhere=lambda: True)
 
     def _launch(self, wanted: Wanted, loaded: Loaded) -> Callable[[int], None]:
         counters = [self._next_counter] if loaded.counters else []
@@ -348,6 +357,45 @@ class Executor:
                 self._bases[root] = None
         if between is not None:
             between(len(self.works))
+
+    def launch_beside(self, bases: Sequence[DeviceBuffer], streams: Sequence[Any]) -> None:
+        """Put all steps on the streams of a capture: those that are independent of each other side by side."""
+        if len(streams) == 1:
+            self.launch(bases, streams[0])
+            return
+        cuda_runtime.use_device(self.device)
+        for root, buffer in enumerate(bases):
+            self.bind(root, buffer)
+        order = cuda_streams.turns([self._task(w) for w in self.works], len(streams))
+        awaited = {n for turn in order for n in turn.waits}
+        passed, begin = {}, cuda_runtime.recorded(streams[0])
+        used = {0}
+        try:
+            for n, (work, turn) in enumerate(zip(self.works, order, strict=True)):
+                stream = streams[turn.stream]
+                for event in [begin] * (turn.stream not in used) + [passed[m] for m in turn.waits]:
+                    stream.wait_event(event)
+                used.add(turn.stream)
+                self.stream, self._beside = stream.ptr, (stream if turn.stream else None)
+                work.run(self)
+                if n in awaited:
+                    passed[n] = cuda_runtime.recorded(stream)
+                for root in work.drops:
+                    self._bases[root] = None
+        finally:
+            self._beside = None
+        for s in used - {0}:
+            streams[0].wait_event(cuda_runtime.recorded(streams[s]))
+
+    def _task(self, work: Work) -> cuda_streams.Task:
+        """What a step touches, and how long it takes, about."""
+        found = []
+        for value, written in accesses(work.step):
+            root, start = self.roots.place(value)
+            end = start + type_of(self.made.values[value]).nbytes
+            found.append(cuda_streams.Access(root, start, end, written))
+        seconds = cuda_streams.estimate(work.step, sum(a.end - a.start for a in found))
+        return cuda_streams.Task(tuple(found) if work.anywhere() else None, seconds)
 
     def dynamic(self) -> dict[int, DeviceBuffer]:
         """The results that steps made the memory of."""

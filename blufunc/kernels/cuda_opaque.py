@@ -96,7 +96,7 @@ def work(executor: Executor, step: OpaqueStep, compile: Compile) -> Work:
     if eqn.prim in PRODUCTS:
         product = Product.of(executor, step, operands, run)
         if product is not None:
-            return Work(product.run, eqn.prim.name, step)
+            return Work(product.run, eqn.prim.name, step, anywhere=lambda: product.alone)
     return Work(run, eqn.prim.name, step, captured=captured)
 
 
@@ -148,7 +148,7 @@ def _user_kernel(executor: Executor, step: OpaqueStep, operands: Sequence[Operan
         launch(executor.stream)
 
     executor.keep(unused)
-    return Work(run, text.entry, step)
+    return Work(run, text.entry, step, anywhere=lambda: all(o.in_place for o in operands))
 
 
 def _row_scatter(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Work:
@@ -168,7 +168,7 @@ def _row_scatter(executor: Executor, step: OpaqueStep, operands: Sequence[Operan
         x, rows, updates = (o.buffer(executor).ptr for o in operands)
         scatter(x, rows, updates, executor.address(place), executor.work_stream())
 
-    return Work(run, eqn.prim.name, step)
+    return Work(run, eqn.prim.name, step, anywhere=lambda: all(o.in_place for o in operands))
 
 
 # -- by functions of buffers -----------------------------------------------------------------------

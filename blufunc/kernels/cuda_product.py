@@ -146,6 +146,12 @@ class Product:
         self._plan.run(a, b, c, to, bias, beta=int(self.gemm.reads_c), stream=executor.stream)
         del keep_a, keep_b, added  # memory that is freed now is written again only after the product
 
+    @property
+    def alone(self) -> bool:
+        """Whether it is one call of the library, or nothing to be computed: no operand is copied before."""
+        copied = self._addend is not None and not self._addend.in_place
+        return not (copied or self._refused or self._lhs.copied or self._rhs.copied)
+
     def _find_plan(self, gemm: Gemm, addresses: tuple[int, int, int | None]) -> bool:
         """Let the library choose an algorithm, at the first run: it tries some on the very operands."""
         try:
@@ -184,6 +190,11 @@ class _Side:
         turn = Eqn(transpose_p, [x.atom], [after], {"permutation": self._order}, None)
         self._copier = executor.copier([*x.chain, turn])
         self.shape, self.strides, self.alignment = shape, strides_of(shape), ALIGNMENT
+
+    @property
+    def copied(self) -> bool:
+        """Whether the library sees a copy."""
+        return self._copier is not None
 
     def address(self, executor: Executor) -> tuple[int, DeviceBuffer | None]:
         """Where its first element is, and what must live until it is read."""

@@ -30,7 +30,7 @@ from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.cuda_modules import wanted_by
 from blufunc.kernels.cuda_replay import Replays
 from blufunc.kernels.cuda_times import times_of
-from blufunc.kernels.plan import Plan
+from blufunc.kernels.plan_types import Plan
 from blufunc.kernels.stages import show_stages
 from blufunc.kernels.steps import OpaqueStep, Schedule, schedule
 from blufunc.kernels.timing import StepTime

@@ -124,9 +124,10 @@ class Replays:
         fixed = [staged.get(i, b) for i, b in enumerate(bases)]
         try:
             graph = cuda_graph.capture(
-                lambda stream: executor.launch(fixed, stream),
+                lambda streams: executor.launch_beside(fixed, streams),
                 executor.device,
                 (executor, list(staged.values())),
+                config.cuda_streams,
             )
         except errors.BlufuncError:
             raise

@@ -172,6 +172,7 @@ def use_device(index: int) -> None:
 
 class _Redirected(threading.local):
     stream: Any = None
+    beside: tuple[Any, ...] = ()
     device = -1
 
 
@@ -179,14 +180,18 @@ _redirected = _Redirected()
 
 
 @contextmanager
-def redirected(index: int, stream: Any) -> Iterator[None]:
-    """Within it this thread's work for a device goes on ``stream`` in the place of the compute stream: a capture."""
-    before = _redirected.device, _redirected.stream
-    _redirected.device, _redirected.stream = index, stream
+def redirected(index: int, stream: Any, beside: Sequence[Any] = ()) -> Iterator[None]:
+    """Within it this thread's work for a device goes on ``stream`` in the place of the compute stream: a capture.
+
+    Args:
+      beside: further streams of the same capture, for work that need not wait for that on ``stream``.
+    """
+    before = _redirected.device, _redirected.stream, _redirected.beside
+    _redirected.device, _redirected.stream, _redirected.beside = index, stream, tuple(beside)
     try:
         yield
     finally:
-        _redirected.device, _redirected.stream = before
+        _redirected.device, _redirected.stream, _redirected.beside = before
 
 
 def work_stream(index: int = 0) -> Any:
@@ -197,6 +202,18 @@ def work_stream(index: int = 0) -> Any:
 def is_capturing(stream: int) -> bool:
     """Whether the stream with this handle is the one that this thread captures."""
     return _redirected.stream is not None and _redirected.stream.ptr == stream
+
+
+def lane(index: int, stream: int) -> int:
+    """What goes with a stream, such as scratch memory, is found by this number; ``stream`` is a handle.
+
+    Captures have streams of their own, whose work is done on the compute stream, or beside it: for these it is the
+    handle of the compute stream, and numbers below 0.
+    """
+    if is_capturing(stream):
+        return int(compute_stream(index).ptr)
+    beside = [s.ptr for s in _redirected.beside]
+    return -1 - beside.index(stream) if stream in beside else stream
 
 
 def synchronize(index: int = 0) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from blufunc.kernels.indices import Range
 from blufunc.kernels.loopir import Kernel, Store, Value, dependencies, post_order, values_of
-from blufunc.kernels.plan import Step as PlanStep
+from blufunc.kernels.plan_types import Step as PlanStep
 
 LEAST = 4
 """Kernels from which on a group is worth its table of arrays."""

@@ -27,11 +27,11 @@ from blufunc.kernels import host_compiler, host_gemm
 from blufunc.kernels.access import view
 from blufunc.kernels.cstyle_host import render_many
 from blufunc.kernels.host_product import one_thread_each, product_into
-from blufunc.kernels.lower import Target
 from blufunc.kernels.numpy_program import Program, calls_back
 from blufunc.kernels.quiet import openly, quietly
 from blufunc.kernels.stages import show_stages
 from blufunc.kernels.steps import KernelStep, OpaqueStep, Schedule, Step, schedule, touched
+from blufunc.kernels.target import Target
 from blufunc.kernels.timing import StepTime, medians
 
 HOST = Target(

@@ -1,6 +1,6 @@
 """LoopIR: the small language in which a fused kernel is written before it becomes C++.
 
-Kernels, stage 6. In: nothing; ``lower.py`` builds kernels of it. Out: ``cstyle.py`` prints them as CUDA or host C++,
+Kernels, stage 6. In: nothing; lowering builds kernels of it. Out: ``cstyle.py`` prints them as CUDA or host C++,
 ``loop_interpreter.py`` runs them in NumPy, ``loop_check.py`` holds them to the rules.
 
 A kernel does the same work at every point of a **grid** of independent points. At a point, statements run in order:

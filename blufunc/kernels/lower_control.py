@@ -1,7 +1,7 @@
 """Loops and branches at points, as values of LoopIR.
 
-Kernels, stage 6, below ``lower.py``. In: an equation that ``point_control.py`` made, and the values of its operands at
-a point. Out: the value of its result there. The results of one loop are those of one value.
+Kernels, stage 6, below ``lower_values.py``. In: an equation that ``point_control.py`` made, and the values of its
+operands at a point. Out: the value of its result there. The results of one loop are those of one value.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Random bits and keys in LoopIR: the cipher inside of fused kernels.
 
-Kernels, stage 6, below ``lower.py``, whose table of rules these are. In memory a key is 8 bytes, the high word
+Kernels, stage 6, below ``lower_values.py``, whose table of rules these are. In memory a key is 8 bytes, the high word
 before the low one; kernels see one uint64 of which the high word of the key is the low half. What is computed is
 that of ``core/ops/random_bits.py``, bit for bit: the cipher of a counter under a key.
 """

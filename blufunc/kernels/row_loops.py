@@ -1,7 +1,8 @@
 """The loops of a row: which statement stands in which, and what one loop keeps for the next.
 
-Kernels, stage 6, below ``lower.py``. In: reductions and stores, as values of LoopIR. Out: loops over lanes in an order
-in which every total is there before it is read, stores as early as they can be, and what a later loop wants is kept.
+Kernels, stage 6, below ``lower_rows.py``. In: reductions and stores, as values of LoopIR. Out: loops over lanes in an
+order in which every total is there before it is read, stores as early as they can be, and what a later loop wants is
+kept.
 """
 
 from __future__ import annotations

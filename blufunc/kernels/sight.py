@@ -17,7 +17,7 @@ from blufunc.core.passes import simplify
 from blufunc.kernels import cuda_library, cuda_opaque
 from blufunc.kernels.cost import Cost, StepCost, cost_of, cost_of_equations
 from blufunc.kernels.machine import Machine
-from blufunc.kernels.plan import Plan
+from blufunc.kernels.plan_types import Plan
 from blufunc.kernels.report import (
     Fused,
     alike,

@@ -25,13 +25,15 @@ from blufunc.kernels.epilogue import overwritten_by, with_epilogues
 from blufunc.kernels.fuse import Fusion, Opaque, Region, fuse
 from blufunc.kernels.horizontal import groups, structure
 from blufunc.kernels.indices import Index
+from blufunc.kernels.launches import Launch, Scratch
 from blufunc.kernels.loopir import Buffer, Kernel, Lanes, Reduce, Rows, Store, post_order, values_of
-from blufunc.kernels.lower import Launch, Scratch, Target
-from blufunc.kernels.plan import Placement, Plan, Value, plan
-from blufunc.kernels.plan import Step as PlanStep
+from blufunc.kernels.plan import plan
+from blufunc.kernels.plan_types import Placement, Plan, Value
+from blufunc.kernels.plan_types import Step as PlanStep
 from blufunc.kernels.point_control import with_point_control
 from blufunc.kernels.remat import rematerialise
 from blufunc.kernels.rewrite import rewrite
+from blufunc.kernels.target import Target
 
 
 @dataclass(eq=False)
@@ -92,10 +94,17 @@ Step = KernelStep | GroupStep | OpaqueStep
 
 def touched(step: Step) -> list[int]:
     """The values that a step reads or writes."""
-    if not isinstance(step, OpaqueStep):
-        return list(step.values)
-    read = [o[0] for o in step.operands if isinstance(o, tuple)]
-    return [*read, *(r for r in step.results if r is not None)]
+    return [value for value, _ in accesses(step)]
+
+
+def accesses(step: Step) -> list[tuple[int, bool]]:
+    """The values that a step reads or writes, and whether it may write them."""
+    if isinstance(step, OpaqueStep):
+        read = [(o[0], False) for o in step.operands if isinstance(o, tuple)]
+        return [*read, *((r, True) for r in step.results if r is not None)]
+    members = step.members if isinstance(step, GroupStep) else (step,)
+    pairs = [zip(m.values, m.kernel.buffers, strict=True) for m in members]
+    return [(value, buffer.written) for pair in pairs for value, buffer in pair]
 
 
 @dataclass(eq=False)

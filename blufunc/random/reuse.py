@@ -41,7 +41,8 @@ def consume(name: str, key: Any) -> None:
     held: Any = key
     if isinstance(key, Array):
         number = id(key)
-        held = weakref.ref(key, lambda _: _uses.pop(number, None))
+        forget = _uses.pop  # at the end of the process modules lose their names before keys go
+        held = weakref.ref(key, lambda _: forget(number, None))
     _uses[id(key)] = (held, trace, call)
 
 

@@ -25,10 +25,10 @@ from blufunc.kernels.host_program import HOST, Runner, aligned
 from blufunc.kernels.loop_check import check_kernel
 from blufunc.kernels.loop_interpreter import run as interpret_kernel
 from blufunc.kernels.loopir import Buffer, Kernel
-from blufunc.kernels.lower import Target
 from blufunc.kernels.numpy_program import Program
 from blufunc.kernels.quiet import quietly
 from blufunc.kernels.steps import GroupStep, KernelStep, Schedule, schedule
+from blufunc.kernels.target import Target
 from blufunc.transforms.jit import jit
 
 POISON = 0xA5

@@ -74,23 +74,62 @@ class Source:
 class Stream:
     """A stream is where work is put; here it is done at once, or recorded."""
 
-    def __init__(self, ptr):
-        self.ptr = ptr
+    def __init__(self, ptr, fake=None):
+        self.ptr, self.fake = ptr, fake
 
     def synchronize(self):
         pass
 
+    def wait_event(self, event):
+        self.fake.recording[self.ptr].append(event)
+
+
+class Event:
+    """What passes when the work before it is done, and is waited for on other streams."""
+
+    def __init__(self, stream):
+        self.stream, self.place = stream.ptr, len(stream.fake.recording[stream.ptr])
+
 
 class Graph:
-    """Recorded work, and what keeps its memory alive."""
+    """Recorded work by streams, and what keeps its memory alive.
+
+    Each launch lets another stream run as far ahead as events let it: what was not waited for is seen.
+    """
 
     def __init__(self, fake, work, keep):
         self.fake, self.work, self.keep = fake, work, keep
+        self.launched = 0
 
     def launch(self):
         self.fake.replays += 1
-        for run in self.work:
-            run()
+        self.launched += 1
+        order = sorted(self.work, reverse=self.launched % 2 == 1)
+        done = dict.fromkeys(order, 0)
+        while any(done[s] < len(self.work[s]) for s in order):
+            for stream in order:
+                if self.go(stream, done):
+                    break
+            else:
+                raise AssertionError("streams wait for each other")
+        first = self.work[min(order)]
+        joined = {e.stream for e in first if isinstance(e, Event) and e.place == len(self.work[e.stream])}
+        assert joined >= {s for s in order if self.work[s]} - {min(order)}, (
+            "the capture has streams that go on"
+        )
+
+    def go(self, stream, done):
+        """Run what comes next on a stream, if it need not wait."""
+        if done[stream] == len(self.work[stream]):
+            return False
+        what = self.work[stream][done[stream]]
+        if isinstance(what, Event):
+            if done[what.stream] < what.place:
+                return False
+        else:
+            what()
+        done[stream] += 1
+        return True
 
 
 class Launch:
@@ -186,15 +225,22 @@ class FakeCuda:
         return self.recording is not None and cuda_runtime.is_capturing(2)
 
     def do(self, run, stream):
-        assert stream == (2 if self.captures() else 1), "work for a stream that is not the current one"
-        self.recording.append(run) if self.captures() else run()
+        if self.captures():
+            self.recording[stream].append(run)
+        else:
+            assert stream == 1, "work for a stream that is not the current one"
+            run()
 
-    def capture(self, run, device=0, keep=()):
-        stream, own = Stream(2), Source(self)
-        self.recording, self.own = [], cuda_memory.Pool(0, own)
+    def recorded(self, stream):
+        """An event; outside of a capture a number that grows with work, for times."""
+        return Event(stream) if self.captures() else self.launches + self.products
+
+    def capture(self, run, device=0, keep=(), streams=1):
+        made, own = [Stream(2 + i, self) for i in range(streams)], Source(self)
+        self.recording, self.own = {s.ptr: [] for s in made}, cuda_memory.Pool(0, own)
         try:
-            with cuda_runtime.redirected(device, stream):
-                run(stream)
+            with cuda_runtime.redirected(device, made[0], made[1:]):
+                run(made)
             return Graph(self, self.recording, (keep, self.own, run))
         finally:
             self.recording = None
@@ -370,7 +416,7 @@ def install(monkeypatch):
         (cuda_runtime, "copy_out", fake.copy_out),
         (cuda_runtime, "copy_on_device", fake.copy),
         (cuda_runtime, "fill_zero", fake.fill_zero),
-        (cuda_runtime, "recorded", lambda stream: fake.launches + fake.products),
+        (cuda_runtime, "recorded", fake.recorded),
         (cuda_runtime, "seconds_between", lambda start, stop: (stop - start) / 1e3),
         (cuda_memory, "_pools", {0: fake.pool}),
         (cuda_library, "run", fake.library),

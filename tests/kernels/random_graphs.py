@@ -18,7 +18,7 @@ import blufunc.numpy as bnp
 from blufunc import lax
 from blufunc.core import dtypes
 from blufunc.core.array import from_numpy
-from blufunc.kernels.lower import Target
+from blufunc.kernels.target import Target
 from tests.kernels.differential import Case, case
 
 Choose = Callable[[Sequence], Any]

@@ -12,7 +12,8 @@ from blufunc.core.array import from_numpy
 from blufunc.core.passes import inline_bodies, simplify
 from blufunc.kernels.alike import Lowered
 from blufunc.kernels.fuse import Region, fuse
-from blufunc.kernels.lower import Scratch, lower
+from blufunc.kernels.launches import Scratch
+from blufunc.kernels.lower import lower
 from tests.kernels import random_graphs
 from tests.kernels.differential import SMALL
 

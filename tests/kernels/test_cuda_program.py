@@ -469,7 +469,7 @@ def test_what_the_host_takes_part_in_is_no_graph(fake, cuda):
 
 
 def test_a_capture_that_fails_is_told_and_not_tried_again(fake, cuda, monkeypatch, capsys):
-    def capture(run, device=0, keep=()):
+    def capture(run, device=0, keep=(), streams=1):
         raise RuntimeError("cudaErrorStreamCaptureInvalidated")
 
     monkeypatch.setattr(fake_cuda.cuda_graph, "capture", capture)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from blufunc import errors
-from blufunc.config import config
 from blufunc.core import dtypes
 from blufunc.kernels import cuda_graph, cuda_memory, cuda_runtime
 
@@ -225,49 +224,6 @@ def no_device(monkeypatch):
     monkeypatch.setattr(cuda_runtime, "use_device", lambda device: None)
 
 
-class Captured:
-    launches = 0
-
-    def launch(self):
-        self.launches += 1
-
-
-@pytest.mark.parametrize("warm", [0, 1, 3])
-def test_a_replay_warms_up_is_captured_once_and_is_launched(no_device, monkeypatch, warm):
-    ran, graph = [], Captured()
-    monkeypatch.setattr(cuda_graph, "capture", lambda run, device, keep: graph)
-    replay = cuda_graph.Replay(ran.append, warm=warm)
-    for _ in range(5):
-        replay()
-    assert len(ran) == warm and graph.launches == 5 - warm
-
-
-def test_a_replay_that_cannot_be_captured_tries_once(no_device, monkeypatch, capsys):
-    ran, tried = [], []
-
-    def capture(run, device, keep):
-        tried.append(run)
-        raise RuntimeError("cudaErrorStreamCaptureUnsupported")
-
-    monkeypatch.setattr(cuda_graph, "capture", capture)
-    monkeypatch.setattr(config, "debug", "launch")
-    replay = cuda_graph.Replay(ran.append, name="step")
-    for _ in range(4):
-        replay()
-    assert len(ran) == 4 and len(tried) == 1
-    assert capsys.readouterr().err.count("step runs kernel by kernel") == 1
-
-
-def test_errors_of_ours_are_no_reason_to_go_on(no_device, monkeypatch):
-    def capture(run, device, keep):
-        raise errors.CompileError("the kernel is wrong.")
-
-    monkeypatch.setattr(cuda_graph, "capture", capture)
-    replay = cuda_graph.Replay(lambda stream: None, warm=0)
-    with pytest.raises(errors.CompileError):
-        replay()
-
-
 def test_only_the_thread_that_captures_is_redirected(monkeypatch):
     monkeypatch.setattr(cuda_runtime, "compute_stream", lambda device: f"compute {device}")
     other = type("Other", (), {"ptr": 9})()
@@ -401,23 +357,55 @@ def test_more_shared_memory_than_a_block_has_by_itself(module):
 
 
 @gpu
-def test_a_program_becomes_a_graph(module):
+def test_work_becomes_a_graph(module):
     n = 256
     x, y = cuda_memory.to_device(np.ones(n, np.float32)), cuda_memory.to_device(np.zeros(n, np.float32))
     launch = module.kernel("axpy").prepare((1,), (256,), 0, [x, y, np.float32(1), np.int32(n)])
-    calls = []
 
-    def run(stream):
-        calls.append(stream.ptr)
+    def run(streams):
         for _ in range(3):
-            launch(stream.ptr)
+            launch(streams[0].ptr)
 
-    replay = cuda_graph.Replay(run, keep=(x, y))
-    for _ in range(5):
-        replay()
-    assert replay.why is None and replay.graph is not None
-    assert len(calls) == 2, "once by itself, once to be captured"
+    run([cuda_runtime.compute_stream()])
+    graph = cuda_graph.capture(run, keep=(x, y))
+    np.testing.assert_array_equal(cuda_memory.to_host(y), np.full(n, 3))
+    for _ in range(4):
+        graph.launch()
     np.testing.assert_array_equal(cuda_memory.to_host(y), np.full(n, 15))
+
+
+@gpu
+def test_streams_of_a_graph_meet_at_events(module):
+    n = 1 << 22
+    arrays = [cuda_memory.to_device(np.full(n, i, np.float32)) for i in range(3)]
+    x, y, z = arrays
+    add = [
+        module.kernel("axpy").prepare((n // 256,), (256,), 0, [a, b, np.float32(1), np.int32(n)])
+        for a, b in ((x, y), (y, z), (z, x))
+    ]
+
+    def run(streams):
+        first, second = streams
+        add[0](first.ptr)
+        second.wait_event(cuda_runtime.recorded(first))
+        add[1](second.ptr)
+        first.wait_event(cuda_runtime.recorded(second))
+        add[2](first.ptr)
+
+    run(plain := [cuda_runtime.new_stream(), cuda_runtime.new_stream()])
+    for stream in plain:
+        stream.synchronize()
+    want = [np.float32(i) for i in range(3)]
+    graph = cuda_graph.capture(run, keep=(x, y, z), streams=2)
+    for i, a in enumerate(arrays):
+        cuda_runtime.copy_in(a.ptr, np.full(n, i, np.float32))
+    for _ in range(5):
+        graph.launch()
+        want[1] += want[0]
+        want[2] += want[1]
+        want[0] += want[2]
+    for a, w in zip(arrays, want, strict=True):
+        np.testing.assert_array_equal(cuda_memory.to_host(a), np.full(n, w))
 
 
 @gpu
@@ -425,35 +413,32 @@ def test_what_cupy_does_is_captured_too():
     x = cuda_memory.to_device(np.arange(1000, dtype=np.float32))
     out = cuda_memory.allocate((1000,), F32)
 
-    def run(stream):
+    def run(streams):
         with cuda_memory.library_scope():
             cuda_memory.as_cupy(out)[...] = (cuda_memory.as_cupy(x) * 2 + 1) * 3
 
-    replay = cuda_graph.Replay(run, keep=(x, out))
+    run([])
+    graph = cuda_graph.capture(run, keep=(x, out))
     for i in range(4):
         cuda_runtime.copy_in(x.ptr, np.arange(1000, dtype=np.float32) + i)
-        replay()
+        graph.launch()
         np.testing.assert_array_equal(cuda_memory.to_host(out), ((np.arange(1000) + i) * 2 + 1) * 3)
-    assert replay.graph is not None, replay.why
 
 
 @gpu
-def test_what_cannot_be_captured_runs_by_itself(module, monkeypatch, capsys):
-    monkeypatch.setattr(config, "debug", "launch")
+def test_what_cannot_be_captured_is_an_error_of_cuda(module):
     n = 256
     x, y = cuda_memory.to_device(np.ones(n, np.float32)), cuda_memory.to_device(np.zeros(n, np.float32))
     launch = module.kernel("axpy").prepare((1,), (256,), 0, [x, y, np.float32(1), np.int32(n)])
 
-    def run(stream):
-        launch(stream.ptr)
-        stream.synchronize()
+    def run(streams):
+        launch(streams[0].ptr)
+        streams[0].synchronize()
 
-    replay = cuda_graph.Replay(run, name="the test's program")
-    for _ in range(4):
-        replay()
-    np.testing.assert_array_equal(cuda_memory.to_host(y), np.full(n, 4))
-    assert replay.graph is None and replay.why
-    assert "the test's program runs kernel by kernel" in capsys.readouterr().err
+    with pytest.raises(RuntimeError, match="cudaErrorStreamCapture"):
+        cuda_graph.capture(run, keep=(x, y))
+    launch(cuda_runtime.compute_stream().ptr)
+    np.testing.assert_array_equal(cuda_memory.to_host(y), np.ones(n))
 
 
 @gpu

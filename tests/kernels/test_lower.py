@@ -26,8 +26,8 @@ from blufunc.kernels.loopir import (
     load,
     read,
 )
-from blufunc.kernels.lower import Target
 from blufunc.kernels.steps import same_place
+from blufunc.kernels.target import Target
 from tests.kernels.differential import LIKE_A_GPU, SMALL, case
 from tests.kernels.test_kernel_counts import cross_entropy, dropout, layer_norm
 

@@ -8,7 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as hs
 
 from blufunc import errors
-from blufunc.kernels.plan import Placement, Step, Value, check_plan, plan, simulate
+from blufunc.kernels.plan import plan
+from blufunc.kernels.plan_check import check_plan, simulate
+from blufunc.kernels.plan_types import Placement, Step, Value
 
 KIB = 1024
 

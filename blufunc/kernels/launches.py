@@ -1,0 +1,34 @@
+"""What lowering gives: kernels with their operands.
+
+Kernels, stage 6, behind ``lower.py``. In: kernels of LoopIR. Out: launches, which ``steps.py`` puts in order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from blufunc.core.jaxpr import Var
+from blufunc.kernels.loopir import Buffer, Kernel
+
+
+@dataclass(frozen=True, eq=False)
+class Scratch:
+    """Memory between a kernel and its finish."""
+
+    dtype: np.dtype
+    size: int
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+        return self.size * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel, and what its buffers are."""
+
+    kernel: Kernel
+    operands: dict[Buffer, Var | Scratch]

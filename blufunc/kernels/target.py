@@ -1,0 +1,46 @@
+"""What passes and lowering must know of the machine.
+
+Kernels, stages 5 and 6. In: nothing; each dialect makes one. Out: a ``Target``, whose numbers decide how rows are cut
+and what is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a lowering must know of the machine.
+
+    Attributes:
+      chunks: from the rows and the lanes of a reduction over rows to the number of chunks that rows are cut in.
+      total_chunks: from the elements of a reduction over everything to the number of chunks.
+      tile_chunks: the same where no number of a whole row is needed, from the rows and the number of tiles that each is
+        cut in; None: as ``chunks``.
+      finish_bytes: up to how much chunks of rows find for one tile of columns, to be added up at the kernel's end.
+      keep_bytes: how much a grid point may keep of its row between loops.
+      keep_loads: whether what was read is kept too: not where a cache does that.
+      tile: up to how many columns a chunk adds up at a time.
+      wide_tile: from how many elements there are to the same, where elements are stored too; None: as ``tile``.
+      batch_first: whether products want their batch axes side by side in memory.
+      epilogues: whether products can add something to what they compute.
+      group: whether kernels that do the same to different arrays are launched as one.
+      recompute: whether what is cheap to compute again is not kept for later, where memory is scarcer than time.
+      scarce_bytes: from which peak on memory is scarce: smaller programs compute nothing again.
+    """
+
+    chunks: Callable[[int, int], int]
+    total_chunks: Callable[[int], int]
+    keep_bytes: int
+    keep_loads: bool
+    tile: int
+    tile_chunks: Callable[[int, int], int] | None = None
+    finish_bytes: int = 0
+    wide_tile: Callable[[int], int] | None = None
+    batch_first: bool = False
+    epilogues: bool = False
+    group: bool = False
+    recompute: bool = False
+    scarce_bytes: int = 0
