@@ -1,7 +1,7 @@
 """Who holds a buffer: reference counts, by which a backend tells whether a donated array is alone with its memory.
 
-Core, before stage 8. Counts are of many objects in one pass without Python for each: a step of training donates hundreds
-of arrays.
+Core, before stage 8. Many objects are counted in one pass, without Python for each: a step of training donates
+hundreds of arrays.
 """
 
 from __future__ import annotations

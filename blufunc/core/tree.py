@@ -347,7 +347,10 @@ def leaves_like(treedef: TreeDef, tree: PyTree) -> list[Leaf] | None:
             _up_to(treedef.spec, tree, found)
     except (_Mismatch, UnsortableKeys):
         return None
-    return None if any([KINDS[cls] for cls in {type(x) for x in found}]) else found
+    for cls in {type(x) for x in found}:
+        if KINDS[cls] is not None:  # what stands in the place of a leaf is a container
+            return None
+    return found
 
 
 def leaves(tree: PyTree, is_leaf: IsLeaf = None) -> list[Leaf]:

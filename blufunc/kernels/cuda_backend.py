@@ -79,8 +79,11 @@ class CudaBackend:
 
     def claim(self, buffers: list[DeviceBuffer], donated: Sequence[bool]) -> None:
         """Copy the donated buffers that another array, or whose memory another buffer or library, still sees."""
+
         def counts() -> tuple[Iterator[int], Iterator[int]]:
-            return references(compress(buffers, donated)), references(map(_STORAGE, compress(buffers, donated)))
+            return references(compress(buffers, donated)), references(
+                map(_STORAGE, compress(buffers, donated))
+            )
 
         holders, sharers = counts()  # the array and ``buffers`` hold a buffer, which alone has its storage
         if max(holders) <= ALONE + 1 and max(sharers) <= ALONE:

@@ -364,8 +364,7 @@ class Executor:
             self.launch(bases, streams[0])
             return
         cuda_runtime.use_device(self.device)
-        for root, buffer in enumerate(bases):
-            self.bind(root, buffer)
+        self.bind(0, bases)
         order = cuda_streams.turns([self._task(w) for w in self.works], len(streams))
         awaited = {n for turn in order for n in turn.waits}
         passed, begin = {}, cuda_runtime.recorded(streams[0])
@@ -410,9 +409,7 @@ class Executor:
         Args:
           fresh: whether what steps made must be copied: a graph makes it in the same place every time.
         """
-        return [
-            bases[m] if m.__class__ is int else m(self, bases, dynamic, fresh) for m in self._makers
-        ]
+        return [bases[m] if isinstance(m, int) else m(self, bases, dynamic, fresh) for m in self._makers]
 
     def copied(self, buffer: DeviceBuffer) -> DeviceBuffer:
         """A buffer of its own with the same values."""
@@ -463,7 +460,8 @@ class Allocator:
     def __init__(self, made: Schedule, device: int, name: str):
         self.made, self.device, self.name = made, device, name
         labels = [made.plan.values[v].label for v in made.plan.allocations]
-        self._blocks = list(zip(block_types(made), labels, strict=True))
+        pairs = zip(block_types(made), labels, strict=True)
+        self._blocks = [(aval.shape, aval.dtype, label) for aval, label in pairs]
 
     def __call__(self, aval: ShapedArray, label: str) -> DeviceBuffer:
         if cuda_runtime.is_capturing(cuda_runtime.work_stream(self.device).ptr):
@@ -489,7 +487,12 @@ class Allocator:
 
     def blocks(self) -> list[DeviceBuffer]:
         """The allocations that the plan asks for: the results that take over none of the arguments."""
-        return [self(aval, label) for aval, label in self._blocks]
+        if cuda_runtime.is_capturing(cuda_runtime.work_stream(self.device).ptr):
+            return [
+                _captured(ShapedArray(shape, dtype), self.device, label)
+                for shape, dtype, label in self._blocks
+            ]
+        return cuda_memory.pool(self.device).allocate_all(self._blocks, self.made.plan.peak_bytes)
 
 
 def _captured(aval: ShapedArray, device: int, label: str) -> DeviceBuffer:

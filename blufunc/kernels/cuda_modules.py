@@ -8,9 +8,9 @@ so that some of them share one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from blufunc.config import config
 from blufunc.kernels import cuda_runtime, nvrtc
@@ -23,8 +23,11 @@ from blufunc.kernels.steps import GroupStep, KernelStep, Schedule
 
 _PER_MODULE = 16
 
-Addresses = MutableSequence[int]
-"""The addresses that a launch takes: what is assigned to them is what the next run gets."""
+
+class Addresses(Protocol):
+    """The addresses that a launch takes: what is assigned to one is what the next run gets."""
+
+    def __setitem__(self, i: int, address: int, /) -> None: ...
 
 
 @dataclass(frozen=True)

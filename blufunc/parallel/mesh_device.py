@@ -132,7 +132,7 @@ class MeshBackend:
     def _claimed(self, buffer: ShardedBuffer, shared: bool) -> ShardedBuffer:
         """A buffer of the shards, which ``buffer`` holds as the array of each of them would."""
         shards: list[Any] = list(buffer.shards)
-        for rank, device in enumerate(self.mesh.device_list):
+        for rank, device in enumerate(buffer.devices):
             one = shards[rank : rank + 1]
             if not shared:  # else this reference is that of whoever sees ``buffer`` too
                 shards[rank] = None

@@ -181,7 +181,7 @@ class Jitted:
         self.max_traces = None if max_traces is None else static_int(max_traces, "jit", "max_traces")
         self.trace_count = 0
         self._entries: dict[Key, Entry] = {}
-        self._all_dynamic = not self.static_nums and not self.static_names
+        self._plain = not self.static_nums and not self.static_names
         self._fast: dict[tuple, Entry] = {}
         # The structure of the last call's arguments, and of the positional ones if there were no others.
         self._last = tree.LEAF, tree.LEAF
@@ -194,7 +194,7 @@ class Jitted:
         return self if obj is None else functools.partial(self, obj)
 
     def __call__(self, *args, **kwargs):
-        if self._all_dynamic and state.trace is EVAL and not state.context:
+        if self._plain and state.trace is EVAL and not state.context:
             arrays: Sequence = args
             types: list = [a.aval for a in args if a.__class__ is Array]
             if kwargs or len(types) != len(args):
@@ -282,7 +282,7 @@ class Jitted:
 
     def _split(self, args: tuple, kwargs: dict) -> _CallArguments:
         """Divide the arguments into dynamic leaves and static values."""
-        if self._all_dynamic:
+        if self._plain:
             return _CallArguments(*self._flatten(args, kwargs), (), args, kwargs)
         n = len(args)
         static_nums = {i for i in self.static_nums if i < n}
@@ -359,7 +359,7 @@ class Jitted:
         if key.context:  # scopes may be entered without end: the last few are enough
             for old in [k for k in self._entries if k.context][:-_SCOPES_KEPT]:
                 del self._entries[old]
-        if self._all_dynamic and not key.context and not any(isinstance(c, Tracer) for c in entry.consts):
+        if self._plain and not key.context and not any(isinstance(c, Tracer) for c in entry.consts):
             self._fast[(call.in_tree, *key.types)] = entry
             if not call.kwargs and all(a.__class__ is Array for a in call.args):
                 self._fast[key.types] = entry

@@ -39,7 +39,7 @@ class Entry:
     donated: tuple[bool, ...]  # which arguments, constants aside, are
     single: bool  # one array is all it returns
     programs: dict[Any, Callable] = field(default_factory=dict)
-    ran: tuple[backend.Device | None, Any] = (None, None)  # where a call ran last, and its program
+    ran: tuple[Any, Any] = (None, None)  # where a call ran last, and its program
     copies: dict[backend.Device, list[Array]] = field(default_factory=dict)  # what it closes over
     taken: tuple[bool, ...] = ()  # which parameters of the jaxpr lose their buffers; empty where none do
 

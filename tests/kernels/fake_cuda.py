@@ -53,8 +53,11 @@ class Source:
         self.fake, self.total, self.live, self.free = fake, total, {}, {}
         fake.sources.add(self)
 
-    def malloc(self, nbytes):
+    def malloc(self, sizes):
         assert self.fake.captures() == (self is not self.fake.source), "memory of the wrong pool"
+        return [self._block(nbytes) for nbytes in sizes]
+
+    def _block(self, nbytes):
         size = -(-nbytes // 512) * 512
         if sum(self.live.values()) + size > self.total:
             raise MemoryError

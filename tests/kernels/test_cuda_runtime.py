@@ -114,10 +114,10 @@ class Source:
     def __init__(self, total, cached=0):
         self.total, self.cached, self.used, self.address, self.freed = total, cached, 0, 0, 0
 
-    def malloc(self, nbytes):
-        if self.used + self.cached + nbytes > self.total:
+    def malloc(self, sizes):
+        if self.used + self.cached + sum(sizes) > self.total:
             raise MemoryError
-        return Memory(self, nbytes)
+        return [Memory(self, nbytes) for nbytes in sizes]
 
     def free_unused(self):
         self.freed += 1
