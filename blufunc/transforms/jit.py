@@ -196,14 +196,14 @@ class Jitted:
     def __call__(self, *args, **kwargs):
         if self._plain and state.trace is EVAL and not state.context:
             arrays: Sequence = args
-            types: list = [a.aval for a in args if a.__class__ is Array]
-            if kwargs or len(types) != len(args):
+            key: list = [a.aval for a in args if a.__class__ is Array]
+            if kwargs or len(key) != len(args):
                 arrays, in_tree = self._flatten(args, kwargs)
-                types = [in_tree, *[a.aval for a in arrays if a.__class__ is Array]]
-                if len(types) <= len(arrays):
+                key = [in_tree, *[a.aval for a in arrays if a.__class__ is Array]]
+                if len(key) != 1 + len(arrays):
                     arrays = self._values(arrays, in_tree)
-                    types[1:] = [a.aval for a in arrays if a.__class__ is Array]
-            entry = self._fast.get(tuple(types))  # not found if tracers are among them
+                    key[1:] = [a.aval for a in arrays if a.__class__ is Array]
+            entry = self._fast.get(tuple(key))  # too short to be found if tracers are among the arguments
             if entry is not None:
                 return self._run(entry, arrays)
         return self._call(args, kwargs)
@@ -317,6 +317,7 @@ class Jitted:
         leaves = tree.leaves_like(in_tree, (args, kwargs)) if kwargs else tree.leaves_like(args_tree, args)
         if leaves is None:
             leaves, in_tree = tree.flatten((args, kwargs))
+            hash(in_tree)  # raises where static data cannot be hashed, which need not be comparable either
             self._last = in_tree, tree.LEAF if kwargs else in_tree.children()[0]
         return leaves, in_tree
 
