@@ -203,7 +203,7 @@ def test_leaves_of_trees_of_one_structure(a, b):
         (Box([1], 0), Box([1], 1)),
         (Box([1], 0), Box([1, 2], 0)),
     ],
-    ids=repr,
+    ids=lambda v: None,
 )
 def test_other_structures_have_no_leaves_like_these(like, other):
     treedef = tree.structure(like)
