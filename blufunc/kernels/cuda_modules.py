@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from blufunc.config import config
 from blufunc.kernels import cuda_runtime, nvrtc
@@ -23,8 +23,11 @@ from blufunc.kernels.steps import GroupStep, KernelStep, Schedule
 
 _PER_MODULE = 16
 
-SetPointer = Callable[[int, int], None]
-"""``set_pointer(i, address)``: let the ``i``-th address that a launch takes be another one."""
+
+class Addresses(Protocol):
+    """The addresses that a launch takes: what is assigned to one is what the next run gets."""
+
+    def __setitem__(self, i: int, address: int, /) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -44,14 +47,11 @@ class Loaded:
     counters: int = 0
     table: bool = False
 
-    def prepare(self, addresses: Sequence[int]) -> tuple[Callable[[int], None], SetPointer]:
-        """A launch with these addresses, to be called with the handle of a stream; and what changes them."""
+    def prepare(self, addresses: Sequence[int]) -> tuple[Callable[[int], None], Addresses]:
+        """A launch with these addresses, to be called with the handle of a stream; and the addresses, to change."""
         values = [b"".join(a.to_bytes(8, "little") for a in addresses)] if self.table else addresses
         launch = self.function.prepare(self.grid, self.block, self.shared, values)
-        arguments = launch.arguments
-        if self.table:
-            return launch, lambda i, address: arguments.set_word(0, i, address)
-        return launch, arguments.set_pointer
+        return launch, launch.arguments.words
 
 
 class Wanted(NamedTuple):

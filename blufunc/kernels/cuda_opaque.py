@@ -143,13 +143,13 @@ def _user_kernel(executor: Executor, step: OpaqueStep, operands: Sequence[Operan
     unused = [None if r is not None else executor.own(v.aval, "a result that nobody wants") for v, r in outs]
     places = [None if r is None else executor.roots.place(r) for _, r in outs]
     loaded = cuda_modules.load_source(text, executor.device)
-    launch, set_pointer = loaded.prepare([*[0] * len(operands), *[b.ptr if b else 0 for b in unused]])
-    executor.follow(set_pointer, [*[None] * len(operands), *places])
+    launch, addresses = loaded.prepare([*[0] * len(operands), *[b.ptr if b else 0 for b in unused]])
+    executor.follow(addresses, [*[None] * len(operands), *places])
 
     def run(executor: Executor) -> None:
         given = [o.buffer(executor) for o in operands]
         for i, x in enumerate(given):
-            set_pointer(i, x.ptr)
+            addresses[i] = x.ptr
         launch(executor.stream)
 
     executor.keep(unused)

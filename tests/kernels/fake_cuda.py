@@ -54,8 +54,11 @@ class Source:
         self.fake, self.total, self.live, self.free = fake, total, {}, {}
         fake.sources.add(self)
 
-    def malloc(self, nbytes):
+    def malloc(self, sizes):
         assert self.fake.captures() == (self is not self.fake.source), "memory of the wrong pool"
+        return [self._block(nbytes) for nbytes in sizes]
+
+    def _block(self, nbytes):
         size = -(-nbytes // 512) * 512
         if sum(self.live.values()) + size > self.total:
             raise MemoryError
@@ -133,24 +136,14 @@ class Graph:
         return True
 
 
-class Arguments:
-    """The parameters of a launch."""
-
-    def __init__(self, pointers):
-        self.pointers = list(pointers)
-
-    def set_pointer(self, i, address):
-        self.pointers[i] = address
-
-
 class Launch:
     """A kernel with its addresses; the function gets these as they are when it is launched."""
 
     def __init__(self, fake, run, pointers):
-        self.fake, self.run, self.arguments = fake, run, Arguments(pointers)
+        self.fake, self.run, self.pointers = fake, run, list(pointers)
 
     def __call__(self, stream):
-        pointers = tuple(self.arguments.pointers)
+        pointers = tuple(self.pointers)
         self.fake.launches += 1
         self.fake.do(lambda: self.run(pointers), stream)
 
@@ -165,7 +158,7 @@ class Loaded:
 
     def prepare(self, pointers):
         launch = Launch(self.fake, self.run, pointers)
-        return launch, launch.arguments.set_pointer
+        return launch, launch.pointers
 
 
 class FakeCuda:
