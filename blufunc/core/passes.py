@@ -68,17 +68,27 @@ def _drop_outputs(eqn: Eqn, reads: list[bool]) -> Eqn:
     return eqn.with_vars(eqn.invars, outvars)
 
 
-def _rewrite(jaxpr: Jaxpr, step: Callable[[Eqn, list[Atom], Callable], list[Eqn]]) -> Jaxpr:
+Origins = dict[Eqn, int]
+"""For equations that compute something again on purpose, the number of the call that they are from."""
+
+
+def _rewrite(
+    jaxpr: Jaxpr, step: Callable[[Eqn, list[Atom], Callable], list[Eqn]], origins: Origins | None = None
+) -> Jaxpr:
     """Go through the equations with a substitution of variables that ``step`` extends.
 
     ``step(eqn, invars, alias)`` gets the equation and its substituted operands, returns the equations
     to put in its place, and calls ``alias(var, atom)`` to have ``atom`` stand for ``var`` from here on.
+    ``origins`` is kept up for those equations.
     """
     known: dict[Atom, Atom] = {}
     resolve, alias = known.get, known.__setitem__
     eqns: list[Eqn] = []
     for eqn in jaxpr.eqns:
-        eqns.extend(step(eqn, [resolve(a, a) for a in eqn.invars], alias))
+        made = step(eqn, [resolve(a, a) for a in eqn.invars], alias)
+        if origins and eqn in origins:
+            origins.update(dict.fromkeys(made, origins[eqn]))
+        eqns.extend(made)
     return jaxpr.replace(eqns=eqns, outvars=[resolve(a, a) for a in jaxpr.outvars])
 
 
@@ -117,14 +127,14 @@ def _put_in_place(eqn: Eqn, body: Jaxpr, invars: Sequence[Atom], alias: Callable
 
 def inline_bodies(
     jaxpr: Jaxpr, keep: Callable[[Eqn], bool] = lambda eqn: False
-) -> tuple[Jaxpr, dict[Eqn, int]]:
+) -> tuple[Jaxpr, Origins]:
     """With every call in place that only computes its body (``prim.body``), whatever rules it has for transforms.
 
     For compilers, when all transforms are done; ``keep`` says of which calls they have a kernel. Calls that compute
     something again (``prim.again``) stay apart from what computed it first: the second result is, for each of their
     equations, the number of the call it is from.
     """
-    origins: dict[Eqn, int] = {}
+    origins: Origins = {}
     count = 0
 
     def step(eqn, invars, alias):
@@ -146,10 +156,13 @@ def inline_bodies(
 
     if not any(e.prim.body for e in jaxpr.eqns):
         return jaxpr, origins
-    return _rewrite(jaxpr, step), origins
+    placed = _rewrite(jaxpr, step)
+    if any(e.prim.pointwise and not keep(e) for e in jaxpr.eqns):
+        placed = dce(cse(fold(placed, origins), origins))  # a function and its derivative have much in common
+    return placed, origins
 
 
-def fold(jaxpr: Jaxpr) -> Jaxpr:
+def fold(jaxpr: Jaxpr, origins: Origins | None = None) -> Jaxpr:
     """With equations on literals evaluated, products with one removed, and numbers used without broadcasting them."""
     numbers: dict[Any, Atom] = {}  # variables that are a number repeated, and the number
 
@@ -186,7 +199,7 @@ def fold(jaxpr: Jaxpr) -> Jaxpr:
             return [eqn.with_invars(invars)]
         return [Eqn(prim, invars, eqn.outvars, eqn.params, eqn.source)]
 
-    return _rewrite(jaxpr, step)
+    return _rewrite(jaxpr, step, origins)
 
 
 def _evaluate(prim: Primitive, literals: list[Any], params: dict) -> list[Literal]:
@@ -202,14 +215,19 @@ def _is_one(atom: Any) -> bool:
     return atom.__class__ is Literal and bool(atom.value == 1)
 
 
-def cse(jaxpr: Jaxpr) -> Jaxpr:
-    """With each distinct computation done once. Equations with effects are all kept."""
+def cse(jaxpr: Jaxpr, origins: Origins | None = None) -> Jaxpr:
+    """With each distinct computation done once. Equations with effects are all kept.
+
+    What has an origin stays apart from what is of another one, or of none.
+    """
+    origin = (origins or {}).get
     seen: dict[Any, Eqn] = {}
 
     def step(eqn, invars, alias):
         if eqn.effects or eqn.prim.opaque:
             return [eqn.with_invars(invars)]
-        key = (eqn.prim, tuple(map(_atom_key, invars)), tuple((k, exact(v)) for k, v in eqn.params.items()))
+        params = tuple((k, exact(v)) for k, v in eqn.params.items())
+        key = (eqn.prim, tuple(map(_atom_key, invars)), params, origin(eqn))
         first = seen.get(key)
         if first is not None and not any(v.__class__ is DropVar for v in first.outvars):
             for mine, theirs in zip(eqn.outvars, first.outvars, strict=True):
@@ -218,7 +236,7 @@ def cse(jaxpr: Jaxpr) -> Jaxpr:
         seen[key] = eqn = eqn.with_invars(invars)
         return [eqn]
 
-    return _rewrite(jaxpr, step)
+    return _rewrite(jaxpr, step, origins)
 
 
 def _atom_key(atom: Atom) -> Any:
