@@ -4,7 +4,7 @@ Core. Each pass takes a jaxpr and returns a new one:
 
 - ``inline_calls``: the bodies of ``jit`` equations in the place of the calls;
 - ``fold``: equations whose operands are all literals become literals, products with one vanish, so do choices
-  between equals, and numbers are not broadcast for operations that take them as they are;
+  between equals and conversions there and back, and numbers are not broadcast for operations that take them as they are;
 - ``cse``: of equations that compute the same, the first serves;
 - ``dce``: equations that nobody reads go, except for their effects.
 """
@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 
 from blufunc.config import config
-from blufunc.core import backend, check, source
+from blufunc.core import backend, check, dtypes, source
 from blufunc.core.array import Array
 from blufunc.core.cache import exact
 from blufunc.core.jaxpr import Atom, DropVar, Eqn, Jaxpr, Literal, Var
 from blufunc.core.kinds import Elementwise
-from blufunc.core.ops.elementwise import add_p, div_p, mul_p, select_p, stop_gradient_p
+from blufunc.core.ops.elementwise import add_p, convert_p, div_p, mul_p, select_p, stop_gradient_p
 from blufunc.core.primitive import Primitive
 from blufunc.core.structure import add_any_p, broadcast_in_dim_p
 
@@ -112,13 +112,17 @@ def inline_calls(jaxpr: Jaxpr, only: Primitive | None = None) -> Jaxpr:
 
 
 def _put_in_place(eqn: Eqn, body: Jaxpr, invars: Sequence[Atom], alias: Callable) -> list[Eqn]:
-    """The equations of ``body`` on new variables, in the place of a call of it."""
+    """The equations of ``body`` on new variables, in the place of a call of it.
+
+    They have its lines; those of an operation on elements, that of the call, as their definition is one of many calls.
+    """
     env: dict[Any, Atom] = dict(zip(body.invars, invars, strict=True))
     inlined = []
     for e in body.eqns:
         fresh = [DropVar(v.aval) if v.__class__ is DropVar else Var(v.aval) for v in e.outvars]
         ins = [a if a.__class__ is Literal else env[a] for a in e.invars]
-        inlined.append(Eqn(e.prim, ins, fresh, e.params, source.within(eqn.scopes, e.source)))
+        line = eqn.source if eqn.prim.pointwise else source.within(eqn.scopes, e.source)
+        inlined.append(Eqn(e.prim, ins, fresh, e.params, line))
         env.update(zip(e.outvars, fresh, strict=True))
     for var, atom in zip(eqn.outvars, body.outvars, strict=True):
         alias(var, atom if atom.__class__ is Literal else env[atom])
@@ -126,16 +130,17 @@ def _put_in_place(eqn: Eqn, body: Jaxpr, invars: Sequence[Atom], alias: Callable
 
 
 def inline_bodies(
-    jaxpr: Jaxpr, keep: Callable[[Eqn], bool] = lambda eqn: False
+    jaxpr: Jaxpr, keep: Callable[[Eqn], bool] = lambda eqn: False, origins: Origins | None = None
 ) -> tuple[Jaxpr, Origins]:
     """With every call in place that only computes its body (``prim.body``), whatever rules it has for transforms.
 
     For compilers, when all transforms are done; ``keep`` says of which calls they have a kernel. Calls that compute
     something again (``prim.again``) stay apart from what computed it first: the second result is, for each of their
-    equations, the number of the call it is from.
+    equations, the number of the call it is from. ``origins`` has those of equations that were in such calls before; it
+    is kept up, and returned.
     """
-    origins: Origins = {}
-    count = 0
+    origins = {} if origins is None else origins
+    count = max(origins.values(), default=0)
 
     def step(eqn, invars, alias):
         nonlocal count
@@ -156,15 +161,18 @@ def inline_bodies(
 
     if not any(e.prim.body for e in jaxpr.eqns):
         return jaxpr, origins
-    placed = _rewrite(jaxpr, step)
+    placed = _rewrite(jaxpr, step, origins)
     if any(e.prim.pointwise and not keep(e) for e in jaxpr.eqns):
         placed = dce(cse(fold(placed, origins), origins))  # a function and its derivative have much in common
     return placed, origins
 
 
 def fold(jaxpr: Jaxpr, origins: Origins | None = None) -> Jaxpr:
-    """With equations on literals evaluated, products with one removed, and numbers used without broadcasting them."""
+    """With equations on literals evaluated, products with one and conversions there and back removed, and numbers used
+    without broadcasting them.
+    """
     numbers: dict[Any, Atom] = {}  # variables that are a number repeated, and the number
+    narrow: dict[Any, Atom] = {}  # variables that were converted to a wider dtype, before that
 
     def step(eqn, invars, alias):
         if not eqn.outvars:
@@ -185,6 +193,13 @@ def fold(jaxpr: Jaxpr, origins: Origins | None = None) -> Jaxpr:
                 if invars[-1].aval.same_type(out.aval):
                     alias(out, invars[-1])
                     return []
+            if prim is convert_p:
+                (x,) = invars
+                if x in narrow and narrow[x].aval.same_type(out.aval):
+                    alias(out, narrow[x])
+                    return []
+                if _is_exact(x.aval.dtype, out.aval.dtype):
+                    narrow[out] = x
             if prim is mul_p or prim is div_p:
                 x, y = invars if prim is div_p or _is_one(invars[1]) else invars[::-1]
                 if _is_one(y) and x.aval.same_type(out.aval):
@@ -209,6 +224,12 @@ def _evaluate(prim: Primitive, literals: list[Any], params: dict) -> list[Litera
     outs = outs if prim.multiple_results else (outs,)
     results = host.backend.run(prim, [a.array.buffer for a in literals], params, outs)
     return [Literal(Array(r, aval, host)) for r, aval in zip(results, outs, strict=True)]
+
+
+def _is_exact(narrow: np.dtype, wide: np.dtype) -> bool:
+    """Whether conversion keeps every number of a floating dtype as it is."""
+    both = dtypes.is_floating(narrow) and dtypes.is_floating(wide)
+    return both and narrow.itemsize < wide.itemsize and wide.itemsize >= 4
 
 
 def _is_one(atom: Any) -> bool:
