@@ -161,7 +161,12 @@ def _joined(prim: Primitive, product: Eqn, activation: Eqn, operands: Any, resul
 
 @functools.lru_cache(256)
 def _body(
-    product: Primitive, numbers: tuple, activation: Primitive, definition: Jaxpr, operands: tuple, results: int
+    product: Primitive,
+    numbers: tuple,
+    activation: Primitive,
+    definition: Jaxpr,
+    operands: tuple,
+    results: int,
 ) -> Jaxpr:
     """A product, then an activation: alike for alike equations, so that it is compiled once if it is."""
     ins = [Var(a) for a in operands]
@@ -172,5 +177,7 @@ def _body(
         Eqn(product, ahead, [between], dict(numbers), None),
         Eqn(activation, [*ins[len(ahead) :], between], [y], {"jaxpr": definition}, None),
     ]
-    separate, _ = inline_bodies(Jaxpr(ins, eqns, [y, between][:results], name=f"{product.name}_{activation.name}"))
+    separate, _ = inline_bodies(
+        Jaxpr(ins, eqns, [y, between][:results], name=f"{product.name}_{activation.name}")
+    )
     return separate

@@ -67,7 +67,9 @@ _BY_CUBLASLT = (*PRODUCTS, *WITH_ACTIVATION)
 
 def planned(eqn: Eqn) -> bool:
     """Whether an equation's results are written into planned memory."""
-    by_us = eqn.prim in _BY_CUBLASLT or hasattr(eqn.prim, "cuda_source") or cuda_attention_step.is_attention(eqn)
+    by_us = (
+        eqn.prim in _BY_CUBLASLT or hasattr(eqn.prim, "cuda_source") or cuda_attention_step.is_attention(eqn)
+    )
     return by_us or cuda_scatter.rows_of(eqn) is not None
 
 

@@ -119,6 +119,7 @@ def hard_tanh(x: Any) -> Any:
 
 # -- smooth ones -----------------------------------------------------------------------------------
 
+
 @_sloped
 def _gelu_erf(x):
     gate = lax.erfc(x * -math.sqrt(0.5)) * 0.5
