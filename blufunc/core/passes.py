@@ -4,7 +4,8 @@ Core. Each pass takes a jaxpr and returns a new one:
 
 - ``inline_calls``: the bodies of ``jit`` equations in the place of the calls;
 - ``fold``: equations whose operands are all literals become literals, products with one vanish, so do choices
-  between equals and conversions there and back, and numbers are not broadcast for operations that take them as they are;
+  between equals and conversions there and back, and numbers are not broadcast for operations that take them as they
+  are;
 - ``cse``: of equations that compute the same, the first serves;
 - ``dce``: equations that nobody reads go, except for their effects.
 """

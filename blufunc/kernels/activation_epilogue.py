@@ -1,13 +1,13 @@
 """Before stage 5, for devices that can: GELU and its derivative are computed by the products that go before them.
 
-Kernels, beside ``epilogue``, and before it. In: a program in which calls of ``gelu`` and ``gelu_grad`` (``nn/gelu_call.py``)
-are equations still. Out: one that computes the same, in which
+Kernels, beside ``epilogue``, and before it. In: a program in which calls of ``gelu`` and ``gelu_grad``
+(``nn/gelu_call.py``) are equations still. Out: one that computes the same, in which
 
     y = gelu(x),          x = a @ b (+ bias)    are one equation with the results y and, where it is read, x
     d = gelu_grad(x, t),  t = a @ b             are one equation, if x is in memory before
 
-wherever that is faster; all other calls are replaced by their definitions, and are part of kernels. An equation holds as
-its body what it stands for, which is how it is run where the library refuses.
+wherever that is faster; all other calls are replaced by their definitions, and are part of kernels. An equation holds
+as its body what it stands for, which is how it is run where the library refuses.
 """
 
 from __future__ import annotations

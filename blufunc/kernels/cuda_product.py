@@ -110,7 +110,7 @@ class Product:
         operands: Sequence[Operand],
         otherwise: Callable[[Executor], None],
     ) -> Product | None:
-        """The product that an equation of ``PRODUCTS`` or ``WITH_ACTIVATION`` is; None if the library has none for it."""
+        """The product that an equation of ``PRODUCTS`` or ``WITH_ACTIVATION`` is; None if the library has none."""
         eqn, out = step.eqn, step.eqn.outvars[0].aval
         factors, third = operands[:2], (operands[2] if len(operands) > 2 else None)
         sides = [_Side(x) for x in factors]

@@ -1,14 +1,14 @@
 """GELU as one operation: the primitives behind ``nn.gelu(x, approximate=True)``.
 
 A face, below ``activations.py``. An equation holds its definition as a jaxpr, as attention's does. Every compiler puts
-the definitions in their place, where they fuse like any elementwise operations, but for those that a library computes in
-the epilogue of a product of matrices (``kernels/activation_epilogue.py``). Two primitives:
+the definitions in their place, where they fuse like any elementwise operations, but for those that a library computes
+in the epilogue of a product of matrices (``kernels/activation_epilogue.py``). Two primitives:
 
     gelu       x -> gelu(x)
     gelu_grad  x, t -> gelu'(x) * t
 
-The second is the derivative of the first in either direction, as each element of the result is of one element of x: it is
-linear in t, and its own transpose. So what reverse mode keeps is x.
+The second is the derivative of the first in either direction, as each element of the result is of one element of x:
+it is linear in t, and its own transpose. So what reverse mode keeps is x.
 
     gelu(x) = x * gate,  gate = (1 + tanh(c x + c3 x**3)) / 2,  c = sqrt(2 / pi),  c3 = 0.044715 c
 
@@ -94,6 +94,11 @@ class _Pointwise(Call):
 
     def staged(self, avals: Sequence[ShapedArray]) -> Jaxpr:
         return _staged(type(self).definition, tuple([a.strong() for a in avals]), state.context)
+
+    def call(self, jaxpr: Jaxpr, args: Sequence[Any], params: dict) -> list[Any]:
+        """What a transform made of the definition is a plain call."""
+        closed, consts = jaxpr.hoist()
+        return jit_p.bind(*consts, *args, jaxpr=closed, name=self.name)
 
     def evaluate(self, args, params):
         """Equation by equation, as any function of arrays outside of a program."""

@@ -70,17 +70,21 @@ JOINED = {
         [BIAS_GELU], lambda x, w, b: nn.gelu(bnp.einsum("bmk,khn->bmhn", x, w) + b), X, half(16, 3, 8), half(3, 8)
     ),
     "the argument is returned": ([BIAS_GELU], lambda x, w, b: (nn.gelu(h := x @ w + b), h), X, W, B),
-    "a kernel reads the argument": ([BIAS_GELU, KERNEL], lambda x, w, b: (nn.gelu(h := x @ w + b), bnp.tanh(h)), X, W, B),
+    "a kernel reads the argument": (
+        [BIAS_GELU, KERNEL], lambda x, w, b: (nn.gelu(h := x @ w + b), bnp.tanh(h)), X, W, B
+    ),
     "a kernel reads the result": ([GELU, KERNEL], lambda x, w: bnp.tanh(nn.gelu(x @ w)), X, W),
     "vmap": ([GELU], lambda x, w: bf.vmap(lambda x: nn.gelu(x @ w))(x), X, W),
     "backward": (
         [DGELU], lambda h, dy, v: bf.vjp(nn.gelu, h)[1](dy @ v.T)[0], half(16, 24), half(16, 8), half(24, 8)
     ),
     "backward, float16": (
-        [DGELU], lambda h, dy, v: bf.vjp(nn.gelu, h)[1](dy @ v.T)[0], *[half(*s, dtype=F16) for s in ((16, 24), (16, 8), (24, 8))]
+        [DGELU], lambda h, dy, v: bf.vjp(nn.gelu, h)[1](dy @ v.T)[0],
+        *[half(*s, dtype=F16) for s in ((16, 24), (16, 8), (24, 8))],
     ),
     "backward, at an argument of another shape": (
-        [DGELU], lambda h, dy, v: bf.vjp(nn.gelu, h.reshape(16, 24))[1](dy @ v.T)[0], half(4, 96), half(16, 8), half(24, 8)
+        [DGELU], lambda h, dy, v: bf.vjp(nn.gelu, h.reshape(16, 24))[1](dy @ v.T)[0],
+        half(4, 96), half(16, 8), half(24, 8),
     ),
     "two layers": ([BIAS_GELU, DOT], two_layers, X, W, B, V),
     "two layers in float16": ([BIAS_GELU, DOT], two_layers, *HALF),
