@@ -168,6 +168,14 @@ def inline_bodies(
     return placed, origins
 
 
+def inline_pointwise(jaxpr: Jaxpr) -> Jaxpr:
+    """Simplified, with the equations of operations on elements in their place (``prim.pointwise``), other calls kept.
+
+    For programs that run one equation after the other.
+    """
+    return inline_bodies(simplify(jaxpr), lambda eqn: not eqn.prim.pointwise)[0]
+
+
 def fold(jaxpr: Jaxpr, origins: Origins | None = None) -> Jaxpr:
     """With equations on literals evaluated, products with one and conversions there and back removed, and numbers used
     without broadcasting them.
