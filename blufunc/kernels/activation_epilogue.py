@@ -26,8 +26,8 @@ from blufunc.core.passes import Origins, dce, inline_bodies
 from blufunc.core.primitive import Primitive
 from blufunc.kernels.epilogue import SUMS, Products, dot_bias_p
 
-LEAST_ELEMENTS = 4096 * 1536
-"""Below this many elements of a result nothing was measured to be gained."""
+LEAST_ELEMENTS = 4096 * 3072
+"""Below this many elements of a result forward and backward together were not measured to gain (``docs/design/004``)."""
 
 # -- the equations -----------------------------------------------------------------------------------
 
