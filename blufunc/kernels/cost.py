@@ -17,7 +17,7 @@ from blufunc.core.jaxpr import DropVar, Eqn, Jaxpr, Literal, subjaxprs
 from blufunc.core.ops.barrier import optimization_barrier_p
 from blufunc.core.ops.convolution import conv_general_dilated_p
 from blufunc.core.ops.dot import dot_general_p
-from blufunc.core.passes import simplify
+from blufunc.core.passes import inline_pointwise, simplify
 from blufunc.kernels import scalars
 from blufunc.kernels.access import moves
 from blufunc.kernels.epilogue import PRODUCTS
@@ -154,7 +154,7 @@ def cost_of(made: Schedule, on_host: Callable[[Eqn], bool] | None = None) -> Cos
 
 def cost_of_equations(jaxpr: Jaxpr) -> Cost:
     """The cost of a program that runs equation by equation, as NumPy calls."""
-    return Cost(tuple(of_eqn(e, "reference") for e in simplify(jaxpr).eqns))
+    return Cost(tuple(of_eqn(e, "reference") for e in inline_pointwise(jaxpr).eqns))
 
 
 def _of_step(step: Step, made: Schedule, on_host: Callable[[Eqn], bool] | None) -> StepCost:

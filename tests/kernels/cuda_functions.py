@@ -11,7 +11,7 @@ import numpy as np
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import lax, nn
-from blufunc.core.passes import simplify
+from blufunc.core.passes import inline_bodies, simplify
 from blufunc.kernels.cstyle_cuda import CUDA
 from blufunc.kernels.fuse import Region, fuse
 from blufunc.kernels.lower import lower
@@ -33,8 +33,8 @@ SMALL = dataclasses.replace(
 def kernels(function, shapes, target=CUDA):
     """The kernels of a function of arrays of ``shapes``: pairs of shape and dtype."""
     jaxpr = bf.make_jaxpr(function)(*[bf.ShapeDtypeStruct(s, d) for s, d in shapes])
-    jaxpr = with_point_control(simplify(getattr(jaxpr, "jaxpr", jaxpr)), {})
-    fusion = fuse(jaxpr)
+    jaxpr, origins = inline_bodies(simplify(getattr(jaxpr, "jaxpr", jaxpr)))
+    fusion = fuse(with_point_control(jaxpr, origins))
     return [x.kernel for s in fusion.steps if isinstance(s, Region) for x in lower(s, fusion, target)]
 
 

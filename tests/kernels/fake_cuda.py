@@ -287,6 +287,11 @@ class FakeCuda:
         return results
 
 
+def gelu(x):
+    """The tanh form."""
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
 class Plan:
     """``cublaslt.Plan`` by NumPy: row-major matrices at addresses."""
 
@@ -301,14 +306,15 @@ class Plan:
     def run(self, a, b, c, d, bias=0, aux=0, alpha=1, beta=0, stream=0):
         self.fake.products += 1
         self.fake.epilogues += [self.gemm.epilogue or "accumulate"] * (
-            self.gemm.reads_c or self.gemm.has_bias
+            self.gemm.reads_c or self.gemm.epilogue is not None
         )
-        for address in (a, b, c, d, bias):
+        for address in (a, b, c, d, bias, aux):
             assert address % self.gemm.alignment == 0
-        assert (c != 0, bias != 0, beta) == (self.gemm.reads_c, self.gemm.has_bias, self.gemm.reads_c)
-        self.fake.do(lambda: quietly(self._multiply, a, b, c, d, bias), stream)
+        given = (c != 0, bias != 0, aux != 0, beta)
+        assert given == (self.gemm.reads_c, self.gemm.has_bias, self.gemm.has_aux, self.gemm.reads_c)
+        self.fake.do(lambda: quietly(self._multiply, a, b, c, d, bias, aux), stream)
 
-    def _multiply(self, a, b, c, d, bias):
+    def _multiply(self, a, b, c, d, bias, aux):
         g = self.gemm.layout
         rows_a, columns_a = (g.k, g.m) if g.trans_a else (g.m, g.k)
         rows_b, columns_b = (g.n, g.k) if g.trans_b else (g.k, g.n)
@@ -326,6 +332,16 @@ class Plan:
             out = out + self._matrices(c, self.gemm.d, g.m, g.n, g.ldd, g.stride_d).astype(wide)
         if bias:
             out = out + self.fake.array(bias, (g.n,), self.gemm.d).astype(wide)
+        epilogue = self.gemm.epilogue or ""
+        if aux:
+            stored = self._matrices(aux, self.gemm.d, g.m, g.n, g.ldd, g.stride_d)
+        if epilogue == "dgelu":
+            x = stored.astype(np.float64)
+            out = out * (gelu(x + 1e-4) - gelu(x - 1e-4)) / 2e-4
+        elif epilogue.startswith("gelu"):
+            if aux:
+                stored[...] = out.astype(self.gemm.d)
+            out = gelu(out)
         self._matrices(d, self.gemm.d, g.m, g.n, g.ldd, g.stride_d)[...] = out.astype(self.gemm.d)
 
     def _matrices(self, address, dtype, rows, columns, ld, stride):
