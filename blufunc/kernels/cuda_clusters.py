@@ -5,8 +5,10 @@ capability 9.0 and more the blocks of a cluster run at the same time, near each 
 each keeps its share of a row in its own shared memory, and what the row is reduced to is put together of the blocks'
 results in the order of their numbers, so that it is the same each time, and for all of them.
 
-``CLUSTERS`` is text for ``cuda_prelude``. Before a block stores anything in the memory of another, that one has begun;
-nobody reads the memory of another, so that none need wait for others at its end.
+``CLUSTERS`` is text for ``cuda_prelude``. Blocks send what they found to each other, and wait for what they are sent
+alone, at a barrier that counts it: a barrier of the cluster would wait for all that any of them has stored before, which
+takes a tenth of the time. Before a block sends anything, the others have begun; and as each waits for what it is sent,
+none need wait for others at its end.
 """
 
 from __future__ import annotations
@@ -60,64 +62,128 @@ class Shape(NamedTuple):
 
 
 def cluster_shape(vectors: int, vector_bytes: int, limits: Limits) -> Shape | None:
-    """The clusters for rows of so many vectors; None where there is no room for a row."""
-    for resident in (2, 1):
-        for cluster in range(2, limits.cluster + 1):
-            share = -(-vectors // cluster)
-            most = 1024 // resident
-            steps = -(-share // most)
-            threads = -(-share // steps // 32) * 32
-            made = Shape(cluster, threads, resident)
-            if steps <= 16 and resident * (made.slots(vectors) * vector_bytes + 3072) <= limits.shared_bytes:
-                return made
-    return None
+    """The clusters for rows of so many vectors; None where there is no room for a row.
 
+    Blocks wait for each other, and other clusters use the memory meanwhile: so there is to be more than one block on a
+    multiprocessor, and as much of its shared memory in use as can be; then, few blocks in a cluster, which are all to
+    find a place at a time. Measured on an H200.
+    """
+    found: dict[tuple[bool, int], Shape] = {}
+    for cluster in range(2, limits.cluster + 1):
+        share = -(-vectors // cluster)
+        for resident, wanted in _THREADS.items():
+            steps = min(MOST_STEPS, -(-share // wanted))
+            made = Shape(cluster, -(-share // (32 * steps)) * 32, resident)
+            room = resident * (made.slots(vectors) * vector_bytes + STATIC_BYTES) <= limits.shared_bytes
+            if room and made.threads <= 1024:
+                # one block alone has no use for more memory, but for more of its kind
+                rank = (True, resident * share) if resident > 1 else (False, -share)
+                found.setdefault(rank, made)
+    return found[max(found)] if found else None
+
+
+_THREADS = {1: 512, 2: 640, 3: 512}
+"""For each number of blocks on a multiprocessor, about how many threads they have, if a thread's share is no more than
+``MOST_STEPS`` vectors."""
+
+MOST_STEPS = 16
+"""Vectors of a row that a thread copies: loops over them are written out."""
+
+STATIC_BYTES = 4 << 10
+"""What is left of shared memory for exchanges, and to the system."""
 
 CLUSTERS = r"""
+//# ptx_barrier_init ptx_barrier_expect ptx_barrier_wait
+// a barrier in shared memory for bytes that others send, in turns: one thread says how many come, any may wait for them
+static inline void ptx_barrier_init(uint64_t* barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"((unsigned)__cvta_generic_to_shared(barrier)) : "memory");
+}
+static inline void ptx_barrier_expect(uint64_t* barrier, unsigned bytes) {
+  const unsigned place = (unsigned)__cvta_generic_to_shared(barrier);
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(place), "r"(bytes) : "memory");
+}
+static inline void ptx_barrier_wait(uint64_t* barrier, unsigned turn) {
+  const unsigned place = (unsigned)__cvta_generic_to_shared(barrier);
+  unsigned done;
+  do {
+    asm volatile("{\n.reg .pred p;\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+      : "=r"(done) : "r"(place), "r"(turn % 2) : "memory");
+  } while (!done);
+}
+//# ptx_send
+// stores a word where that block of the cluster has what lies here in shared memory; its barrier counts 4 bytes
+static inline void ptx_send(uint32_t* place, unsigned block, uint32_t word, uint64_t* barrier) {
+  unsigned to, counted;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"((unsigned)__cvta_generic_to_shared(place)), "r"(block));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+    : "=r"(counted) : "r"((unsigned)__cvta_generic_to_shared(barrier)), "r"(block));
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+    :: "r"(to), "r"(word), "r"(counted) : "memory");
+}
 //# ptx_cluster_arrive ptx_cluster_wait
-// a barrier of all threads of a cluster in two halves: this block has begun; all of them have
-static inline void ptx_cluster_arrive() { asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory"); }
+// this block has begun, with its barriers; all blocks of the cluster have
+static inline void ptx_cluster_arrive() {
+  asm volatile("fence.mbarrier_init.release.cluster;\nbarrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
 static inline void ptx_cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
-//# ptx_cluster_sync
-// the whole of it: what any of them stored before, all can read
-static inline void ptx_cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
+//# cluster_begin
+// the two barriers of a block, to be used in turn: nobody sends for one exchange before all have got what was sent for
+// the one before the last
+static inline void cluster_begin(uint64_t (&met)[2]) {
+  if (threadIdx.x == 0) {
+    ptx_barrier_init(met);
+    ptx_barrier_init(met + 1);
+  }
+  ptx_cluster_arrive();
 }
-//# ptx_in_block
-// where that block of the cluster has what lies here in shared memory
-template<class T> static inline T* ptx_in_block(T* p, unsigned block) {
-  T* there;
-  asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(p), "r"(block));
-  return there;
-}
+//# Sent
+template<class T> struct alignas(sizeof(T) % 8 ? 4 : 8) Sent {
+  uint32_t words[(sizeof(T) + 3) / 4];
+  operator T() const {
+    T x;
+    memcpy(&x, words, sizeof(T));
+    return x;
+  }
+};
 //# cluster_gather
-// let all BLOCKS blocks have what each of them found, which its threads know: by way of memory of its own
-template<int BLOCKS, class T> inline void cluster_gather(T x, T* found) {
-  if (threadIdx.x < BLOCKS) *ptx_in_block(found + blockIdx.x % BLOCKS, threadIdx.x) = x;
-  ptx_cluster_sync();
+// let all BLOCKS blocks have what each of them found, which its threads know, in the N-th exchange
+template<int N, int BLOCKS, class T> inline void cluster_gather(T x, Sent<T> (&found)[BLOCKS], uint64_t (&met)[2]) {
+  uint64_t* barrier = met + N % 2;
+  if (threadIdx.x == 0) ptx_barrier_expect(barrier, sizeof(found));
+  if (threadIdx.x < BLOCKS) {
+    Sent<T> sent = {};
+    memcpy(sent.words, &x, sizeof(T));
+#pragma unroll
+    for (int i = 0; i < int(sizeof(sent) / 4); ++i)
+      ptx_send(found[blockIdx.x % BLOCKS].words + i, threadIdx.x, sent.words[i], barrier);
+  }
+  ptx_barrier_wait(barrier, N / 2);
 }
 //# cluster_reduce
-// over BLOCKS blocks of THREADS threads, through shared memory for THREADS / 32 + BLOCKS values, which is not free again;
-// every thread gets the result
-template<class Op, int THREADS, int BLOCKS, class T> inline T cluster_reduce(T x, T* shared) {
-  T* found = shared + THREADS / 32;
-  cluster_gather<BLOCKS>(block_reduce<Op, THREADS, false>(x, shared), found);
+// over blocks of THREADS threads, through shared memory for THREADS / 32 values and for one of each block; every thread
+// gets the result
+template<class Op, int THREADS, int N, int BLOCKS, class T>
+inline T cluster_reduce(T x, T* shared, Sent<T> (&found)[BLOCKS], uint64_t (&met)[2]) {
+  cluster_gather<N>(block_reduce<Op, THREADS, false>(x, shared), found, met);
   x = found[0];
 #pragma unroll
-  for (int i = 1; i < BLOCKS; ++i) x = Op::combine(x, found[i]);
+  for (int i = 1; i < BLOCKS; ++i) x = Op::combine(x, T(found[i]));
   return x;
 }
 //# cluster_under_top
 // the maximum of a row, and the sum of exponentials under it, of those that each block found in its share; of a share
 // that is minus infinity throughout, nothing is added
-template<int BLOCKS, class T> inline void cluster_under_top(T &top, T &mass, vec<T, 2>* found) {
-  cluster_gather<BLOCKS>(vec<T, 2>{{top, mass}}, found);
-  top = found[0].x[0];
+template<int N, int BLOCKS, class T>
+inline void cluster_under_top(T &top, T &mass, Sent<vec<T, 2>> (&found)[BLOCKS], uint64_t (&met)[2]) {
+  cluster_gather<N>(vec<T, 2>{{top, mass}}, found, met);
 #pragma unroll
-  for (int i = 1; i < BLOCKS; ++i) top = bf_max(top, found[i].x[0]);
+  for (int i = 0; i < BLOCKS; ++i) top = bf_max(top, vec<T, 2>(found[i]).x[0]);
   mass = top - top == T(0) ? T(0) : T(NAN);
 #pragma unroll
-  for (int i = 0; i < BLOCKS; ++i)
-    if (found[i].x[0] != -INFINITY) mass += found[i].x[1] * bf_exp(found[i].x[0] - top);
+  for (int i = 0; i < BLOCKS; ++i) {
+    const vec<T, 2> share = found[i];
+    if (share.x[0] != -INFINITY) mass += share.x[1] * bf_exp(share.x[0] - top);
+  }
 }
 """

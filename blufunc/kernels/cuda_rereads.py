@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from blufunc.kernels.cuda_clusters import Limits, Shape, cluster_shape
+from blufunc.kernels.cuda_clusters import STATIC_BYTES, Limits, Shape, cluster_shape
 from blufunc.kernels.cuda_row_passes import OneLane
 from blufunc.kernels.cuda_schedule import Schedule
 from blufunc.kernels.cuda_vectors import Vectors, is_contiguous, loads_replaced
@@ -37,9 +37,6 @@ _LEAST_BYTES = 76 << 10
 
 _MOST_BLOCKS = 2
 """Blocks that copy rows on a multiprocessor: there is no place for more threads."""
-
-_STATIC_BYTES = 4 << 10
-"""What is left of shared memory for exchanges, and to the system."""
 
 _CACHE_BYTES = 50 << 20
 """The second-level cache: larger results are not found there by who comes next."""
@@ -164,6 +161,6 @@ def _copied(
 def _shape(vectors: int, vector_bytes: int, limits: Limits) -> Shape | None:
     """The blocks for rows of so many vectors, or None where there is no room for a row."""
     size, most = vectors * vector_bytes, limits.shared_bytes
-    if size + _STATIC_BYTES <= most:
-        return Shape(1, _THREADS, min(_MOST_BLOCKS, most // (size + _STATIC_BYTES)))
+    if size + STATIC_BYTES <= most:
+        return Shape(1, _THREADS, min(_MOST_BLOCKS, most // (size + STATIC_BYTES)))
     return cluster_shape(vectors, vector_bytes, limits)

@@ -129,6 +129,7 @@ class CudaStyle(WideAccess):
         self.shared_bytes = 0
         self.step = ""  # which vector of its thread's that loop is at
         self.repeated = False  # whether a block reduction comes again without another one between
+        self.exchanges = 0  # among the blocks of a cluster, so far
         self.arrived = ""  # what tells whether the block came last, where it has been counted already
         self.combining: int | None = None  # where in shared memory groups hand over what they accumulated
 
@@ -193,10 +194,13 @@ class CudaStyle(WideAccess):
     def _cluster(self) -> None:
         """A point for each cluster: its threads are those of all of its blocks."""
         made = self.schedule
-        self.line("ptx_cluster_arrive();")
+        self.line("__shared__ uint64_t met[2];")
+        self.line("cluster_begin(met);")
         self.line(f"const int thread = blockIdx.x % {made.cluster}u * {made.block} + threadIdx.x;")
         with self._place(f" / {made.cluster}u", self.places()):
             self.point()
+        if not self.exchanges:
+            self.line("ptx_cluster_wait();")
 
     def _points(self) -> None:
         """A kernel without lanes: a thread does one vector."""
@@ -491,8 +495,6 @@ class CudaStyle(WideAccess):
                 self.line(f"vec_copy<{kind}, {cut.width}>({place}, {source});")
             self.line("ptx_commit_copies();")
         self._read_early()
-        if self._in_cluster():
-            self.line("ptx_cluster_wait();")
 
     def _one_lane(self, s: OneLane) -> None:
         """The body of a loop for one of its lanes, by the thread whose lane it is."""
@@ -523,9 +525,18 @@ class CudaStyle(WideAccess):
 
     def _gather_online(self, top: Total, mass: Total) -> None:
         """Let the cluster have the maximum and the sum under it of all its blocks."""
-        found, names = self.fresh(f"{self.named[top]}_found"), f"{self.named[top]}, {self.named[mass]}"
-        self.line(f"__shared__ vec<{scalars.register_type(top.dtype)}, 2> {found}[{self.schedule.cluster}];")
-        self.line(f"cluster_under_top<{self.schedule.cluster}>({names}, {found});")
+        found = self._sent(self.named[top], f"vec<{scalars.register_type(top.dtype)}, 2>")
+        names = f"{self.named[top]}, {self.named[mass]}"
+        self.line(f"cluster_under_top<{self.exchanges - 1}>({names}, {found}, met);")
+
+    def _sent(self, name: str, kind: str) -> str:
+        """Memory for what the blocks of a cluster send to each other: before the first time, all have begun."""
+        if not self.exchanges:
+            self.line("ptx_cluster_wait();")
+        self.exchanges += 1
+        found = self.fresh(f"{name}_found")
+        self.line(f"__shared__ Sent<{kind}> {found}[{self.schedule.cluster}];")
+        return found
 
     def _reduce_threads(self, totals: Sequence[Total], apart: Collection[Total] = ()) -> None:
         """Let every thread of the group have the totals of all; of those ``apart``, each block what its threads have."""
@@ -552,24 +563,22 @@ class CudaStyle(WideAccess):
 
     def _block_reduce(self, op: str, kind: str, names: Sequence[str], gathered: bool) -> None:
         """One exchange, of one total or of two, in a block or among all of a cluster."""
-        memory, made = self.fresh(f"{names[0]}_shared"), self.schedule
+        memory, made, reused = self.fresh(f"{names[0]}_shared"), self.schedule, self.repeated
         threads = made.block if made.cluster > 1 else self.threads
-        size, reused = threads // 32, "true" if self.repeated else "false"
-        reduce = lambda op: f"block_reduce<{op}, {threads}, {reused}>"
+        mine = names[0]
+        if len(names) > 1:
+            mine, op, kind = self.fresh(f"{names[0]}_both"), f"Each<{op}>", f"vec<{kind}, 2>"
+        self.line(f"__shared__ {kind} {memory}[{threads // 32}];")
+        if len(names) > 1:
+            self.line(f"{kind} {mine} = {{{{{', '.join(names)}}}}};")
         if gathered:
-            size += made.cluster
-            reduce = lambda op: f"cluster_reduce<{op}, {threads}, {made.cluster}>"
-        if len(names) == 1:
-            self.line(f"__shared__ {kind} {memory}[{size}];")
-            self.line(f"{names[0]} = {reduce(op)}({names[0]}, {memory});")
-            return
-        both = self.fresh(f"{names[0]}_both")
-        pair = f"vec<{kind}, 2>"
-        self.line(f"__shared__ {pair} {memory}[{size}];")
-        self.line(f"{pair} {both} = {{{{{', '.join(names)}}}}};")
-        self.line(f"{both} = {reduce(f'Each<{op}>')}({both}, {memory});")
-        for i, name in enumerate(names):
-            self.line(f"{name} = {both}.x[{i}];")
+            found = self._sent(names[0], kind)
+            text = f"cluster_reduce<{op}, {threads}, {self.exchanges - 1}>({mine}, {memory}, {found}, met)"
+        else:
+            text = f"block_reduce<{op}, {threads}, {'true' if reused else 'false'}>({mine}, {memory})"
+        self.line(f"{mine} = {text};")
+        for i, name in enumerate(names if len(names) > 1 else ()):
+            self.line(f"{name} = {mine}.x[{i}];")
 
     def reduce(self, s: Reduce) -> None:
         name, value = self.named[s.total], self.value(s.value)
