@@ -76,9 +76,9 @@ def cluster_shape(vectors: int, vector_bytes: int, limits: Limits) -> Shape | No
             made = Shape(cluster, -(-share // (32 * steps)) * 32, resident)
             room = resident * (made.slots(vectors) * vector_bytes + STATIC_BYTES) <= limits.shared_bytes
             if room and made.threads <= 1024:
-                # one block alone has no use for more memory, but for more of its kind
-                rank = (True, resident * share) if resident > 1 else (False, -share)
-                found.setdefault(rank, made)
+                used = 16 * resident * share * vector_bytes // limits.shared_bytes
+                # a block alone on a multiprocessor is not the better for being larger
+                found.setdefault((True, used) if resident > 1 else (False, cluster), made)
     return found[max(found)] if found else None
 
 
