@@ -38,6 +38,10 @@ _LEAST_BYTES = 76 << 10
 _MOST_BLOCKS = 2
 """Blocks that copy rows on a multiprocessor: there is no place for more threads."""
 
+_MOST_ALONE = 0.625
+"""Up to which share of its shared memory a block that is alone on a multiprocessor has a row to itself: nothing is
+under way while it waits for the last of a longer one, and clusters of two blocks come to a twentieth more (H200)."""
+
 _CACHE_BYTES = 50 << 20
 """The second-level cache: larger results are not found there by who comes next."""
 
@@ -161,6 +165,8 @@ def _copied(
 def _shape(vectors: int, vector_bytes: int, limits: Limits) -> Shape | None:
     """The blocks for rows of so many vectors, or None where there is no room for a row."""
     size, most = vectors * vector_bytes, limits.shared_bytes
-    if size + STATIC_BYTES <= most:
-        return Shape(1, _THREADS, min(_MOST_BLOCKS, most // (size + STATIC_BYTES)))
-    return cluster_shape(vectors, vector_bytes, limits)
+    blocks = min(_MOST_BLOCKS, most // (size + STATIC_BYTES))
+    if blocks > 1 or (blocks and size <= _MOST_ALONE * most):
+        return Shape(1, _THREADS, blocks)
+    found = cluster_shape(vectors, vector_bytes, limits)
+    return Shape(1, _THREADS, 1) if blocks and (found is None or found.resident == 1) else found

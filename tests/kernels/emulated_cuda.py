@@ -21,7 +21,7 @@ _MORE = f"""
 static inline int min(int x, int y) {{ return x < y ? x : y; }}
 static inline long long min(long long x, long long y) {{ return x < y ? x : y; }}
 static void __syncwarp() {{ wait(WAITS_FOR_WARP); }}
-alignas(16) __shared__ unsigned char shared_memory[{SHARED_BYTES}];
+alignas(128) __shared__ unsigned char shared_memory[{SHARED_BYTES}];
 extern "C" void poison() {{ memset(shared_memory, 0xa5, sizeof shared_memory); }}
 """
 

@@ -346,10 +346,20 @@ def _loss_with_gradient(rows, columns, dtype):
     return kernel
 
 
-@pytest.mark.parametrize("dtype, columns, resident", [(BF16, 50304, 2), (F32, 50304, 1), (BF16, 100000, 1)])
-def test_as_many_rows_are_copied_at_a_time_as_there_is_room_for(dtype, columns, resident):
-    made = writer_of(_loss_with_gradient(8192, columns, dtype)).schedule
-    assert (made.block, made.resident) == (1024, resident)
+@pytest.mark.parametrize(
+    "dtype, columns, most, shape",
+    [
+        (BF16, 50304, 8, (1, 1024, 2)),
+        (F32, 32768, 8, (1, 1024, 1)),
+        (F32, 50304, 1, (1, 1024, 1)),
+        (F32, 50304, 8, (2, 640, 2)),  # one block's row would take most of what a multiprocessor has
+        (BF16, 100000, 8, (2, 640, 2)),
+        (F32, 60000, 1, (1, 512, 0)),
+    ],
+)
+def test_as_many_rows_are_copied_at_a_time_as_there_is_room_for(dtype, columns, most, shape):
+    made = writer_of(_loss_with_gradient(8192, columns, dtype), (), HOPPER._replace(cluster=most)).schedule
+    assert (made.cluster, made.block, made.resident) == shape
 
 
 @pytest.mark.parametrize("aliased", [(), ("logits",)])
