@@ -1,14 +1,14 @@
-"""Rows that are too long for one block, kept by a cluster: a few blocks that read each other's shared memory.
+"""Rows that are too long for one block, kept by a cluster: a few blocks that reach each other's memory.
 
 Kernels, stage 6, below ``cuda_rereads.py``, which asks here whether a cluster has room for a row. On devices of compute
 capability 9.0 and more the blocks of a cluster run at the same time, near each other. They are one group of threads:
 each keeps its share of a row in its own shared memory, and what the row is reduced to is put together of the blocks'
 results in the order of their numbers, so that it is the same each time, and for all of them.
 
-``CLUSTERS`` is text for ``cuda_prelude``. Blocks send what they found to each other, and wait for what they are sent
-alone, at a barrier that counts it: a barrier of the cluster would wait for all that any of them has stored before, which
-takes a tenth of the time. Before a block sends anything, the others have begun; and as each waits for what it is sent,
-none need wait for others at its end.
+``CLUSTERS`` is text for ``cuda_prelude``. Blocks send what they found to each other, and each waits for what it is
+sent, at a barrier that counts the bytes: a barrier of the cluster would wait for all memory operations of its threads
+too, which costs a twentieth of the time. Before a block sends anything, the others have begun; and as nobody reads the
+memory of another, and each block gets what is sent to it before it ends, none waits for others at its end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,18 @@ SHARED_BYTES = 227 << 10
 """What a block may have of shared memory on the device that figures were chosen for."""
 
 CLUSTER_BLOCKS = 8
-"""Blocks that a cluster may have on every device that has clusters (CUDA C++ Programming Guide, Thread Block Clusters)."""
+"""Blocks that a cluster may have on every device that has clusters (CUDA C++ Programming Guide, "Thread Block
+Clusters")."""
+
+_THREADS = {1: 512, 2: 640, 3: 512}
+"""For each number of blocks on a multiprocessor, about how many threads they have, if a thread's share is no more than
+``MOST_STEPS`` vectors."""
+
+MOST_STEPS = 16
+"""Vectors of a row that a thread copies: loops over them are written out."""
+
+STATIC_BYTES = 4 << 10
+"""What is left of shared memory for exchanges, and to the system."""
 
 
 class Limits(NamedTuple):
@@ -62,11 +73,11 @@ class Shape(NamedTuple):
 
 
 def cluster_shape(vectors: int, vector_bytes: int, limits: Limits) -> Shape | None:
-    """The clusters for rows of so many vectors; None where there is no room for a row.
+    """The clusters for rows of so many vectors of so many bytes; None where there is no room for a row.
 
-    Blocks wait for each other, and other clusters use the memory meanwhile: so there is to be more than one block on a
-    multiprocessor, and as much of its shared memory in use as can be; then, few blocks in a cluster, which are all to
-    find a place at a time. Measured on an H200.
+    While the blocks of a cluster wait for each other, those of another have memory to themselves: so there is to be
+    more than one block on a multiprocessor, with as much of its shared memory in use as can be. Then the cluster is to
+    be small, as all of its blocks must find a place at the same time.
     """
     found: dict[tuple[bool, int], Shape] = {}
     for cluster in range(2, limits.cluster + 1):
@@ -76,21 +87,11 @@ def cluster_shape(vectors: int, vector_bytes: int, limits: Limits) -> Shape | No
             made = Shape(cluster, -(-share // (32 * steps)) * 32, resident)
             room = resident * (made.slots(vectors) * vector_bytes + STATIC_BYTES) <= limits.shared_bytes
             if room and made.threads <= 1024:
-                used = 16 * resident * share * vector_bytes // limits.shared_bytes
-                # a block alone on a multiprocessor is not the better for being larger
+                used = 16 * resident * share * vector_bytes // limits.shared_bytes  # in sixteenths
+                # a block that is alone on a multiprocessor is the better for being small
                 found.setdefault((True, used) if resident > 1 else (False, cluster), made)
     return found[max(found)] if found else None
 
-
-_THREADS = {1: 512, 2: 640, 3: 512}
-"""For each number of blocks on a multiprocessor, about how many threads they have, if a thread's share is no more than
-``MOST_STEPS`` vectors."""
-
-MOST_STEPS = 16
-"""Vectors of a row that a thread copies: loops over them are written out."""
-
-STATIC_BYTES = 4 << 10
-"""What is left of shared memory for exchanges, and to the system."""
 
 CLUSTERS = r"""
 //# ptx_barrier_init ptx_barrier_expect ptx_barrier_wait

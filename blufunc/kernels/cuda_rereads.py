@@ -70,6 +70,12 @@ class RowCopy:
     shape: Shape
 
     @property
+    def place(self) -> Index:
+        """Where the copy has the element of each lane."""
+        assert self.cut.element is not None
+        return of(self.slot) * self.cut.width + of(self.cut.element)
+
+    @property
     def schedule(self) -> Schedule:
         """The blocks of a kernel that copies its rows."""
         cluster, threads, resident = self.shape
@@ -110,7 +116,7 @@ def with_rereads(kernel: Kernel, cuts: Mapping[Range, Vectors], limits: Limits) 
             buffer, index = access
             if copy is not None and access == (copy.source, copy.index):
                 if n >= copy.first:
-                    found[access] = load(copy.row, of(copy.slot) * copy.cut.width + of(copy.cut.element))
+                    found[access] = load(copy.row, copy.place)
             elif n == loops[-1]:
                 found[access] = load(last[buffer], index)
         body.append(loads_replaced(s, found) if isinstance(s, Lanes) and found else s)

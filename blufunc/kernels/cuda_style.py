@@ -290,7 +290,9 @@ class CudaStyle(WideAccess):
         counts itself before the others are done."""
         kernel, counted = self.kernel, self.schedule.cluster if self.arrived else 1
         counter = self.index(flat([of(r) for r in kernel.over], [r.extent for r in kernel.over]))
-        return ("finished" if counter == "0" else f"finished + {counter}"), self.blocks // kernel.ends // counted
+        return (
+            "finished" if counter == "0" else f"finished + {counter}"
+        ), self.blocks // kernel.ends // counted
 
     def _at_point(self, body: Sequence[Any]) -> None:
         """Statements of a point; where groups share its rows, the first of them does what comes after these."""
@@ -542,12 +544,17 @@ class CudaStyle(WideAccess):
         return found
 
     def _reduce_threads(self, totals: Sequence[Total], apart: Collection[Total] = ()) -> None:
-        """Let every thread of the group have the totals of all; of those ``apart``, each block what its threads have."""
+        """Let every thread of the group have the totals of all.
+
+        Of those ``apart``, the threads of a cluster have the totals of their block.
+        """
         kinds: dict[tuple[str, str, bool], list[Total]] = {}
         for total in totals:
             kind = scalars.register_type(accumulator(total.dtype))
             kind = f"Arg<{kind}, {self.index_type}>" if is_arg(total) else kind
-            kinds.setdefault((_OPS[total.op], kind, self._in_cluster() and total not in apart), []).append(total)
+            kinds.setdefault((_OPS[total.op], kind, self._in_cluster() and total not in apart), []).append(
+                total
+            )
         for (op, kind, gathered), some in kinds.items():
             names = [self.named[t] for t in some]
             if self.threads > 32:

@@ -263,7 +263,8 @@ def test_what_may_be_aliased_is_not_read_through_the_read_only_cache():
 
 @pytest.mark.parametrize("limits", [HOPPER, Limits(72 << 10, cluster=4)], ids=["block", "cluster"])
 @pytest.mark.parametrize(
-    "case", ["plain", "one infinity", "a share minus infinity", "all minus infinity", "infinity", "nan", "rising"]
+    "case",
+    ["plain", "one infinity", "a share minus infinity", "all minus infinity", "infinity", "nan", "rising"],
 )
 def test_online_sums_at_the_ends_of_the_range(machine, case, limits):
     """Rows too long to be kept are as right as others where there are infinities."""
@@ -278,7 +279,9 @@ def test_online_sums_at_the_ends_of_the_range(machine, case, limits):
     x[33000:] = {
         "plain": x[33000:],
         "one infinity": np.where(at == 777, -np.inf, x[33000:]),
-        "a share minus infinity": np.where(at // 4 % 1664 < 416, -np.inf, x[33000:]),  # all that one block has
+        "a share minus infinity": np.where(
+            at // 4 % 1664 < 416, -np.inf, x[33000:]
+        ),  # all that one block has
         "all minus infinity": -np.inf,
         "infinity": np.where(at == 777, np.inf, x[33000:]),
         "nan": np.where(at == 32999, np.nan, x[33000:]),
