@@ -11,9 +11,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from blufunc.kernels import cuda_prelude
+from blufunc.kernels.cuda_clusters import HOPPER, Limits
 from blufunc.kernels.cuda_group_style import GroupStyle
 from blufunc.kernels.cuda_row_passes import ONLINE
-from blufunc.kernels.cuda_schedule import SHARED_BYTES, SM_COUNT
+from blufunc.kernels.cuda_schedule import SM_COUNT
 from blufunc.kernels.cuda_style import DYNAMIC, CudaKernel, CudaStyle
 from blufunc.kernels.cuda_tile_style import TileStyle, turned_loads
 from blufunc.kernels.loopir import Kernel
@@ -93,14 +94,14 @@ def render(kernel: Kernel, name: str | None = None, aliased: Collection[str] = (
 def render_many(
     kernels: Sequence[Kernel],
     aliased: Sequence[Collection[str]] | None = None,
-    shared_bytes: int = SHARED_BYTES,
+    limits: Limits = HOPPER,
 ) -> list[CudaKernel]:
     """The same of several kernels, which share one source: that compiles much faster than as many.
 
-    Their names differ. ``shared_bytes`` is what the device allows a block of shared memory.
+    Their names differ. ``limits`` are the device's.
     """
     given = aliased or [()] * len(kernels)
-    writers = [writer_of(k, a, shared_bytes) for k, a in zip(kernels, given, strict=True)]
+    writers = [writer_of(k, a, limits) for k, a in zip(kernels, given, strict=True)]
     source = source_of(writers)
     return [w.made(source) for w in writers]
 
@@ -119,10 +120,10 @@ def render_group(
     return writer.made(source_of([writer]))
 
 
-def writer_of(kernel: Kernel, aliased: Collection[str] = (), shared_bytes: int = SHARED_BYTES) -> CudaStyle:
+def writer_of(kernel: Kernel, aliased: Collection[str] = (), limits: Limits = HOPPER) -> CudaStyle:
     """What writes a kernel."""
     style = CudaStyle if turned_loads(kernel) is None else TileStyle
-    return style(kernel, aliased, shared_bytes)
+    return style(kernel, aliased, limits)
 
 
 def source_of(writers: Sequence[CudaStyle]) -> str:

@@ -22,6 +22,7 @@ from blufunc.core.holders import ALONE, references
 from blufunc.core.jaxpr import Eqn, Jaxpr, Var
 from blufunc.core.structure import reshape_p
 from blufunc.kernels import cuda_memory, cuda_runtime
+from blufunc.kernels.cuda_clusters import limits_of
 from blufunc.kernels.cuda_draft import Draft
 from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.cuda_program import CudaProgram
@@ -101,7 +102,7 @@ class CudaBackend:
     def draft(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> Draft:
         """What ``compile`` would make of a jaxpr, without compiling it."""
         found = cuda_runtime.properties(self.index)
-        return Draft(jaxpr, donated, found.arch, found.shared_per_block)
+        return Draft(jaxpr, donated, found.arch, limits_of(found.capability, found.shared_per_block))
 
     def run(
         self, prim: Any, buffers: Sequence[DeviceBuffer], params: dict, outs: Sequence[ShapedArray]

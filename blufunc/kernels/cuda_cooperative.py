@@ -172,9 +172,10 @@ static inline unsigned ptx_arrive(unsigned* counter, unsigned greatest) {
   return before;
 }
 //# came_last
-// the same as last_block, where the first thread alone stored what is to be read, and has arrived since
+// the same as last_block, where one thread alone stored what is to be read, and has arrived since: the others give more
+// than any count
 static inline bool came_last(unsigned before, unsigned n) {
-  const bool last = __syncthreads_or(threadIdx.x == 0 && before == n - 1);
+  const bool last = __syncthreads_or(before == n - 1);
   if (last) __threadfence();
   return last;
 }

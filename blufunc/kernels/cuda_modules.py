@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 from blufunc.config import config
 from blufunc.kernels import cuda_runtime, nvrtc
 from blufunc.kernels.cstyle_cuda import CudaKernel, renamed, render_group, render_many
+from blufunc.kernels.cuda_clusters import HOPPER, Limits, limits_of
 from blufunc.kernels.cuda_group_style import group_key, group_limit
-from blufunc.kernels.cuda_schedule import SHARED_BYTES
 from blufunc.kernels.cuda_source import CudaSource
 from blufunc.kernels.loopir import Kernel
 from blufunc.kernels.steps import GroupStep, KernelStep, Schedule
@@ -113,8 +113,9 @@ def _aliased(made: Schedule, step: KernelStep) -> frozenset[int]:
 def load(wanted: Sequence[Wanted], device: int, name: str) -> tuple[list[str], list[Loaded]]:
     """The sources of a program's modules, and the functions for its launches, in their order."""
     distinct = {w.key: w for w in wanted}
-    shared_bytes = cuda_runtime.properties(device).shared_per_block
-    texts, rendered = _render(list(distinct.values()), shared_bytes)
+    found = cuda_runtime.properties(device)
+    limits = limits_of(found.capability, found.shared_per_block)
+    texts, rendered = _render(list(distinct.values()), limits)
     if config.shows("source"):
         config.show("\n".join(texts))
     modules = _compiled(texts, device, name)
@@ -127,12 +128,12 @@ def load(wanted: Sequence[Wanted], device: int, name: str) -> tuple[list[str], l
     return texts, [made[w.key] for w in wanted]
 
 
-def texts_of(wanted: Sequence[Wanted], shared_bytes: int = SHARED_BYTES) -> list[str]:
-    """The sources of a program's modules, without compiling them, for a device with so much shared memory a block."""
-    return _render(list({w.key: w for w in wanted}.values()), shared_bytes)[0]
+def texts_of(wanted: Sequence[Wanted], limits: Limits = HOPPER) -> list[str]:
+    """The sources of a program's modules for a device with these limits, without compiling them."""
+    return _render(list({w.key: w for w in wanted}.values()), limits)[0]
 
 
-def _render(wanted: Sequence[Wanted], shared_bytes: int) -> tuple[list[str], list[tuple[int, CudaKernel]]]:
+def _render(wanted: Sequence[Wanted], limits: Limits) -> tuple[list[str], list[tuple[int, CudaKernel]]]:
     """Texts of modules, and for each launch its module's number and what was rendered."""
     named = _named_apart(wanted)
     made: dict[int, CudaKernel] = {}
@@ -140,7 +141,7 @@ def _render(wanted: Sequence[Wanted], shared_bytes: int) -> tuple[list[str], lis
     for start in range(0, len(single), _PER_MODULE):
         group = single[start : start + _PER_MODULE]
         some = [named[n] for n in group]
-        kernels = render_many([w.kernels[0] for w in some], [w.names for w in some], shared_bytes)
+        kernels = render_many([w.kernels[0] for w in some], [w.names for w in some], limits)
         made.update(zip(group, kernels, strict=True))
     for n, w in enumerate(named):
         if len(w.kernels) > 1:
