@@ -27,7 +27,7 @@ from blufunc.core.primitive import Primitive
 from blufunc.kernels.epilogue import SUMS, Products, dot_bias_p
 
 LEAST_ELEMENTS = 4096 * 3072
-"""Below this many elements of a result forward and backward together were not measured to gain (``docs/design/004``)."""
+"""Of a result: below, forward and backward together were not measured to gain (``docs/design/004``)."""
 
 # -- the equations -----------------------------------------------------------------------------------
 

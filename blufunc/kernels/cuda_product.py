@@ -166,7 +166,7 @@ class Product:
     @property
     def alone(self) -> bool:
         """Whether it is one call of the library, or nothing to be computed: no operand is copied before."""
-        copied = self._addend is not None and not self._addend.in_place
+        copied = self._third is not None and not self._third.in_place
         return not (copied or self._refused or self._lhs.copied or self._rhs.copied)
 
     def _find_plan(self, gemm: Gemm, addresses: tuple[int, int, int | None]) -> bool:
