@@ -23,13 +23,14 @@ import datetime
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -104,8 +105,9 @@ def main() -> None:
     gpu = device()
     with tempfile.TemporaryDirectory(prefix="blufunc-bench-") as scratch:
         for part in options.only:
-            record = Record(part, out / f"gpu_{part}.json", gpu, options)
-            for program in programs(part, options):
+            chosen_now = list(programs(part, options))
+            record = Record(part, out / f"gpu_{part}.json", gpu, options, chosen_now)
+            for program in chosen_now:
                 record.run(program, deadline, Path(scratch))
             if record.contents["rows"]:
                 print("\n" + gpu_tables.table(record.contents), flush=True)
@@ -220,7 +222,9 @@ _PROGRAMS = {
 class Record:
     """The results of one part, on disk at every moment."""
 
-    def __init__(self, part: str, path: Path, gpu: dict, options: argparse.Namespace):
+    def __init__(
+        self, part: str, path: Path, gpu: dict, options: argparse.Namespace, programs: Sequence[Program]
+    ):
         self.path, self.options = path, options
         self.contents = {
             "benchmark": f"gpu_{part}",
@@ -233,7 +237,7 @@ class Record:
         if options.merge and path.is_file():
             before = json.loads(path.read_text())
             if same_device(before["gpu"], gpu):
-                again = {p.key for p in programs(part, options)}
+                again = {p.key for p in programs}
                 self.contents["versions"] = before["versions"] | self.contents["versions"]
                 self.contents["rows"] = [r for r in before["rows"] if _key(r) not in again]
         copied = path.parent / "gpu_copy.json"
@@ -296,9 +300,9 @@ class Record:
         return f"cut off after {limit:.0f} s" if cut.is_set() else f"exit status {status}" if status else ""
 
     def _take(self, program: Program, line: str) -> None:
-        """A line of a program's output: a row, versions, or what a library chose to print."""
+        """A line of a program's output: a row, versions, or what a library chose to print; behind the rank, if any."""
         try:
-            row = json.loads(line)
+            row = json.loads(re.sub(r"^\[\d+\] ", "", line))
         except ValueError:
             row = None
         if not isinstance(row, dict):

@@ -23,6 +23,7 @@ TITLES = {
     "gpu_gpt2": "GPT-2 124M's training step",
     "gpu_small": "A small model's training step",
     "gpu_repro": "Two runs from one key",
+    "gpu_multi": "GPT-2 124M over several GPUs",
 }
 
 
@@ -178,6 +179,40 @@ def losses_apart(losses: list | None, reference: list | None, precision: str) ->
     return f"{apart:.1e}" if apart <= LOSS_TOLERANCE[precision] else f"**{apart:.1e}**"
 
 
+def _several(record: dict, rows: list[dict]) -> list[str]:
+    """Tokens a second over several GPUs, and what part that is of as many times one GPU of the same library."""
+    alone = {r["library"]: r for r in rows if r["layout"] == "one"}
+    whole = next((r for r in rows if "whole batch" in r["library"]), None)
+    body = []
+    for r in rows:
+        one = alone.get(r["library"].partition(",")[0].partition(" ")[0])
+        share = r["tokens_s"] / r["gpus"] / one["tokens_s"] if one and r["gpus"] > 1 else None
+        same = r["gpus"] > 1 and whole is not None and r["library"].startswith(OURS)
+        apart = losses_apart(r.get("losses"), whole["losses"], r["precision"]) if same and whole else "-"
+        peak = f"{r['peak_GB']:.2f}" if "peak_GB" in r else "-"
+        body.append(
+            [
+                r["library"],
+                r["layout"],
+                str(r["gpus"]),
+                f"{r['tokens_s']:,.0f}",
+                _number(share, 3),
+                peak,
+                apart,
+            ]
+        )
+    head = [
+        "library",
+        "layout",
+        "GPUs",
+        "tokens/s",
+        "efficiency",
+        "peak GB a GPU",
+        "losses apart from one GPU",
+    ]
+    return _grid(head, body)
+
+
 def _repeated(record: dict, rows: list[dict]) -> list[str]:
     runs: dict[tuple[str, str], list[dict]] = {}
     for r in rows:
@@ -198,4 +233,5 @@ _BODIES: dict[str, Callable[[dict, list[dict]], list[str]]] = {
     "gpu_gpt2": _training,
     "gpu_small": _training,
     "gpu_repro": _repeated,
+    "gpu_multi": _several,
 }

@@ -6,9 +6,11 @@ from blufunc import ad_checkpoint as ad_checkpoint
 from blufunc import custom_batching as custom_batching
 from blufunc import custom_derivatives as custom_derivatives
 from blufunc import debug as debug
+from blufunc import distributed as distributed
 from blufunc import extend as extend
 from blufunc import kernels as kernels  # registers the backends
 from blufunc import lax as lax
+from blufunc import multihost as multihost
 from blufunc import nn as nn
 from blufunc import numpy as numpy
 from blufunc import optim as optim
@@ -34,6 +36,9 @@ from blufunc.parallel.mesh import Mesh as Mesh
 from blufunc.parallel.mesh import make_mesh as make_mesh
 from blufunc.parallel.placement import device_put as device_put
 from blufunc.parallel.placement import make_array_from_callback as make_array_from_callback
+from blufunc.parallel.placement import (
+    make_array_from_process_local_data as make_array_from_process_local_data,
+)
 from blufunc.parallel.placement import (
     make_array_from_single_device_arrays as make_array_from_single_device_arrays,
 )
@@ -97,7 +102,6 @@ __version__ = "0.1.0.dev0"
 # Modules that most programs do without.
 _WHEN_ASKED_FOR = ("flatten_util", "ops", "scipy", "testing", "tree_util", "typing")
 
-_NO_DEVICES = "a program runs in one process yet, on the devices of its arguments"
 _NO_REFS = "there are no mutable arrays; carry the value through lax.scan, or use x.at[i].set(y)"
 _EXPLICIT_64 = "there is no mode: an explicit 64-bit dtype is honoured, and what has none is 32-bit"
 
@@ -114,12 +118,11 @@ _NOT_HERE = {
     "default_device": "set config.default_device = 'cuda', or put arrays on a device with device_put",
     "default_matmul_precision": "set config.matmul_precision = 'tf32', or give a product its precision",
     "default_prng_impl": "threefry is the one generator",
-    "distributed": _NO_DEVICES,
     "dlpack": "numpy.from_dlpack reads what speaks DLPack, and arrays have __dlpack__",
     "enable_checks": "set config.check = True",
     "enable_custom_prng": "keys are always typed",
     "enable_x64": _EXPLICIT_64,
-    "experimental": "nothing is experimental here; what is not in blufunc is not there yet",
+    "experimental": "nothing is experimental here: multihost_utils is multihost, and what is missing is not there yet",
     "explain_cache_misses": "set config.debug = 'retrace'",
     "export": "programs are not written to files yet; jit(f).lower(...).as_text() shows one",
     "ffi": "pure_callback calls Python functions, and Primitive makes primitives of one's own",
@@ -135,7 +138,6 @@ _NOT_HERE = {
     "linear_util": "it is JAX's own; transforms of one's own are made with Transform",
     "live_arrays": "arrays are not counted",
     "log_compiles": "set config.debug = 'retrace'",
-    "make_array_from_process_local_data": _NO_DEVICES,
     "memory": "arrays are in the memory of their device; checkpoint_policies has offloading",
     "monitoring": "nothing is monitored; config.debug shows the stages of programs",
     "new_ref": _NO_REFS,

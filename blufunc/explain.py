@@ -124,7 +124,7 @@ def explain(
         sight.fusion,
         sight.cost,
         sight.memory,
-        machine_of(device.members[0]),
+        machine_of(device.own),
         timings,
         sight.why_not_compiled,
         sight.bodies,

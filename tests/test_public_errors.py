@@ -52,8 +52,9 @@ FACES |= {"devices": types.SimpleNamespace(typeof=bf.typeof, **{n: getattr(bf, n
     "default_backend", "device_count", "devices", "local_device_count", "local_devices", "process_count",
     "process_index")})}  # fmt: skip
 FACES |= {"meshes": types.SimpleNamespace(**{n: getattr(bf, n) for n in (
-    "device_put", "make_array_from_callback", "make_array_from_single_device_arrays", "make_mesh", "sharding_svg",
-    "visualize_sharding")})}  # fmt: skip
+    "device_put", "make_array_from_callback", "make_array_from_process_local_data",
+    "make_array_from_single_device_arrays", "make_mesh", "sharding_svg", "visualize_sharding")})}  # fmt: skip
+FACES |= {"multihost": bf.multihost}
 FACES |= {"partition_specs": types.SimpleNamespace(
     P=lambda *entries: bf.P(*entries), owed=lambda x, y: bf.P(unreduced=x, reduced=y),
     NamedSharding=lambda mesh, spec: bf.NamedSharding(mesh, spec), Mesh=lambda devices, names: bf.Mesh(devices, names),

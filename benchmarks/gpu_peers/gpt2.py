@@ -99,6 +99,12 @@ def measure(o: argparse.Namespace, step: Callable[[int], Any], after: Callable[[
     clock.emit(**row, **after())
 
 
+def take(o: argparse.Namespace, step: Callable[[int], Any]) -> None:
+    """Take the steps that ``measure`` takes, and tell nothing: for the ranks that are not the first."""
+    for i in range(1 + o.warmup + o.steps):
+        float(step(i))
+
+
 def process_age() -> float:
     """Seconds since this process began, imports and all (Linux: field 22 of proc_pid_stat(5))."""
     ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])

@@ -25,9 +25,18 @@ def main() -> None:
     parser.add_argument(
         "--key", type=int, help="make the initial weights from this key instead of NumPy's generator"
     )
+    parser.add_argument("--gpus", type=int, help="divide batches of that many times --batch among devices")
+    parser.add_argument(
+        "--layout", choices=["data", "fsdp"], default="data", help="how parameters lie on them"
+    )
     o = parser.parse_args()
+    if o.gpus and bf.distributed.is_launched():
+        bf.distributed.initialize()
+    elif o.gpus and o.platform == "cpu":
+        bf.config.cpu_devices = o.gpus
     clock.emit_versions("blufunc", "cupy-cuda13x", "cupy-cuda12x", "numpy")
-    device = bf.devices(o.platform)[0]
+    mesh = bf.make_mesh((o.gpus,), ("data",), devices=bf.devices(o.platform)[: o.gpus]) if o.gpus else None
+    o.batch *= o.gpus or 1
     config = model.Config(o.layers, o.heads, o.width, o.context, o.vocab)
     set_precision(o.precision)
     loss = lambda params, tokens: model.loss(params, tokens, config)
@@ -40,10 +49,11 @@ def main() -> None:
         return optim.apply_updates(params, updates), state, value
 
     compiled = bf.jit(train_step, donate_argnums=(0, 1))
-    params = initial(o, config, device)
+    params = initial(o, config, where(mesh, o))
     kept = [params, bf.jit(optimizer.init)(params)]
     del params  # it is donated
-    tokens = [bf.device_put(t, device) for t in gpt2.tokens(o)]
+    divided = bf.devices(o.platform)[0] if mesh is None else bf.NamedSharding(mesh, bf.P("data"))
+    tokens = [bf.device_put(t, divided) for t in gpt2.tokens(o)]
     bf.block_until_ready((kept, tokens))
 
     def step(i):
@@ -53,14 +63,28 @@ def main() -> None:
     def after():
         return memory(o.platform) | ({"parameters": fingerprint(kept[0])} if o.hash else {})
 
-    gpt2.measure(o, step, after)
+    if bf.process_index() == 0:
+        gpt2.measure(o, step, after)
+    else:
+        gpt2.take(o, step)
 
 
-def initial(o: Any, config: model.Config, device: Any) -> dict:
-    """The parameters before the first step, on the device."""
+def where(mesh: bf.Mesh | None, o: Any) -> Any:
+    """By the shape of a parameter, where it lies: on the one device, on each of a mesh, or divided among them."""
+    if mesh is None:
+        return lambda shape: bf.devices(o.platform)[0]
+    if o.layout == "data":
+        return lambda shape: bf.NamedSharding(mesh, bf.P())
+    divides = lambda shape: len(shape) > 1 and not shape[0] % mesh.size
+    return lambda shape: bf.NamedSharding(mesh, bf.P("data") if divides(shape) else bf.P())
+
+
+def initial(o: Any, config: model.Config, where: Any) -> dict:
+    """The parameters before the first step, where they lie."""
     if o.key is None:
-        return bf.device_put(gpt2.weights(o), device)
-    return bf.jit(lambda key: model.init(key, config))(bf.device_put(bf.random.key(o.key), device))
+        return tree.map(lambda x: bf.device_put(x, where(x.shape)), gpt2.weights(o))
+    made = bf.jit(lambda key: model.init(key, config))(bf.device_put(bf.random.key(o.key), where(())))
+    return tree.map(lambda x: bf.device_put(x, where(x.shape)), made)
 
 
 def set_precision(precision: str) -> None:

@@ -21,9 +21,14 @@ def main() -> None:
     """Tell one row."""
     parser = gpt2.parser()
     parser.add_argument("--attention", choices=["xla", "cudnn"], default="cudnn")
+    parser.add_argument("--gpus", type=int, help="divide batches of that many times --batch among devices")
     o = parser.parse_args()
     clock.emit_versions("jax", "optax")
-    device = jax.devices(o.platform)[0]
+    device = everywhere = divided = jax.devices(o.platform)[0]
+    if o.gpus:
+        mesh = jax.make_mesh((o.gpus,), ("data",), devices=jax.devices(o.platform)[: o.gpus])
+        everywhere, divided = (jax.NamedSharding(mesh, jax.P(*axes)) for axes in ((), ("data",)))
+        o.batch *= o.gpus
     precision = {"fp32": "highest", "tf32": "tensorfloat32", "bf16": "default"}[o.precision]
     jax.config.update("jax_default_matmul_precision", precision)
     low = jnp.bfloat16 if o.precision == "bf16" else jnp.float32
@@ -59,10 +64,10 @@ def main() -> None:
         updates, state = optimizer.update(grads, state, params)
         return optax.apply_updates(params, updates), state, value
 
-    params = jax.device_put(gpt2.weights(o), device)
+    params = jax.device_put(gpt2.weights(o), everywhere)
     kept = [params, jax.jit(optimizer.init)(params)]
     del params  # it is donated
-    tokens = [jax.device_put(t, device) for t in gpt2.tokens(o)]
+    tokens = [jax.device_put(t, divided) for t in gpt2.tokens(o)]
     jax.block_until_ready((kept, tokens))
 
     def step(i):

@@ -1,11 +1,17 @@
 """GPT-2's training step in PyTorch, as its users write it; eager, or compiled. Needs nothing but torch and NumPy.
 
-python -m benchmarks.gpu_peers.gpt2_torch --compile --mode reduce-overhead --precision bf16
+    python -m benchmarks.gpu_peers.gpt2_torch --compile --mode reduce-overhead --precision bf16
+    torchrun --nproc-per-node 2 -m benchmarks.gpu_peers.gpt2_torch --parallel ddp --compile
+
+``--batch`` is that of one GPU.
 """
 
 from __future__ import annotations
 
+import os
+
 import torch
+import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
 
@@ -79,14 +85,24 @@ def main() -> None:
     parser = gpt2.parser()
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--mode", help="of torch.compile: reduce-overhead, max-autotune")
+    parser.add_argument("--parallel", choices=["ddp", "fsdp"], help="one of several processes of torchrun")
     o = parser.parse_args()
-    clock.emit_versions("torch", "triton")
-    on_gpu = o.platform == "cuda"
+    on_gpu, rank, ranks = o.platform == "cuda", 0, 1
+    if o.parallel:
+        dist.init_process_group("nccl" if on_gpu else "gloo")
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        if on_gpu:
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    rows = slice(rank * o.batch, (rank + 1) * o.batch)
+    o.batch *= ranks
+    if not rank:
+        clock.emit_versions("torch", "triton")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = o.precision != "fp32"
     model = GPT(o)
     model.load_state_dict(state(gpt2.weights(o)))
     model = model.to(o.platform)
     assert sum(p.numel() for p in model.parameters()) == gpt2.count(o)
+    model = distributed(model, o.parallel)
     a = gpt2.ADAMW
     optimizer = torch.optim.AdamW(
         model.parameters(),
@@ -102,15 +118,18 @@ def main() -> None:
 
     def step(i):
         torch.compiler.cudagraph_mark_step_begin()
-        batch = tokens[i % gpt2.BATCHES]
+        batch = tokens[i % gpt2.BATCHES, rows]
         with low:
             loss = forward(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        loss = loss.detach()
+        if ranks > 1:
+            dist.all_reduce(loss)
         if on_gpu:
             torch.cuda.synchronize()
-        return loss.detach()
+        return loss / ranks
 
     def memory():
         if not on_gpu:
@@ -122,7 +141,25 @@ def main() -> None:
             "device_GB": (total - free) / 1e9,
         }
 
-    gpt2.measure(o, step, memory)
+    if rank:
+        gpt2.take(o, step)
+    else:
+        gpt2.measure(o, step, memory)
+    if ranks > 1:
+        dist.destroy_process_group()
+
+
+def distributed(model: GPT, parallel: str | None) -> nn.Module:
+    """The model with its parameters on every GPU, or divided among them block by block."""
+    if parallel == "ddp":
+        return nn.parallel.DistributedDataParallel(model)
+    if parallel == "fsdp":
+        from torch.distributed.fsdp import fully_shard
+
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+    return model
 
 
 if __name__ == "__main__":

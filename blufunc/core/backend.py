@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 import numpy as np
 
 from blufunc import errors
 from blufunc.config import config
+from blufunc.core import job, source
 from blufunc.core.avals import ShapedArray
 
 Buffer = Any
@@ -76,18 +77,37 @@ class Device:
     Several devices that hold their arrays together are one ``Device`` too, of a class of their own.
 
     Attributes:
+      platform: ``cpu`` or ``cuda``.
+      index: its number in its process.
+      process: the process that has it, if that is another one of the job than this.
       joint: whether it is several devices together.
     """
 
     platform: str
     index: int
     backend: Backend = field(compare=False, repr=False)
+    process: int | None = None
     joint: ClassVar[bool] = False
+
+    @property
+    def process_index(self) -> int:
+        """The process that has it."""
+        return job.current().index if self.process is None else self.process
+
+    @property
+    def id(self) -> int:
+        """Its number among the devices of all processes, which have one each; in a job of one, ``index``."""
+        return self.process_index if job.current().count > 1 else self.index
 
     @property
     def members(self) -> tuple[Device, ...]:
         """The single devices that it consists of."""
         return (self,)
+
+    @property
+    def own(self) -> Device:
+        """The first of these that is of this process."""
+        return self
 
     def layouts(self, values: Sequence[Any]) -> tuple:
         """How each of these arguments lies on it, as far as programs depend on that: on one device in one way only."""
@@ -103,8 +123,19 @@ class Device:
         """The same of a compiled program."""
         return program
 
+    def whole(self, buffer: Buffer) -> np.ndarray:
+        """The values of a buffer, for those who look at results. Of one that other processes have parts of they fetch
+        these: all processes call it together.
+        """
+        return self.backend.to_host(buffer)
+
+    def __repr__(self) -> str:
+        of = "" if self.process is None else f", process={self.process}"
+        return f"Device(platform={self.platform!r}, index={self.index}{of})"
+
     def __str__(self) -> str:
-        return f"{self.platform}:{self.index}"
+        of = f" of process {self.process_index}" if job.current().count > 1 else ""
+        return f"{self.platform}:{self.index}{of}"
 
 
 _factories: dict[str, Callable[[], Backend]] = {}
@@ -134,7 +165,59 @@ def get(name: str | None = None) -> Backend:
     return found
 
 
+def all_devices(platform: str) -> list[Device]:
+    """The devices of a platform that the processes of the job have, in their order; of several processes one each.
+
+    Raises:
+      UnsupportedError: this process, one of several, simulates more than one device.
+      ValueRangeError: no such backend is registered.
+    """
+    here = list(get(platform).devices())
+    us = job.current()
+    if us.count == 1:
+        return here
+    if platform == "cpu" and len(here) > 1:
+        raise errors.UnsupportedError(
+            f"process {us.index} of {us.count} has {len(here)} simulated devices.",
+            why="each process of a job has one device of a mesh.",
+            fix=f"leave BLUFUNC_CPU_DEVICES out; or one process with BLUFUNC_CPU_DEVICES={us.count * len(here)}",
+        )
+    own = _own(here)
+    return [own if i == us.index else _of_process(i, platform) for i in range(us.count)]
+
+
+def _own(devices: Sequence[Device]) -> Device:
+    """Of the devices that this process sees, its own: those of a host may see all GPUs, or only one each."""
+    return devices[job.current().local_index % len(devices)]
+
+
+def _of_process(process: int, platform: str) -> Device:
+    """The device of another process, whose number there is not known here and does not matter."""
+    return Device(platform, 0, _Elsewhere(platform, process), process)  # type: ignore[arg-type]
+
+
+class _Elsewhere:
+    """Stands where a device of another process has its backend: nothing can be done there from here."""
+
+    def __init__(self, name: str, process: int):
+        self.name, self._process = name, process
+
+    def __getattr__(self, method: str) -> NoReturn:
+        raise errors.UnsupportedError(
+            f"a {self.name} device of process {self._process} was used in process {job.current().index}.",
+            where=source.here(),
+            why="a process reaches its own devices only.",
+            fix="bf.local_devices()[0]; or a mesh of all devices: bf.device_put(x, NamedSharding(mesh, spec))",
+        )
+
+
 _default: dict[str, Device] = {}
+
+
+def join(us: job.Job) -> None:
+    """Make ``us`` what this process is."""
+    job.join(us)
+    _default.clear()
 
 
 def default_device() -> Device:
@@ -152,14 +235,16 @@ def default_device() -> Device:
 
 
 def device_named(name: str) -> Device:
-    """The device called ``name``: ``cuda:1``; of a platform alone, its first."""
+    """The device called ``name``: ``cuda:1``; of a platform alone, its first, or the own one among processes."""
     platform, _, index = name.partition(":")
     devices = get(platform).devices()
-    if not (index or "0").isdecimal() or int(index or 0) >= len(devices):
+    if not index:
+        return _own(devices)
+    if not index.isdecimal() or int(index) >= len(devices):
         raise errors.ValueRangeError(
             f"there is no device {name!r}.", fix=f"use one of {', '.join(map(str, devices))}"
         )
-    return devices[int(index or 0)]
+    return devices[int(index)]
 
 
 _host: list[Device] = []

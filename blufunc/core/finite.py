@@ -61,7 +61,7 @@ def _isinf(x: np.ndarray) -> np.ndarray:
 
 def host(x: Array) -> np.ndarray:
     """The values of an array on the host."""
-    return np.asarray(x.device.backend.to_host(x.buffer))
+    return np.asarray(x.device.whole(x.buffer))
 
 
 # -- single operations -------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def check_program(
     Raises:
       NanError: one of the results is not finite.
     """
-    bad = next((x for x in map(device.backend.to_host, results) if wrong(np.asarray(x))), None)
+    bad = next((x for x in map(device.whole, results) if wrong(np.asarray(x))), None)
     if bad is None:
         return
     bad = np.asarray(bad)

@@ -82,7 +82,7 @@ def _drop_outputs(eqn: Eqn, reads: list[bool]) -> Eqn:
     return eqn.with_vars(eqn.invars, outvars)
 
 
-def _rewrite(jaxpr: Jaxpr, step: Callable[[Eqn, list[Atom], Callable], list[Eqn]]) -> Jaxpr:
+def rewrite(jaxpr: Jaxpr, step: Callable[[Eqn, list[Atom], Callable], list[Eqn]]) -> Jaxpr:
     """Go through the equations with a substitution of variables that ``step`` extends.
 
     ``step(eqn, invars, alias)`` gets the equation and its substituted operands, returns the equations
@@ -108,15 +108,15 @@ def inline_calls(jaxpr: Jaxpr, only: Primitive | None = None) -> Jaxpr:
     def step(eqn, invars, alias):
         if not inlines(eqn.prim):
             return [eqn.with_invars(invars)]
-        return _put_in_place(eqn, inline_calls(eqn.params["jaxpr"], only), invars, alias)
+        return put_in_place(eqn, inline_calls(eqn.params["jaxpr"], only), invars, alias)
 
     if not any(inlines(e.prim) for e in jaxpr.eqns):
         return jaxpr
-    return _rewrite(jaxpr, step)
+    return rewrite(jaxpr, step)
 
 
-def _put_in_place(eqn: Eqn, body: Jaxpr, invars: Sequence[Atom], alias: Callable) -> list[Eqn]:
-    """The equations of ``body`` on new variables, in the place of a call of it."""
+def put_in_place(eqn: Eqn, body: Jaxpr, invars: Sequence[Atom], alias: Callable) -> list[Eqn]:
+    """The equations of ``body`` on new variables, in the place of a call of it; for the ``step`` of ``rewrite``."""
     env: dict[Any, Atom] = dict(zip(body.invars, invars, strict=True))
     inlined = []
     for e in body.eqns:
@@ -146,7 +146,7 @@ def inline_bodies(
         if eqn.prim.body is None or keep(eqn):
             return [eqn.with_invars(invars)]
         body, inner = inline_bodies(simplify(eqn.params[eqn.prim.body]), keep)
-        placed = _put_in_place(eqn, body, invars, alias)
+        placed = put_in_place(eqn, body, invars, alias)
         base = count
         count = max([base, *[base + n for n in inner.values()]])
         for e, old in zip(placed, body.eqns, strict=True):
@@ -160,7 +160,7 @@ def inline_bodies(
 
     if not any(e.prim.body for e in jaxpr.eqns):
         return jaxpr, origins
-    return _rewrite(jaxpr, step), origins
+    return rewrite(jaxpr, step), origins
 
 
 def fold(jaxpr: Jaxpr) -> Jaxpr:
@@ -200,7 +200,7 @@ def fold(jaxpr: Jaxpr) -> Jaxpr:
             return [eqn.with_invars(invars)]
         return [Eqn(prim, invars, eqn.outvars, eqn.params, eqn.source)]
 
-    return _rewrite(jaxpr, step)
+    return rewrite(jaxpr, step)
 
 
 def _evaluate(prim: Primitive, literals: list[Any], params: dict) -> list[Literal]:
@@ -232,7 +232,7 @@ def cse(jaxpr: Jaxpr) -> Jaxpr:
         seen[key] = eqn = eqn.with_invars(invars)
         return [eqn]
 
-    return _rewrite(jaxpr, step)
+    return rewrite(jaxpr, step)
 
 
 def _atom_key(atom: Atom) -> Any:

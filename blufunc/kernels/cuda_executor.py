@@ -171,6 +171,7 @@ class Work:
       captured: whether it can be part of a graph.
       anywhere: whether it touches only memory of the plan or its own, and puts all on the executor's ``work_stream``:
         then other steps may run beside it. To be asked when it has run once.
+      exchanges: whether it waits for other devices: such steps have a stream of their own.
     """
 
     run: Callable[[Executor], None]
@@ -179,6 +180,7 @@ class Work:
     drops: tuple[int, ...] = ()
     captured: bool = True
     anywhere: Callable[[], bool] = lambda: False
+    exchanges: bool = False
 
 
 class Executor:
@@ -350,14 +352,14 @@ class Executor:
             between(len(self.works))
 
     def launch_beside(self, bases: Sequence[DeviceBuffer], streams: Sequence[Any]) -> None:
-        """Put all steps on the streams of a capture: those that are independent of each other side by side."""
+        """Put all steps on the ``lanes`` streams of a capture: those that are independent side by side."""
         if len(streams) == 1:
             self.launch(bases, streams[0])
             return
         cuda_runtime.use_device(self.device)
         for root, buffer in enumerate(bases):
             self.bind(root, buffer)
-        order = cuda_streams.turns([self._task(w) for w in self.works], len(streams))
+        order = cuda_streams.turns([self._task(w) for w in self.works], config.cuda_streams)
         awaited = {n for turn in order for n in turn.waits}
         passed, begin = {}, cuda_runtime.recorded(streams[0])
         used = {0}
@@ -378,6 +380,11 @@ class Executor:
         for s in used - {0}:
             streams[0].wait_event(cuda_runtime.recorded(streams[s]))
 
+    @property
+    def lanes(self) -> int:
+        """The streams that steps are put on in a capture; the last is that of exchanges, if there are any."""
+        return config.cuda_streams + any(w.exchanges for w in self.works)
+
     def _task(self, work: Work) -> cuda_streams.Task:
         """What a step touches, and how long it takes, about."""
         found = []
@@ -386,7 +393,7 @@ class Executor:
             end = start + type_of(self.made.values[value]).nbytes
             found.append(cuda_streams.Access(root, start, end, written))
         seconds = cuda_streams.estimate(work.step, sum(a.end - a.start for a in found))
-        return cuda_streams.Task(tuple(found) if work.anywhere() else None, seconds)
+        return cuda_streams.Task(tuple(found) if work.anywhere() else None, seconds, work.exchanges)
 
     def dynamic(self) -> dict[int, DeviceBuffer]:
         """The results that steps made the memory of."""

@@ -20,6 +20,7 @@ from blufunc.core.ops.windows import GatherScatterMode
 from blufunc.core.override import is_replaced
 from blufunc.kernels import (
     cuda_attention_step,
+    cuda_collective,
     cuda_library,
     cuda_memory,
     cuda_modules,
@@ -62,6 +63,8 @@ class Compile(Protocol):
 
 def planned(eqn: Eqn) -> bool:
     """Whether an equation's results are written into planned memory."""
+    if cuda_collective.is_collective(eqn):
+        return True
     by_us = eqn.prim in PRODUCTS or hasattr(eqn.prim, "cuda_source") or cuda_attention_step.is_attention(eqn)
     return by_us or cuda_scatter.rows_of(eqn) is not None
 
@@ -79,6 +82,8 @@ def work(executor: Executor, step: OpaqueStep, compile: Compile) -> Work:
         return _as_replaced(executor, step, operands)
     if eqn.prim is optimization_barrier_p:
         return Work(lambda executor: _pass_on(executor, step, operands), eqn.prim.name, step)
+    if cuda_collective.is_collective(eqn):
+        return cuda_collective.work(executor, step, operands)
     if hasattr(eqn.prim, "cuda_source"):
         return _user_kernel(executor, step, operands)
     if cuda_attention_step.is_attention(eqn):

@@ -123,7 +123,7 @@ class Replays:
                 lambda streams: executor.launch_beside(fixed, streams),
                 executor.device,
                 (executor, list(staged.values())),
-                config.cuda_streams,
+                executor.lanes,
             )
         except errors.BlufuncError:
             raise

@@ -200,8 +200,13 @@ def work_stream(index: int = 0) -> Any:
 
 
 def is_capturing(stream: int) -> bool:
-    """Whether the stream with this handle is the one that this thread captures."""
-    return _redirected.stream is not None and _redirected.stream.ptr == stream
+    """Whether the stream with this handle is one that this thread captures."""
+    return stream in _captured()
+
+
+def _captured() -> list[int]:
+    """The handles of the streams that this thread captures, first that in the place of the compute stream."""
+    return [s.ptr for s in (_redirected.stream, *_redirected.beside) if s is not None]
 
 
 def lane(index: int, stream: int) -> int:
@@ -210,10 +215,11 @@ def lane(index: int, stream: int) -> int:
     Captures have streams of their own, whose work is done on the compute stream, or beside it: for these it is the
     handle of the compute stream, and numbers below 0.
     """
-    if is_capturing(stream):
-        return int(compute_stream(index).ptr)
-    beside = [s.ptr for s in _redirected.beside]
-    return -1 - beside.index(stream) if stream in beside else stream
+    captured = _captured()
+    if stream not in captured:
+        return stream
+    number = captured.index(stream)
+    return -number if number else int(compute_stream(index).ptr)
 
 
 def synchronize(index: int = 0) -> None:

@@ -26,6 +26,9 @@ LAUNCH = 2e-6
 BANDWIDTH, PRODUCTS, PRODUCTS_FLOAT32 = 3e12, 5e14, 5e13
 """Bytes, and multiplications and additions, a second: of the order of a large device's."""
 
+EXCHANGE, LINK = 15e-6, 3e11
+"""Seconds of the smallest exchange with other devices, and bytes a second between two of one host."""
+
 
 class Access(NamedTuple):
     """Bytes ``start`` to ``end`` of one piece of memory, which a step reads, or may write."""
@@ -43,10 +46,12 @@ class Task:
     Attributes:
       accesses: the memory that it touches; None where that is not known: it runs by itself, with nothing beside it.
       seconds: how long it takes, about.
+      exchanges: whether it waits for other devices.
     """
 
     accesses: tuple[Access, ...] | None
     seconds: float
+    exchanges: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,8 @@ def estimate(step: Step, nbytes: int) -> float:
     """The seconds of a step that touches so many bytes, about: on what device is not asked."""
     if not isinstance(step, OpaqueStep):
         return LAUNCH + nbytes / BANDWIDTH
+    if step.eqn.prim.kind == "collective":
+        return EXCHANGE + nbytes / LINK
     rate = PRODUCTS if all(a.aval.dtype.itemsize < 4 for a in step.eqn.invars[:2]) else PRODUCTS_FLOAT32
     return LAUNCH + max(nbytes / BANDWIDTH, of_eqn(step.eqn, "library").products / rate)
 
@@ -100,7 +107,13 @@ def _covers(a: Access, b: Access) -> bool:
 
 
 def turns(tasks: Sequence[Task], streams: int) -> list[Turn]:
-    """The stream of each step, and what it waits for."""
+    """The stream of each step, and what it waits for.
+
+    Args:
+      streams: how many there are; exchanges have one more, numbered ``streams``, where they keep their order, for all
+        devices must come to them in the same.
+    """
+    computing, streams = streams, streams + 1
     free = [0.0] * streams
     done: list[float] = []
     seen = [
@@ -110,7 +123,12 @@ def turns(tasks: Sequence[Task], streams: int) -> list[Turn]:
     chosen: list[Turn] = []
     for n, (task, needed) in enumerate(zip(tasks, dependencies(tasks), strict=True)):
         ready = max((done[m] for m in needed), default=0.0)
-        at = 0 if task.accesses is None else _earliest(free, ready, _latest(needed, done, chosen))
+        if task.accesses is None:
+            at = 0
+        elif task.exchanges:
+            at = computing
+        else:
+            at = _earliest(free[:computing], ready, _latest(needed, done, chosen))
         begin = max(ready, free[at])
         done.append(begin + task.seconds)
         free[at] = done[n]
@@ -136,6 +154,8 @@ def _earliest(free: Sequence[float], ready: float, preferred: int) -> int:
     """The stream to begin on: the preferred one, unless another is earlier by what is worth it."""
     begins = [max(ready, f) for f in free]
     best = min(range(len(free)), key=lambda s: (begins[s], s))
+    if preferred == len(free):  # an exchange was waited for
+        return best
     return best if begins[best] + WORTH < begins[preferred] else preferred
 
 

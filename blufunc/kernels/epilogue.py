@@ -63,7 +63,9 @@ _SUMS = (add_p, add_any_p)
 
 
 def overwritten_by(eqn: Eqn) -> int | None:
-    """The number of the operand that the result of a product may be written over, unless it is another one too."""
+    """The number of the operand that the result of an opaque step may be written over, unless it is another one too."""
+    if eqn.prim.kind == "collective" and len(eqn.invars) == 1 and eqn.prim.in_place:  # type: ignore[attr-defined]
+        return 0
     return 2 if eqn.prim is dot_accumulate_p else None
 
 

@@ -270,14 +270,21 @@ def _array_repr(self: Array) -> str:
     if aval.dtype == dtypes.float0:
         return f"Array(shape={aval.shape}, dtype=float0)"
     suffix = f", dtype={aval.dtype.name}" + (", weak_type=True" if aval.weak_type else "")
+    if not _is_here(self):
+        return f"Array(shape={aval.shape}{suffix}, on {self.device})"
     if not aval.size:
         return f"Array([], shape={aval.shape}{suffix})"
     text = np.array2string(_shown(self), separator=", ", prefix="Array(", suffix=suffix + ")")
     return f"Array({text}{suffix})"
 
 
+def _is_here(x: Any) -> bool:
+    """Whether this process has the values: of an array on several processes it may have a part."""
+    return x.is_fully_addressable or x.is_fully_replicated
+
+
 def _array_str(self: Array) -> str:
-    if self._buffer.__class__ is Donated or self.aval.dtype.fields is not None:
+    if self._buffer.__class__ is Donated or self.aval.dtype.fields is not None or not _is_here(self):
         return _array_repr(self)
     return str(_shown(self))
 

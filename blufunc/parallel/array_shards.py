@@ -44,23 +44,22 @@ def sharding_of(self: Array) -> Sharding:
 
 
 def _addressable_shards(self: Array) -> list[Shard]:
-    """The parts of the array, one for each device, in the order of the mesh."""
+    """The parts of the array, one for each device of this process, in the order of the mesh."""
     buffer = self.buffer
     if not isinstance(buffer, ShardedBuffer):
         return [Shard(self.device, tuple(slice(0, n) for n in self.aval.shape), 0, self)]
-    indices = buffer.sharding.indices(buffer.shape)
+    indices, replicas = buffer.sharding.indices(buffer.shape), buffer.sharding.replica_ids()
     padded = ShapedArray(buffer.sharding.shard_shape(buffer.shape), buffer.dtype, self.aval.weak_type)
     shards = []
-    for device, index, replica, shard in zip(
-        buffer.devices, indices, buffer.sharding.replica_ids(), buffer.shards, strict=True
-    ):
+    for device, rank, shard in zip(buffer.devices, buffer.ranks, buffer.shards, strict=True):
+        index = indices[rank]
         data = slice_(Array(shard, padded, device), [0] * len(index), tuple(s.stop - s.start for s in index))
-        shards.append(Shard(device, index, replica, data))
+        shards.append(Shard(device, index, replicas[rank], data))
     return shards
 
 
 def _addressable_data(self: Array, index: int) -> Array:
-    """What the device number ``index`` of the array holds of it."""
+    """What the device number ``index`` of those of this process holds of the array."""
     return _addressable_shards(self)[index].data
 
 
@@ -70,8 +69,8 @@ def _is_fully_replicated(self: Array) -> bool:
 
 
 def _is_fully_addressable(self: Array) -> bool:
-    """Whether this process can see all of the array."""
-    return True
+    """Whether all devices of the array are of this process."""
+    return sharding_of(self).is_fully_addressable
 
 
 for _name, _function in (

@@ -44,6 +44,7 @@ from blufunc.transforms.calls import jit_p
 from blufunc.transforms.checkpoint import checkpoint_p
 from blufunc.transforms.checkpoint_policies import name_p
 from blufunc.transforms.cond import cond_p
+from blufunc.transforms.custom_vjp import custom_vjp_call_p
 from blufunc.transforms.jvp import JVPTracer
 from blufunc.transforms.scan import scan_p
 from blufunc.transforms.while_loop import while_p
@@ -321,7 +322,10 @@ class Typer:
             out = _join(letters)
             return [out] * len(letters), out
         unreduced = {k for k, t in enumerate(letters) if t == "U"}
-        terms = next((s for s in _LINEAR.get(eqn.prim, ()) if unreduced <= s), None)
+        together = (
+            [set(range(len(letters)))] if eqn.prim is shape.concatenate_p else _LINEAR.get(eqn.prim, ())
+        )
+        terms = next((s for s in together if unreduced <= s), None)
         if terms is None:
             raise _unreduced(eqn, axis, unreduced)
         ins = []
@@ -371,16 +375,19 @@ class Typer:
 
     def _psum(self, eqn: Eqn) -> None:
         axes, (x,) = eqn.params["axes"], eqn.invars
-        owed = [a for a in axes if self._letter(x, a) == "U"]
-        rest = [a for a in axes if a not in owed]
-        if rest:
-            x = self.cast(x, self.changed(x, rest, "V"))
-        sums = [(over, src) for over, src in ((rest, "V"), (owed, "U")) if over]
-        for i, (over, src) in enumerate(sums, 1):
-            out = eqn.outvars[0] if i == len(sums) else Var(eqn.outvars[0].aval)
-            params = {**self.over(over), "src": src, "dst": "I"}
-            self.write(mesh_ops.psum_invariant_p, [x], params, [out], [self.changed(x, over, "I")])
-            x = out
+        owed = {a for a in axes if self._letter(x, a) == "U"}
+        varying = [a for a in axes if a not in owed]
+        if varying:
+            x = self.cast(x, self.changed(x, varying, "V"))
+        if varying and owed:  # one sum over all of them
+            x = self.new(
+                mesh_ops.pcast_p,
+                x,
+                {**self.over(varying), "src": "V", "dst": "U"},
+                self.changed(x, varying, "U"),
+            )
+        params = {**self.over(axes), "src": "U" if owed else "V", "dst": "I"}
+        self.write(mesh_ops.psum_invariant_p, [x], params, eqn.outvars, [self.changed(x, axes, "I")])
 
     def _extremum(self, eqn: Eqn, prim: Any) -> None:
         x: Any = self._varying(eqn)
@@ -431,8 +438,7 @@ class Typer:
         if varying:
             params = {**self.over(varying), "src": "V", "dst": "U"}
             x = self.new(mesh_ops.pcast_p, x, params, self.changed(x, varying, "U"))
-        x = self.cast(x, self.changed(x, axes, to))
-        self.write(elementwise.copy_p, [x], {}, eqn.outvars, [self.type_of(x)])
+        self._reshaped(eqn, self.cast(x, self.changed(x, axes, to)))  # to its own shape: nothing moves
 
     def _letter(self, x: Atom, axis: str) -> str:
         return self.type_of(x)[self.mesh.axis_names.index(axis)]
@@ -446,6 +452,25 @@ class Typer:
         self.write(reshape_p, [x], params, eqn.outvars, [self.type_of(x)])
 
     # -- calls and control flow ----------------------------------------------------------------
+
+    def _custom_vjp(self, eqn: Eqn) -> None:
+        """A function with rules of its own. Typed collectives in its body take what varies to what varies.
+
+        So do those in its rules, which are not seen here: the library's own, as in ``spmd.context_parallel``.
+        Collectives as users write them would have no types there, and are refused.
+        """
+        body = eqn.params["jaxpr"]
+        over = sorted(_collective_axes(body, self.mesh))
+        if not over or not _typed_varying(body):
+            self._operation(eqn)
+            return
+        types = functools.reduce(self._joined, [self.changed(a, over, "V") for a in eqn.invars])
+        if "U" in types:
+            axis = types.index("U")
+            owed = {k for k, a in enumerate(eqn.invars) if self.type_of(a)[axis] == "U"}
+            raise _unreduced(eqn, self.mesh.axis_names[axis], owed)
+        invars = [self.cast(a, types) for a in eqn.invars]
+        self.write(eqn.prim, invars, eqn.params, eqn.outvars, [types] * len(eqn.outvars))
 
     def _call(self, eqn: Eqn) -> None:
         body, ins = eqn.params["jaxpr"], [self.type_of(a) for a in eqn.invars]
@@ -606,6 +631,19 @@ def _collective_axes(jaxpr: Jaxpr, mesh: AbstractMesh) -> set[str]:
     return found
 
 
+def _typed_varying(jaxpr: Jaxpr) -> bool:
+    """Whether all collectives of a jaxpr are typed already, and take what varies to what varies."""
+    for e in jaxpr.eqns:
+        if isinstance(e.prim, named.Collective):
+            return False
+        if isinstance(e.prim, mesh_ops.MeshCollective) and e.prim.meets:
+            if (e.params["src"], e.params["dst"]) != ("V", "V"):
+                return False
+        if not all(map(_typed_varying, subjaxprs(e.params))):
+            return False
+    return True
+
+
 _WORDS = {"V": "varying", "I": "invariant", "U": "unreduced", "R": "reduced"}
 
 
@@ -640,6 +678,7 @@ def _no_cast(mesh: AbstractMesh, have: Types, wanted: Types) -> errors.ShardingE
 _RULES: dict[Any, Callable[[Typer, Eqn], None]] = {
     jit_p: Typer._call,
     checkpoint_p: Typer._call,
+    custom_vjp_call_p: Typer._custom_vjp,
     scan_p: Typer._scan,
     while_p: Typer._while,
     cond_p: Typer._cond,

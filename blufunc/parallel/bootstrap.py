@@ -18,11 +18,18 @@ import traceback
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from blufunc import errors
+from blufunc.core import backend
+from blufunc.core.axes import static_int
+from blufunc.core.job import Job
 from blufunc.parallel import store as stores
 from blufunc.parallel.watchdog import ABORTED, Recorder, Watchdog
+
+if TYPE_CHECKING:
+    from blufunc.parallel.engine import Engine
+    from blufunc.parallel.mesh import Mesh
 
 
 @dataclass(frozen=True)
@@ -54,6 +61,7 @@ class World:
       placement, rank, size, local_rank: see ``Placement``.
       store: what all ranks share.
       recorder: where engines note their collectives.
+      engines: those that meshes of these processes have, made when they are first needed.
       watchdog: what ends this process when others are gone.
     """
 
@@ -61,6 +69,7 @@ class World:
         self.placement = placement
         self.rank, self.size, self.local_rank = placement.rank, placement.size, placement.local_rank
         self.deadline = deadline
+        self.engines: dict[Mesh, Engine] = {}
         self._server: stores.StoreServer | None = None
         host, port = placement.host, placement.port
         if not placement.hosted and self.rank == 0:
@@ -141,6 +150,7 @@ def initialize(
             if deadline is None:
                 deadline = _seconds(os.environ, "BLUFUNC_DEADLINE", stores.DEADLINE)
             _world = World(placement, deadline=deadline)
+            backend.join(Job(placement.rank, placement.size, placement.local_rank))
             _end_together(_world)
         return _world
 
@@ -157,6 +167,7 @@ def shutdown() -> None:
         if _world is not None:
             _world.close()
             _world = None
+            backend.join(Job())
 
 
 def _end_together(world: World) -> None:
@@ -199,9 +210,12 @@ def find_placement(
                 fix="initialize('host0:29500', world_size=4, rank=0)",
             )
         host, port = _address(address)
-        found = Placement(
-            rank, world_size, rank if local_rank is None else local_rank, world_size, host, port
+        rank, size = (
+            static_int(rank, "initialize", "rank"),
+            static_int(world_size, "initialize", "world_size"),
         )
+        local = rank if local_rank is None else static_int(local_rank, "initialize", "local_rank")
+        found = Placement(rank, size, local, size, host, port)
     else:
         # Open MPI before Slurm: mpirun inside of a Slurm job starts its daemons, and not the ranks, with srun
         for launcher in (_torchrun, _open_mpi, _slurm):
@@ -301,8 +315,8 @@ def _is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or host.startswith("127.")
 
 
-def _address(text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
+def _address(text: Any) -> tuple[str, int]:
+    host, _, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
     if not host or not port.isdigit() or int(port) > 65535:
         raise errors.ValueRangeError(
             f"{text!r:.60} is no address of a store.", fix="host:port, 'host0:29500'"

@@ -1,8 +1,8 @@
-"""The order of the collectives of a local program, compared between ranks before it first runs.
+"""The parameters of a local program and the order of its collectives, compared between ranks before it first runs.
 
 Parallel, at the end of stage 3. Ranks whose programs differ would wait for each other for ever, or take each other's
-bytes: here it is an error, which names the first collective that differs and the user's lines on both sides. Lines
-themselves may differ.
+bytes: here it is an error, which names the first parameter or collective that differs and the user's lines on both
+sides. Lines themselves may differ.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from blufunc.core.jaxpr import Eqn, Jaxpr, subjaxprs
 
 
 class Step(NamedTuple):
-    """One collective, or the beginning or end of a loop or branch that holds some."""
+    """One parameter or collective, or the beginning or end of a loop or branch that holds some collectives."""
 
     text: str
     line: str
@@ -36,9 +36,18 @@ def collectives(jaxpr: Jaxpr) -> list[Step]:
     return list(_steps(jaxpr))
 
 
+def parameters(jaxpr: Jaxpr) -> list[Step]:
+    """The types of the parameters of a local jaxpr: shards of other shapes give other means, if not other exchanges."""
+    names = jaxpr.arg_names or ("",) * len(jaxpr.invars)
+    return [
+        Step(f"the parameter {name or i}: {v.aval}", "")
+        for i, (name, v) in enumerate(zip(names, jaxpr.invars, strict=True))
+    ]
+
+
 def digest(jaxpr: Jaxpr) -> str:
-    """A hash of ``collectives``, lines apart: ranks with the same digest meet in every exchange."""
-    return _hash(collectives(jaxpr))
+    """A hash of ``parameters`` and ``collectives``, lines apart: ranks with the same digest meet in every exchange."""
+    return _hash([*parameters(jaxpr), *collectives(jaxpr)])
 
 
 def check_agreement(jaxpr: Jaxpr, world: _World, members: Sequence[int]) -> None:
@@ -47,7 +56,8 @@ def check_agreement(jaxpr: Jaxpr, world: _World, members: Sequence[int]) -> None
     Raises:
       CollectiveError: they differ; it is raised on all ranks. Or a rank does not come.
     """
-    steps = collectives(jaxpr)
+    given = parameters(jaxpr)
+    steps = [*given, *collectives(jaxpr)]
     mine = _hash(steps)
     hashes = [h.decode() for h in world.gather("a program", mine.encode(), members)]
     if len(set(hashes)) == 1:
@@ -57,17 +67,21 @@ def check_agreement(jaxpr: Jaxpr, world: _World, members: Sequence[int]) -> None
     # the first rank that differs from the first: all ranks report the same pair, but those that differ in another way
     other = next(i for i, h in enumerate(hashes) if h != hashes[0]) if hashes[0] == mine else 0
     theirs = [Step(*s) for s in json.loads(lists[other])]
-    _raise_difference(members[here], steps, members[other], theirs)
+    _raise_difference(jaxpr.name, len(given), members[here], steps, members[other], theirs)
 
 
-def _raise_difference(rank: int, mine: Sequence[Step], other: int, theirs: Sequence[Step]) -> None:
+def _raise_difference(
+    name: str, given: int, rank: int, mine: Sequence[Step], other: int, theirs: Sequence[Step]
+) -> None:
+    """``given`` of the steps are parameters, and the others collectives."""
     at = next(
         (i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a.text != b.text),
         min(len(mine), len(theirs)),
     )
     a, b = (steps[at] if at < len(steps) else Step("no further collective", "") for steps in (mine, theirs))
+    what = f"parameter {at + 1}" if at < given else f"collective {at + 1 - given}"
     raise errors.CollectiveError(
-        f"ranks {rank} and {other} run different programs: their collective {at + 1} is not the same.",
+        f"ranks {rank} and {other} run different programs{f' ({name})' * bool(name)}: their {what} is not the same.",
         where=source.here(),
         why="\n".join(
             f"rank {r}: {s.text}" + (f", at {s.line}" if s.line else "") for r, s in ((rank, a), (other, b))

@@ -96,6 +96,7 @@ class _Plain(_Ranks):
 
 
 _SHELL = """
+trap : INT TERM
 export RANK=$OMPI_COMM_WORLD_RANK LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK
 echo "$RANK start $$" 1<>"$BLUFUNC_RECORDS/ranks"
 "$@" >"$BLUFUNC_RECORDS/out$RANK" 2>"$BLUFUNC_RECORDS/err$RANK"
@@ -105,7 +106,8 @@ exit $code
 """
 """What mpirun starts for each rank: it tells the launcher how the rank ended before mpirun ends the others.
 
-(``<>`` does not wait for a reader: the launcher itself may be gone.)
+(``<>`` does not wait for a reader: the launcher itself may be gone. Signals are for the program, after whose end the
+shell still has something to say.)
 """
 
 
@@ -163,12 +165,12 @@ class _Mpi(_Ranks):
             self.exits.put(_Exit(rank, -signal.SIGTERM if rank in self.leaders else code or 1))
 
     def signal(self, number: int) -> None:
-        if self.process.poll() is None and number != signal.SIGKILL:
-            self.process.send_signal(number)
-        else:
-            for group in (*self.leaders.values(), self.process.pid):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(group, number)
+        groups = list(self.leaders.values())  # mpirun itself would not leave them the time to end
+        if number == signal.SIGKILL or not groups:
+            groups.append(self.process.pid)
+        for group in groups:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, number)
 
 
 def mpirun() -> str:

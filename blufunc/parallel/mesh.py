@@ -138,6 +138,8 @@ class Mesh(AxisSizes):
     Attributes:
       devices: the array of devices.
       device_list: the same in the order of ranks.
+      local_ranks, local_devices: the ranks whose devices are of this process, and these.
+      spans_processes: whether other processes have some of the devices.
     """
 
     def __init__(
@@ -175,6 +177,9 @@ class Mesh(AxisSizes):
             )
         grid.flags.writeable = False
         self.devices: np.ndarray = grid
+        self.local_ranks = tuple([r for r, d in enumerate(self.device_list) if d.process is None])
+        self.local_devices = tuple([self.device_list[r] for r in self.local_ranks])
+        self.spans_processes = len(self.local_ranks) < len(self.device_list)
         self._hash = hash((self.device_list, self.axis_sizes, self.axis_names, self.axis_types))
 
     def __eq__(self, other: object) -> bool:
@@ -215,7 +220,7 @@ def make_mesh(
     devices: Sequence[backend.Device] | None = None,
     axis_types: AxisType | Sequence[AxisType] | None = None,
 ) -> Mesh:
-    """A mesh of the first devices of the default platform, or of ``devices``.
+    """A mesh of the first devices of the default platform, or of ``devices``; all processes make the same.
 
     Args:
       axis_sizes: the size of each axis.
@@ -230,14 +235,15 @@ def make_mesh(
     names = _names(axis_names, len(sizes), "make_mesh")
     _check_sizes(sizes, "make_mesh")
     given = devices is not None
-    found = list(devices if devices is not None else backend.default_device().backend.devices())
+    found = list(devices) if devices is not None else backend.all_devices(backend.default_device().platform)
     wanted = math.prod(sizes)
     if wanted > len(found):
         there = "given" if given else f"on {backend.default_device().platform}"
         raise errors.ShardingError(
             f"a mesh of shape {sizes} takes {wanted} devices, and {len(found)} are {there}.",
             where=source.here(),
-            fix=f"smaller axes; or, with simulated devices on the CPU, start Python with BLUFUNC_CPU_DEVICES={wanted}",
+            fix=f"smaller axes; or, with simulated devices on the CPU, start Python with BLUFUNC_CPU_DEVICES={wanted}; "
+            f"or {wanted} processes: python -m blufunc.parallel.launch -n {wanted} script.py",
         )
     grid = np.empty(sizes, dtype=object)
     grid.flat[:] = found[:wanted] if wanted else []

@@ -58,11 +58,21 @@ class MeshCollective(Primitive):
 
     Attributes:
       types: the pairs ``(src, dst)`` that there are.
-      meets: whether the ranks exchange anything.
+      meets: whether the ranks exchange anything: then ``exchange`` says what.
+      in_place: whether what the ranks get may take the memory of what they give.
     """
 
     kind, fresh, opaque, meets = "collective", True, True, True
+    in_place = False
     types: tuple[tuple[str, str], ...] = (("V", "V"),)
+
+    def impl(self, x, *, axes, sizes, src, dst, **params):
+        kind, options = self.exchange(**params)
+        return engine.current().exchange(kind, x, axes, **options)
+
+    def exchange(self, **params: Any) -> tuple[str, dict[str, Any]]:
+        """The kind of exchange that engines know it by, and its options."""
+        raise NotImplementedError
 
     def jvp(self, primals, tangents, **params):
         (x,), (t,) = primals, tangents
@@ -96,11 +106,11 @@ _DIMENSIONS = ("dim", "split_dim", "concat_dim")
 class _PsumInvariant(MeshCollective):
     """The sum over the ranks, the same everywhere."""
 
-    name = "psum_invariant"
+    name, in_place = "psum_invariant", True
     types = (("V", "I"), ("U", "I"), ("U", "R"))
 
-    def impl(self, x, *, axes, sizes, src, dst):
-        return engine.current().exchange("all_reduce", x, axes, op="sum")
+    def exchange(self):
+        return "all_reduce", {"op": "sum"}
 
     def abstract(self, x, *, axes, sizes, src, dst):
         self.check(src, dst)
@@ -114,14 +124,15 @@ class _PsumInvariant(MeshCollective):
 class _Extremum(MeshCollective):
     """The maximum or minimum over the ranks: those that share it share its derivative equally."""
 
+    in_place = True
     types = (("V", "I"),)
 
     def __init__(self, name: str, op: str):
         super().__init__(name)
         self.op = op
 
-    def impl(self, x, *, axes, sizes, src, dst):
-        return engine.current().exchange("all_reduce", x, axes, op=self.op)
+    def exchange(self):
+        return "all_reduce", {"op": self.op}
 
     def abstract(self, x, *, axes, sizes, src, dst):
         self.check(src, dst)
@@ -185,7 +196,7 @@ class _KeepFirst(MeshCollective):
     types = (("I", "U"),)
 
     def impl(self, x, *, axes, sizes, src, dst):
-        return np.zeros(x.shape, x.dtype) if _position(axes, sizes) else x.copy()
+        return np.zeros_like(x) if position(axes, sizes) else x.copy()
 
     def abstract(self, x, *, axes, sizes, src, dst):
         self.check(src, dst)
@@ -201,8 +212,8 @@ class _AllGather(MeshCollective):
     name = "mesh_all_gather"
     types = (("V", "V"), ("V", "I"), ("V", "R"))
 
-    def impl(self, x, *, axes, sizes, src, dst, dim):
-        return engine.current().exchange("all_gather", x, axes, dim=dim, tiled=True)
+    def exchange(self, dim):
+        return "all_gather", {"dim": dim, "tiled": True}
 
     def abstract(self, x, *, axes, sizes, src, dst, dim):
         self.check(src, dst)
@@ -218,8 +229,8 @@ class _PsumScatter(MeshCollective):
     name = "mesh_psum_scatter"
     types = (("V", "V"), ("U", "V"))
 
-    def impl(self, x, *, axes, sizes, src, dst, dim):
-        return engine.current().exchange("reduce_scatter", x, axes, dim=dim, tiled=True)
+    def exchange(self, dim):
+        return "reduce_scatter", {"dim": dim, "tiled": True}
 
     def abstract(self, x, *, axes, sizes, src, dst, dim):
         self.check(src, dst)
@@ -238,7 +249,7 @@ class _ShardSlice(MeshCollective):
 
     def impl(self, x, *, axes, sizes, src, dst, dim):
         size = x.shape[dim] // math.prod(sizes)
-        start = _position(axes, sizes) * size
+        start = position(axes, sizes) * size
         return x[(slice(None),) * dim + (slice(start, start + size),)].copy()
 
     def abstract(self, x, *, axes, sizes, src, dst, dim):
@@ -257,8 +268,9 @@ class _ShardPad(MeshCollective):
 
     def impl(self, x, *, axes, sizes, src, dst, dim):
         size = x.shape[dim]
-        start = _position(axes, sizes) * size
-        out = np.zeros((*x.shape[:dim], size * math.prod(sizes), *x.shape[dim + 1 :]), x.dtype)
+        start = position(axes, sizes) * size
+        shape = (*x.shape[:dim], size * math.prod(sizes), *x.shape[dim + 1 :])
+        out = np.zeros_like(x, shape=shape)
         out[(slice(None),) * dim + (slice(start, start + size),)] = x
         return out
 
@@ -275,8 +287,8 @@ class _Permute(MeshCollective):
 
     name = "mesh_ppermute"
 
-    def impl(self, x, *, axes, sizes, src, dst, perm):
-        return engine.current().exchange("permute", x, axes, perm=perm)
+    def exchange(self, perm):
+        return "permute", {"perm": perm}
 
     def abstract(self, x, *, axes, sizes, src, dst, perm):
         self.check(src, dst)
@@ -291,10 +303,8 @@ class _AllToAll(MeshCollective):
 
     name = "mesh_all_to_all"
 
-    def impl(self, x, *, axes, sizes, src, dst, split_dim, concat_dim):
-        return engine.current().exchange(
-            "all_to_all", x, axes, split_dim=split_dim, concat_dim=concat_dim, tiled=True
-        )
+    def exchange(self, split_dim, concat_dim):
+        return "all_to_all", {"split_dim": split_dim, "concat_dim": concat_dim, "tiled": True}
 
     def abstract(self, x, *, axes, sizes, src, dst, split_dim, concat_dim):
         self.check(src, dst)
@@ -314,13 +324,13 @@ class _AxisIndex(MeshCollective):
     batch = unsupported("it has no operands")
 
     def impl(self, *, axes, sizes):
-        return np.asarray(_position(axes, sizes), np.int32)
+        return np.asarray(position(axes, sizes), np.int32)
 
     def abstract(self, *, axes, sizes):
         return ShapedArray((), np.dtype(np.int32))
 
 
-def _position(axes: tuple[str, ...], sizes: tuple[int, ...]) -> int:
+def position(axes: tuple[str, ...], sizes: tuple[int, ...]) -> int:
     """The place of this rank along ``axes``."""
     place = engine.current().coordinates
     position = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +21,7 @@ from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Eqn, Jaxpr, Var
 from blufunc.parallel import sharded_buffer
 from blufunc.parallel.mesh import Mesh
-from blufunc.parallel.mesh_program import LocalProgram, MeshProgram, local_jaxpr
+from blufunc.parallel.mesh_program import LocalProgram, MeshProgram, local_jaxpr, reshard
 from blufunc.parallel.sharded_buffer import ShardedBuffer
 from blufunc.parallel.sharding import NamedSharding, replicated
 
@@ -30,13 +30,18 @@ from blufunc.parallel.sharding import NamedSharding, replicated
 class MeshDevice(backend.Device):
     """The devices of a mesh together. Made by ``device_on``."""
 
-    mesh: Mesh
+    mesh: Mesh = field(kw_only=True)
     joint: ClassVar[bool] = True
 
     @property
     def members(self) -> tuple[backend.Device, ...]:
         """The devices of the mesh."""
         return self.mesh.device_list
+
+    @property
+    def own(self) -> backend.Device:
+        """The first of these that is of this process."""
+        return self.mesh.local_devices[0]
 
     def layouts(self, values: Sequence[Any]) -> tuple[NamedSharding, ...]:
         """The sharding of each argument, or of what will be one; those that are not on the mesh will be replicated."""
@@ -51,18 +56,26 @@ class MeshDevice(backend.Device):
     def local(
         self, jaxpr: Jaxpr, donated: Sequence[bool], layouts: tuple[NamedSharding, ...]
     ) -> tuple[Jaxpr, Sequence[bool], backend.Device]:
-        """The local jaxpr, constants first among its parameters, and the first device."""
+        """The local jaxpr, constants first among its parameters, and the first device of this process."""
         made, consts, _ = local_jaxpr(jaxpr, layouts or self._all_replicated(jaxpr), self.mesh)
-        return made, (False,) * len(consts) + tuple(donated), self.members[0]
+        return made, (False,) * len(consts) + tuple(donated), self.own
 
     def local_program(self, program: MeshProgram, layouts: tuple[NamedSharding, ...]) -> LocalProgram:
         """The program that all devices run."""
         return program.local(layouts or self._all_replicated(program.jaxpr))
 
+    def whole(self, buffer: ShardedBuffer) -> np.ndarray:
+        """The shards put together, those of other processes among them."""
+        if not buffer.is_fully_addressable:
+            buffer = reshard(buffer, replicated(self.mesh))
+        return sharded_buffer.gather(buffer)
+
     def _all_replicated(self, jaxpr: Jaxpr) -> tuple[NamedSharding, ...]:
         return (replicated(self.mesh),) * len(jaxpr.invars)
 
     def __str__(self) -> str:
+        if self.mesh.spans_processes:
+            return f"mesh({self.mesh}) of {len({d.process_index for d in self.members})} processes"
         first, last = self.members[0], self.members[-1]
         return f"mesh({self.mesh}) of {first}" + (f" to {last}" if last != first else "")
 
@@ -86,7 +99,7 @@ class MeshBackend:
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
-        self.device = MeshDevice("mesh", 0, self, mesh)
+        self.device = MeshDevice("mesh", 0, self, mesh=mesh)
         self._operation = functools.lru_cache(512)(self._compile_operation)
 
     def devices(self) -> Sequence[backend.Device]:
@@ -132,11 +145,11 @@ class MeshBackend:
         shards: list[Any] = list(buffer.shards)
         if sole:  # nobody else counts on the list, which would count as one who sees the shards
             buffer.shards.clear()
-        for rank, device in enumerate(self.mesh.device_list):
+        for i, device in enumerate(buffer.devices):
             aval = ShapedArray(buffer.sharding.shard_shape(buffer.shape), buffer.dtype)
-            shard = Array(shards[rank], aval, device)
-            shards[rank] = None
-            shards[rank] = device.backend.claim(shard)
+            shard = Array(shards[i], aval, device)
+            shards[i] = None
+            shards[i] = device.backend.claim(shard)
         return ShardedBuffer(shards, buffer.sharding, buffer.shape, buffer.dtype)
 
 

@@ -1,24 +1,31 @@
 """Programs for a mesh: partitioned for the shardings of their arguments, run by all ranks.
 
 Parallel, stages 3 to 8. In comes a global jaxpr; at a call the shardings of the arguments choose, or make, the local
-program. Its collectives meet those of the other ranks in an engine; without collectives ranks need not meet.
+program. Its collectives meet those of the other ranks in an engine, which are threads here or other processes
+(``processes.py``); without collectives ranks need not meet.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from blufunc import errors
 from blufunc.core import source
 from blufunc.core.array import Array
+from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Jaxpr, subjaxprs
 from blufunc.core.passes import simplify
 from blufunc.core.primitive import concrete
+from blufunc.core.stage import stage
+from blufunc.parallel import local_gpus, processes, sharded_buffer
+from blufunc.parallel.constrain import constrain
 from blufunc.parallel.mesh import Mesh
 from blufunc.parallel.partition import localise
-from blufunc.parallel.sharded_buffer import ShardedBuffer, reshard
-from blufunc.parallel.sharding import NamedSharding
+from blufunc.parallel.sharded_buffer import ShardedBuffer
+from blufunc.parallel.sharding import NamedSharding, replicated
+from blufunc.parallel.spell_out import spell_out
 from blufunc.parallel.thread_engine import run_ranks
 
 Shardings = tuple[NamedSharding, ...]
@@ -59,7 +66,7 @@ class MeshProgram:
         )
 
     def timings(self, buffers: Sequence[ShardedBuffer], repeats: int = 5) -> Sequence[Any]:
-        """How long each step of rank 0 takes, while all of them run."""
+        """How long each step of the first rank of this process takes, while all of them run."""
         return self.local(tuple([b.sharding for b in buffers])).timings(buffers, repeats)
 
 
@@ -68,8 +75,9 @@ class LocalProgram:
 
     Attributes:
       jaxpr: the local jaxpr, of shards and collectives.
+      meets: whether it has collectives.
       in_shardings, out_shardings: the shardings of arguments and results.
-      program: the jaxpr compiled for one of the devices, which are alike.
+      programs: the jaxpr compiled for each device of this process; simulated devices share one.
     """
 
     def __init__(self, jaxpr: Jaxpr, in_shardings: Shardings, donated: Sequence[bool], mesh: Mesh):
@@ -77,21 +85,29 @@ class LocalProgram:
         self.in_shardings = in_shardings
         self.out_avals = [v.aval for v in jaxpr.outvars]
         self.mesh = mesh
-        self.consts = [[c.buffer_on(d) for c in consts] for d in mesh.device_list]
+        self.consts = [[c.buffer_on(d) for c in consts] for d in mesh.local_devices]
         self.meets = exchanges(self.jaxpr)
-        device = mesh.device_list[0]
-        if device.platform != "cpu":
-            raise errors.UnsupportedError(
-                f"programs for a mesh of {device.platform} devices in one process.",
-                where=source.here(),
-                fix="a mesh of the CPU's devices: make_mesh(..., devices=bf.devices('cpu'))",
-            )
-        self.program: Any = device.backend.compile(self.jaxpr, (False,) * len(consts) + tuple(donated))
+        self._agreed = not (self.meets and mesh.spans_processes)
+        self._names = jaxpr.arg_names or ("",) * len(jaxpr.invars)
+        self._on_gpus = mesh.local_devices[0].platform == "cuda"
+        self.programs = self._compiled((False,) * len(consts) + tuple(donated))
+
+    def _compiled(self, donated: Sequence[bool]) -> list[Any]:
+        plain, devices = spell_out(self.jaxpr), self.mesh.local_devices
+        if devices[0].platform == "cpu":
+            return [devices[0].backend.compile(plain, donated)] * len(devices)
+        return [d.backend.compile(plain, donated) for d in devices]
+
+    @property
+    def program(self) -> Any:
+        """The program of the first device of this process."""
+        return self.programs[0]
 
     def __call__(self, buffers: list[ShardedBuffer]) -> list[ShardedBuffer]:
+        self._agree(buffers)
         ranks = self._arguments(buffers)
         buffers.clear()
-        rows = self._on_all_ranks(lambda rank: self.program(ranks[rank]))
+        rows = self._on_all_ranks(lambda i: self.programs[i](ranks[i]))
         return [
             ShardedBuffer([row[i] for row in rows], sharding, aval.shape, aval.dtype)
             for i, (sharding, aval) in enumerate(zip(self.out_shardings, self.out_avals, strict=True))
@@ -107,22 +123,71 @@ class LocalProgram:
         return self.program.source()
 
     def timings(self, buffers: Sequence[ShardedBuffer], repeats: int) -> Sequence[Any]:
-        """How long each step of rank 0 takes; arguments that lie otherwise are moved first."""
+        """How long each step of the first rank takes; arguments that lie otherwise are moved first."""
         placed = [
             b if b.sharding == s else reshard(b, s) for b, s in zip(buffers, self.in_shardings, strict=True)
         ]
+        self._agree(placed)
         ranks = self._arguments(placed)
-        return self._on_all_ranks(lambda rank: self.program.timings(ranks[rank], repeats))[0]
+        return self._on_all_ranks(lambda i: self.programs[i].timings(ranks[i], repeats))[0]
 
     def _arguments(self, buffers: Sequence[ShardedBuffer]) -> list[list]:
-        """The arguments of each rank."""
+        """The arguments of each rank of this process."""
         columns = [b.shards for b in buffers]
-        return [[*consts, *[c[rank] for c in columns]] for rank, consts in enumerate(self.consts)]
+        return [[*consts, *[c[i] for c in columns]] for i, consts in enumerate(self.consts)]
+
+    def _agree(self, buffers: Sequence[ShardedBuffer]) -> None:
+        """Before the first run: all processes have this program, and give it what they should have in common.
+
+        An argument that is on the host of each process is taken for the same in all, and would often be a mistake.
+        """
+        if self._agreed:
+            return
+        processes.check_agreement(self.jaxpr, self.mesh)
+        common = {
+            name or f"argument {i}": b.host_shard(b.ranks[0])
+            for i, (name, b) in enumerate(zip(self._names, buffers, strict=True))
+            if b.sharding.is_fully_replicated
+        }
+        processes.check_same(common, self.mesh, self.jaxpr.name or "the program")
+        self._agreed = True
 
     def _on_all_ranks(self, function: Callable[[int], Any]) -> list[Any]:
-        if self.meets:
-            return run_ranks(self.mesh.abstract, function)
-        return [function(rank) for rank in range(self.mesh.size)]
+        """What ``function(i)`` gives for the i-th rank of this process, while the others do the same."""
+        if not self.meets:
+            return [function(i) for i in range(len(self.consts))]
+        if not self.mesh.spans_processes:
+            return run_ranks(self.mesh.abstract, self._on_gpu(function) if self._on_gpus else function)
+        with processes.engine_in_use(self.mesh):
+            return [function(0)]
+
+    def _on_gpu(self, function: Callable[[int], Any]) -> Callable[[int], Any]:
+        def run(rank: int) -> Any:
+            with local_gpus.engine_in_use(self.mesh, rank):
+                return function(rank)
+
+        return run
+
+
+def reshard(buffer: ShardedBuffer, sharding: NamedSharding) -> ShardedBuffer:
+    """The same array with another sharding, on the same mesh or another. All processes that have it call it together.
+
+    Raises:
+      ShardingError: as ``sharded_buffer.reshard``.
+    """
+    before = buffer.sharding
+    if buffer.is_fully_addressable or before.is_fully_replicated:
+        return sharded_buffer.reshard(buffer, sharding)
+    between = sharding if sharding.mesh == before.mesh else replicated(before.mesh)
+    (moved,) = _mover(ShapedArray(buffer.shape, buffer.dtype), before, between)([buffer])
+    return moved if between == sharding else sharded_buffer.reshard(moved, sharding)
+
+
+@functools.lru_cache(512)
+def _mover(aval: ShapedArray, before: NamedSharding, after: NamedSharding) -> LocalProgram:
+    """The program that has processes exchange what they lack."""
+    jaxpr = stage(lambda x: [constrain(x, after)], (aval,), "reshard")
+    return LocalProgram(jaxpr, (before,), (False,), sharded_buffer.mesh_of(after))
 
 
 def local_jaxpr(

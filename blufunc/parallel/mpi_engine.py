@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,12 @@ if TYPE_CHECKING:
 
 _SMALL = 4096
 """Bytes up to which a sum is one exchange of everything: above, each rank sums a part of it."""
+
+_PATIENT = 65536
+"""Bytes up to which a rank that waits for others leaves its core to them: MPI's own waiting occupies it, and ranks that
+share cores, as in tests, would wait for each other's time to run out. Large exchanges need MPI's full attention."""
+
+_SPIN = 100e-6  # seconds that it waits at full attention at first
 
 
 class _Group:
@@ -44,7 +51,11 @@ class _Group:
 
     def gather(self, x: np.ndarray) -> np.ndarray:
         out = np.empty((self.size, *x.shape), x.dtype)
-        self.comm.Allgather(_words(x, x.nbytes), _words(out, x.nbytes))
+        given, got = _words(x, x.nbytes), _words(out, x.nbytes)
+        if out.nbytes <= _PATIENT:
+            _wait(self.comm.Iallgather(given, got))
+        else:
+            self.comm.Allgather(given, got)
         return out
 
     def reduce_scatter(self, parts: np.ndarray) -> np.ndarray:
@@ -53,7 +64,11 @@ class _Group:
     def swap(self, parts: np.ndarray) -> np.ndarray:
         out = np.empty_like(parts)
         part = parts.nbytes // self.size
-        self.comm.Alltoall(_words(parts, part), _words(out, part))
+        given, got = _words(parts, part), _words(out, part)
+        if out.nbytes <= _PATIENT:
+            _wait(self.comm.Ialltoall(given, got))
+        else:
+            self.comm.Alltoall(given, got)
         return out
 
     def permute(self, x: np.ndarray, perm: Sequence[tuple[int, int]]) -> np.ndarray:
@@ -63,8 +78,17 @@ class _Group:
         waiting = [] if by is None else [self.comm.Irecv(_words(out, x.nbytes), by)]
         waiting += [] if to is None else [self.comm.Isend(_words(x, x.nbytes), to)]
         for request in waiting:
-            request.Wait()
+            _wait(request) if x.nbytes <= _PATIENT else request.Wait()
         return out
+
+
+def _wait(request: Any) -> None:
+    """Return when a request is through."""
+    began, pause = time.perf_counter(), 20e-6
+    while not request.Test():
+        if time.perf_counter() - began > _SPIN:
+            time.sleep(pause)
+            pause = min(2 * pause, 1e-3)
 
 
 def _words(x: np.ndarray, part: int) -> np.ndarray:
@@ -122,8 +146,7 @@ class MpiEngine:
         shape = ",".join(map(str, x.shape))
         told = ", ".join([f"axes={axes}", *(f"{k}={v}" for k, v in sorted(options.items()))])
         mine = f"{kind}({dtypes.short_name(x.dtype)}[{shape}], {told})"
-        hashes = np.empty((group.size, 16), np.uint8)
-        group.comm.Allgather(np.frombuffer(hashlib.md5(mine.encode()).digest(), np.uint8), hashes)
+        hashes = group.gather(np.frombuffer(hashlib.md5(mine.encode()).digest(), np.uint8))
         if (hashes == hashes[0]).all():
             return
         lines = [json.loads(t) for t in group.comm.allgather(json.dumps([mine, source.here()]))]

@@ -26,7 +26,7 @@ from blufunc.parallel import stacked
 
 if TYPE_CHECKING:
     from blufunc.parallel.mesh import AbstractMesh
-    from blufunc.parallel.watchdog import Recorder, Watchdog
+    from blufunc.parallel.watchdog import Recorder
 
 _UINT8 = 1
 _TYPES = {
@@ -41,8 +41,11 @@ class Peers(Protocol):
 
     rank: int
     recorder: Recorder
-    watchdog: Watchdog
-    members: Sequence[int]
+    watchdog: Any
+
+    @property
+    def members(self) -> Sequence[int]:
+        """The number of each."""
 
     def gather(self, name: str, value: bytes, members: Sequence[int]) -> list[bytes]:
         """The values that all of ``members`` give under ``name``."""

@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import backend, dtypes, source, tree
+from blufunc.core import backend, dtypes, job, source, tree, treepath
 from blufunc.core.array import Array, from_numpy, lift
 from blufunc.core.avals import ShapedArray
 from blufunc.core.axes import sequence, shape_of
 from blufunc.core.trace import Tracer
-from blufunc.parallel.mesh import current_mesh
+from blufunc.parallel import processes
+from blufunc.parallel.mesh import Mesh, current_mesh
 from blufunc.parallel.mesh_device import device_on
-from blufunc.parallel.sharded_buffer import ShardedBuffer, devices_of, from_parts, reshard, scatter
+from blufunc.parallel.mesh_program import reshard
+from blufunc.parallel.sharded_buffer import ShardedBuffer, from_parts, mesh_of, scatter
 from blufunc.parallel.sharding import Index, NamedSharding, Sharding, SingleDeviceSharding
 from blufunc.parallel.spec import PartitionSpec
 
@@ -29,21 +31,39 @@ Place = backend.Device | NamedSharding
 def device_put(x: Any, device: Any = None) -> Any:
     """A pytree of arrays, NumPy arrays and numbers as arrays on a device, or on a mesh.
 
+    Onto a mesh of several processes all of them put the same values, of which each takes its part; that they are the
+    same is checked.
+
     Args:
       x: the pytree.
       device: a device, a sharding, or a partition spec on the current mesh (``with mesh:``); or a pytree of these that
         is a prefix of ``x``. The default device unless given. An array that is there already is returned as it is.
     Raises:
       ArgumentError: ``device`` holds something else, or a spec without a mesh.
-      ShardingError: a spec is of a higher rank than its array.
+      CollectiveError: processes put other values than this one.
+      ShardingError: a spec is of a higher rank than its array; or an array on several processes is put onto one device.
       TreeError: the pytree of places is no prefix of ``x``.
-      UnsupportedError: a value is traced.
+      UnsupportedError: a value is traced; or the device is that of another process.
     """
     if device is None:
         return tree.map(lambda leaf: _put(leaf, backend.default_device()), x)
     places = [_place(p) for p in tree.broadcast_prefix(device, x, is_leaf=_is_place)]
     leaves, treedef = tree.flatten(x)
+    if job.current().count > 1:
+        _check_same(leaves, places, treedef)
     return tree.unflatten(treedef, [_put(leaf, place) for leaf, place in zip(leaves, places, strict=True)])
+
+
+def _check_same(leaves: Sequence[Any], places: Sequence[Place], treedef: tree.TreeDef) -> None:
+    """Check that all processes of a mesh put the same values onto it."""
+    of_mesh: dict[Mesh, dict[str, np.ndarray]] = {}
+    for path, leaf, place in zip(treepath.leaf_paths(treedef), leaves, places, strict=True):
+        if isinstance(place, NamedSharding) and isinstance(place.mesh, Mesh) and place.mesh.spans_processes:
+            value = lift(leaf)
+            if isinstance(value, Array) and not isinstance(value.buffer, ShardedBuffer):
+                of_mesh.setdefault(mesh_of(place), {})[f"x{path}"] = np.asarray(value)
+    for mesh, values in of_mesh.items():
+        processes.check_same(values, mesh, "device_put")
 
 
 def _is_place(x: Any) -> bool:
@@ -110,13 +130,13 @@ def _wrapped(buffer: ShardedBuffer, weak_type: bool = False) -> Array:
 def make_array_from_callback(
     shape: Sequence[int], sharding: NamedSharding, data_callback: Callable[[Index], Any], *, dtype: Any = None
 ) -> Array:
-    """An array made in parts, so that no device and no host need hold all of it.
+    """An array made in parts, so that no device and no host need hold all of it. Each process makes its own.
 
     Args:
       shape: the shape of the whole.
       sharding: how it lies on a mesh.
       data_callback: gives the part at an index, a tuple of slices, as anything that NumPy sees as an array. It is
-        called once for each different part.
+        called once for each different part that devices of this process hold.
       dtype: of the array; that of the parts unless given.
     Raises:
       ArgumentError: ``sharding`` is no ``NamedSharding``.
@@ -142,13 +162,69 @@ def make_array_from_callback(
         return x
 
     if wanted is None:
-        first = sharding.indices(whole)[0]
+        first = sharding.indices(whole)[mesh_of(sharding).local_ranks[0]]
         kept = part(first)
         of_kept = kept.dtype
         return _wrapped(
             from_parts(lambda i: kept if i == first else _alike(part(i), of_kept), whole, of_kept, sharding)
         )
     return _wrapped(from_parts(part, whole, wanted, sharding))
+
+
+def make_array_from_process_local_data(
+    sharding: NamedSharding, local_data: Any, global_shape: Sequence[int] | None = None
+) -> Array:
+    """An array of which each process gives the part that its devices hold: of a batch, its own examples.
+
+    Args:
+      sharding: how the whole lies on a mesh.
+      local_data: the part, anything that NumPy sees as an array; of a dimension that the devices of this process hold
+        only a part of, that part.
+      global_shape: the shape of the whole. By default each dimension of ``local_data`` times the number of different
+        parts of it that processes hold.
+    Raises:
+      ArgumentError: ``sharding`` is no ``NamedSharding``.
+      ShapeError: ``local_data`` is of another shape than this process holds of the whole.
+      ShardingError: the devices of this process hold no single block of the array.
+    """
+    name = "make_array_from_process_local_data"
+    sharding = _named(sharding, name)
+    given = dtypes.canonical_numpy(np.asarray(local_data))
+    if global_shape is None:
+        parts, ours = sharding.parts(given.ndim), _own_parts(sharding, given.ndim)
+        whole = tuple(n * k // max(1, len(own)) for n, k, own in zip(given.shape, parts, ours, strict=True))
+    else:
+        whole = shape_of(global_shape, name)
+    indices = sharding.indices(whole)
+    mine = [indices[rank] for rank in mesh_of(sharding).local_ranks]
+    starts = [min(i[d].start for i in mine) for d in range(len(whole))]
+    size = tuple(max(i[d].stop for i in mine) - start for d, start in enumerate(starts))
+    if given.shape != size:
+        raise errors.ShapeError(
+            f"{name}: local_data is of shape {given.shape}.",
+            where=source.here(),
+            why=f"of an array of shape {whole} with {sharding.spec} on mesh({sharding.mesh}) this process holds"
+            f" {size}.",
+            fix="give that part; or global_shape=..., where dimensions are not divided evenly",
+        )
+
+    def part(index: Index) -> np.ndarray:
+        return given[tuple(slice(s.start - at, s.stop - at) for s, at in zip(index, starts, strict=True))]
+
+    return _wrapped(from_parts(part, whole, given.dtype, sharding))
+
+
+def _own_parts(sharding: NamedSharding, ndim: int) -> list[set[int]]:
+    """Of each dimension the parts that devices of this process hold, which must follow one another."""
+    places = [sharding.position(rank, ndim) for rank in mesh_of(sharding).local_ranks]
+    ours = [{place[d] for place in places} for d in range(ndim)]
+    if any(max(own) - min(own) + 1 != len(own) for own in ours):
+        raise errors.ShardingError(
+            f"with {sharding} this process holds parts that are not side by side.",
+            where=source.here(),
+            fix="make_array_from_callback, which asks for each part",
+        )
+    return ours
 
 
 def _alike(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
@@ -162,12 +238,12 @@ def _alike(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
 def make_array_from_single_device_arrays(
     shape: Sequence[int], sharding: NamedSharding, arrays: Sequence[Array]
 ) -> Array:
-    """An array of shards that are on their devices already; nothing is copied.
+    """An array of shards that are on their devices already; nothing is copied. Each process gives its own.
 
     Args:
       shape: the shape of the whole, which must be divided evenly.
       sharding: how it lies on a mesh.
-      arrays: the shard of each device, in any order.
+      arrays: the shard of each device of this process, in any order.
     Raises:
       ArgumentError: a shard is no array, or on no device of the mesh; or a device has none.
       DtypeError: the shards are of different dtypes.
@@ -180,7 +256,7 @@ def make_array_from_single_device_arrays(
     if wrong:
         raise errors.ArgumentError(f"{name} takes arrays, not {wrong[0]!r:.60}.", where=source.here())
     on = {a.device: a for a in given}
-    devices = devices_of(sharding)
+    devices = mesh_of(sharding).local_devices
     if set(on) != set(devices) or len(given) != len(devices):
         raise errors.ArgumentError(
             f"{name}: {len(given)} shards on {', '.join(map(str, on))}.",

@@ -16,7 +16,7 @@ from blufunc.parallel.constrain import ShardingConstraint, sharding_constraint_p
 from blufunc.parallel.mesh import Mesh
 from blufunc.parallel.mesh_device import device_on
 from blufunc.parallel.placement import device_put
-from blufunc.parallel.sharded_buffer import devices_of
+from blufunc.parallel.sharded_buffer import mesh_of
 from blufunc.parallel.sharding import NamedSharding
 from blufunc.parallel.spec import PartitionSpec
 from blufunc.parallel.spec_trees import check_ranks, shardings_of
@@ -74,7 +74,7 @@ def _moved(x: Any, sharding: NamedSharding | None) -> Any:
     if sharding is None:
         return x
     if isinstance(x, Array):
-        devices_of(sharding)  # is there where to move it?
+        mesh_of(sharding)  # is there where to move it?
     spec = sharding.spec.for_rank(x.aval.ndim)
     if spec.unreduced or spec.reduced:
         raise errors.ShardingError(

@@ -61,6 +61,13 @@ class _ShardMap(Primitive):
         return [_global_type(v, mesh, s) for v, s in zip(jaxpr.out_avals, out_specs, strict=True)]
 
     def reference(self, compile, *, jaxpr: Jaxpr, mesh, in_specs: Specs, out_specs: Specs, name: str):
+        if isinstance(mesh, Mesh) and mesh.spans_processes:
+            raise errors.ShardingError(
+                f"shard_map of {name} was given no array on mesh({mesh}), which other processes have parts of.",
+                where=source.here(),
+                why="a program runs where its arguments are.",
+                fix="put them there: bf.device_put(x, NamedSharding(mesh, spec))",
+            )
         program = jaxpr.memoised(
             "mesh program",
             lambda: backend.host_device().backend.compile(jaxpr, (False,) * len(jaxpr.invars)),

@@ -1,7 +1,8 @@
-"""The storage of an array on a mesh: a shard on each device.
+"""The storage of an array on a mesh: a shard on each device of this process.
 
 Parallel, at both ends of stage 8. Arrays come from the host in ``scatter``, go back in ``gather``, and get another
-sharding in ``reshard``, which moves no more than what each device lacks. What programs do is in ``mesh_program.py``.
+sharding in ``reshard``, which moves no more than what each device lacks. All of it is within one process: what other
+processes have comes here by programs (``mesh_program.py``) only.
 """
 
 from __future__ import annotations
@@ -11,17 +12,18 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import backend, source
+from blufunc.core import backend, job, source
 from blufunc.parallel import engine
 from blufunc.parallel.mesh import Mesh
 from blufunc.parallel.sharding import Index, NamedSharding
 
 
 class ShardedBuffer:
-    """Buffers of all devices of a mesh, one each.
+    """Buffers of the devices of a mesh, one each.
 
     Attributes:
-      shards: the buffer of each rank, all of one shape: that of ``sharding.shard_shape``, padding included.
+      shards: the buffer of each rank of this process (``mesh.local_ranks``), all of one shape: that of
+        ``sharding.shard_shape``, padding included.
       sharding: which part of the array each of them is.
       shape, dtype: those of the whole array.
     """
@@ -39,27 +41,47 @@ class ShardedBuffer:
         self.sharding, self.shape, self.dtype = sharding, shape, dtype
 
     @property
+    def ranks(self) -> tuple[int, ...]:
+        """The rank of each shard."""
+        return mesh_of(self.sharding).local_ranks
+
+    @property
     def devices(self) -> tuple[backend.Device, ...]:
         """The device of each shard."""
-        return devices_of(self.sharding)
+        return mesh_of(self.sharding).local_devices
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """Whether the shards of all ranks are here."""
+        return not mesh_of(self.sharding).spans_processes
 
     def host_shard(self, rank: int) -> np.ndarray:
-        """What a rank holds, padding included, on the host; read-only."""
-        return self.devices[rank].backend.to_host(self.shards[rank])
+        """What a rank of this process holds, padding included, on the host; read-only."""
+        i = self.ranks.index(rank)
+        return self.devices[i].backend.to_host(self.shards[i])
 
 
-def devices_of(sharding: NamedSharding) -> tuple[backend.Device, ...]:
-    """The devices of a sharding in the order of ranks.
+def mesh_of(sharding: NamedSharding) -> Mesh:
+    """The mesh of a sharding for arrays.
 
     Raises:
-      ShardingError: its mesh is abstract.
+      ShardingError: it is abstract, or no device of it is of this process.
     """
     mesh = sharding.mesh
-    if isinstance(mesh, Mesh):
-        return mesh.device_list
-    raise errors.ShardingError(
-        f"{sharding} has no devices.", where=source.here(), fix="use a mesh of make_mesh, not an AbstractMesh"
-    )
+    if not isinstance(mesh, Mesh):
+        raise errors.ShardingError(
+            f"{sharding} has no devices.",
+            where=source.here(),
+            fix="use a mesh of make_mesh, not an AbstractMesh",
+        )
+    if not mesh.local_ranks:
+        raise errors.ShardingError(
+            f"mesh({mesh}) has no device of process {job.current().index}.",
+            where=source.here(),
+            why="a process takes part in what runs on a mesh with the devices that it has.",
+            fix="only the processes of the mesh call this; or a mesh of all devices: bf.make_mesh(...)",
+        )
+    return mesh
 
 
 def scatter(x: np.ndarray, sharding: NamedSharding) -> ShardedBuffer:
@@ -74,7 +96,8 @@ def scatter(x: np.ndarray, sharding: NamedSharding) -> ShardedBuffer:
 def from_parts(
     part: Callable[[Index], np.ndarray], shape: tuple[int, ...], dtype: np.dtype, sharding: NamedSharding
 ) -> ShardedBuffer:
-    """The array of which ``part(index)`` gives each part; asked once for each, whatever the number of replicas.
+    """The array of which ``part(index)`` gives each part; asked once for each of this process, whatever the number of
+    replicas.
 
     Raises:
       ShardingError: as ``scatter``.
@@ -89,7 +112,10 @@ def from_parts(
     size = sharding.shard_shape(shape)
     known: dict[tuple, np.ndarray] = {}
     shards = []
-    for device, index in zip(devices_of(sharding), sharding.indices(shape), strict=True):
+    indices = sharding.indices(shape)
+    mesh = mesh_of(sharding)
+    for device, rank in zip(mesh.local_devices, mesh.local_ranks, strict=True):
+        index = indices[rank]
         key = tuple((s.start, s.stop) for s in index)
         if key not in known:
             known[key] = _padded(part(index), size, dtype)
@@ -107,10 +133,21 @@ def _padded(x: np.ndarray, size: tuple[int, ...], dtype: np.dtype) -> np.ndarray
 
 
 def gather(buffer: ShardedBuffer) -> np.ndarray:
-    """The whole array on the host, read-only; unreduced axes are summed."""
+    """The whole array on the host, read-only; unreduced axes are summed.
+
+    Raises:
+      ShardingError: other processes have parts of it.
+    """
     spec = buffer.sharding.spec
     if buffer.sharding.is_fully_replicated:
-        return buffer.host_shard(0)
+        return buffer.host_shard(buffer.ranks[0])
+    if not buffer.is_fully_addressable:
+        raise errors.ShardingError(
+            f"the values of an array of shape {buffer.shape} with {buffer.sharding} are not all in this process.",
+            where=source.here(),
+            why="other processes have parts of it, and to fetch these all processes must take part.",
+            fix="bf.multihost.process_allgather(x) in all processes; or x.addressable_shards, the parts that are here",
+        )
     out = np.empty(buffer.shape, buffer.dtype)
     owed: dict[tuple, list[int]] = {}  # the ranks whose shards add up to a part
     of_parts = {*spec.axes, *spec.unreduced}
@@ -137,13 +174,13 @@ def _inner(index: Index) -> Index:
 
 
 def reshard(buffer: ShardedBuffer, sharding: NamedSharding) -> ShardedBuffer:
-    """The same array with another sharding, on the same mesh or another.
+    """The same array with another sharding, on the same mesh or another; all of it is in this process, or each shard.
 
     Raises:
-      ShardingError: as ``scatter``.
+      ShardingError: as ``scatter`` and ``gather``.
     """
     before = buffer.sharding
-    if before.spec.unreduced:
+    if before.spec.unreduced or not buffer.is_fully_addressable:
         return scatter(gather(buffer), sharding)
     firsts = [r for r, replica in enumerate(before.replica_ids()) if not replica]
     indices = before.indices(buffer.shape)

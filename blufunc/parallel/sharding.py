@@ -30,6 +30,16 @@ class Sharding(ABC):
         """The devices that hold a part of the array."""
 
     @property
+    def addressable_devices(self) -> set[backend.Device]:
+        """Those of them that are of this process."""
+        return {d for d in self.device_set if d.process is None}
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """Whether all of them are."""
+        return all(d.process is None for d in self.device_set)
+
+    @property
     @abstractmethod
     def is_fully_replicated(self) -> bool:
         """Whether each of them holds all of it."""
@@ -168,6 +178,10 @@ class NamedSharding(Sharding):
     def devices_indices_map(self, global_shape: Sequence[int]) -> dict[backend.Device, Index]:
         """For each device of the mesh what it holds, without padding."""
         return dict(zip(self._concrete().device_list, self.indices(global_shape), strict=True))
+
+    def addressable_devices_indices_map(self, global_shape: Sequence[int]) -> dict[backend.Device, Index]:
+        """The same for those of this process."""
+        return {d: i for d, i in self.devices_indices_map(global_shape).items() if d.process is None}
 
     def with_spec(self, spec: PartitionSpec) -> NamedSharding:
         """Another spec on the same mesh."""

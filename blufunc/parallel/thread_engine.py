@@ -8,8 +8,10 @@ one another, when one failed, or when one is late, all of them end with an error
 
 from __future__ import annotations
 
+import os
+import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,21 +56,62 @@ def run_ranks(mesh: AbstractMesh, function: Callable[[int], Any], *, deadline: f
         else:
             room.leave(rank)
 
-    threads = [
-        threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True)
-        for rank in range(mesh.size)
-    ]
-    for thread in threads:
-        thread.start()
+    crew = _crew_of(mesh.size)
     try:
-        for thread in threads:
-            thread.join()
+        crew.run(run)
     except BaseException as e:  # an interrupt: let nobody wait for what will not come
         room.fail(e)
+        crew.dismiss()
         raise
+    _idle.setdefault(mesh.size, []).append(crew)
     if room.failure is not None:
         raise room.failure
     return results
+
+
+class _Crew:
+    """Threads, one for each rank, that wait for work: to start them anew takes longer than what small programs do."""
+
+    def __init__(self, size: int):
+        self._work: list[queue.SimpleQueue] = [queue.SimpleQueue() for _ in range(size)]
+        self._running = 0
+        self._lock = threading.Lock()
+        self._done = threading.Semaphore(0)
+        for rank, work in enumerate(self._work):
+            threading.Thread(target=self._serve, args=(rank, work), name=f"rank {rank}", daemon=True).start()
+
+    def run(self, function: Callable[[int], None]) -> None:
+        """Return when ``function(rank)``, which raises nothing, has returned in all threads."""
+        self._running = len(self._work)
+        for work in self._work:
+            work.put(function)
+        self._done.acquire()
+
+    def dismiss(self) -> None:
+        """Have the threads end after what they do now."""
+        for work in self._work:
+            work.put(None)
+
+    def _serve(self, rank: int, work: queue.SimpleQueue) -> None:
+        while (function := work.get()) is not None:
+            function(rank)
+            del function  # it holds arguments and results
+            with self._lock:
+                self._running -= 1
+                last = not self._running
+            if last:
+                self._done.release()
+
+
+_idle: dict[int, list[_Crew]] = {}  # by size; a crew is nobody else's while it runs, so that runs may nest
+os.register_at_fork(after_in_child=_idle.clear)  # threads do not come along
+
+
+def _crew_of(size: int) -> _Crew:
+    try:
+        return _idle[size].pop()
+    except (KeyError, IndexError):
+        return _Crew(size)
 
 
 class ThreadEngine:
@@ -87,6 +130,11 @@ class ThreadEngine:
         if group is None:
             group = self._groups[axes] = engines.group_of(self.rank, self.mesh, axes)
         return self._room.meet(self.rank, group, _Call(kind, axes, options, np.asarray(x)))
+
+    def gather(self, name: str, x: np.ndarray, members: Sequence[int]) -> np.ndarray:
+        """The arrays that all of ``members`` give under ``name``, stacked."""
+        call = _Call("all_gather", (name,), {"dim": 0, "tiled": False}, x)
+        return self._room.meet(self.rank, list(members), call)
 
 
 class _Call:

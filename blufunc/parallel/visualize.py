@@ -132,7 +132,7 @@ def _parts(shape: tuple[int, ...], sharding: Sharding) -> list[tuple[tuple[slice
     """Each part with the number of a device that holds it, or with a rank where there are no devices."""
     if isinstance(sharding, NamedSharding) and not isinstance(sharding.mesh, Mesh):
         return [(index, rank) for rank, index in enumerate(sharding.indices(shape))]
-    return [(index, device.index) for device, index in sharding.devices_indices_map(shape).items()]
+    return [(index, device.id) for device, index in sharding.devices_indices_map(shape).items()]
 
 
 def _cuts(slices: list[slice]) -> list[slice]:

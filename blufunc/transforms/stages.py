@@ -221,7 +221,7 @@ class Compiled:
                 fix="repeats=5",
             )
         buffers = [a.buffer_on(self.device) for a in self._arrays(args, kwargs)]
-        return self.lowered.sight(self.device).timings(buffers, machine_of(self.device.members[0]), repeats)
+        return self.lowered.sight(self.device).timings(buffers, machine_of(self.device.own), repeats)
 
     def __call__(self, *args, **kwargs) -> Any:
         arrays = self._arrays(args, kwargs)

@@ -11,13 +11,16 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core import backend as _backend
-from blufunc.core import source, tree
+from blufunc.core import job, source, tree
 from blufunc.core.array import Array
 from blufunc.core.axes import static_int
 
 
 def devices(platform: str | None = None) -> list[_backend.Device]:
     """The devices of a platform (``"cpu"``, ``"cuda"``), or of the one on which arrays are made.
+
+    In a job of several processes (``bf.distributed``) those of all of them, in their order; ``device.process_index``
+    says whose each is.
 
     Raises:
       UnsupportedError: the platform cannot be used here; the message says why.
@@ -30,7 +33,7 @@ def devices(platform: str | None = None) -> list[_backend.Device]:
             fix='"cpu", or None',
         )
     try:
-        return list(_backend.get(platform or _backend.default_device().platform).devices())
+        return _backend.all_devices(platform or _backend.default_device().platform)
     except (errors.ValueRangeError, errors.UnsupportedError) as e:
         raise source.located(e) from None
 
@@ -38,35 +41,45 @@ def devices(platform: str | None = None) -> list[_backend.Device]:
 def local_devices(
     process_index: int | None = None, backend: str | None = None, host_id: int | None = None
 ) -> list[_backend.Device]:
-    """The devices of this process, the only one there is: ``devices(backend)``."""
+    """Those of ``devices(backend)`` that this process has, or the one that is named.
+
+    Raises:
+      ValueRangeError: there is no such process.
+    """
+    us = job.current()
+    wanted = us.index
     for index in (process_index, host_id):
-        if index is not None and static_int(index, "local_devices", "process_index") != 0:
-            raise errors.ValueRangeError(
-                f"there is no process {index}: this one is 0.", where=source.here(), fix="leave it out"
-            )
-    return devices(backend)
+        if index is not None:
+            wanted = static_int(index, "local_devices", "process_index")
+    if not 0 <= wanted < us.count:
+        raise errors.ValueRangeError(
+            f"there is no process {wanted} among {us.count}: this one is {us.index}.",
+            where=source.here(),
+            fix="leave it out",
+        )
+    return [d for d in devices(backend) if d.process_index == wanted]
 
 
 def device_count(backend: str | None = None) -> int:
-    """How many devices a platform, or the default one, has."""
+    """How many devices a platform, or the default one, has in all processes."""
     return len(devices(backend))
 
 
 def local_device_count(backend: str | None = None) -> int:
-    """``device_count``: there is one process."""
-    return len(devices(backend))
+    """How many of them this process has."""
+    return len(local_devices(backend=backend))
 
 
 def process_index(backend: str | None = None) -> int:
-    """The number of this process, the only one: 0."""
+    """The number of this process: 0 where it is alone."""
     devices(backend)
-    return 0
+    return job.current().index
 
 
 def process_count(backend: str | None = None) -> int:
-    """How many processes there are: 1."""
+    """How many processes there are: 1 unless this one has joined a job (``bf.distributed.initialize()``)."""
     devices(backend)
-    return 1
+    return job.current().count
 
 
 def default_backend() -> str:

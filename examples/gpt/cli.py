@@ -17,9 +17,10 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import blufunc as bf
 from blufunc import random, tree
 from blufunc.errors import DataError
-from examples.gpt import data, model, report, sample, train, weights
+from examples.gpt import data, devices, model, report, sample, train, weights
 
 OUT = "runs/gpt"
 LONGER = "the learning rate, now at its lowest, rises again: its schedule is laid over all the steps anew"
@@ -30,6 +31,8 @@ in llm.c's format (.bin); default: the Python standard library's own source"""
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit status is 2 where the user's input is at fault."""
     options = _parser().parse_args(arguments)
+    if bf.distributed.is_launched():
+        bf.distributed.initialize()
     try:
         _run(options)
     except DataError as error:
@@ -47,18 +50,22 @@ def _run(options: argparse.Namespace) -> None:
     settings = _settings(options, resume)
     dataset = data.load(settings.data)
     prompt = dataset.encode(options.prompt) if options.prompt else list(dataset.opening)
-    run = train.Run(settings, resume)
+    layout = devices.layout(options.mesh, settings.batch)
+    run = train.Run(settings, resume, layout)
     if run.done >= settings.steps:
         raise DataError(
             f"the run in {resume} has taken {run.done} of its {settings.steps} steps: nothing is left to do",
             where=f"--resume {options.resume}",
             fix=f"ask for more of them: --steps {2 * run.done}",
         )
-    with weights.writing(Path(settings.out)):  # better known now than when all is done
-        tempfile.TemporaryFile(dir=settings.out).close()
-    _announce(run, dataset)
+    if layout.leads:
+        with weights.writing(Path(settings.out)):  # better known now than when all is done
+            tempfile.TemporaryFile(dir=settings.out).close()
+        _announce(run, dataset)
 
     score, stopped = train.train(run, dataset, options.minutes, bar=not options.no_progress)
+    if not layout.leads:
+        return
 
     weights_path = run.save_weights()
     curve = Path(settings.out) / "loss.png"
@@ -67,7 +74,8 @@ def _run(options: argparse.Namespace) -> None:
     text = None
     if options.sample_tokens:
         key = random.fold_in(random.key(settings.seed), run.done)
-        made = sample.generate(run.values["params"], settings.config, prompt, options.sample_tokens, key)
+        params = layout.here(run.values["params"])
+        made = sample.generate(params, settings.config, prompt, options.sample_tokens, key)
         text = dataset.decode(prompt + made).strip("\n")
     rows = {
         "stopped early": stopped and f"{stopped}, after {run.done:,} of {settings.steps:,} steps",
@@ -77,7 +85,7 @@ def _run(options: argparse.Namespace) -> None:
         "weights": str(weights_path),
         "time": report.duration(time.perf_counter() - began),
         "on continuing": run.done >= settings.steps and LONGER,
-        "to continue": _continue_command(settings, run.done),
+        "to continue": _continue_command(settings, run.done, options.mesh),
     }
     report.summary({name: value for name, value in rows.items() if value}, text)
 
@@ -131,12 +139,17 @@ def _checkpoint_path(path: str) -> Path:
     return Path(path) / "checkpoint.safetensors" if Path(path).is_dir() else Path(path)
 
 
-def _continue_command(settings: train.Settings, done: int) -> str:
+def _continue_command(settings: train.Settings, done: int, mesh: dict[str, int] | None) -> str:
     """The command, for the shell and the folder that this one was given in."""
     python = sys.executable
     if python.startswith(os.getcwd() + os.sep):
         python = os.path.relpath(python)
-    words = [python, "-m", "examples.gpt", "--resume", settings.out]
+    words = [python, "-m"]
+    if bf.process_count() > 1:
+        words += ["blufunc.parallel.launch", "-n", str(bf.process_count()), "-m"]
+    words += ["examples.gpt", "--resume", settings.out]
+    if mesh:
+        words += ["--mesh", ",".join(f"{axis}={n}" for axis, n in mesh.items())]
     if done >= settings.steps:
         words += ["--steps", str(2 * done)]
     return shlex.join(words)
@@ -150,6 +163,12 @@ def _parser() -> argparse.ArgumentParser:
             return value
 
         return number
+
+    def mesh(text: str) -> dict[str, int]:
+        axis, _, size = text.partition("=")
+        if axis != "data":
+            raise argparse.ArgumentTypeError(f"{axis!r} is no axis that a run can be divided along: data=N")
+        return {axis: whole(1)(size)}
 
     def positive(text: str) -> float:
         if not 0 < (value := float(text)) < float("inf"):
@@ -169,6 +188,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--batch", type=whole(1), metavar="N", help="windows in a step")
     add("--lr", type=positive, metavar="RATE", help="the peak learning rate")
     add("--seed", type=whole(0), metavar="N", help="of parameters, batches and sample (default: 0)")
+    add(
+        "--mesh",
+        type=mesh,
+        metavar="data=N",
+        help="divide each batch among N devices: the processes of a launcher (the default, if there are several), or "
+        "simulated ones on the CPU",
+    )
     add("--minutes", type=positive, default=math.inf, metavar="M", help="save, report and stop after so long")
     add("--out", metavar="DIR", help=f"where to write (default: {OUT})")
     add("--resume", metavar="PATH", help="go on from a run's folder or its checkpoint, with its settings")

@@ -41,9 +41,13 @@ class Watch(Protocol):
 
 
 @contextlib.contextmanager
-def watch(first: int, steps: int, tokens_per_step: int, unit: str, bar: bool) -> Iterator[Watch]:
-    """A progress bar on a terminal; in a log file, or when not wanted, some twenty lines."""
-    if bar and console.is_terminal:
+def watch(
+    first: int, steps: int, tokens_per_step: int, unit: str, bar: bool, shown: bool = True
+) -> Iterator[Watch]:
+    """A progress bar on a terminal; in a log file, or when not wanted, some twenty lines; nothing if not ``shown``."""
+    if not shown:
+        yield lambda step, loss, validation: None
+    elif bar and console.is_terminal:
         with _bar(first, steps, tokens_per_step, unit) as told:
             yield told
     else:

@@ -6,7 +6,8 @@ Stands after model, data and weights, and before the command line. The whole of 
 
 which ``jit`` compiles once and whose first two arguments it may overwrite (they are donated). Step k reads
 the k-th batch and nothing else, so a run that stops and continues is the same run, as long as its number of
-steps stays: they are what the learning rate's schedule spans.
+steps stays: they are what the learning rate's schedule spans. On a mesh of devices (``devices.py``) it is the same
+function, of arrays that lie there.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 
 import blufunc as bf
 from blufunc import optim, random, tree
-from examples.gpt import data, model, report, weights
+from examples.gpt import data, devices, model, report, weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,13 +80,15 @@ def make_step(config: model.Config, optimizer) -> Callable:
     return bf.jit(step, donate_argnums=(0, 1))
 
 
-def make_evaluate(config: model.Config, batch: int) -> Callable[[Any, np.ndarray], float]:
+def make_evaluate(
+    config: model.Config, batch: int, layout: devices.Layout
+) -> Callable[[Any, np.ndarray], float]:
     """The mean loss over many windows, a batch at a time."""
     loss = bf.jit(lambda params, tokens: model.loss(params, tokens, config))
 
     def evaluate(params, windows: np.ndarray) -> float:
         batches = [windows[at : at + batch] for at in range(0, len(windows), batch)]
-        return sum(float(loss(params, tokens)) * len(tokens) for tokens in batches) / len(windows)
+        return sum(float(loss(params, layout.divided(part))) * len(part) for part in batches) / len(windows)
 
     return evaluate
 
@@ -95,10 +98,10 @@ def _matrices(params):
 
 
 class Run:
-    """The state of a run: what a checkpoint holds."""
+    """The state of a run: what a checkpoint holds, and the devices that it lies on."""
 
-    def __init__(self, settings: Settings, resume: Path | None):
-        self.settings = settings
+    def __init__(self, settings: Settings, resume: Path | None, layout: devices.Layout):
+        self.settings, self.layout = settings, layout
         self.optimizer = make_optimizer(settings.steps, settings.lr)
         self.history = report.History()
 
@@ -112,6 +115,7 @@ class Run:
         else:
             self.values = weights.load(resume, like=bf.eval_shape(fresh, key))
             self.history = weights.fact(resume, "history", report.History)
+        self.values = layout.everywhere(self.values)
 
     @property
     def done(self) -> int:
@@ -119,7 +123,9 @@ class Run:
         return len(self.history.train)
 
     def save(self) -> None:
-        """All that ``--resume`` needs."""
+        """All that ``--resume`` needs; one process writes it."""
+        if not self.layout.leads:
+            return
         path = Path(self.settings.out) / "checkpoint.safetensors"
         weights.save(path, self.values, {**self._facts, "history": dataclasses.asdict(self.history)})
 
@@ -137,21 +143,22 @@ class Run:
 
 def train(run: Run, dataset: data.Dataset, minutes: float = math.inf, bar: bool = True) -> tuple[float, str]:
     """Take the steps that remain, and save. Returns the validation loss and, if it stopped early, why."""
-    settings, config = run.settings, run.settings.config
+    settings, config, layout = run.settings, run.settings.config, run.layout
     train_windows, validation = data.windows(dataset, config.context, config.vocab, settings.batch)
     batches = data.Batches(train_windows, settings.batch, settings.seed)
     quick = validation.evenly(QUICK)
     full = validation.evenly(FULL)
-    step, evaluate = make_step(config, run.optimizer), make_evaluate(config, settings.batch)
+    step, evaluate = make_step(config, run.optimizer), make_evaluate(config, settings.batch, layout)
     every = max(1, settings.steps // EVALUATIONS)
     deadline = time.monotonic() + 60 * minutes
     stopped = ""
 
-    watch = report.watch(run.done, settings.steps, settings.batch * config.context, dataset.unit, bar)
+    tokens_per_step = settings.batch * config.context
+    watch = report.watch(run.done, settings.steps, tokens_per_step, dataset.unit, bar, layout.leads)
     with watch as told, _stop_signals() as signalled:
         params, state = run.values["params"], run.values["optimizer"]
         for k in range(run.done, settings.steps):
-            params, state, loss = step(params, state, batches[k])
+            params, state, loss = step(params, state, layout.divided(batches[k]))
             run.values = {"params": params, "optimizer": state}
             run.history.train.append(float(loss))
             score = None
@@ -160,8 +167,9 @@ def train(run: Run, dataset: data.Dataset, minutes: float = math.inf, bar: bool 
                 run.history.validation.append((run.done, score))
                 run.save()
             told(run.done, run.history.train[-1], score)
-            if signalled.is_set() or time.monotonic() > deadline:
-                stopped = "interrupted" if signalled.is_set() else f"{minutes:g} minutes are over"
+            interrupted = layout.any(signalled.is_set())
+            if interrupted or layout.any(time.monotonic() > deadline):
+                stopped = "interrupted" if interrupted else f"{minutes:g} minutes are over"
                 run.save()  # at once: whoever asked may not wait for the rest
                 break
         score = evaluate(params, full)

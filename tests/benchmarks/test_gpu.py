@@ -52,7 +52,9 @@ def record(tmp_path, monkeypatch):
     path = tmp_path / "gpu_ops.json"
 
     def run(*texts, limit=20.0, uuid="GPU-1", words=()):
-        kept = gpu.Record("ops", path, {"name": "a device", "uuid": uuid}, options(*words))
+        given = options(*words)
+        planned = list(gpu.programs("ops", given))
+        kept = gpu.Record("ops", path, {"name": "a device", "uuid": uuid}, given, planned)
         for i, text in enumerate(texts):
             (tmp_path / f"fake_program_{i}.py").write_text(text)
             program = gpu.Program(("blufunc", "jax")[i % 2], f"fake_program_{i}", limit=limit)

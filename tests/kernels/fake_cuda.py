@@ -17,6 +17,7 @@ from blufunc.kernels import (
     cublaslt,
     cuda_attention,
     cuda_backend,
+    cuda_collective,
     cuda_executor,
     cuda_graph,
     cuda_library,
@@ -440,6 +441,7 @@ def install(monkeypatch):
         (cuda_modules, "load_source", fake.load_source),
         (backend, "_backends", {**backend._backends, "cuda": cuda_backend.CudaBackend()}),
         (backend, "_default", {}),
+        (cuda_collective, "_number", functools.cache(cuda_collective._number.__wrapped__)),
     ):
         monkeypatch.setattr(module, name, value)
     return fake

@@ -240,6 +240,15 @@ def test_only_the_thread_that_captures_is_redirected(monkeypatch):
     assert cuda_runtime.work_stream(1) == "compute 1" and not cuda_runtime.is_capturing(9)
 
 
+def test_all_streams_of_a_capture_capture_and_have_scratch_of_their_own(monkeypatch):
+    stream = lambda ptr: type("Stream", (), {"ptr": ptr})()
+    monkeypatch.setattr(cuda_runtime, "compute_stream", lambda device: stream(5))
+    with cuda_runtime.redirected(0, stream(9), [stream(7), stream(8)]):
+        assert [cuda_runtime.is_capturing(p) for p in (5, 7, 8, 9)] == [False, True, True, True]
+        assert [cuda_runtime.lane(0, p) for p in (5, 9, 7, 8)] == [5, 5, -1, -2]
+    assert not cuda_runtime.is_capturing(7) and cuda_runtime.lane(0, 7) == 7
+
+
 # -- on a device -----------------------------------------------------------------------------------
 
 gpu = pytest.mark.gpu

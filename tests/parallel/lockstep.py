@@ -12,6 +12,7 @@ from blufunc.parallel.mesh import AbstractMesh
 from blufunc.parallel.partition import localise
 from blufunc.parallel.sharding import NamedSharding
 from blufunc.parallel.spec import P
+from blufunc.parallel.spell_out import spell_out
 from blufunc.parallel.thread_engine import run_ranks
 
 MESHES = {
@@ -56,7 +57,8 @@ def divided(jaxpr, args, specs, mesh, outs=None):
     ends = None if outs is None else [None if s is None else NamedSharding(mesh, s) for s in outs]
     local, results = localise(jaxpr, shardings, mesh, ends)
     parts = [padded_shards(a, s) for a, s in zip(args, shardings, strict=True)]
-    ranks = run_ranks(mesh, lambda r: eval_jaxpr(local, [from_numpy(p[r]) for p in parts]), deadline=60)
+    plain = spell_out(local)
+    ranks = run_ranks(mesh, lambda r: eval_jaxpr(plain, [from_numpy(p[r]) for p in parts]), deadline=60)
     whole = [
         assembled([r[i] for r in ranks], s, v.aval.shape, v.aval.dtype)
         for i, (s, v) in enumerate(zip(results, jaxpr.outvars, strict=True))

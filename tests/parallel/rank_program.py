@@ -112,16 +112,18 @@ def leave(world):
 
 
 def stall(world):
-    fault(world, lambda: time.sleep(600))
+    fault(world, lambda: time.sleep(600), deadline=1.0)
 
 
-def fault(world, what):
-    """Three steps; then rank 1 does ``what`` while the others wait for it."""
+def fault(world, what, deadline=60.0):
+    """Three steps; then rank 1 does ``what`` while the others wait for it, for ``deadline`` seconds."""
     engine = MpiEngine(world, AbstractMesh((world.size,), ("data",)))
     for _ in range(3):
         engine.exchange("all_reduce", np.ones(256, np.float32), ("data",))
+    world.watchdog.deadline = deadline
     print("process", os.getpid(), flush=True)
     if world.rank == 1:
+        print("at", time.time(), flush=True)
         what()
     engine.exchange("all_gather", np.ones(256, np.float32), ("data",), dim=0)  # where they wait
 

@@ -12,6 +12,7 @@ from blufunc.core.avals import ShapedArray
 from blufunc.core.stage import stage
 from blufunc.parallel.axis_types import typed
 from blufunc.parallel.mesh import AbstractMesh
+from blufunc.parallel.mesh_collectives import mesh_ppermute_p
 from blufunc.parallel.shard_map import shard_map
 from blufunc.parallel.spec import P
 
@@ -223,3 +224,49 @@ def test_the_predicate_makes_results_vary():
     types, casts = types_after(either, "VI", "II")
     assert types == ["VI"]
     assert casts == ["pcast IV"]  # outside of the branches: its transpose is a sum of all ranks
+
+
+def test_what_is_joined_is_unreduced_together():
+    def joined(a, b):
+        return [bnp.concatenate([a, b])]
+
+    assert types_after(joined, "UI", "UI") == (["UI"], [])
+    assert types_after(lambda a: [bnp.concatenate([a, bnp.zeros(2, "float32")])], "UI") == (
+        ["UI"],
+        ["keep_first IU"],
+    )
+    with pytest.raises(errors.ShardingError, match="concatenate of what is unreduced over 'x'"):
+        types_after(joined, "UI", "VI")
+
+
+def test_typed_collectives_in_a_function_with_rules_take_what_varies():
+    def rolled(v):
+        over = {"axes": ("x",), "sizes": (2,)}
+        return mesh_ppermute_p.bind(v, src="V", dst="V", perm=((0, 1), (1, 0)), **over)
+
+    function = bf.custom_vjp(lambda a, b: rolled(a) * b)
+    function.defvjp(
+        lambda a, b: (function(a, b), (a, b)), lambda kept, ct: (rolled(ct * kept[1]), ct * rolled(kept[0]))
+    )
+    assert types_after(lambda a, b: [function(a, b)], "II", "II") == (["VI"], ["pcast IV", "pcast IV"])
+    assert types_after(lambda a, b: [function(a, b)], "VI", "RV") == (["VV"], ["pcast IV", "pcast RV"])
+    with pytest.raises(errors.ShardingError, match="unreduced over 'y' "):
+        types_after(lambda a, b: [function(a, b)], "VU", "VI")
+
+    mapped = shard_map(
+        lambda a, b: lax.psum(function(a, b).sum(), "x"), mesh=MESH, in_specs=(P("x"), P()), out_specs=P()
+    )
+    a, b = X, X[:2] + 1
+    got = bf.grad(mapped, (0, 1))(a, b)
+    want = bf.grad(lambda a, b: (a[:2] * b + a[2:] * b).sum(), (0, 1))(a, b)
+    for g, w in zip(got, want, strict=True):
+        np.testing.assert_allclose(g, w)
+
+
+def test_a_sum_of_what_varies_and_is_unreduced_is_one_collective():
+    mapped = shard_map(
+        lambda v: lax.psum(unreduced(v), ("x", "y")), mesh=MESH, in_specs=P("x", "y"), out_specs=P()
+    )
+    jaxpr = bf.make_jaxpr(mapped)(X)
+    assert str(jaxpr).count("psum_invariant") == 1
+    np.testing.assert_array_equal(mapped(X), X[:2, :4] + X[:2, 4:] + X[2:, :4] + X[2:, 4:])

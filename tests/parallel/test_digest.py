@@ -1,6 +1,10 @@
 """The order of the collectives of a program, and the user's lines of those that run."""
 
+import os
+import subprocess
+import sys
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -65,7 +69,7 @@ class World:
     rank = 0
 
     def __init__(self, peer):
-        self.peer = digest.collectives(peer)
+        self.peer = [*digest.parameters(peer), *digest.collectives(peer)]
 
     def gather(self, name, value, members):
         theirs = (
@@ -81,10 +85,19 @@ def test_the_first_difference_is_named_with_both_lines():
     with pytest.raises(errors.CollectiveError) as e:
         digest.check_agreement(mine, World(theirs), [0, 1])
     text = str(e.value)
-    assert "ranks 0 and 1 run different programs: their collective 2 is not the same." in text
+    assert "ranks 0 and 1 run different programs (<lambda>): their collective 2 is not the same." in text
     assert "rank 0: psum_invariant over y of f32[3] (12 bytes)" in text
     assert "rank 1: psum_invariant over z of f32[3] (12 bytes)" in text
     assert text.count(", at test_digest.py:") == 2
+
+
+def test_shards_of_other_shapes_are_named():
+    mine, theirs = (bf.make_jaxpr(lambda tokens: psum(tokens.sum()))(bnp.ones((n, 2))) for n in (3, 4))
+    assert [s.text for s in digest.collectives(mine)] == [s.text for s in digest.collectives(theirs)]
+    with pytest.raises(errors.CollectiveError, match="their parameter 1 is not the same") as e:
+        digest.check_agreement(mine, World(theirs), [0, 1])
+    assert "rank 0: the parameter tokens: f32[3,2]" in str(e.value)
+    assert "rank 1: the parameter tokens: f32[4,2]" in str(e.value)
 
 
 @pytest.mark.parametrize("compiler", ["never", "always"])
@@ -105,3 +118,28 @@ def test_programs_tell_the_engine_the_users_line(compiler, monkeypatch):
         f(bnp.ones(1000)).block_until_ready()
     # both in psum above, whose line is the innermost of the user's
     assert len(lines) == 2 and set(lines) == {psum.__code__.co_firstlineno + 1}
+
+
+ORDERED = """
+from blufunc.parallel import digest
+from tests.parallel.test_partition_gpt import AbstractMesh, P, TENSOR, partitioned
+mesh = AbstractMesh((2, 2, 2), ("data", "fsdp", "model"))
+specs = TENSOR | {"up": P("fsdp", "model"), "down": P("model", "fsdp"), "tokens": P("model", "fsdp")}
+print(digest.digest(partitioned(mesh, specs, P(("data", "fsdp")))))
+"""
+
+
+def test_processes_with_other_hashes_of_names_make_the_same_program():
+    root = Path(__file__).parents[2]
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", ORDERED],
+            env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": str(root)},
+            cwd=root,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(digests) == 1 and len(digests.pop()) == 65

@@ -1,7 +1,7 @@
 """Processes: launched, all exchanges over MPI, and every way in which a job can end."""
 
-import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,45 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from blufunc import errors
 from blufunc.parallel import launch
+from tests.parallel.launching import ROOT, needs_mpi, run, start
 
 PROGRAM = Path(__file__).parent / "rank_program.py"
-ROOT = PROGRAM.parents[2]
-
-
-def why_no_mpi():
-    if importlib.util.find_spec("mpi4py") is None:
-        return "mpi4py is not installed: pip install 'blufunc[mpi]'"
-    try:
-        launch.mpirun()
-    except errors.UnsupportedError as e:
-        return e.what
-    return None
-
-
-needs_mpi = pytest.mark.skipif(why_no_mpi() is not None, reason=str(why_no_mpi()))
-
-
-def start(*arguments, **variables):
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), **variables}
-    for name in ("RANK", "WORLD_SIZE", "BLUFUNC_STORE", "BLUFUNC_RECORDS"):
-        environ.pop(name, None)
-    return subprocess.Popen(
-        [sys.executable, "-m", "blufunc.parallel.launch", *map(str, arguments)],
-        env=environ,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def run(*arguments, **variables):
-    """The exit code, what was printed to both, and the seconds it took."""
-    began = time.monotonic()
-    process = start(*arguments, **variables)
-    out, err = process.communicate(timeout=60)
-    return process.returncode, out, err, time.monotonic() - began
 
 
 @needs_mpi
@@ -67,14 +32,12 @@ def test_ranks_with_different_programs_are_told_where_they_differ():
         assert lines[:2] == ["agree", "agree"]
         here, other = (rank, 2) if rank < 2 else (rank, 0)
         assert lines[2].startswith(
-            f"differ: ranks {here} and {other} run different programs: their collective 1"
+            f"differ: ranks {here} and {other} run different programs (step): their parameter 1"
         )
-        assert (
-            f"rank {here}: psum_invariant over x of f32[{3 + rank // 2}] ({12 + rank // 2 * 4} bytes)"
-            in lines[2]
-        )
-        assert lines[2].count("at rank_program.py:") == 2
-    assert "[1] differ: ranks 1 and 0 run different programs: their collective 2" in out
+        assert f"rank {here}: the parameter x: f32[{3 + rank // 2}]" in lines[2]
+        assert "psum_invariant over x of f32[3] (12 bytes)" in lines[3]
+        assert lines[3].count("at rank_program.py:") == 1
+    assert "[1] differ: ranks 1 and 0 run different programs (step): their collective 2" in out
     assert "rank 1: no further collective" in out
 
 
@@ -106,16 +69,15 @@ def test_a_killed_rank_ends_the_job_and_is_named():
         ("leave", "launch: rank 0 waits in #5 all_gather over data, 1,024 bytes, at rank_program.py:"),
         (
             "stall",
-            "launch: rank 0 has waited 1 s in #5 all_gather over data, 1,024 bytes, at rank_program.py:",
+            r"launch: rank 0 has waited \d s in #5 all_gather over data, 1,024 bytes, at rank_program.py:",
         ),
     ],
 )
 def test_a_rank_that_does_not_come_ends_the_job(scenario, message):
-    deadline = "1" if scenario == "stall" else "30"
-    code, out, err, seconds = run("-n", 2, PROGRAM, scenario, BLUFUNC_DEADLINE=deadline)
+    code, out, err, seconds = run("-n", 2, PROGRAM, scenario)
     assert code == 1
     assert seconds < 15
-    assert message in err
+    assert re.search(message, err), err
     assert "rank 1: after #4 all_reduce over data" in err and "<- behind the others" in err
 
 
@@ -124,7 +86,7 @@ def test_mpirun_alone_starts_ranks_too():
     options = ["--oversubscribe", *(["--allow-run-as-root"] if os.getuid() == 0 else [])]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), **launch._ONE_HOST}
     command = [launch.mpirun(), *options, "-n", "2", sys.executable, str(PROGRAM), "programs"]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("agree\n") >= 4
 
@@ -190,7 +152,8 @@ def test_no_mpirun_is_an_error_that_says_what_to_install(monkeypatch, capsys, sc
 @needs_mpi
 def test_ranks_end_when_the_launcher_is_killed(tmp_path):
     process = start("-n", 2, PROGRAM, "stall", TMPDIR=str(tmp_path))
-    pids = [int(process.stdout.readline().split()[-1]) for _ in range(2)]
+    said = (process.stdout.readline() for _ in range(3))
+    pids = [int(line.split()[-1]) for line in said if " process " in line]
     process.kill()
     process.communicate(timeout=10)
     end = time.monotonic() + 10

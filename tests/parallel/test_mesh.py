@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 import blufunc as bf
+import blufunc.numpy as bnp
 from blufunc import AbstractMesh, Mesh, NamedSharding, P, errors, make_mesh
 from blufunc.config import Config, config, from_environment
+from blufunc.core import backend, job
 from blufunc.parallel.mesh import current_mesh
 
 XY = AbstractMesh((2, 4), ("x", "y"))
@@ -23,6 +25,48 @@ def test_simulated_devices(eight, monkeypatch):
     assert bf.devices() == eight[:2]
     x = bf.device_put(np.arange(3), eight[1])
     assert x.device == eight[1] and (x + x).device == eight[1]
+
+
+@pytest.fixture
+def one_of_three(monkeypatch):
+    """This process taken for the second of a job of three."""
+    before = job.current()
+    backend.join(job.Job(index=1, count=3, local_index=1))
+    yield
+    backend.join(before)
+
+
+def test_devices_of_a_job(one_of_three, monkeypatch):
+    first, own, last = bf.devices()
+    assert [own] == bf.local_devices() == bf.local_devices(1) and own == bnp.ones(1).device
+    assert bf.local_devices(2) == [last] == [bf.devices("cpu")[2]] and last != first
+    assert [d.process_index for d in bf.devices()] == [d.id for d in bf.devices()] == [0, 1, 2]
+    assert (bf.device_count(), bf.local_device_count()) == (3, 1)
+    assert (bf.process_index(), bf.process_count()) == (1, 3)
+    assert str(last) == "cpu:0 of process 2" and repr(last) == "Device(platform='cpu', index=0, process=2)"
+    with pytest.raises(errors.ValueRangeError, match="there is no process 3 among 3: this one is 1"):
+        bf.local_devices(3)
+    with pytest.raises(errors.UnsupportedError, match="of process 2 was used in process 1") as e:
+        bf.device_put(1, last)
+    assert __file__ in str(e.value)
+
+    mesh = make_mesh((3,), "x")
+    assert mesh.local_ranks == (1,) and mesh.local_devices == (own,) and mesh.spans_processes
+    sharding = NamedSharding(mesh, P("x"))
+    assert sharding.addressable_devices == {own} and not sharding.is_fully_addressable
+    assert sharding.addressable_devices_indices_map((6,)) == {own: (slice(2, 4),)}
+    assert not make_mesh((1,), "x", devices=[own]).spans_processes
+    elsewhere = NamedSharding(make_mesh((1,), "x"), P("x"))
+    with pytest.raises(errors.ShardingError, match=r"mesh\(x=1\) has no device of process 1"):
+        bf.make_array_from_process_local_data(elsewhere, np.ones(3))
+    with pytest.raises(errors.CollectiveError, match="this process has left their job") as e:
+        bf.device_put(np.ones(3), sharding)
+    assert __file__ in str(e.value)
+
+    monkeypatch.setattr(config, "cpu_devices", 2)
+    with pytest.raises(errors.UnsupportedError, match="process 1 of 3 has 2 simulated devices") as e:
+        bf.devices()
+    assert "BLUFUNC_CPU_DEVICES=6" in str(e.value) and __file__ in str(e.value)
 
 
 def test_the_flag():

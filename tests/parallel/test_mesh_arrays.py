@@ -117,6 +117,28 @@ def test_arrays_from_parts(mesh):
 
 
 @pytest.mark.parametrize(
+    "spec, given, shape", [(P("x"), (8, 3), None), (P(None, "y"), (5, 8), None), (P("y"), (5, 3), (5, 3))]
+)
+def test_the_part_of_the_only_process_is_the_whole(mesh, rng, spec, given, shape):
+    x = rng.normal(size=given).astype("float32")
+    y = bf.make_array_from_process_local_data(NamedSharding(mesh, spec), x, shape)
+    assert y.sharding.spec == spec and y.shape == given and y.is_fully_addressable
+    np.testing.assert_array_equal(np.asarray(y), x)
+
+
+def test_helpers_of_jobs_in_a_process_that_is_alone(mesh):
+    x = bf.device_put(np.arange(8.0), NamedSharding(mesh, P("x")))
+    gathered = bf.multihost.process_allgather({"x": x, "n": 2})
+    assert gathered["x"].shape == (1, 8) and gathered["n"].tolist() == [2]
+    assert bf.multihost.process_allgather(x, tiled=True).tolist() == list(range(8))
+    assert bf.multihost.broadcast_one_to_all({"x": x})["x"].tolist() == list(range(8))
+    bf.multihost.sync_global_devices("here")
+    bf.multihost.assert_equal(x)
+    with pytest.raises(errors.CollectiveError, match="0 sources"):
+        bf.multihost.broadcast_one_to_all(1, is_source=False)
+
+
+@pytest.mark.parametrize(
     "make, error, text",
     [
         (lambda m, y: bf.device_put(np.ones(4), NamedSharding(m, P(None, "x"))), errors.ShardingError, "of rank 2"),
@@ -159,6 +181,11 @@ def test_arrays_from_parts(mesh):
             ),
             errors.DtypeError,
             "int16 and of int8",
+        ),
+        (
+            lambda m, y: bf.make_array_from_process_local_data(y.sharding, np.ones(3), (8,)),
+            errors.ShapeError,
+            r"of shape \(3,\).*\n.*\n.*this process holds \(8,\)",
         ),
         (lambda m, y: bf.make_array_from_callback((8,), P("x"), np.ones), errors.ArgumentError, "NamedSharding"),
         (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from types import SimpleNamespace
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 from blufunc import errors
-from blufunc.parallel import engine
+from blufunc.parallel import engine, thread_engine
 from blufunc.parallel.thread_engine import run_ranks
 
 
@@ -146,3 +148,32 @@ def test_an_axis_that_the_mesh_has_not():
 def test_what_cannot_be_divided():
     with pytest.raises(errors.ShapeError, match="among 4 ranks"):
         on_ranks(mesh_of(4), "reduce_scatter", PARTS, ("x",), dim=1, tiled=True)
+
+
+def test_threads_are_kept_for_the_next_run_and_runs_may_nest():
+    def whoami(rank):
+        return threading.get_ident()
+
+    first = run_ranks(mesh_of(3), whoami)
+    assert run_ranks(mesh_of(3), whoami) == first and len({*first, threading.get_ident()}) == 4
+    meet = threading.Barrier(9, timeout=10)
+    nested = run_ranks(mesh_of(3), lambda rank: run_ranks(mesh_of(3), lambda _: (meet.wait(), whoami(0))[1]))
+    assert len({ident for idents in nested for ident in idents}) == 9
+
+
+def test_an_interrupt_ends_the_run(monkeypatch):
+    def interrupt(crew, function):
+        threading.Timer(0.05, signal.raise_signal, [signal.SIGINT]).start()
+        run(crew, function)
+
+    def function(rank):
+        if rank == 0:
+            time.sleep(0.2)
+        return engine.current().exchange("all_reduce", PARTS[0], ("x",), op="sum")
+
+    run = thread_engine._Crew.run
+    with monkeypatch.context() as patch:
+        patch.setattr(thread_engine._Crew, "run", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run_ranks(mesh_of(2), function)
+    assert run_ranks(mesh_of(2), lambda rank: rank) == [0, 1]

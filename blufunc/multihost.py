@@ -1,0 +1,13 @@
+"""What programs of several processes do beside computing, under the names of JAX's ``experimental.multihost_utils``.
+
+Face.
+"""
+
+from blufunc.parallel.multihost import (
+    assert_equal,
+    broadcast_one_to_all,
+    process_allgather,
+    sync_global_devices,
+)
+
+__all__ = ["assert_equal", "broadcast_one_to_all", "process_allgather", "sync_global_devices"]

@@ -1,0 +1,162 @@
+"""Gradients of what all ranks share: summed in few, large collectives, and once for many microbatches.
+
+A face, for the inside of ``shard_map``. A parameter that is cast to ``reduced`` (``lax.pcast(p, axis, to="reduced")``)
+gets an *unreduced* gradient: the sum over the ranks is owed, and may be paid when it suits. ``bucketed_psum`` pays for
+many gradients at once, in buckets as PyTorch DDP's (Li et al., arXiv:2006.15704): the links are slow at small
+messages. The buckets follow the order in which the backward pass ends, so that the first can be sent while it still
+runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import blufunc.numpy as bnp
+from blufunc import errors, lax
+from blufunc.core import source, tree
+from blufunc.core.array import lift
+from blufunc.core.jaxpr import eval_jaxpr
+from blufunc.core.stage import StagedTracer
+from blufunc.parallel.axis_types import TypedTrace
+from blufunc.spmd.typed import current_trace, element, like, likes, typed_jaxpr
+from blufunc.transforms.grad import value_and_grad
+
+BUCKET = 25 * 2**20
+"""The bytes of a bucket, as PyTorch DDP's: more than a message needs to be at the speed of the links."""
+
+
+def bucketed_psum(grads: Any, axis: str | Sequence[str], *, bytes: int = BUCKET) -> Any:
+    """``lax.psum(grads, axis)`` by one all-reduce a bucket. Inside of ``shard_map``, outside of loops in it.
+
+    Each all-reduce stands in the program where the last gradient of its bucket is made, before the rest of the backward
+    pass.
+
+    Args:
+      grads: a pytree of gradients that are unreduced over the axis, or vary over it.
+      axis: one mesh axis, or several.
+      bytes: a bucket is full when it has as many; a larger array is one by itself. All arrays in it have one dtype.
+    Returns:
+      the sums, the same values as those of ``psum``.
+    Raises:
+      ShardingError: a gradient is the same on all ranks: it is summed already.
+      ValueRangeError: ``bytes`` is not positive.
+    """
+    if bytes <= 0:
+        raise errors.ValueRangeError(
+            f"bucketed_psum: a bucket has a positive number of bytes, not {bytes}.", where=source.here()
+        )
+    axes = (axis,) if isinstance(axis, str) else tuple(axis)
+    trace = current_trace("bucketed_psum")
+    leaves, structure = tree.flatten(grads)
+    leaves = [lift(x) for x in leaves]
+    for x in leaves:
+        _check_owed(x, axes, trace)
+    sums: list[Any] = list(leaves)
+    for bucket in _buckets(leaves, trace, bytes):
+        start = len(trace.eqns)
+        for i, total in zip(bucket, _summed([leaves[i] for i in bucket], axes), strict=True):
+            sums[i] = total
+        _move_up(trace, start)
+    return tree.unflatten(structure, sums)
+
+
+def accumulated_value_and_grad(
+    loss: Callable, params: Any, microbatches: Any, axis: str | Sequence[str], *, bytes: int = BUCKET
+) -> tuple[Any, Any]:
+    """The mean of a loss over microbatches and ranks, and its gradient, reduced once. Inside of ``shard_map``.
+
+    The backward pass of each microbatch follows its forward pass, in one loop: activations of one microbatch are live.
+
+    Args:
+      loss: ``loss(params, microbatch) -> scalar``, a mean over the microbatch.
+      params: a pytree that is the same on all ranks of the axis.
+      microbatches: a pytree of this rank's arrays, [M, ...].
+      axis: the mesh axis, or axes, over which data are divided.
+      bytes: see ``bucketed_psum``.
+    Returns:
+      value and gradient, the same on all ranks of the axis; gradients are summed in the dtype of the parameters.
+    """
+    axes = (axis,) if isinstance(axis, str) else tuple(axis)
+    trace = current_trace("accumulated_value_and_grad")
+    n = lax.axis_size(axes) * count_of(microbatches, "accumulated_value_and_grad")
+    params = lax.pcast(params, axes, to="reduced")
+    microbatches = lax.pcast(microbatches, axes, to="varying")
+    step, _, (of_value, *_) = typed_jaxpr(
+        value_and_grad(lambda p, m: loss(p, m) / n),
+        (likes(params, trace), element(microbatches, trace)),
+        "accumulated_value_and_grad",
+    )
+
+    def add(total, microbatch):
+        return list(map(bnp.add, total, eval_jaxpr(step, tree.leaves((params, microbatch))))), None
+
+    leaves, structure = tree.flatten(params)
+    zero = [bnp.zeros((), of_value.aval.dtype), *map(bnp.zeros_like, leaves)]
+    (value, *grads), _ = lax.scan(add, zero, microbatches)
+    return lax.psum(value, axes), bucketed_psum(tree.unflatten(structure, grads), axes, bytes=bytes)
+
+
+def count_of(microbatches: Any, what: str) -> int:
+    """How many microbatches there are."""
+    counts = {x.shape[0] if x.ndim else None for x in map(lift, tree.leaves(microbatches))}
+    if len(counts) != 1 or not (found := counts.pop()):
+        raise errors.ShapeError(
+            f"{what}: all arrays of the microbatches have their number in front, [M, ...].",
+            where=source.here(),
+        )
+    return found
+
+
+def _check_owed(x: Any, axes: Sequence[str], trace: TypedTrace) -> None:
+    types = dict(zip(trace.mesh.axis_names, like(x, trace).types, strict=True))
+    for axis in axes:
+        if types.get(axis) in ("I", "R"):
+            raise errors.ShardingError(
+                f"bucketed_psum: a gradient ({x.aval}) is the same on all ranks along {axis!r} already.",
+                where=source.here(),
+                why="gradients of what all ranks share are summed where they arise, one by one.",
+                fix=f"cast the parameters before differentiating: lax.pcast(params, {axis!r}, to='reduced')",
+            )
+
+
+def _buckets(leaves: Sequence[Any], trace: TypedTrace, limit: int) -> list[list[int]]:
+    """Indices of leaves that go together: in the order in which they are made, full at ``limit`` bytes."""
+    made = {v: i for i, e in enumerate(trace.eqns) for v in e.outvars}
+    order = sorted(
+        range(len(leaves)),
+        key=lambda i: made.get(leaves[i].variable, -1) if isinstance(leaves[i], StagedTracer) else -1,
+    )
+    buckets: list[list[int]] = []
+    open_: dict[Any, tuple[list[int], int]] = {}  # of each type: a bucket that is not full, and its bytes
+    for i in order:
+        x = leaves[i]
+        size = x.aval.size * x.dtype.itemsize
+        key = x.dtype, like(x, trace).types
+        bucket, held = open_.get(key, ([], 0))
+        if not bucket or held + size > limit:
+            bucket, held = [], 0
+            buckets.append(bucket)
+        bucket.append(i)
+        open_[key] = bucket, held + size
+    return buckets
+
+
+def _move_up(trace: TypedTrace, start: int) -> None:
+    """Put the equations from number ``start`` on right behind those that they need."""
+    new = trace.eqns[start:]
+    needed = {a for e in new for a in e.invars}
+    last = max([i for i, e in enumerate(trace.eqns[:start]) if not needed.isdisjoint(e.outvars)], default=-1)
+    trace.eqns[:] = [*trace.eqns[: last + 1], *new, *trace.eqns[last + 1 : start]]
+
+
+def _summed(xs: Sequence[Any], axes: tuple[str, ...]) -> list[Any]:
+    """The sums of one bucket."""
+    if len(xs) == 1:
+        return [lax.psum(xs[0], axes)]
+    total = lax.psum(bnp.concatenate([x.reshape(-1) for x in xs]), axes)
+    outs, start = [], 0
+    for x in xs:
+        outs.append(total[start : start + x.size].reshape(x.shape))
+        start += x.size
+    return outs

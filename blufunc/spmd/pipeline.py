@@ -1,0 +1,393 @@
+"""Pipelines: the layers of a model divided among the ranks of a mesh axis, and microbatches sent through.
+
+A face, for the inside of ``shard_map``. The layers are stacked in one pytree that is divided over the axis
+(``P("stage")``): each rank has a *stage*, and sends what it makes of a microbatch to the next. Two schedules:
+
+- ``gpipe`` (Huang et al., arXiv:1811.06965): all microbatches forward, then all backward, which is the derivative of
+  the forward loop. Of every microbatch the values that the backward pass needs are kept.
+- ``1f1b`` (Narayanan et al., arXiv:1806.03377, 2104.04473): the backward pass of a microbatch follows as soon as its
+  forward pass has left the last stage. In lock step, rank i of n does at tick t the forward pass of microbatch t - i
+  and the backward pass of microbatch t - (2n - 2 - i): n - 1 ticks forward only, M both, n - 1 backward only, as long
+  as gpipe takes, and of 2 (n - 1 - i) + 1 microbatches at most, whatever M is, values are kept: in 2n - 1 slots, the
+  same on all ranks.
+
+Every rank runs the same program, with numbers of microbatches that depend on its place. Where a rank has no microbatch
+it computes with what is there, and nothing takes note of the results. A stage that is a ``checkpoint`` keeps only what
+goes into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import blufunc.numpy as bnp
+from blufunc import errors, lax
+from blufunc.core import dtypes, source, tree
+from blufunc.core.avals import ShapedArray
+from blufunc.core.jaxpr import Jaxpr, Literal, eval_jaxpr
+from blufunc.spmd.gradients import BUCKET, bucketed_psum, count_of
+from blufunc.spmd.typed import Like, current_trace, element, likes, typed_jaxpr
+from blufunc.spmd.varying import Ring, ring_of
+from blufunc.transforms.grad import value_and_grad
+from blufunc.transforms.linearize import linearize_jaxpr
+from blufunc.transforms.transpose import transpose_jaxpr
+
+
+def forward_microbatch(tick: Any, rank: Any) -> Any:
+    """The microbatch whose forward pass a rank does at a tick; there is none below 0 and from M on."""
+    return tick - rank
+
+
+def backward_microbatch(tick: Any, rank: Any, ranks: int) -> Any:
+    """The microbatch whose backward pass a rank does at a tick of ``1f1b``; as above."""
+    return tick - (2 * ranks - 2 - rank)
+
+
+def schedule_1f1b(ranks: int, microbatches: int) -> np.ndarray:
+    """What each rank does: int [ticks, ranks, 2], the microbatches of forward and backward pass, -1 for none."""
+    tick = np.arange(microbatches + 2 * ranks - 2)[:, None]
+    rank = np.arange(ranks)
+    both = np.stack([forward_microbatch(tick, rank), backward_microbatch(tick, rank, ranks)], -1)
+    return np.where((both >= 0) & (both < microbatches), both, -1)
+
+
+def pipeline(stage: Callable, layers: Any, x: Any, axis: str) -> Any:
+    """The results of all stages, one behind the other, for microbatches. Inside of ``shard_map``; differentiable.
+
+    Args:
+      stage: ``stage(layers, x) -> x``, of one microbatch; result and argument have one shape and dtype.
+      layers: this rank's layers.
+      x: [M, ...], the microbatches; those of the first rank count.
+      axis: the mesh axis of stages.
+    Returns:
+      [M, ...], what the last rank made of them, *unreduced*: ``lax.psum(y, axis)`` gives it to all ranks.
+    """
+    ring = ring_of(axis, "pipeline")
+    ys = _all_forward(stage, layers, x, ring)
+    last = lax.axis_index(axis) == ring.size - 1
+    return lax.pcast(bnp.where(last, ys, 0), axis, to="unreduced")
+
+
+def pipeline_value_and_grad(
+    embed: Callable,
+    stage: Callable,
+    loss: Callable,
+    shared: Any,
+    layers: Any,
+    microbatches: Any,
+    axis: str,
+    *,
+    schedule: str = "1f1b",
+    data_axes: str | Sequence[str] = (),
+    bytes: int = BUCKET,
+) -> tuple[Any, tuple[Any, Any]]:
+    """The mean loss of microbatches that go through a pipeline, and its gradients. Inside of ``shard_map``.
+
+    Args:
+      embed: ``embed(shared, microbatch) -> x``, what goes into the first stage.
+      stage: ``stage(layers, x) -> x``, of the same shape and dtype.
+      loss: ``loss(shared, x, microbatch) -> scalar``, of what comes out of the last stage: a mean over the microbatch.
+      shared: the parameters of ``embed`` and ``loss``, the same on all ranks; both may use the same ones.
+      layers: those of this rank's stage.
+      microbatches: a pytree of arrays [M, ...], the same on all ranks of the axis.
+      axis: the mesh axis of stages.
+      schedule: ``"1f1b"`` or ``"gpipe"``.
+      data_axes: axes over which microbatches are divided, and parameters are the same.
+      bytes: see ``bucketed_psum``: gradients are reduced once, after all microbatches.
+    Returns:
+      the value, and the gradients of ``shared`` and ``layers``.
+    Raises:
+      ArgumentError: an unknown schedule.
+      ShapeError: a stage changes shape or dtype; microbatches of several numbers.
+    """
+    steps = {"1f1b": _one_forward_one_backward, "gpipe": _value_and_grad_of_gpipe}
+    if schedule not in steps:
+        raise errors.ArgumentError(
+            f"pipeline_value_and_grad: schedule is one of {', '.join(steps)}, not {schedule!r:.60}.",
+            where=source.here(),
+        )
+    data = (data_axes,) if isinstance(data_axes, str) else tuple(data_axes)
+    ring = ring_of(axis, _NAME)
+    M = count_of(microbatches, _NAME)
+    shared, layers = lax.pcast((shared, layers), axis, to="varying")
+    if data:
+        shared, layers = lax.pcast((shared, layers), data, to="reduced")
+    microbatches = lax.pcast(microbatches, (axis, *data), to="varying")  # ranks are at different ones
+    share = M * (lax.axis_size(data) if data else 1)
+    model = _Model(embed, stage, lambda s, x, m: loss(s, x, m) / share)
+    value, (of_shared, of_layers) = steps[schedule](model, shared, layers, microbatches, M, ring, data)
+    of_shared = bucketed_psum(of_shared, (axis, *data), bytes=bytes)
+    if data:
+        of_layers = bucketed_psum(of_layers, data, bytes=bytes)
+    return lax.psum(value, (axis, *data)), (of_shared, of_layers)
+
+
+_NAME = "pipeline_value_and_grad"
+
+
+class _Model(NamedTuple):
+    embed: Callable
+    stage: Callable
+    loss: Callable
+
+
+def _onwards(ring: Ring, step: int) -> tuple[tuple[int, int], ...]:
+    """To the next rank, or with -1 the one before; the pipeline is no circle."""
+    return tuple([(i, i + step) for i in range(ring.size) if 0 <= i + step < ring.size])
+
+
+def _at(xs: Any, i: Any) -> Any:
+    """Element ``i``, or the nearest that there is, along the first dimension of the leaves of a pytree."""
+
+    def one(x: Any) -> Any:
+        return lax.dynamic_index_in_dim(x, bnp.clip(i, 0, x.shape[0] - 1), 0, keepdims=False)
+
+    return tree.map(one, xs)
+
+
+# -- all forward, then all backward ----------------------------------------------------------------
+
+
+def _all_forward(stage: Callable, layers: Any, xs: Any, ring: Ring) -> Any:
+    """What each rank makes of the microbatches [M, ...]: on the last rank, the results."""
+    rank, M = lax.axis_index(ring.axis), xs.shape[0]
+
+    def tick(received, t):
+        # Before its first microbatch comes, a rank computes with one as well: the derivative of what nobody reads is
+        # zero times a number, which must not be infinite.
+        x = bnp.where((rank == 0) | (t < rank), _at(xs, t), received)
+        y = stage(layers, x)
+        _check_stage(x, y)
+        return lax.ppermute(y, ring.axis, _onwards(ring, 1)), y
+
+    ticks = bnp.arange(M + ring.size - 1, dtype=dtypes.int32)
+    _, ys = lax.scan(tick, bnp.zeros_like(xs[0]), ticks)
+    return ys[ring.size - 1 :]
+
+
+def _value_and_grad_of_gpipe(
+    model: _Model, shared: Any, layers: Any, microbatches: Any, M: int, ring: Ring, data: tuple[str, ...]
+) -> tuple:
+    def whole(shared, layers):
+        _, xs = lax.scan(lambda _, m: (None, model.embed(shared, m)), None, microbatches)
+        ys = _all_forward(model.stage, layers, xs, ring)
+
+        _, losses = lax.scan(lambda _, ym: (None, model.loss(shared, *ym)), None, (ys, microbatches))
+        return bnp.where(lax.axis_index(ring.axis) == ring.size - 1, losses.sum(), 0)
+
+    return value_and_grad(whole, (0, 1))(shared, layers)
+
+
+def _check_stage(x: Any, y: Any) -> None:
+    if y.aval.shape != x.aval.shape or y.aval.dtype != x.aval.dtype:
+        raise errors.ShapeError(
+            f"pipeline: a stage takes {x.aval} and returns {y.aval}.",
+            where=source.here(),
+            why="what one stage returns goes into the next.",
+        )
+
+
+# -- one forward, one backward ---------------------------------------------------------------------
+
+
+def _one_forward_one_backward(
+    model: _Model, shared: Any, layers: Any, microbatches: Any, M: int, ring: Ring, data: tuple[str, ...]
+) -> tuple:
+    """The loss on the last rank, and the gradients of what this rank did; each is still to be summed."""
+    n, rank = ring.size, lax.axis_index(ring.axis)
+    first, last = rank == 0, rank == n - 1
+    halves = _Halves(model, shared, layers, microbatches, ring)
+    head, _, _ = typed_jaxpr(
+        value_and_grad(model.loss, (0, 1)),
+        (halves.likes[0], halves.of_x, element(microbatches, current_trace(_NAME))),
+        _NAME,
+    )
+    fixed = halves.fixed(shared, layers, first)
+    slots = 2 * n - 1
+
+    def send(x: Any, step: int) -> Any:
+        return lax.ppermute(x, ring.axis, _onwards(ring, step))
+
+    def forward(state: _State, t: Any) -> tuple[_State, Any]:
+        """Its result goes to the next rank; what the backward pass needs, to this tick's slot."""
+        y, kept = halves.forward(fixed, _at(microbatches, forward_microbatch(t, rank)), state.x)
+        slot = lax.rem(t, slots)
+        kept = [lax.dynamic_update_index_in_dim(s, k, slot, 0) for s, k in zip(state.kept, kept, strict=True)]
+        return state._replace(x=send(y, 1), kept=kept), y
+
+    def of_loss(state: _State, t: Any, y: Any) -> _State:
+        """The last rank's loss, and its cotangent in the place of one that is received."""
+        m = _at(microbatches, t - (n - 1))
+        value, *grads = eval_jaxpr(head, tree.leaves((shared, y, m)))
+        *of_shared, ct = (bnp.where(last, g, 0) for g in grads)
+        return state._replace(
+            value=state.value + bnp.where(last, value, 0),
+            shared=list(map(bnp.add, state.shared, of_shared)),
+            ct=bnp.where(last, ct, state.ct),
+        )
+
+    def backward(state: _State, t: Any) -> _State:
+        m = backward_microbatch(t, rank, n)
+        kept = _at(state.kept, (t - 2 * (n - 1 - rank)) % slots)  # of the tick of its forward pass
+        of_shared, of_layers, ct = halves.backward(fixed, kept, state.ct)
+        there = (m >= 0) & (m < M)
+
+        def sums(totals, grads):
+            return [a + bnp.where(there, g, 0) for a, g in zip(totals, grads, strict=True)]
+
+        return state._replace(
+            shared=sums(state.shared, of_shared),
+            layers=sums(state.layers, of_layers),
+            ct=send(ct, -1),
+        )
+
+    def both(state: _State, t: Any) -> _State:
+        state, y = forward(state, t)
+        return backward(of_loss(state, t, y), t)
+
+    state = _State(
+        x=bnp.zeros(halves.of_x.aval.shape, halves.of_x.aval.dtype),
+        ct=bnp.zeros(halves.of_x.aval.shape, halves.of_x.aval.dtype),
+        kept=[bnp.zeros((slots, *a.shape), a.dtype) for a in halves.kept],
+        value=bnp.zeros((), head.out_avals[0].dtype),
+        shared=_owed_zeros(shared, data),
+        layers=_owed_zeros(layers, data),
+    )
+    phases = (n - 1, lambda s, t: forward(s, t)[0]), (M, both), (n - 1, backward)
+    start = 0
+    for length, step in phases:
+        if length:
+            ticks = bnp.arange(start, start + length, dtype=dtypes.int32)
+            state, _ = lax.scan(lambda s, t, step=step: (step(s, t), None), state, ticks)
+        start += length
+    grads = (
+        tree.unflatten(tree.structure(p), g) for p, g in ((shared, state.shared), (layers, state.layers))
+    )
+    return state.value, tuple(grads)
+
+
+def _owed_zeros(params: Any, data: tuple[str, ...]) -> list:
+    """Where gradients are summed, of the type that they have."""
+    zeros = [bnp.zeros_like(p) for p in tree.leaves(params)]
+    return lax.pcast(zeros, data, to="unreduced") if data else zeros
+
+
+class _State(NamedTuple):
+    """What goes from tick to tick.
+
+    Attributes:
+      x, ct: what the ranks before and behind sent.
+      kept: for each value that the backward pass needs, slots [2n - 1, ...].
+      value, shared, layers: the sums of the loss and of the gradients.
+    """
+
+    x: Any
+    ct: Any
+    kept: list
+    value: Any
+    shared: list
+    layers: list
+
+
+class _Halves:
+    """The forward pass of a stage, with the embedding in the first one, and the backward pass, as equations.
+
+    What depends on parameters and the place of the rank alone, as casts, is computed once for all microbatches
+    (``fixed``) and not kept.
+
+    Attributes:
+      likes: what ``shared`` and ``layers`` are like.
+      of_x: what that is like which goes from stage to stage.
+      kept: the types of what the backward pass needs of each microbatch.
+    """
+
+    def __init__(self, model: _Model, shared: Any, layers: Any, microbatches: Any, ring: Ring):
+        trace = current_trace(_NAME)
+        names = trace.mesh.axis_names
+        varying = tuple("V" if a == ring.axis else "I" for a in names)
+        self.likes = likes(shared, trace), likes(layers, trace)
+        self._counts = tuple(len(tree.leaves(p)) for p in self.likes)
+        of_m = element(microbatches, trace)
+        _, _, (x,) = typed_jaxpr(model.embed, (self.likes[0], of_m), _NAME)
+        self.of_x = Like(x.aval, tuple("V" if v == "V" else t for t, v in zip(x.types, varying, strict=True)))
+
+        def forward(shared: Any, layers: Any, first: Any, m: Any, received: Any) -> Any:
+            x = bnp.where(first, model.embed(shared, m), received)
+            y = model.stage(layers, x)
+            _check_stage(x, y)
+            return y
+
+        of_first = Like(ShapedArray((), np.dtype(np.bool_)), varying)
+        jaxpr, _, (y,) = typed_jaxpr(forward, (*self.likes, of_first, of_m, self.of_x), _NAME)
+        for axis, wanted, found in zip(names, self.of_x.types, y.types, strict=True):
+            if wanted != found:
+                raise errors.ShardingError(
+                    f"pipeline: what goes into a stage and what comes out have other types over {axis!r} ({wanted} and "
+                    f"{found}).",
+                    where=source.here(),
+                    fix=f"in embed, lax.pcast(x, {axis!r}, to='varying')",
+                )
+        self._divide(jaxpr)
+
+    def _divide(self, jaxpr: Jaxpr) -> None:
+        n = sum(self._counts)
+        wanted = [i < n for i in range(len(jaxpr.invars) - 1)] + [True]
+        whole, linear, _, n_residuals = linearize_jaxpr(jaxpr, tuple(wanted), (True,))
+        flags = (False,) * n_residuals + (True,) * (n + 1)
+        self._transposed, _ = transpose_jaxpr(linear, flags, (True,), (True,) * (n + 1))
+        whole, self._consts = whole.hoist()
+        self._once, self._each = _by_dependence(whole, len(self._consts) + n + 1)
+        places = {v: i for i, v in enumerate(self._once.outvars)}
+        found = [v for v in self._each.outvars[1:] if v not in places and not isinstance(v, Literal)]
+        slots = {v: i for i, v in enumerate(dict.fromkeys(found))}
+        self._each = self._each.replace(outvars=[whole.outvars[0], *slots])
+        self.kept = [v.aval for v in slots]
+        self._residuals = [
+            (_CONSTANT, v.array) if isinstance(v, Literal)
+            else (_FIXED, places[v]) if v in places else (_KEPT, slots[v])
+            for v in whole.outvars[1:]
+        ]  # fmt: skip
+
+    def fixed(self, shared: Any, layers: Any, first: Any) -> list:
+        """What both passes of all microbatches need; ``first`` is whether this is the first rank."""
+        return eval_jaxpr(self._once, [*self._consts, *tree.leaves((shared, layers)), first])
+
+    def forward(self, fixed: list, microbatch: Any, received: Any) -> tuple[Any, list]:
+        """What goes to the next stage, and what the backward pass needs."""
+        y, *kept = eval_jaxpr(self._each, [*fixed, *tree.leaves(microbatch), received])
+        return y, kept
+
+    def backward(self, fixed: list, kept: list, ct: Any) -> tuple[list, list, Any]:
+        """The cotangents of ``shared``, of ``layers`` and of what was received."""
+        sources = {_FIXED: fixed, _KEPT: kept}
+        residuals = [x if kind == _CONSTANT else sources[kind][x] for kind, x in self._residuals]
+        outs = eval_jaxpr(self._transposed, [*residuals, ct])
+        n, m = self._counts
+        return outs[:n], outs[n : n + m], outs[-1]
+
+
+_CONSTANT, _FIXED, _KEPT = "constant", "fixed", "kept"
+
+
+def _by_dependence(jaxpr: Jaxpr, n: int) -> tuple[Jaxpr, Jaxpr]:
+    """A jaxpr without constants in two: what depends on its first ``n`` parameters alone, and the rest.
+
+    The results of the first, which hold those of the parameters that are used, are the first parameters of the second.
+    """
+    known: dict[Any, None] = dict.fromkeys(jaxpr.invars[:n])
+    once, each = [], []
+    for e in jaxpr.eqns:
+        if not e.effects and all(isinstance(a, Literal) or a in known for a in e.invars):
+            once.append(e)
+            known.update(dict.fromkeys(e.outvars))
+        else:
+            each.append(e)
+    read = {a for e in each for a in e.invars} | set(jaxpr.outvars)
+    between = [v for v in known if v in read]
+    return (
+        jaxpr.replace(invars=jaxpr.invars[:n], eqns=once, outvars=between, arg_names=()),
+        jaxpr.replace(invars=[*between, *jaxpr.invars[n:]], eqns=each, arg_names=()),
+    )

@@ -1,0 +1,103 @@
+"""The demo on a mesh of devices: simulated ones, and processes."""
+
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from blufunc.config import config
+from examples.gpt import cli, model, train, weights
+from tests.parallel.launching import needs_mpi, run, start
+
+PROGRAM = Path(__file__).parent / "gpt_nano.py"
+
+
+@pytest.fixture(autouse=True)
+def nano(monkeypatch):
+    monkeypatch.setitem(
+        model.PRESETS, "nano", model.Config(layers=2, heads=2, width=16, context=16, vocab=256)
+    )
+    monkeypatch.setitem(train.RECIPES, "nano", {"steps": 12, "batch": 4, "lr": 1e-2})
+    monkeypatch.setattr(config, "cpu_devices", 1)  # and as it was when the test is over
+
+
+@pytest.fixture
+def words(tmp_path):
+    """The arguments of a run that writes to the folder of the given name."""
+    text = tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog\n" * 100)
+
+    def words(name, *options):
+        return ["--data", str(text), "--out", str(tmp_path / name), "--no-progress", *options]
+
+    return words
+
+
+def history(out):
+    return weights.facts(out / "checkpoint.safetensors")["history"]
+
+
+@needs_mpi
+def test_two_processes_train_as_two_simulated_devices_do_and_as_one(words, tmp_path, capsys):
+    assert cli.main(["--preset", "nano", *words("one")]) == 0
+    assert cli.main(["--preset", "nano", *words("simulated", "--mesh", "data=2")]) == 0
+    simulated = capsys.readouterr().out
+    assert simulated.splitlines()[-1].endswith(f"--resume {tmp_path / 'simulated'} --mesh data=2 --steps 24")
+    code, out, err, _ = run("-n", 2, PROGRAM, *words("launched"))
+    assert code == 0, err
+    assert not err and all(line.startswith("[0] ") for line in out.splitlines())  # one of them speaks
+    assert "-m blufunc.parallel.launch -n 2 -m examples.gpt --resume" in out
+    one, two, launched = (history(tmp_path / name) for name in ("one", "simulated", "launched"))
+    assert len(one["train"]) == 12 and one["train"][-1] < one["train"][0] - 0.5
+    np.testing.assert_allclose(two["train"], one["train"], rtol=2e-5)
+    np.testing.assert_allclose(np.array(two["validation"]), np.array(one["validation"]), rtol=2e-5)
+    assert launched == two  # sums are made in the same order
+    files = [load_file(tmp_path / name / "checkpoint.safetensors") for name in ("simulated", "launched")]
+    assert files[0].keys() == files[1].keys()
+    for name, array in files[0].items():
+        assert array.tobytes() == files[1][name].tobytes(), name
+
+
+@needs_mpi
+def test_a_signal_stops_all_processes_at_the_same_step(words, tmp_path):
+    process = start("-n", 2, PROGRAM, *words("run", "--steps", "4000", "--sample-tokens", "0"))
+    seen = [process.stdout.readline() for _ in range(4)]  # the last comes after 200 steps
+    assert "step" in seen[3]
+    process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    out, err = process.communicate(timeout=60)
+    assert time.monotonic() - began < 20
+    assert "stopped early    interrupted, after" in out, err
+    done = len(history(tmp_path / "run")["train"])
+    code, out, err, _ = run(
+        "-n", 2, PROGRAM, *words("run", "--resume", tmp_path / "run", "--steps", str(done + 2))
+    )
+    assert code == 0, err
+    assert len(history(tmp_path / "run")["train"]) == done + 2
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--mesh", "data=3"], "a batch of 4 cannot be divided among 3 devices"),
+        (["--mesh", "model=2"], "'model' is no axis that a run can be divided along: data=N"),
+        (["--mesh", "data=0"], "0 is less than 1"),
+    ],
+)
+def test_bad_meshes(words, options, text, capsys):
+    try:
+        code = cli.main(["--preset", "nano", *words("run", *options)])
+    except SystemExit as e:
+        code = e.code
+    assert code == 2
+    assert text in capsys.readouterr().err
+
+
+@needs_mpi
+def test_another_number_of_processes_than_of_devices(words):
+    code, _, err, _ = run("-n", 2, PROGRAM, *words("run", "--mesh", "data=4"))
+    assert code == 2
+    assert "a mesh of 4 devices for 2 processes" in err and "fix: --mesh data=2" in err

@@ -1,0 +1,168 @@
+"""Collectives as steps on a device: spelled out, on a stream of their own, with the results of simulated ranks."""
+
+import numpy as np
+import pytest
+
+import blufunc as bf
+import blufunc.numpy as bnp
+from blufunc.config import config
+from blufunc.core.array import from_numpy
+from blufunc.core.jaxpr import eval_jaxpr
+from blufunc.core.passes import simplify
+from blufunc.core.stage import stage
+from blufunc.kernels import cuda_program, cuda_replay
+from blufunc.kernels.cuda_streams import Access, Task, turns
+from blufunc.parallel import engine as engines
+from blufunc.parallel import mesh_collectives as mc
+from blufunc.parallel.mesh import AbstractMesh
+from blufunc.parallel.spell_out import spell_out
+from blufunc.parallel.thread_engine import run_ranks
+from tests.kernels import fake_cuda
+
+MESH = AbstractMesh((2, 2), ("x", "y"))
+BOTH = {"axes": ("x", "y"), "sizes": (2, 2)}
+ONE = {"axes": ("y",), "sizes": (2,)}
+
+CASES = {
+    "all_reduce": lambda x: mc.psum_invariant_p.bind(x, src="V", dst="I", **BOTH),
+    "maximum": lambda x: mc.pmax_invariant_p.bind(x, src="V", dst="I", **ONE),
+    "all_gather 0": lambda x: mc.mesh_all_gather_p.bind(x, src="V", dst="I", dim=0, **BOTH),
+    "all_gather 1": lambda x: mc.mesh_all_gather_p.bind(x, src="V", dst="R", dim=1, **ONE),
+    "reduce_scatter 0": lambda x: mc.mesh_psum_scatter_p.bind(x, src="V", dst="V", dim=0, **BOTH),
+    "reduce_scatter 1": lambda x: mc.mesh_psum_scatter_p.bind(x, src="U", dst="V", dim=1, **ONE),
+    "all_to_all 0 0": lambda x: mc.mesh_all_to_all_p.bind(x, src="V", dst="V", split_dim=0, concat_dim=0, **BOTH),
+    "all_to_all 1 0": lambda x: mc.mesh_all_to_all_p.bind(x, src="V", dst="V", split_dim=1, concat_dim=0, **ONE),
+    "all_to_all 0 1": lambda x: mc.mesh_all_to_all_p.bind(x, src="V", dst="V", split_dim=0, concat_dim=1, **BOTH),
+    "permute": lambda x: mc.mesh_ppermute_p.bind(x, src="V", dst="V", perm=((0, 1), (1, 2), (3, 0)), **BOTH),
+    "slice": lambda x: mc.shard_slice_p.bind(x, src="I", dst="V", dim=1, **BOTH),
+    "pad": lambda x: mc.shard_pad_p.bind(x, src="V", dst="U", dim=1, **BOTH),
+    "keep first": lambda x: mc.keep_first_p.bind(x, src="I", dst="U", **BOTH),
+    "cast": lambda x: mc.pcast_p.bind(x, src="V", dst="U", **BOTH) * 2,
+    "index": lambda x: x * (mc.mesh_axis_index_p.bind(**BOTH) + 1).astype("float32"),
+    "a loop": lambda x: bf.lax.scan(
+        lambda c, _: (mc.psum_invariant_p.bind(c, src="V", dst="I", **ONE) * 0.25, None), x, None, length=3
+    )[0],
+    "a slice in a loop": lambda x: bf.lax.scan(
+        lambda c, _: (c + mc.shard_slice_p.bind(x, src="I", dst="V", dim=1, **ONE).sum(), None), x, None, length=3
+    )[0],
+}  # fmt: skip
+
+
+def local(f, x):
+    return stage(lambda *args: [f(*args)], [from_numpy(x).aval], "f")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_spelled_out_is_the_same(name):
+    parts = [np.random.default_rng(r).standard_normal((8, 12), np.float32) for r in range(4)]
+    jaxpr = local(CASES[name], parts[0])
+    plain = simplify(spell_out(jaxpr))
+    assert not any(s in str(plain) for s in ("shard_slice", "shard_pad", "keep_first", "dim=1"))
+    want, got = (
+        run_ranks(MESH, lambda r, j=j: np.asarray(eval_jaxpr(j, [from_numpy(parts[r])])[0]))
+        for j in (jaxpr, plain)
+    )
+    np.testing.assert_array_equal(got, want)
+
+
+class Alike:
+    """The engine of one rank where all have the same values: what NCCL would put on the stream."""
+
+    def __init__(self, fake, rank):
+        self.fake, self.rank, self.mesh = fake, rank, MESH
+        self.coordinates = engines.coordinates_of(rank, MESH)
+        self.streams = []
+
+    def enqueue(self, kind, send, receive, count, dtype, axes, stream, *, op="sum", perm=()):
+        group = engines.group_of(self.rank, MESH, axes)
+        n, mine = len(group), group.index(self.rank)
+        parts = n if kind in ("reduce_scatter", "all_to_all") else 1
+        self.streams.append(stream.ptr)
+
+        def run():
+            given = self.fake.array(send, (parts, count), dtype)
+            kinds = {"all_reduce": "all_reduce", "permute": "permute"}
+            options = (
+                {"op": op} if kind == "all_reduce" else {"perm": perm} if kind == "permute" else {"dim": 0}
+            )
+            if kind == "all_to_all":
+                options = {"split_dim": 0, "concat_dim": 0}
+            out = engines.exchanged(kinds.get(kind, kind), [given] * n, **options)[mine]
+            if kind != "permute" or any(dst == mine for _, dst in perm):
+                self.fake.array(receive, (out.size,), dtype)[:] = out.reshape(-1)
+
+        self.fake.do(run, stream.ptr)
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_steps_on_a_device_do_what_ranks_do(monkeypatch, name, rank):
+    x = np.random.default_rng(0).standard_normal((8, 12), np.float32)
+    f = lambda x: bnp.tanh(CASES[name](bnp.exp(x)))
+    jaxpr = local(f, x)
+    want = run_ranks(MESH, lambda r: np.asarray(eval_jaxpr(jaxpr, [from_numpy(x)])[0]))[rank]
+    fake = fake_cuda.install(monkeypatch)
+    device = bf.devices("cuda")[0]
+    there = bf.device_put(x, device)
+    engine = Alike(fake, rank)
+    with engines.use(engine):
+        program = cuda_program.CudaProgram(spell_out(jaxpr), (False,))
+        for _ in range(4):
+            (out,) = program([there.buffer])
+            np.testing.assert_allclose(device.backend.to_host(out), want, rtol=1e-5, atol=1e-6)
+    assert program.captured, [w.name for w in program._free[0][0].works if not w.captured]
+    assert fake.replays or len(program._free[0][0].works) < cuda_replay.FEWEST
+
+
+def test_the_gradients_of_layers_are_summed_beside_the_layers_before(monkeypatch):
+    def f(w, x):
+        for a in w:
+            x = bnp.tanh(x @ a)
+        return (x * x).mean()
+
+    def g(*args):
+        *w, x = args
+        grads = bf.grad(f)(w, x)
+        return [mc.psum_invariant_p.bind(d, src="V", dst="I", **BOTH) for d in grads]
+
+    rng = np.random.default_rng(0)
+    args = [rng.standard_normal((64, 64), np.float32) / 8 for _ in range(4)]
+    jaxpr = stage(g, [from_numpy(a).aval for a in args], "g")
+    want = run_ranks(
+        MESH, lambda r: [np.asarray(o) for o in eval_jaxpr(jaxpr, [from_numpy(a) for a in args])]
+    )[0]
+    fake = fake_cuda.install(monkeypatch)
+    device = bf.devices("cuda")[0]
+    there = [bf.device_put(a, device) for a in args]
+    engine = Alike(fake, 0)
+    with engines.use(engine):
+        program = cuda_program.CudaProgram(spell_out(jaxpr), (False,) * 4)
+        for _ in range(4):
+            outs = program([a.buffer for a in there])
+            for out, w in zip(outs, want, strict=True):
+                np.testing.assert_allclose(device.backend.to_host(out), w, rtol=1e-4, atol=1e-7)
+    assert len(set(engine.streams)) == 2, "when it is captured, exchanges have a stream of their own"
+    executor = program._free[0][0]
+    order = turns([executor._task(w) for w in executor.works], config.cuda_streams)
+    on = [t.stream == config.cuda_streams for t in order]
+    assert on == [w.exchanges for w in executor.works]
+    first, last = on.index(True), len(on) - 1 - on[::-1].index(False)
+    assert first < last and not any(first in t.waits for t in order[first + 1 :]), "nothing waits for it"
+
+
+def test_exchanges_keep_their_order():
+    step = lambda at, exchanges: Task((Access(0, at, at + 1, True),), 1e-5, exchanges)
+    order = turns([step(0, True), step(1, False), step(2, True), step(3, False), step(0, True)], 2)
+    assert [t.stream for t in order] == [2, 0, 2, 0, 2] or [t.stream for t in order] == [2, 0, 2, 1, 2]
+    assert not any(t.waits for t in order)
+
+
+def test_an_engine_of_host_memory_is_refused(monkeypatch):
+    x = np.ones((4, 4), np.float32)
+    jaxpr = local(CASES["all_reduce"], x)
+    fake_cuda.install(monkeypatch)
+    device = bf.devices("cuda")[0]
+    there = bf.device_put(x, device)
+    program = cuda_program.CudaProgram(spell_out(jaxpr), (False,))
+    with pytest.raises(bf.errors.CollectiveError, match="--engine nccl"):
+        run_ranks(AbstractMesh((1, 1), ("x", "y")), lambda r: program([there.buffer]))

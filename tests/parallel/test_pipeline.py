@@ -1,0 +1,272 @@
+"""Pipelines of both schedules, against the same model on one device; what they exchange, and what they keep."""
+
+import numpy as np
+import pytest
+
+import blufunc as bf
+import blufunc.numpy as bnp
+from blufunc import P, errors, lax, nn, tree
+from blufunc.parallel.mesh import AbstractMesh
+from blufunc.spmd import pipeline, pipeline_value_and_grad, schedule_1f1b
+from examples.gpt import model
+from tests.parallel.exchanged import equations, exchanged, meetings, same, same_with_gradients
+
+LAYERS, C, V, B, T = 8, 6, 11, 4, 3
+RNG = np.random.default_rng(0)
+
+
+def normal(*shape):
+    return (0.3 * RNG.standard_normal(shape)).astype(np.float32)
+
+
+SHARED = {"tokens": normal(V, C)}
+STACK = {"up": normal(LAYERS, C, 8), "bias": normal(LAYERS, 8), "down": normal(LAYERS, 8, C)}
+
+
+def ids(M, b=B):
+    return RNG.integers(0, V, (M, b, T + 1)).astype(np.int32)
+
+
+def embed(shared, m):
+    return shared["tokens"][m[:, :-1]]
+
+
+def block(x, p):
+    return x + bnp.tanh(x @ p["up"] + p["bias"]) @ p["down"]
+
+
+def stage(layers, x):
+    return lax.scan(lambda x, p: (block(x, p), None), x, layers)[0]
+
+
+def loss(shared, x, m):
+    return nn.softmax_cross_entropy_with_integer_labels(x @ shared["tokens"].T, m[:, 1:]).mean()
+
+
+def whole(shared, layers, microbatches):
+    together = microbatches.reshape(-1, T + 1)
+    return loss(shared, stage(layers, embed(shared, together)), together)
+
+
+def step(schedule, mesh, *, data=(), stage=stage, layers_spec=P("stage")):
+    def local(shared, layers, microbatches):
+        return pipeline_value_and_grad(
+            embed, stage, loss, shared, layers, microbatches, "stage", schedule=schedule, data_axes=data
+        )
+
+    return bf.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(P(), layers_spec, P(None, data or None)),
+        out_specs=(P(), (P(), layers_spec)),
+    )
+
+
+def expected(microbatches):
+    return bf.value_and_grad(whole, (0, 1))(SHARED, STACK, microbatches)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("n, M", [(1, 3), (2, 1), (2, 5), (4, 2), (4, 4), (4, 9), (8, 3)])
+@pytest.mark.parametrize("wrapped", [lambda f: f, bf.checkpoint], ids=["kept", "recomputed"])
+def test_values_and_gradients(schedule, n, M, wrapped):
+    f, microbatches = step(schedule, AbstractMesh((n,), ("stage",)), stage=wrapped(stage)), ids(M)
+    same(f(SHARED, STACK, microbatches), expected(microbatches))
+
+
+def tensor_parallel(layers, x):
+    """A stage whose layers are divided once more."""
+
+    def layer(x, p):
+        return x + lax.psum(bnp.tanh(x @ p["up"] + p["bias"]) @ p["down"], "model"), None
+
+    return lax.scan(layer, x, layers)[0]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_three_kinds_of_parallelism_at_once(schedule):
+    mesh = AbstractMesh((2, 2, 2), ("data", "stage", "model"))
+    spec = {"up": P("stage", None, "model"), "bias": P("stage", "model"), "down": P("stage", "model")}
+    f = step(schedule, mesh, data=("data",), stage=tensor_parallel, layers_spec=spec)
+    microbatches = ids(4)
+    same(bf.jit(f)(SHARED, STACK, microbatches), expected(microbatches))
+
+
+ACTIVATION = B * T * C * 4
+SHARED_BYTES, STACK_BYTES = (sum(x.nbytes for x in tree.leaves(p)) for p in (SHARED, STACK))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("n, M", [(2, 5), (4, 3), (4, 8)])
+def test_collectives(schedule, n, M):
+    """Activations and their cotangents go on in M + n - 1 ticks each; the shared gradients are summed once."""
+    f, microbatches = step(schedule, AbstractMesh((n,), ("stage",))), ids(M)
+    assert exchanged(f, SHARED, STACK, microbatches) == {
+        "ppermute": (2 * (M + n - 1), 2 * (M + n - 1) * ACTIVATION),
+        "psum_invariant": (2, SHARED_BYTES + 4),
+    }
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("M", [2, 6])
+def test_data_parallel_gradients_are_reduced_once_for_all_microbatches(schedule, M):
+    mesh = AbstractMesh((2, 2), ("stage", "data"))
+    f, microbatches = step(schedule, mesh, data=("data",)), ids(M)
+    same(f(SHARED, STACK, microbatches), expected(microbatches))
+    sums = {
+        e.params["axes"]: (times, e.invars[0].aval.size * 4)
+        for name, times, e in meetings(f, SHARED, STACK, microbatches)
+        if name == "psum_invariant" and e.invars[0].aval.size > 1
+    }
+    assert sums == {("stage", "data"): (1, SHARED_BYTES), ("data",): (1, STACK_BYTES // 2)}
+
+
+def stored(f, *args):
+    """How many elements along the first dimension of anything that has the activations' shape behind it.
+
+    Of a stage that is recomputed, that is of how many microbatches something is kept.
+    """
+    jaxpr = bf.jit(f).lower(*args).jaxpr
+    (body,) = [e.params["jaxpr"] for e in jaxpr.eqns if e.prim.name == "shard_map"]
+    shapes = [v.aval.shape for e, _ in equations(body) for v in e.outvars if v.aval.dtype == np.float32]
+    return {s[0] for s in shapes if len(s) == 4 and s[1:] == (B, T, C)} - {1}
+
+
+@pytest.mark.parametrize("n, M", [(2, 9), (4, 12), (4, 24)])
+def test_1f1b_keeps_2n_minus_1_microbatches_and_gpipe_all(n, M):
+    mesh = AbstractMesh((n,), ("stage",))
+    args = SHARED, STACK, ids(M)
+    assert stored(step("1f1b", mesh, stage=bf.checkpoint(stage)), *args) - {LAYERS // n} == {2 * n - 1}
+    assert max(stored(step("gpipe", mesh, stage=bf.checkpoint(stage)), *args)) == M + n - 1
+
+
+@pytest.mark.parametrize("n, M", [(1, 4), (2, 5), (4, 3), (4, 16)])
+def test_the_schedule(n, M):
+    table = schedule_1f1b(n, M)
+    done_forward, done_backward = {}, {}
+    for t, row in enumerate(table):
+        for rank, (f, b) in enumerate(row):
+            if f >= 0:
+                assert rank == 0 or done_forward[rank - 1, f] < t  # it was sent at an earlier tick
+                done_forward[rank, f] = t
+            if b >= 0:
+                assert done_forward[rank, b] <= t
+                assert rank == n - 1 or done_backward[rank + 1, b] < t
+                done_backward[rank, b] = t
+    everything = {(rank, m) for rank in range(n) for m in range(M)}
+    assert set(done_forward) == set(done_backward) == everything
+    assert len(table) == M + 2 * (n - 1)
+    # ticks in which some rank does both take three times as long as one forward pass: the bubble is that of gpipe
+    costs = [(row[:, 0] >= 0).any() + 2 * (row[:, 1] >= 0).any() for row in table]
+    assert sum(costs) == 3 * (M + n - 1)
+    for rank in range(n):
+        live = [
+            sum(done_forward[rank, m] <= t <= done_backward[rank, m] for m in range(M))
+            for t in range(len(table))
+        ]
+        assert max(live) == min(M, 2 * (n - 1 - rank) + 1)
+
+
+def test_the_forward_pipeline_and_its_derivatives():
+    """Results are unreduced: their sum is the last rank's."""
+    x = normal(5, B, T, C)
+    f = bf.shard_map(
+        lambda layers, x: lax.psum(pipeline(stage, layers, x, "stage"), "stage"),
+        mesh=AbstractMesh((4,), ("stage",)), in_specs=(P("stage"), P()), out_specs=P(),
+    )  # fmt: skip
+    same_with_gradients(f, lambda layers, x: bf.vmap(stage, (None, 0))(layers, x), (STACK, x))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_what_a_rank_computes_of_nothing_counts_for_nothing(schedule):
+    """A stage that makes NaN of zeros, which a rank has while it waits for its first microbatch."""
+
+    def fragile(layers, x):
+        return x / bnp.sqrt((x * x).sum(-1, keepdims=True)) * (1 + layers["bias"].sum())
+
+    def reference(shared, layers, m):
+        m = m.reshape(-1, T + 1)
+        x = embed(shared, m)
+        for i in range(4):
+            x = fragile({"bias": layers["bias"][2 * i : 2 * i + 2]}, x)
+        return loss(shared, x, m)
+
+    microbatches, layers = ids(3), {"bias": STACK["bias"]}
+    f = step(schedule, AbstractMesh((4,), ("stage",)), stage=fragile)
+    want = bf.value_and_grad(reference, (0, 1))(SHARED, layers, microbatches)
+    same(f(SHARED, layers, microbatches), want)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_functions_may_close_over_values_of_the_body(schedule):
+    scale, microbatches = np.float32(0.5), ids(3)
+
+    def local(shared, layers, microbatches, scale):
+        scale = scale * 2 + lax.psum(scale, "stage")  # 2.0
+
+        def scaled(layers, x):
+            return stage(layers, scale * x)
+
+        return pipeline_value_and_grad(
+            embed, scaled, loss, shared, layers, microbatches, "stage", schedule=schedule
+        )
+
+    f = bf.shard_map(
+        local, mesh=AbstractMesh((2,), ("stage",)), in_specs=(P(), P("stage"), P(), P()),
+        out_specs=(P(), (P(), P("stage"))),
+    )  # fmt: skip
+
+    def reference(shared, layers):
+        m = microbatches.reshape(-1, T + 1)
+        halves = [tree.map(lambda p, i=i: p[4 * i : 4 * i + 4], layers) for i in range(2)]
+        x = stage(halves[1], 2 * stage(halves[0], 2 * embed(shared, m)))
+        return loss(shared, x, m)
+
+    same(f(SHARED, STACK, microbatches, scale), bf.value_and_grad(reference, (0, 1))(SHARED, STACK))
+
+
+def test_the_gpt_in_stages():
+    config = model.Config(layers=4, heads=2, width=8, context=6, vocab=V)
+    params = model.init(bf.random.key(0), config)
+    layers = tree.map(lambda *xs: bnp.stack(xs), *params["blocks"])
+    shared = {k: v for k, v in params.items() if k != "blocks"}
+    tokens = RNG.integers(0, V, (4, 2, 7)).astype(np.int32)
+
+    def embed(shared, m):
+        return shared["tokens"][m[:, :-1]] + shared["positions"]
+
+    def stage(layers, x):
+        def one(x, p):
+            x = x + model.attention(p["attention"], model.norm(p["norm1"], x), config.heads)
+            return x + model.mlp(p["mlp"], model.norm(p["norm2"], x)), None
+
+        return lax.scan(one, x, layers)[0]
+
+    def loss(shared, x, m):
+        logits = model.norm(shared["norm"], x) @ shared["tokens"].T
+        return nn.softmax_cross_entropy_with_integer_labels(logits, m[:, 1:]).mean()
+
+    f = bf.shard_map(
+        lambda *a: pipeline_value_and_grad(embed, stage, loss, *a, "stage"),
+        mesh=AbstractMesh((2,), ("stage",)), in_specs=(P(), P("stage"), P()),
+        out_specs=(P(), (P(), P("stage"))),
+    )  # fmt: skip
+    value, (of_shared, of_layers) = f(shared, layers, tokens)
+    want, grads = bf.value_and_grad(lambda p: model.loss(p, tokens.reshape(-1, 7), config))(params)
+    same(value, want)
+    same(of_layers, tree.map(lambda *xs: bnp.stack(xs), *grads.pop("blocks")))
+    same(of_shared, grads)
+
+
+def test_errors():
+    mesh, args = AbstractMesh((2,), ("stage",)), (SHARED, STACK, ids(3))
+    with pytest.raises(errors.ArgumentError, match="schedule is one of 1f1b, gpipe, not 'zero'"):
+        step("zero", mesh)(*args)
+    for schedule in ("gpipe", "1f1b"):
+        with pytest.raises(errors.ShapeError, match=r"a stage takes .*4,3,6.* and returns .*4,3,12"):
+            step(schedule, mesh, stage=lambda _, x: bnp.concatenate([x, x], -1))(*args)
+    with pytest.raises(errors.ShardingError, match="have other types over 'model'"):
+        step(
+            "1f1b", AbstractMesh((2, 2), ("stage", "model")),
+            stage=lambda _, x: x * lax.axis_index("model"), layers_spec=P("stage"),
+        )(*args)  # fmt: skip
