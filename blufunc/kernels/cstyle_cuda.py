@@ -27,6 +27,7 @@ CUDA = Target(
     keep_bytes=1 << 17,
     keep_loads=True,
     tile=64,
+    scan_tile=32,
     wide_tile=lambda elements: 256 if elements >= _MANY else 64,
     group=True,
     recompute=True,

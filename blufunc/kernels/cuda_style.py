@@ -124,8 +124,8 @@ class CudaStyle(WideAccess):
         self.streamed = rereads.streamed
         self.narrow = narrow_exponentials(self.kernel)
         keeps = dict.fromkeys(s.keep for s in kernel.statements() if isinstance(s, (Set, Accumulate)))
-        self.cut_of_keep = {cutter.keep(k): self.cuts[k.lanes] for k in keeps}
-        self.in_shared = [cutter.keep(k) for k in self.schedule.in_shared]
+        self.cut_of_keep = {cutter.cell(k): self.cuts[k.lanes] for k in keeps}
+        self.in_shared = [cutter.cell(k) for k in self.schedule.in_shared]
         self.threads, self.thread = self.schedule.threads, "thread"
         self.shared_bytes = 0
         self.step = ""  # which vector of its thread's that loop is at

@@ -8,10 +8,12 @@ of a role's values.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from blufunc.core.jaxpr import Eqn
+from blufunc.core.ops.cumulative import cumlogsumexp_p, cummax_p, cummin_p, cumprod_p, cumsum_p
 from blufunc.core.ops.reduce import (
     argmax_p,
     argmin_p,
@@ -39,21 +41,30 @@ REDUCES = {
 }
 """Reductions, and what LoopIR calls them."""
 
+SCANS = {cumsum_p: "sum", cumprod_p: "prod", cummax_p: "max", cummin_p: "min", cumlogsumexp_p: "logaddexp"}
+"""Cumulative operations, and what LoopIR calls what they combine by."""
+
 ONE_ROW = 1 << 16
 """Up to as many elements, a reduction of everything is that of one row, whose lanes can meet."""
+
+_SCANNED_ROWS, _SCANNED_COLUMNS = 16, 128
+"""From how many rows or columns on long ones are scanned here."""
 
 
 @dataclass(frozen=True)
 class Frame:
     """The points that a region works on: ``size`` of them; with reductions, ``outer * rows`` rows of ``lanes``.
 
-    ``outer`` is None while nothing says how rows divide: only reductions over rows do.
+    ``outer`` is None while nothing says how rows divide: only what goes over rows does. ``order`` is None while rows
+    may be taken in any order and any part of them: ``"whole"`` where the lanes of a row meet, or have one value in
+    common; ``"down"`` and ``"up"`` where each column is scanned, from its first row on or from its last one.
     """
 
     size: int
     lanes: int | None = None
     outer: int | None = None
     total: bool = False
+    order: str | None = None
 
     @property
     def rows(self) -> int:
@@ -79,18 +90,51 @@ def role_of(eqn: Eqn, frame: Frame) -> tuple[str, Frame] | None:
     """The role of an equation's result in a frame, and the frame with it; None where it has none."""
     if eqn.prim in REDUCES:
         return _reduction_role(eqn, frame)
+    if eqn.prim in SCANS:
+        return _scan_role(eqn, frame)
     n = eqn.outvars[0].aval.size
     if n == frame.size:
         return "element", frame
     if frame.lanes is not None and n == frame.rows:
-        return "row", frame
+        return _in_order("row", frame, "whole")
     return None
+
+
+def scanned_axes(eqn: Eqn) -> tuple[int, int, int]:
+    """Of the operand of a cumulative operation: the elements before the axis, along it, and behind it."""
+    shape, axis = eqn.invars[0].aval.shape, eqn.params["axis"]
+    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+
+
+def has_scans_enough(eqn: Eqn) -> bool:
+    """Whether a cumulative operation is of enough rows or columns, each of which is one thread's or one block's.
+
+    A long one of few is left to libraries: those of GPUs take several passes over it, with all of the device.
+    """
+    outer, n, inner = scanned_axes(eqn)
+    return outer * inner >= (_SCANNED_ROWS if inner == 1 else _SCANNED_COLUMNS) or n * inner <= ONE_ROW
+
+
+def _scan_role(eqn: Eqn, frame: Frame) -> tuple[str, Frame] | None:
+    outer, n, inner = scanned_axes(eqn)
+    if outer * n * inner != frame.size:
+        return None
+    if inner > 1:
+        fitted = _with_lanes(frame, inner, "element", outer)
+        return fitted and _in_order(*fitted, "up" if eqn.params["reverse"] else "down")
+    fitted = _with_lanes(frame, n, "element")
+    return fitted and _in_order(*fitted, "whole")
+
+
+def _in_order(role: str, frame: Frame, order: str) -> tuple[str, Frame] | None:
+    """The frame with an order of its rows, if it has no other."""
+    return (role, replace(frame, order=order)) if frame.order in (None, order) else None
 
 
 def _reduction_role(eqn: Eqn, frame: Frame) -> tuple[str, Frame] | None:
     x = eqn.invars[0].aval
     if frame.lanes is not None and x.size == frame.rows and eqn.outvars[0].aval.size == 1 < x.size:
-        return None if "index_dtype" in eqn.params else ("total", frame)
+        return None if "index_dtype" in eqn.params else _in_order("total", frame, "whole")
     if x.size != frame.size:
         return None
     pattern = reduction_pattern(x.shape, eqn.params["axes"])
@@ -101,7 +145,8 @@ def _reduction_role(eqn: Eqn, frame: Frame) -> tuple[str, Frame] | None:
                 return "total", Frame(frame.size, total=True)
             return None
         case [(n, True)] | [_, (n, True)] if len(pattern) <= 2:
-            return _with_lanes(frame, n, "row")
+            fitted = _with_lanes(frame, n, "row")
+            return fitted and _in_order(*fitted, "whole")
         case [(_, True), (n, False)] if not positional:
             return _with_lanes(frame, n, "column", outer=1)
         case [(outer, False), (_, True), (n, False)] if not positional:
@@ -114,7 +159,7 @@ def _with_lanes(frame: Frame, lanes: int, role: str, outer: int | None = None) -
         return None
     if None not in (frame.outer, outer) and frame.outer != outer:
         return None
-    return role, Frame(frame.size, lanes, frame.outer if outer is None else outer)
+    return role, replace(frame, lanes=lanes, outer=frame.outer if outer is None else outer)
 
 
 def common(a: Frame, b: Frame) -> Frame | None:
@@ -128,7 +173,9 @@ def common(a: Frame, b: Frame) -> Frame | None:
         return None
     if a.outer and b.outer and a.outer != b.outer:
         return None
-    return Frame(a.size, a.lanes or b.lanes, a.outer or b.outer, a.total or b.total)
+    if a.order and b.order and a.order != b.order:
+        return None
+    return Frame(a.size, a.lanes or b.lanes, a.outer or b.outer, a.total or b.total, a.order or b.order)
 
 
 class Canonical(dict[str, Index]):
