@@ -2,8 +2,9 @@
 
 Kernels, stage 6, below ``cstyle_host.py``. A loop with scans goes over its lanes in strips that a cache holds. For each
 strip there are three loops: a vector loop for what the scans take up, into small arrays; the scans of these, in place,
-which carry what came before from strip to strip; and a vector loop for the statements that read them. Sums and products
-of words are scanned in vector registers (OpenMP 5.0, ``scan``), in an order that depends on the machine alone.
+which carry what came before from strip to strip; and a vector loop for the statements that read them. Sums of words
+are scanned in vector registers (OpenMP 5.0, ``scan``), in an order that depends on the machine alone. All else is
+combined from lane to lane: of products in another order, parts could overflow where the whole does not.
 """
 
 from __future__ import annotations
@@ -20,9 +21,6 @@ from blufunc.kernels.scalars import bare
 
 STRIP = 256
 """Lanes of a strip: enough to hide what begins and ends a loop."""
-
-_IN_REGISTERS = {"sum": "+", "prod": "*"}
-"""What compilers scan in vector registers, in OpenMP's terms."""
 
 
 class Scans(LockStep):
@@ -62,8 +60,8 @@ class Scans(LockStep):
         loop = f"for (int {i} = 0; {i} < {count}; ++{i})"
         if p.reverse:
             loop = f"for (int {i} = {count} - 1; {i} >= 0; --{i})"
-        vector = p.op in _IN_REGISTERS and p.dtype.itemsize >= 4
-        opening = [f"#pragma omp simd reduction(inscan, {_IN_REGISTERS[p.op]} : {carry})"] if vector else []
+        vector = p.op == "sum" and p.dtype.itemsize >= 4
+        opening = [f"#pragma omp simd reduction(inscan, + : {carry})"] if vector else []
         with self.block([*opening, loop]):
             self.line(update(carry, bare(reducing(p.op, p.dtype, carry, self._loaded(p, i), p.dtype))))
             if vector:

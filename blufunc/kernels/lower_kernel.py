@@ -83,6 +83,8 @@ class Lowering(Values):
         return with_scans(with_keeps(body, keeps) if keeps else body)
 
     def keep_name(self, v: Value) -> str:
+        if is_scanned(v):
+            return f"{v.attr}_kept"
         op = v.attr[0] if v.op == "fold" else v.attr[0].name if v.op in ("apply", "load") else v.op
         return f"{op}_kept"
 
