@@ -186,6 +186,34 @@ inline void block_scan(T (&x)[V], T& carry, T* shared) {
   for (int i = 0; i < V; ++i) x[i] = Op::combine(before, x[i]);
 }
 
+//# column_scan
+// down the columns of a tile of 32, a lane of each of WARPS warps each: inclusive, over the V rows of each warp, one
+// warp's after the other's; carry comes before all, and becomes what all combine to. Shared memory is for a value of
+// each thread: other memory than the last time
+template<class Op, int WARPS, int V, class T> inline void column_scan(T (&x)[V], T& carry, T* shared) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 1; i < V; ++i) x[i] = Op::combine(x[i - 1], x[i]);
+  shared[threadIdx.x] = x[V - 1];
+  __syncthreads();
+  T before = carry;
+  for (int i = 0; i < WARPS; ++i) {
+    if (i == warp) before = carry;
+    carry = Op::combine(carry, shared[i * 32 + lane]);
+  }
+#pragma unroll
+  for (int i = 0; i < V; ++i) x[i] = Op::combine(before, x[i]);
+}
+//# column_reduce
+// over WARPS warps, for each of their 32 lanes, in their order
+template<class Op, int WARPS, class T> inline T column_reduce(T x, T* shared) {
+  shared[threadIdx.x] = x;
+  __syncthreads();
+  T total = shared[threadIdx.x % 32];
+  for (int i = 1; i < WARPS; ++i) total = Op::combine(total, shared[i * 32 + threadIdx.x % 32]);
+  return total;
+}
+
 //# ptx_arrive
 // counts one more of those that are done, from 0 to the greatest count, and gives how many were before. What this
 // thread stored, others can read who know of it; that it still has to come is no reason to wait

@@ -48,7 +48,7 @@ ONE_ROW = 1 << 16
 """Up to as many elements, a reduction of everything is that of one row, whose lanes can meet."""
 
 _SCANNED_ROWS, _SCANNED_COLUMNS = 16, 128
-"""From how many rows or columns on long ones are scanned here."""
+"""From how many rows on each is scanned by one point; from how many columns on they are scanned at all."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ class Frame:
 
     ``outer`` is None while nothing says how rows divide: only what goes over rows does. ``order`` is None while rows
     may be taken in any order and any part of them: ``"whole"`` where the lanes of a row meet, or have one value in
-    common; ``"down"`` and ``"up"`` where each column is scanned, from its first row on or from its last one.
+    common; ``"down"`` and ``"up"`` where each column is scanned, from its first row on or from its last one;
+    ``"chunks"`` where a row is scanned that is long enough for several points.
     """
 
     size: int
@@ -90,7 +91,7 @@ def role_of(eqn: Eqn, frame: Frame) -> tuple[str, Frame] | None:
     """The role of an equation's result in a frame, and the frame with it; None where it has none."""
     if eqn.prim in REDUCES:
         return _reduction_role(eqn, frame)
-    if eqn.prim in SCANS:
+    if scans(eqn):
         return _scan_role(eqn, frame)
     n = eqn.outvars[0].aval.size
     if n == frame.size:
@@ -100,19 +101,32 @@ def role_of(eqn: Eqn, frame: Frame) -> tuple[str, Frame] | None:
     return None
 
 
+def scans(eqn: Eqn) -> bool:
+    """Whether an equation is a cumulative operation that combines anything: of one element alone it is that element."""
+    return eqn.prim in SCANS and scanned_axes(eqn)[1] > 1
+
+
 def scanned_axes(eqn: Eqn) -> tuple[int, int, int]:
     """Of the operand of a cumulative operation: the elements before the axis, along it, and behind it."""
     shape, axis = eqn.invars[0].aval.shape, eqn.params["axis"]
     return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
 
 
-def has_scans_enough(eqn: Eqn) -> bool:
-    """Whether a cumulative operation is of enough rows or columns, each of which is one thread's or one block's.
+def can_be_scanned(eqn: Eqn) -> bool:
+    """Whether a cumulative operation is worth a kernel: of few columns that are long, libraries make more of a device.
 
-    A long one of few is left to libraries: those of GPUs take several passes over it, with all of the device.
+    A product of few long rows is theirs too: chunks of it could overflow where the whole does not.
     """
     outer, n, inner = scanned_axes(eqn)
-    return outer * inner >= (_SCANNED_ROWS if inner == 1 else _SCANNED_COLUMNS) or n * inner <= ONE_ROW
+    if inner == 1:
+        return not _is_few(eqn) or eqn.prim is not cumprod_p
+    return outer * inner >= _SCANNED_COLUMNS or n * inner <= ONE_ROW
+
+
+def _is_few(eqn: Eqn) -> bool:
+    """Whether rows are so few, and so long, that each is scanned in chunks."""
+    outer, n, _ = scanned_axes(eqn)
+    return outer < _SCANNED_ROWS and n > ONE_ROW
 
 
 def _scan_role(eqn: Eqn, frame: Frame) -> tuple[str, Frame] | None:
@@ -123,7 +137,9 @@ def _scan_role(eqn: Eqn, frame: Frame) -> tuple[str, Frame] | None:
         fitted = _with_lanes(frame, inner, "element", outer)
         return fitted and _in_order(*fitted, "up" if eqn.params["reverse"] else "down")
     fitted = _with_lanes(frame, n, "element")
-    return fitted and _in_order(*fitted, "whole")
+    if not _is_few(eqn):
+        return fitted and _in_order(*fitted, "whole")
+    return fitted and _in_order(*fitted, "chunks") if frame.outer is None else None
 
 
 def _in_order(role: str, frame: Frame, order: str) -> tuple[str, Frame] | None:
@@ -155,7 +171,7 @@ def _reduction_role(eqn: Eqn, frame: Frame) -> tuple[str, Frame] | None:
 
 
 def _with_lanes(frame: Frame, lanes: int, role: str, outer: int | None = None) -> tuple[str, Frame] | None:
-    if frame.total or frame.lanes not in (None, lanes):
+    if frame.total or frame.lanes not in (None, lanes) or (frame.order == "chunks" and outer is not None):
         return None
     if None not in (frame.outer, outer) and frame.outer != outer:
         return None

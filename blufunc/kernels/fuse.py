@@ -40,11 +40,12 @@ from blufunc.kernels.frames import (
     SCANS,
     Canonical,
     Frame,
+    can_be_scanned,
     canonical_of,
     common,
-    has_scans_enough,
     reduction_pattern,
     role_of,
+    scans,
 )
 from blufunc.kernels.indices import ZERO, Computed, Index, flat, of
 from blufunc.kernels.indices import constant as fixed
@@ -179,9 +180,7 @@ def sort_of(eqn: Eqn) -> str:
     if prim in REDUCES:
         return "opaque" if dtypes.is_complex(eqn.invars[0].aval.dtype) or _positions_apart(eqn) else "node"
     if prim in SCANS:
-        return (
-            "node" if has_scans_enough(eqn) and not dtypes.is_complex(eqn.invars[0].aval.dtype) else "opaque"
-        )
+        return "node" if can_be_scanned(eqn) and not dtypes.is_complex(eqn.invars[0].aval.dtype) else "opaque"
     if prim in READERS or prim in POINTS or one_hot(eqn):
         return "node"
     return "opaque"
@@ -633,9 +632,9 @@ class _Fuser:
 
 def _is_second_long_scan(eqn: Eqn, frame: Frame, region: Region) -> bool:
     """Whether a row, too long to be kept, would be scanned twice."""
-    if eqn.prim not in SCANS or frame.order != "whole" or (frame.lanes or 0) <= _SCANNED_TWICE:
+    if not scans(eqn) or frame.order not in ("whole", "chunks") or (frame.lanes or 0) <= _SCANNED_TWICE:
         return False
-    return any(e.prim in SCANS for e in region.eqns)
+    return any(map(scans, region.eqns))
 
 
 _LITTLE = 2  # operations that a copy does beside moving

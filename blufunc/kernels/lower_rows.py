@@ -11,7 +11,7 @@ from typing import Any
 from blufunc.core import dtypes
 from blufunc.core.jaxpr import Eqn, Var
 from blufunc.core.ops.gather_scatter import gather_fill, gather_p
-from blufunc.kernels.frames import REDUCES, SCANS
+from blufunc.kernels.frames import REDUCES, scans
 from blufunc.kernels.indices import ZERO, Index, Range, flat, of, unflat
 from blufunc.kernels.launches import Launch, Scratch
 from blufunc.kernels.loopir import (
@@ -33,6 +33,7 @@ from blufunc.kernels.loopir import (
     within,
 )
 from blufunc.kernels.lower_kernel import Lowering
+from blufunc.kernels.lower_long_scans import scanned_chunks
 from blufunc.kernels.lower_reads import placed
 from blufunc.kernels.lower_scalars import choose, converted
 from blufunc.kernels.lower_scans import scanned_rows
@@ -47,6 +48,8 @@ def in_rows(low: Lowering) -> list[Launch]:
     k = Range("k", frame.lanes)
     if frame.order in ("down", "up"):
         return [scanned_rows(low, _divisor(frame.lanes, low.target.scan_tile))]
+    if frame.order == "chunks":
+        return scanned_chunks(low)
     if not column_outs:
         r = Range("r", frame.rows)
         return [low.launch([r], row_body(low, of(r), k))]
@@ -159,7 +162,7 @@ def row_body(low: Lowering, row: Index, k: Range, column: Index | None = None) -
             total = Total(low.names.of(v, e), dtype, op, v.aval.dtype if positional else None)
             low.totals[v] = total
             meetings.append(Reduce(total, value, of(k) if positional else None))
-        elif e.prim in SCANS:
+        elif scans(e):
             value, dtype, op = low.reduced(e, unflat(position, v.aval.shape))
             prefix = Prefix(low.names.of(v, e), dtype, k, op, e.params["reverse"])
             low.scans[v] = position, converted(read(prefix), v.aval.dtype)

@@ -6,8 +6,10 @@ are tiles of columns. (Scans along the lanes are statements of a row like reduct
 
 from __future__ import annotations
 
+from typing import Any
+
 from blufunc.core.jaxpr import Var
-from blufunc.kernels.frames import REDUCES, SCANS
+from blufunc.kernels.frames import REDUCES, scans
 from blufunc.kernels.indices import Range, flat, of, unflat
 from blufunc.kernels.launches import Launch
 from blufunc.kernels.loopir import Accumulate, Keep, Lanes, Rows, Store, read
@@ -36,13 +38,13 @@ def scanned_rows(low: Lowering, tile: int) -> Launch:
     grown, sums = [], dict[Var, Keep]()
     for e in region.eqns:
         v = e.outvars[0]
-        if e.prim not in SCANS and e.prim not in REDUCES:
+        if not scans(e) and e.prim not in REDUCES:
             low.at(v, unflat(position, v.aval.shape))
             continue
         value, dtype, op = low.reduced(e, unflat(position, e.invars[0].aval.shape))
         keep = Keep(f"{low.names.of(v, e)}_so_far", dtype, k, op)
         grown.append(Accumulate(keep, value))
-        if e.prim in SCANS:
+        if scans(e):
             low.scans[v] = position, converted(read(keep), v.aval.dtype)
         else:
             sums[v] = keep
@@ -54,6 +56,6 @@ def scanned_rows(low: Lowering, tile: int) -> Launch:
         else:
             place = unflat(position, v.aval.shape)
             stores.append(Store(b, flat(place, v.aval.shape), low.at(v, place)))
-    body = [Rows(j, (Lanes(k, (*grown, *stores)),), of(j), rows)]
+    body: list[Any] = [Rows(j, (Lanes(k, (*grown, *stores)),), of(j), rows)]
     body += [Lanes(k, tuple(results))] if results else []
     return low.launch([x for x in (a, t) if x.extent > 1] or [t], body)

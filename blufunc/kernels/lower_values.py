@@ -20,7 +20,7 @@ from blufunc.core.kinds import Elementwise
 from blufunc.core.ops.elementwise import add_p, convert_p
 from blufunc.core.structure import add_any_p
 from blufunc.kernels.access import Place, moves, source_of
-from blufunc.kernels.frames import REDUCES, SCANS
+from blufunc.kernels.frames import REDUCES, SCANS, scans
 from blufunc.kernels.fuse import Fusion, Region
 from blufunc.kernels.indices import Index, Range, flat, of, unflat
 from blufunc.kernels.kernel_names import Names, type_text
@@ -115,6 +115,8 @@ class Values:
         if prim in REDUCES:
             return self.folded(eqn, place)
         if prim in SCANS:
+            if not scans(eqn):
+                return self.at(eqn.invars[0], place)
             position, value = self.scans[v]
             assert flat(place, v.aval.shape) == position, "a scan is read where it is computed"
             return value
