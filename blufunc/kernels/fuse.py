@@ -631,10 +631,9 @@ class _Fuser:
 
 
 def _is_second_long_scan(eqn: Eqn, frame: Frame, region: Region) -> bool:
-    """Whether a row, too long to be kept, would be scanned twice."""
-    if not scans(eqn) or frame.order not in ("whole", "chunks") or (frame.lanes or 0) <= _SCANNED_TWICE:
-        return False
-    return any(map(scans, region.eqns))
+    """Whether a row would be scanned twice that is too long to be kept, or in chunks."""
+    long = frame.order == "chunks" or (frame.order == "whole" and (frame.lanes or 0) > _SCANNED_TWICE)
+    return long and scans(eqn) and any(map(scans, region.eqns))
 
 
 _LITTLE = 2  # operations that a copy does beside moving

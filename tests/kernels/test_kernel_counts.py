@@ -96,7 +96,11 @@ COUNTS = {
     "extrema of sums down columns, and their sums": (1, lambda x: lax.cummax(bnp.cumsum(x, 0), 0).sum(0), X),
     # what chunks of a long row sum up to, and then their own sums
     "sums so far of a long row": (2, lambda x: bnp.tanh(bnp.cumsum(x * 2, -1)) * x, draw(2, 70_000)),
-    "long sums so far, backward": (2, lambda x, g: bf.vjp(lambda x: bnp.cumsum(x * x), x)[1](g), *[draw(70_000)] * 2),
+    "long sums so far, backward": (
+        2,
+        lambda x, g: bf.vjp(lambda x: bnp.cumsum(x * x), x)[1](g),
+        *[draw(70_000)] * 2,
+    ),
     # rows go one way in a kernel, and the lanes of a row that goes with others do not meet
     "sums down and up columns": (2, lambda x: lax.cumsum(x, 0) + lax.cumsum(x, 0, reverse=True), X),
     "softmax of sums down columns": (2, lambda x: nn.softmax(bnp.cumsum(x, 0)), X),
