@@ -364,6 +364,8 @@ _SCANS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minim
 @case("scan of wrapping integers", "sum", dtypes.as_dtype("int8"), 300, True)
 @case("scan of booleans", "max", BOOL, 40)
 @case("scan of logarithms", "logaddexp", F32, 100)
+@case("scan of logarithms in parts", "logaddexp", F32, 1500)
+@case("scan of logarithms in parts, of one strip", "logaddexp", F32, 700, True)
 @case("scan f64", "logaddexp", dtypes.float64, 9, True)
 def scan(name: str, dtype: np.dtype, width: int, reverse: bool = False) -> Case:
     """A scan that is read in its loop, kept for another, and scanned there the other way, with a reduction."""
