@@ -30,6 +30,7 @@ from blufunc.kernels.loopir import (
     Lanes,
     Reduce,
     Rows,
+    Scan,
     Set,
     Store,
     Value,
@@ -224,10 +225,10 @@ class _Count:
         reads = sum(n for b, n in sizes if not b.written)
         return reads, sum(n for b, n in sizes if b.written), self.flops
 
-    def statement(self, s: Store | Reduce | Set | Accumulate, ranges: frozenset[Range]) -> None:
+    def statement(self, s: Store | Reduce | Scan | Set | Accumulate, ranges: frozenset[Range]) -> None:
         if isinstance(s, Store):
             self.touch(s.buffer, ranges)
-        elif isinstance(s, (Reduce, Accumulate)):
+        elif isinstance(s, (Reduce, Accumulate, Scan)):
             self.flops += _points(ranges)
         at_points = [v for v in post_order(values_of(s)) if v not in self._counted]
         tied: set[Value] = set()  # to the grid point: made of what was reduced or kept there

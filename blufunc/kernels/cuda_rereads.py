@@ -22,6 +22,7 @@ from blufunc.kernels.loopir import (
     Buffer,
     Kernel,
     Lanes,
+    Scan,
     Set,
     Value,
     load,
@@ -150,7 +151,7 @@ def _copied(
 ) -> RowCopy | None:
     """The largest row that there is room for, if its vectors can be copied and nothing else is kept."""
     statements = list(kernel.statements())
-    if any(isinstance(s, (Set, Accumulate)) for s in statements):
+    if any(isinstance(s, (Set, Accumulate, Scan)) for s in statements):
         return None
     found: dict[int, RowCopy] = {}
     for (buffer, index), loops in again.items():

@@ -23,6 +23,7 @@ from blufunc.kernels.loopir import (
     Lanes,
     Reduce,
     Rows,
+    Scan,
     Set,
     post_order,
     values_of,
@@ -105,7 +106,7 @@ def schedule(kernel: Kernel, cuts: dict[Range, Vectors], shared_bytes: int = SHA
     most = max((cuts[s.range] for s in loops), key=lambda c: c.vector.extent * c.width)
     rows = [s for s in kernel.body if isinstance(s, Rows)]
     keeps = list(dict.fromkeys(s.keep for s in kernel.statements() if isinstance(s, (Set, Accumulate))))
-    reduces = any(isinstance(t, Reduce) for s in loops for t in s.body)
+    reduces = any(isinstance(t, (Reduce, Scan)) for s in loops for t in s.body)
     if rows and _rows_apart(kernel.body):
         made = _of_rows(most, max(r.range.extent for r in rows), reduces, keeps, cuts)
         if all(isinstance(t, Accumulate) for s in loops_of(rows) for t in s.body):

@@ -21,7 +21,6 @@ from typing import Any
 
 from blufunc.kernels import cuda_schedule, scalars
 from blufunc.kernels.cstyle import accumulator, comment, is_arg, reducing, update, written_in
-from blufunc.kernels.cuda_access import WideAccess
 from blufunc.kernels.cuda_clusters import HOPPER, Limits
 from blufunc.kernels.cuda_folds import with_shared_folds
 from blufunc.kernels.cuda_narrow import is_widened, narrow_exponentials
@@ -33,6 +32,7 @@ from blufunc.kernels.cuda_row_passes import (
     with_online_sums,
     with_single_lanes,
 )
+from blufunc.kernels.cuda_scans import REDUCERS, LaneScans
 from blufunc.kernels.cuda_schedule import is_unrolled, shared_size, steps_of
 from blufunc.kernels.cuda_vectors import (
     Cutter,
@@ -49,6 +49,7 @@ from blufunc.kernels.loopir import (
     Lanes,
     Reduce,
     Rows,
+    Scan,
     Set,
     Store,
     Total,
@@ -59,9 +60,6 @@ from blufunc.kernels.loopir import (
     values_of,
 )
 from blufunc.kernels.scalars import bare
-
-_OPS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "and": "And", "or": "Or", "xor": "Xor"}
-_OPS |= {"argmax": "ArgMax", "argmin": "ArgMin"}
 
 DYNAMIC = "extern __shared__ __align__(128) unsigned char shared_memory[];"
 """Whatever else lies in shared memory: where a copy of a row does not lie in sectors as the row does, it takes a tenth
@@ -96,7 +94,7 @@ class CudaKernel:
     segments: int = 0
 
 
-class CudaStyle(WideAccess):
+class CudaStyle(LaneScans):
     """Writes one kernel for a GPU.
 
     Args:
@@ -126,11 +124,10 @@ class CudaStyle(WideAccess):
         self.streamed = rereads.streamed
         self.narrow = narrow_exponentials(self.kernel)
         keeps = dict.fromkeys(s.keep for s in kernel.statements() if isinstance(s, (Set, Accumulate)))
-        self.cut_of_keep = {cutter.keep(k): self.cuts[k.lanes] for k in keeps}
-        self.in_shared = [cutter.keep(k) for k in self.schedule.in_shared]
+        self.cut_of_keep = {cutter.cell(k): self.cuts[k.lanes] for k in keeps}
+        self.in_shared = [cutter.cell(k) for k in self.schedule.in_shared]
         self.threads, self.thread = self.schedule.threads, "thread"
         self.shared_bytes = 0
-        self.step = ""  # which vector of its thread's that loop is at
         self.repeated = False  # whether a block reduction comes again without another one between
         self.exchanges = 0  # among the blocks of a cluster, so far
         self.arrived = ""  # what tells whether the block came last, where it has been counted already
@@ -391,14 +388,14 @@ class CudaStyle(WideAccess):
             else:
                 condition = f" && {self.index(s.index)} < {s.limit}"
         loops = list(cuda_schedule.loops_of(s.body))
-        sites = [x for x in loops if any(isinstance(t, Reduce) for t in x.body)]
+        sites = [x for x in loops if any(isinstance(t, (Reduce, Scan)) for t in x.body)]
         vectors = max([steps_of(self.cuts[x.range], self.threads) for x in loops], default=1)
         ahead = 1 if sites else max(1, _ROWS_AHEAD // max(1, vectors))
         loop = f"for ({self.index_type} {j} = {start}; {j} < {count}{condition}; {step})"
-        self.repeated = len(sites) == 1
+        self.repeated, self.in_rows = len(sites) == 1, True
         with self.block([f"#pragma unroll {ahead}", loop], [s.range], written_in(s.body)):
             self.body(s.body)
-        self.repeated = False
+        self.repeated = self.in_rows = False
 
     # -- lanes and their totals ------------------------------------------------------------------
 
@@ -456,8 +453,11 @@ class CudaStyle(WideAccess):
         online = {r.total: r.mass for r in s.body if isinstance(r, OnlineSum) and r.mass is not None}
         for total in (*totals, *online.values()):
             self._declare(total)
+        scans = [x for x in s.body if isinstance(x, Scan)]
         if isinstance(s, OneLane):
             self._one_lane(s)
+        elif scans:
+            self.scanned_lanes(s, scans, cut)
         elif s.body:
             with self._vectors(cut, written_in([s]), self._is_crowded(s)):
                 if copied:
@@ -552,9 +552,9 @@ class CudaStyle(WideAccess):
         for total in totals:
             kind = scalars.register_type(accumulator(total.dtype))
             kind = f"Arg<{kind}, {self.index_type}>" if is_arg(total) else kind
-            kinds.setdefault((_OPS[total.op], kind, self._in_cluster() and total not in apart), []).append(
-                total
-            )
+            kinds.setdefault(
+                (REDUCERS[total.op], kind, self._in_cluster() and total not in apart), []
+            ).append(total)
         for (op, kind, gathered), some in kinds.items():
             names = [self.named[t] for t in some]
             if self.threads > 32:
@@ -602,7 +602,7 @@ class CudaStyle(WideAccess):
         assert s.position is not None
         kind = scalars.register_type(accumulator(s.total.dtype))
         here = f"Arg<{kind}, {self.index_type}>{{{bare(value)}, {self.index(s.position)}}}"
-        self.line(f"{name} = {_OPS[s.total.op]}::combine({name}, {here});")
+        self.line(f"{name} = {REDUCERS[s.total.op]}::combine({name}, {here});")
 
     def expression(self, v: Value) -> str:
         text = super().expression(v)

@@ -30,23 +30,25 @@ from blufunc.kernels.loopir import (
     read,
 )
 from blufunc.kernels.steps import same_place
-from tests.kernels import differential, random_graphs
+from tests.kernels import cuda_functions, differential, random_graphs
 from tests.kernels.cuda_functions import (
     BF16,
     F32,
     F64,
     I32,
-    LARGE_CASES,
     SMALL,
-    SMALL_CASES,
     adamw,
     cross_entropy,
     kernels,
     ranged,
 )
 from tests.kernels.cuda_machines import needs_nvrtc
+from tests.kernels.cuda_scan_functions import LARGE_SCANS, SMALL_SCANS
 from tests.kernels.emulated_cuda import Device, Emulator
 from tests.kernels.loop_kernels import CASES, op
+
+SMALL_CASES = cuda_functions.SMALL_CASES | SMALL_SCANS
+LARGE_CASES = cuda_functions.LARGE_CASES | LARGE_SCANS
 
 
 @pytest.fixture(
