@@ -83,6 +83,13 @@ template<class Op> struct Each {
   }
 };
 
+//# vec
+// V elements that are loaded and stored together; 16 bytes are the most that one instruction moves
+template<class T, int V> struct alignas(sizeof(T) * V) vec {
+  typedef T element;
+  static constexpr int size = V;
+  T x[V];
+};
 //# shuffle_words shuffle_xor shuffle_up shuffle_from
 // values of any type, four bytes at a time
 template<class T, class F> inline T shuffle_words(T x, F exchange) {
@@ -129,6 +136,39 @@ template<class Op, int THREADS, bool REUSED = true, class T> inline T block_redu
   }
   if constexpr (REUSED) __syncthreads();
   return x;
+}
+
+//# warp_moments
+// sums, and sums of squares about the mean, of N values each, of groups of WIDTH lanes; every lane gets those of all
+// (Chan, Golub and LeVeque 1979: see cuda_moments.py)
+template<int N, int WIDTH = 32, class T> inline void warp_moments(T& sum, T& spread) {
+#pragma unroll
+  for (int mask = WIDTH / 2, n = N; mask > 0; mask /= 2, n *= 2) {
+    const T other = shuffle_xor(sum, mask), apart = sum - other;
+    spread = (spread + shuffle_xor(spread, mask)) + apart * (apart * (T(0.5) / T(n)));
+    sum += other;
+  }
+}
+//# block_moments
+// the same of THREADS threads; the memory, for THREADS / 32 pairs, has to be other memory the next time
+template<int N, int THREADS, class T> inline void block_moments(T& sum, T& spread, vec<T, 2>* shared) {
+  static_assert(THREADS % 32 == 0 && THREADS <= 1024, "a block is 1 to 32 whole warps");
+  constexpr int warps = THREADS / 32;
+  warp_moments<N>(sum, spread);
+  if constexpr (warps == 1) return;
+  const int lane = threadIdx.x % 32;
+  if (lane == 0) shared[threadIdx.x / 32] = {{sum, spread}};
+  __syncthreads();
+  if constexpr ((warps & (warps - 1)) == 0) {
+    sum = shared[lane % warps].x[0];
+    spread = shared[lane % warps].x[1];
+    warp_moments<32 * N, warps>(sum, spread);
+  } else {
+    const vec<T, 2> own = lane < warps ? shared[lane] : vec<T, 2>{{T(0), T(0)}};
+    sum = warp_reduce<Sum>(own.x[0]);
+    const T apart = lane < warps ? own.x[0] - sum / T(warps) : T(0);
+    spread = warp_reduce<Sum>(own.x[1] + apart * (apart / T(32 * N)));
+  }
 }
 
 //# warp_scan
@@ -193,13 +233,6 @@ static inline bool last_block(unsigned* counter, unsigned n) {
   return last;
 }
 
-//# vec
-// V elements that are loaded and stored together; 16 bytes are the most that one instruction moves
-template<class T, int V> struct alignas(sizeof(T) * V) vec {
-  typedef T element;
-  static constexpr int size = V;
-  T x[V];
-};
 //# word_of
 template<int BYTES> struct word_of { typedef uint4 type; };
 template<> struct word_of<1> { typedef unsigned char type; };

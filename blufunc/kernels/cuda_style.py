@@ -23,6 +23,7 @@ from blufunc.kernels import cuda_schedule, scalars
 from blufunc.kernels.cstyle import accumulator, comment, is_arg, reducing, update, written_in
 from blufunc.kernels.cuda_access import WideAccess
 from blufunc.kernels.cuda_folds import with_shared_folds
+from blufunc.kernels.cuda_moments import Spread, sums_of_spreads, with_spreads
 from blufunc.kernels.cuda_narrow import is_widened, narrow_exponentials
 from blufunc.kernels.cuda_rereads import COPYING_THREADS, with_rereads
 from blufunc.kernels.cuda_row_passes import (
@@ -57,7 +58,7 @@ from blufunc.kernels.loopir import (
     post_order,
     values_of,
 )
-from blufunc.kernels.scalars import bare
+from blufunc.kernels.scalars import bare, grouped
 
 _OPS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "and": "And", "or": "Or", "xor": "Xor"}
 _OPS |= {"argmax": "ArgMax", "argmin": "ArgMin"}
@@ -113,6 +114,8 @@ class CudaStyle(WideAccess):
             self.schedule = cuda_schedule.Schedule(COPYING_THREADS, resident=self.copy.blocks)
         else:
             self.schedule = cuda_schedule.schedule(kernel, self.cuts, shared_bytes)
+        kernel = with_spreads(kernel, self.cuts, self.schedule.threads)
+        self.spreads, self.own_means = sums_of_spreads(kernel), dict[Total, str]()
         cutter = Cutter(list(self.cuts.values()))
         super().__init__(cutter.kernel(kernel), aliased)
         if self.copy is not None:
@@ -423,8 +426,11 @@ class CudaStyle(WideAccess):
             self._copy_row(cut)
         totals = list(dict.fromkeys(r.total for r in s.body if isinstance(r, Reduce)))
         online = {r.total: r.mass for r in s.body if isinstance(r, OnlineSum) and r.mass is not None}
+        spreads = [r for r in s.body if isinstance(r, Spread)]
         for total in (*totals, *online.values()):
             self._declare(total)
+        for r in spreads:
+            self._own_mean(r, cut)
         if isinstance(s, OneLane):
             self._one_lane(s)
         elif s.body:
@@ -435,7 +441,10 @@ class CudaStyle(WideAccess):
         owns = {top: self.fresh(f"{self.named[top]}_own") for top in online}
         for top, own in owns.items():
             self.line(f"const {scalars.register_type(top.dtype)} {own} = {self.named[top]};")
-        self._reduce_threads(totals)
+        together = {*self.spreads, *self.spreads.values()}
+        self._reduce_threads([t for t in totals if t not in together])
+        for r in spreads:
+            self._reduce_moments(r, cut)
         for top, mass in online.items():
             name = self.named[mass]
             self.line(f"{name} = under_top({name}, {owns[top]}, {self.named[top]});")
@@ -527,10 +536,39 @@ class CudaStyle(WideAccess):
         for i, name in enumerate(names):
             self.line(f"{name} = {both}.x[{i}];")
 
+    def _lanes_of_thread(self, cut: Vectors) -> int:
+        return steps_of(cut, self.threads) * cut.width
+
+    def _own_mean(self, s: Spread, cut: Vectors) -> None:
+        """The mean of the values of this thread."""
+        assert s.sum is not None
+        kind = scalars.register_type(s.sum.dtype)
+        own = self.own_means[s.total] = self.fresh(f"{self.named[s.sum]}_own")
+        part = scalars.literal(s.sum.dtype.type(1 / self._lanes_of_thread(cut)), s.sum.dtype)
+        self.line(f"const {kind} {own} = {self.named[s.sum]} * {part};")
+
+    def _reduce_moments(self, s: Spread, cut: Vectors) -> None:
+        """Let every thread of the group have a sum and a spread of all: one exchange."""
+        assert s.sum is not None
+        names, n = f"{self.named[s.sum]}, {self.named[s.total]}", self._lanes_of_thread(cut)
+        if self.threads <= _WARP:
+            self.line(f"warp_moments<{n}, {self.threads}>({names});")
+            return
+        memory = self.fresh(f"{self.named[s.sum]}_shared")
+        kind = scalars.register_type(s.sum.dtype)
+        self.line(f"__shared__ vec<{kind}, 2> {memory}[{self.threads // _WARP}];")
+        self.line(f"block_moments<{n}, {self.threads}>({names}, {memory});")
+
     def reduce(self, s: Reduce) -> None:
         name, value = self.named[s.total], self.value(s.value)
         if isinstance(s, OnlineSum):
             self._reduce_online(s, value)
+            return
+        if isinstance(s, Spread):
+            apart = self.temporary()
+            kind = scalars.register_type(s.total.dtype)
+            self.line(f"const {kind} {apart} = {grouped(value)} - {self.own_means[s.total]};")
+            self.line(f"{name} += {apart} * {apart};")
             return
         if not is_arg(s.total):
             text = reducing(s.total.op, accumulator(s.total.dtype), name, value, s.value.dtype)
