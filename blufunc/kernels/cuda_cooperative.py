@@ -269,6 +269,21 @@ template<class T, int V> inline vec<T, V> vec_load(const T* p) {
 template<class T, int V> inline vec<T, V> vec_ldg(const T* p) {
   return read_words<T, V>(p, [](auto word) { return __ldg(word); });
 }
+//# ptx_ldg_held
+static inline uint4 ptx_ldg_held(const uint4* p) {
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  uint4 r;
+  asm volatile("ld.global.nc.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(p), "l"(policy));
+  return r;
+}
+//# vec_ldg_held
+// the same of 16 bytes or a multiple, which stay in the second-level cache longer than what is written
+template<class T, int V> inline vec<T, V> vec_ldg_held(const T* p) {
+  static_assert(sizeof(T) * V % 16 == 0, "reads are of 16 bytes");
+  return read_words<T, V>(p, [](auto word) { return ptx_ldg_held(word); });
+}
 //# vec_ldcs
 // memory that is read once: it need not stay in the cache
 template<class T, int V> inline vec<T, V> vec_ldcs(const T* p) {
@@ -281,10 +296,14 @@ template<class T, int V> inline vec<T, V> vec_ldcg(const T* p) {
 }
 //# ptx_copy ptx_commit_copies ptx_wait_copies
 // 16 bytes at a time from global to shared memory, not by way of registers. What a thread has copied, it can read when
-// it has waited: here until no more than so many, a constant, of the groups that it committed are under way
-static inline void ptx_copy(void* to, const void* from) {
+// it has waited: here until no more than so many, a constant, of the groups that it committed are under way.
+// LONG: what lies beside it, 256 bytes in all, is going to be copied too
+template<bool LONG> inline void ptx_copy(void* to, const void* from) {
   const unsigned place = (unsigned)__cvta_generic_to_shared(to);
-  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" :: "r"(place), "l"(from) : "memory");
+  if constexpr (LONG)
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" :: "r"(place), "l"(from) : "memory");
+  else
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(place), "l"(from) : "memory");
 }
 static inline void ptx_commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 static inline void ptx_wait_copies(int left) {
@@ -309,10 +328,10 @@ static inline void ptx_wait_copies(int left) {
 }
 //# vec_copy
 // to shared memory, as ptx_copy does; of 16 bytes or a multiple
-template<class T, int V> inline void vec_copy(T* to, const T* from) {
+template<class T, int V, bool LONG = true> inline void vec_copy(T* to, const T* from) {
   static_assert(sizeof(T) * V % 16 == 0, "copies are of 16 bytes");
 #pragma unroll
-  for (int i = 0; i < int(sizeof(T) * V / 16); ++i) ptx_copy((char*)to + 16 * i, (const char*)from + 16 * i);
+  for (int i = 0; i < int(sizeof(T) * V / 16); ++i) ptx_copy<LONG>((char*)to + 16 * i, (const char*)from + 16 * i);
 }
 //# vec_store
 template<class T, int V> inline void vec_store(T* p, vec<T, V> x) {

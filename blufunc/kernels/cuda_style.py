@@ -33,6 +33,7 @@ from blufunc.kernels.cuda_row_passes import (
     with_online_sums,
     with_single_lanes,
 )
+from blufunc.kernels.cuda_rows_ahead import RowsAhead, with_rows_ahead
 from blufunc.kernels.cuda_schedule import is_unrolled, shared_size, steps_of
 from blufunc.kernels.cuda_vectors import (
     Cutter,
@@ -115,6 +116,7 @@ class CudaStyle(WideAccess):
         else:
             self.schedule = cuda_schedule.schedule(kernel, self.cuts, shared_bytes)
         kernel = with_spreads(kernel, self.cuts, self.schedule.threads)
+        kernel, self.ahead = with_rows_ahead(kernel, self.schedule, self.cuts, shared_bytes)
         self.spreads, self.own_means = sums_of_spreads(kernel), dict[Total, str]()
         cutter = Cutter(list(self.cuts.values()))
         super().__init__(cutter.kernel(kernel), aliased)
@@ -122,9 +124,14 @@ class CudaStyle(WideAccess):
             self.copied_index = cutter.index(self.copy.index)
             self.name(self.copy.row, self.copy.row.name)
             self.readers[self.copy.row] = "vec_load"
+        if self.ahead is not None:
+            self.sources = {b: (cutter.index(i), c) for b, (i, c) in self.ahead.sources.items()}
+            for _, copies in self.sources.values():
+                self.name(copies, copies.name)
+                self.readers[copies] = "vec_load"
         for buffer, last in rereads.last.items():
             self.named[last], self.readers[last] = self.named[buffer], "vec_ldcs"
-        self.streamed = rereads.streamed
+        self.streamed, self.held = rereads.streamed, rereads.held
         self.narrow = narrow_exponentials(self.kernel)
         keeps = dict.fromkeys(s.keep for s in kernel.statements() if isinstance(s, (Set, Accumulate)))
         self.cut_of_keep = {cutter.keep(k): self.cuts[k.lanes] for k in keeps}
@@ -359,8 +366,7 @@ class CudaStyle(WideAccess):
         j = self.variable(s.range)
         sharing = self.schedule.sharing
         start, step = ("group", f"{j} += {sharing}") if sharing > 1 else ("0", f"++{j}")
-        count = str(s.range.extent)
-        condition = ""
+        count, checked = str(s.range.extent), False
         if s.index.bounds()[1] >= s.limit:
             first = s.index - of(s.range)
             if s.index.coefficient(s.range) == 1 and s.range not in first.terms:
@@ -370,16 +376,61 @@ class CudaStyle(WideAccess):
                     f"const {self.index_type} {count} = min({left}, {self.index_type}({s.range.extent}));"
                 )
             else:
-                condition = f" && {self.index(s.index)} < {s.limit}"
+                checked = True
+
+        def goes_on(row: Range) -> str:
+            index = s.index.substitute({s.range: of(row)})
+            return f"{self.variable(row)} < {count}" + (f" && {self.index(index)} < {s.limit}" if checked else "")
+
         loops = list(cuda_schedule.loops_of(s.body))
         sites = [x for x in loops if any(isinstance(t, Reduce) for t in x.body)]
         vectors = max([steps_of(self.cuts[x.range], self.threads) for x in loops], default=1)
         ahead = 1 if sites else max(1, _ROWS_AHEAD // max(1, vectors))
-        loop = f"for ({self.index_type} {j} = {start}; {j} < {count}{condition}; {step})"
+        loop = f"for ({self.index_type} {j} = {start}; {goes_on(s.range)}; {step})"
         self.repeated = len(sites) == 1
-        with self.block([f"#pragma unroll {ahead}", loop], [s.range], written_in(s.body)):
-            self.body(s.body)
+        ring = None if self.finishing else self.ahead
+        ranges = [s.range] if ring is None else [s.range, ring.turn]
+        if ring is not None:
+            self._start_copies(s, ring, goes_on)
+        with self.block([f"#pragma unroll {ahead}", loop], ranges, written_in(s.body)):
+            if ring is None:
+                self.body(s.body)
+            else:
+                self.line(f"ptx_wait_copies({ring.depth - 1});")
+                self.body(s.body[:1])
+                self._copy_next(s, ring, f"{j} + {ring.depth * sharing}", goes_on)
+                turn = self.variable(ring.turn)
+                self.line(f"{turn} = {turn} + 1 == {ring.depth} ? 0 : {turn} + 1;")
+                self.body(s.body[1:])
         self.repeated = False
+
+    def _start_copies(self, s: Rows, ring: RowsAhead, goes_on: Callable[[Range], str]) -> None:
+        """Let each group begin to copy its first rows."""
+        turn, sharing = self.variable(ring.turn), self.schedule.sharing
+        for _, copies in self.sources.values():
+            kind, size = scalars.storage_type(copies.dtype), copies.size * copies.dtype.itemsize
+            own = f" + group * {copies.size}" if sharing > 1 else ""
+            self.line(f"{kind} *{self.named[copies]} = ({kind} *)(shared_memory + {self.shared_bytes}){own};")
+            self.shared_bytes += size * sharing
+        self.line(f"int {turn} = 0;")
+        loop = f"for (; {turn} < {ring.depth}; ++{turn})"
+        with self.block(["#pragma unroll", loop], [ring.turn]):
+            self._copy_next(s, ring, f"{turn} * {sharing}{' + group' if sharing > 1 else ''}", goes_on)
+        self.line(f"{turn} = 0;")
+
+    def _copy_next(self, s: Rows, ring: RowsAhead, number: str, goes_on: Callable[[Range], str]) -> None:
+        """Let each thread copy what it is going to read of a row of that number, if there is one: a group of copies."""
+        row, cut, turn = Range("next", s.range.extent), self.cuts[ring.lanes], of(ring.turn)
+        assert cut.element is not None
+        self.line(f"const {self.index_type} {self.variable(row)} = {number};")
+        with self.block([f"if ({goes_on(row)})"], [row]), self._vectors(cut, ()):
+            for buffer, (index, copies) in self.sources.items():
+                kind = scalars.storage_type(buffer.dtype)
+                place = turn * ring.lanes.extent + of(cut.vector) * cut.width
+                source = index.substitute({s.range: of(row)}) - of(cut.element)
+                to, start = f"{self.named[copies]} + {self.index(place)}", f"{self.named[buffer]} + {self.index(source)}"
+                self.line(f"vec_copy<{kind}, {cut.width}, false>({to}, {start});")
+        self.line("ptx_commit_copies();")
 
     # -- lanes and their totals ------------------------------------------------------------------
 

@@ -95,6 +95,7 @@ static void __threadfence() {}
 static unsigned atomicInc(unsigned* p, unsigned top) { unsigned old = *p; *p = old >= top ? 0 : old + 1; return old; }
 static unsigned ptx_arrive(unsigned* counter, unsigned greatest) { return atomicInc(counter, greatest); }
 template<class W> static W __ldg(const W* p) { return *p; }
+template<class W> static W ptx_ldg_held(const W* p) { return *p; }
 template<class W> static W __ldcs(const W* p) { return *p; }
 template<class W> static W __ldcg(const W* p) { return *p; }
 template<class W> static void __stcs(W* p, W x) { *p = x; }
@@ -103,7 +104,7 @@ template<class W> static void __stcs(W* p, W x) { *p = x; }
 struct Copy { void* to; const void* from; unsigned group; };
 static Copy copies[1024][64];
 static unsigned copied[1024], groups[1024];
-static void ptx_copy(void* to, const void* from) {
+template<bool LONG> static void ptx_copy(void* to, const void* from) {
   copies[threadIdx.x][copied[threadIdx.x]++] = Copy{to, from, groups[threadIdx.x]};
 }
 static void ptx_commit_copies() { ++groups[threadIdx.x]; }
