@@ -47,7 +47,9 @@ class WideAccess(CStyle):
         self.finishing = False
         self.readers: dict[Buffer, str] = {}  # how to read what stands for a buffer or for a part of it
         self.streamed: frozenset[Buffer] = frozenset()  # what is written past the cache
-        self.held: frozenset[Buffer] = frozenset()  # what is read and stays in the cache longer than what is written
+        self.held: frozenset[Buffer] = (
+            frozenset()
+        )  # what is read and stays in the cache longer than what is written
         self.inner: Vectors | None = None  # the vectors of the loop that is being written
         self.element_scope: Scope | None = None
         self.wide_loads: dict[Any, str] = {}  # loads of the vector at hand

@@ -294,13 +294,15 @@ template<class T, int V> inline vec<T, V> vec_ldcs(const T* p) {
 template<class T, int V> inline vec<T, V> vec_ldcg(const T* p) {
   return read_words<T, V>(p, [](auto word) { return __ldcg(word); });
 }
+//# Copying ALONE LONG
+// LONG: the 256 bytes around are going to be copied too
+enum Copying { ALONE, LONG };
 //# ptx_copy ptx_commit_copies ptx_wait_copies
 // 16 bytes at a time from global to shared memory, not by way of registers. What a thread has copied, it can read when
-// it has waited: here until no more than so many, a constant, of the groups that it committed are under way.
-// LONG: what lies beside it, 256 bytes in all, is going to be copied too
-template<bool LONG> inline void ptx_copy(void* to, const void* from) {
+// it has waited: here until no more than so many, a constant, of the groups that it committed are under way
+template<Copying HOW> inline void ptx_copy(void* to, const void* from) {
   const unsigned place = (unsigned)__cvta_generic_to_shared(to);
-  if constexpr (LONG)
+  if constexpr (HOW == LONG)
     asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" :: "r"(place), "l"(from) : "memory");
   else
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(place), "l"(from) : "memory");
@@ -328,10 +330,10 @@ static inline void ptx_wait_copies(int left) {
 }
 //# vec_copy
 // to shared memory, as ptx_copy does; of 16 bytes or a multiple
-template<class T, int V, bool LONG = true> inline void vec_copy(T* to, const T* from) {
+template<class T, int V, Copying HOW> inline void vec_copy(T* to, const T* from) {
   static_assert(sizeof(T) * V % 16 == 0, "copies are of 16 bytes");
 #pragma unroll
-  for (int i = 0; i < int(sizeof(T) * V / 16); ++i) ptx_copy<LONG>((char*)to + 16 * i, (const char*)from + 16 * i);
+  for (int i = 0; i < int(sizeof(T) * V / 16); ++i) ptx_copy<HOW>((char*)to + 16 * i, (const char*)from + 16 * i);
 }
 //# vec_store
 template<class T, int V> inline void vec_store(T* p, vec<T, V> x) {

@@ -12,6 +12,7 @@ with equal counts). Nothing cancels, so that it is as exact as two passes, and t
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,7 +36,7 @@ class Spread(Reduce):
 
 
 def with_spreads(kernel: Kernel, cuts: Mapping[Range, Vectors], threads: int) -> Kernel:
-    """A kernel whose points add up squares about the mean of a row as ``Spread``, where nothing else waits for that mean.
+    """A kernel that adds up squares about the mean of a row as ``Spread``, where nothing else waits for that mean.
 
     Args:
       cuts: the vectors of its lanes.
@@ -45,7 +46,7 @@ def with_spreads(kernel: Kernel, cuts: Mapping[Range, Vectors], threads: int) ->
         return kernel
     body = list(kernel.body)
     loops = [n for n, s in enumerate(body) if type(s) is Lanes]
-    for first, second in zip(loops, loops[1:], strict=False):
+    for first, second in itertools.pairwise(loops):
         for r in [r for r in body[first].body if type(r) is Reduce and r.total.op == "sum"]:
             over = body[first].range
             if body[second].range is not over or cuts[over].vector.extent % threads:

@@ -111,15 +111,17 @@ def with_rereads(kernel: Kernel, cuts: Mapping[Range, Vectors], shared_bytes: in
 
 
 def _held(kernel: Kernel) -> frozenset[Buffer]:
-    """Inputs and outputs that are both larger than the cache go through it together. Memory is busiest if what is
-    written leaves it first: that waits for no one, but reading does.
+    """Inputs and outputs that the cache does not hold together go through it. Memory is busiest if what is written
+    leaves it first: that waits for no one, but reading does.
     """
-    large = {b for b in kernel.buffers if b.size * b.dtype.itemsize > _CACHE_BYTES}
+    large = {b for b in kernel.buffers if b.size * b.dtype.itemsize > _CACHE_BYTES // 2}
     loops = [s for s in kernel.statements() if isinstance(s, Lanes) and not isinstance(s, OneLane)]
     stored = {t.buffer for s in loops for t in s.body if isinstance(t, Store)}
     if not stored & large:
         return frozenset()
-    return frozenset(v.attr[0] for s in loops for v in _loads(s) if v.attr[0] in large and _is_of_row(v, s.range))
+    return frozenset(
+        v.attr[0] for s in loops for v in _loads(s) if v.attr[0] in large and _is_of_row(v, s.range)
+    )
 
 
 def _read_again(kernel: Kernel) -> dict[Access, list[int]]:

@@ -3,7 +3,8 @@
 Kernels, stage 6, between ``cuda_schedule.py`` and ``cuda_style.py``. A warp that takes row after row, and keeps much of
 each in registers, leaves room for few others: nobody reads while it waits for its reductions. So it copies rows that
 it is going to take to shared memory, not by way of registers, a few of them ahead: a ring of rows, whose oldest is
-taken to registers by the first loop of its turn, and at once copied over.
+taken to registers by the first loop of its turn, and at once copied over. That leaves the first-level cache little
+room: what is the same for all rows stays in registers too.
 """
 
 from __future__ import annotations
@@ -13,10 +14,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from blufunc.kernels.cuda_schedule import Schedule, is_unrolled
+from blufunc.kernels.cuda_schedule import KEPT_REGISTERS, Schedule, is_unrolled, steps_of
 from blufunc.kernels.cuda_vectors import Vectors, is_contiguous, loads_replaced
 from blufunc.kernels.indices import Index, Range, of
-from blufunc.kernels.loopir import Accumulate, Buffer, Kernel, Lanes, Rows, Value, computed_in, load, post_order, values_of
+from blufunc.kernels.loopir import (
+    Accumulate,
+    Buffer,
+    Keep,
+    Kernel,
+    Lanes,
+    Rows,
+    Set,
+    Value,
+    computed_in,
+    load,
+    post_order,
+    read,
+    values_of,
+)
 
 _MOST_AHEAD, _LEAST_AHEAD = 4, 2
 """Rows that a group has under way."""
@@ -73,7 +88,10 @@ def with_rows_ahead(
     place = of(turn) * lanes.extent + of(lanes)
     reading = loads_replaced(first, {(b, i): load(copies[b], place) for b, i in found.items()})
     changed = replace(rows, body=(reading, *rows.body[1:]))
-    body = (*kernel.body[:at], changed, *kernel.body[at + 1 :])
+    before, changed = _kept_before(
+        changed, lanes, _left_registers(kernel, made, cuts) // _words(cuts[lanes], made)
+    )
+    body = (*kernel.body[:at], *before, changed, *kernel.body[at + 1 :])
     sources = {b: (i, copies[b]) for b, i in found.items()}
     return replace(kernel, body=body), RowsAhead(depth, turn, lanes, sources)
 
@@ -94,6 +112,28 @@ def _copied(rows: Rows, first: Lanes, cut: Vectors) -> dict[Buffer, Index]:
         if is_contiguous(index.substitute(vectors), cut.element):
             found[buffer] = index
     return found
+
+
+def _words(cut: Vectors, made: Schedule) -> int:
+    """Registers of a thread for one value of each of its lanes."""
+    return steps_of(cut, made.threads) * cut.width
+
+
+def _left_registers(kernel: Kernel, made: Schedule, cuts: Mapping[Range, Vectors]) -> int:
+    keeps = {s.keep for s in kernel.statements() if isinstance(s, (Set, Accumulate))}
+    return KEPT_REGISTERS - sum(_words(cuts[k.lanes], made) for k in keeps)
+
+
+def _kept_before(rows: Rows, lanes: Range, most: int) -> tuple[list[Lanes], Rows]:
+    """A loop that keeps what lanes read whatever the row, up to ``most`` values each, and the rows that find it."""
+    found = {v.attr: v for s in rows.body for v in _loads(s) if not v.args and v.ranges() == {lanes}}
+    keeps = {a: Keep(f"{a[0].name}_kept", v.dtype, lanes) for a, v in list(found.items())[: max(0, most)]}
+    keeps = {a: k for a, k in keeps.items() if not a[0].written and k.dtype.itemsize <= 4}
+    if not keeps:
+        return [], rows
+    kept = {a: read(k) for a, k in keeps.items()}
+    body = tuple(loads_replaced(s, kept) if isinstance(s, Lanes) else s for s in rows.body)
+    return [Lanes(lanes, tuple(Set(k, found[a]) for a, k in keeps.items()))], replace(rows, body=body)
 
 
 def _loads(s: Any) -> list[Value]:

@@ -43,7 +43,7 @@ _ROWS_VECTORS = 4
 """The same where a block does long row after row: exchanges between fewer threads take less of its time."""
 _UNROLLED = 16
 """Up to how many vectors a thread's loop is written out, so that what it keeps can be registers."""
-_KEPT_REGISTERS = 160
+KEPT_REGISTERS = 160
 """Registers of a thread that keeps may take."""
 _WARP_REGISTERS = 64
 """Up to how many of them a warp does a row that is a point: beyond, there would be too few warps to hide waiting."""
@@ -151,7 +151,7 @@ def _of_rows(
         threads = _power_of_two(vectors) if vectors <= _WARP else min(_BLOCK, -(-vectors // _WARP) * _WARP)
         return Schedule(threads, sharing=_sharing(_BLOCK // threads, rows, threads))
     warp = Schedule(min(_WARP, _power_of_two(vectors)))
-    if _registers(keeps, warp, cuts) <= _KEPT_REGISTERS and is_unrolled(most, warp.threads):
+    if _registers(keeps, warp, cuts) <= KEPT_REGISTERS and is_unrolled(most, warp.threads):
         # what exchanges values is a whole warp: groups of less would have to come to an end together
         return Schedule(_WARP, sharing=_sharing(_BLOCK // _WARP, rows, _WARP))
     each = _ROWS_VECTORS if vectors >= _ROWS_VECTORS * _BLOCK else _THREAD_VECTORS
@@ -166,7 +166,7 @@ def _sharing(groups: int, rows: int, threads: int) -> int:
 
 
 def _block_threads(most: Vectors, limit: int = 1024, each: int = _THREAD_VECTORS) -> int:
-    """Threads of a block that does a row, each about so many vectors: a divisor of their number if there is a good one."""
+    """Threads of a block that does a row, about so many vectors each: a divisor of their number if there is one."""
     vectors = most.vector.extent
     wanted = vectors / each
     exact = [t for t in range(128, limit + 1, _WARP) if vectors % t == 0 and wanted / 2 <= t <= wanted * 2]
@@ -190,7 +190,7 @@ def _in_shared(
 ) -> tuple[Keep, ...]:
     """The keeps that are no registers: those of loops that are too long to be written out, and the largest."""
     chosen: list[Keep] = []
-    registers = min(_KEPT_REGISTERS, (40 << 10) // made.block)
+    registers = min(KEPT_REGISTERS, (40 << 10) // made.block)
     left = sorted(keeps, key=lambda k: -_words(k, cuts[k.lanes], made.threads))
     for k in left:
         size = shared_size(k, cuts[k.lanes], made)

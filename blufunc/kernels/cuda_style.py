@@ -21,7 +21,7 @@ from typing import Any
 
 from blufunc.kernels import cuda_schedule, scalars
 from blufunc.kernels.cstyle import accumulator, comment, is_arg, reducing, update, written_in
-from blufunc.kernels.cuda_access import WideAccess
+from blufunc.kernels.cuda_copies import RowCopies
 from blufunc.kernels.cuda_folds import with_shared_folds
 from blufunc.kernels.cuda_moments import Spread, sums_of_spreads, with_spreads
 from blufunc.kernels.cuda_narrow import is_widened, narrow_exponentials
@@ -33,7 +33,7 @@ from blufunc.kernels.cuda_row_passes import (
     with_online_sums,
     with_single_lanes,
 )
-from blufunc.kernels.cuda_rows_ahead import RowsAhead, with_rows_ahead
+from blufunc.kernels.cuda_rows_ahead import with_rows_ahead
 from blufunc.kernels.cuda_schedule import is_unrolled, shared_size, steps_of
 from blufunc.kernels.cuda_vectors import (
     Cutter,
@@ -94,7 +94,7 @@ class CudaKernel:
     segments: int = 0
 
 
-class CudaStyle(WideAccess):
+class CudaStyle(RowCopies):
     """Writes one kernel for a GPU.
 
     Args:
@@ -137,8 +137,8 @@ class CudaStyle(WideAccess):
         self.cut_of_keep = {cutter.keep(k): self.cuts[k.lanes] for k in keeps}
         self.in_shared = [cutter.keep(k) for k in self.schedule.in_shared]
         self.threads, self.thread = self.schedule.threads, "thread"
-        self.shared_bytes = 0
         self.step = ""  # which vector of its thread's that loop is at
+        self.when_read: Callable[[], None] | None = None  # what is to be done after the loop that reads a row
         self.repeated = False  # whether a block reduction comes again without another one between
         self.arrived = ""  # what tells whether the block came last, where it has been counted already
         self.combining: int | None = None  # where in shared memory groups hand over what they accumulated
@@ -380,7 +380,8 @@ class CudaStyle(WideAccess):
 
         def goes_on(row: Range) -> str:
             index = s.index.substitute({s.range: of(row)})
-            return f"{self.variable(row)} < {count}" + (f" && {self.index(index)} < {s.limit}" if checked else "")
+            more = f" && {self.index(index)} < {s.limit}" if checked else ""
+            return f"{self.variable(row)} < {count}{more}"
 
         loops = list(cuda_schedule.loops_of(s.body))
         sites = [x for x in loops if any(isinstance(t, Reduce) for t in x.body)]
@@ -391,46 +392,17 @@ class CudaStyle(WideAccess):
         ring = None if self.finishing else self.ahead
         ranges = [s.range] if ring is None else [s.range, ring.turn]
         if ring is not None:
-            self._start_copies(s, ring, goes_on)
+            self.start_copies(s, goes_on)
         with self.block([f"#pragma unroll {ahead}", loop], ranges, written_in(s.body)):
             if ring is None:
                 self.body(s.body)
             else:
                 self.line(f"ptx_wait_copies({ring.depth - 1});")
-                self.body(s.body[:1])
-                self._copy_next(s, ring, f"{j} + {ring.depth * sharing}", goes_on)
+                self.when_read = lambda: self.copy_next(s, f"{j} + {ring.depth * sharing}", goes_on)
+                self.body(s.body)
                 turn = self.variable(ring.turn)
                 self.line(f"{turn} = {turn} + 1 == {ring.depth} ? 0 : {turn} + 1;")
-                self.body(s.body[1:])
         self.repeated = False
-
-    def _start_copies(self, s: Rows, ring: RowsAhead, goes_on: Callable[[Range], str]) -> None:
-        """Let each group begin to copy its first rows."""
-        turn, sharing = self.variable(ring.turn), self.schedule.sharing
-        for _, copies in self.sources.values():
-            kind, size = scalars.storage_type(copies.dtype), copies.size * copies.dtype.itemsize
-            own = f" + group * {copies.size}" if sharing > 1 else ""
-            self.line(f"{kind} *{self.named[copies]} = ({kind} *)(shared_memory + {self.shared_bytes}){own};")
-            self.shared_bytes += size * sharing
-        self.line(f"int {turn} = 0;")
-        loop = f"for (; {turn} < {ring.depth}; ++{turn})"
-        with self.block(["#pragma unroll", loop], [ring.turn]):
-            self._copy_next(s, ring, f"{turn} * {sharing}{' + group' if sharing > 1 else ''}", goes_on)
-        self.line(f"{turn} = 0;")
-
-    def _copy_next(self, s: Rows, ring: RowsAhead, number: str, goes_on: Callable[[Range], str]) -> None:
-        """Let each thread copy what it is going to read of a row of that number, if there is one: a group of copies."""
-        row, cut, turn = Range("next", s.range.extent), self.cuts[ring.lanes], of(ring.turn)
-        assert cut.element is not None
-        self.line(f"const {self.index_type} {self.variable(row)} = {number};")
-        with self.block([f"if ({goes_on(row)})"], [row]), self._vectors(cut, ()):
-            for buffer, (index, copies) in self.sources.items():
-                kind = scalars.storage_type(buffer.dtype)
-                place = turn * ring.lanes.extent + of(cut.vector) * cut.width
-                source = index.substitute({s.range: of(row)}) - of(cut.element)
-                to, start = f"{self.named[copies]} + {self.index(place)}", f"{self.named[buffer]} + {self.index(source)}"
-                self.line(f"vec_copy<{kind}, {cut.width}, false>({to}, {start});")
-        self.line("ptx_commit_copies();")
 
     # -- lanes and their totals ------------------------------------------------------------------
 
@@ -474,7 +446,8 @@ class CudaStyle(WideAccess):
         cut = self.cuts[s.range]
         copied = self.copy is not None and s is self.kernel.body[self.copy.first]
         if copied:
-            self._copy_row(cut)
+            self.copy_row(cut)
+            self._read_early()
         totals = list(dict.fromkeys(r.total for r in s.body if isinstance(r, Reduce)))
         online = {r.total: r.mass for r in s.body if isinstance(r, OnlineSum) and r.mass is not None}
         spreads = [r for r in s.body if isinstance(r, Spread)]
@@ -485,10 +458,13 @@ class CudaStyle(WideAccess):
         if isinstance(s, OneLane):
             self._one_lane(s)
         elif s.body:
-            with self._vectors(cut, written_in([s]), self._is_crowded(s)):
+            with self._vectors(cut, written_in([s]), self.is_crowded(s)):
                 if copied:
                     self.line(f"ptx_wait_copies({steps_of(cut, self.threads) - 1} - {self.step});")
                 self.vector(cut, s.body)
+            if self.when_read is not None:
+                then, self.when_read = self.when_read, None
+                then()
         owns = {top: self.fresh(f"{self.named[top]}_own") for top in online}
         for top, own in owns.items():
             self.line(f"const {scalars.register_type(top.dtype)} {own} = {self.named[top]};")
@@ -500,30 +476,6 @@ class CudaStyle(WideAccess):
             name = self.named[mass]
             self.line(f"{name} = under_top({name}, {owns[top]}, {self.named[top]});")
         self._reduce_threads(list(online.values()))
-
-    def _is_crowded(self, s: Lanes) -> bool:
-        """Whether a loop reads several rows more beside one in shared memory, for which a block has all its threads and
-        each of them few registers: all of them in flight at once would not fit."""
-        if self.copy is None:
-            return False
-        loads = [v.attr[0] for x in s.body for v in post_order(values_of(x)) if v.op == "load"]
-        return len({b for b in loads if b is not self.copy.source}) > 1
-
-    def _copy_row(self, cut: Vectors) -> None:
-        """Let each thread copy the vectors of the row that it is going to read, in a group each."""
-        copy, q, t = self.copy, self.variable(cut.vector), self.fresh("t")
-        assert copy is not None and cut.element is not None
-        kind, row = scalars.storage_type(copy.source.dtype), self.named[copy.row]
-        self.line(f"{kind} *{row} = ({kind} *)(shared_memory + {self.shared_bytes});")
-        self.shared_bytes += -(-copy.row.size * copy.row.dtype.itemsize // 16) * 16
-        self.need(computed_in(self.copied_index))
-        with self.block(["#pragma unroll", f"for (int {t} = 0; {t} < {steps_of(cut, self.threads)}; ++{t})"]):
-            self.line(f"const {self.index_type} {q} = {t} * {self.threads} + {self.thread};")
-            with self.block([f"if ({q} < {cut.vector.extent})"], [cut.vector]):
-                source = f"{self.named[copy.source]} + {self.index(self.copied_index - of(cut.element))}"
-                self.line(f"vec_copy<{kind}, {cut.width}>({row} + {cut.width} * {q}, {source});")
-            self.line("ptx_commit_copies();")
-        self._read_early()
 
     def _one_lane(self, s: OneLane) -> None:
         """The body of a loop for one of its lanes, by the thread whose lane it is."""

@@ -91,7 +91,9 @@ def root_apart(value: Value, k: Range) -> tuple[Value, Value] | None:
     for n, factor in enumerate(value.args):
         found = root_apart(factor, k)
         if found is not None:
-            rest = apply(mul_p, (found[0], value.args[1]) if n == 0 else (value.args[0], found[0]), {}, value.dtype)
+            rest = apply(
+                mul_p, (found[0], value.args[1]) if n == 0 else (value.args[0], found[0]), {}, value.dtype
+            )
             return (rest, found[1]) if _totals_in(found[1]) - _totals_in(rest) else None
     return None
 

@@ -104,7 +104,7 @@ template<class W> static void __stcs(W* p, W x) { *p = x; }
 struct Copy { void* to; const void* from; unsigned group; };
 static Copy copies[1024][64];
 static unsigned copied[1024], groups[1024];
-template<bool LONG> static void ptx_copy(void* to, const void* from) {
+template<int HOW> static void ptx_copy(void* to, const void* from) {
   copies[threadIdx.x][copied[threadIdx.x]++] = Copy{to, from, groups[threadIdx.x]};
 }
 static void ptx_commit_copies() { ++groups[threadIdx.x]; }

@@ -317,7 +317,9 @@ def test_rows_are_copied_to_shared_memory_where_there_is_room(machine, shared, t
     (kernel,) = kernels(*SMALL_CASES["cross-entropy of long rows with gradient"])
     writer, text = writer_of(kernel, (), shared), writer_of(kernel, (), shared).render()
     assert writer.schedule.block == threads
-    assert ("vec_copy<float, 4>(logits_row" in text) == ("ptx_wait_copies(" in text) == (threads == 1024)
+    assert (
+        ("vec_copy<float, 4, LONG>(logits_row" in text) == ("ptx_wait_copies(" in text) == (threads == 1024)
+    )
     assert ("vec_ldcs<" in text) == (threads == 512)
     got, want = arrays_for(kernel), arrays_for(kernel)
     interpret(kernel, want)
