@@ -70,7 +70,7 @@ class RowCopies(WideAccess):
         self.line(f"{turn} = 0;")
 
     def copy_next(self, s: Rows, number: str, goes_on: Callable[[Range], str]) -> None:
-        """Let each thread copy what it is going to read of the row of that number, if there is one: a group of copies."""
+        """Let each thread copy what it is going to read of the row of that number, if there is one, as a group."""
         assert self.ahead is not None
         row, lanes = Range("next", s.range.extent), self.ahead.lanes
         cut = self.cuts[lanes]
