@@ -24,7 +24,7 @@ from blufunc.core import dtypes, source
 from blufunc.core.jaxpr import Eqn, Literal, Var
 from blufunc.core.kinds import Elementwise
 from blufunc.core.ops.dynamic import dynamic_slice_p, dynamic_update_slice_p
-from blufunc.core.ops.elementwise import add_p, and_p, clamp_p, convert_p, select_p
+from blufunc.core.ops.elementwise import add_p, and_p, clamp_p, convert_p, mul_p, select_p
 from blufunc.core.ops.gather_scatter import gather_fill, gather_p, scatter_add_p
 from blufunc.core.ops.shape import concatenate_p, iota_p, pad_p
 from blufunc.core.ops.windows import GatherScatterMode
@@ -61,7 +61,7 @@ from blufunc.kernels.loopir import (
 from blufunc.kernels.lower_control import Control
 from blufunc.kernels.lower_random import RANDOM, held, held_as
 from blufunc.kernels.point_control import POINTS
-from blufunc.kernels.row_loops import Levels, in_generations, roots_of, shared_between, with_keeps
+from blufunc.kernels.row_loops import Levels, in_generations, root_apart, roots_of, shared_between, with_keeps
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,8 @@ class Target:
       total_chunks: from the elements of a reduction over everything to the number of chunks.
       tile_chunks: the same where no number of a whole row is needed, from the rows and the number of tiles that each is
         cut in; None: as ``chunks``.
+      interleaved: whether chunks of rows take rows in turns, so that what all of them read at a time lies side by side;
+        else each takes rows that follow each other.
       finish_bytes: up to how much chunks of rows find for one tile of columns, to be added up at the kernel's end.
       keep_bytes: how much a grid point may keep of its row between loops.
       keep_loads: whether what was read is kept too: not where a cache does that.
@@ -91,6 +93,7 @@ class Target:
     keep_loads: bool
     tile: int
     tile_chunks: Callable[[int, int], int] | None = None
+    interleaved: bool = False
     finish_bytes: int = 0
     wide_tile: Callable[[int], int] | None = None
     batch_first: bool = False
@@ -332,7 +335,9 @@ class Lowering:
         outer = frame.outer or 1
         rows = frame.rows // outer
         chunks, tiles, width = self.target.chunks(rows, frame.lanes), 1, frame.lanes
+        interleaved = self.target.interleaved
         if all(role != "row" for role in region.roles.values()):
+            interleaved = False
             tile, wide = self.target.tile, self.target.wide_tile
             if wide is not None and len(column_outs) < len(self.outputs):
                 tile = wide(frame.rows * frame.lanes)
@@ -342,11 +347,11 @@ class Lowering:
                 chunks = self.target.tile_chunks(rows, outer * tiles)
         chunks = max(1, min(rows, chunks))
         per = -(-rows // chunks)
-        chunks = -(-rows // per)
+        chunks = chunks if interleaved else -(-rows // per)
         a, g, j = Range("a", outer), Range("g", chunks), Range("j", per)
         t, k = Range("t", tiles), Range("k", width)
         column = of(t) * width + of(k)
-        row_in_outer = of(g) * per + of(j)
+        row_in_outer = of(j) * chunks + of(g) if interleaved else of(g) * per + of(j)
         row = of(a) * rows + row_in_outer
         body = self.row_body(row, k, column)
         keeps = {
@@ -434,9 +439,14 @@ class Lowering:
                     self.columns[v] = (op, dtype, value)
                     continue
                 positional = op.startswith("arg")
+                apart = root_apart(value, k) if op == "sum" else None
+                value = value if apart is None else apart[0]
                 total = Total(self.names.of(v, e), dtype, op, v.aval.dtype if positional else None)
                 self.totals[v] = (total, value, of(k) if positional else None)
                 reduces.append(self.totals[v])
+                if apart is not None:
+                    product = apply(mul_p, (read(total), apart[1]), {}, dtype)
+                    self.memo[v, "total"] = converted(product, v.aval.dtype)
             elif role == "row" and e.prim is gather_p and self.picks(e, row):
                 self.pick(e, row, of(k) if column is None else column, position, reduces)
             elif role != "total":

@@ -106,6 +106,7 @@ static void __threadfence() {}
 static unsigned atomicInc(unsigned* p, unsigned top) { unsigned old = *p; *p = old >= top ? 0 : old + 1; return old; }
 static unsigned ptx_arrive(unsigned* counter, unsigned greatest) { return atomicInc(counter, greatest); }
 template<class W> static W __ldg(const W* p) { return *p; }
+template<class W> static W ptx_ldg_held(const W* p) { return *p; }
 template<class W> static W __ldcs(const W* p) { return *p; }
 template<class W> static W __ldcg(const W* p) { return *p; }
 template<class W> static void __stcs(W* p, W x) { *p = x; }
@@ -114,7 +115,7 @@ template<class W> static void __stcs(W* p, W x) { *p = x; }
 struct Copy { void* to; const void* from; unsigned group; };
 static Copy copies[BLOCKS * THREADS][64];
 static unsigned copied[BLOCKS * THREADS], groups[BLOCKS * THREADS];
-static void ptx_copy(void* to, const void* from) {
+template<int HOW> static void ptx_copy(void* to, const void* from) {
   copies[self()][copied[self()]++] = Copy{to, from, groups[self()]};
 }
 static void ptx_commit_copies() { ++groups[self()]; }
