@@ -27,6 +27,7 @@ CUDA = Target(
     chunks=lambda rows, lanes: min(rows, SM_COUNT * _resident(lanes)),
     total_chunks=lambda size: _even_chunks(size, 8 * SM_COUNT, 1 << 13),
     tile_chunks=lambda rows, tiles: -(-rows // _rows_of_chunk(rows, tiles)),
+    interleaved=True,
     finish_bytes=96 << 10,
     keep_bytes=1 << 17,
     keep_loads=True,

@@ -47,6 +47,9 @@ class WideAccess(CStyle):
         self.finishing = False
         self.readers: dict[Buffer, str] = {}  # how to read what stands for a buffer or for a part of it
         self.streamed: frozenset[Buffer] = frozenset()  # what is written past the cache
+        self.held: frozenset[Buffer] = (
+            frozenset()
+        )  # what is read and stays in the cache longer than what is written
         self.inner: Vectors | None = None  # the vectors of the loop that is being written
         self.element_scope: Scope | None = None
         self.wide_loads: dict[Any, str] = {}  # loads of the vector at hand
@@ -93,7 +96,10 @@ class WideAccess(CStyle):
             inner, self.scopes = self.scopes, self.scopes[:-1]
             kind, width = scalars.storage_type(buffer.dtype), self.inner.width
             name = self.wide_loads[key] = self.fresh(f"{self.named[buffer]}_vec")
-            text = f"{self._reader(buffer)}<{kind}, {width}>({_plus(self.named[buffer], self.index(index))})"
+            reader = self._reader(buffer)
+            if reader == "vec_ldg" and buffer in self.held and width * buffer.dtype.itemsize % 16 == 0:
+                reader = "vec_ldg_held"
+            text = f"{reader}<{kind}, {width}>({_plus(self.named[buffer], self.index(index))})"
             if guard is not None:
                 text = f"{guard} ? {text} : vec<{kind}, {width}>{{}}"
             self.line(f"const vec<{kind}, {width}> {name} = {text};")

@@ -89,6 +89,13 @@ template<class Op> struct Each {
   }
 };
 
+//# vec
+// V elements that are loaded and stored together; 16 bytes are the most that one instruction moves
+template<class T, int V> struct alignas(sizeof(T) * V) vec {
+  typedef T element;
+  static constexpr int size = V;
+  T x[V];
+};
 //# shuffle_words shuffle_xor shuffle_up shuffle_from
 // values of any type, four bytes at a time
 template<class T, class F> inline T shuffle_words(T x, F exchange) {
@@ -135,6 +142,39 @@ template<class Op, int THREADS, bool REUSED = true, class T> inline T block_redu
   }
   if constexpr (REUSED) __syncthreads();
   return x;
+}
+
+//# warp_moments
+// sums, and sums of squares about the mean, of N values each, of groups of WIDTH lanes; every lane gets those of all
+// (Chan, Golub and LeVeque 1979: see cuda_moments.py)
+template<int N, int WIDTH = 32, class T> inline void warp_moments(T& sum, T& spread) {
+#pragma unroll
+  for (int mask = WIDTH / 2, n = N; mask > 0; mask /= 2, n *= 2) {
+    const T other = shuffle_xor(sum, mask), apart = sum - other;
+    spread = (spread + shuffle_xor(spread, mask)) + apart * (apart * (T(0.5) / T(n)));
+    sum += other;
+  }
+}
+//# block_moments
+// the same of THREADS threads; the memory, for THREADS / 32 pairs, has to be other memory the next time
+template<int N, int THREADS, class T> inline void block_moments(T& sum, T& spread, vec<T, 2>* shared) {
+  static_assert(THREADS % 32 == 0 && THREADS <= 1024, "a block is 1 to 32 whole warps");
+  constexpr int warps = THREADS / 32;
+  warp_moments<N>(sum, spread);
+  if constexpr (warps == 1) return;
+  const int lane = threadIdx.x % 32;
+  if (lane == 0) shared[threadIdx.x / 32] = {{sum, spread}};
+  __syncthreads();
+  if constexpr ((warps & (warps - 1)) == 0) {
+    sum = shared[lane % warps].x[0];
+    spread = shared[lane % warps].x[1];
+    warp_moments<32 * N, warps>(sum, spread);
+  } else {
+    const vec<T, 2> own = lane < warps ? shared[lane] : vec<T, 2>{{T(0), T(0)}};
+    sum = warp_reduce<Sum>(own.x[0]);
+    const T apart = lane < warps ? own.x[0] - sum / T(warps) : T(0);
+    spread = warp_reduce<Sum>(own.x[1] + apart * (apart / T(32 * N)));
+  }
 }
 
 //# warp_scan
@@ -245,13 +285,6 @@ static inline bool last_block(unsigned* counter, unsigned n) {
   return last;
 }
 
-//# vec
-// V elements that are loaded and stored together; 16 bytes are the most that one instruction moves
-template<class T, int V> struct alignas(sizeof(T) * V) vec {
-  typedef T element;
-  static constexpr int size = V;
-  T x[V];
-};
 //# word_of
 template<int BYTES> struct word_of { typedef uint4 type; };
 template<> struct word_of<1> { typedef unsigned char type; };
@@ -288,6 +321,21 @@ template<class T, int V> inline vec<T, V> vec_load(const T* p) {
 template<class T, int V> inline vec<T, V> vec_ldg(const T* p) {
   return read_words<T, V>(p, [](auto word) { return __ldg(word); });
 }
+//# ptx_ldg_held
+static inline uint4 ptx_ldg_held(const uint4* p) {
+  unsigned long long policy;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+  uint4 r;
+  asm volatile("ld.global.nc.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(p), "l"(policy));
+  return r;
+}
+//# vec_ldg_held
+// the same of 16 bytes or a multiple, which stay in the second-level cache longer than what is written
+template<class T, int V> inline vec<T, V> vec_ldg_held(const T* p) {
+  static_assert(sizeof(T) * V % 16 == 0, "reads are of 16 bytes");
+  return read_words<T, V>(p, [](auto word) { return ptx_ldg_held(word); });
+}
 //# vec_ldcs
 // memory that is read once: it need not stay in the cache
 template<class T, int V> inline vec<T, V> vec_ldcs(const T* p) {
@@ -298,12 +346,18 @@ template<class T, int V> inline vec<T, V> vec_ldcs(const T* p) {
 template<class T, int V> inline vec<T, V> vec_ldcg(const T* p) {
   return read_words<T, V>(p, [](auto word) { return __ldcg(word); });
 }
+//# Copying ALONE LONG
+// LONG: the 256 bytes around are going to be copied too
+enum Copying { ALONE, LONG };
 //# ptx_copy ptx_commit_copies ptx_wait_copies
 // 16 bytes at a time from global to shared memory, not by way of registers. What a thread has copied, it can read when
 // it has waited: here until no more than so many, a constant, of the groups that it committed are under way
-static inline void ptx_copy(void* to, const void* from) {
+template<Copying HOW> inline void ptx_copy(void* to, const void* from) {
   const unsigned place = (unsigned)__cvta_generic_to_shared(to);
-  asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" :: "r"(place), "l"(from) : "memory");
+  if constexpr (HOW == LONG)
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" :: "r"(place), "l"(from) : "memory");
+  else
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(place), "l"(from) : "memory");
 }
 static inline void ptx_commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 static inline void ptx_wait_copies(int left) {
@@ -328,10 +382,10 @@ static inline void ptx_wait_copies(int left) {
 }
 //# vec_copy
 // to shared memory, as ptx_copy does; of 16 bytes or a multiple
-template<class T, int V> inline void vec_copy(T* to, const T* from) {
+template<class T, int V, Copying HOW> inline void vec_copy(T* to, const T* from) {
   static_assert(sizeof(T) * V % 16 == 0, "copies are of 16 bytes");
 #pragma unroll
-  for (int i = 0; i < int(sizeof(T) * V / 16); ++i) ptx_copy((char*)to + 16 * i, (const char*)from + 16 * i);
+  for (int i = 0; i < int(sizeof(T) * V / 16); ++i) ptx_copy<HOW>((char*)to + 16 * i, (const char*)from + 16 * i);
 }
 //# vec_store
 template<class T, int V> inline void vec_store(T* p, vec<T, V> x) {

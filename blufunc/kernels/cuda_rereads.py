@@ -24,6 +24,7 @@ from blufunc.kernels.loopir import (
     Lanes,
     Scan,
     Set,
+    Store,
     Value,
     load,
     post_order,
@@ -91,11 +92,13 @@ class Rereads:
       copy: the row that is copied.
       last: stands for buffers where they are read for the last time.
       streamed: the outputs that need not stay in the cache.
+      held: the inputs that are to stay there longer than what is written.
     """
 
     copy: RowCopy | None = None
     last: Mapping[Buffer, Buffer] = field(default_factory=dict)
     streamed: frozenset[Buffer] = frozenset()
+    held: frozenset[Buffer] = frozenset()
 
 
 def with_rereads(kernel: Kernel, cuts: Mapping[Range, Vectors], limits: Limits) -> tuple[Kernel, Rereads]:
@@ -107,7 +110,7 @@ def with_rereads(kernel: Kernel, cuts: Mapping[Range, Vectors], limits: Limits) 
     """
     again = _read_again(kernel)
     if not again:
-        return kernel, Rereads()
+        return kernel, Rereads(held=_held(kernel))
     copy = _copied(kernel, again, cuts, limits)
     last = {b: Buffer(b.name, b.dtype, b.size) for b, _ in again}
     body = []
@@ -124,6 +127,20 @@ def with_rereads(kernel: Kernel, cuts: Mapping[Range, Vectors], limits: Limits) 
     read_later = {v.attr[0] for v in post_order(replace(kernel, body=()).roots()) if v.op == "load"}
     streamed = {b for b in kernel.buffers if b.written and b.size * b.dtype.itemsize > _CACHE_BYTES}
     return replace(kernel, body=tuple(body)), Rereads(copy, last, frozenset(streamed - read_later))
+
+
+def _held(kernel: Kernel) -> frozenset[Buffer]:
+    """Inputs and outputs that the cache does not hold together go through it. Memory is busiest if what is written
+    leaves it first: that waits for no one, but reading does.
+    """
+    large = {b for b in kernel.buffers if b.size * b.dtype.itemsize > _CACHE_BYTES // 2}
+    loops = [s for s in kernel.statements() if isinstance(s, Lanes) and not isinstance(s, OneLane)]
+    stored = {t.buffer for s in loops for t in s.body if isinstance(t, Store)}
+    if not stored & large:
+        return frozenset()
+    return frozenset(
+        v.attr[0] for s in loops for v in _loads(s) if v.attr[0] in large and _is_of_row(v, s.range)
+    )
 
 
 def _read_again(kernel: Kernel) -> dict[Access, list[int]]:

@@ -38,9 +38,11 @@ WARP_LANES = 1024
 """Up to how many lanes one warp does a row."""
 _THREAD_VECTORS = 2
 """Vectors of a row that a thread does, about, where a block does a row."""
+_ROWS_VECTORS = 4
+"""The same where a block does long row after row: exchanges between fewer threads take less of its time."""
 _UNROLLED = 16
 """Up to how many vectors a thread's loop is written out, so that what it keeps can be registers."""
-_KEPT_REGISTERS = 160
+KEPT_REGISTERS = 160
 """Registers of a thread that keeps may take."""
 _WARP_REGISTERS = 64
 """Up to how many of them a warp does a row that is a point: beyond, there would be too few warps to hide waiting."""
@@ -109,6 +111,8 @@ def schedule(kernel: Kernel, cuts: dict[Range, Vectors], shared_bytes: int = SHA
     reduces = any(isinstance(t, (Reduce, Scan)) for s in loops for t in s.body)
     if rows and _rows_apart(kernel.body):
         made = _of_rows(most, max(r.range.extent for r in rows), reduces, keeps, cuts)
+        if reduces and made.threads == _WARP and kernel.points <= SM_COUNT:
+            made = replace(made, resident=1)  # each block has a multiprocessor to itself
         if all(isinstance(t, Accumulate) for s in loops_of(rows) for t in s.body):
             made = replace(made, resident=_ADDING_BLOCKS)
     elif rows:
@@ -148,10 +152,11 @@ def _of_rows(
         threads = _power_of_two(vectors) if vectors <= _WARP else min(_BLOCK, -(-vectors // _WARP) * _WARP)
         return Schedule(threads, sharing=_sharing(_BLOCK // threads, rows, threads))
     warp = Schedule(min(_WARP, _power_of_two(vectors)))
-    if _registers(keeps, warp, cuts) <= _KEPT_REGISTERS and is_unrolled(most, warp.threads):
+    if _registers(keeps, warp, cuts) <= KEPT_REGISTERS and is_unrolled(most, warp.threads):
         # what exchanges values is a whole warp: groups of less would have to come to an end together
         return Schedule(_WARP, sharing=_sharing(_BLOCK // _WARP, rows, _WARP))
-    return Schedule(_block_threads(most))
+    each = _ROWS_VECTORS if vectors >= _ROWS_VECTORS * _BLOCK else _THREAD_VECTORS
+    return Schedule(_block_threads(most, each=each))
 
 
 def _sharing(groups: int, rows: int, threads: int) -> int:
@@ -161,10 +166,10 @@ def _sharing(groups: int, rows: int, threads: int) -> int:
     return -(-groups // whole) * whole
 
 
-def _block_threads(most: Vectors, limit: int = 1024) -> int:
-    """Threads of a block that does a row: a divisor of the number of vectors if there is a good one."""
+def _block_threads(most: Vectors, limit: int = 1024, each: int = _THREAD_VECTORS) -> int:
+    """Threads of a block that does a row, about so many vectors each: a divisor of their number if there is one."""
     vectors = most.vector.extent
-    wanted = vectors / _THREAD_VECTORS
+    wanted = vectors / each
     exact = [t for t in range(128, limit + 1, _WARP) if vectors % t == 0 and wanted / 2 <= t <= wanted * 2]
     if exact:
         return min(exact, key=lambda t: abs(t - wanted))
@@ -186,7 +191,7 @@ def _in_shared(
 ) -> tuple[Keep, ...]:
     """The keeps that are no registers: those of loops that are too long to be written out, and the largest."""
     chosen: list[Keep] = []
-    registers = min(_KEPT_REGISTERS, (40 << 10) // made.block)
+    registers = min(KEPT_REGISTERS, (40 << 10) // made.block)
     left = sorted(keeps, key=lambda k: -_words(k, cuts[k.lanes], made.threads))
     for k in left:
         size = shared_size(k, cuts[k.lanes], made)

@@ -22,7 +22,9 @@ from typing import Any
 from blufunc.kernels import cuda_schedule, scalars
 from blufunc.kernels.cstyle import accumulator, comment, is_arg, reducing, update, written_in
 from blufunc.kernels.cuda_clusters import HOPPER, Limits
+from blufunc.kernels.cuda_copies import RowCopies
 from blufunc.kernels.cuda_folds import with_shared_folds
+from blufunc.kernels.cuda_moments import Spread, sums_of_spreads, with_spreads
 from blufunc.kernels.cuda_narrow import is_widened, narrow_exponentials
 from blufunc.kernels.cuda_rereads import with_rereads
 from blufunc.kernels.cuda_row_passes import (
@@ -32,6 +34,7 @@ from blufunc.kernels.cuda_row_passes import (
     with_online_sums,
     with_single_lanes,
 )
+from blufunc.kernels.cuda_rows_ahead import with_rows_ahead
 from blufunc.kernels.cuda_scans import REDUCERS, LaneScans
 from blufunc.kernels.cuda_schedule import is_unrolled, shared_size, steps_of
 from blufunc.kernels.cuda_vectors import (
@@ -59,7 +62,7 @@ from blufunc.kernels.loopir import (
     post_order,
     values_of,
 )
-from blufunc.kernels.scalars import bare
+from blufunc.kernels.scalars import bare, grouped
 
 DYNAMIC = "extern __shared__ __align__(128) unsigned char shared_memory[];"
 """Whatever else lies in shared memory: where a copy of a row does not lie in sectors as the row does, it takes a tenth
@@ -94,7 +97,7 @@ class CudaKernel:
     segments: int = 0
 
 
-class CudaStyle(LaneScans):
+class CudaStyle(RowCopies, LaneScans):
     """Writes one kernel for a GPU.
 
     Args:
@@ -113,21 +116,30 @@ class CudaStyle(LaneScans):
             self.schedule = self.copy.schedule
         else:
             self.schedule = cuda_schedule.schedule(kernel, self.cuts, limits.shared_bytes)
+        if self.schedule.cluster == 1:
+            kernel = with_spreads(kernel, self.cuts, self.schedule.threads)
+        kernel, self.ahead = with_rows_ahead(kernel, self.schedule, self.cuts, limits.shared_bytes)
+        self.spreads, self.own_means = sums_of_spreads(kernel), dict[Total, str]()
         cutter = Cutter(list(self.cuts.values()))
         super().__init__(cutter.kernel(kernel), aliased)
         if self.copy is not None:
             self.copied_index = cutter.index(self.copy.index)
             self.name(self.copy.row, self.copy.row.name)
             self.readers[self.copy.row] = "vec_load"
+        if self.ahead is not None:
+            self.sources = {b: (cutter.index(i), c) for b, (i, c) in self.ahead.sources.items()}
+            for _, copies in self.sources.values():
+                self.name(copies, copies.name)
+                self.readers[copies] = "vec_load"
         for buffer, last in rereads.last.items():
             self.named[last], self.readers[last] = self.named[buffer], "vec_ldcs"
-        self.streamed = rereads.streamed
+        self.streamed, self.held = rereads.streamed, rereads.held
         self.narrow = narrow_exponentials(self.kernel)
         keeps = dict.fromkeys(s.keep for s in kernel.statements() if isinstance(s, (Set, Accumulate)))
         self.cut_of_keep = {cutter.cell(k): self.cuts[k.lanes] for k in keeps}
         self.in_shared = [cutter.cell(k) for k in self.schedule.in_shared]
         self.threads, self.thread = self.schedule.threads, "thread"
-        self.shared_bytes = 0
+        self.when_read: Callable[[], None] | None = None  # what is to be done after the loop that reads a row
         self.repeated = False  # whether a block reduction comes again without another one between
         self.exchanges = 0  # among the blocks of a cluster, so far
         self.arrived = ""  # what tells whether the block came last, where it has been counted already
@@ -375,8 +387,7 @@ class CudaStyle(LaneScans):
         j = self.variable(s.range)
         sharing = self.schedule.sharing
         start, step = ("group", f"{j} += {sharing}") if sharing > 1 else ("0", f"++{j}")
-        count = str(s.range.extent)
-        condition = ""
+        count, checked = str(s.range.extent), False
         if s.index.bounds()[1] >= s.limit:
             first = s.index - of(s.range)
             if s.index.coefficient(s.range) == 1 and s.range not in first.terms:
@@ -386,15 +397,32 @@ class CudaStyle(LaneScans):
                     f"const {self.index_type} {count} = min({left}, {self.index_type}({s.range.extent}));"
                 )
             else:
-                condition = f" && {self.index(s.index)} < {s.limit}"
+                checked = True
+
+        def goes_on(row: Range) -> str:
+            index = s.index.substitute({s.range: of(row)})
+            more = f" && {self.index(index)} < {s.limit}" if checked else ""
+            return f"{self.variable(row)} < {count}{more}"
+
         loops = list(cuda_schedule.loops_of(s.body))
         sites = [x for x in loops if any(isinstance(t, (Reduce, Scan)) for t in x.body)]
         vectors = max([steps_of(self.cuts[x.range], self.threads) for x in loops], default=1)
         ahead = 1 if sites else max(1, _ROWS_AHEAD // max(1, vectors))
-        loop = f"for ({self.index_type} {j} = {start}; {j} < {count}{condition}; {step})"
+        loop = f"for ({self.index_type} {j} = {start}; {goes_on(s.range)}; {step})"
         self.repeated, self.in_rows = len(sites) == 1, True
-        with self.block([f"#pragma unroll {ahead}", loop], [s.range], written_in(s.body)):
-            self.body(s.body)
+        ring = None if self.finishing else self.ahead
+        ranges = [s.range] if ring is None else [s.range, ring.turn]
+        if ring is not None:
+            self.start_copies(s, goes_on)
+        with self.block([f"#pragma unroll {ahead}", loop], ranges, written_in(s.body)):
+            if ring is None:
+                self.body(s.body)
+            else:
+                self.line(f"ptx_wait_copies({ring.depth - 1});")
+                self.when_read = lambda: self.copy_next(s, f"{j} + {ring.depth * sharing}", goes_on)
+                self.body(s.body)
+                turn = self.variable(ring.turn)
+                self.line(f"{turn} = {turn} + 1 == {ring.depth} ? 0 : {turn} + 1;")
         self.repeated = self.in_rows = False
 
     # -- lanes and their totals ------------------------------------------------------------------
@@ -421,7 +449,7 @@ class CudaStyle(LaneScans):
             with self.block([unroll, f"for (int {t} = 0; {t} < {steps}; ++{t})"], (), writes):
                 place = t if threads == 1 else f"{t} * {threads} + {start}"
                 self.line(f"const {self.index_type} {q} = {place};")
-                known = [cut.vector, *self._slot(cut, t)]
+                known = [cut.vector, *self.slot(cut, t)]
                 if n % threads:
                     with self.block([f"if ({q} < {n})"], known, writes):
                         yield
@@ -429,14 +457,6 @@ class CudaStyle(LaneScans):
                     self.scope.ranges |= {*known}
                     yield
         self.step = outside
-
-    def _slot(self, cut: Vectors, t: str) -> list[Range]:
-        """Where the copy of a row has the ``t``-th vector of a thread, if that has a variable of its own here."""
-        if self.copy is None or self.finishing or self.copy.cut is not cut or self.copy.slot is cut.vector:
-            return []
-        place = f"{t} * {self.schedule.block} + int(threadIdx.x)"
-        self.line(f"const {self.index_type} {self.variable(self.copy.slot)} = {place};")
-        return [self.copy.slot]
 
     def _in_registers(self, cut: Vectors) -> bool:
         """Whether something is kept of these lanes by each thread for itself: what shared memory has no room for."""
@@ -448,25 +468,35 @@ class CudaStyle(LaneScans):
         cut = self.cuts[s.range]
         copied = self.copy is not None and s is self.kernel.body[self.copy.first]
         if copied:
-            self._copy_row(cut)
+            self.copy_row(cut)
+            self._read_early()
         totals = list(dict.fromkeys(r.total for r in s.body if isinstance(r, Reduce)))
         online = {r.total: r.mass for r in s.body if isinstance(r, OnlineSum) and r.mass is not None}
+        spreads = [r for r in s.body if isinstance(r, Spread)]
         for total in (*totals, *online.values()):
             self._declare(total)
         scans = [x for x in s.body if isinstance(x, Scan)]
+        for r in spreads:
+            self._own_mean(r, cut)
         if isinstance(s, OneLane):
             self._one_lane(s)
         elif scans:
             self.scanned_lanes(s, scans, cut)
         elif s.body:
-            with self._vectors(cut, written_in([s]), self._is_crowded(s)):
+            with self._vectors(cut, written_in([s]), self.is_crowded(s)):
                 if copied:
                     self.line(f"ptx_wait_copies({steps_of(cut, self.threads) - 1} - {self.step});")
                 self.vector(cut, s.body)
+            if self.when_read is not None:
+                then, self.when_read = self.when_read, None
+                then()
         owns = {top: self.fresh(f"{self.named[top]}_own") for top in online}
         for top, own in owns.items():
             self.line(f"const {scalars.register_type(top.dtype)} {own} = {self.named[top]};")
-        self._reduce_threads(totals, online)
+        together = {*self.spreads, *self.spreads.values()}
+        self._reduce_threads([t for t in totals if t not in together], online)
+        for r in spreads:
+            self._reduce_moments(r, cut)
         for top, mass in online.items():
             name = self.named[mass]
             self.line(f"{name} = under_top({name}, {owns[top]}, {self.named[top]});")
@@ -474,32 +504,6 @@ class CudaStyle(LaneScans):
         if self._in_cluster():
             for top, mass in online.items():
                 self._gather_online(top, mass)
-
-    def _is_crowded(self, s: Lanes) -> bool:
-        """Whether a loop reads several rows more beside one in shared memory, for which a block has all its threads and
-        each of them few registers: all of them in flight at once would not fit."""
-        if self.copy is None:
-            return False
-        loads = [v.attr[0] for x in s.body for v in post_order(values_of(x)) if v.op == "load"]
-        return len({b for b in loads if b is not self.copy.source}) > 1
-
-    def _copy_row(self, cut: Vectors) -> None:
-        """Let each thread copy the vectors of the row that it is going to read, in a group each."""
-        copy, q, t = self.copy, self.variable(cut.vector), self.fresh("t")
-        assert copy is not None and cut.element is not None
-        kind, row = scalars.storage_type(copy.source.dtype), self.named[copy.row]
-        self.line(f"{kind} *{row} = ({kind} *)(shared_memory + {self.shared_bytes});")
-        self.shared_bytes += -(-copy.row.size * copy.row.dtype.itemsize // 16) * 16
-        self.need(computed_in(self.copied_index))
-        with self.block(["#pragma unroll", f"for (int {t} = 0; {t} < {steps_of(cut, self.threads)}; ++{t})"]):
-            self.line(f"const {self.index_type} {q} = {t} * {self.threads} + {self.thread};")
-            with self.block([f"if ({q} < {cut.vector.extent})"], [cut.vector]):
-                self._slot(cut, t)
-                source = f"{self.named[copy.source]} + {self.index(self.copied_index - of(cut.element))}"
-                place = f"{row} + {cut.width} * {self.variable(copy.slot)}"
-                self.line(f"vec_copy<{kind}, {cut.width}>({place}, {source});")
-            self.line("ptx_commit_copies();")
-        self._read_early()
 
     def _one_lane(self, s: OneLane) -> None:
         """The body of a loop for one of its lanes, by the thread whose lane it is."""
@@ -590,10 +594,39 @@ class CudaStyle(LaneScans):
         for i, name in enumerate(names if len(names) > 1 else ()):
             self.line(f"{name} = {mine}.x[{i}];")
 
+    def _lanes_of_thread(self, cut: Vectors) -> int:
+        return steps_of(cut, self.threads) * cut.width
+
+    def _own_mean(self, s: Spread, cut: Vectors) -> None:
+        """The mean of the values of this thread."""
+        assert s.sum is not None
+        kind = scalars.register_type(s.sum.dtype)
+        own = self.own_means[s.total] = self.fresh(f"{self.named[s.sum]}_own")
+        part = scalars.literal(s.sum.dtype.type(1 / self._lanes_of_thread(cut)), s.sum.dtype)
+        self.line(f"const {kind} {own} = {self.named[s.sum]} * {part};")
+
+    def _reduce_moments(self, s: Spread, cut: Vectors) -> None:
+        """Let every thread of the group have a sum and a spread of all: one exchange."""
+        assert s.sum is not None
+        names, n = f"{self.named[s.sum]}, {self.named[s.total]}", self._lanes_of_thread(cut)
+        if self.threads <= _WARP:
+            self.line(f"warp_moments<{n}, {self.threads}>({names});")
+            return
+        memory = self.fresh(f"{self.named[s.sum]}_shared")
+        kind = scalars.register_type(s.sum.dtype)
+        self.line(f"__shared__ vec<{kind}, 2> {memory}[{self.threads // _WARP}];")
+        self.line(f"block_moments<{n}, {self.threads}>({names}, {memory});")
+
     def reduce(self, s: Reduce) -> None:
         name, value = self.named[s.total], self.value(s.value)
         if isinstance(s, OnlineSum):
             self._reduce_online(s, value)
+            return
+        if isinstance(s, Spread):
+            apart = self.temporary()
+            kind = scalars.register_type(s.total.dtype)
+            self.line(f"const {kind} {apart} = {grouped(value)} - {self.own_means[s.total]};")
+            self.line(f"{name} += {apart} * {apart};")
             return
         if not is_arg(s.total):
             text = reducing(s.total.op, accumulator(s.total.dtype), name, value, s.value.dtype)

@@ -10,6 +10,7 @@ from typing import Any
 
 from blufunc.core import dtypes
 from blufunc.core.jaxpr import Eqn, Var
+from blufunc.core.ops.elementwise import mul_p
 from blufunc.core.ops.gather_scatter import gather_fill, gather_p
 from blufunc.kernels.frames import REDUCES, scans
 from blufunc.kernels.indices import ZERO, Index, Range, flat, of, unflat
@@ -26,6 +27,7 @@ from blufunc.kernels.loopir import (
     Scan,
     Store,
     Total,
+    apply,
     const,
     fold,
     load,
@@ -37,7 +39,7 @@ from blufunc.kernels.lower_long_scans import scanned_chunks
 from blufunc.kernels.lower_reads import placed
 from blufunc.kernels.lower_scalars import choose, converted
 from blufunc.kernels.lower_scans import scanned_rows
-from blufunc.kernels.row_loops import Levels, in_generations
+from blufunc.kernels.row_loops import Levels, in_generations, root_apart
 
 
 def in_rows(low: Lowering) -> list[Launch]:
@@ -56,7 +58,9 @@ def in_rows(low: Lowering) -> list[Launch]:
     outer = frame.outer or 1
     rows = frame.rows // outer
     chunks, tiles, width = low.target.chunks(rows, frame.lanes), 1, frame.lanes
+    interleaved = low.target.interleaved
     if frame.order is None:  # parts of rows will do
+        interleaved = False
         tile, wide = low.target.tile, low.target.wide_tile
         if wide is not None and len(column_outs) < len(low.outputs):
             tile = wide(frame.rows * frame.lanes)
@@ -66,11 +70,11 @@ def in_rows(low: Lowering) -> list[Launch]:
             chunks = low.target.tile_chunks(rows, outer * tiles)
     chunks = max(1, min(rows, chunks))
     per = -(-rows // chunks)
-    chunks = -(-rows // per)
+    chunks = chunks if interleaved else -(-rows // per)
     a, g, j = Range("a", outer), Range("g", chunks), Range("j", per)
     t, k = Range("t", tiles), Range("k", width)
     column = of(t) * width + of(k)
-    row_in_outer = of(g) * per + of(j)
+    row_in_outer = of(j) * chunks + of(g) if interleaved else of(g) * per + of(j)
     row = of(a) * rows + row_in_outer
     body = row_body(low, row, k, column)
     keeps = {
@@ -159,9 +163,14 @@ def row_body(low: Lowering, row: Index, k: Range, column: Index | None = None) -
                 low.columns[v] = (op, dtype, value)
                 continue
             positional = op.startswith("arg")
+            apart = root_apart(value, k) if op == "sum" else None
+            value = value if apart is None else apart[0]
             total = Total(low.names.of(v, e), dtype, op, v.aval.dtype if positional else None)
             low.totals[v] = total
             meetings.append(Reduce(total, value, of(k) if positional else None))
+            if apart is not None:
+                product = apply(mul_p, (read(total), apart[1]), {}, dtype)
+                low.memo[v, "total"] = converted(product, v.aval.dtype)
         elif scans(e):
             value, dtype, op = low.reduced(e, unflat(position, v.aval.shape))
             prefix = Prefix(low.names.of(v, e), dtype, k, op, e.params["reverse"])

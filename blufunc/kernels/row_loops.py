@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
+from blufunc.core.ops.elementwise import mul_p, rsqrt_p
 from blufunc.kernels.indices import Range
 from blufunc.kernels.loopir import (
     Keep,
@@ -20,7 +21,9 @@ from blufunc.kernels.loopir import (
     Scan,
     Set,
     Store,
+    Total,
     Value,
+    apply,
     dependencies,
     outside,
     post_order,
@@ -122,6 +125,33 @@ def _scanning_again(s: Lanes, again: Sequence[Scan]) -> Lanes:
     values = post_order([v for x in s.body for v in values_of(x)])
     put = _Replace({v: read(new[v.attr].prefix) for v in values if v.op == "read" and v.attr in new})
     return Lanes(s.range, (*new.values(), *[put.statement(x) for x in s.body]), s.note)
+
+
+def root_apart(value: Value, k: Range) -> tuple[Value, Value] | None:
+    """A product as ``(rest, root)``: a reciprocal root of what lanes over ``k`` have added up, and the other factors.
+
+    The sum of the products is the sum of the rests times the root, and need not wait for what is under the root: so the
+    gradient of a normalisation has one generation of reductions less. Sums of squares under a root that are finite
+    leave room for the sum of the rests. None for other values, and where the rest would have to wait as long.
+    """
+    if value.op != "apply" or value.attr[0] is not mul_p:
+        return None
+    for n, factor in enumerate(value.args):
+        rest = value.args[1 - n]
+        if factor.op == "apply" and factor.attr[0] is rsqrt_p and k not in factor.ranges():
+            return (rest, factor) if _totals_in(factor) - _totals_in(rest) else None
+    for n, factor in enumerate(value.args):
+        found = root_apart(factor, k)
+        if found is not None:
+            rest = apply(
+                mul_p, (found[0], value.args[1]) if n == 0 else (value.args[0], found[0]), {}, value.dtype
+            )
+            return (rest, found[1]) if _totals_in(found[1]) - _totals_in(rest) else None
+    return None
+
+
+def _totals_in(value: Value) -> set[Total]:
+    return {v.attr for v in post_order([value]) if v.op == "read" and isinstance(v.attr, Total)}
 
 
 def roots_of(body: Sequence[Any]) -> list[Value]:

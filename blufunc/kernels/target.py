@@ -19,6 +19,8 @@ class Target:
       total_chunks: from the elements of a reduction over everything to the number of chunks.
       tile_chunks: the same where no number of a whole row is needed, from the rows and the number of tiles that each is
         cut in; None: as ``chunks``.
+      interleaved: whether chunks of rows take rows in turns, so that what all of them read at a time lies side by side;
+        else each takes rows that follow each other.
       finish_bytes: up to how much chunks of rows find for one tile of columns, to be added up at the kernel's end.
       keep_bytes: how much a grid point may keep of its row between loops.
       keep_loads: whether what was read is kept too: not where a cache does that.
@@ -39,6 +41,7 @@ class Target:
     tile: int
     scan_tile: int = 512
     tile_chunks: Callable[[int, int], int] | None = None
+    interleaved: bool = False
     finish_bytes: int = 0
     wide_tile: Callable[[int], int] | None = None
     batch_first: bool = False

@@ -78,6 +78,17 @@ extern "C" __global__ void cipher(const uint32_t* x, uint32_t* out) {
   out[2 * threadIdx.x + 1] = r.b;
 }
 """
+MOMENTS = """
+extern "C" __global__ void __launch_bounds__({n}) moments_{name}(const {t}* x, {t}* out) {{
+  __shared__ vec<{t}, 2> memory[{n} / 32];
+  {t} sum = 0, spread = 0;
+  for (int i = 0; i < 3; ++i) sum += x[3 * threadIdx.x + i];
+  for (int i = 0; i < 3; ++i) spread += (x[3 * threadIdx.x + i] - sum / 3) * (x[3 * threadIdx.x + i] - sum / 3);
+  block_moments<3, {n}>(sum, spread, memory);
+  out[2 * threadIdx.x] = sum;
+  out[2 * threadIdx.x + 1] = spread;
+}}
+"""
 REDUCED = {  # op: its dtypes
     "Sum": ["float32", "float64", "int32", "int64", "uint8", "complex64", "complex128"],
     "Prod": ["float32", "float64", "int64", "complex64"],
@@ -135,6 +146,19 @@ def check_reductions(launch, threads, rng):
                     )
                 else:
                     np.testing.assert_array_equal(first, want, err_msg=entry)
+
+
+def check_moments(launch, threads, rng):
+    """Sums, and squares about the mean that a pass over x * x would lose beside the square of the mean."""
+    for name in ("float32", "float64"):
+        x = (rng.standard_normal(3 * threads) + 1000).astype(name)
+        source = MOMENTS.format(n=threads, name=name, t=C_TYPES[name])
+        out = launch(source, f"moments_{name}", [x], np.zeros((threads, 2), name), block=threads)
+        exact = x.astype(np.float64)
+        assert (out == out[0]).all(), "every thread has the same"
+        tolerance = 40 * np.finfo(name).eps
+        np.testing.assert_allclose(out[0, 0], exact.sum(), tolerance)
+        np.testing.assert_allclose(out[0, 1], ((exact - exact.mean()) ** 2).sum(), 1000 * tolerance)
 
 
 def check_extrema(launch, name, case):

@@ -102,6 +102,10 @@ SMALL_CASES = {
     "layer norm of rows that are copied": (nn.layer_norm, ranged((2, 33000), (33000,), (33000,))),
     "layer norm backward": (backward(nn.layer_norm), ranged((37, 256), (256,), (256,), (37, 256))),
     "layer norm backward, 768": (backward(nn.layer_norm), ranged((11, 768), (768,), (768,), (11, 768))),
+    "layer norm backward, rows ahead": (
+        backward(nn.layer_norm),
+        ranged((150, 768), (768,), (768,), (150, 768)),
+    ),
     "layer norm backward, long": (backward(nn.layer_norm), ranged((7, 2048), (2048,), (2048,), (7, 2048))),
     "layer norm backward bf16": (
         backward(nn.layer_norm),

@@ -59,20 +59,20 @@ struct uint2 { uint32_t x, y; };
 struct uint4 { uint32_t x, y, z, w; };
 struct Dim { unsigned x; };
 static Dim threadIdx, blockIdx, gridDim;
-enum { BLOCKS = 8, THREADS = 1024, STACK = 1 << 16 };  // of a cluster, of a block, of a thread
-static ucontext_t scheduler, fibers[BLOCKS * THREADS];
+enum { MOST_BLOCKS = 8, MOST_THREADS = 1024, STACK_BYTES = 1 << 16 };  // of a cluster, of a block, of a thread
+static ucontext_t scheduler, fibers[MOST_BLOCKS * MOST_THREADS];
 static char* stacks;
 enum State { RUNS, WAITS_FOR_WARP, WAITS_FOR_BLOCK, WAITS_FOR_CLUSTER, DONE };
-static State state[BLOCKS * THREADS];
-static uint32_t slots[BLOCKS * THREADS];
+static State state[MOST_BLOCKS * MOST_THREADS];
+static uint32_t slots[MOST_BLOCKS * MOST_THREADS];
 
 // the blocks of a cluster take turns, each with the shared memory that it had
 static unsigned rank, blocks;  // of the block that runs, of its cluster
-static char* memories[BLOCKS];
+static char* memories[MOST_BLOCKS];
 extern char __start_of_block[], __stop_of_block[];
 __shared__ __attribute__((used)) int of_block_begins;  // so that there is something
-static unsigned self() { return rank * THREADS + threadIdx.x; }
-static unsigned fiber_of(unsigned thread) { return rank * THREADS + thread; }
+static unsigned self() { return rank * MOST_THREADS + threadIdx.x; }
+static unsigned fiber_of(unsigned thread) { return rank * MOST_THREADS + thread; }
 
 static void wait(State s) {
   state[self()] = s;
@@ -106,15 +106,16 @@ static void __threadfence() {}
 static unsigned atomicInc(unsigned* p, unsigned top) { unsigned old = *p; *p = old >= top ? 0 : old + 1; return old; }
 static unsigned ptx_arrive(unsigned* counter, unsigned greatest) { return atomicInc(counter, greatest); }
 template<class W> static W __ldg(const W* p) { return *p; }
+template<class W> static W ptx_ldg_held(const W* p) { return *p; }
 template<class W> static W __ldcs(const W* p) { return *p; }
 template<class W> static W __ldcg(const W* p) { return *p; }
 template<class W> static void __stcs(W* p, W x) { *p = x; }
 
 // copies are made when they are waited for, and not before
 struct Copy { void* to; const void* from; unsigned group; };
-static Copy copies[BLOCKS * THREADS][64];
-static unsigned copied[BLOCKS * THREADS], groups[BLOCKS * THREADS];
-static void ptx_copy(void* to, const void* from) {
+static Copy copies[MOST_BLOCKS * MOST_THREADS][64];
+static unsigned copied[MOST_BLOCKS * MOST_THREADS], groups[MOST_BLOCKS * MOST_THREADS];
+template<int HOW> static void ptx_copy(void* to, const void* from) {
   copies[self()][copied[self()]++] = Copy{to, from, groups[self()]};
 }
 static void ptx_commit_copies() { ++groups[self()]; }
@@ -129,8 +130,8 @@ static void ptx_wait_copies(int left) {
 // barriers count what is still to come, and whether it is known how much that is; their turns end at 0
 static const int64_t UNKNOWN = int64_t(1) << 32;
 struct Barrier { int32_t turn; int32_t made; int64_t left; };
-static Barrier barriers[BLOCKS][64];
-static uint64_t* places[BLOCKS][64];
+static Barrier barriers[MOST_BLOCKS][64];
+static uint64_t* places[MOST_BLOCKS][64];
 static Barrier& barrier_of(uint64_t* place, unsigned block) {
   for (unsigned i = 0; i < 64; ++i)
     if (places[block][i] == place || !places[block][i]) return places[block][i] = place, barriers[block][i];
@@ -140,7 +141,7 @@ static void count(Barrier& b, int64_t change) {
   b.left += change;
   if (!b.left) ++b.turn, b.left = UNKNOWN;
 }
-static unsigned begun[BLOCKS], threads_of_block;  // how many of a block's threads have
+static unsigned begun[MOST_BLOCKS], threads_of_block;  // how many of a block's threads have
 static void ptx_barrier_init(uint64_t* place) { barrier_of(place, rank) = Barrier{0, 1, UNKNOWN}; }
 static void ptx_barrier_expect(uint64_t* place, unsigned bytes) { count(barrier_of(place, rank), bytes - UNKNOWN); }
 static void ptx_barrier_wait(uint64_t* place, unsigned turn) {
@@ -183,8 +184,8 @@ static void begin(unsigned threads) {
     ucontext_t& fiber_here = fibers[fiber_of(t)];
     state[fiber_of(t)] = RUNS;
     getcontext(&fiber_here);
-    fiber_here.uc_stack.ss_sp = stacks + size_t(fiber_of(t)) * STACK;
-    fiber_here.uc_stack.ss_size = STACK;
+    fiber_here.uc_stack.ss_sp = stacks + size_t(fiber_of(t)) * STACK_BYTES;
+    fiber_here.uc_stack.ss_size = STACK_BYTES;
     fiber_here.uc_link = &scheduler;
     makecontext(&fiber_here, fiber, 0);
   }
@@ -210,7 +211,7 @@ extern "C" bool launch(Entry e, unsigned grid, unsigned cluster, unsigned thread
   blocks = cluster;
   threads_of_block = threads;
   if (!stacks)  // of which only what is touched is memory
-    stacks = (char*)mmap(0, size_t(BLOCKS * THREADS) * STACK, PROT_READ | PROT_WRITE,
+    stacks = (char*)mmap(0, size_t(MOST_BLOCKS * MOST_THREADS) * STACK_BYTES, PROT_READ | PROT_WRITE,
                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   const size_t size = __stop_of_block - __start_of_block;
   for (unsigned first = 0; first < grid; first += cluster) {

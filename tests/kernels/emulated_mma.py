@@ -179,4 +179,4 @@ class Emulator:
         held = [np.frombuffer(v, np.uint8) if isinstance(v, bytes) else v for _, v in parameters]
         pointers = (ctypes.c_void_p * len(held))(*[a.ctypes.data for a in held])
         library.poison()
-        library.launch(library.run, grid, block, pointers, None, None, None)
+        assert library.launch(library.run, grid, 1, block, pointers, None, None, None)

@@ -1,10 +1,13 @@
 """Kernels as CUDA C++: against what LoopIR means, block by block on the host, and on a device where there is one."""
 
+import re
+
 import numpy as np
 import pytest
 
 import blufunc as bf
-from blufunc import nn
+import blufunc.numpy as bnp
+from blufunc import lax, nn
 from blufunc.core import dtypes
 from blufunc.core.ops import elementwise as ew
 from blufunc.kernels import cstyle_cuda, nvrtc
@@ -38,6 +41,7 @@ from tests.kernels.cuda_functions import (
     I32,
     SMALL,
     adamw,
+    backward,
     cross_entropy,
     kernels,
     ranged,
@@ -161,7 +165,7 @@ BY_HAND = {
     "kept in shared memory": (lambda: _kept(28000, F32), (1024, 1, 1), 112000),
     "too much to keep on the chip": (lambda: _kept(70000, F32), (1024, 1, 1), 0),
     "kept, f64": (lambda: _kept(1100, F64), (288, 1, 1), 0),
-    "a block for each row": (lambda: _sums_of_rows(8192, 5), (1024, 1, 1), 0),
+    "a block for each row": (lambda: _sums_of_rows(8192, 5), (512, 1, 1), 0),
     "a warp for each row": (lambda: _sums_of_rows(260, 11), (32, 1, 8), 7280),
 }
 
@@ -330,7 +334,9 @@ def test_rows_are_copied_to_shared_memory_where_there_is_room(machine, shared, t
     limits = Limits(shared, cluster=1)
     writer, text = writer_of(kernel, (), limits), writer_of(kernel, (), limits).render()
     assert writer.schedule.block == threads
-    assert ("vec_copy<float, 4>(logits_row" in text) == ("ptx_wait_copies(" in text) == (threads == 1024)
+    assert (
+        ("vec_copy<float, 4, LONG>(logits_row" in text) == ("ptx_wait_copies(" in text) == (threads == 1024)
+    )
     assert ("vec_ldcs<" in text) == (threads == 512)
     got, want = arrays_for(kernel), arrays_for(kernel)
     interpret(kernel, want)
@@ -474,6 +480,110 @@ def test_devices_without_clusters_read_again():
     assert "vec_ldcs<float, 4>(logits +" in old and "cluster" not in old
     assert "__cluster_dims__(5, 1, 1)" in new and "vec_ldcs" not in new
     assert new.count("cluster_under_top<0>") == 1, "the maximum and the sum go together"
+
+
+@pytest.mark.parametrize(
+    "function, shapes, held",
+    [
+        (nn.layer_norm, [(16384, 4096), (4096,), (4096,)], True),
+        (backward(nn.layer_norm), [(16384, 4096), (4096,), (4096,), (16384, 4096)], True),
+        (nn.layer_norm, [(1024, 4096), (4096,), (4096,)], False),  # all of it has room in the cache
+        (lambda x: x.sum(1), [(16384, 4096)], False),  # nothing is written that would take the room
+        (nn.softmax, [(4096, 40000)], False),  # rows that are read again
+    ],
+)
+def test_what_is_read_outlives_what_is_written_in_the_cache(function, shapes, held):
+    kernel, *_ = kernels(function, ranged(*shapes))
+    assert ("vec_ldg_held<float, 4>(" in writer_of(kernel).render()) == held
+
+
+# -- moments -------------------------------------------------------------------------------------------
+
+
+def _standardised(mean):
+    """Rows less their mean, over the root of what ``mean`` of the squares is."""
+
+    def function(x):
+        x = x - mean(x)
+        return x * lax.rsqrt(mean(x * x) + 1e-6)
+
+    return function
+
+
+MOMENTS = {  # a function, what it takes, and how often threads meet: in moments, and otherwise
+    "layer norm": (nn.layer_norm, ranged((9, 768), (768,), (768,)), 1, 0),
+    "layer norm of a block": (nn.layer_norm, ranged((3, 4096), (4096,), (4096,)), 1, 0),
+    "layer norm of 20 warps": (nn.layer_norm, ranged((3, 5120), (5120,), (5120,)), 1, 0),
+    "layer norm bf16": (nn.layer_norm, ranged((9, 1024), (1024,), (1024,), dtype=BF16), 1, 0),
+    "variance": (lambda x: x.var(-1), ranged((9, 256)), 1, 0),
+    "deviation of a function": (lambda x: bnp.exp(x).std(-1, ddof=1), ranged((5, 1536)), 1, 0),
+    "variance in f64": (lambda x: x.var(-1), ranged((9, 256), dtype=F64), 1, 0),
+    "squares as products": (_standardised(lambda x: x.mean(-1, keepdims=True)), ranged((9, 256)), 1, 0),
+    "rows that are copied": (nn.layer_norm, ranged((2, 32768), (32768,), (32768,)), 1, 0),
+    "a lane more for some threads": (nn.layer_norm, ranged((9, 132), (132,), (132,)), 0, 2),
+    "rms norm": (nn.rms_norm, ranged((9, 768), (768,)), 0, 1),
+    "about half the mean": (_standardised(lambda x: 0.5 * x.mean(-1, keepdims=True)), ranged((9, 256)), 0, 2),
+    "the mean is awaited": (
+        lambda x: (x.var(-1), (x - x.mean(-1, keepdims=True)).max(-1)),
+        ranged((9, 256)),
+        0,
+        3,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MOMENTS)
+def test_moments_are_exchanged_at_once(machine, name):
+    """They are as exact as two passes where the mean is much larger than the deviations."""
+    function, shapes, moments, others = MOMENTS[name]
+    *_, kernel = kernels(function, shapes)
+    writer = writer_of(kernel)
+    text = writer.render()
+    assert len(re.findall(r"(?:warp|block)_moments<", text)) == moments
+    assert len(re.findall(r"(?:warp|block)_reduce<", text)) == others
+    got, want = arrays_for(kernel), arrays_for(kernel)
+    far = 8 if "exp" in text else 100  # whose square float32 holds with the digits that matter still
+    for arrays in (got, want):
+        arrays[kernel.buffers[0]][...] = (
+            np.random.default_rng(1).standard_normal(kernel.buffers[0].size) + far
+        )
+    interpret(kernel, want)
+    launch(machine, machine.compile([writer]), writer, got)
+    agree(kernel, got, want)
+
+
+# -- rows ahead ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "shape, dtype, shared, depth",
+    [
+        ((16384, 768), F32, 227 << 10, 4),
+        ((16384, 768), F32, 163 << 10, 2),
+        ((16384, 768), F32, 99 << 10, 0),  # no room for two rows of each group
+        ((16384, 768), BF16, 227 << 10, 4),
+        ((16384, 512), F32, 227 << 10, 0),  # blocks that share a multiprocessor
+        ((132, 768), F32, 227 << 10, 0),  # a row each
+        ((16384, 4096), F32, 227 << 10, 0),  # blocks that take rows
+    ],
+)
+def test_rows_ahead_where_a_block_is_alone(shape, dtype, shared, depth):
+    made = kernels(backward(nn.layer_norm), ranged(shape, shape[1:], shape[1:], shape, dtype=dtype))
+    (kernel,) = [k for k in made if any(isinstance(s, Rows) for s in k.body)]
+    writer = writer_of(kernel, (), shared)
+    text = writer.render()
+    assert (writer.ahead.depth if writer.ahead else 0) == depth
+    assert (f"ptx_wait_copies({depth - 1});" in text) == ("ALONE>(" in text) == (depth > 0)
+    assert writer.shared_bytes <= shared - (4 << 10)
+
+
+def test_rows_ahead_are_read_once():
+    """In vectors that a row's first loop alone reads; what is the same for all rows is read before them."""
+    (kernel, *_) = kernels(*SMALL_CASES["layer norm backward, rows ahead"], SMALL)
+    text = writer_of(kernel).render()
+    loop = text[text.index("for (int j = group") :]
+    assert loop.count("vec_load<") == 2 and "vec_ldg<" not in loop
+    assert text.index("vec_ldg<") < text.index("ptx_commit_copies")
 
 
 # -- groups --------------------------------------------------------------------------------------------

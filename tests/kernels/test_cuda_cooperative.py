@@ -8,6 +8,7 @@ from tests.kernels.cuda_blocks import (
     EXTREMUM_CASES,
     LAST,
     check_extrema,
+    check_moments,
     check_moves,
     check_others,
     check_reductions,
@@ -29,6 +30,11 @@ def launch(request):
 @pytest.mark.parametrize("threads", [32, 96, 256, 1024])
 def test_reductions_and_scans(threads, launch, rng):
     check_reductions(launch, threads, rng)
+
+
+@pytest.mark.parametrize("threads", [32, 96, 256, 1024])
+def test_moments(threads, launch, rng):
+    check_moments(launch, threads, rng)
 
 
 @pytest.mark.parametrize("case", EXTREMUM_CASES)

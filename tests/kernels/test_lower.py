@@ -124,6 +124,54 @@ def test_reductions_that_do_not_wait_for_each_other_share_a_loop():
     assert len(loops_of(kernel)) == 1 and len(statements(kernel, Reduce)) == 3
 
 
+def _normalised(x, y):
+    """The sum of the products of a row less its mean, over its length, with another."""
+    x = x + x.sum(1, keepdims=True) * (-1 / x.shape[1])
+    return x * lax.rsqrt((x * x).sum(1, keepdims=True)) * y
+
+
+GENERATIONS = {  # a function of two arrays, and in how many loops its rows are reduced
+    "a root that the rest need not wait for": (lambda x, y: _normalised(x, y).sum(1), 2),
+    "the other way round": (lambda x, y: (y * (3 * _normalised(x, x))).sum(1), 2),
+    "a factor that is no root": (lambda x, y: (x * (1 / x.sum(1, keepdims=True)) * y).sum(1), 2),
+    "a root of each element": (lambda x, y: (x * lax.rsqrt(y * y + x.sum(1, keepdims=True) ** 2)).sum(1), 2),
+    "a root, and a rest that waits as long": (
+        lambda x, y: (
+            lax.rsqrt((x * x).sum(1, keepdims=True)) * bnp.exp(y - (x * x).sum(1, keepdims=True))
+        ).sum(1),
+        2,
+    ),
+    "the largest, not the sum": (lambda x, y: _normalised(x, y).max(1), 3),
+}
+
+
+@pytest.mark.parametrize("name", GENERATIONS)
+def test_a_root_is_taken_out_of_sums(name):
+    """Where the sum of the rests need not wait for what is under the root."""
+    function, generations = GENERATIONS[name]
+    (kernel,) = kernels(function, X, X)
+    assert sum(any(isinstance(s, Reduce) for s in loop.body) for loop in loops_of(kernel)) == generations
+
+
+@pytest.mark.parametrize("rows, chunks", [(6, 3), (7, 3), (2, 2)])
+def test_chunks_may_take_rows_in_turns(rows, chunks):
+    """Where a kernel reduces rows and columns both: each row is one chunk's."""
+    function = lambda x: (x - x.sum(1, keepdims=True)).sum(0)
+    kernel, *_ = kernels(function, ones(rows, 8), target=replace(SMALL, interleaved=True))
+    (loop,) = [s for s in kernel.body if isinstance(s, Rows)]
+    taken = [
+        loop.index.at({loop.range: j, **dict.fromkeys(kernel.grid, g)})
+        for g in range(kernel.points)
+        for j in range(loop.range.extent)
+    ]
+    assert kernel.points == chunks
+    assert sorted(r for r in taken if r < loop.limit) == list(range(rows))
+    assert loop.index.coefficient(loop.range) == chunks or rows == chunks
+    by_chunks, *_ = kernels(function, ones(rows, 8), target=SMALL)
+    (in_order,) = [s for s in by_chunks.body if isinstance(s, Rows)]
+    assert in_order.index.coefficient(in_order.range) in (1, 0)
+
+
 @pytest.mark.parametrize("rows, chunks, per", [(6, 3, 2), (7, 3, 3), (2, 2, 1)])
 def test_chunks_of_rows(rows, chunks, per):
     """So many chunks as are not empty; a finish adds up what they found."""
