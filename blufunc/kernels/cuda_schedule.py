@@ -130,9 +130,7 @@ def _of_lanes(kernel: Kernel, most: Vectors, keeps: Sequence[Keep], cuts: dict[R
     few = points < 4 * SM_COUNT and vectors > 2 * _WARP
     much = _registers(keeps, Schedule(_WARP), cuts) > _WARP_REGISTERS
     if most.range.extent > WARP_LANES or few or (much and vectors > 2 * _WARP):
-        # a scan waits for all threads before it reads on: few blocks of it want all threads that they can have
-        alone = points < SM_COUNT and any(isinstance(s, Scan) for s in kernel.statements())
-        return Schedule(_block_threads(most, 1024 if keeps or alone else 512))
+        return Schedule(_block_threads(most, 1024 if keeps else 512))
     threads = min(_WARP, _power_of_two(vectors))
     if points % (_WARP // threads):
         threads = _WARP  # whole warps come to exchanges, or none of their threads
