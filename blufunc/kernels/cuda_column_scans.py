@@ -42,6 +42,12 @@ _ROWS = 8
 _WARPS = 16, 32
 """Warps of a block where there is one for each multiprocessor, and where there is not."""
 
+_REGISTERS, _OTHER_REGISTERS = 1 << 16, 40
+"""Registers of a block, and those that a thread needs beside the rows that it has at once."""
+
+_STATIC_BYTES = 48 << 10
+"""What a block may have of shared memory without asking."""
+
 
 def scans_columns(kernel: Kernel) -> bool:
     """Whether rows follow one another in all that a kernel does, and what they accumulate is read in them."""
@@ -79,11 +85,22 @@ class ColumnStyle(CudaStyle):
         (self.lanes_of_row,) = rows.body
         self.cut = self.cuts[self.lanes_of_row.range]
         self.tiles = -(-self.cut.range.extent // _WARP)
-        most = _WARPS[self.blocks < SM_COUNT]
-        warps = max(1, min(most, -(-rows.range.extent // _ROWS)))
-        self.schedule = Schedule(_WARP, sharing=warps)
         self.scanned = _scanned(self.lanes_of_row)
+        crowded = int(len(self.scanned) > 2)  # compilers would rather spill than have one block alone
+        self.schedule = Schedule(_WARP, sharing=self._warps(rows.range.extent), resident=crowded)
         self.turn, self.row_of_turn = "", ""
+        self.there = ""  # the condition that a thread's column is one of the row's, if that is not known
+
+    def _warps(self, rows: int) -> int:
+        """Warps of a block: no more than there are rows, registers and shared memory for."""
+        sizes = {keep: max(4, keep.dtype.itemsize) for keep in self.cut_of_keep}
+        # beside the rows of each scan, half as much for what is computed of them
+        registers = _OTHER_REGISTERS + 3 * sum(_ROWS * sizes[keep] // 4 for keep in self.scanned) // 2
+        shared = _WARP * sum(sizes[keep] * (1 + (keep in self.scanned)) for keep in sizes)
+        room = (
+            min(_REGISTERS // (_WARP * registers), _STATIC_BYTES // shared) // 4 * 4
+        )  # as they are handed out
+        return max(1, min(_WARPS[self.blocks < SM_COUNT], -(-rows // _ROWS), room))
 
     def cuts_of(self, kernel: Kernel) -> dict[Range, Vectors]:
         return {s.range: vectors_of(s.range, 1) for s in kernel.statements() if isinstance(s, Lanes)}
@@ -102,7 +119,8 @@ class ColumnStyle(CudaStyle):
         tile = f"blockIdx.x % {self.tiles}u * {_WARP} + " if self.tiles > 1 else ""
         self.line(f"const {self.index_type} {self.variable(k)} = {tile}thread;")
         self.scope.ranges |= {*self.kernel.grid, k}
-        self.there = f"{self.variable(k)} < {lanes}" if lanes % _WARP else ""
+        if lanes % _WARP:
+            self.there = f"{self.variable(k)} < {lanes}"
         rows, *rest = self.kernel.body
         self.scanned_rows(rows)
         for s in rest:

@@ -62,6 +62,10 @@ LARGE_SCANS = {
     "scan of a row": (lambda x: bnp.tanh(bnp.cumsum(x * 2)), ranged((10_000_000,))),
     "scan over rows": (lambda x: bnp.cumsum(x * 2, 0), ranged((4096, 4096))),
     "scans over rows": (lambda x: lax.cumlogsumexp(lax.cumsum(x, 1), 1), ranged((8, 16384, 1000))),
+    "many scans over rows f64": (
+        lambda x: [op(x, 0) for op in (lax.cumsum, lax.cumprod, lax.cummax, lax.cummin, lax.cumlogsumexp)],
+        ranged((2048, 2048), dtype=F64),
+    ),
     "log scan": (lambda x: lax.cumlogsumexp(x, 1), ranged((4096, 4096))),
     "scan f64": (lambda x: lax.cumprod(x, 1), ranged((1024, 5000), dtype=F64)),
 }
