@@ -570,7 +570,7 @@ def test_moments_are_exchanged_at_once(machine, name):
 def test_rows_ahead_where_a_block_is_alone(shape, dtype, shared, depth):
     made = kernels(backward(nn.layer_norm), ranged(shape, shape[1:], shape[1:], shape, dtype=dtype))
     (kernel,) = [k for k in made if any(isinstance(s, Rows) for s in k.body)]
-    writer = writer_of(kernel, (), shared)
+    writer = writer_of(kernel, (), Limits(shared))
     text = writer.render()
     assert (writer.ahead.depth if writer.ahead else 0) == depth
     assert (f"ptx_wait_copies({depth - 1});" in text) == ("ALONE>(" in text) == (depth > 0)
