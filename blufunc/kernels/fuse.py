@@ -131,6 +131,23 @@ class Fusion:
         """The steps that are fused regions."""
         return [s for s in self.steps if isinstance(s, Region)]
 
+    def in_order(self) -> Jaxpr:
+        """The program with the equations of a step together: a region may have some from far apart."""
+        order: dict[Eqn, None] = {}
+
+        def add(eqn: Eqn) -> None:
+            for a in eqn.invars:
+                if a in self.virtual and self.virtual[a] not in order:  # type: ignore[index]
+                    add(self.virtual[a])  # type: ignore[index]
+            order[eqn] = None
+
+        for step in self.steps:
+            for eqn in step.eqns if isinstance(step, Region) else [step.eqn]:
+                add(eqn)
+        for eqn in self.jaxpr.eqns:  # views that are results
+            order.setdefault(eqn)
+        return self.jaxpr.replace(eqns=list(order))
+
     def __str__(self) -> str:
         return "\n".join(_describe(i, s) for i, s in enumerate(self.steps))
 

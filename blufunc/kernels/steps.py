@@ -203,12 +203,13 @@ def _recomputing(
     if first.plan.peak_step is None or first.plan.peak_bytes < target.scarce_bytes:
         return jaxpr
     worth = max(_LEAST_SAVING, first.plan.arena_bytes >> 9)
-    return rematerialise(first.fusion, _position(first), origins, worth)
+    fusion = replace(first.fusion, jaxpr=first.fusion.in_order())
+    return rematerialise(fusion, _position(first, fusion.jaxpr), origins, worth)
 
 
-def _position(made: Schedule) -> int:
+def _position(made: Schedule, jaxpr: Jaxpr) -> int:
     """The last equation that has run when the peak of memory is reached."""
-    position = {id(e): i for i, e in enumerate(made.jaxpr.eqns)}
+    position = {id(e): i for i, e in enumerate(jaxpr.eqns)}
     step = made.peak
     eqns = [step.eqn] if isinstance(step, OpaqueStep) else step.region.eqns if step else []
     return max((position[id(e)] for e in eqns), default=len(position))
