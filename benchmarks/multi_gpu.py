@@ -74,11 +74,11 @@ def programs(o: argparse.Namespace) -> Iterator[Program]:
         if here(library):
             tags = {"precision": o.precision, "layout": "one", "gpus": 1}
             args += attention.get(library, [])
-            yield Program(library, module, (*args, *usual), tags, limit=120, cache=library)
+            yield Program(library, module, (*args, *usual), tags, limit=90, cache=library)
     whole = [f"--batch={sizes['batch'] * o.gpus}"]
     if here("blufunc"):
         tags = {"precision": o.precision, "layout": "one", "gpus": 1}
-        yield Program(SAME, PROGRAMS + "gpt2_blufunc", (*usual, *whole), tags, limit=120, cache="blufunc")
+        yield Program(SAME, PROGRAMS + "gpt2_blufunc", (*usual, *whole), tags, limit=90, cache="blufunc")
     for library, (layout, module, *args) in TRAINERS.items():
         if not here(library) or (o.layouts and layout not in o.layouts):
             continue
@@ -86,7 +86,7 @@ def programs(o: argparse.Namespace) -> Iterator[Program]:
         filled += attention.get(library, [])
         tags = {"precision": o.precision, "layout": layout, "gpus": o.gpus}
         cache = library.partition(",")[0].partition(" ")[0]
-        yield Program(library, module, (*filled, *usual), tags, limit=120, cache=cache)
+        yield Program(library, module, (*filled, *usual), tags, limit=90, cache=cache)
 
 
 def _parser() -> argparse.ArgumentParser:
