@@ -345,7 +345,12 @@ def leaves_like(treedef: TreeDef, tree: PyTree) -> list[Leaf] | None:
             found.append(tree)
         else:
             _up_to(treedef.spec, tree, found)
-    except (_Mismatch, UnsortableKeys):
+    except (
+        _Mismatch,
+        UnsortableKeys,
+        ValueError,
+        TypeError,
+    ):  # static data that cannot be compared is an error later
         return None
     for cls in {type(x) for x in found}:
         if KINDS[cls] is not None:  # what stands in the place of a leaf is a container

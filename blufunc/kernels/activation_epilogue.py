@@ -22,8 +22,9 @@ from blufunc.core.jaxpr import Eqn, Jaxpr, Var
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.ops.elementwise import convert_p
 from blufunc.core.override import is_replaced
-from blufunc.core.passes import Origins, dce, inline_bodies
+from blufunc.core.passes import Origins, inline_bodies
 from blufunc.core.primitive import Primitive
+from blufunc.core.structure import broadcast_in_dim_p, reshape_p
 from blufunc.kernels.epilogue import SUMS, Products, dot_bias_p
 
 LEAST_ELEMENTS = 4096 * 3072
@@ -79,20 +80,23 @@ def with_activations(jaxpr: Jaxpr, origins: Origins) -> tuple[Jaxpr, Origins]:
 
 
 class _Activations(Products):
+    def __init__(self, jaxpr: Jaxpr, origins: Origins):
+        super().__init__(jaxpr, origins)
+        self.aux: set[Any] = set()  # arguments of GELU that products store
+
     def run(self) -> Jaxpr:
         if any(is_replaced(p, "impl") for p in (dot_general_p, convert_p)):
             return self.jaxpr
-        self.aux: set[Any] = set()  # arguments of GELU that products store
         for eqn in self.jaxpr.eqns:
-            if is_activation(eqn) and _is_large(eqn.outvars[0].aval):
+            if is_activation(eqn) and _is_large(eqn.outvars[0].aval) and not _is_redefined(eqn):
                 (self.forward if eqn.prim.name == _GELU else self.backward)(eqn)
-        return dce(self.replaced()) if self.made else self.jaxpr
+        return self.replaced() if self.made else self.jaxpr
 
     def forward(self, gelu: Eqn) -> None:
         """Let the product that gives the argument compute GELU as well, and store the argument for others."""
         (x,) = gelu.invars
         maker = self.makers.get(x)  # type: ignore[arg-type]
-        if maker is None or not self.same_origin(maker, gelu):
+        if maker is None or maker in self.made or not self.same_origin(maker, gelu):
             return
         *before, product = [maker] if maker.prim is dot_general_p else self.biased(maker, x) or [maker]
         if product.prim not in (dot_general_p, dot_bias_p) or not _is_one_product(product, x.aval):
@@ -110,6 +114,8 @@ class _Activations(Products):
         if maker.prim is convert_p:
             total = self.maker(maker.invars[0])
         if total is None or total.prim not in SUMS or not self.same_origin(total, maker):
+            return []
+        if any(is_replaced(p, "impl") for p in (total.prim, broadcast_in_dim_p, reshape_p)):
             return []
         for one, other in (total.invars, total.invars[::-1]):
             product = self.product(one, total)
@@ -138,12 +144,18 @@ def _is_large(aval: ShapedArray) -> bool:
     return aval.size >= LEAST_ELEMENTS and aval.dtype in (dtypes.bfloat16, dtypes.float16)
 
 
+def _is_redefined(activation: Eqn) -> bool:
+    """Whether the user gave other definitions to operations that it consists of."""
+    return any(is_replaced(e.prim, "impl") for e in activation.params["jaxpr"].eqns)
+
+
 def _is_one_product(product: Eqn, result: ShapedArray) -> bool:
     """Whether a product is of two matrices of the dtype of the result, whose rows are as long as epilogues want."""
     (_, contracted), (_, batch) = product.params["dimension_numbers"]
     lhs, rhs = (a.aval for a in product.invars[:2])
     free = [n for d, n in enumerate(rhs.shape) if d not in contracted]
-    return lhs.dtype == rhs.dtype == result.dtype and not batch and not math.prod(free) % 8
+    whole = lhs.size and rhs.size and not batch
+    return bool(whole) and lhs.dtype == rhs.dtype == result.dtype and not math.prod(free) % 8
 
 
 def _joined(prim: Primitive, product: Eqn, activation: Eqn, operands: Any, results: Any) -> Eqn:

@@ -76,7 +76,7 @@ def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> W
             (q, k, v, out, lse, ct), (dq, dk, dv) = [a for a, _ in held], addresses(executor)
             backward(q, k, v, out, lse, ct, dq, dk, dv, scratch.ptr, executor.work_stream())
 
-    return Work(run, eqn.prim.name, step, anywhere=lambda: all(p.in_place for p in parts))
+    return Work(run, eqn.prim.name, step, anywhere=lambda: not any(p.copied for p in parts))
 
 
 class _Part:
@@ -94,6 +94,7 @@ class _Part:
             and not layout.offset % step
         )
         self.strides = Strides(*layout.strides[:last]) if self.in_place else _dense(operand.aval)
+        self.copied = not (self.in_place or operand.in_place)
 
     def address(self, executor: Executor) -> tuple[int, cuda_memory.DeviceBuffer | None]:
         """Where its first element is, and what must live until it is read."""

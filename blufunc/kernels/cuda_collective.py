@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
+from blufunc.config import config
 from blufunc.core import source
 from blufunc.core.jaxpr import Eqn
 from blufunc.kernels import cuda_memory, cuda_runtime
@@ -59,7 +60,14 @@ def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> W
         if count:
             engine.enqueue(kind, given.ptr, to, count, x.dtype, eqn.params["axes"], stream, **more)
 
-    return Work(run, eqn.prim.name, step, anywhere=lambda: operand.in_place, exchanges=True)
+    return Work(
+        run,
+        eqn.prim.name,
+        step,
+        captured=config.nccl_graphs,
+        anywhere=lambda: operand.in_place,
+        exchanges=True,
+    )
 
 
 def _index(eqn: Eqn, target: Callable[[Executor], int]) -> Callable[[Executor], None]:

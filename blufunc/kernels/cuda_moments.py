@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,19 @@ from blufunc.core import dtypes
 from blufunc.core.ops import elementwise as ew
 from blufunc.kernels.cuda_vectors import Vectors
 from blufunc.kernels.indices import Range
-from blufunc.kernels.loopir import Keep, Kernel, Lanes, Reduce, Rows, Set, Total, Value, post_order, values_of
+from blufunc.kernels.loopir import (
+    Keep,
+    Kernel,
+    Lanes,
+    Reduce,
+    Rows,
+    Set,
+    Store,
+    Total,
+    Value,
+    post_order,
+    values_of,
+)
 
 
 @dataclass(frozen=True)
@@ -35,12 +47,15 @@ class Spread(Reduce):
     sum: Total | None = None
 
 
-def with_spreads(kernel: Kernel, cuts: Mapping[Range, Vectors], threads: int) -> Kernel:
+def with_spreads(
+    kernel: Kernel, cuts: Mapping[Range, Vectors], threads: int, aliased: Collection[str] = ()
+) -> Kernel:
     """A kernel that adds up squares about the mean of a row as ``Spread``, where nothing else waits for that mean.
 
     Args:
       cuts: the vectors of its lanes.
       threads: how many share a row; each must have as many of the lanes.
+      aliased: names of inputs that may lie where an output does.
     """
     if threads == 1 or any(isinstance(s, Rows) for s in kernel.body):
         return kernel
@@ -52,6 +67,8 @@ def with_spreads(kernel: Kernel, cuts: Mapping[Range, Vectors], threads: int) ->
             if body[second].range is not over or cuts[over].vector.extent % threads:
                 continue
             found = _squares_about(r, body[first], body[second])
+            if aliased and any(isinstance(s, Store) for s in body[first + 1 : second]):
+                continue  # it may lie where others still read: they meet before it
             if found is None or _is_awaited(r.total, body[first + 1 : second + 1], found[0]):
                 continue
             squares, value = found

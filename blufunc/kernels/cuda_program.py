@@ -2,7 +2,8 @@
 
 Kernels. The sibling of ``host_program.py``: fused regions are kernels that NVRTC compiles, products of matrices are
 cuBLASLt's, the rest is done by libraries, and where there is none by the host. Calls return before the work is done.
-All work of a device is on one stream, so that one call finds the memory of the call before free when its turn comes.
+All calls of a device are on one stream, so that one finds the memory of the call before free when its turn comes;
+within a graph, steps may run side by side.
 
     schedule    steps.py          what runs in which order, and where everything lies
     load        cuda_modules.py   kernels as functions of the device

@@ -61,7 +61,7 @@ class Replays:
 
     def __init__(self, executor: Executor, movable: Sequence[bool]):
         self.executor = executor
-        self.why: str | None = None if executor.captured else "it has steps that the host takes part in"
+        self.why: str | None = None if executor.captured else _why_not(executor)
         self.replayed = 0
         self._movable = movable
         self._graphs: OrderedDict[tuple, _Captured] = OrderedDict()
@@ -161,3 +161,10 @@ class Replays:
         self._graphs.clear()
         if config.shows("launch"):
             config.show(f"{self.executor.name} runs kernel by kernel, not as a graph: {why}")
+
+
+def _why_not(executor: Executor) -> str:
+    """Why the steps of an executor cannot be a graph."""
+    if any(w.exchanges and not w.captured for w in executor.works):
+        return "it exchanges with other devices, and config.nccl_graphs is off"
+    return "it has steps that the host takes part in"

@@ -9,7 +9,7 @@ fulfils, only that lane need be read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -79,9 +79,12 @@ class OnlineSum(Reduce):
     mass: Total | None = None
 
 
-def with_online_sums(kernel: Kernel) -> Kernel:
+def with_online_sums(kernel: Kernel, aliased: Collection[str] = ()) -> Kernel:
     """A kernel in which sums of exponentials under a maximum are taken with the maximum, where nothing of the row is
     kept from the loop of the one to that of the other.
+
+    Threads do not meet behind a loop that is left without a reduction: it may not read, whatever the lane, what a row's
+    result may be written over. Of ``aliased`` inputs that is not known.
     """
     body = list(kernel.body)
     for at, first in enumerate(body):
@@ -93,6 +96,8 @@ def with_online_sums(kernel: Kernel) -> Kernel:
             found = _sum_under(body[at + 1 :], first.range, top)
             if found is not None:
                 second, mass = found
+                if _reads_for_all(second, mass, aliased):
+                    continue
                 online = OnlineSum(top.total, top.value, None, mass.total)
                 body[at] = first = replace(first, body=_swapped(first.body, top, online))
                 body[body.index(second)] = replace(
@@ -100,6 +105,15 @@ def with_online_sums(kernel: Kernel) -> Kernel:
                 )
     body = [s for s in body if not isinstance(s, Lanes) or s.body]
     return replace(kernel, body=tuple(body))
+
+
+def _reads_for_all(second: Lanes, mass: Reduce, aliased: Collection[str]) -> bool:
+    """Whether a loop without its sum has no reduction, and reads of these inputs what is one for all lanes."""
+    rest = [s for s in second.body if s is not mass]
+    if any(isinstance(s, Reduce) for s in rest):
+        return False
+    loads = [v for s in rest for v in post_order(values_of(s)) if v.op == "load"]
+    return any(v.attr[0].name in aliased and second.range not in v.ranges() for v in loads)
 
 
 def with_single_lanes(kernel: Kernel) -> Kernel:

@@ -108,7 +108,7 @@ class CudaStyle(RowCopies, LaneScans):
 
     def __init__(self, kernel: Kernel, aliased: Collection[str] = (), limits: Limits = HOPPER):
         kernel = without_cheap_keeps(with_shared_folds(kernel))
-        kernel = with_online_sums(with_single_lanes(kernel))
+        kernel = with_online_sums(with_single_lanes(kernel), aliased)
         self.cuts = self.cuts_of(kernel)
         kernel, rereads = with_rereads(kernel, self.cuts, limits)
         self.copy = rereads.copy
@@ -117,7 +117,7 @@ class CudaStyle(RowCopies, LaneScans):
         else:
             self.schedule = cuda_schedule.schedule(kernel, self.cuts, limits.shared_bytes)
         if self.schedule.cluster == 1:
-            kernel = with_spreads(kernel, self.cuts, self.schedule.threads)
+            kernel = with_spreads(kernel, self.cuts, self.schedule.threads, aliased)
         kernel, self.ahead = with_rows_ahead(kernel, self.schedule, self.cuts, limits.shared_bytes)
         self.spreads, self.own_means = sums_of_spreads(kernel), dict[Total, str]()
         cutter = Cutter(list(self.cuts.values()))

@@ -136,10 +136,13 @@ class Fusion:
         order: dict[Eqn, None] = {}
 
         def add(eqn: Eqn) -> None:
-            for a in eqn.invars:
-                if a in self.virtual and self.virtual[a] not in order:  # type: ignore[index]
-                    add(self.virtual[a])  # type: ignore[index]
-            order[eqn] = None
+            pending = [eqn]
+            while pending:
+                views = [self.virtual[a] for a in pending[-1].invars if a in self.virtual]  # type: ignore[index]
+                missing = [v for v in views if v not in order]
+                pending.extend(missing)
+                if not missing:
+                    order[pending.pop()] = None
 
         for step in self.steps:
             for eqn in step.eqns if isinstance(step, Region) else [step.eqn]:

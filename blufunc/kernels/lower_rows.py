@@ -163,7 +163,8 @@ def row_body(low: Lowering, row: Index, k: Range, column: Index | None = None) -
                 low.columns[v] = (op, dtype, value)
                 continue
             positional = op.startswith("arg")
-            apart = root_apart(value, k) if op == "sum" else None
+            summed = {m.total: m.value for m in meetings if isinstance(m, Reduce)}
+            apart = root_apart(value, k, summed) if op == "sum" else None
             value = value if apart is None else apart[0]
             total = Total(low.names.of(v, e), dtype, op, v.aval.dtype if positional else None)
             low.totals[v] = total

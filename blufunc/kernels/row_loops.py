@@ -7,11 +7,11 @@ kept; or, of scans of rows that are too long to be kept, found again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from blufunc.core.ops.elementwise import mul_p, rsqrt_p
+from blufunc.core.ops.elementwise import mul_p, rsqrt_p, square_p
 from blufunc.kernels.indices import Range
 from blufunc.kernels.loopir import (
     Keep,
@@ -127,27 +127,58 @@ def _scanning_again(s: Lanes, again: Sequence[Scan]) -> Lanes:
     return Lanes(s.range, (*new.values(), *[put.statement(x) for x in s.body]), s.note)
 
 
-def root_apart(value: Value, k: Range) -> tuple[Value, Value] | None:
-    """A product as ``(rest, root)``: a reciprocal root of what lanes over ``k`` have added up, and the other factors.
+def root_apart(value: Value, k: Range, summed: Mapping[Total, Value]) -> tuple[Value, Value] | None:
+    """A product as ``(rest, root)``: a reciprocal root of a sum of squares over ``k``, and the other factors.
 
     The sum of the products is the sum of the rests times the root, and need not wait for what is under the root: so the
-    gradient of a normalisation has one generation of reductions less. Sums of squares under a root that are finite
-    leave room for the sum of the rests. None for other values, and where the rest would have to wait as long.
+    gradient of a normalisation has one generation of reductions less. One of the other factors must be what was
+    squared: so the rest is finite unless cotangents are near the largest number divided by that factor. None for other
+    values, and where the rest would have to wait as long.
+
+    Args:
+      summed: what totals add up.
     """
+    found = _root_apart(value, k)
+    if found is None:
+        return None
+    rest, root = found
+    factors = _factors(rest)
+    waits = _totals_in(root) - _totals_in(rest)
+    squares = [_square_root(summed[t]) for t in waits if t in summed]
+    return found if any(s is f for s in squares if s is not None for f in factors) else None
+
+
+def _root_apart(value: Value, k: Range) -> tuple[Value, Value] | None:
     if value.op != "apply" or value.attr[0] is not mul_p:
         return None
     for n, factor in enumerate(value.args):
         rest = value.args[1 - n]
         if factor.op == "apply" and factor.attr[0] is rsqrt_p and k not in factor.ranges():
-            return (rest, factor) if _totals_in(factor) - _totals_in(rest) else None
+            return rest, factor
     for n, factor in enumerate(value.args):
-        found = root_apart(factor, k)
+        found = _root_apart(factor, k)
         if found is not None:
-            rest = apply(
-                mul_p, (found[0], value.args[1]) if n == 0 else (value.args[0], found[0]), {}, value.dtype
-            )
-            return (rest, found[1]) if _totals_in(found[1]) - _totals_in(rest) else None
+            pair = (found[0], value.args[1]) if n == 0 else (value.args[0], found[0])
+            return apply(mul_p, pair, {}, value.dtype), found[1]
     return None
+
+
+def _factors(value: Value) -> list[Value]:
+    """The values that a product is of, and the product itself."""
+    found, pending = [], [value]
+    while pending:
+        v = pending.pop()
+        found.append(v)
+        if v.op == "apply" and v.attr[0] is mul_p:
+            pending.extend(v.args)
+    return found
+
+
+def _square_root(value: Value) -> Value | None:
+    """What a value is the square of, if it is one."""
+    if value.op != "apply" or value.attr[0] not in (square_p, mul_p):
+        return None
+    return value.args[0] if value.args[0] is value.args[-1] else None
 
 
 def _totals_in(value: Value) -> set[Total]:

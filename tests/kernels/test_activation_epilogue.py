@@ -56,7 +56,15 @@ X, W, B, V = half(2, 8, 16), half(16, 24), half(24), half(24, 8)
 WIDE = uniform(2, 8, 16), uniform(16, 24), uniform(24), uniform(24, 8)
 HALF = [half(*s, dtype=F16) for s in ((2, 8, 16), (16, 24), (24,), (24, 8))]
 
+
+def twice(x, w):
+    """Two GELUs of one argument, traced apart: the product computes one of them."""
+    h = x @ w
+    return nn.gelu(h), bf.vmap(lambda h: nn.gelu(h) * 2, axis_name="i")(h)
+
+
 JOINED = {
+    "two of one argument": ([GELU, KERNEL], twice, half(16, 16), half(16, 24)),
     "a product": ([GELU], lambda x, w: nn.gelu(x @ w), X, W),
     "a product and a bias": ([BIAS_GELU], lambda x, w, b: nn.gelu(x @ w + b), X, W, B),
     "a bias first": ([BIAS_GELU], lambda x, w, b: nn.gelu(b + x @ w), X, W, B),
@@ -186,6 +194,30 @@ def test_small_products_do_not(cuda, monkeypatch):
 def test_a_replaced_product_stays_as_it_is(cuda):
     with bf.override(lax.dot_general_p, impl=lambda *args, **params: np.full((2, 8, 24), 7, X.dtype)):
         same(bf.jit(lambda x, w: nn.gelu(x @ w))(*on(cuda, X, W)), np.full((2, 8, 24), 7, X.dtype))
+
+
+@pytest.mark.parametrize("prim", [lax.tanh_p, lax.add_p])
+def test_gelu_of_replaced_operations_stays_apart(cuda, prim):
+    with bf.override(prim, impl=lambda *args, **params: prim.impl(*args, **params)):
+        _, found = draft(two_layers, X, W, B, V)
+    assert not [s for s in found if "gelu" in s], found
+
+
+@pytest.mark.parametrize(
+    "fun, args",
+    [
+        (lambda x, w: (nn.gelu(h := x @ w), h), (half(16, 0), half(0, 24))),
+        (lambda h, dy, v: bf.vjp(nn.gelu, h)[1](dy @ v.T)[0], (half(16, 24), half(16, 0), half(24, 0))),
+    ],
+)
+def test_products_of_nothing_are_not_joined(cuda, fun, args):
+    assert not [s for s in draft(fun, *args)[1] if "gelu" in s]
+    agrees(fun, args, cuda)
+
+
+def test_a_number_stays_weak():
+    assert nn.gelu(2.0).aval == nn.silu(2.0).aval
+    np.testing.assert_allclose(float(nn.gelu(2.0)), float(nn.gelu(bnp.float32(2))), rtol=1e-6)
 
 
 def test_products_that_the_library_refuses_are_computed_apart(fake, cuda, monkeypatch, capsys):

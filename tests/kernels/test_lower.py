@@ -141,6 +141,10 @@ GENERATIONS = {  # a function of two arrays, and in how many loops its rows are 
         ).sum(1),
         2,
     ),
+    "factors that are not under the root": (
+        lambda x, y: (y * lax.rsqrt((x * x).sum(1, keepdims=True)) * y).sum(1),
+        2,
+    ),
     "the largest, not the sum": (lambda x, y: _normalised(x, y).max(1), 3),
 }
 

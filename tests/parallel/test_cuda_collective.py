@@ -19,6 +19,9 @@ from blufunc.parallel.spell_out import spell_out
 from blufunc.parallel.thread_engine import run_ranks
 from tests.kernels import fake_cuda
 
+ALONE = ("slice", "pad", "keep first", "cast", "index", "a slice in a loop")
+"""The cases in which no rank needs another."""
+
 MESH = AbstractMesh((2, 2), ("x", "y"))
 BOTH = {"axes": ("x", "y"), "sizes": (2, 2)}
 ONE = {"axes": ("y",), "sizes": (2,)}
@@ -94,14 +97,15 @@ class Alike:
         self.fake.do(run, stream.ptr)
 
 
-@pytest.mark.parametrize("rank", [0, 3])
+@pytest.mark.parametrize("rank, graphs", [(0, True), (3, True), (3, False)])
 @pytest.mark.parametrize("name", CASES)
-def test_steps_on_a_device_do_what_ranks_do(monkeypatch, name, rank):
+def test_steps_on_a_device_do_what_ranks_do(monkeypatch, name, rank, graphs):
     x = np.random.default_rng(0).standard_normal((8, 12), np.float32)
     f = lambda x: bnp.tanh(CASES[name](bnp.exp(x)))
     jaxpr = local(f, x)
     want = run_ranks(MESH, lambda r: np.asarray(eval_jaxpr(jaxpr, [from_numpy(x)])[0]))[rank]
     fake = fake_cuda.install(monkeypatch)
+    monkeypatch.setattr(config, "nccl_graphs", graphs)
     device = bf.devices("cuda")[0]
     there = bf.device_put(x, device)
     engine = Alike(fake, rank)
@@ -110,8 +114,10 @@ def test_steps_on_a_device_do_what_ranks_do(monkeypatch, name, rank):
         for _ in range(4):
             (out,) = program([there.buffer])
             np.testing.assert_allclose(device.backend.to_host(out), want, rtol=1e-5, atol=1e-6)
-    assert program.captured, [w.name for w in program._free[0][0].works if not w.captured]
-    assert fake.replays or len(program._free[0][0].works) < cuda_replay.FEWEST
+    works = program._free[0][0].works
+    assert program.captured == (graphs or name in ALONE), [w.name for w in works]
+    assert program.captured or name == "a loop" or "nccl_graphs" in program.why_no_graph
+    assert bool(fake.replays) == (program.captured and len(works) >= cuda_replay.FEWEST)
 
 
 def test_the_gradients_of_layers_are_summed_beside_the_layers_before(monkeypatch):
@@ -132,6 +138,7 @@ def test_the_gradients_of_layers_are_summed_beside_the_layers_before(monkeypatch
         MESH, lambda r: [np.asarray(o) for o in eval_jaxpr(jaxpr, [from_numpy(a) for a in args])]
     )[0]
     fake = fake_cuda.install(monkeypatch)
+    monkeypatch.setattr(config, "nccl_graphs", True)
     device = bf.devices("cuda")[0]
     there = [bf.device_put(a, device) for a in args]
     engine = Alike(fake, 0)
