@@ -85,7 +85,9 @@ _LINEAR: dict[Any, list[set[int]]] = {
     gather_scatter.scatter_add_p: [{0, 2}],
     name_p: _FIRST,
 }
-_KEEPS_ZEROS = (broadcast_in_dim_p, reshape_p, transpose_p, elementwise.convert_p, elementwise.copy_p)
+_KEEPS_ZEROS = (
+    broadcast_in_dim_p, reshape_p, transpose_p, elementwise.convert_p, elementwise.copy_p, elementwise.select_p,
+)  # fmt: skip
 
 
 def invariant(mesh: AbstractMesh) -> Types:
@@ -313,7 +315,8 @@ class Typer:
             for k, a in enumerate(eqn.invars)
         ]
         self.write(eqn.prim, invars, eqn.params, eqn.outvars, [tuple(result)] * len(eqn.outvars))
-        if eqn.prim in _KEEPS_ZEROS and self.is_zero(eqn.invars[0]):
+        values = eqn.invars[1:] if eqn.prim is elementwise.select_p else eqn.invars
+        if eqn.prim in _KEEPS_ZEROS and all(map(self.is_zero, values)):
             self.zeros.update(eqn.outvars)
 
     def _over_axis(self, eqn: Eqn, letters: list[str], axis: str) -> tuple[list[str], str]:

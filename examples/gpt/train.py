@@ -94,7 +94,8 @@ def make_evaluate(
 
 
 def _matrices(params):
-    return tree.map(lambda leaf: leaf.ndim >= 2, params)
+    """True for weights and embeddings: by name, as on a mesh biases may have several dimensions, too."""
+    return tree.map_with_path(lambda where, _: where[-1].key not in ("bias", "scale"), params)
 
 
 class Run:
