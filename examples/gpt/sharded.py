@@ -11,16 +11,16 @@ Stands between the model and the training loop. The name of an axis says what it
     expert    the experts of a mixture; outside of these, the sequences of a batch
     stage     the layers (pipeline parallel)
 
-All but pipelines are the step of one device with annotations: in the *global view*, in which ``jit`` divides the program
-and puts collectives in. Attention over divided sequences and mixtures of experts are functions of shards in it. A
-pipeline is a function of shards as a whole, which goes with "data" and "model".
+All but pipelines are the step of one device with annotations: in the *global view*, in which ``jit`` divides the
+program and puts collectives in. Attention over divided sequences and mixtures of experts are functions of shards in it.
+A pipeline is a function of shards as a whole, which goes with "data" and "model".
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,7 @@ AXES = (*ROWS, "model", "seq", "stage")
 
 # Which dimension of a parameter is divided along "model" or "expert", counted from the end: there may be more in front.
 TENSOR = {
-    "tokens": -2, "qkv.weight": -1, "qkv.bias": -1, "out.weight": -2,
+    "tokens": -2, "positions": -2, "qkv.weight": -1, "qkv.bias": -1, "out.weight": -2,
     "mlp.up.weight": -1, "mlp.up.bias": -1, "mlp.down.weight": -2,
 }  # fmt: skip
 EXPERT = {
@@ -78,6 +78,11 @@ class Plan:
 ALONE = Plan()
 
 
+def spelled(axes: Mapping[str, int]) -> str:
+    """As on the command line: data=2,model=4."""
+    return ",".join(f"{axis}={size}" for axis, size in axes.items())
+
+
 # -- how arrays lie --------------------------------------------------------------------------------
 
 
@@ -101,8 +106,8 @@ def unpacked(values: Any, plan: Plan) -> Any:
 
         def apart(params):
             blocks = params["blocks"]
-            count = len(tree.leaves(blocks)[0])
-            return params | {"blocks": [tree.map(lambda x: x[i], blocks) for i in range(count)]}
+            one = lambda i: tree.map(lambda x: x[i], blocks)
+            return params | {"blocks": [one(i) for i in range(len(tree.leaves(blocks)[0]))]}
 
         values = _in_params(apart, values)
     if plan.has("model"):
@@ -115,11 +120,16 @@ def specs(values: Any, plan: Plan) -> Any:
     return _named(lambda name, x: _spec(name, np.shape(x), plan), values)
 
 
+def shardings(values: Any, plan: Plan) -> Any:
+    """``specs`` of packed values with the mesh."""
+    return tree.map(lambda spec: plan.sharding(*spec), specs(values, plan))
+
+
 def keep(values: Any, plan: Plan) -> Any:
-    """Packed values laid out by ``specs``, inside of a program."""
+    """Packed values, inside of a program, as they lie."""
     if plan.mesh is None:
         return values
-    return bf.constrain(values, tree.map(lambda s: plan.sharding(*s), specs(values, plan)))
+    return bf.constrain(values, shardings(values, plan))
 
 
 def _spec(name: str, shape: tuple[int, ...], plan: Plan) -> P:
@@ -159,11 +169,19 @@ def _in_params(f: Callable, values: Any) -> Any:
     return tree.map(lambda x: f(x) if of_params(x) else x, values, is_leaf=of_params)
 
 
+def even(windows: np.ndarray, plan: Plan) -> np.ndarray:
+    """As many of the windows as functions of shards can share evenly; some twice where there are not enough."""
+    n = plan.mesh.size_of(plan.among(*ROWS) or ()) if plan.mesh is not None else 1
+    if plan.has("stage") or plan.has("seq") or plan.has("expert"):
+        return np.resize(windows, (max(1, len(windows) // n) * n, *windows.shape[1:]))
+    return windows
+
+
 # -- the step --------------------------------------------------------------------------------------
 
 
 def value_and_grad(config: model.Config, plan: Plan = ALONE) -> Callable:
-    """The function (packed parameters, tokens [B, T + 1]) -> (loss, gradients) of a batch; gradients lie as they come."""
+    """The function (packed parameters, tokens [B, T + 1]) -> (loss, gradients) of a batch."""
     if plan.has("stage"):
         return _pipelined(config, plan)
     wired = wiring(config, plan)
@@ -178,7 +196,7 @@ def value_and_grad(config: model.Config, plan: Plan = ALONE) -> Callable:
 
         zeros = tree.map(bnp.zeros_like, params)
         grads, values = lax.scan(add, zeros, _microbatches(tokens, plan))
-        if plan.has("zero1"):
+        if plan.has("zero1"):  # each rank's sums are whole until here
             grads = bf.constrain(grads, plan.sharding())
         return values.mean(), grads
 
@@ -219,17 +237,16 @@ def _microbatches(tokens: Any, plan: Plan) -> Any:
 
 
 def _mixture(plan: Plan, rows: Any, tokens: Any) -> Callable:
-    """Mixtures of experts in the global view: each rank's tokens are a group, and find all experts or are sent there."""
-    axis = "expert" if plan.has("expert") else None
-    others = tuple(a for a in (*(rows or ()), *(tokens or ())) if a != axis)
+    """Mixtures of experts in the global view: the tokens of each rank are a group."""
+    axis, stream = "expert" if plan.has("expert") else None, P(rows, tokens)
+    others = [a for a in (*(rows or ()), *(tokens or ())) if a != axis]
+    route = functools.partial(bf.parallel.mixture_of_experts, axis=axis, data_axes=others)
 
     def mixture(expert, params, router, x):
-        def local(params, router, x):
-            y, balance = bf.parallel.mixture_of_experts(expert, params, router, x, axis=axis)
-            return y, lax.pmean(balance, others) if others else balance
-
-        stream = P(rows, tokens)
-        mapped = bf.shard_map(local, mesh=plan.mesh, in_specs=(P(axis), P(), stream), out_specs=(stream, P()))
+        mapped = bf.shard_map(
+            functools.partial(route, expert),
+            mesh=plan.mesh, in_specs=(P(axis), P(), stream), out_specs=(stream, P()),
+        )  # fmt: skip
         return mapped(params, router, x)
 
     return mixture

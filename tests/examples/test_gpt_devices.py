@@ -83,7 +83,7 @@ def test_a_signal_stops_all_processes_at_the_same_step(words, tmp_path):
     ("options", "text"),
     [
         (["--mesh", "data=3"], "a batch of 4 cannot be divided among 3 devices"),
-        (["--mesh", "model=2"], "'model' is no axis that a run can be divided along: data=N"),
+        (["--mesh", "rows=2"], "'rows' is no axis that a run can be divided along: data, zero1"),
         (["--mesh", "data=0"], "0 is less than 1"),
     ],
 )
