@@ -140,6 +140,8 @@ def _spec(name: str, shape: tuple[int, ...], plan: Plan) -> P:
         for end, d in dimensions.items():
             if plan.has(axis) and name.endswith(end):
                 entries[d] = axis
+    if plan.has("stage") and name.endswith("positions"):
+        entries[0] = None  # between layers each rank has all tokens of a sequence
     axes = plan.among("fsdp") if name.startswith("params.") else plan.among("zero1", "zero2", "fsdp")
     if whole := [d for d, entry in enumerate(entries) if entry is None]:
         entries[max(whole, key=lambda d: shape[d])] = axes  # the largest of the other dimensions
