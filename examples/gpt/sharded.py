@@ -171,10 +171,10 @@ def _in_params(f: Callable, values: Any) -> Any:
     return tree.map(lambda x: f(x) if of_params(x) else x, values, is_leaf=of_params)
 
 
-def even(windows: np.ndarray, plan: Plan) -> np.ndarray:
+def even(windows: np.ndarray, config: model.Config, plan: Plan) -> np.ndarray:
     """As many of the windows as functions of shards can share evenly; some twice where there are not enough."""
     n = plan.mesh.size_of(plan.among(*ROWS) or ()) if plan.mesh is not None else 1
-    if plan.has("stage") or plan.has("seq") or plan.has("expert"):
+    if plan.has("stage") or plan.has("seq") or config.experts:
         return np.resize(windows, (max(1, len(windows) // n) * n, *windows.shape[1:]))
     return windows
 

@@ -95,7 +95,7 @@ def make_evaluate(
     )  # what is not asked for is not computed
 
     def evaluate(params, windows: np.ndarray) -> float:
-        windows = sharded.even(windows, plan)
+        windows = sharded.even(windows, config, plan)
         batches = [windows[at : at + batch] for at in range(0, len(windows), batch)]
         return sum(float(loss(params, layout.divided(part))) * len(part) for part in batches) / len(windows)
 
