@@ -48,7 +48,9 @@ def test_every_error_has_its_section():
             assert f"| [`{cls.__name__}`](#{cls.__name__.lower()}) | `{builtin.__name__}` |" in text
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/performance.md", "docs/parallelism.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", "docs/performance.md", "docs/parallelism.md"]
+)
 def test_pages_run(page, capsys):
     names = {"__name__": page}  # the blocks of a page are one program
     for block in python_blocks((ROOT / page).read_text()):

@@ -66,8 +66,12 @@ class Backend(Protocol):
     def compile(self, jaxpr: Any, donated: Sequence[bool]) -> Executable:
         """Compile a jaxpr without constants; ``donated`` inputs may be overwritten."""
 
-    def claim(self, array: Any) -> Buffer:
-        """Take the buffer out of a donated ``Array``; a copy if anybody else still sees its storage."""
+    def claim(self, buffers: list[Buffer], donated: Sequence[bool]) -> None:
+        """Put a copy in the place of each donated buffer whose storage anybody sees besides one array and ``buffers``.
+
+        Args:
+          buffers: those of all arguments of a call: what is donated may be passed a second time.
+        """
 
 
 @dataclass(frozen=True)

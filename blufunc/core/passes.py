@@ -4,7 +4,8 @@ Core. Each pass takes a jaxpr and returns a new one:
 
 - ``inline_calls``: the bodies of ``jit`` equations in the place of the calls;
 - ``fold``: equations whose operands are all literals become literals, products with one vanish, so do choices
-  between equals, and numbers are not broadcast for operations that take them as they are;
+  between equals and conversions there and back, and numbers are not broadcast for operations that take them as they
+  are;
 - ``cse``: of equations that compute the same, the first serves;
 - ``dce``: equations that nobody reads go, except for their effects.
 """
@@ -17,12 +18,12 @@ from typing import Any
 import numpy as np
 
 from blufunc.config import config
-from blufunc.core import backend, check, source
+from blufunc.core import backend, check, dtypes, source
 from blufunc.core.array import Array
 from blufunc.core.cache import exact
 from blufunc.core.jaxpr import Atom, DropVar, Eqn, Jaxpr, Literal, Var, subjaxprs
 from blufunc.core.kinds import Elementwise
-from blufunc.core.ops.elementwise import add_p, div_p, mul_p, select_p, stop_gradient_p
+from blufunc.core.ops.elementwise import add_p, convert_p, div_p, mul_p, select_p, stop_gradient_p
 from blufunc.core.primitive import Primitive
 from blufunc.core.structure import add_any_p, broadcast_in_dim_p
 
@@ -82,17 +83,27 @@ def _drop_outputs(eqn: Eqn, reads: list[bool]) -> Eqn:
     return eqn.with_vars(eqn.invars, outvars)
 
 
-def rewrite(jaxpr: Jaxpr, step: Callable[[Eqn, list[Atom], Callable], list[Eqn]]) -> Jaxpr:
+Origins = dict[Eqn, int]
+"""For equations that compute something again on purpose, the number of the call that they are from."""
+
+
+def rewrite(
+    jaxpr: Jaxpr, step: Callable[[Eqn, list[Atom], Callable], list[Eqn]], origins: Origins | None = None
+) -> Jaxpr:
     """Go through the equations with a substitution of variables that ``step`` extends.
 
     ``step(eqn, invars, alias)`` gets the equation and its substituted operands, returns the equations
     to put in its place, and calls ``alias(var, atom)`` to have ``atom`` stand for ``var`` from here on.
+    ``origins`` is kept up for those equations.
     """
     known: dict[Atom, Atom] = {}
     resolve, alias = known.get, known.__setitem__
     eqns: list[Eqn] = []
     for eqn in jaxpr.eqns:
-        eqns.extend(step(eqn, [resolve(a, a) for a in eqn.invars], alias))
+        made = step(eqn, [resolve(a, a) for a in eqn.invars], alias)
+        if origins and eqn in origins:
+            origins.update(dict.fromkeys(made, origins[eqn]))
+        eqns.extend(made)
     return jaxpr.replace(eqns=eqns, outvars=[resolve(a, a) for a in jaxpr.outvars])
 
 
@@ -116,13 +127,17 @@ def inline_calls(jaxpr: Jaxpr, only: Primitive | None = None) -> Jaxpr:
 
 
 def put_in_place(eqn: Eqn, body: Jaxpr, invars: Sequence[Atom], alias: Callable) -> list[Eqn]:
-    """The equations of ``body`` on new variables, in the place of a call of it; for the ``step`` of ``rewrite``."""
+    """The equations of ``body`` on new variables, in the place of a call of it; for the ``step`` of ``rewrite``.
+
+    They have its lines; those of an operation on elements, that of the call, as their definition is one of many calls.
+    """
     env: dict[Any, Atom] = dict(zip(body.invars, invars, strict=True))
     inlined = []
     for e in body.eqns:
         fresh = [DropVar(v.aval) if v.__class__ is DropVar else Var(v.aval) for v in e.outvars]
         ins = [a if a.__class__ is Literal else env[a] for a in e.invars]
-        inlined.append(Eqn(e.prim, ins, fresh, e.params, source.within(eqn.scopes, e.source)))
+        line = eqn.source if eqn.prim.pointwise else source.within(eqn.scopes, e.source)
+        inlined.append(Eqn(e.prim, ins, fresh, e.params, line))
         env.update(zip(e.outvars, fresh, strict=True))
     for var, atom in zip(eqn.outvars, body.outvars, strict=True):
         alias(var, atom if atom.__class__ is Literal else env[atom])
@@ -130,16 +145,17 @@ def put_in_place(eqn: Eqn, body: Jaxpr, invars: Sequence[Atom], alias: Callable)
 
 
 def inline_bodies(
-    jaxpr: Jaxpr, keep: Callable[[Eqn], bool] = lambda eqn: False
-) -> tuple[Jaxpr, dict[Eqn, int]]:
+    jaxpr: Jaxpr, keep: Callable[[Eqn], bool] = lambda eqn: False, origins: Origins | None = None
+) -> tuple[Jaxpr, Origins]:
     """With every call in place that only computes its body (``prim.body``), whatever rules it has for transforms.
 
     For compilers, when all transforms are done; ``keep`` says of which calls they have a kernel. Calls that compute
     something again (``prim.again``) stay apart from what computed it first: the second result is, for each of their
-    equations, the number of the call it is from.
+    equations, the number of the call it is from. ``origins`` has those of equations that were in such calls before; it
+    is kept up, and returned.
     """
-    origins: dict[Eqn, int] = {}
-    count = 0
+    origins = {} if origins is None else origins
+    count = max(origins.values(), default=0)
 
     def step(eqn, invars, alias):
         nonlocal count
@@ -160,12 +176,26 @@ def inline_bodies(
 
     if not any(e.prim.body for e in jaxpr.eqns):
         return jaxpr, origins
-    return rewrite(jaxpr, step), origins
+    placed = rewrite(jaxpr, step, origins)
+    if any(e.prim.pointwise and not keep(e) for e in jaxpr.eqns):
+        placed = dce(cse(fold(placed, origins), origins))  # a function and its derivative have much in common
+    return placed, origins
 
 
-def fold(jaxpr: Jaxpr) -> Jaxpr:
-    """With equations on literals evaluated, products with one removed, and numbers used without broadcasting them."""
+def inline_pointwise(jaxpr: Jaxpr) -> Jaxpr:
+    """Simplified, with the equations of operations on elements in their place (``prim.pointwise``), other calls kept.
+
+    For programs that run one equation after the other.
+    """
+    return inline_bodies(simplify(jaxpr), lambda eqn: not eqn.prim.pointwise)[0]
+
+
+def fold(jaxpr: Jaxpr, origins: Origins | None = None) -> Jaxpr:
+    """With equations on literals evaluated, products with one and conversions there and back removed, and numbers used
+    without broadcasting them.
+    """
     numbers: dict[Any, Atom] = {}  # variables that are a number repeated, and the number
+    narrow: dict[Any, Atom] = {}  # variables that were converted to a wider dtype, before that
 
     def step(eqn, invars, alias):
         if not eqn.outvars:
@@ -186,6 +216,13 @@ def fold(jaxpr: Jaxpr) -> Jaxpr:
                 if invars[-1].aval.same_type(out.aval):
                     alias(out, invars[-1])
                     return []
+            if prim is convert_p:
+                (x,) = invars
+                if x in narrow and narrow[x].aval.same_type(out.aval):
+                    alias(out, narrow[x])
+                    return []
+                if _is_exact(x.aval.dtype, out.aval.dtype):
+                    narrow[out] = x
             if prim is mul_p or prim is div_p:
                 x, y = invars if prim is div_p or _is_one(invars[1]) else invars[::-1]
                 if _is_one(y) and x.aval.same_type(out.aval):
@@ -200,7 +237,7 @@ def fold(jaxpr: Jaxpr) -> Jaxpr:
             return [eqn.with_invars(invars)]
         return [Eqn(prim, invars, eqn.outvars, eqn.params, eqn.source)]
 
-    return rewrite(jaxpr, step)
+    return rewrite(jaxpr, step, origins)
 
 
 def _evaluate(prim: Primitive, literals: list[Any], params: dict) -> list[Literal]:
@@ -212,18 +249,29 @@ def _evaluate(prim: Primitive, literals: list[Any], params: dict) -> list[Litera
     return [Literal(Array(r, aval, host)) for r, aval in zip(results, outs, strict=True)]
 
 
+def _is_exact(narrow: np.dtype, wide: np.dtype) -> bool:
+    """Whether conversion keeps every number of a floating dtype as it is."""
+    both = dtypes.is_floating(narrow) and dtypes.is_floating(wide)
+    return both and narrow.itemsize < wide.itemsize and wide.itemsize >= 4
+
+
 def _is_one(atom: Any) -> bool:
     return atom.__class__ is Literal and bool(atom.value == 1)
 
 
-def cse(jaxpr: Jaxpr) -> Jaxpr:
-    """With each distinct computation done once. Equations with effects are all kept."""
+def cse(jaxpr: Jaxpr, origins: Origins | None = None) -> Jaxpr:
+    """With each distinct computation done once. Equations with effects are all kept.
+
+    What has an origin stays apart from what is of another one, or of none.
+    """
+    origin = (origins or {}).get
     seen: dict[Any, Eqn] = {}
 
     def step(eqn, invars, alias):
         if eqn.effects or eqn.prim.opaque:
             return [eqn.with_invars(invars)]
-        key = (eqn.prim, tuple(map(_atom_key, invars)), tuple((k, exact(v)) for k, v in eqn.params.items()))
+        params = tuple((k, exact(v)) for k, v in eqn.params.items())
+        key = (eqn.prim, tuple(map(_atom_key, invars)), params, origin(eqn))
         first = seen.get(key)
         if first is not None and not any(v.__class__ is DropVar for v in first.outvars):
             for mine, theirs in zip(eqn.outvars, first.outvars, strict=True):
@@ -232,7 +280,7 @@ def cse(jaxpr: Jaxpr) -> Jaxpr:
         seen[key] = eqn = eqn.with_invars(invars)
         return [eqn]
 
-    return rewrite(jaxpr, step)
+    return rewrite(jaxpr, step, origins)
 
 
 def _atom_key(atom: Atom) -> Any:

@@ -38,6 +38,7 @@ class Primitive:
       opaque: whether simplification leaves every use as it is: none is folded, or merged with an equal one.
       body: the name of the parameter with the jaxpr that a use computes on all operands, if it computes nothing else.
       again: whether that was computed before and was not stored on purpose.
+      pointwise: whether the body is a few elementwise equations, which every program is better off with.
       inline: whether it only names a call of ``params["jaxpr"]``, which programs put in its place.
       effects: what it does besides computing its results; programs never drop or reorder these.
     """
@@ -51,6 +52,7 @@ class Primitive:
     opaque = False
     body: str | None = None
     again = False
+    pointwise = False
     inline = False
     effects: frozenset[str] = frozenset()
 

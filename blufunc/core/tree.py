@@ -334,6 +334,25 @@ def _unflatten(spec: Spec, rest: Iterator[Leaf]) -> PyTree:
     return kind.join(aux, [next(rest) if s is None else _unflatten(s, rest) for s in specs])
 
 
+def leaves_like(treedef: TreeDef, tree: PyTree) -> list[Leaf] | None:
+    """The leaves of ``tree`` if ``treedef`` is its structure, else None.
+
+    Quicker than ``flatten`` and a comparison, for nothing is sorted, made or hashed.
+    """
+    found: list[PyTree] = []
+    try:
+        if treedef.spec is None:
+            found.append(tree)
+        else:
+            _up_to(treedef.spec, tree, found)
+    except (_Mismatch, UnsortableKeys):
+        return None
+    for cls in {type(x) for x in found}:
+        if KINDS[cls] is not None:  # what stands in the place of a leaf is a container
+            return None
+    return found
+
+
 def leaves(tree: PyTree, is_leaf: IsLeaf = None) -> list[Leaf]:
     """The leaves of ``tree``, from left to right."""
     return flatten(tree, is_leaf)[0]
@@ -461,12 +480,16 @@ def _up_to(spec: Spec, x: Any, found: list[PyTree]) -> None:
     children: Sequence[Any]
     if kind is DICT:
         # Taken in the order of the spec, so that nothing has to be sorted.
-        if len(x) != len(aux):
-            raise _Mismatch
         try:
             children = [x[key] for key in aux]
         except KeyError:
             raise _Mismatch from None
+        if len(x) != len(aux):
+            raise _Mismatch
+    elif kind is TUPLE or kind is LIST:
+        children = x
+        if len(children) != len(specs):
+            raise _Mismatch
     else:
         children, x_aux = kind.split(x)
         if len(children) != len(specs) or x_aux != aux:

@@ -17,7 +17,7 @@ from blufunc.core.jaxpr import DropVar, Eqn, Jaxpr, Literal, subjaxprs
 from blufunc.core.ops.barrier import optimization_barrier_p
 from blufunc.core.ops.convolution import conv_general_dilated_p
 from blufunc.core.ops.dot import dot_general_p
-from blufunc.core.passes import simplify
+from blufunc.core.passes import inline_pointwise, simplify
 from blufunc.kernels import scalars
 from blufunc.kernels.access import moves
 from blufunc.kernels.epilogue import PRODUCTS
@@ -30,6 +30,7 @@ from blufunc.kernels.loopir import (
     Lanes,
     Reduce,
     Rows,
+    Scan,
     Set,
     Store,
     Value,
@@ -154,7 +155,7 @@ def cost_of(made: Schedule, on_host: Callable[[Eqn], bool] | None = None) -> Cos
 
 def cost_of_equations(jaxpr: Jaxpr) -> Cost:
     """The cost of a program that runs equation by equation, as NumPy calls."""
-    return Cost(tuple(of_eqn(e, "reference") for e in simplify(jaxpr).eqns))
+    return Cost(tuple(of_eqn(e, "reference") for e in inline_pointwise(jaxpr).eqns))
 
 
 def _of_step(step: Step, made: Schedule, on_host: Callable[[Eqn], bool] | None) -> StepCost:
@@ -224,10 +225,10 @@ class _Count:
         reads = sum(n for b, n in sizes if not b.written)
         return reads, sum(n for b, n in sizes if b.written), self.flops
 
-    def statement(self, s: Store | Reduce | Set | Accumulate, ranges: frozenset[Range]) -> None:
+    def statement(self, s: Store | Reduce | Scan | Set | Accumulate, ranges: frozenset[Range]) -> None:
         if isinstance(s, Store):
             self.touch(s.buffer, ranges)
-        elif isinstance(s, (Reduce, Accumulate)):
+        elif isinstance(s, (Reduce, Accumulate, Scan)):
             self.flops += _points(ranges)
         at_points = [v for v in post_order(values_of(s)) if v not in self._counted]
         tied: set[Value] = set()  # to the grid point: made of what was reduced or kept there

@@ -19,9 +19,10 @@ import numpy as np
 
 from blufunc.core import dtypes
 from blufunc.core.ops import elementwise as ew
+from blufunc.core.ops.special import logaddexp_p
 from blufunc.kernels import scalars
 from blufunc.kernels.cstyle_scopes import Scope, Writer, comment, indented
-from blufunc.kernels.cstyle_survey import Cell, Survey, written_in
+from blufunc.kernels.cstyle_survey import Survey, written_in
 from blufunc.kernels.indices import Atom, Computed, Index, Quotient, Range, Remainder, ranges_of
 from blufunc.kernels.loopir import (
     ARG_REDUCTIONS,
@@ -29,12 +30,15 @@ from blufunc.kernels.loopir import (
     Accumulate,
     Branch,
     Buffer,
+    Cell,
     Keep,
     Kernel,
     Lanes,
     Loop,
+    Prefix,
     Reduce,
     Rows,
+    Scan,
     Set,
     Store,
     Total,
@@ -54,6 +58,7 @@ _REDUCING = {
     "and": ew.and_p,
     "or": ew.or_p,
     "xor": ew.xor_p,
+    "logaddexp": logaddexp_p,
 }
 _LARGEST_INT = (1 << 31) - (1 << 16)
 """Below this, indices are of type ``int``: loops in strips step a little beyond the end."""
@@ -136,7 +141,7 @@ class CStyle(Writer):
         """Whether it may stand where it is used."""
         if v.op in BODIES or self.uses[v] > 1:
             return False
-        memory = v.op == "load" or (v.op == "read" and isinstance(v.attr, Keep))
+        memory = v.op == "load" or (v.op == "read" and not isinstance(v.attr, Total))
         return self.inline_reads or not memory
 
     def _write(self, v: Value, at: int, inline: bool, user: Value | None) -> None:
@@ -193,12 +198,18 @@ class CStyle(Writer):
         if v.op == "within":
             return self.within(*v.attr)
         if v.op == "read":
-            return self.read_total(v.attr) if isinstance(v.attr, Total) else self.read_keep(v.attr)
+            return self.read(v.attr)
         if v.op == "result":
             return result_of(args[0], v.attr)
         if v.op == "bits":
             return self._bits(v.attr[0], v.attr[1], args)
         raise AssertionError(f"LoopIR has no operation {v.op}")
+
+    def read(self, cell: Cell) -> str:
+        """What a loop has found or kept."""
+        if isinstance(cell, Total):
+            return self.read_total(cell)
+        return self.read_keep(cell) if isinstance(cell, Keep) else self.read_prefix(cell)
 
     def _number(self, index: Index, dtype: np.dtype) -> str:
         text = f"{scalars.register_type(dtype)}({self.index(index)})"
@@ -366,6 +377,8 @@ class CStyle(Writer):
                 stores.append((s.buffer, self._store(s)))
             elif isinstance(s, Reduce):
                 self.reduce(s)
+            elif isinstance(s, Scan):
+                self.take(s)
             else:
                 self.set_keep(s)
                 self.forget(frozenset((s.keep,)))
@@ -422,6 +435,14 @@ class CStyle(Writer):
 
     def reduce(self, s: Reduce) -> None:
         """Take up the lane's value in a total."""
+        raise NotImplementedError
+
+    def take(self, s: Scan) -> None:
+        """Put the lane's value where the scan finds it."""
+        raise NotImplementedError
+
+    def read_prefix(self, prefix: Prefix) -> str:
+        """What a scan has found up to this lane."""
         raise NotImplementedError
 
     def read_total(self, total: Total) -> str:

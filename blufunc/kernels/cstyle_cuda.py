@@ -11,13 +11,17 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from blufunc.kernels import cuda_prelude
+from blufunc.kernels.cuda_clusters import HOPPER, Limits
+from blufunc.kernels.cuda_column_scans import ColumnStyle, scans_columns
 from blufunc.kernels.cuda_group_style import GroupStyle
 from blufunc.kernels.cuda_row_passes import ONLINE
-from blufunc.kernels.cuda_schedule import SHARED_BYTES, SM_COUNT
+from blufunc.kernels.cuda_schedule import SM_COUNT
 from blufunc.kernels.cuda_style import DYNAMIC, CudaKernel, CudaStyle
 from blufunc.kernels.cuda_tile_style import TileStyle, turned_loads
 from blufunc.kernels.loopir import Kernel
 from blufunc.kernels.target import Target
+
+_ALL = 1 << 62
 
 CUDA = Target(
     chunks=lambda rows, lanes: min(rows, SM_COUNT * _resident(lanes)),
@@ -27,13 +31,14 @@ CUDA = Target(
     keep_bytes=1 << 17,
     keep_loads=True,
     tile=64,
+    scan_tile=_ALL,
     wide_tile=lambda elements: 256 if elements >= _MANY else 64,
     group=True,
     recompute=True,
 )
 """As many blocks as the multiprocessors hold at a time. What a row keeps is registers of 1024 threads at the most; of
 longer rows, shared memory or the second-level cache has what was read. What the last block of a tile adds up, it reads
-in the time that another launch would take."""
+in the time that another launch would take. Columns that are scanned ``cuda_column_scans.py`` deals out to blocks."""
 
 
 _ROUND = """
@@ -93,14 +98,14 @@ def render(kernel: Kernel, name: str | None = None, aliased: Collection[str] = (
 def render_many(
     kernels: Sequence[Kernel],
     aliased: Sequence[Collection[str]] | None = None,
-    shared_bytes: int = SHARED_BYTES,
+    limits: Limits = HOPPER,
 ) -> list[CudaKernel]:
     """The same of several kernels, which share one source: that compiles much faster than as many.
 
-    Their names differ. ``shared_bytes`` is what the device allows a block of shared memory.
+    Their names differ. ``limits`` are the device's.
     """
     given = aliased or [()] * len(kernels)
-    writers = [writer_of(k, a, shared_bytes) for k, a in zip(kernels, given, strict=True)]
+    writers = [writer_of(k, a, limits) for k, a in zip(kernels, given, strict=True)]
     source = source_of(writers)
     return [w.made(source) for w in writers]
 
@@ -119,10 +124,10 @@ def render_group(
     return writer.made(source_of([writer]))
 
 
-def writer_of(kernel: Kernel, aliased: Collection[str] = (), shared_bytes: int = SHARED_BYTES) -> CudaStyle:
+def writer_of(kernel: Kernel, aliased: Collection[str] = (), limits: Limits = HOPPER) -> CudaStyle:
     """What writes a kernel."""
-    style = CudaStyle if turned_loads(kernel) is None else TileStyle
-    return style(kernel, aliased, shared_bytes)
+    style = TileStyle if turned_loads(kernel) else ColumnStyle if scans_columns(kernel) else CudaStyle
+    return style(kernel, aliased, limits)
 
 
 def source_of(writers: Sequence[CudaStyle]) -> str:

@@ -21,8 +21,9 @@ from blufunc.core import dtypes
 from blufunc.kernels import scalars
 from blufunc.kernels.cstyle import CStyle, accumulator, comment, is_arg, reducing, update, written_in
 from blufunc.kernels.cstyle_survey import Survey
-from blufunc.kernels.host_lockstep import LockStep, uniform_branch, with_sides
+from blufunc.kernels.host_lockstep import uniform_branch, with_sides
 from blufunc.kernels.host_prelude import with_prelude
+from blufunc.kernels.host_scans import Scans
 from blufunc.kernels.indices import Range, of
 from blufunc.kernels.loopir import (
     BODIES,
@@ -33,6 +34,7 @@ from blufunc.kernels.loopir import (
     Lanes,
     Reduce,
     Rows,
+    Scan,
     Total,
     Value,
     computed_in,
@@ -102,7 +104,7 @@ static thread_local Scratch scratch;
 """C++ that gives a thread memory of its own: ``scratch.of(bytes)``."""
 
 
-class HostStyle(LockStep):
+class HostStyle(Scans):
     """Writes one kernel for the CPU."""
 
     reserved = CStyle.reserved | {"buffers", "threads", "scratch", "Scratch", "main", "free", "aligned_alloc"}
@@ -268,7 +270,11 @@ class HostStyle(LockStep):
         if not any(is_arg(t) or dtypes.is_complex(t.dtype) for t in totals):
             clauses = [f" reduction({self._clause(t)} : {self.named[t]})" for t in totals]
             pragma = f"#pragma omp simd{''.join(clauses)}"
-        self.vector_loop(pragma, s.range, written_in([s]), s.body)
+        scans = [x for x in s.body if isinstance(x, Scan)]
+        if scans:
+            self.scanned_lanes(s, scans, pragma)
+        else:
+            self.vector_loop(pragma, s.range, written_in([s]), s.body)
         for total in totals:
             if scalars.is_small_float(total.dtype) and not is_arg(total):
                 name = self.named[total]
@@ -313,7 +319,7 @@ class HostStyle(LockStep):
         dtype = accumulator(total.dtype)
         if dtypes.is_bool(dtype):
             return _CLAUSES[_BOOLEAN.get(total.op, total.op)]
-        if total.op in ("max", "min") and dtypes.is_floating(dtype):
+        if total.op in ("max", "min", "logaddexp") and dtypes.is_floating(dtype):
             kind = scalars.register_type(dtype)
             start = scalars.literal(identity(total.op, dtype), dtype)
             combine = f"omp_out = bf_{total.op}(omp_out, omp_in)"

@@ -16,8 +16,10 @@ from blufunc.kernels.loopir import (
     Buffer,
     Keep,
     Kernel,
+    Prefix,
     Reduce,
     Rows,
+    Scan,
     Set,
     Statement,
     Store,
@@ -28,7 +30,7 @@ from blufunc.kernels.loopir import (
     values_of,
 )
 
-Cell = Total | Keep | Buffer
+Cell = Total | Keep | Prefix | Buffer
 
 
 class Survey:
@@ -36,7 +38,7 @@ class Survey:
 
     Attributes:
       uses: how often each value, and each quotient or remainder of an index, is written where it is used.
-      reads: for each value, the totals, keeps and written buffers that it is computed from.
+      reads: for each value, the totals, keeps, prefixes and written buffers that it is computed from.
       largest: a bound of every number that addresses are computed with.
     """
 
@@ -75,6 +77,8 @@ def writes_of(s: Statement) -> tuple[Cell, ...]:
         return (s.buffer,)
     if isinstance(s, Reduce):
         return (s.total,)
+    if isinstance(s, Scan):
+        return (s.prefix,)
     return (s.keep,) if isinstance(s, (Set, Accumulate)) else ()
 
 

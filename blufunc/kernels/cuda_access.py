@@ -26,7 +26,7 @@ _LDG = frozenset(
 _NAMES = cuda_prelude.names() | frozenset(
     (
         "threadIdx blockIdx blockDim gridDim warpSize thread group finished shared_memory uint2 uint4 min max "
-        "table segment block vectors step"
+        "table segment block vectors step met"
     ).split()
 )
 """Names that no variable of a kernel may have."""

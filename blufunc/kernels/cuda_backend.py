@@ -7,25 +7,28 @@ same path as a program: it is a jaxpr of one equation, whose program is kept.
 
 from __future__ import annotations
 
-import sys
+import operator
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
 
 from blufunc.core import backend, source
-from blufunc.core.array import Array
 from blufunc.core.avals import ShapedArray
 from blufunc.core.cache import exact
+from blufunc.core.holders import ALONE, references
 from blufunc.core.jaxpr import Eqn, Jaxpr, Var
 from blufunc.core.structure import reshape_p
 from blufunc.kernels import cuda_memory, cuda_runtime
+from blufunc.kernels.cuda_clusters import limits_of
 from blufunc.kernels.cuda_draft import Draft
 from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.cuda_program import CudaProgram
 
 _OPERATIONS_KEPT = 4096
+_STORAGE = operator.attrgetter("_storage")
 
 
 class CudaBackend:
@@ -75,11 +78,20 @@ class CudaBackend:
         """Wait for all that the device was asked for so far, which is on one stream."""
         cuda_runtime.synchronize(buffer.device)
 
-    def claim(self, array: Array) -> DeviceBuffer:
-        """The buffer of a donated array; a copy if another array, or another library, still sees its memory."""
-        buffer = array.buffer
-        sole = _references(buffer) <= _SOLE[0] and _references(buffer._storage) <= _SOLE[1]
-        return buffer if sole else cuda_memory.copy(buffer, buffer.label)
+    def claim(self, buffers: list[DeviceBuffer], donated: Sequence[bool]) -> None:
+        """Copy the donated buffers that another array, or whose memory another buffer or library, still sees."""
+
+        def counts() -> tuple[Iterator[int], Iterator[int]]:
+            return references(compress(buffers, donated)), references(
+                map(_STORAGE, compress(buffers, donated))
+            )
+
+        holders, sharers = counts()  # the array and ``buffers`` hold a buffer, which alone has its storage
+        if max(holders) <= ALONE + 1 and max(sharers) <= ALONE:
+            return
+        for i, n, m in zip(compress(range(len(buffers)), donated), *counts(), strict=True):
+            if n > ALONE + 1 or m > ALONE:
+                buffers[i] = cuda_memory.copy(buffers[i], buffers[i].label)
 
     # -- programs --------------------------------------------------------------------------------------
 
@@ -90,7 +102,7 @@ class CudaBackend:
     def draft(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> Draft:
         """What ``compile`` would make of a jaxpr, without compiling it."""
         found = cuda_runtime.properties(self.index)
-        return Draft(jaxpr, donated, found.arch, found.shared_per_block)
+        return Draft(jaxpr, donated, found.arch, limits_of(found.capability, found.shared_per_block))
 
     def run(
         self, prim: Any, buffers: Sequence[DeviceBuffer], params: dict, outs: Sequence[ShapedArray]
@@ -116,29 +128,5 @@ def _one_equation(
     results = [Var(a.strong()) for a in outs]
     return Jaxpr(ins, [Eqn(prim, ins, results, params, source.current())], results, name=prim.name)
 
-
-def _references(x: Any) -> int:
-    return sys.getrefcount(x)
-
-
-class _Holder:
-    """An object like ``Array`` that alone holds a buffer, to learn what reference counts are then."""
-
-    __slots__ = ("_buffer",)
-
-    def __init__(self) -> None:
-        self._buffer = DeviceBuffer(0, (), np.dtype(np.uint8), 0, _Holder.__new__(_Holder))
-
-    @property
-    def buffer(self) -> DeviceBuffer:
-        return self._buffer
-
-
-def _counts_of_sole(array: Any) -> tuple[int, int]:
-    buffer = array.buffer
-    return _references(buffer), _references(buffer._storage)
-
-
-_SOLE = _counts_of_sole(_Holder())
 
 backend.register("cuda", CudaBackend)

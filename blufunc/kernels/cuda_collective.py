@@ -18,7 +18,6 @@ from blufunc.core.jaxpr import Eqn
 from blufunc.kernels import cuda_memory, cuda_runtime
 from blufunc.kernels.cuda_executor import Executor, Operand, Work
 from blufunc.kernels.steps import OpaqueStep
-from blufunc.parallel import engine as engines
 
 WHOLE = {"all_reduce": 1, "permute": 1, "all_gather": 1, "reduce_scatter": 0, "all_to_all": 0}
 """Kinds of exchange; whether their ``count`` is that of the operand, or that of one rank's part of it."""
@@ -52,7 +51,7 @@ def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> W
     more = {k: v for k, v in options.items() if k in ("op", "perm")}
 
     def run(executor: Executor) -> None:
-        engine: Any = _engine()
+        engine = _engine(eqn)
         stream, to = executor.work_stream(), target(executor)
         if kind == "permute":
             cuda_runtime.fill_zero(to, out.nbytes, stream)
@@ -79,9 +78,9 @@ def _number(device: int, number: int) -> cuda_memory.DeviceBuffer:
     return cuda_memory.to_device(np.asarray(number, np.int32), device, "the place of a rank")
 
 
-def _engine() -> Any:
+def _engine(eqn: Eqn) -> Any:
     """The engine of this thread's rank, which must be one that puts exchanges on streams."""
-    found = engines.current()
+    found = eqn.prim.engine()
     if not hasattr(found, "enqueue"):
         raise errors.CollectiveError(
             f"a program on a CUDA device meets ranks through {type(found).__name__}, which exchanges host memory.",

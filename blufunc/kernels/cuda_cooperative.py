@@ -45,6 +45,12 @@ struct Xor {
   template<class T> static T combine(T x, T y) { return bf_xor(x, y); }
 };
 
+//# LogAddExp
+struct LogAddExp {
+  template<class T> static T identity() { return -T(INFINITY); }
+  template<class T> static T combine(T x, T y) { return bf_logaddexp(x, y); }
+};
+
 //# Arg
 // a value and where it stood; an index of -1 is no element
 template<class T, class I = int32_t> struct Arg { T value; I index; };
@@ -132,35 +138,80 @@ template<class Op, int THREADS, bool REUSED = true, class T> inline T block_redu
 }
 
 //# warp_scan
-// inclusive, in the order of the lanes
-template<class Op, class T> inline T warp_scan(T x) {
-  int lane = threadIdx.x % 32;
+// inclusive, over groups of WIDTH lanes, a power of two, in the order of the lanes or in the REVERSE one
+template<class Op, int WIDTH = 32, bool REVERSE = false, class T> inline T warp_scan(T x) {
+  const int lane = threadIdx.x % WIDTH, rank = REVERSE ? WIDTH - 1 - lane : lane;
 #pragma unroll
-  for (int distance = 1; distance < 32; distance *= 2) {
-    T before = shuffle_up(x, distance);
-    if (lane >= distance) x = Op::combine(before, x);
+  for (int distance = 1; distance < WIDTH; distance *= 2) {
+    T before = REVERSE ? shuffle_from(x, (threadIdx.x + distance) % 32) : shuffle_up(x, distance);
+    if (rank >= distance) x = Op::combine(before, x);
   }
   return x;
 }
 //# block_scan
-// inclusive, in the order of the threads, through shared memory for THREADS / 32 values, which is free on return;
-// total is that of all threads
-template<class Op, int THREADS, class T> inline T block_scan(T x, T* shared, T& total) {
-  static_assert(THREADS % 32 == 0 && THREADS <= 1024, "a block is 1 to 32 whole warps");
-  constexpr int warps = THREADS / 32;
-  int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  x = warp_scan<Op>(x);
-  if (lane == 31) shared[warp] = x;
-  __syncthreads();
-  T sums = warp_scan<Op>(lane < warps ? shared[lane] : Op::template identity<T>());
-  T before = shuffle_from(sums, warp ? warp - 1 : 0);
-  total = shuffle_from(sums, warps - 1);
-  __syncthreads();
-  return warp ? Op::combine(before, x) : x;
+// inclusive, over V values of each of THREADS threads (whole warps, or a power of two of a warp's), in the order of the
+// threads or in the REVERSE one; carry comes before all of them, and becomes what all combine to. Several warps meet in
+// shared memory for THREADS / 32 values: other memory than the last time, or behind another barrier
+template<class Op, int THREADS, bool REVERSE = false, int V, class T>
+inline void block_scan(T (&x)[V], T& carry, T* shared) {
+  static_assert(THREADS <= 32 || (THREADS % 32 == 0 && THREADS <= 1024), "a block is 1 to 32 whole warps");
+  constexpr int width = THREADS < 32 ? THREADS : 32, warps = (THREADS + 31) / 32;
+#pragma unroll
+  for (int i = 1; i < V; ++i) {
+    if constexpr (REVERSE) x[V - 1 - i] = Op::combine(x[V - i], x[V - 1 - i]);
+    else x[i] = Op::combine(x[i - 1], x[i]);
+  }
+  T before = carry, upto = x[REVERSE ? 0 : V - 1];
+  if constexpr (THREADS == 1) {
+    carry = Op::combine(carry, upto);
+  } else {
+    const int lane = threadIdx.x % 32, own = threadIdx.x % width, rank = REVERSE ? width - 1 - own : own;
+    const int first = lane - own;  // of the group
+    upto = warp_scan<Op, width, REVERSE>(upto);
+    T previous = shuffle_from(upto, (lane + (REVERSE ? 1 : 31)) % 32);
+    if constexpr (warps == 1) {
+      carry = Op::combine(carry, shuffle_from(upto, REVERSE ? first : first + width - 1));
+    } else {
+      const int warp = REVERSE ? warps - 1 - threadIdx.x / 32 : threadIdx.x / 32;
+      if (rank == 31) shared[warp] = upto;
+      __syncthreads();
+      T sums = warp_scan<Op>(lane < warps ? shared[lane] : Op::template identity<T>());
+      T others = shuffle_from(sums, warp ? warp - 1 : 0);
+      if (warp) before = Op::combine(before, others);
+      carry = Op::combine(carry, shuffle_from(sums, warps - 1));
+    }
+    if (rank) before = Op::combine(before, previous);
+  }
+#pragma unroll
+  for (int i = 0; i < V; ++i) x[i] = Op::combine(before, x[i]);
 }
-template<class Op, int THREADS, class T> inline T block_scan(T x, T* shared) {
-  T total;
-  return block_scan<Op, THREADS>(x, shared, total);
+
+//# column_scan
+// down the columns of a tile of 32, a lane of each of WARPS warps each: inclusive, over the V rows of each warp, one
+// warp's after the other's; carry comes before all, and becomes what all combine to. Shared memory is for a value of
+// each thread: other memory than the last time
+template<class Op, int WARPS, int V, class T> inline void column_scan(T (&x)[V], T& carry, T* shared) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 1; i < V; ++i) x[i] = Op::combine(x[i - 1], x[i]);
+  shared[threadIdx.x] = x[V - 1];
+  __syncthreads();
+  T before = carry;
+  for (int i = 0; i < WARPS; ++i) {
+    if (i == warp) before = carry;
+    carry = Op::combine(carry, shared[i * 32 + lane]);
+  }
+#pragma unroll
+  for (int i = 0; i < V; ++i) x[i] = Op::combine(before, x[i]);
+}
+//# column_reduce
+// over WARPS warps, for each of their 32 lanes, in their order
+template<class Op, int WARPS, class T> inline T column_reduce(T x, T* shared) {
+  shared[threadIdx.x] = x;
+  __syncthreads();
+  T total = shared[threadIdx.x % 32];
+  for (int i = 1; i < WARPS; ++i) total = Op::combine(total, shared[i * 32 + threadIdx.x % 32]);
+  return total;
 }
 
 //# ptx_arrive
@@ -172,9 +223,10 @@ static inline unsigned ptx_arrive(unsigned* counter, unsigned greatest) {
   return before;
 }
 //# came_last
-// the same as last_block, where the first thread alone stored what is to be read, and has arrived since
+// the same as last_block, where one thread alone stored what is to be read, and has arrived since: the others give more
+// than any count
 static inline bool came_last(unsigned before, unsigned n) {
-  const bool last = __syncthreads_or(threadIdx.x == 0 && before == n - 1);
+  const bool last = __syncthreads_or(before == n - 1);
   if (last) __threadfence();
   return last;
 }

@@ -11,19 +11,16 @@ from collections.abc import Sequence
 from blufunc.core.jaxpr import Jaxpr
 from blufunc.core.passes import simplify
 from blufunc.kernels import cuda_modules, cuda_program
-from blufunc.kernels.cuda_schedule import SHARED_BYTES
+from blufunc.kernels.cuda_clusters import HOPPER, Limits
 from blufunc.kernels.steps import OpaqueStep, Schedule
 
 
 class Draft:
-    """What ``compile`` would make of a jaxpr, on a device of an architecture such as ``sm_90``.
+    """What ``compile`` would make of a jaxpr, on a device of an architecture such as ``sm_90`` with these limits."""
 
-    ``shared_bytes`` is what a block may have of shared memory there.
-    """
-
-    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], arch: str, shared_bytes: int = SHARED_BYTES):
+    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], arch: str, limits: Limits = HOPPER):
         self.jaxpr, self.donated, self.arch = simplify(jaxpr), donated, arch
-        self.shared_bytes = shared_bytes
+        self.limits = limits
 
     @functools.cached_property
     def schedule(self) -> Schedule:
@@ -34,4 +31,4 @@ class Draft:
         """The CUDA C++ that will be compiled."""
         steps = [s for s in self.schedule.steps if not isinstance(s, OpaqueStep)]
         wanted = [w for s in steps for w in cuda_modules.wanted_by(self.schedule, s)]
-        return "\n".join(cuda_modules.texts_of(wanted, self.shared_bytes))
+        return "\n".join(cuda_modules.texts_of(wanted, self.limits))

@@ -8,8 +8,10 @@ which executor serves a call, ``cuda_replay.py`` whether the call is a graph.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +23,7 @@ from blufunc.core.jaxpr import Literal
 from blufunc.kernels import cuda_memory, cuda_runtime, cuda_streams
 from blufunc.kernels.access import view
 from blufunc.kernels.cuda_memory import DeviceBuffer
-from blufunc.kernels.cuda_modules import Loaded, SetPointer, Wanted
+from blufunc.kernels.cuda_modules import Addresses, Loaded, Wanted
 from blufunc.kernels.indices import strides_of
 from blufunc.kernels.launches import Scratch
 from blufunc.kernels.steps import OpaqueStep, Schedule, Step, accesses, touched
@@ -72,6 +74,12 @@ class Roots:
     def is_dynamic(self, root: int) -> bool:
         """Whether its memory is made by the step that computes it."""
         return root >= self.arguments + self.allocations
+
+
+def block_types(made: Schedule) -> list[ShapedArray]:
+    """What is allocated for each result that takes over no argument: bytes, if others are to lie in its memory too."""
+    types = [(type_of(made.values[v]), nbytes) for v, nbytes in made.plan.allocations.items()]
+    return [t if t.nbytes == nbytes else ShapedArray((nbytes,), dtypes.uint8) for t, nbytes in types]
 
 
 def type_of(value: Any) -> ShapedArray:
@@ -215,7 +223,7 @@ class Executor:
         self.arena = self._allocate.bytes(made.plan.arena_bytes, f"the arena of {name}")
         self._bases: list[DeviceBuffer | None] = [None] * self.roots.count
         self._pointers = [0] * self.roots.count
-        self._slots: list[list[tuple[SetPointer, int, int]]] = [[] for _ in range(self.roots.count)]
+        self._slots: list[list[tuple[Addresses, int, int]]] = [[] for _ in range(self.roots.count)]
         counters = sum(loaded.counters for many in launches.values() for _, loaded in many)
         self._counters = self._allocate.zeros(4 * counters)
         self._next_counter = self._counters.ptr
@@ -224,7 +232,8 @@ class Executor:
             for n, step in enumerate(made.steps)
         ]
         self._note_drops()
-        self._makers = [_maker(self.roots, made, o) for o in made.outputs]
+        types = [*[type_of(made.values[v]) for v in made.inputs], *block_types(made)]
+        self._makers = [_maker(self.roots, types, made, o) for o in made.outputs]
         self.captured = all(w.captured for w in self.works)
         del self.copier  # it holds the program, which holds this
 
@@ -239,14 +248,15 @@ class Executor:
             found = self._constants[key] = cuda_memory.to_device(x, self.device, f"a constant of {self.name}")
         return found
 
-    def bind(self, root: int, buffer: DeviceBuffer) -> None:
-        """Let a root be this buffer from now on."""
-        self._bases[root] = buffer
-        pointer = buffer.ptr
-        if self._pointers[root] != pointer:
-            self._pointers[root] = pointer
-            for set_pointer, i, offset in self._slots[root]:
-                set_pointer(i, pointer + offset)
+    def bind(self, first: int, buffers: Sequence[DeviceBuffer]) -> None:
+        """Let the roots from ``first`` on be these buffers from now on."""
+        stop = first + len(buffers)
+        before, pointers = self._pointers[first:stop], [b.ptr for b in buffers]
+        self._bases[first:stop], self._pointers[first:stop] = buffers, pointers
+        for root in compress(range(first, stop), map(operator.ne, pointers, before)):
+            pointer = self._pointers[root]
+            for addresses, i, offset in self._slots[root]:
+                addresses[i] = pointer + offset
 
     def address(self, place: Place) -> int:
         """Where a value is."""
@@ -272,7 +282,7 @@ class Executor:
         """The result of a step, which made its memory; copied where a place is planned for it."""
         place = self.roots.place(value)
         if self.roots.is_dynamic(place.root):
-            self.bind(place.root, buffer)
+            self.bind(place.root, [buffer])
             return
         to = self.buffer(place, type_of(self.made.values[value]))
         cuda_runtime.copy_on_device(to.ptr, buffer.ptr, buffer.nbytes, self.work_stream())
@@ -299,19 +309,19 @@ class Executor:
     def _launch(self, wanted: Wanted, loaded: Loaded) -> Callable[[int], None]:
         counters = [self._next_counter] if loaded.counters else []
         self._next_counter += 4 * loaded.counters
-        launch, set_pointer = loaded.prepare([*[0] * len(wanted.values), *counters])
-        self.follow(set_pointer, [self.roots.place(v) for v in wanted.values])
+        launch, addresses = loaded.prepare([*[0] * len(wanted.values), *counters])
+        self.follow(addresses, [self.roots.place(v) for v in wanted.values])
         return launch
 
-    def follow(self, set_pointer: SetPointer, places: Sequence[Place | None]) -> None:
+    def follow(self, addresses: Addresses, places: Sequence[Place | None]) -> None:
         """Have the addresses of a launch be those of the values that lie in these places; None: as it is."""
         for i, p in enumerate(places):
             if p is None:
                 continue
             if p.root == ARENA:
-                set_pointer(i, self.arena.ptr + p.offset)
+                addresses[i] = self.arena.ptr + p.offset
             else:
-                self._slots[p.root].append((set_pointer, i, p.offset))
+                self._slots[p.root].append((addresses, i, p.offset))
 
     def _note_drops(self) -> None:
         """Find after which step each piece of memory that a step made can go."""
@@ -337,8 +347,7 @@ class Executor:
         """
         self.stream = stream.ptr
         cuda_runtime.use_device(self.device)
-        for root, buffer in enumerate(bases):
-            self.bind(root, buffer)
+        self.bind(0, bases)
         shown = config.shows("launch")
         for n, work in enumerate(self.works):
             if between is not None:
@@ -357,8 +366,7 @@ class Executor:
             self.launch(bases, streams[0])
             return
         cuda_runtime.use_device(self.device)
-        for root, buffer in enumerate(bases):
-            self.bind(root, buffer)
+        self.bind(0, bases)
         order = cuda_streams.turns([self._task(w) for w in self.works], config.cuda_streams)
         awaited = {n for turn in order for n in turn.waits}
         passed, begin = {}, cuda_runtime.recorded(streams[0])
@@ -398,7 +406,7 @@ class Executor:
     def dynamic(self) -> dict[int, DeviceBuffer]:
         """The results that steps made the memory of."""
         first = self.roots.arguments + self.roots.allocations
-        return {n: b for n, b in enumerate(self._bases) if b is not None and n >= first}
+        return {n: b for n, b in enumerate(self._bases[first:], first) if b is not None}
 
     def results(
         self, bases: Sequence[DeviceBuffer], dynamic: dict[int, DeviceBuffer], fresh: bool
@@ -408,7 +416,7 @@ class Executor:
         Args:
           fresh: whether what steps made must be copied: a graph makes it in the same place every time.
         """
-        return [make(self, bases, dynamic, fresh) for make in self._makers]
+        return [bases[m] if isinstance(m, int) else m(self, bases, dynamic, fresh) for m in self._makers]
 
     def copied(self, buffer: DeviceBuffer) -> DeviceBuffer:
         """A buffer of its own with the same values."""
@@ -416,15 +424,20 @@ class Executor:
 
     def release(self) -> None:
         """Let go of the buffers of the last call; addresses are kept, for they may come again."""
-        for root in range(self.roots.count):
-            self._bases[root] = None
+        self._bases = [None] * self.roots.count
 
 
 Maker = Callable[["Executor", Sequence[DeviceBuffer], dict[int, DeviceBuffer], bool], DeviceBuffer]
 
 
-def _maker(roots: Roots, made: Schedule, o: Any) -> Maker:
-    """How a result is had after a run: worked out once, as a step of training has hundreds. It holds no executor."""
+def _maker(roots: Roots, types: Sequence[ShapedArray], made: Schedule, o: Any) -> Maker | int:
+    """How a result is had after a run: worked out once, as a step of training has hundreds. It holds no executor.
+
+    Args:
+      types: of the arguments, and of the allocations for results.
+    Returns:
+      the root whose buffer the result is, or a function that makes it.
+    """
     if isinstance(o, Literal):
         return lambda executor, bases, dynamic, fresh: executor.copied(executor.constant(o))
     place, aval = roots.place(o), type_of(made.values[o])
@@ -437,6 +450,8 @@ def _maker(roots: Roots, made: Schedule, o: Any) -> Maker:
         return base if same else base.view(shape, dtype, offset)
 
     if not roots.is_dynamic(root):
+        if place.offset == 0 and types[root].same_type(aval):
+            return root
         return lambda executor, bases, dynamic, fresh: seen(bases[root])
     return lambda executor, bases, dynamic, fresh: (
         executor.copied(seen(dynamic[root])) if fresh else seen(dynamic[root])
@@ -451,6 +466,9 @@ class Allocator:
 
     def __init__(self, made: Schedule, device: int, name: str):
         self.made, self.device, self.name = made, device, name
+        labels = [made.plan.values[v].label for v in made.plan.allocations]
+        pairs = zip(block_types(made), labels, strict=True)
+        self._blocks = [(aval.shape, aval.dtype, label) for aval, label in pairs]
 
     def __call__(self, aval: ShapedArray, label: str) -> DeviceBuffer:
         if cuda_runtime.is_capturing(cuda_runtime.work_stream(self.device).ptr):
@@ -476,11 +494,12 @@ class Allocator:
 
     def blocks(self) -> list[DeviceBuffer]:
         """The allocations that the plan asks for: the results that take over none of the arguments."""
-        plan, out = self.made.plan, []
-        for value, nbytes in plan.allocations.items():
-            aval, label = type_of(self.made.values[value]), plan.values[value].label
-            out.append(self(aval, label) if aval.nbytes == nbytes else self.bytes(nbytes, label))
-        return out
+        if cuda_runtime.is_capturing(cuda_runtime.work_stream(self.device).ptr):
+            return [
+                _captured(ShapedArray(shape, dtype), self.device, label)
+                for shape, dtype, label in self._blocks
+            ]
+        return cuda_memory.pool(self.device).allocate_all(self._blocks, self.made.plan.peak_bytes)
 
 
 def _captured(aval: ShapedArray, device: int, label: str) -> DeviceBuffer:

@@ -12,7 +12,7 @@ import collections
 import heapq
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,6 +24,9 @@ from blufunc.kernels import cuda_runtime
 
 reliefs: list[Callable[[int], None]] = []
 """What is called with the device when its memory runs out: to let go of memory that is kept for the next call."""
+
+Array = tuple[tuple[int, ...], np.dtype, str]
+"""An array to allocate: shape, dtype, and what it is for with the user's line, for the list in the error."""
 
 _LISTED = 6
 """How many buffers an error lists."""
@@ -108,11 +111,10 @@ class _Storage:
       pointer: CuPy's ``MemoryPointer``.
     """
 
-    __slots__ = ("_pool", "label", "nbytes", "pointer", "shape_text")
+    __slots__ = ("_pool", "label", "nbytes", "pointer")
 
-    def __init__(self, pool: Pool, pointer: Any, nbytes: int, label: str, shape_text: str):
+    def __init__(self, pool: Pool, pointer: Any, nbytes: int, label: str):
         self._pool, self.pointer, self.nbytes, self.label = pool, pointer, nbytes, label
-        self.shape_text = shape_text
 
     def __del__(self) -> None:
         # The collector may call this in the middle of the pool's own bookkeeping: leave a note, and no more.
@@ -127,11 +129,11 @@ class CupySource:
 
         self._device, self._pool = device, cupy.cuda.MemoryPool()
 
-    def malloc(self, nbytes: int) -> Any:
-        """Memory, as a ``cupy.cuda.MemoryPointer``; raises ``MemoryError`` when there is none."""
+    def malloc(self, sizes: Sequence[int]) -> list[Any]:
+        """A ``cupy.cuda.MemoryPointer`` for each size; raises ``MemoryError`` when there is not enough."""
         cuda_runtime.use_device(self._device)
         with cuda_runtime.compute_stream(self._device):
-            return self._pool.malloc(nbytes)
+            return [self._pool.malloc(nbytes) for nbytes in sizes]
 
     def free_unused(self) -> None:
         """Give free blocks back to the device."""
@@ -161,7 +163,7 @@ class Pool:
         self.gone: collections.deque[tuple[int, int]] = collections.deque()
         self._source = source
         self._lock = threading.Lock()
-        self._held: dict[int, tuple[int, str, str]] = {}
+        self._held: dict[int, tuple[int, Array]] = {}
         self._live = self._peak = 0
 
     # -- giving out ------------------------------------------------------------------------------------
@@ -177,48 +179,57 @@ class Pool:
         Raises:
           OutOfMemoryError: the device has not enough; all that was allocated before is as it was.
         """
-        nbytes = math.prod(shape) * dtype.itemsize
-        if not nbytes:
-            return DeviceBuffer(0, shape, dtype, self.device, _Nothing(label))
-        pointer = self._take(nbytes, label, planned_peak)
-        return DeviceBuffer(
-            pointer.ptr, shape, dtype, self.device, self._hold(pointer, nbytes, label, shape, dtype)
-        )
+        (buffer,) = self.allocate_all([(shape, dtype, label)], planned_peak)
+        return buffer
+
+    def allocate_all(self, arrays: Sequence[Array], planned_peak: int | None = None) -> list[DeviceBuffer]:
+        """``allocate`` for each shape, dtype and label, or for none of them: a program may have hundreds of results."""
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype, _ in arrays]
+        filled = iter(self._take([(n, a[2]) for n, a in zip(sizes, arrays, strict=True) if n], planned_peak))
+        return self._buffers(arrays, sizes, [next(filled) if n else None for n in sizes])
 
     def adopt(self, x: Any, dtype: np.dtype, label: str = "") -> DeviceBuffer:
         """A buffer with the memory of the dense CuPy array ``x``, whose bits are elements of ``dtype``."""
-        if not x.nbytes:
-            return DeviceBuffer(0, x.shape, dtype, self.device, _Nothing(label))
-        storage = self._hold(x.data, x.nbytes, label, x.shape, dtype)
-        return DeviceBuffer(x.data.ptr, x.shape, dtype, self.device, storage)
+        (buffer,) = self._buffers([(x.shape, dtype, label)], [x.nbytes], [x.data])
+        return buffer
 
     def malloc(self, nbytes: int) -> Any:
         """Memory as CuPy's allocators give it: for the temporaries of its functions."""
-        return self._take(nbytes, "temporaries of a library", None)
+        (pointer,) = self._take([(nbytes, "temporaries of a library")], None)
+        return pointer
 
-    def _take(self, nbytes: int, label: str, planned_peak: int | None) -> Any:
+    def _take(self, wanted: Sequence[tuple[int, str]], planned_peak: int | None) -> list[Any]:
+        """Memory of these sizes, with labels."""
         try:
-            return self._source.malloc(nbytes)
+            return self._source.malloc([nbytes for nbytes, _ in wanted])
         except MemoryError:
             for give_back in reliefs:
                 give_back(self.device)
             self._source.free_unused()  # blocks of other sizes may be what is in the way
-        try:
-            return self._source.malloc(nbytes)
-        except MemoryError:
-            pass
-        raise self._out_of_memory(nbytes, label, planned_peak)
+        pointers = []
+        for nbytes, label in wanted:  # one by one, to tell for which there is none
+            try:
+                pointers += self._source.malloc([nbytes])
+            except MemoryError:
+                raise self._out_of_memory(nbytes, label, planned_peak) from None
+        return pointers
 
-    def _hold(
-        self, pointer: Any, nbytes: int, label: str, shape: tuple[int, ...], dtype: np.dtype
-    ) -> _Storage:
-        storage = _Storage(self, pointer, nbytes, label, f"{dtypes.short_name(dtype)} {shape}")
+    def _buffers(
+        self, arrays: Sequence[Array], sizes: Sequence[int], pointers: Sequence[Any]
+    ) -> list[DeviceBuffer]:
+        """Buffers with this memory, which is in the books from now on; those without bytes have none."""
+        out = []
         with self._lock:
             self._settle()
-            self._held[id(storage)] = (nbytes, storage.shape_text, label)
-            self._live += nbytes
+            for array, nbytes, pointer in zip(arrays, sizes, pointers, strict=True):
+                shape, dtype, label = array
+                storage: Any = _Storage(self, pointer, nbytes, label) if nbytes else _Nothing(label)
+                if nbytes:
+                    self._held[id(storage)] = (nbytes, array)
+                out.append(DeviceBuffer(pointer.ptr if nbytes else 0, shape, dtype, self.device, storage))
+            self._live += sum(sizes)
             self._peak = max(self._peak, self._live)
-        return storage
+        return out
 
     def _settle(self) -> None:
         """Take what has gone out of the books."""
@@ -250,7 +261,8 @@ class Pool:
         """The largest buffers: ``(bytes, type, label)``, the largest first."""
         with self._lock:
             self._settle()
-            return heapq.nlargest(count, self._held.values(), key=lambda entry: entry[0])
+            found = heapq.nlargest(count, self._held.values(), key=lambda entry: entry[0])
+        return [(n, f"{dtypes.short_name(dtype)} {shape}", label) for n, (shape, dtype, label) in found]
 
     def held_bytes(self) -> int:
         """Bytes taken from the device, those that are free for the next buffer included."""

@@ -10,21 +10,24 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from blufunc.config import config
 from blufunc.kernels import cuda_runtime, nvrtc
 from blufunc.kernels.cstyle_cuda import CudaKernel, renamed, render_group, render_many
+from blufunc.kernels.cuda_clusters import HOPPER, Limits, limits_of
 from blufunc.kernels.cuda_group_style import group_key, group_limit
-from blufunc.kernels.cuda_schedule import SHARED_BYTES
 from blufunc.kernels.cuda_source import CudaSource
 from blufunc.kernels.loopir import Kernel
 from blufunc.kernels.steps import GroupStep, KernelStep, Schedule
 
 _PER_MODULE = 16
 
-SetPointer = Callable[[int, int], None]
-"""``set_pointer(i, address)``: let the ``i``-th address that a launch takes be another one."""
+
+class Addresses(Protocol):
+    """The addresses that a launch takes: what is assigned to one is what the next run gets."""
+
+    def __setitem__(self, i: int, address: int, /) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -44,14 +47,11 @@ class Loaded:
     counters: int = 0
     table: bool = False
 
-    def prepare(self, addresses: Sequence[int]) -> tuple[Callable[[int], None], SetPointer]:
-        """A launch with these addresses, to be called with the handle of a stream; and what changes them."""
+    def prepare(self, addresses: Sequence[int]) -> tuple[Callable[[int], None], Addresses]:
+        """A launch with these addresses, to be called with the handle of a stream; and the addresses, to change."""
         values = [b"".join(a.to_bytes(8, "little") for a in addresses)] if self.table else addresses
         launch = self.function.prepare(self.grid, self.block, self.shared, values)
-        arguments = launch.arguments
-        if self.table:
-            return launch, lambda i, address: arguments.set_word(0, i, address)
-        return launch, arguments.set_pointer
+        return launch, launch.arguments.words
 
 
 class Wanted(NamedTuple):
@@ -113,8 +113,9 @@ def _aliased(made: Schedule, step: KernelStep) -> frozenset[int]:
 def load(wanted: Sequence[Wanted], device: int, name: str) -> tuple[list[str], list[Loaded]]:
     """The sources of a program's modules, and the functions for its launches, in their order."""
     distinct = {w.key: w for w in wanted}
-    shared_bytes = cuda_runtime.properties(device).shared_per_block
-    texts, rendered = _render(list(distinct.values()), shared_bytes)
+    found = cuda_runtime.properties(device)
+    limits = limits_of(found.capability, found.shared_per_block)
+    texts, rendered = _render(list(distinct.values()), limits)
     if config.shows("source"):
         config.show("\n".join(texts))
     modules = _compiled(texts, device, name)
@@ -127,12 +128,12 @@ def load(wanted: Sequence[Wanted], device: int, name: str) -> tuple[list[str], l
     return texts, [made[w.key] for w in wanted]
 
 
-def texts_of(wanted: Sequence[Wanted], shared_bytes: int = SHARED_BYTES) -> list[str]:
-    """The sources of a program's modules, without compiling them, for a device with so much shared memory a block."""
-    return _render(list({w.key: w for w in wanted}.values()), shared_bytes)[0]
+def texts_of(wanted: Sequence[Wanted], limits: Limits = HOPPER) -> list[str]:
+    """The sources of a program's modules for a device with these limits, without compiling them."""
+    return _render(list({w.key: w for w in wanted}.values()), limits)[0]
 
 
-def _render(wanted: Sequence[Wanted], shared_bytes: int) -> tuple[list[str], list[tuple[int, CudaKernel]]]:
+def _render(wanted: Sequence[Wanted], limits: Limits) -> tuple[list[str], list[tuple[int, CudaKernel]]]:
     """Texts of modules, and for each launch its module's number and what was rendered."""
     named = _named_apart(wanted)
     made: dict[int, CudaKernel] = {}
@@ -140,7 +141,7 @@ def _render(wanted: Sequence[Wanted], shared_bytes: int) -> tuple[list[str], lis
     for start in range(0, len(single), _PER_MODULE):
         group = single[start : start + _PER_MODULE]
         some = [named[n] for n in group]
-        kernels = render_many([w.kernels[0] for w in some], [w.names for w in some], shared_bytes)
+        kernels = render_many([w.kernels[0] for w in some], [w.names for w in some], limits)
         made.update(zip(group, kernels, strict=True))
     for n, w in enumerate(named):
         if len(w.kernels) > 1:

@@ -6,6 +6,7 @@ is decided in ``work``, from what the primitive is; ``TABLE`` of ``cuda_library`
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -27,6 +28,7 @@ from blufunc.kernels import (
     cuda_runtime,
     cuda_scatter,
 )
+from blufunc.kernels.activation_epilogue import WITH_ACTIVATION
 from blufunc.kernels.cuda_executor import Executor, Operand, Work
 from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.cuda_product import Product
@@ -61,11 +63,16 @@ class Compile(Protocol):
         """The program of a body, which may write over the arguments that are donated: by default over none."""
 
 
+_BY_CUBLASLT = (*PRODUCTS, *WITH_ACTIVATION)
+
+
 def planned(eqn: Eqn) -> bool:
     """Whether an equation's results are written into planned memory."""
     if cuda_collective.is_collective(eqn):
         return True
-    by_us = eqn.prim in PRODUCTS or hasattr(eqn.prim, "cuda_source") or cuda_attention_step.is_attention(eqn)
+    by_us = (
+        eqn.prim in _BY_CUBLASLT or hasattr(eqn.prim, "cuda_source") or cuda_attention_step.is_attention(eqn)
+    )
     return by_us or cuda_scatter.rows_of(eqn) is not None
 
 
@@ -98,7 +105,7 @@ def work(executor: Executor, step: OpaqueStep, compile: Compile) -> Work:
             if value is not None:
                 executor.put(value, _apart(executor, result, given))
 
-    if eqn.prim in PRODUCTS:
+    if eqn.prim in _BY_CUBLASLT:
         product = Product.of(executor, step, operands, run)
         if product is not None:
             return Work(product.run, eqn.prim.name, step, anywhere=lambda: product.alone)
@@ -143,13 +150,13 @@ def _user_kernel(executor: Executor, step: OpaqueStep, operands: Sequence[Operan
     unused = [None if r is not None else executor.own(v.aval, "a result that nobody wants") for v, r in outs]
     places = [None if r is None else executor.roots.place(r) for _, r in outs]
     loaded = cuda_modules.load_source(text, executor.device)
-    launch, set_pointer = loaded.prepare([*[0] * len(operands), *[b.ptr if b else 0 for b in unused]])
-    executor.follow(set_pointer, [*[None] * len(operands), *places])
+    launch, addresses = loaded.prepare([*[0] * len(operands), *[b.ptr if b else 0 for b in unused]])
+    executor.follow(addresses, [*[None] * len(operands), *places])
 
     def run(executor: Executor) -> None:
         given = [o.buffer(executor) for o in operands]
         for i, x in enumerate(given):
-            set_pointer(i, x.ptr)
+            addresses[i] = x.ptr
         launch(executor.stream)
 
     executor.keep(unused)
@@ -184,6 +191,9 @@ def _function_of(eqn: Eqn, device: int, compile: Compile) -> tuple[Function, boo
     prim, params = eqn.prim, eqn.params
     if prim.name in CONTROL:
         return CONTROL[prim.name](device, compile, **params)
+    if prim in WITH_ACTIVATION:
+        separate = functools.cache(lambda: prim.reference(compile, **params))  # made only where it is called
+        return lambda given: separate()(given), True
     if prim.kind == "call" and prim.reference is not None:
         return prim.reference(compile, **params), False
     outs = [v.aval for v in eqn.outvars]

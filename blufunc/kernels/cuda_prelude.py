@@ -1,8 +1,8 @@
 """What stands before a generated CUDA kernel: the device functions that it uses, and no others.
 
 Kernels, stage 6: in come the names that a kernel's text uses, out goes the text that declares them. The parts stand
-in ``cuda_scalar``, ``cuda_complex`` and ``cuda_cooperative``, each below those that it needs, so that the parts
-chosen are in order as they stand. A whole prelude would take a compiler longer than the kernel does.
+in ``cuda_scalar``, ``cuda_complex``, ``cuda_cooperative`` and ``cuda_clusters``, each below those that it needs, so
+that the parts chosen are in order as they stand. A whole prelude would take a compiler longer than the kernel does.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from blufunc import errors
+from blufunc.kernels.cuda_clusters import CLUSTERS
 from blufunc.kernels.cuda_complex import COMPLEX
 from blufunc.kernels.cuda_cooperative import COOPERATIVE
 from blufunc.kernels.cuda_scalar import SCALAR
@@ -45,7 +46,7 @@ class Part:
 def parts() -> tuple[Part, ...]:
     """All parts, in their order."""
     found = []
-    for source in (SCALAR, COMPLEX, COOPERATIVE):
+    for source in (SCALAR, COMPLEX, COOPERATIVE, CLUSTERS):
         heads = list(_HEAD.finditer(source))
         ends = [h.start() for h in heads[1:]] + [len(source)]
         for head, end in zip(heads, ends, strict=True):

@@ -1,8 +1,8 @@
 """``dot_general`` on a CUDA device: one product of matrices by cuBLASLt, on operands as they lie in memory.
 
 Kernels, stages 6 and 8. In: a step and its operands, which may be transposes, slices or broadcasts of values; beside
-the two factors there may be what is added to the product. Out: a ``Product``, or None where the library has none and
-``cuda_library`` serves.
+the two factors there may be what is added to the product, or the argument of the activation by whose derivative it is
+multiplied. Out: a ``Product``, or None where the library has none and ``cuda_opaque`` finds another way.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Eqn, Var
 from blufunc.core.structure import transpose_p
 from blufunc.kernels import cublaslt, cuda_runtime
+from blufunc.kernels.activation_epilogue import dot_bias_gelu_p, dot_dgelu_p, dot_gelu_p
 from blufunc.kernels.cuda_executor import ALIGNMENT, Executor, Operand, Place
 from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.epilogue import dot_accumulate_p, dot_bias_p
@@ -60,6 +61,18 @@ def _one(precision: str | None) -> str:
     return _FLOAT32[precision]
 
 
+def _epilogue_of(eqn: Eqn) -> str | None:
+    """The name in ``Gemm`` of what a product does besides multiplying and adding an array."""
+    if eqn.prim is dot_bias_p:
+        return "bias"
+    if eqn.prim is dot_dgelu_p:
+        return "dgelu"
+    if eqn.prim not in (dot_gelu_p, dot_bias_gelu_p):
+        return None
+    aux = "_aux" if len(eqn.outvars) == 2 else ""
+    return f"gelu{aux}{'_bias' if eqn.prim is dot_bias_gelu_p else ''}"
+
+
 class Product:
     """A step that multiplies.
 
@@ -75,17 +88,18 @@ class Product:
         executor: Executor,
         step: OpaqueStep,
         sides: Sequence[_Side],
-        addend: Operand | None,
+        third: Operand | None,
         gemm: Gemm | None,
         otherwise: Callable[[Executor], None],
     ):
         self.device, self.gemm, self.out = executor.device, gemm, step.eqn.outvars[0].aval
         self._otherwise, self._refused = otherwise, False
-        (value,) = step.results
-        assert value is not None
+        value, *stored = step.results
+        assert value is not None and None not in stored
         self._place: Place = executor.roots.place(value)
+        self._aux_place = executor.roots.place(stored[0]) if stored else None  # type: ignore[arg-type]
         self._lhs, self._rhs = sides
-        self._addend = addend
+        self._third = third
         self._plan: Any = None
 
     @classmethod
@@ -96,12 +110,12 @@ class Product:
         operands: Sequence[Operand],
         otherwise: Callable[[Executor], None],
     ) -> Product | None:
-        """The product that an equation of ``PRODUCTS`` is; None if the library has none for it."""
+        """The product that an equation of ``PRODUCTS`` or ``WITH_ACTIVATION`` is; None if the library has none."""
         eqn, out = step.eqn, step.eqn.outvars[0].aval
-        factors, addend = operands[:2], (operands[2] if len(operands) > 2 else None)
+        factors, third = operands[:2], (operands[2] if len(operands) > 2 else None)
         sides = [_Side(x) for x in factors]
         if not out.size or not all(x.aval.size for x in factors):
-            assert addend is None
+            assert third is None
             return cls(executor, step, sides, None, None, otherwise)
         numbers = eqn.params["dimension_numbers"]
         while isinstance(
@@ -120,11 +134,11 @@ class Product:
             b,
             out.dtype,
             compute_of(a, eqn.params["precision"]),
-            epilogue="bias" if eqn.prim is dot_bias_p else None,
+            epilogue=_epilogue_of(eqn),
             reads_c=eqn.prim is dot_accumulate_p,
             alignment=math.gcd(*[s.alignment for s in sides], ALIGNMENT),
         )
-        return None if gemm.refused() is not None else cls(executor, step, sides, addend, gemm, otherwise)
+        return None if gemm.refused() is not None else cls(executor, step, sides, third, gemm, otherwise)
 
     def run(self, executor: Executor) -> None:
         """Put it on the executor's stream."""
@@ -137,19 +151,22 @@ class Product:
             return
         a, keep_a = self._lhs.address(executor)
         b, keep_b = self._rhs.address(executor)
-        added = None if self._addend is None else self._addend.buffer(executor)
-        c = added.ptr if added is not None and self.gemm.reads_c else 0
-        bias = added.ptr if added is not None and self.gemm.has_bias else 0
+        third = None if self._third is None else self._third.buffer(executor)
+        at = 0 if third is None else third.ptr
+        c, bias = at * self.gemm.reads_c, at * self.gemm.has_bias
+        aux = at * (self.gemm.has_aux and not self.gemm.has_bias)
+        if self._aux_place is not None:
+            aux = executor.address(self._aux_place)
         if self._plan is None and not self._find_plan(self.gemm, (a, b, None if c == to else to)):
             self._otherwise(executor)
             return
-        self._plan.run(a, b, c, to, bias, beta=int(self.gemm.reads_c), stream=executor.stream)
-        del keep_a, keep_b, added  # memory that is freed now is written again only after the product
+        self._plan.run(a, b, c, to, bias, aux, beta=int(self.gemm.reads_c), stream=executor.stream)
+        del keep_a, keep_b, third  # memory that is freed now is written again only after the product
 
     @property
     def alone(self) -> bool:
         """Whether it is one call of the library, or nothing to be computed: no operand is copied before."""
-        copied = self._addend is not None and not self._addend.in_place
+        copied = self._third is not None and not self._third.in_place
         return not (copied or self._refused or self._lhs.copied or self._rhs.copied)
 
     def _find_plan(self, gemm: Gemm, addresses: tuple[int, int, int | None]) -> bool:
@@ -159,7 +176,7 @@ class Product:
         except errors.UnsupportedError as e:
             self._refused = True
             if config.shows("fusion"):
-                config.show(f"a product is left to CuPy: {e}")
+                config.show(f"a product is computed in another way: {e}")
         return not self._refused
 
 

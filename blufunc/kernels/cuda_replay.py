@@ -8,9 +8,11 @@ returns. These are copied, so that the graph always finds them in the same place
 
 from __future__ import annotations
 
+import operator
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 from blufunc import errors
 from blufunc.config import config
@@ -95,14 +97,16 @@ class Replays:
     def _key(self, bases: Sequence[DeviceBuffer]) -> tuple:
         """The addresses that a graph of this call would have; 0 for what is copied."""
         pointers = [b.ptr for b in bases]
-        before = self._before or pointers
-        moved = {i for i, (a, b) in enumerate(zip(pointers, before, strict=True)) if a != b}
-        new = {i for i in moved - self._moved if self._can_be_copied(i, bases[i])}
+        before, self._before = self._before or pointers, pointers
+        changed = compress(range(len(pointers)), map(operator.ne, pointers, before))
+        new = {i for i in changed if i not in self._moved and self._can_be_copied(i, bases[i])}
         if new:
             self._moved |= new
             self._graphs.clear()
-        self._before = pointers
-        return tuple([0 if i in self._moved else p for i, p in enumerate(pointers)])
+        key = list(pointers)
+        for i in self._moved:
+            key[i] = 0
+        return tuple(key)
 
     def _can_be_copied(self, root: int, buffer: DeviceBuffer) -> bool:
         small = buffer.nbytes <= STAGED_BYTES

@@ -1,9 +1,10 @@
 """Rows that several loops read, and that are too long to be kept in registers.
 
 Kernels, stage 6, before ``cuda_style.py``. Where one or two blocks of a multiprocessor find room for their rows in
-shared memory, the row is copied there, without passing through registers, while the first loop takes up what has
-come already: so all of it is under way at once, and memory is read once. Other rows are read again; what is known to
-be read for the last time, or written and not read at all, need not stay in the cache then.
+shared memory, or the blocks of a cluster for one row (``cuda_clusters.py``), the row is copied there, without passing
+through registers, while the first loop takes up what has come already: so all of it is under way at once, and memory is
+read once. Other rows are read again; what is known to be read for the last time, or written and not read at all, need
+not stay in the cache then.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from blufunc.kernels.cuda_clusters import STATIC_BYTES, Limits, Shape, cluster_shape
 from blufunc.kernels.cuda_row_passes import OneLane
+from blufunc.kernels.cuda_schedule import Schedule
 from blufunc.kernels.cuda_vectors import Vectors, is_contiguous, loads_replaced
 from blufunc.kernels.indices import Index, Range, of, ranges_of
 from blufunc.kernels.loopir import (
@@ -19,6 +22,7 @@ from blufunc.kernels.loopir import (
     Buffer,
     Kernel,
     Lanes,
+    Scan,
     Set,
     Value,
     load,
@@ -26,7 +30,7 @@ from blufunc.kernels.loopir import (
     values_of,
 )
 
-COPYING_THREADS = 1024
+_THREADS = 1024
 """Threads of a block that copies its row: so few vectors each that their loops are written out."""
 
 _LEAST_BYTES = 76 << 10
@@ -35,8 +39,9 @@ _LEAST_BYTES = 76 << 10
 _MOST_BLOCKS = 2
 """Blocks that copy rows on a multiprocessor: there is no place for more threads."""
 
-_STATIC_BYTES = 4 << 10
-"""What is left of shared memory for exchanges, and to the system."""
+_MOST_ALONE = 0.625
+"""Up to which share of its shared memory a block that is alone on a multiprocessor has a row to itself: nothing is
+under way while it waits for the last of a longer one, and clusters of two blocks come to a twentieth more (H200)."""
 
 _CACHE_BYTES = 50 << 20
 """The second-level cache: larger results are not found there by who comes next."""
@@ -51,17 +56,31 @@ class RowCopy:
     Attributes:
       source, index: what is copied, and the element of it that each lane reads.
       row: stands for the copy, whose elements are those of the lanes.
-      range: the lanes.
+      cut: the lanes in vectors.
+      slot: where the copy has a vector: its number, or of a row that blocks share, that among those of the block.
       first: the position among the kernel's statements of the first loop that reads it.
-      blocks: how many such rows there is room for on a multiprocessor, and threads to read them.
+      shape: the blocks.
     """
 
     source: Buffer
     index: Index
     row: Buffer
-    range: Range
+    cut: Vectors
+    slot: Range
     first: int
-    blocks: int
+    shape: Shape
+
+    @property
+    def place(self) -> Index:
+        """Where the copy has the element of each lane."""
+        assert self.cut.element is not None
+        return of(self.slot) * self.cut.width + of(self.cut.element)
+
+    @property
+    def schedule(self) -> Schedule:
+        """The blocks of a kernel that copies its rows."""
+        cluster, threads, resident = self.shape
+        return Schedule(cluster * threads, resident=resident, cluster=cluster)
 
 
 @dataclass(frozen=True)
@@ -79,17 +98,17 @@ class Rereads:
     streamed: frozenset[Buffer] = frozenset()
 
 
-def with_rereads(kernel: Kernel, cuts: Mapping[Range, Vectors], shared_bytes: int) -> tuple[Kernel, Rereads]:
+def with_rereads(kernel: Kernel, cuts: Mapping[Range, Vectors], limits: Limits) -> tuple[Kernel, Rereads]:
     """A kernel in which loops read rows again from where they lie then.
 
     Args:
       cuts: the vectors of its lanes.
-      shared_bytes: what a block may have of shared memory.
+      limits: what the device allows.
     """
     again = _read_again(kernel)
     if not again:
         return kernel, Rereads()
-    copy = _copied(kernel, again, cuts, shared_bytes - _STATIC_BYTES)
+    copy = _copied(kernel, again, cuts, limits)
     last = {b: Buffer(b.name, b.dtype, b.size) for b, _ in again}
     body = []
     for n, s in enumerate(kernel.body):
@@ -98,7 +117,7 @@ def with_rereads(kernel: Kernel, cuts: Mapping[Range, Vectors], shared_bytes: in
             buffer, index = access
             if copy is not None and access == (copy.source, copy.index):
                 if n >= copy.first:
-                    found[access] = load(copy.row, of(copy.range))
+                    found[access] = load(copy.row, copy.place)
             elif n == loops[-1]:
                 found[access] = load(last[buffer], index)
         body.append(loads_replaced(s, found) if isinstance(s, Lanes) and found else s)
@@ -128,22 +147,33 @@ def _is_of_row(v: Value, lanes: Range) -> bool:
 
 
 def _copied(
-    kernel: Kernel, again: Mapping[Access, list[int]], cuts: Mapping[Range, Vectors], most: int
+    kernel: Kernel, again: Mapping[Access, list[int]], cuts: Mapping[Range, Vectors], limits: Limits
 ) -> RowCopy | None:
     """The largest row that there is room for, if its vectors can be copied and nothing else is kept."""
     statements = list(kernel.statements())
-    if any(isinstance(s, (Set, Accumulate)) for s in statements):
+    if any(isinstance(s, (Set, Accumulate, Scan)) for s in statements):
         return None
     found: dict[int, RowCopy] = {}
     for (buffer, index), loops in again.items():
         over = kernel.body[loops[0]].range
         cut, size = cuts[over], over.extent * buffer.dtype.itemsize
-        if cut.element is None or cut.width * buffer.dtype.itemsize % 16 or not _LEAST_BYTES <= size <= most:
+        if cut.element is None or cut.width * buffer.dtype.itemsize % 16 or size < _LEAST_BYTES:
             continue
-        if any(kernel.body[n].range is not over for n in loops):
+        shape = _shape(cut.vector.extent, cut.width * buffer.dtype.itemsize, limits)
+        if shape is None or any(kernel.body[n].range is not over for n in loops):
             continue
         if is_contiguous(index.substitute({over: of(cut.vector) * cut.width + of(cut.element)}), cut.element):
-            row = Buffer(f"{buffer.name}_row", buffer.dtype, over.extent)
-            blocks = min(_MOST_BLOCKS, (most + _STATIC_BYTES) // (size + _STATIC_BYTES))
-            found[size] = RowCopy(buffer, index, row, over, loops[0], blocks)
+            slot = Range("slot", shape.slots(cut.vector.extent)) if shape.cluster > 1 else cut.vector
+            row = Buffer(f"{buffer.name}_row", buffer.dtype, slot.extent * cut.width)
+            found[size] = RowCopy(buffer, index, row, cut, slot, loops[0], shape)
     return found[max(found)] if found else None
+
+
+def _shape(vectors: int, vector_bytes: int, limits: Limits) -> Shape | None:
+    """The blocks for rows of so many vectors, or None where there is no room for a row."""
+    size, most = vectors * vector_bytes, limits.shared_bytes
+    blocks = min(_MOST_BLOCKS, most // (size + STATIC_BYTES))
+    if blocks > 1 or (blocks and size <= _MOST_ALONE * most):
+        return Shape(1, _THREADS, blocks)
+    found = cluster_shape(vectors, vector_bytes, limits)
+    return Shape(1, _THREADS, 1) if blocks and (found is None or found.resident == 1) else found

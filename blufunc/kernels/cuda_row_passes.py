@@ -24,6 +24,7 @@ from blufunc.kernels.loopir import (
     Keep,
     Kernel,
     Lanes,
+    Prefix,
     Reduce,
     Rows,
     Substitution,
@@ -153,7 +154,7 @@ def _one_lane(s: Any, k: Range) -> tuple[Index, Value] | None:
     index, low, high = condition.attr
     if other.op != "const" or other.attr != 0 or high - low != 1 or index.coefficient(k) != 1:
         return None
-    if any(x.op == "read" and isinstance(x.attr, Keep) for x in post_order([value])):
+    if any(x.op == "read" and isinstance(x.attr, (Keep, Prefix)) for x in post_order([value])):
         return None
     lane = of(k) - index + low
     least, most = lane.bounds()

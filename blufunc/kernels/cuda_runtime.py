@@ -458,6 +458,9 @@ class Arguments:
     Args:
       values: for each parameter a device address (``int``, or an object with ``ptr``), a NumPy scalar of the
         parameter's type, or ``bytes`` for a structure that is passed by value.
+
+    Attributes:
+      words: the values, 8 bytes each, to be assigned to: parameters that are addresses lie one after the other.
     """
 
     def __init__(self, values: Sequence[Any]):
@@ -468,9 +471,10 @@ class Arguments:
             size = -(-size // align) * align
             offsets.append(size)
             size += -(-len(image) // 8) * 8
-        self._memory = ctypes.create_string_buffer(size + 64)
+        self._memory = ctypes.create_string_buffer(max(1, size // 8) * 8 + 64)
         base = -(-ctypes.addressof(self._memory) // 64) * 64
-        self._words = (ctypes.c_uint64 * max(1, size // 8)).from_address(base)
+        start = base - ctypes.addressof(self._memory)
+        self.words = (ctypes.c_uint64 * max(1, size // 8)).from_buffer(self._memory, start)
         self._table = (ctypes.c_void_p * max(1, len(images)))(*[base + o for o in offsets])
         self._base, self._offsets, self._sizes = base, offsets, [len(image) for image in images]
         for offset, image in zip(offsets, images, strict=True):
@@ -479,11 +483,7 @@ class Arguments:
 
     def set_pointer(self, i: int, address: int) -> None:
         """Change parameter ``i``, which is a device address."""
-        self._words[self._offsets[i] >> 3] = address
-
-    def set_word(self, i: int, j: int, address: int) -> None:
-        """Change the ``j``-th address of parameter ``i``, which is a structure of addresses."""
-        self._words[(self._offsets[i] >> 3) + j] = address
+        self.words[self._offsets[i] >> 3] = address
 
     def set(self, i: int, value: Any) -> None:
         """Change parameter ``i`` to a value of the same size."""

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from blufunc.kernels.cuda_clusters import SHARED_BYTES
 from blufunc.kernels.cuda_vectors import Vectors
 from blufunc.kernels.indices import Range
 from blufunc.kernels.loopir import (
@@ -22,6 +23,7 @@ from blufunc.kernels.loopir import (
     Lanes,
     Reduce,
     Rows,
+    Scan,
     Set,
     post_order,
     values_of,
@@ -29,9 +31,6 @@ from blufunc.kernels.loopir import (
 
 SM_COUNT = 132
 """Multiprocessors of the device that the figures below were chosen for."""
-
-SHARED_BYTES = 227 << 10
-"""What a block may have of shared memory on that device."""
 
 _WARP = 32
 _BLOCK = 256
@@ -61,6 +60,7 @@ class Schedule:
       in_shared: keeps that lie in shared memory.
       resident: how many blocks a multiprocessor is to hold at least, where the compiler may take all of the registers
         that these leave; 0: it finds a balance, and gives up reading ahead for more blocks than there are.
+      cluster: how many blocks are one group; more than 1 only where there is one group and one point.
     """
 
     threads: int
@@ -68,11 +68,12 @@ class Schedule:
     sharing: int = 1
     in_shared: tuple[Keep, ...] = ()
     resident: int = 0
+    cluster: int = 1
 
     @property
     def block(self) -> int:
         """Threads of a block."""
-        return self.threads * self.points * self.sharing
+        return self.threads * self.points * self.sharing // self.cluster
 
 
 def steps_of(cut: Vectors, threads: int) -> int:
@@ -105,7 +106,7 @@ def schedule(kernel: Kernel, cuts: dict[Range, Vectors], shared_bytes: int = SHA
     most = max((cuts[s.range] for s in loops), key=lambda c: c.vector.extent * c.width)
     rows = [s for s in kernel.body if isinstance(s, Rows)]
     keeps = list(dict.fromkeys(s.keep for s in kernel.statements() if isinstance(s, (Set, Accumulate))))
-    reduces = any(isinstance(t, Reduce) for s in loops for t in s.body)
+    reduces = any(isinstance(t, (Reduce, Scan)) for s in loops for t in s.body)
     if rows and _rows_apart(kernel.body):
         made = _of_rows(most, max(r.range.extent for r in rows), reduces, keeps, cuts)
         if all(isinstance(t, Accumulate) for s in loops_of(rows) for t in s.body):

@@ -21,10 +21,10 @@ from typing import Any
 
 from blufunc.kernels import cuda_schedule, scalars
 from blufunc.kernels.cstyle import accumulator, comment, is_arg, reducing, update, written_in
-from blufunc.kernels.cuda_access import WideAccess
+from blufunc.kernels.cuda_clusters import HOPPER, Limits
 from blufunc.kernels.cuda_folds import with_shared_folds
 from blufunc.kernels.cuda_narrow import is_widened, narrow_exponentials
-from blufunc.kernels.cuda_rereads import COPYING_THREADS, with_rereads
+from blufunc.kernels.cuda_rereads import with_rereads
 from blufunc.kernels.cuda_row_passes import (
     OneLane,
     OnlineSum,
@@ -32,6 +32,7 @@ from blufunc.kernels.cuda_row_passes import (
     with_online_sums,
     with_single_lanes,
 )
+from blufunc.kernels.cuda_scans import REDUCERS, LaneScans
 from blufunc.kernels.cuda_schedule import is_unrolled, shared_size, steps_of
 from blufunc.kernels.cuda_vectors import (
     Cutter,
@@ -48,6 +49,7 @@ from blufunc.kernels.loopir import (
     Lanes,
     Reduce,
     Rows,
+    Scan,
     Set,
     Store,
     Total,
@@ -59,10 +61,10 @@ from blufunc.kernels.loopir import (
 )
 from blufunc.kernels.scalars import bare
 
-_OPS = {"sum": "Sum", "prod": "Prod", "max": "Max", "min": "Min", "and": "And", "or": "Or", "xor": "Xor"}
-_OPS |= {"argmax": "ArgMax", "argmin": "ArgMin"}
+DYNAMIC = "extern __shared__ __align__(128) unsigned char shared_memory[];"
+"""Whatever else lies in shared memory: where a copy of a row does not lie in sectors as the row does, it takes a tenth
+more time."""
 
-DYNAMIC = "extern __shared__ __align__(16) unsigned char shared_memory[];"
 _WARP = 32
 _ROWS_AHEAD = 8
 """Vectors of rows to come that are read before what was read is used."""
@@ -92,27 +94,25 @@ class CudaKernel:
     segments: int = 0
 
 
-class CudaStyle(WideAccess):
+class CudaStyle(LaneScans):
     """Writes one kernel for a GPU.
 
     Args:
       kernel: what to write.
       aliased: names of inputs that may lie where an output does; the others are read through the read-only cache.
-      shared_bytes: what a block may have of shared memory.
+      limits: what the device allows.
     """
 
-    def __init__(
-        self, kernel: Kernel, aliased: Collection[str] = (), shared_bytes: int = cuda_schedule.SHARED_BYTES
-    ):
+    def __init__(self, kernel: Kernel, aliased: Collection[str] = (), limits: Limits = HOPPER):
         kernel = without_cheap_keeps(with_shared_folds(kernel))
         kernel = with_online_sums(with_single_lanes(kernel))
         self.cuts = self.cuts_of(kernel)
-        kernel, rereads = with_rereads(kernel, self.cuts, shared_bytes)
+        kernel, rereads = with_rereads(kernel, self.cuts, limits)
         self.copy = rereads.copy
         if self.copy is not None:
-            self.schedule = cuda_schedule.Schedule(COPYING_THREADS, resident=self.copy.blocks)
+            self.schedule = self.copy.schedule
         else:
-            self.schedule = cuda_schedule.schedule(kernel, self.cuts, shared_bytes)
+            self.schedule = cuda_schedule.schedule(kernel, self.cuts, limits.shared_bytes)
         cutter = Cutter(list(self.cuts.values()))
         super().__init__(cutter.kernel(kernel), aliased)
         if self.copy is not None:
@@ -124,12 +124,12 @@ class CudaStyle(WideAccess):
         self.streamed = rereads.streamed
         self.narrow = narrow_exponentials(self.kernel)
         keeps = dict.fromkeys(s.keep for s in kernel.statements() if isinstance(s, (Set, Accumulate)))
-        self.cut_of_keep = {cutter.keep(k): self.cuts[k.lanes] for k in keeps}
-        self.in_shared = [cutter.keep(k) for k in self.schedule.in_shared]
+        self.cut_of_keep = {cutter.cell(k): self.cuts[k.lanes] for k in keeps}
+        self.in_shared = [cutter.cell(k) for k in self.schedule.in_shared]
         self.threads, self.thread = self.schedule.threads, "thread"
         self.shared_bytes = 0
-        self.step = ""  # which vector of its thread's that loop is at
         self.repeated = False  # whether a block reduction comes again without another one between
+        self.exchanges = 0  # among the blocks of a cluster, so far
         self.arrived = ""  # what tells whether the block came last, where it has been counted already
         self.combining: int | None = None  # where in shared memory groups hand over what they accumulated
 
@@ -150,7 +150,7 @@ class CudaStyle(WideAccess):
     def blocks(self) -> int:
         """How many blocks are launched."""
         made = self.schedule
-        return -(-self.places() // made.points)
+        return -(-self.places() // made.points) * made.cluster
 
     def places(self) -> int:
         """The number of points, or of vectors of points."""
@@ -169,12 +169,17 @@ class CudaStyle(WideAccess):
             pointers.append("unsigned *finished")
         made = self.schedule
         bounds = f"__launch_bounds__({made.block}{f', {made.resident}' if made.resident else ''})"
+        if made.cluster > 1:
+            bounds = f"__cluster_dims__({made.cluster}, 1, 1) {bounds}"
         return f'extern "C" __global__ void {bounds} {self.entry}({", ".join(pointers)})'
 
     def grid(self) -> None:
         made = self.schedule
         if not any(cuda_schedule.loops_of(self.kernel.body)):
             self._points()
+            return
+        if made.cluster > 1:
+            self._cluster()
             return
         if made.threads == made.block:
             self.line("const int thread = threadIdx.x;")
@@ -185,6 +190,17 @@ class CudaStyle(WideAccess):
         place = "" if made.points == 1 else f" * {made.points}u + group"
         with self._place(place, self.blocks * made.points):
             self.point()
+
+    def _cluster(self) -> None:
+        """A point for each cluster: its threads are those of all of its blocks."""
+        made = self.schedule
+        self.line("__shared__ uint64_t met[2];")
+        self.line("cluster_begin(met);")
+        self.line(f"const int thread = blockIdx.x % {made.cluster}u * {made.block} + threadIdx.x;")
+        with self._place(f" / {made.cluster}u", self.places()):
+            self.point()
+        if not self.exchanges:
+            self.line("ptx_cluster_wait();")
 
     def _points(self) -> None:
         """A kernel without lanes: a thread does one vector."""
@@ -236,7 +252,7 @@ class CudaStyle(WideAccess):
         self.body(body[:at])
         self.arrived = self.fresh("before")
         place, blocks = self._counter()
-        self.line(f"const unsigned {self.arrived} = thread == 0 ? ptx_arrive({place}, {blocks - 1}) : 0;")
+        self.line(f"const unsigned {self.arrived} = thread == 0 ? ptx_arrive({place}, {blocks - 1}) : ~0u;")
         self.body(body[at:])
 
     def _read_early(self) -> None:
@@ -252,7 +268,7 @@ class CudaStyle(WideAccess):
         The finish reads what the first thread has stored then. That rows have been stored need not be waited for.
         """
         kernel, made = self.kernel, self.schedule
-        if not kernel.finish or made.threads != made.block or made.threads == 1:
+        if not kernel.finish or made.threads < made.block or made.threads == 1:
             return None
         values = post_order([v for s in kernel.finish for v in _values_in(s)])
         found = {v.attr[0] for v in values if v.op == "load"}
@@ -267,10 +283,13 @@ class CudaStyle(WideAccess):
         return stores[-1] + 1 if _stores_of(rest) and not replaced else None
 
     def _counter(self) -> tuple[str, int]:
-        """Where blocks that are done are counted, and how many there are."""
-        kernel = self.kernel
+        """Where blocks that are done are counted, and how many there are: of a cluster the one that stores, if that
+        counts itself before the others are done."""
+        kernel, counted = self.kernel, self.schedule.cluster if self.arrived else 1
         counter = self.index(flat([of(r) for r in kernel.over], [r.extent for r in kernel.over]))
-        return ("finished" if counter == "0" else f"finished + {counter}"), self.blocks // kernel.ends
+        return (
+            "finished" if counter == "0" else f"finished + {counter}"
+        ), self.blocks // kernel.ends // counted
 
     def _at_point(self, body: Sequence[Any]) -> None:
         """Statements of a point; where groups share its rows, the first of them does what comes after these."""
@@ -369,14 +388,14 @@ class CudaStyle(WideAccess):
             else:
                 condition = f" && {self.index(s.index)} < {s.limit}"
         loops = list(cuda_schedule.loops_of(s.body))
-        sites = [x for x in loops if any(isinstance(t, Reduce) for t in x.body)]
+        sites = [x for x in loops if any(isinstance(t, (Reduce, Scan)) for t in x.body)]
         vectors = max([steps_of(self.cuts[x.range], self.threads) for x in loops], default=1)
         ahead = 1 if sites else max(1, _ROWS_AHEAD // max(1, vectors))
         loop = f"for ({self.index_type} {j} = {start}; {j} < {count}{condition}; {step})"
-        self.repeated = len(sites) == 1
+        self.repeated, self.in_rows = len(sites) == 1, True
         with self.block([f"#pragma unroll {ahead}", loop], [s.range], written_in(s.body)):
             self.body(s.body)
-        self.repeated = False
+        self.repeated = self.in_rows = False
 
     # -- lanes and their totals ------------------------------------------------------------------
 
@@ -402,13 +421,22 @@ class CudaStyle(WideAccess):
             with self.block([unroll, f"for (int {t} = 0; {t} < {steps}; ++{t})"], (), writes):
                 place = t if threads == 1 else f"{t} * {threads} + {start}"
                 self.line(f"const {self.index_type} {q} = {place};")
+                known = [cut.vector, *self._slot(cut, t)]
                 if n % threads:
-                    with self.block([f"if ({q} < {n})"], [cut.vector], writes):
+                    with self.block([f"if ({q} < {n})"], known, writes):
                         yield
                 else:
-                    self.scope.ranges |= {cut.vector}
+                    self.scope.ranges |= {*known}
                     yield
         self.step = outside
+
+    def _slot(self, cut: Vectors, t: str) -> list[Range]:
+        """Where the copy of a row has the ``t``-th vector of a thread, if that has a variable of its own here."""
+        if self.copy is None or self.finishing or self.copy.cut is not cut or self.copy.slot is cut.vector:
+            return []
+        place = f"{t} * {self.schedule.block} + int(threadIdx.x)"
+        self.line(f"const {self.index_type} {self.variable(self.copy.slot)} = {place};")
+        return [self.copy.slot]
 
     def _in_registers(self, cut: Vectors) -> bool:
         """Whether something is kept of these lanes by each thread for itself: what shared memory has no room for."""
@@ -425,8 +453,11 @@ class CudaStyle(WideAccess):
         online = {r.total: r.mass for r in s.body if isinstance(r, OnlineSum) and r.mass is not None}
         for total in (*totals, *online.values()):
             self._declare(total)
+        scans = [x for x in s.body if isinstance(x, Scan)]
         if isinstance(s, OneLane):
             self._one_lane(s)
+        elif scans:
+            self.scanned_lanes(s, scans, cut)
         elif s.body:
             with self._vectors(cut, written_in([s]), self._is_crowded(s)):
                 if copied:
@@ -435,11 +466,14 @@ class CudaStyle(WideAccess):
         owns = {top: self.fresh(f"{self.named[top]}_own") for top in online}
         for top, own in owns.items():
             self.line(f"const {scalars.register_type(top.dtype)} {own} = {self.named[top]};")
-        self._reduce_threads(totals)
+        self._reduce_threads(totals, online)
         for top, mass in online.items():
             name = self.named[mass]
             self.line(f"{name} = under_top({name}, {owns[top]}, {self.named[top]});")
-        self._reduce_threads(list(online.values()))
+        self._reduce_threads(list(online.values()), online.values())
+        if self._in_cluster():
+            for top, mass in online.items():
+                self._gather_online(top, mass)
 
     def _is_crowded(self, s: Lanes) -> bool:
         """Whether a loop reads several rows more beside one in shared memory, for which a block has all its threads and
@@ -460,8 +494,10 @@ class CudaStyle(WideAccess):
         with self.block(["#pragma unroll", f"for (int {t} = 0; {t} < {steps_of(cut, self.threads)}; ++{t})"]):
             self.line(f"const {self.index_type} {q} = {t} * {self.threads} + {self.thread};")
             with self.block([f"if ({q} < {cut.vector.extent})"], [cut.vector]):
+                self._slot(cut, t)
                 source = f"{self.named[copy.source]} + {self.index(self.copied_index - of(cut.element))}"
-                self.line(f"vec_copy<{kind}, {cut.width}>({row} + {cut.width} * {q}, {source});")
+                place = f"{row} + {cut.width} * {self.variable(copy.slot)}"
+                self.line(f"vec_copy<{kind}, {cut.width}>({place}, {source});")
             self.line("ptx_commit_copies();")
         self._read_early()
 
@@ -488,21 +524,45 @@ class CudaStyle(WideAccess):
         else:
             self.line(f"{kind} {name} = {scalars.literal(identity(total.op, total.dtype), total.dtype)};")
 
-    def _reduce_threads(self, totals: Sequence[Total]) -> None:
-        """Let every thread of the group have the totals of all."""
-        kinds: dict[tuple[str, str], list[Total]] = {}
+    def _in_cluster(self) -> bool:
+        """Whether the threads of a group are several blocks."""
+        return self.schedule.cluster > 1 and not self.finishing
+
+    def _gather_online(self, top: Total, mass: Total) -> None:
+        """Let the cluster have the maximum and the sum under it of all its blocks."""
+        found = self._sent(self.named[top], f"vec<{scalars.register_type(top.dtype)}, 2>")
+        names = f"{self.named[top]}, {self.named[mass]}"
+        self.line(f"cluster_under_top<{self.exchanges - 1}>({names}, {found}, met);")
+
+    def _sent(self, name: str, kind: str) -> str:
+        """Memory for what the blocks of a cluster send to each other: before the first time, all have begun."""
+        if not self.exchanges:
+            self.line("ptx_cluster_wait();")
+        self.exchanges += 1
+        found = self.fresh(f"{name}_found")
+        self.line(f"__shared__ Sent<{kind}> {found}[{self.schedule.cluster}];")
+        return found
+
+    def _reduce_threads(self, totals: Sequence[Total], apart: Collection[Total] = ()) -> None:
+        """Let every thread of the group have the totals of all.
+
+        Of those ``apart``, the threads of a cluster have the totals of their block.
+        """
+        kinds: dict[tuple[str, str, bool], list[Total]] = {}
         for total in totals:
             kind = scalars.register_type(accumulator(total.dtype))
             kind = f"Arg<{kind}, {self.index_type}>" if is_arg(total) else kind
-            kinds.setdefault((_OPS[total.op], kind), []).append(total)
-        for (op, kind), some in kinds.items():
+            kinds.setdefault(
+                (REDUCERS[total.op], kind, self._in_cluster() and total not in apart), []
+            ).append(total)
+        for (op, kind, gathered), some in kinds.items():
             names = [self.named[t] for t in some]
             if self.threads > 32:
                 while len(names) > 1:
-                    self._block_reduce(op, kind, names[:2])
+                    self._block_reduce(op, kind, names[:2], gathered)
                     names = names[2:]
                 if names:
-                    self._block_reduce(op, kind, names)
+                    self._block_reduce(op, kind, names, gathered)
             elif self.threads > 1:
                 for name in names:
                     self.line(f"{name} = warp_reduce<{op}, {self.threads}>({name});")
@@ -511,21 +571,24 @@ class CudaStyle(WideAccess):
                 name = self.named[total]
                 self.line(f"{name} = round_to<{scalars.storage_type(total.dtype)}>({name});")
 
-    def _block_reduce(self, op: str, kind: str, names: Sequence[str]) -> None:
-        """One exchange, of one total or of two."""
-        memory, threads = self.fresh(f"{names[0]}_shared"), self.threads
-        reused = "true" if self.repeated else "false"
-        if len(names) == 1:
-            self.line(f"__shared__ {kind} {memory}[{threads // 32}];")
-            self.line(f"{names[0]} = block_reduce<{op}, {threads}, {reused}>({names[0]}, {memory});")
-            return
-        both = self.fresh(f"{names[0]}_both")
-        pair = f"vec<{kind}, 2>"
-        self.line(f"__shared__ {pair} {memory}[{threads // 32}];")
-        self.line(f"{pair} {both} = {{{{{', '.join(names)}}}}};")
-        self.line(f"{both} = block_reduce<Each<{op}>, {threads}, {reused}>({both}, {memory});")
-        for i, name in enumerate(names):
-            self.line(f"{name} = {both}.x[{i}];")
+    def _block_reduce(self, op: str, kind: str, names: Sequence[str], gathered: bool) -> None:
+        """One exchange, of one total or of two, in a block or among all of a cluster."""
+        memory, made, reused = self.fresh(f"{names[0]}_shared"), self.schedule, self.repeated
+        threads = made.block if made.cluster > 1 else self.threads
+        mine = names[0]
+        if len(names) > 1:
+            mine, op, kind = self.fresh(f"{names[0]}_both"), f"Each<{op}>", f"vec<{kind}, 2>"
+        self.line(f"__shared__ {kind} {memory}[{threads // 32}];")
+        if len(names) > 1:
+            self.line(f"{kind} {mine} = {{{{{', '.join(names)}}}}};")
+        if gathered:
+            found = self._sent(names[0], kind)
+            text = f"cluster_reduce<{op}, {threads}, {self.exchanges - 1}>({mine}, {memory}, {found}, met)"
+        else:
+            text = f"block_reduce<{op}, {threads}, {'true' if reused else 'false'}>({mine}, {memory})"
+        self.line(f"{mine} = {text};")
+        for i, name in enumerate(names if len(names) > 1 else ()):
+            self.line(f"{name} = {mine}.x[{i}];")
 
     def reduce(self, s: Reduce) -> None:
         name, value = self.named[s.total], self.value(s.value)
@@ -539,7 +602,7 @@ class CudaStyle(WideAccess):
         assert s.position is not None
         kind = scalars.register_type(accumulator(s.total.dtype))
         here = f"Arg<{kind}, {self.index_type}>{{{bare(value)}, {self.index(s.position)}}}"
-        self.line(f"{name} = {_OPS[s.total.op]}::combine({name}, {here});")
+        self.line(f"{name} = {REDUCERS[s.total.op]}::combine({name}, {here});")
 
     def expression(self, v: Value) -> str:
         text = super().expression(v)

@@ -13,7 +13,8 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from blufunc.kernels import scalars
-from blufunc.kernels.cuda_schedule import SHARED_BYTES, Schedule
+from blufunc.kernels.cuda_clusters import HOPPER, Limits
+from blufunc.kernels.cuda_schedule import Schedule
 from blufunc.kernels.cuda_style import CudaKernel, CudaStyle
 from blufunc.kernels.cuda_vectors import Vectors, vectors_of
 from blufunc.kernels.indices import Range
@@ -49,8 +50,8 @@ def turned_loads(kernel: Kernel) -> tuple[Range, list[Value]] | None:
 class TileStyle(CudaStyle):
     """Writes kernels for which ``turned_loads`` finds some."""
 
-    def __init__(self, kernel: Kernel, aliased: Collection[str] = (), shared_bytes: int = SHARED_BYTES):
-        super().__init__(kernel, aliased, shared_bytes)
+    def __init__(self, kernel: Kernel, aliased: Collection[str] = (), limits: Limits = HOPPER):
+        super().__init__(kernel, aliased, limits)
         found = turned_loads(self.kernel)
         assert found is not None
         self.outer, loads = found

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as changed
-from typing import Any
+from typing import Any, TypeVar
 
 from blufunc.kernels.indices import Index, Range, of, ranges_of
 from blufunc.kernels.loopir import (
@@ -21,8 +21,10 @@ from blufunc.kernels.loopir import (
     Keep,
     Kernel,
     Lanes,
+    Prefix,
     Reduce,
     Rows,
+    Scan,
     Set,
     Store,
     Substitution,
@@ -30,6 +32,8 @@ from blufunc.kernels.loopir import (
     computed_in,
     post_order,
 )
+
+OfLanes = TypeVar("OfLanes", Keep, Prefix)
 
 _WIDTHS = (16, 8, 4, 2)
 _LEAST_BYTES, _MOST_BYTES = 16, 32
@@ -108,14 +112,14 @@ def _accesses(kernel: Kernel) -> Iterator[tuple[Buffer, Index]]:
 class Cutter(Substitution):
     """Writes a kernel in terms of vectors and elements.
 
-    A loop over lanes keeps its range, by which its ``Vectors`` are found. A keep gets the innermost variable for its
-    lanes.
+    A loop over lanes keeps its range, by which its ``Vectors`` are found. A keep or a prefix gets the innermost
+    variable for its lanes.
     """
 
     def __init__(self, cuts: Sequence[Vectors]):
         super().__init__({c.range: of(c.vector) * c.width + of(c.element) for c in cuts if c.element})
         self.cuts = {c.range: c for c in cuts}
-        self.keeps: dict[Keep, Keep] = {}
+        self.cells: dict[Any, Any] = {}
 
     def kernel(self, kernel: Kernel) -> Kernel:
         """The kernel; its grid is as it was."""
@@ -132,20 +136,22 @@ class Cutter(Substitution):
             return Rows(s.range, tuple(map(self.statement, s.body)), self.index(s.index), s.limit)
         if isinstance(s, Reduce):
             return changed(s, value=self(s.value), position=s.position and self.index(s.position))
-        return type(s)(self.keep(s.keep), self(s.value))
+        if isinstance(s, Scan):
+            return Scan(self.cell(s.prefix), self(s.value))
+        return type(s)(self.cell(s.keep), self(s.value))
 
-    def keep(self, keep: Keep) -> Keep:
-        """The same of a keep."""
-        cut = self.cuts.get(keep.lanes)
+    def cell(self, cell: OfLanes) -> OfLanes:
+        """The same of a keep or a prefix."""
+        cut = self.cuts.get(cell.lanes)
         if cut is None or cut.element is None:
-            return keep
-        if keep not in self.keeps:
-            self.keeps[keep] = Keep(keep.name, keep.dtype, cut.element, keep.op)
-        return self.keeps[keep]
+            return cell
+        if cell not in self.cells:
+            self.cells[cell] = changed(cell, lanes=cut.element)
+        return self.cells[cell]
 
     def _rebuilt(self, v: Value) -> Value:
-        if v.op == "read" and isinstance(v.attr, Keep):
-            return Value("read", (), self.keep(v.attr), v.dtype)
+        if v.op == "read":  # of what each lane has its own
+            return Value("read", (), self.cell(v.attr), v.dtype)
         v = super()._rebuilt(v)
         return self._of_vector(v) if v.op == "within" else v
 
@@ -223,6 +229,8 @@ class _Again:
             return Store(s.buffer, s.index, self(s.value), s.guard and self(s.guard))
         if isinstance(s, Reduce):
             return changed(s, value=self(s.value))
+        if isinstance(s, Scan):
+            return Scan(s.prefix, self(s.value))
         assert isinstance(s, (Set, Accumulate))
         return type(s)(s.keep, self(s.value))
 

@@ -19,7 +19,7 @@ from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.ops.elementwise import add_p, convert_p
 from blufunc.core.override import is_replaced
-from blufunc.core.passes import dce
+from blufunc.core.passes import Origins, dce
 from blufunc.core.primitive import Primitive
 from blufunc.core.structure import add_any_p, broadcast_in_dim_p, reshape_p
 from blufunc.kernels.access import moves
@@ -59,7 +59,8 @@ PRODUCTS = (dot_general_p, dot_bias_p, dot_accumulate_p)
 """The products of matrices: their first two operands and all parameters mean the same."""
 
 
-_SUMS = (add_p, add_any_p)
+SUMS = (add_p, add_any_p)
+"""The primitives of two operands that are added."""
 
 
 def overwritten_by(eqn: Eqn) -> int | None:
@@ -72,7 +73,7 @@ def overwritten_by(eqn: Eqn) -> int | None:
 # -- where they are --------------------------------------------------------------------------------
 
 
-def with_epilogues(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Jaxpr:
+def with_epilogues(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
     """The program with sums in products.
 
     Args:
@@ -82,8 +83,18 @@ def with_epilogues(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Jaxpr:
     return _Epilogues(jaxpr, origins).run()
 
 
-class _Epilogues:
-    def __init__(self, jaxpr: Jaxpr, origins: dict[Eqn, int]):
+class Products:
+    """Looks for products of matrices, and for what could be computed with them.
+
+    Attributes:
+      makers: the equation behind each variable.
+      position: the place of that equation; -1 for parameters.
+      readers: the equations that read a variable.
+      returned: the variables that are results.
+      made: for equations, what takes their place.
+    """
+
+    def __init__(self, jaxpr: Jaxpr, origins: Origins):
         self.jaxpr, self.origins = jaxpr, origins
         self.makers: dict[Var, Eqn] = {}
         self.position: dict[Any, int] = dict.fromkeys(jaxpr.invars, -1)
@@ -95,65 +106,17 @@ class _Epilogues:
                 if a.__class__ is not Literal:
                     self.readers.setdefault(a, []).append(eqn)
         self.returned = {a for a in jaxpr.outvars if a.__class__ is not Literal}
-        # what takes the place of sums, or of the conversions of them
         self.made: dict[Eqn, list[Eqn]] = {}
-        # by result: what would, were it stored, and what that adds
-        self.possible: dict[Any, tuple[list[Eqn], Atom]] = {}
 
-    def run(self) -> Jaxpr:
-        if any(is_replaced(p, "impl") for p in (dot_general_p, convert_p, broadcast_in_dim_p, reshape_p)):
-            return self.jaxpr
-        for eqn in self.jaxpr.eqns:
-            if eqn.prim in _SUMS and sort_of(eqn) == "node":
-                self.consider(eqn)
-        if not self.made:
-            return self.jaxpr
+    def put(self, old: Eqn, new: list[Eqn]) -> None:
+        """Let equations take the place, and the origin, of another one."""
+        self.made[old] = new
+        if old in self.origins:
+            self.origins.update(dict.fromkeys(new, self.origins[old]))
+
+    def replaced(self) -> Jaxpr:
+        """The program with what was put in places."""
         return dce(self.jaxpr.replace(eqns=[new for e in self.jaxpr.eqns for new in self.made.get(e, [e])]))
-
-    def consider(self, total: Eqn) -> None:
-        """Let a product compute a sum if it can, and if no kernel would compute more of it."""
-        stored = self.stored(total)
-        if stored is None and not self.is_summand(total):
-            return
-        result: Any = total.outvars[0] if stored is None else stored
-        for one, other in (total.invars, total.invars[::-1]):
-            product = self.product(one, total)
-            if product is None:
-                continue
-            eqns = self.with_bias(product, other, result) or self.accumulated(product, other, result)
-            if eqns:
-                self.possible[result] = (eqns, other)
-                break
-        v: Any = stored
-        while v in self.possible:  # it, and the sums that it adds to
-            eqns, summand = self.possible.pop(v)
-            if total in self.origins:
-                self.origins.update(dict.fromkeys(eqns, self.origins[total]))
-            self.made[self.makers[v]] = eqns
-            v = summand
-
-    def is_summand(self, total: Eqn) -> bool:
-        """Whether only another sum reads a sum: if that is a product's, this one is stored for it."""
-        readers = self.readers.get(total.outvars[0], [])
-        alone = len(readers) == 1 and total.outvars[0] not in self.returned
-        return alone and readers[0].prim in _SUMS and self.same_origin(readers[0], total)
-
-    def stored(self, total: Eqn) -> Var | None:
-        """What of a sum is in memory if nothing is computed of it: itself, or it in another dtype."""
-        (v,) = total.outvars
-        readers = self.readers.get(v, [])
-        if len(readers) == 1 and readers[0].prim is convert_p and v not in self.returned:
-            if not self.same_origin(readers[0], total):
-                return None
-            (v,) = readers[0].outvars
-        return v if self.only_stored(v) else None
-
-    def only_stored(self, v: Var) -> bool:
-        """Whether no kernel reads a variable, by way of movement either."""
-        return all(
-            self.only_stored(e.outvars[0]) if moves(e) else sort_of(e) == "opaque"
-            for e in self.readers.get(v, ())
-        )
 
     def same_origin(self, a: Eqn, b: Eqn) -> bool:
         return self.origins.get(a) == self.origins.get(b)
@@ -214,6 +177,77 @@ class _Epilogues:
         axes = [d for d, n in zip(eqn.params["dims"], vector.aval.shape, strict=True) if n > 1]
         return vector if axes == sorted(axes) and axes[0] >= out.ndim - columns else None
 
+    def in_memory_before(self, product: Eqn, atom: Atom) -> bool:
+        """Whether an operand lies dense in memory before a product runs, and no kernel has to put it there."""
+        while atom in self.makers and self.makers[atom].prim is reshape_p:  # type: ignore[index]
+            (atom,) = self.makers[atom].invars  # type: ignore[index]
+        if atom.__class__ is Literal or self.position[atom] > self.position[product.outvars[0]]:
+            return False
+        maker = self.makers.get(atom)  # type: ignore[arg-type]
+        return maker is None or self.is_stored(atom) or sort_of(maker) == "opaque"
+
+    def is_stored(self, v: Any) -> bool:
+        """Whether what takes the place of an equation stores its result."""
+        return False
+
+
+class _Epilogues(Products):
+    def __init__(self, jaxpr: Jaxpr, origins: Origins):
+        super().__init__(jaxpr, origins)
+        # by result: what would, were it stored, and what that adds
+        self.possible: dict[Any, tuple[list[Eqn], Atom]] = {}
+
+    def run(self) -> Jaxpr:
+        if any(is_replaced(p, "impl") for p in (dot_general_p, convert_p, broadcast_in_dim_p, reshape_p)):
+            return self.jaxpr
+        for eqn in self.jaxpr.eqns:
+            if eqn.prim in SUMS and sort_of(eqn) == "node":
+                self.consider(eqn)
+        return self.replaced() if self.made else self.jaxpr
+
+    def consider(self, total: Eqn) -> None:
+        """Let a product compute a sum if it can, and if no kernel would compute more of it."""
+        stored = self.stored(total)
+        if stored is None and not self.is_summand(total):
+            return
+        result: Any = total.outvars[0] if stored is None else stored
+        for one, other in (total.invars, total.invars[::-1]):
+            product = self.product(one, total)
+            if product is None:
+                continue
+            eqns = self.with_bias(product, other, result) or self.accumulated(product, other, result)
+            if eqns:
+                self.possible[result] = (eqns, other)
+                break
+        v: Any = stored
+        while v in self.possible:  # it, and the sums that it adds to
+            eqns, summand = self.possible.pop(v)
+            self.put(self.makers[v], eqns)
+            v = summand
+
+    def is_summand(self, total: Eqn) -> bool:
+        """Whether only another sum reads a sum: if that is a product's, this one is stored for it."""
+        readers = self.readers.get(total.outvars[0], [])
+        alone = len(readers) == 1 and total.outvars[0] not in self.returned
+        return alone and readers[0].prim in SUMS and self.same_origin(readers[0], total)
+
+    def stored(self, total: Eqn) -> Var | None:
+        """What of a sum is in memory if nothing is computed of it: itself, or it in another dtype."""
+        (v,) = total.outvars
+        readers = self.readers.get(v, [])
+        if len(readers) == 1 and readers[0].prim is convert_p and v not in self.returned:
+            if not self.same_origin(readers[0], total):
+                return None
+            (v,) = readers[0].outvars
+        return v if self.only_stored(v) else None
+
+    def only_stored(self, v: Var) -> bool:
+        """Whether no kernel reads a variable, by way of movement either."""
+        return all(
+            self.only_stored(e.outvars[0]) if moves(e) else sort_of(e) == "opaque"
+            for e in self.readers.get(v, ())
+        )
+
     def accumulated(self, product: Eqn, summand: Atom, result: Var) -> list[Eqn]:
         """The equation of a product that adds an array which is in memory before it, in the order of its elements."""
         lhs, rhs = product.invars
@@ -234,14 +268,8 @@ class _Epilogues:
             (atom,) = self.makers[atom].invars  # type: ignore[index]
         return isinstance(atom, Literal) and atom.value == 0
 
-    def in_memory_before(self, product: Eqn, atom: Atom) -> bool:
-        """Whether an operand lies dense in memory before a product runs, and no kernel has to put it there."""
-        while atom in self.makers and self.makers[atom].prim is reshape_p:  # type: ignore[index]
-            (atom,) = self.makers[atom].invars  # type: ignore[index]
-        if atom.__class__ is Literal or self.position[atom] > self.position[product.outvars[0]]:
-            return False
-        maker = self.makers.get(atom)  # type: ignore[arg-type]
-        return maker is None or atom in self.possible or sort_of(maker) == "opaque"
+    def is_stored(self, v: Any) -> bool:
+        return v in self.possible
 
 
 def _joined(prim: Primitive, product: Eqn, addend: Sequence[Atom], result: Var) -> Eqn:

@@ -8,10 +8,12 @@ of a role's values.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from blufunc.core.jaxpr import Eqn
+from blufunc.core.ops.cumulative import cumlogsumexp_p, cummax_p, cummin_p, cumprod_p, cumsum_p
 from blufunc.core.ops.reduce import (
     argmax_p,
     argmin_p,
@@ -39,21 +41,31 @@ REDUCES = {
 }
 """Reductions, and what LoopIR calls them."""
 
+SCANS = {cumsum_p: "sum", cumprod_p: "prod", cummax_p: "max", cummin_p: "min", cumlogsumexp_p: "logaddexp"}
+"""Cumulative operations, and what LoopIR calls what they combine by."""
+
 ONE_ROW = 1 << 16
 """Up to as many elements, a reduction of everything is that of one row, whose lanes can meet."""
+
+_SCANNED_ROWS, _SCANNED_COLUMNS = 16, 128
+"""From how many rows on each is scanned by one point; from how many columns on they are scanned at all."""
 
 
 @dataclass(frozen=True)
 class Frame:
     """The points that a region works on: ``size`` of them; with reductions, ``outer * rows`` rows of ``lanes``.
 
-    ``outer`` is None while nothing says how rows divide: only reductions over rows do.
+    ``outer`` is None while nothing says how rows divide: only what goes over rows does. ``order`` is None while rows
+    may be taken in any order and any part of them: ``"whole"`` where the lanes of a row meet, or have one value in
+    common; ``"down"`` and ``"up"`` where each column is scanned, from its first row on or from its last one;
+    ``"chunks"`` where a row is scanned that is long enough for several points.
     """
 
     size: int
     lanes: int | None = None
     outer: int | None = None
     total: bool = False
+    order: str | None = None
 
     @property
     def rows(self) -> int:
@@ -79,18 +91,66 @@ def role_of(eqn: Eqn, frame: Frame) -> tuple[str, Frame] | None:
     """The role of an equation's result in a frame, and the frame with it; None where it has none."""
     if eqn.prim in REDUCES:
         return _reduction_role(eqn, frame)
+    if scans(eqn):
+        return _scan_role(eqn, frame)
     n = eqn.outvars[0].aval.size
     if n == frame.size:
         return "element", frame
     if frame.lanes is not None and n == frame.rows:
-        return "row", frame
+        return _in_order("row", frame, "whole")
     return None
+
+
+def scans(eqn: Eqn) -> bool:
+    """Whether an equation is a cumulative operation that combines anything: of one element alone it is that element."""
+    return eqn.prim in SCANS and scanned_axes(eqn)[1] > 1
+
+
+def scanned_axes(eqn: Eqn) -> tuple[int, int, int]:
+    """Of the operand of a cumulative operation: the elements before the axis, along it, and behind it."""
+    shape, axis = eqn.invars[0].aval.shape, eqn.params["axis"]
+    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+
+
+def can_be_scanned(eqn: Eqn) -> bool:
+    """Whether a cumulative operation is worth a kernel: of few columns that are long, libraries make more of a device.
+
+    A product of few long rows is theirs too: chunks of it could overflow where the whole does not.
+    """
+    outer, n, inner = scanned_axes(eqn)
+    if inner == 1:
+        return not _is_few(eqn) or eqn.prim is not cumprod_p
+    return outer * inner >= _SCANNED_COLUMNS or n * inner <= ONE_ROW
+
+
+def _is_few(eqn: Eqn) -> bool:
+    """Whether rows are so few, and so long, that each is scanned in chunks."""
+    outer, n, _ = scanned_axes(eqn)
+    return outer < _SCANNED_ROWS and n > ONE_ROW
+
+
+def _scan_role(eqn: Eqn, frame: Frame) -> tuple[str, Frame] | None:
+    outer, n, inner = scanned_axes(eqn)
+    if outer * n * inner != frame.size:
+        return None
+    if inner > 1:
+        fitted = _with_lanes(frame, inner, "element", outer)
+        return fitted and _in_order(*fitted, "up" if eqn.params["reverse"] else "down")
+    fitted = _with_lanes(frame, n, "element")
+    if not _is_few(eqn):
+        return fitted and _in_order(*fitted, "whole")
+    return fitted and _in_order(*fitted, "chunks") if frame.outer is None else None
+
+
+def _in_order(role: str, frame: Frame, order: str) -> tuple[str, Frame] | None:
+    """The frame with an order of its rows, if it has no other."""
+    return (role, replace(frame, order=order)) if frame.order in (None, order) else None
 
 
 def _reduction_role(eqn: Eqn, frame: Frame) -> tuple[str, Frame] | None:
     x = eqn.invars[0].aval
     if frame.lanes is not None and x.size == frame.rows and eqn.outvars[0].aval.size == 1 < x.size:
-        return None if "index_dtype" in eqn.params else ("total", frame)
+        return None if "index_dtype" in eqn.params else _in_order("total", frame, "whole")
     if x.size != frame.size:
         return None
     pattern = reduction_pattern(x.shape, eqn.params["axes"])
@@ -101,7 +161,8 @@ def _reduction_role(eqn: Eqn, frame: Frame) -> tuple[str, Frame] | None:
                 return "total", Frame(frame.size, total=True)
             return None
         case [(n, True)] | [_, (n, True)] if len(pattern) <= 2:
-            return _with_lanes(frame, n, "row")
+            fitted = _with_lanes(frame, n, "row")
+            return fitted and _in_order(*fitted, "whole")
         case [(_, True), (n, False)] if not positional:
             return _with_lanes(frame, n, "column", outer=1)
         case [(outer, False), (_, True), (n, False)] if not positional:
@@ -110,11 +171,11 @@ def _reduction_role(eqn: Eqn, frame: Frame) -> tuple[str, Frame] | None:
 
 
 def _with_lanes(frame: Frame, lanes: int, role: str, outer: int | None = None) -> tuple[str, Frame] | None:
-    if frame.total or frame.lanes not in (None, lanes):
+    if frame.total or frame.lanes not in (None, lanes) or (frame.order == "chunks" and outer is not None):
         return None
     if None not in (frame.outer, outer) and frame.outer != outer:
         return None
-    return role, Frame(frame.size, lanes, frame.outer if outer is None else outer)
+    return role, replace(frame, lanes=lanes, outer=frame.outer if outer is None else outer)
 
 
 def common(a: Frame, b: Frame) -> Frame | None:
@@ -128,7 +189,9 @@ def common(a: Frame, b: Frame) -> Frame | None:
         return None
     if a.outer and b.outer and a.outer != b.outer:
         return None
-    return Frame(a.size, a.lanes or b.lanes, a.outer or b.outer, a.total or b.total)
+    if a.order and b.order and a.order != b.order:
+        return None
+    return Frame(a.size, a.lanes or b.lanes, a.outer or b.outer, a.total or b.total, a.order or b.order)
 
 
 class Canonical(dict[str, Index]):

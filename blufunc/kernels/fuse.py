@@ -5,14 +5,15 @@ Kernels. In: a jaxpr. Out: a ``Fusion``: its steps in an order of dependence, ea
 
 Equations are of three sorts. What only moves elements, and arithmetic on single numbers, is **virtual**: it is
 never computed for itself but wherever somebody reads it, as an index or a scalar. Elementwise operations,
-reductions and gathers are **nodes**: each joins the region of an operand if it can be computed in the same pass, at
-the very element (or row) where the operand is. All else is **opaque**.
+reductions, cumulative operations and gathers are **nodes**: each joins the region of an operand if it can be computed
+in the same pass, at the very element (or row) where the operand is. All else is **opaque**.
 
 A region works on a frame of ``outer * rows * lanes`` points. Its values have roles: an ``element`` value has one
 number for each point, a ``row`` value one for each row (a reduction over the lanes, and what is computed of it), a
 ``column`` value one for each lane (a reduction over the rows), a ``total`` is a reduction over all points, or over
-all rows; of these two, only other steps may read the values, and the region itself at its very end. Softmax is a region
-of elements and rows; the backward pass of a layer norm one of elements, rows and columns.
+all rows; of these two, only other steps may read the values, and the region itself at its very end. What a cumulative
+operation finds are elements: it goes along the lanes, or over the rows, which then follow one another. Softmax is a
+region of elements and rows; the backward pass of a layer norm one of elements, rows and columns.
 """
 
 from __future__ import annotations
@@ -34,7 +35,18 @@ from blufunc.core.override import is_replaced
 from blufunc.core.structure import add_any_p
 from blufunc.kernels import frames, scalars
 from blufunc.kernels.access import Place, gathered, moves, view_chain
-from blufunc.kernels.frames import REDUCES, Canonical, Frame, canonical_of, common, reduction_pattern, role_of
+from blufunc.kernels.frames import (
+    REDUCES,
+    SCANS,
+    Canonical,
+    Frame,
+    can_be_scanned,
+    canonical_of,
+    common,
+    reduction_pattern,
+    role_of,
+    scans,
+)
 from blufunc.kernels.indices import ZERO, Computed, Index, flat, of
 from blufunc.kernels.indices import constant as fixed
 from blufunc.kernels.lower_random import RANDOM
@@ -46,6 +58,7 @@ READERS = frozenset((gather_p, concatenate_p, pad_p, dynamic_slice_p, dynamic_up
 
 NUMBER_COST = 96  # operations on single numbers that every reader may repeat
 MOST_BUFFERS = 48  # parameters of one kernel
+_SCANNED_TWICE = 1 << 13  # up to how many lanes a kernel scans a row several times
 
 
 @dataclass(eq=False)
@@ -166,6 +179,8 @@ def sort_of(eqn: Eqn) -> str:
         return "virtual" if eqn.outvars[0].aval.size == 1 else "node"
     if prim in REDUCES:
         return "opaque" if dtypes.is_complex(eqn.invars[0].aval.dtype) or _positions_apart(eqn) else "node"
+    if prim in SCANS:
+        return "node" if can_be_scanned(eqn) and not dtypes.is_complex(eqn.invars[0].aval.dtype) else "opaque"
     if prim in READERS or prim in POINTS or one_hot(eqn):
         return "node"
     return "opaque"
@@ -336,6 +351,8 @@ class _Fuser:
             fitted = role_of(eqn, region.frame)
             if fitted is None:
                 why = "their points differ"
+            elif _is_second_long_scan(eqn, fitted[1], region):
+                why = "two scans of a long row, of which one may have to be kept for the other"
             elif not self.meets(eqn, fitted, region):
                 why = "it reads other elements than its own, or the end of a reduction"
         if why is not None:
@@ -458,7 +475,11 @@ class _Fuser:
         trial = Region(frame)
         for e in self.by_position([*a.eqns, *b.eqns]):
             fitted = role_of(e, trial.frame)
-            if fitted is None or not self.meets(e, fitted, trial):
+            if (
+                fitted is None
+                or _is_second_long_scan(e, fitted[1], trial)
+                or not self.meets(e, fitted, trial)
+            ):
                 return False
             role, trial.frame = fitted
             trial.eqns.append(e)
@@ -607,6 +628,12 @@ class _Fuser:
         for step in sorted(self.live(), key=key):
             visit(step)
         return [s for s in order if s.outputs or isinstance(s, Opaque)]
+
+
+def _is_second_long_scan(eqn: Eqn, frame: Frame, region: Region) -> bool:
+    """Whether a row would be scanned twice that is too long to be kept, or in chunks."""
+    long = frame.order == "chunks" or (frame.order == "whole" and (frame.lanes or 0) > _SCANNED_TWICE)
+    return long and scans(eqn) and any(map(scans, region.eqns))
 
 
 _LITTLE = 2  # operations that a copy does beside moving

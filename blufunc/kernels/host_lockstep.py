@@ -26,6 +26,7 @@ from blufunc.kernels.loopir import (
     Reduce,
     Replaced,
     Rows,
+    Scan,
     Store,
     Value,
     dependencies,
@@ -228,4 +229,6 @@ def _with(s: Any, put: Replaced) -> Any:
         return Rows(s.range, tuple(_with(x, put) for x in s.body), s.index, s.limit)
     if isinstance(s, Reduce):
         return Reduce(s.total, put(s.value), s.position)
+    if isinstance(s, Scan):
+        return Scan(s.prefix, put(s.value))
     return Accumulate(s.keep, put(s.value)) if isinstance(s, Accumulate) else type(s)(s.keep, put(s.value))

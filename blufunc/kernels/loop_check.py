@@ -6,6 +6,8 @@ A failure is a mistake in lowering, never in the user's program. The rules:
 - a loop variable is used only where a loop over it, or over the grid, is open; rows stand on the grid, and lanes on
   the grid or in rows; a fold, a loop and a branch have a range of their own, and carries are used in them only;
 - a total is reduced by one statement, and read only after its loop, in the block that the loop stands in;
+- what scans have found is read after them, by the lanes of the same loop; the scans of a loop go one way, and take none
+  of its prefixes;
 - a keep is written and read by the lanes of loops over its range, and read after it is written; one that has an
   ``op`` only grows. A read of a keep is one value: it is not used both before and after the keep changes;
 - inputs are read and outputs are written, inside of their bounds wherever no guard stands, and no two points or
@@ -36,8 +38,10 @@ from blufunc.kernels.loopir import (
     Keep,
     Kernel,
     Lanes,
+    Prefix,
     Reduce,
     Rows,
+    Scan,
     Set,
     Store,
     Total,
@@ -50,7 +54,7 @@ from blufunc.kernels.loopir import (
 )
 
 _TAKES = {"sum": "number", "prod": "number", "max": "ordered", "min": "ordered", "and": "bits", "or": "bits",
-          "xor": "bits", "argmax": "ordered", "argmin": "ordered"}  # fmt: skip
+          "xor": "bits", "logaddexp": "float", "argmax": "ordered", "argmin": "ordered"}  # fmt: skip
 """What each reduction takes: keys of ``kinds.TYPES``."""
 
 _TRIED = 1 << 16  # indices whose bounds say too little are computed at up to so many places
@@ -73,6 +77,8 @@ class _Check:
         self.statement: Any = None
         self.typed: set[Value] = set()
         self.reduced: set[Total] = set()
+        self.scanned: set[Prefix] = set()
+        self.prefixes: dict[Prefix, None] = {}  # those of the open loop
         self.written: dict[Keep, int] = {}  # how many statements have written it so far
         self.seen: dict[
             Value, int
@@ -137,19 +143,21 @@ class _Check:
     def lanes(self, s: Lanes, bound: frozenset[Range], totals: frozenset[Total]) -> frozenset[Total]:
         """Check a cooperative loop. Returns what it reduces."""
         bound = self.open(s.range, bound)
-        self.seen = {}
+        self.seen, self.prefixes = {}, {}
         mine: set[Total] = set()
         for t in s.body:
             self.statement = t
             if isinstance(t, Store):
                 self.store(t, bound, totals, s.range)
                 continue
-            if not isinstance(t, (Reduce, Set, Accumulate)):
+            if not isinstance(t, (Reduce, Scan, Set, Accumulate)):
                 self.fail(f"{type(t).__name__} cannot stand in lanes")
             self.values(values_of(t), bound, totals, s.range)
             if isinstance(t, Reduce):
                 self.reduce(t, bound, s.range)
                 mine.add(t.total)
+            elif isinstance(t, Scan):
+                self.scan(t, s.range)
             else:
                 self.keep(t, s.range)
         return frozenset(mine)
@@ -191,6 +199,23 @@ class _Check:
         if s.position is not None:
             self.index(s.position, bound)
         self.accumulates(t.op, s.value.dtype, t.dtype)
+
+    def scan(self, s: Scan, lanes: Range) -> None:
+        """Check a scan over lanes."""
+        p = s.prefix
+        if p.lanes is not lanes:
+            self.fail(f"{p} belongs to the lanes {p.lanes}, not {lanes}")
+        if p.op not in REDUCTIONS:
+            self.fail(f"{p.op} is no reduction")
+        if p in self.scanned:
+            self.fail(f"{p} is scanned by another statement too")
+        self.scanned.add(p)
+        if any(other.reverse != p.reverse for other in self.prefixes):
+            self.fail("the scans of a loop go one way")
+        if any(isinstance(v.attr, Prefix) for v in post_order([s.value])):
+            self.fail("a scan takes no prefix of its own loop")
+        self.accumulates(p.op, s.value.dtype, p.dtype)
+        self.prefixes[p] = None
 
     def keep(self, s: Set | Accumulate, lanes: Range) -> None:
         """Check a write to a keep."""
@@ -246,6 +271,8 @@ class _Check:
                 self.fail(f"{v.attr} is read where no loop before has reduced it")
             elif isinstance(v.attr, Keep):
                 self.reads_keep(v, lanes)
+            elif isinstance(v.attr, Prefix) and v.attr not in self.prefixes:
+                self.fail(f"{v.attr} is read where no scan of the loop has found it")
 
     def carries(self, v: Value, inside: Sequence[Value]) -> None:
         """Check that the carries in the body of a loop or branch are its own."""

@@ -31,12 +31,14 @@ from blufunc.kernels.loopir import (
     Accumulate,
     Branch,
     Buffer,
+    Cell,
     Keep,
     Kernel,
     Lanes,
     Loop,
     Reduce,
     Rows,
+    Scan,
     Store,
     Total,
     Value,
@@ -126,8 +128,8 @@ class _Points:
 class _Chunk:
     """Grid points that are run together, ``count`` of them, and what is private to each.
 
-    ``cells`` holds totals as arrays of shape (count, 1), and keeps as arrays of shape (count, lanes). ``before`` tells
-    who wrote what a finish reads.
+    ``cells`` holds totals as arrays of shape (count, 1), keeps and prefixes as arrays of shape (count, lanes).
+    ``before`` tells who wrote what a finish reads.
     """
 
     kernel: Kernel
@@ -135,7 +137,7 @@ class _Chunk:
     writers: _Writers | None
     elements: int
     count: int
-    cells: dict[Total | Keep, np.ndarray] = field(default_factory=dict)
+    cells: dict[Cell, np.ndarray] = field(default_factory=dict)
     before: _Writers | None = None
 
     def block(self, body: Sequence[Any], points: _Points) -> None:
@@ -167,6 +169,8 @@ class _Chunk:
         for t in s.body:
             if isinstance(t, Reduce):
                 self.set(t.total, 1, points, scope.total(t))
+            elif n and isinstance(t, Scan):
+                self.set(t.prefix, n, points, scope.prefix(t))
             elif n and not isinstance(t, Store):
                 new = scope.value(t.value)
                 if isinstance(t, Accumulate):
@@ -177,16 +181,16 @@ class _Chunk:
         if n:
             scope.store([t for t in s.body if isinstance(t, Store)], s.range)
 
-    def get(self, cell: Total | Keep, points: _Points) -> np.ndarray:
+    def get(self, cell: Cell, points: _Points) -> np.ndarray:
         """What a total or a keep holds at some points."""
         if cell not in self.cells:
-            if isinstance(cell, Total) or cell.op is None:
+            if not isinstance(cell, Keep) or cell.op is None:
                 raise wrong(self.kernel, f"{cell} is read before it is written")
             shape = (self.count, cell.lanes.extent)
             self.cells[cell] = np.full(shape, identity(cell.op, cell.dtype), cell.dtype)
         return self.cells[cell][points.where]
 
-    def set(self, cell: Total | Keep, lanes: int, points: _Points, value: np.ndarray) -> None:
+    def set(self, cell: Cell, lanes: int, points: _Points, value: np.ndarray) -> None:
         """Write a total or a keep at some points."""
         if cell not in self.cells:
             self.cells[cell] = np.zeros((self.count, lanes), value.dtype)
@@ -248,6 +252,14 @@ class _Scope:
         if s.position is None:
             return _reduced(s.total.op, x, 1, s.total.dtype)
         return _first(s.total, x, np.broadcast_to(self.index(s.position), self.shape))
+
+    def prefix(self, s: Scan) -> np.ndarray:
+        """A value combined along the lanes, of shape (points, lanes)."""
+        p = s.prefix
+        x = np.broadcast_to(self.value(s.value), self.shape).astype(p.dtype)
+        acc = _accumulator(p.dtype)
+        way = slice(None, None, -1 if p.reverse else 1)
+        return REDUCTIONS[p.op].accumulate(x[:, way].astype(acc), axis=1, dtype=acc)[:, way].astype(p.dtype)
 
     # -- values --------------------------------------------------------------------------------
 

@@ -12,9 +12,10 @@ A kernel does the same work at every point of a **grid** of independent points. 
         lanes k < 768:
           y[768*r + k] = (x[768*r + k] - mean / 768) * scale[k]
 
-A ``Lanes`` loop has no order, and its lanes meet only in reductions: on a GPU they are threads, on a CPU SIMD lanes.
-A ``Rows`` loop is sequential. A ``Keep`` is one value per lane that lives as long as the grid point: registers
-on a GPU, a small array on a CPU. Values are scalars and form a graph without cycles; what is shared is computed once.
+A ``Lanes`` loop has no order, and its lanes meet only in reductions and scans: on a GPU they are threads, on a CPU SIMD
+lanes. What a scan has found up to a lane, the statements after it read in the same loop. A ``Rows`` loop is sequential.
+A ``Keep`` is one value per lane that lives as long as the grid point: registers on a GPU, a small array on a CPU.
+Values are scalars and form a graph without cycles; what is shared is computed once.
 """
 
 from __future__ import annotations
@@ -83,6 +84,26 @@ class Keep:
         return self.name
 
 
+@dataclass(frozen=True, eq=False)
+class Prefix:
+    """At each lane of one loop, the lanes up to it combined, itself included; ``op`` is a key of ``REDUCTIONS``.
+
+    ``dtype`` is that of the accumulator. With ``reverse``, "up to it" is from the last lane on.
+    """
+
+    name: str
+    dtype: np.dtype
+    lanes: Range
+    op: str
+    reverse: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Cell = Total | Keep | Prefix
+"""What ``read`` reads."""
+
 REDUCTIONS: dict[str, np.ufunc] = {
     "sum": np.add,
     "prod": np.multiply,
@@ -91,6 +112,7 @@ REDUCTIONS: dict[str, np.ufunc] = {
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
+    "logaddexp": np.logaddexp,
 }
 ARG_REDUCTIONS = {"argmax": np.argmax, "argmin": np.argmin}
 
@@ -99,6 +121,8 @@ def identity(op: str, dtype: np.dtype) -> Any:
     """The value that a reduction starts from, as a scalar of ``dtype``."""
     if op in ("max", "min"):
         return limit(dtype, op == "min")
+    if op == "logaddexp":
+        return dtype.type(-np.inf)
     if op == "and":
         return dtype.type(True) if dtypes.is_bool(dtype) else dtype.type(~dtype.type(0))
     return dtype.type(1 if op == "prod" else 0)
@@ -118,7 +142,7 @@ class Value:
     - ``number``: ``attr`` is an ``Index``, as a number of ``dtype``;
     - ``within``: ``attr`` is ``(index, low, high)``: whether ``low <= index < high``;
     - ``apply``: ``attr`` is ``(primitive, params)``: an elementwise primitive of the core applied to the arguments;
-    - ``read``: ``attr`` is a ``Total`` or a ``Keep``;
+    - ``read``: ``attr`` is a ``Total``, a ``Keep`` or a ``Prefix``;
     - ``fold``: ``attr`` is ``(reduction, range)``: the one argument reduced over a range of its own, in order;
     - ``bits``: ``attr`` is ``(counter, width)``: threefry of a counter under the key words that are the arguments;
     - ``loop``: ``attr`` is a ``Loop``; the arguments are what its carries begin with, whether it goes on, and what
@@ -155,7 +179,7 @@ class Value:
             return ranges_of(self.attr[0])
         if self.op == "number":
             return ranges_of(self.attr)
-        if self.op == "read" and isinstance(self.attr, Keep):
+        if self.op == "read" and isinstance(self.attr, (Keep, Prefix)):
             return frozenset((self.attr.lanes,))
         return frozenset((self.attr[1],)) if self.op == "carry" else frozenset()
 
@@ -351,8 +375,8 @@ def apply(prim: Any, args: Sequence[Value], params: Mapping[str, Any], dtype: np
     return Value("apply", tuple(args), (prim, dict(params)), dtype)
 
 
-def read(cell: Total | Keep) -> Value:
-    """The value of a total, after its loop, or of a keep."""
+def read(cell: Cell) -> Value:
+    """The value of a total, after its loop, of a keep, or of a prefix, after its scan in the same loop."""
     return Value("read", (), cell, (cell.position if isinstance(cell, Total) else None) or cell.dtype)
 
 
@@ -403,6 +427,14 @@ class Reduce:
 
 
 @dataclass(frozen=True)
+class Scan:
+    """In lanes: the prefix takes up the lane's value. All scans of a loop go one way, and read none of its prefixes."""
+
+    prefix: Prefix
+    value: Value
+
+
+@dataclass(frozen=True)
 class Set:
     """In lanes: ``keep[lane] = value``."""
 
@@ -423,7 +455,7 @@ class Lanes:
     """For all lanes, in no order."""
 
     range: Range
-    body: tuple[Any, ...]  # Store, Reduce, Set, Accumulate
+    body: tuple[Any, ...]  # Store, Reduce, Scan, Set, Accumulate
     note: str = ""
 
 
@@ -437,7 +469,7 @@ class Rows:
     limit: int
 
 
-Statement = Store | Reduce | Set | Accumulate | Lanes | Rows
+Statement = Store | Reduce | Scan | Set | Accumulate | Lanes | Rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -590,6 +622,10 @@ def statement_text(s: Statement, texts: Mapping[Value, str] | None = None) -> st
     if isinstance(s, Reduce):
         at = f" at {_cast(s.total.position)}({s.position.text(computed)})" if s.position is not None else ""
         return f"{s.total}{_other(s.total, s.value)} {s.total.op}= {shown(s.value)}{at}"
+    if isinstance(s, Scan):
+        way = " from the end" if s.prefix.reverse else ""
+        prefix = f"{s.prefix}[{s.prefix.lanes}]{_other(s.prefix, s.value)}"
+        return f"{prefix} scans {s.prefix.op} of {shown(s.value)}{way}"
     sign = "=" if isinstance(s, Set) else f"{s.keep.op}="
     return f"{s.keep}[{s.keep.lanes}]{_other(s.keep, s.value)} {sign} {shown(s.value)}"
 
@@ -598,7 +634,7 @@ def _cast(dtype: np.dtype | None) -> str:
     return "" if dtype is None else dtypes.short_name(dtype)
 
 
-def _other(cell: Total | Keep, value: Value) -> str:
+def _other(cell: Cell, value: Value) -> str:
     """The dtype of an accumulator, where that is not the value's."""
     return "" if cell.dtype == value.dtype else f": {dtypes.short_name(cell.dtype)}"
 

@@ -14,7 +14,7 @@ import numpy as np
 from blufunc.core import source
 from blufunc.core.jaxpr import Var
 from blufunc.kernels import scalars
-from blufunc.kernels.frames import REDUCES
+from blufunc.kernels.frames import REDUCES, SCANS
 from blufunc.kernels.indices import ZERO, Range, of
 from blufunc.kernels.kernel_names import type_text
 from blufunc.kernels.launches import Launch, Scratch
@@ -30,10 +30,9 @@ from blufunc.kernels.loopir import (
     load,
     outside,
     post_order,
-    read,
 )
 from blufunc.kernels.lower_values import Values
-from blufunc.kernels.row_loops import roots_of, shared_between, with_keeps
+from blufunc.kernels.row_loops import is_scanned, roots_of, shared_between, with_keeps, with_scans
 
 _KEEP_COST = 8  # operations from which on a value is kept for the next loop rather than computed again
 
@@ -55,7 +54,7 @@ class Lowering(Values):
         for v, (buffer, _) in self.parts.items():
             e = self.producers[v]
             total = Total(self.names.of(v, e), buffer.dtype, REDUCES[e.prim])
-            self.totals[v] = (total, read(total), None)
+            self.totals[v] = total
             loops.setdefault(buffer.size, []).append((total, buffer))
         body: list[Any] = []
         for count, totals in loops.items():
@@ -69,19 +68,23 @@ class Lowering(Values):
     # -- what a row keeps ----------------------------------------------------------------------
 
     def kept(self, body: list[Any]) -> list[Any]:
-        """Let loops keep for later loops of the row what these would have to compute, or read, again."""
+        """Let loops keep for later loops of the row what these would have to compute, or read, again.
+
+        What is scanned again stands alone in its loop. So where a row is scanned several times, scans are kept.
+        """
         loops = [s for s in body if isinstance(s, Lanes)]
         if len(loops) < 2:
             return body
         k = loops[0].range
         wanted = shared_between(loops, k, self.worth)
-        total = sum(k.extent * v.dtype.itemsize for v in wanted)
-        if not wanted or total > self.target.keep_bytes:
-            return body
+        if sum(k.extent * v.dtype.itemsize for v in wanted) > self.target.keep_bytes:
+            wanted = shared_between(loops, k, is_scanned) if len(self.scans) > 1 else []
         keeps = {v: Keep(f"{self.keep_name(v)}_{n}", v.dtype, k) for n, v in enumerate(wanted)}
-        return with_keeps(body, keeps)
+        return with_scans(with_keeps(body, keeps) if keeps else body)
 
     def keep_name(self, v: Value) -> str:
+        if is_scanned(v):
+            return f"{v.attr}_kept"
         op = v.attr[0] if v.op == "fold" else v.attr[0].name if v.op in ("apply", "load") else v.op
         return f"{op}_kept"
 
@@ -89,11 +92,13 @@ class Lowering(Values):
         """Whether a value is better kept than computed again."""
         if v.op == "load":
             return self.target.keep_loads
+        if is_scanned(v):
+            return True
         if v.op not in ("apply", "fold", "bits", "result"):
             return False
         cost = 0
         for x in post_order([v], outside):
-            if x.op in ("fold", "bits", "result"):
+            if x.op in ("fold", "bits", "result") or is_scanned(x):
                 return True
             if x.op == "apply":
                 cost += scalars.cost(x.attr[0])
@@ -126,7 +131,9 @@ class Lowering(Values):
         eqns = self.region.eqns or [self.virtual[v] for v in self.region.outputs]
         functions = [source.function_of(e.source) for e in eqns if e.source is not None]
         where = re.sub(r"\W", "", functions[-1]).strip("_") if functions else ""
-        telling = [e.prim.name for e in eqns if e.prim in REDUCES or scalars.cost(e.prim) > 1]
+        telling = [
+            e.prim.name for e in eqns if e.prim in REDUCES or e.prim in SCANS or scalars.cost(e.prim) > 1
+        ]
         telling = list(dict.fromkeys(telling))[:3] or [eqns[-1].prim.name]
         return re.sub(r"\W", "_", "_".join([where, *telling] if where else telling))
 

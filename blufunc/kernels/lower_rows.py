@@ -11,7 +11,7 @@ from typing import Any
 from blufunc.core import dtypes
 from blufunc.core.jaxpr import Eqn, Var
 from blufunc.core.ops.gather_scatter import gather_fill, gather_p
-from blufunc.kernels.frames import REDUCES
+from blufunc.kernels.frames import REDUCES, scans
 from blufunc.kernels.indices import ZERO, Index, Range, flat, of, unflat
 from blufunc.kernels.launches import Launch, Scratch
 from blufunc.kernels.loopir import (
@@ -20,10 +20,12 @@ from blufunc.kernels.loopir import (
     Keep,
     Kernel,
     Lanes,
+    Prefix,
+    Reduce,
     Rows,
+    Scan,
     Store,
     Total,
-    Value,
     const,
     fold,
     load,
@@ -31,8 +33,10 @@ from blufunc.kernels.loopir import (
     within,
 )
 from blufunc.kernels.lower_kernel import Lowering
+from blufunc.kernels.lower_long_scans import scanned_chunks
 from blufunc.kernels.lower_reads import placed
 from blufunc.kernels.lower_scalars import choose, converted
+from blufunc.kernels.lower_scans import scanned_rows
 from blufunc.kernels.row_loops import Levels, in_generations
 
 
@@ -42,13 +46,17 @@ def in_rows(low: Lowering) -> list[Launch]:
     assert frame.lanes
     column_outs = [v for v, role in region.roles.items() if role == "column"]
     k = Range("k", frame.lanes)
+    if frame.order in ("down", "up"):
+        return [scanned_rows(low, _divisor(frame.lanes, low.target.scan_tile))]
+    if frame.order == "chunks":
+        return scanned_chunks(low)
     if not column_outs:
         r = Range("r", frame.rows)
         return [low.launch([r], row_body(low, of(r), k))]
     outer = frame.outer or 1
     rows = frame.rows // outer
     chunks, tiles, width = low.target.chunks(rows, frame.lanes), 1, frame.lanes
-    if all(role != "row" for role in region.roles.values()):
+    if frame.order is None:  # parts of rows will do
         tile, wide = low.target.tile, low.target.wide_tile
         if wide is not None and len(column_outs) < len(low.outputs):
             tile = wide(frame.rows * frame.lanes)
@@ -141,7 +149,7 @@ def row_body(low: Lowering, row: Index, k: Range, column: Index | None = None) -
     lanes = frame.lanes
     assert lanes
     position = row * lanes + (of(k) if column is None else column)
-    reduces: list[tuple[Total, Value, Index | None]] = []
+    meetings: list[Reduce | Scan] = []
     for e in region.eqns:
         v = e.outvars[0]
         role = region.roles[v]
@@ -152,10 +160,15 @@ def row_body(low: Lowering, row: Index, k: Range, column: Index | None = None) -
                 continue
             positional = op.startswith("arg")
             total = Total(low.names.of(v, e), dtype, op, v.aval.dtype if positional else None)
-            low.totals[v] = (total, value, of(k) if positional else None)
-            reduces.append(low.totals[v])
+            low.totals[v] = total
+            meetings.append(Reduce(total, value, of(k) if positional else None))
+        elif scans(e):
+            value, dtype, op = low.reduced(e, unflat(position, v.aval.shape))
+            prefix = Prefix(low.names.of(v, e), dtype, k, op, e.params["reverse"])
+            low.scans[v] = position, converted(read(prefix), v.aval.dtype)
+            meetings.append(Scan(prefix, value))
         elif role == "row" and e.prim is gather_p and picks(low, e, row):
-            pick(low, e, row, of(k) if column is None else column, position, reduces)
+            pick(low, e, row, of(k) if column is None else column, position, meetings)
         elif role != "total":
             low.at(v, unflat(position if role == "element" else row, v.aval.shape))
     lane_stores, row_stores = [], []
@@ -175,7 +188,7 @@ def row_body(low: Lowering, row: Index, k: Range, column: Index | None = None) -
         elif role == "row":
             place = unflat(row, v.aval.shape)
             row_stores.append(Store(b, flat(place, v.aval.shape), low.at(v, place)))
-    body = in_generations(reduces, lane_stores, row_stores, k)
+    body = in_generations(meetings, lane_stores, row_stores, k)
     return body if low.columns else low.kept(body)
 
 
@@ -192,7 +205,9 @@ def picks(low: Lowering, gather: Eqn, row: Index) -> bool:
     return x.aval.size == frame.size and flat(found, x.aval.shape) // frame.lanes == row
 
 
-def pick(low: Lowering, gather: Eqn, row: Index, column: Index, position: Index, reduces: list) -> None:
+def pick(
+    low: Lowering, gather: Eqn, row: Index, column: Index, position: Index, meetings: list[Reduce | Scan]
+) -> None:
     """Let the lane that has the number of a gather bring it, as a sum to which the others add nothing.
 
     So every element is read by its own lane only, and what is computed may be written over what is read.
@@ -207,8 +222,8 @@ def pick(low: Lowering, gather: Eqn, row: Index, column: Index, position: Index,
     if hit is not None:
         value = choose(hit, value, const(0, value.dtype), value.dtype)
     total = Total(low.names.of(v, gather), value.dtype, "or" if dtypes.is_bool(value.dtype) else "sum")
-    low.totals[v] = (total, value, None)
-    reduces.append(low.totals[v])
+    low.totals[v] = total
+    meetings.append(Reduce(total, value))
     if inside is not None:
         fill = gather_fill(x.dtype, gather.params["fill_value"])
         low.memo[v, "total"] = choose(inside, read(total), const(fill, value.dtype), value.dtype)

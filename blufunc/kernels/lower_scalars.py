@@ -34,6 +34,6 @@ def converted(value: Value, dtype: np.dtype) -> Value:
 
 def wide_for(dtype: np.dtype, op: str) -> np.dtype:
     """The dtype in which a reduction adds up."""
-    if op in ("sum", "prod") and dtype.itemsize <= 2 and dtypes.is_floating(dtype):
+    if op in ("sum", "prod", "logaddexp") and dtype.itemsize <= 2 and dtypes.is_floating(dtype):
         return np.dtype(np.float32)
     return dtype

@@ -9,6 +9,7 @@ from __future__ import annotations
 from blufunc.kernels.indices import Range, flat, of, unflat
 from blufunc.kernels.launches import Launch
 from blufunc.kernels.loopir import (
+    Reduce,
     Store,
     Total,
     const,
@@ -42,7 +43,7 @@ def in_total(low: Lowering) -> Launch:
         if inside is not None:
             value = choose(inside, value, const(identity(op, dtype), dtype), dtype)
         total = Total(f"{low.names.of(v, e)}_part", dtype, op)
-        reduces.append((total, value, None))
+        reduces.append(Reduce(total, value))
         part_stores.append(Store(low.part(v, dtype, chunks), of(g), read(total)))
     stores = []
     for v, b in low.outputs.items():

@@ -20,7 +20,7 @@ from blufunc.core.kinds import Elementwise
 from blufunc.core.ops.elementwise import add_p, convert_p
 from blufunc.core.structure import add_any_p
 from blufunc.kernels.access import Place, moves, source_of
-from blufunc.kernels.frames import REDUCES
+from blufunc.kernels.frames import REDUCES, SCANS, scans
 from blufunc.kernels.fuse import Fusion, Region
 from blufunc.kernels.indices import Index, Range, flat, of, unflat
 from blufunc.kernels.kernel_names import Names, type_text
@@ -49,7 +49,8 @@ class Values:
     Attributes:
       inputs: the buffers of the variables that were read from memory so far.
       outputs: the buffers of those that the region writes.
-      totals: for each reduction that lanes do, its total, what it takes up and the position that goes with it.
+      totals: for each reduction that lanes do, its total.
+      scans: for each cumulative operation, where it is known and what it is there.
       columns: for each reduction over rows, its operation, the dtype in which it adds up, and what it takes up.
       parts: for each reduction of everything, the memory in which points leave what they found.
       guard: where memory may be read just now; None: everywhere.
@@ -70,7 +71,8 @@ class Values:
         """Forget all values: they belong to loop variables."""
         self.memo: dict[Any, Value] = {}
         self.control = Control()
-        self.totals: dict[Var, tuple[Total, Value, Index | None]] = {}
+        self.totals: dict[Var, Total] = {}
+        self.scans: dict[Var, tuple[Index, Value]] = {}
         self.columns: dict[Var, tuple[str, np.dtype, Value]] = {}
         self.parts: dict[Var, tuple[Buffer, Scratch]] = {}
         self.guard: Value | None = None
@@ -112,6 +114,12 @@ class Values:
         prim = eqn.prim
         if prim in REDUCES:
             return self.folded(eqn, place)
+        if prim in SCANS:
+            if not scans(eqn):
+                return self.at(eqn.invars[0], place)
+            position, value = self.scans[v]
+            assert flat(place, v.aval.shape) == position, "a scan is read where it is computed"
+            return value
         if prim in RULES:
             return RULES[prim](self, eqn, place)
         if prim in RANDOM:
@@ -139,7 +147,7 @@ class Values:
         """A reduction that lanes have done, as a value of its variable's dtype."""
         key = (v, "total")
         if key not in self.memo:
-            self.memo[key] = converted(read(self.totals[v][0]), v.aval.dtype)
+            self.memo[key] = converted(read(self.totals[v]), v.aval.dtype)
         return self.memo[key]
 
     def folded(self, eqn: Eqn, place: Place) -> Value:
@@ -158,8 +166,8 @@ class Values:
         )
 
     def reduced(self, eqn: Eqn, element: Place) -> tuple[Value, np.dtype, str]:
-        """What a reduction takes up at an element, in the dtype in which it adds up."""
-        op = REDUCES[eqn.prim]
+        """What a reduction or a scan takes up at an element, in the dtype in which it adds up."""
+        op = REDUCES.get(eqn.prim) or SCANS[eqn.prim]
         value = self.at(eqn.invars[0], element)
         dtype = value.dtype if op.startswith("arg") else wide_for(eqn.outvars[0].aval.dtype, op)
         return converted(value, dtype), dtype, op

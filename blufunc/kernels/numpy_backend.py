@@ -6,16 +6,16 @@ meaning of a primitive is its ``impl``, and the meaning of a program is its equa
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
 
 from blufunc.config import config
 from blufunc.core import backend
-from blufunc.core.array import Array
 from blufunc.core.avals import ShapedArray
+from blufunc.core.holders import ALONE, references
 from blufunc.core.jaxpr import Jaxpr
 from blufunc.core.rules import check_values
 from blufunc.kernels import host_program
@@ -77,11 +77,12 @@ class NumpyBackend:
         """What ``compile`` would make, before anything is compiled."""
         return Draft(jaxpr, donated)
 
-    def claim(self, array: Array) -> np.ndarray:
-        """The buffer of a donated array; a copy if a view, or another array, still sees its storage."""
-        buffer = array.buffer
-        sole = buffer.base is None and buffer.flags.writeable and _references(buffer) <= _SOLE
-        return buffer if sole else buffer.copy()
+    def claim(self, buffers: list[np.ndarray], donated: Sequence[bool]) -> None:
+        """Copy the donated buffers that a view, or another array, still sees, or that are views themselves."""
+        holders = references(compress(buffers, donated))  # the array and ``buffers``
+        for i, n in zip(compress(range(len(buffers)), donated), holders, strict=True):
+            if n > ALONE + 1 or buffers[i].base is not None or not buffers[i].flags.writeable:
+                buffers[i] = buffers[i].copy()
 
 
 def _apply(prim: Any, buffers: Sequence, params: dict) -> Sequence:
@@ -92,29 +93,5 @@ def _apply(prim: Any, buffers: Sequence, params: dict) -> Sequence:
 def _are(results: Any, n: int) -> bool:
     return isinstance(results, (tuple, list)) and len(results) == n
 
-
-def _references(buffer: np.ndarray) -> int:
-    return sys.getrefcount(buffer)
-
-
-class _Holder:
-    """An object like ``Array`` that holds a buffer nobody else sees, to learn what its reference count is."""
-
-    __slots__ = ("_buffer",)
-
-    def __init__(self) -> None:
-        self._buffer = np.zeros(1)
-
-    @property
-    def buffer(self) -> np.ndarray:
-        return self._buffer
-
-
-def _count_of_sole(array: Any) -> int:
-    buffer = array.buffer
-    return _references(buffer)
-
-
-_SOLE = _count_of_sole(_Holder())
 
 backend.register("cpu", NumpyBackend)

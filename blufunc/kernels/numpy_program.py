@@ -18,7 +18,7 @@ import numpy as np
 
 from blufunc.core import source
 from blufunc.core.jaxpr import DropVar, Eqn, Jaxpr, Literal, Var, subjaxprs
-from blufunc.core.passes import simplify
+from blufunc.core.passes import inline_pointwise
 from blufunc.kernels.quiet import openly, quietly
 from blufunc.kernels.timing import StepTime, medians
 
@@ -31,7 +31,7 @@ class Program:
     """
 
     def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool]):
-        self.jaxpr = simplify(jaxpr)
+        self.jaxpr = inline_pointwise(jaxpr)
         self.text, namespace = _Writer(self.jaxpr, donated).write()
         exec(compile(self.text, f"<blufunc {jaxpr.name or 'program'}>", "exec"), namespace)
         self.function: Callable[[list], tuple] = namespace["program"]

@@ -2,19 +2,22 @@
 
 Kernels, stage 6, below ``lower_rows.py``. In: reductions and stores, as values of LoopIR. Out: loops over lanes in an
 order in which every total is there before it is read, stores as early as they can be, and what a later loop wants is
-kept.
+kept; or, of scans of rows that are too long to be kept, found again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from blufunc.kernels.indices import Range
 from blufunc.kernels.loopir import (
     Keep,
     Lanes,
+    Prefix,
     Reduce,
+    Scan,
     Set,
     Store,
     Value,
@@ -30,32 +33,46 @@ class Levels:
     """How many loops must be over before a value can be computed."""
 
     def __init__(self, body: Sequence[Any]):
-        self.of_total: dict[Any, int] = {}
+        self.of_cell: dict[Any, int] = {}
         loop = 0
         for s in body:
             if isinstance(s, Lanes):
-                self.of_total.update((x.total, loop + 1) for x in s.body if isinstance(x, Reduce))
+                for x in s.body:
+                    self.found_by(x, loop)
                 loop += 1
         self.known: dict[Value, int] = {}
+
+    def found_by(self, s: Any, loop: int) -> None:
+        """Take up what a statement of a loop finds: a total is there after the loop, a prefix in it."""
+        if isinstance(s, Reduce):
+            self.of_cell[s.total] = loop + 1
+        elif isinstance(s, Scan):
+            self.of_cell[s.prefix] = loop
 
     def of(self, value: Value) -> int:
         for v in post_order([value]):
             if v not in self.known:
-                level = self.of_total.get(v.attr, 0) if v.op == "read" else 0
+                level = self.of_cell.get(v.attr, 0) if v.op == "read" else 0
                 self.known[v] = max([level, *[self.known[d] for d in dependencies(v)]])
         return self.known[value]
 
 
-def in_generations(reduces, lane_stores, row_stores, k: Range) -> list[Any]:
-    """Loops over lanes: in each the reductions that depend on those before, and every store as soon as it can be."""
+def in_generations(
+    meetings: Sequence[Reduce | Scan], lane_stores: Sequence[Store], row_stores: Sequence[Store], k: Range
+) -> list[Any]:
+    """Loops over lanes: in each the reductions and scans that depend on those before, and every store as soon as it can
+    be. What lanes meet in is given in an order of dependence.
+    """
     level = Levels(())
     loops: list[list[Any]] = []
-    for total, value, position in reduces:  # in order of dependence
-        at = level.of(value)
+    for s in meetings:
+        at = level.of(s.value)
+        while isinstance(s, Scan) and at < len(loops) and not _takes(loops[at], s):
+            at += 1
         while len(loops) <= at:
             loops.append([])
-        loops[at].append(Reduce(total, value, position))
-        level.of_total[total] = at + 1
+        loops[at].append(s)
+        level.found_by(s, at)
         level.known = {}
     after: dict[int, list[Any]] = {}
     for s in lane_stores:
@@ -73,6 +90,40 @@ def in_generations(reduces, lane_stores, row_stores, k: Range) -> list[Any]:
     return body if loops else [*after.get(0, ())]
 
 
+def _takes(loop: Sequence[Any], scan: Scan) -> bool:
+    """Whether a loop can have a scan too: all of its scans go one way, and read none of each other."""
+    there = {s.prefix for s in loop if isinstance(s, Scan)}
+    return all(p.reverse == scan.prefix.reverse for p in there) and there.isdisjoint(prefixes_of([scan]))
+
+
+def prefixes_of(statements: Sequence[Any]) -> dict[Prefix, None]:
+    """The prefixes that statements of a loop read."""
+    values = post_order([v for s in statements for v in values_of(s)])
+    return {v.attr: None for v in values if is_scanned(v)}
+
+
+def with_scans(body: Sequence[Any]) -> list[Any]:
+    """The loops, where those that read what an earlier one has scanned, and nobody has kept, scan it again."""
+    scans: dict[Prefix, Scan] = {}
+    out: list[Any] = []
+    for s in body:
+        if isinstance(s, Lanes):
+            mine = {x.prefix: x for x in s.body if isinstance(x, Scan)}
+            again = [scans[p] for p in prefixes_of(s.body) if p not in mine]
+            scans.update(mine)
+            if again:
+                s = _scanning_again(s, again)
+        out.append(s)
+    return out
+
+
+def _scanning_again(s: Lanes, again: Sequence[Scan]) -> Lanes:
+    new = {x.prefix: Scan(replace(x.prefix), x.value) for x in again}
+    values = post_order([v for x in s.body for v in values_of(x)])
+    put = _Replace({v: read(new[v.attr].prefix) for v in values if v.op == "read" and v.attr in new})
+    return Lanes(s.range, (*new.values(), *[put.statement(x) for x in s.body]), s.note)
+
+
 def roots_of(body: Sequence[Any]) -> list[Value]:
     out: list[Value] = []
     for s in body:
@@ -84,6 +135,7 @@ def roots_of(body: Sequence[Any]) -> list[Value]:
 def shared_between(loops: Sequence[Lanes], k: Range, worth: Callable[[Value], bool]) -> list[Value]:
     """The values that a loop needs which an earlier one has computed: of nested ones, the outermost worth keeping."""
     seen: set[Value] = set()
+    scanned: set[Prefix] = set()
     wanted: dict[Value, None] = {}
     for loop in loops:
         stack = [v for s in loop.body for v in values_of(s)]
@@ -93,11 +145,12 @@ def shared_between(loops: Sequence[Lanes], k: Range, worth: Callable[[Value], bo
             if v in visited:
                 continue
             visited.add(v)
-            if v in seen and k in v.ranges() and worth(v):
+            if (v in seen or _reads(v, scanned)) and k in v.ranges() and worth(v):
                 wanted[v] = None
                 continue
             stack.extend(outside(v))
         seen.update(post_order([v for s in loop.body for v in values_of(s)]))
+        scanned.update(s.prefix for s in loop.body if isinstance(s, Scan))
     return list(wanted)
 
 
@@ -110,16 +163,27 @@ def with_keeps(body: Sequence[Any], keeps: dict[Value, Keep]) -> list[Any]:
             out.append(s)
             continue
         needed = set(post_order([v for x in s.body for v in values_of(x)]))
-        replace = _Replace(dict(have))
-        statements = [replace.statement(x) for x in s.body]
+        scanned = {x.prefix for x in s.body if isinstance(x, Scan)}
+        put = _Replace(dict(have))
+        statements = [put.statement(x) for x in s.body]
         still = set(post_order([v for x in statements for v in values_of(x)]))
-        new = [v for v in keeps if v not in have and v in needed and (v in still or replace(v) in still)]
-        statements += [Set(keeps[v], replace(v)) for v in new]
+        found = [v for v in keeps if _reads(v, scanned) or (v in needed and (v in still or put(v) in still))]
+        new = [v for v in found if v not in have]
+        statements += [Set(keeps[v], put(v)) for v in new]
         # what is kept is kept before anything is stored over it
         statements.sort(key=lambda x: isinstance(x, Store))
         have.update((v, read(keeps[v])) for v in new)
         out.append(Lanes(s.range, tuple(statements), s.note))
     return out
+
+
+def is_scanned(v: Value) -> bool:
+    """Whether a value is what a scan has found."""
+    return v.op == "read" and isinstance(v.attr, Prefix)
+
+
+def _reads(v: Value, prefixes: Collection[Prefix]) -> bool:
+    return v.op == "read" and v.attr in prefixes
 
 
 class _Replace:
@@ -144,4 +208,6 @@ class _Replace:
             return Store(s.buffer, s.index, self(s.value), None if s.guard is None else self(s.guard))
         if isinstance(s, Reduce):
             return Reduce(s.total, self(s.value), s.position)
+        if isinstance(s, Scan):
+            return Scan(s.prefix, self(s.value))
         return type(s)(s.keep, self(s.value))

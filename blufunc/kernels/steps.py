@@ -20,6 +20,7 @@ from blufunc.core.ops.barrier import optimization_barrier_p
 from blufunc.core.override import is_replaced
 from blufunc.core.passes import inline_bodies
 from blufunc.kernels.access import view_chain
+from blufunc.kernels.activation_epilogue import is_activation, with_activations
 from blufunc.kernels.alike import Lowered
 from blufunc.kernels.epilogue import overwritten_by, with_epilogues
 from blufunc.kernels.fuse import Fusion, Opaque, Region, fuse
@@ -180,7 +181,11 @@ def schedule(
       planned: whether an opaque equation writes its results into memory that it is given.
       keep: for which calls there is a kernel, so that they are not replaced by their bodies.
     """
-    jaxpr, origins = inline_bodies(jaxpr, keep)
+    if target.epilogues:
+        jaxpr, origins = inline_bodies(jaxpr, lambda eqn: keep(eqn) or is_activation(eqn))
+        jaxpr, origins = with_activations(jaxpr, origins)
+    else:
+        jaxpr, origins = inline_bodies(jaxpr, keep)
     jaxpr = rewrite(with_point_control(jaxpr, origins), origins, target.batch_first)
     if target.epilogues:
         jaxpr = with_epilogues(jaxpr, origins)

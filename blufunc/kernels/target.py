@@ -23,6 +23,7 @@ class Target:
       keep_bytes: how much a grid point may keep of its row between loops.
       keep_loads: whether what was read is kept too: not where a cache does that.
       tile: up to how many columns a chunk adds up at a time.
+      scan_tile: up to how many columns a point scans, from row to row.
       wide_tile: from how many elements there are to the same, where elements are stored too; None: as ``tile``.
       batch_first: whether products want their batch axes side by side in memory.
       epilogues: whether products can add something to what they compute.
@@ -36,6 +37,7 @@ class Target:
     keep_bytes: int
     keep_loads: bool
     tile: int
+    scan_tile: int = 512
     tile_chunks: Callable[[int, int], int] | None = None
     finish_bytes: int = 0
     wide_tile: Callable[[int], int] | None = None

@@ -14,6 +14,7 @@ import blufunc.numpy as bnp
 from blufunc import errors, lax
 from blufunc.core import dtypes, source
 from blufunc.core.axes import axes_in, axis_in
+from blufunc.nn import gelu_call
 from blufunc.numpy.promotion import PYTHON_SCALARS, as_value
 from blufunc.transforms.custom_jvp import custom_jvp
 
@@ -118,18 +119,6 @@ def hard_tanh(x: Any) -> Any:
 
 # -- smooth ones -----------------------------------------------------------------------------------
 
-_ROOT_TWO_OVER_PI = math.sqrt(2 / math.pi)
-_CUBIC = 0.044715 * _ROOT_TWO_OVER_PI
-
-
-@_sloped
-def _gelu_tanh(x):
-    square = bnp.square(x)
-    gate = bnp.tanh(x * (square * _CUBIC + _ROOT_TWO_OVER_PI)) * 0.5 + 0.5
-    value = x * gate
-    # gate' = 2 gate (1 - gate) inner', and inner' = c + 3 c3 x**2
-    return value, lambda: value * (1 - gate) * (square * (6 * _CUBIC) + 2 * _ROOT_TWO_OVER_PI) + gate
-
 
 @_sloped
 def _gelu_erf(x):
@@ -165,7 +154,7 @@ def gelu(x: Any, approximate: bool = True) -> Any:
       approximate: use the paper's tanh formula, as GPT-2 does, instead of the error function. They differ by less
         than 5e-4.
     """
-    return (_gelu_tanh if approximate else _gelu_erf)(as_inexact(x))
+    return (gelu_call.gelu if approximate else _gelu_erf)(as_inexact(x))
 
 
 def sigmoid(x: Any) -> Any:

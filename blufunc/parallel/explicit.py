@@ -13,7 +13,7 @@ with what it meets.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from blufunc import errors
@@ -172,7 +172,9 @@ class Explicit:
             raise self._error(eqn, f"{what} lies as {specs[0]} and as {specs[1]}", specs)
         return joined
 
-    def _loop(self, eqn: Eqn, carry: list[Layout], step) -> list[Layout]:
+    def _loop(
+        self, eqn: Eqn, carry: list[Layout], step: Callable[[list[Layout]], list[Layout]]
+    ) -> list[Layout]:
         """The layouts of carries that a step leaves as they are, or divides further at most."""
         while True:
             after = step(carry)

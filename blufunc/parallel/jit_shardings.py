@@ -75,25 +75,21 @@ class ShardedJit(Jitted):
     def _placed(self, call: Any, values: list) -> list:
         if state.trace is not EVAL:
             return values
-        labels = labels_of(self.fun, call.in_tree)
         pairs = zip(values, self._of_arguments(call), strict=True)
-        return [v if s is None else self._onto(v, s, labels, i) for i, (v, s) in enumerate(pairs)]
+        return [v if s is None else self._onto(v, s, call, i) for i, (v, s) in enumerate(pairs)]
 
-    def _onto(self, x: Array, sharding: NamedSharding, labels: Sequence[str], i: int) -> Array:
-        """An argument with the sharding that it is to have: moved if nobody said where it should be."""
+    def _onto(self, x: Array, sharding: NamedSharding, call: Any, i: int) -> Array:
+        """Argument leaf ``i`` with the sharding that it is to have: moved if nobody said where it should be."""
         if x.device.joint:
             own = x.buffer.sharding
-            n = x.aval.ndim
-            if own.mesh == sharding.mesh and layout_of(own.spec, n, own.mesh) == layout_of(
-                sharding.spec, n, own.mesh
-            ):
+            if own == sharding or (own.mesh == sharding.mesh and _alike(own, sharding, x.aval.ndim)):
                 return x
         elif x.device in (default_device(), host_device()):
             return device_put(x, sharding)
         lies = f"{x.buffer.sharding.spec} on {x.device}" if x.device.joint else str(x.device)
         raise errors.ShardingError(
-            f"the argument {labels[i]} of {self.name} lies as {lies}, and in_shardings says {sharding.spec} on "
-            f"the mesh ({sharding.mesh}).",
+            f"the argument {labels_of(self.fun, call.in_tree)[i]} of {self.name} lies as {lies}, and in_shardings says "
+            f"{sharding.spec} on the mesh ({sharding.mesh}).",
             where=source.here(),
             why="jit moves only arrays that nobody has put anywhere.",
             fix="bf.reshard(x, sharding) before the call, or None in in_shardings",
@@ -124,6 +120,11 @@ class _Annotated(FlatFunction):
         shardings = shardings_of(self.owner.out_shardings, out, None, f"out_shardings of {name}")
         check_ranks(shardings, [x.aval for x in flat], self.out_tree, f"{name}: result ")
         return [x if s is None else constrain(reshard(x, s), s) for x, s in zip(flat, shardings, strict=True)]
+
+
+def _alike(a: NamedSharding, b: NamedSharding, ndim: int) -> bool:
+    """Whether two shardings of one mesh divide an array alike: axes of one device divide nothing."""
+    return layout_of(a.spec, ndim, a.mesh) == layout_of(b.spec, ndim, b.mesh)
 
 
 register_sharded(ShardedJit)

@@ -70,6 +70,11 @@ class MeshCollective(Primitive):
         kind, options = self.exchange(**params)
         return engine.current().exchange(kind, x, axes, **options)
 
+    @staticmethod
+    def engine() -> Any:
+        """The engine of the rank that runs in this thread, for compiled programs."""
+        return engine.current()
+
     def exchange(self, **params: Any) -> tuple[str, dict[str, Any]]:
         """The kind of exchange that engines know it by, and its options."""
         raise NotImplementedError

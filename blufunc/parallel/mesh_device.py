@@ -8,9 +8,9 @@ devices.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from blufunc.core import backend
 from blufunc.core.array import Array
 from blufunc.core.avals import ShapedArray
+from blufunc.core.holders import ALONE, references
 from blufunc.core.jaxpr import Eqn, Jaxpr, Var
 from blufunc.parallel import sharded_buffer
 from blufunc.parallel.mesh import Mesh
@@ -138,41 +139,19 @@ class MeshBackend:
         """A program that is partitioned for the shardings of its arguments when it is called."""
         return MeshProgram(jaxpr, donated, self.mesh)
 
-    def claim(self, array: Array) -> ShardedBuffer:
-        """The buffer of a donated array, whose shards are copied where somebody else still sees them."""
-        buffer = array.buffer
-        sole = _references(buffer) <= _SOLE
+    def claim(self, buffers: list[ShardedBuffer], donated: Sequence[bool]) -> None:
+        """Copy the shards of donated buffers that somebody else still sees."""
+        holders = references(compress(buffers, donated))  # the array and ``buffers``
+        for i, n in zip(compress(range(len(buffers)), donated), holders, strict=True):
+            buffers[i] = self._claimed(buffers[i], n > ALONE + 1)
+
+    def _claimed(self, buffer: ShardedBuffer, shared: bool) -> ShardedBuffer:
+        """A buffer of the shards, which ``buffer`` holds as the array of each of them would."""
         shards: list[Any] = list(buffer.shards)
-        if sole:  # nobody else counts on the list, which would count as one who sees the shards
-            buffer.shards.clear()
-        for i, device in enumerate(buffer.devices):
-            aval = ShapedArray(buffer.sharding.shard_shape(buffer.shape), buffer.dtype)
-            shard = Array(shards[i], aval, device)
-            shards[i] = None
-            shards[i] = device.backend.claim(shard)
+        for rank, device in enumerate(buffer.devices):
+            one = shards[rank : rank + 1]
+            if not shared:  # else this reference is that of whoever sees ``buffer`` too
+                shards[rank] = None
+            device.backend.claim(one, (True,))
+            shards[rank] = one[0]
         return ShardedBuffer(shards, buffer.sharding, buffer.shape, buffer.dtype)
-
-
-def _references(buffer: ShardedBuffer) -> int:
-    return sys.getrefcount(buffer)
-
-
-class _Holder:
-    """An object like ``Array`` that holds a buffer nobody else sees, to learn what its reference count is."""
-
-    __slots__ = ("_buffer",)
-
-    def __init__(self) -> None:
-        self._buffer = object()
-
-    @property
-    def buffer(self) -> Any:
-        return self._buffer
-
-
-def _count_of_sole(array: Any) -> int:
-    buffer = array.buffer
-    return _references(buffer)
-
-
-_SOLE = _count_of_sole(_Holder())

@@ -105,14 +105,14 @@ class _Lines:
         return total
 
     def _root(self, x: Any) -> Any:
-        while (up := self._parent.get(x, x)) is not x:
+        while (up := self._parent.get(x, x)) != x:
             self._parent[x] = self._parent.get(up, up)
             x = up
         return x
 
     def _join(self, a: Any, b: Any) -> None:
         a, b = self._root(a), self._root(b)
-        if a is not b:
+        if a != b:
             self._parent[a] = b
 
 

@@ -31,8 +31,8 @@ def shard(fun: Callable, mesh: Mesh | AbstractMesh, in_specs: Any, out_specs: An
     Args:
       fun: a pure function of positional arguments, pytrees of arrays.
       mesh: the devices. One without devices serves for programs that are looked at and not run.
-      in_specs: for each argument a ``PartitionSpec``, a pytree prefix of them, or None where the sharding that it has
-        is to stay.
+      in_specs: a pytree prefix of the tuple of arguments: a ``PartitionSpec`` for each, or for all; None where the
+        sharding that one has is to stay.
       out_specs: the same of the results: a pytree prefix, None where the program may decide.
     Returns:
       a function like ``fun``. Its arguments may lie anywhere: they are moved.
@@ -51,7 +51,7 @@ def shard(fun: Callable, mesh: Mesh | AbstractMesh, in_specs: Any, out_specs: An
     name = name_of(fun)
 
     def laid_out(args: tuple, how: Callable) -> tuple:
-        specs = in_specs if isinstance(in_specs, tuple) or in_specs is None else (in_specs,) * len(args)
+        specs = tuple(in_specs) if isinstance(in_specs, list) else in_specs
         return _each(how, args, shardings_of(specs, args, mesh, f"in_specs of {name}"), f"{name}: argument ")
 
     @functools.wraps(fun)

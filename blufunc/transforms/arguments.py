@@ -15,7 +15,7 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core import dtypes, source, tree, treenode, treepath
-from blufunc.core.array import lift
+from blufunc.core.array import Array, lift
 from blufunc.core.avals import ShapedArray
 from blufunc.core.trace import Value
 
@@ -75,21 +75,24 @@ class FlatFunction:
 
 def as_values(leaves: Sequence[Any], name: Callable[[int], str]) -> list[Any]:
     """Leaves as values; ``name(i)`` names the i-th in errors."""
-    values = []
-    for i, x in enumerate(leaves):
-        if not isinstance(x, Value):
-            if isinstance(x, ShapeDtypeStruct):
-                raise errors.ArgumentError(
-                    f"{name(i)} is a ShapeDtypeStruct, which has no values: {x}",
-                    where=source.here(),
-                    fix="lower() and explain() take types; what runs takes arrays",
-                )
-            try:
-                x = lift(x)
-            except errors.ArgumentError:
-                x = lift(x, name(i))
-        values.append(x)
-    return values
+    if set(map(type, leaves)) == {Array}:
+        return list(leaves)
+    return [x if x.__class__ is Array else _as_value(x, i, name) for i, x in enumerate(leaves)]
+
+
+def _as_value(x: Any, i: int, name: Callable[[int], str]) -> Value:
+    if isinstance(x, Value):
+        return x
+    if isinstance(x, ShapeDtypeStruct):
+        raise errors.ArgumentError(
+            f"{name(i)} is a ShapeDtypeStruct, which has no values: {x}",
+            where=source.here(),
+            fix="lower() and explain() take types; what runs takes arrays",
+        )
+    try:
+        return lift(x)
+    except errors.ArgumentError:
+        return lift(x, name(i))
 
 
 def abstract(x: Any, name: str | None = None) -> ShapedArray:

@@ -140,7 +140,8 @@ def _apply(eqn: Eqn, policy: Policy, ins: list[_Cell]) -> list[Any]:
     """The results of one equation; those that are float32 in the program may be low."""
     prim, params = eqn.prim, eqn.params
     rule = _CALLS.get(prim)
-    if rule is None and prim.autocast is not None and policy.class_of(dot_general_p) == "low":
+    low = (policy.class_of(prim) or "low") == policy.class_of(dot_general_p) == "low"
+    if rule is None and prim.autocast is not None and low:
         return prim.autocast(ins, policy.dtype, **params)
     if rule is None and isinstance(prim, Call) and "jaxpr" in params:
         rule = _call

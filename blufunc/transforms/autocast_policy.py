@@ -3,7 +3,8 @@
 Transforms, stage 2, read by ``autocast.py``. The table is data. Each primitive is in one class, by name:
 
 - ``low``: contractions. Operands are cast to the low dtype; products are summed in float32 all the same, and the
-  result is rounded to the low dtype, unless the program declared another with ``preferred_element_type``.
+  result is rounded to the low dtype, unless the program declared another with ``preferred_element_type``. So are
+  attention and the tanh form of GELU, beside the table: each is one operation, computed in float32 inside.
 - ``widest``: cheap elementwise operations, comparisons, selections, and those that only move elements: low if all
   operands are, as types promote anywhere else. One float32 operand makes the operation float32; numbers follow the
   arrays. So a residual stream that begins in float32 stays there, to which blocks add what their products give.

@@ -17,13 +17,13 @@ import contextlib
 import functools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from blufunc import errors
 from blufunc.config import config
 from blufunc.core import backend, effects, finite, passes, source, tree, treenode
-from blufunc.core.array import Array
+from blufunc.core.array import Array, Donated, arrays_of
 from blufunc.core.avals import ShapedArray
 from blufunc.core.axes import static_int
 from blufunc.core.cache import Key, difference, exact
@@ -43,7 +43,7 @@ from blufunc.transforms.arguments import (
 )
 from blufunc.transforms.batch import MeshAxis
 from blufunc.transforms.calls import jit_p
-from blufunc.transforms.stages import Entry, Lowered, Traced, give
+from blufunc.transforms.stages import Entry, Lowered, Traced, give, part_with
 
 
 def jit(
@@ -186,9 +186,11 @@ class Jitted:
         self.max_traces = None if max_traces is None else static_int(max_traces, "jit", "max_traces")
         self.trace_count = 0
         self._entries: dict[Key, Entry] = {}
+        self._plain = not self.static_nums and not self.static_names
         self._fast: dict[tuple, Entry] = {}
+        # The structure of the last call's arguments, and of the positional ones if there were no others.
+        self._last = tree.LEAF, tree.LEAF
         _jitted.add(self)
-        self._plain = not (self.static_nums or self.static_names or self.donate_nums or self.donate_names)
 
     def __repr__(self) -> str:
         return f"<jit of {self.name}>"
@@ -198,73 +200,70 @@ class Jitted:
 
     def __call__(self, *args, **kwargs):
         if self._plain and state.trace is EVAL and not state.context:
-            leaves: Sequence = args
-            types = [a.aval for a in args if a.__class__ is Array]
-            if len(types) == len(args) and not kwargs:
-                entry = self._fast.get(tuple(types))
-            else:  # a leaf that is no Array leaves the key too short to be found
-                leaves, in_tree = tree.flatten((args, kwargs) if kwargs else args)
-                types = [a.aval for a in leaves if a.__class__ is Array]
-                entry = self._fast.get((in_tree, not kwargs, *types))
+            arrays: Sequence = args
+            key: list = [a.aval for a in args if a.__class__ is Array]
+            if kwargs or len(key) != len(args):
+                arrays, in_tree = self._flatten(args, kwargs)
+                key = [in_tree, *[a.aval for a in arrays if a.__class__ is Array]]
+                if len(key) != 1 + len(arrays):
+                    arrays = self._values(arrays, in_tree)
+                    key[1:] = [a.aval for a in arrays if a.__class__ is Array]
+            entry = self._fast.get(tuple(key))  # too short to be found if tracers are among the arguments
             if entry is not None:
-                return self._run(entry, leaves)
+                return self._run(entry, arrays)
         return self._call(args, kwargs)
 
     def _run(self, entry: Entry, arrays: Sequence[Array]) -> Any:
-        """Run a program on arrays, nothing donated."""
-        device = entry.device
-        buffers = [a.buffer for a in arrays if a.device is device]
-        if device is None or len(buffers) != len(arrays) or not buffers:
-            device = entry.device = entry.place(arrays, self.name)
-            buffers = [a.buffer_on(device) for a in arrays]
-        if entry.consts:
-            buffers = [*[c.buffer for c in entry.constants(device)], *buffers]
-        program = entry.programs.get(device)
-        if program is None:
-            program = entry.programs[device] = device.backend.compile(entry.jaxpr, (False,) * len(buffers))
-        outs = program(buffers)
+        """Run a program on arrays; those that are donated lose their buffers."""
         if config.guards:
-            self._look_at(entry, arrays, outs, device)
+            return self._run_guarded(entry, arrays)
+        device, program = entry.ran
+        buffers = [  # the inner loop is an assignment that lasts no longer: references are counted
+            b for a in arrays if a.device is device for b in (a._buffer,) if b.__class__ is not Donated
+        ]
+        if len(buffers) != len(arrays) or not buffers:
+            device = entry.place(arrays, self.name)
+            buffers = [a.buffer_on(device) for a in arrays]
+            program = entry.program_on(device)
+            entry.ran = device, program
+        if entry.consts:
+            arrays = [*entry.constants(device), *arrays]
+            buffers = [*[c.buffer for c in entry.constants(device)], *buffers]
+        if entry.taken:
+            give(arrays, buffers, entry.taken, device, self.name)
+        return self._results(entry, program(buffers), device)
+
+    def _run_guarded(self, entry: Entry, arrays: Sequence[Array]) -> Any:
+        """Run a program, and look for NaN in its results, and for the equation that made the first.
+
+        Its arguments must outlive it, for it may have to run again.
+        """
+        device = entry.place(arrays, self.name)
+        given = [*entry.constants(device), *arrays]
+        outs = entry.program_on(device, donating=False)([a.buffer_on(device) for a in given])
+        shown = effects.silenced(passes.inline_calls(entry.jaxpr))
+        finite.check_program(self.name, shown, given, outs, device)
+        part_with(given, entry.taken, self.name)
+        return self._results(entry, outs, device)
+
+    def _results(self, entry: Entry, outs: Sequence, device: backend.Device) -> Any:
         if entry.single:
             return Array(outs[0], entry.out_avals[0], device)
-        wrapped = [Array(b, aval, device) for b, aval in zip(outs, entry.out_avals, strict=True)]
-        return tree.unflatten(entry.out_tree, wrapped)
-
-    def _look_at(self, entry: Entry, arrays: Sequence[Array], outs: Sequence, device: backend.Device) -> None:
-        """Look for NaN in the results of a program, and for the equation that made the first."""
-        given = [*entry.constants(device), *arrays]
-        finite.check_program(
-            self.name, effects.silenced(passes.inline_calls(entry.jaxpr)), given, outs, device
-        )
+        return tree.unflatten(entry.out_tree, arrays_of(outs, entry.out_avals, device))
 
     def _call(self, args: tuple, kwargs: dict) -> Any:
         if state.context and (
             _DISABLED in state.context or any(e.__class__ is MeshAxis for e in state.context)
         ):  # in the function of a shard_map values have types: they are not known in a body traced by itself
             return self.fun(*args, **kwargs)
-        entry, values, donated = self._enter(args, kwargs)
+        call = self._split(args, kwargs)
+        values = self._values(call.leaves, call.in_tree)
+        entry = self._entry(call, [v.aval for v in values])
+        values = self._placed(call, values)
         if state.trace is not EVAL:
             outs = jit_p.bind(*entry.consts, *values, jaxpr=entry.jaxpr, name=self.name)
             return tree.unflatten(entry.out_tree, outs)
-        if not any(donated):
-            return self._run(entry, [concrete(v) for v in values])
-        return self._run_donating(entry, values, donated)
-
-    def _run_donating(self, entry: Entry, values: list, donated: tuple[bool, ...]) -> Any:
-        arrays = [v if v.__class__ is Array else concrete(v) for v in values]
-        device = entry.place(arrays, self.name)
-        arrays = [*entry.constants(device), *arrays]
-        flags = (False,) * len(entry.consts) + donated
-        if config.guards:  # the arguments must outlive the program, which may have to run again
-            results = self._run(entry, arrays[len(entry.consts) :])
-            give(arrays, flags, device, self.name)
-            return results
-        program = entry.programs.get((device, flags))
-        if program is None:
-            program = entry.programs[device, flags] = device.backend.compile(entry.jaxpr, flags)
-        outs = program(give(arrays, flags, device, self.name))
-        wrapped = [Array(b, aval, device) for b, aval in zip(outs, entry.out_avals, strict=True)]
-        return tree.unflatten(entry.out_tree, wrapped)
+        return self._run(entry, [*map(concrete, values)])
 
     # -- stages --------------------------------------------------------------------------------
 
@@ -274,7 +273,7 @@ class Jitted:
         entry = self._entry(call, [abstract(x) for x in call.leaves])
         arrays = [x for x in call.leaves if isinstance(x, Array) and x.aval.ndim]
         device = device_of(arrays, self.name, entry.home) if arrays else entry.home
-        return Traced(self, entry, call.in_tree, call.donated, device, self._layouts(call))
+        return Traced(self, entry, call.in_tree, device, self._layouts(call))
 
     def lower(self, *args, **kwargs) -> Lowered:
         """``trace(*args).lower()``."""
@@ -290,8 +289,7 @@ class Jitted:
     def _split(self, args: tuple, kwargs: dict) -> _CallArguments:
         """Divide the arguments into dynamic leaves and static values."""
         if self._plain:
-            leaves, in_tree = tree.flatten((args, kwargs))
-            return _CallArguments(leaves, in_tree, (), (False,) * len(leaves), args, kwargs)
+            return _CallArguments(*self._flatten(args, kwargs), (), args, kwargs)
         n = len(args)
         static_nums = {i for i in self.static_nums if i < n}
         static = [("arg", i, args[i]) for i in sorted(static_nums)]
@@ -315,29 +313,38 @@ class Jitted:
                 ) from None
         dynamic = tuple(_STATIC if i in static_nums else a for i, a in enumerate(args))
         dynamic_kw = {k: v for k, v in kwargs.items() if k not in self.static_names}
-        leaves, in_tree = tree.flatten((dynamic, dynamic_kw))
-        donated: list[bool] = []
-        for i, a in enumerate(dynamic):
-            donated += [i in self.donate_nums] * tree.structure(a).num_leaves
-        for k in sorted(dynamic_kw):
-            donated += [k in self.donate_names] * tree.structure(dynamic_kw[k]).num_leaves
+        leaves, in_tree = self._flatten(dynamic, dynamic_kw)
         key = tuple((kind, where, value.__class__, exact(value)) for kind, where, value in static)
-        return _CallArguments(
-            leaves, in_tree, key, tuple(donated), dynamic, dynamic_kw, {w: v for _, w, v in static}
-        )
+        return _CallArguments(leaves, in_tree, key, dynamic, dynamic_kw, {w: v for _, w, v in static})
+
+    def _flatten(self, args: tuple, kwargs: dict) -> tuple[list, tree.TreeDef]:
+        """The leaves of arguments, whose structure is most often that of the call before."""
+        in_tree, args_tree = self._last
+        leaves = tree.leaves_like(in_tree, (args, kwargs)) if kwargs else tree.leaves_like(args_tree, args)
+        if leaves is None:
+            leaves, in_tree = tree.flatten((args, kwargs))
+            hash(in_tree)  # raises where static data cannot be hashed, which need not be comparable either
+            self._last = in_tree, tree.LEAF if kwargs else in_tree.children()[0]
+        return leaves, in_tree
+
+    def _values(self, leaves: list, in_tree: tree.TreeDef) -> list:
+        """The leaves of arguments as values."""
+        return as_values(leaves, lambda i: f"the argument {labels_of(self.fun, in_tree)[i]}")
+
+    def _donated(self, in_tree: tree.TreeDef) -> tuple[bool, ...]:
+        """Which leaves of the arguments are donated."""
+        args, kwargs = in_tree.children()
+        _, names = kwargs.node_data()  # type: ignore[misc]
+        flags = [i in self.donate_nums for i in range(len(args.children()))]
+        flags += [name in self.donate_names for name in names]
+        counts = [t.num_leaves for t in (*args.children(), *kwargs.children())]
+        return tuple(flag for flag, n in zip(flags, counts, strict=True) for _ in range(n))
 
     def _name(self, where: int | str) -> str:
         """What the function calls an argument that was given by position or name."""
         signature = signature_of(self.fun)
         names = list(signature.parameters) if signature else []
         return str(names[where] if isinstance(where, int) and where < len(names) else where)
-
-    def _enter(self, args, kwargs):
-        call = self._split(args, kwargs)
-        labels = functools.cache(lambda: labels_of(self.fun, call.in_tree))
-        values = as_values(call.leaves, lambda i: f"the argument {labels()[i]}")
-        entry = self._entry(call, [v.aval for v in values])
-        return entry, self._placed(call, values), call.donated
 
     # What a subclass does otherwise that knows how arguments and results lie on a mesh.
 
@@ -374,8 +381,7 @@ class Jitted:
             for old in [k for k in self._entries if k.context][:-_SCOPES_KEPT]:
                 del self._entries[old]
         if self._plain and not key.context and not any(isinstance(c, Tracer) for c in entry.consts):
-            in_tree = call.in_tree if call.kwargs else tree.structure(call.args)
-            self._fast[(in_tree, not call.kwargs, *key.types)] = entry
+            self._fast[(call.in_tree, *key.types)] = entry
             if not call.kwargs and all(a.__class__ is Array for a in call.args):
                 self._fast[key.types] = entry
         return entry
@@ -389,8 +395,9 @@ class Jitted:
             config.show(closed)
         self.trace_count += 1
         out_avals = tuple(a.strong() for a in closed.out_avals)
-        home = passes.home_of(closed)
-        return Entry(closed, consts, flat.out_tree, out_avals, key, {}, flat.out_tree is tree.LEAF, home)
+        donated = self._donated(call.in_tree)
+        home, single = passes.home_of(closed), flat.out_tree is tree.LEAF
+        return Entry(closed, consts, flat.out_tree, out_avals, key, donated, single, home)
 
 
 class _Static:
@@ -411,10 +418,9 @@ class _CallArguments:
     leaves: list
     in_tree: tree.TreeDef
     static_key: tuple
-    donated: tuple[bool, ...]
     args: tuple
     kwargs: dict
-    static: dict | None = None
+    static: dict = field(default_factory=dict)
 
     def rebuild(self, fun: Callable) -> Callable:
         """``fun`` of the dynamic arguments, with the static ones put back."""

@@ -6,6 +6,7 @@ compiled programs show of themselves is gathered by ``kernels/sight.py``.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 from blufunc import errors
 from blufunc.config import config
 from blufunc.core import backend, effects, finite, passes, source, tree
-from blufunc.core.array import Array, Donated
+from blufunc.core.array import Array, Donated, arrays_of
 from blufunc.core.avals import ShapedArray
 from blufunc.core.cache import Key, difference
 from blufunc.core.jaxpr import Jaxpr
@@ -35,11 +36,19 @@ class Entry:
     out_tree: tree.TreeDef
     out_avals: tuple[ShapedArray, ...]
     key: Key
-    programs: dict[Any, Callable]
+    donated: tuple[bool, ...]  # which arguments, constants aside, are
     single: bool  # one array is all it returns
     home: backend.Device | None = None  # where its operations say that it runs
-    device: backend.Device | None = None  # where it ran last
+    programs: dict[Any, Callable] = field(default_factory=dict)
+    ran: tuple[Any, Any] = (None, None)  # where a call ran last, and its program
     copies: dict[backend.Device, list[Array]] = field(default_factory=dict)  # what it closes over
+    taken: tuple[bool, ...] = ()  # which parameters of the jaxpr lose their buffers; empty where none do
+
+    def __post_init__(self) -> None:
+        # Numbers have nothing to give, and constants of the program may be the same object.
+        taken = [d and a.ndim > 0 for d, a in zip(self.donated, self.key.types, strict=True)]
+        if any(taken):
+            self.taken = (False,) * len(self.consts) + tuple(taken)
 
     def place(self, arrays: Sequence[Array], name: str) -> backend.Device:
         """Where to run it on these arguments; what it closes over decides only where they are all numbers."""
@@ -57,29 +66,37 @@ class Entry:
             ]
         return found
 
+    def program_on(self, device: backend.Device, donating: bool = True) -> Callable:
+        """The program for a device; not ``donating``: one that leaves all its arguments as they are."""
+        found = self.programs.get((device, donating))
+        if found is None:
+            donated = (False,) * len(self.consts) + self.donated
+            flags = donated if donating else (False,) * len(donated)
+            found = self.programs[device, donating] = device.backend.compile(self.jaxpr, flags)
+        return found
+
     def alive(self) -> bool:
         """Whether the values it closed over may still be used."""
-        return all(c.trace.alive for c in self.consts if isinstance(c, Tracer))
+        return not self.consts or all(c.trace.alive for c in self.consts if isinstance(c, Tracer))
 
 
-def give(arrays: Sequence[Array], donated: Sequence[bool], device: backend.Device, name: str) -> list:
-    """The buffers of arguments; the donated arrays lose theirs.
+def give(
+    arrays: Sequence[Array], buffers: list, taken: Sequence[bool], device: backend.Device, name: str
+) -> None:
+    """Let the arrays that are ``taken`` lose their buffers to a call of ``name``.
 
-    Numbers are never taken: they have nothing to give, and constants of the program may be the same object.
+    Args:
+      buffers: those of all arguments, on the device; copies take the place of those that others see.
     """
-    taken = [give and a.aval.ndim > 0 for a, give in zip(arrays, donated, strict=True)]
-    buffers = [None if take else a.buffer_on(device) for a, take in zip(arrays, taken, strict=True)]
-    for i, take in enumerate(
-        taken
-    ):  # after the others, so that a buffer that is passed twice is seen to be shared
-        if take:
-            here = arrays[i].device == device
-            buffers[i] = device.backend.claim(arrays[i]) if here else arrays[i].buffer_on(device)
-    call = f"{name} at {source.summary(source.current())}"
-    for array, take in zip(arrays, taken, strict=True):
-        if take:
-            array._buffer = Donated(call)
-    return buffers
+    device.backend.claim(buffers, taken)
+    part_with(arrays, taken, name)
+
+
+def part_with(arrays: Sequence[Array], taken: Sequence[bool], name: str) -> None:
+    """Mark the arrays that are ``taken`` as donated to a call of ``name``."""
+    gone = Donated(name, source.current())
+    for array in itertools.compress(arrays, taken):
+        array._buffer = gone
 
 
 def chosen(device: backend.Device | None, name: str) -> backend.Device:
@@ -104,6 +121,7 @@ class Traced:
       out_tree: the structure of the results.
       device: where the arrays are that it was traced with; None if it was traced with types and numbers only.
       layouts: how they lie there, where that matters.
+      donated: which arguments are.
     """
 
     def __init__(
@@ -111,11 +129,10 @@ class Traced:
         owner: Any,
         entry: Entry,
         in_tree: tree.TreeDef,
-        donated: tuple[bool, ...],
         device: backend.Device | None,
         arguments: Sequence[Any],
     ):
-        self.owner, self.entry, self.in_tree, self.donated = owner, entry, in_tree, donated
+        self.owner, self.entry, self.in_tree, self.donated = owner, entry, in_tree, entry.donated
         self.device = device
         self.layouts = device.layouts([*entry.consts, *arguments]) if device else ()
         self.jaxpr = entry.jaxpr
@@ -231,14 +248,14 @@ class Compiled:
             if config.guards
             else []
         )
-        outs = self.program(give(arrays, self.donated, self.device, name))
+        buffers = [a.buffer_on(self.device) for a in arrays]
+        if self.traced.entry.taken:
+            give(arrays, buffers, self.traced.entry.taken, self.device, name)
+        outs = self.program(buffers)
         if config.guards:
             jaxpr = effects.silenced(passes.inline_calls(self.traced.jaxpr))
             finite.check_program(name, jaxpr, kept, outs, self.device)
-        wrapped = [
-            Array(b, aval, self.device) for b, aval in zip(outs, self.traced.entry.out_avals, strict=True)
-        ]
-        return tree.unflatten(self.traced.out_tree, wrapped)
+        return tree.unflatten(self.traced.out_tree, arrays_of(outs, self.traced.entry.out_avals, self.device))
 
     def _copy(self, a: Array) -> Array:
         return Array(self.device.backend.from_host(finite.host(a), self.device), a.aval, self.device)

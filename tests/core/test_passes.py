@@ -14,12 +14,14 @@ from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops import sort
 from blufunc.core.primitive import Primitive
 from blufunc.core.stage import stage
+from blufunc.nn.gelu_call import gelu
 from blufunc.transforms.calls import jit_p
 from blufunc.transforms.checkpoint import checkpoint
 from blufunc.transforms.grad import grad
 from blufunc.transforms.jit import jit
 
 F32 = ShapedArray((3,), dtypes.float32)
+LONG = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64", "i32": "int32"}
 S32 = ShapedArray((), dtypes.float32)
 
 
@@ -143,6 +145,24 @@ def test_cse_computes_once():
     assert_same_function(jaxpr, after)
 
 
+@pytest.mark.parametrize(
+    "steps, kept",
+    [
+        (("bf16", "f32", "bf16"), 0), (("f16", "f32", "f16"), 0), (("f32", "f64", "f32"), 0),
+        (("f32", "bf16", "f32"), 2), (("bf16", "f16", "bf16"), 2), (("bf16", "f32", "f16"), 2),
+        (("i32", "f32", "i32"), 2),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_fold_conversions_there_and_back(steps, kept):
+    """To a dtype that has all numbers of the first."""
+    first, there, back = map(dtypes.as_dtype, (LONG[s] for s in steps))
+    jaxpr = stage(lambda x: [ew.convert(ew.convert(x, there), back)], [ShapedArray((3,), first)])
+    after = passes.dce(passes.fold(jaxpr))
+    assert names(after) == ["convert"] * kept
+    assert_same_function(jaxpr, after)
+
+
 def test_cse_follows_chains():
     jaxpr = stage(lambda x: [ew.add(ew.cos(ew.sin(x)), ew.cos(ew.sin(x)))], [F32])
     assert names(passes.cse(jaxpr)) == ["sin", "cos", "add"]
@@ -243,6 +263,23 @@ def test_inline_bodies_tells_what_is_computed_again():
     gradient = grad(lambda x: ew.sin(checkpoint(lambda p: ew.mul(ew.sin(p), p))(x)))
     after, origins = passes.inline_bodies(passes.simplify(stage(lambda x: [gradient(x)], [S32])))
     assert origins and set(origins) < set(after.eqns)
+
+
+@pytest.mark.parametrize("f, tanhs", [(gelu, 1), (checkpoint(gelu), 2)], ids=["gelu", "checkpoint"])
+def test_inline_shares_what_definitions_have_in_common(f, tanhs):
+    """GELU and its derivative have one tanh, unless the second is computed again on purpose."""
+    before = passes.simplify(stage(lambda x: [f(x), grad(f)(x)], [S32]))
+    after, origins = passes.inline_bodies(before)
+    assert names(after).count("tanh") == tanhs
+    assert bool(origins) is (tanhs == 2) and set(origins) <= set(after.eqns)
+    assert_same_function(before, after)
+
+
+def test_inline_pointwise_leaves_other_calls():
+    before = stage(lambda x: [checkpoint(ew.sin)(gelu(x))], [F32])
+    after = passes.inline_pointwise(before)
+    assert names(after)[-2:] == ["mul", "checkpoint"]
+    assert_same_function(before, after)
 
 
 def test_inline_keeps_effects_in_order():

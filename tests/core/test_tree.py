@@ -170,6 +170,51 @@ def test_diff_agrees_with_equality(a, b):
     assert da != db and "\n" in message  # the second line says where
 
 
+@settings(max_examples=200, deadline=None)
+@given(containers, containers)
+def test_leaves_of_trees_of_one_structure(a, b):
+    treedef = tree.structure(a)
+    assert tree.leaves_like(treedef, a) == tree.leaves(a)
+    assert tree.leaves_like(treedef, b) == (tree.leaves(b) if tree.structure(b) == treedef else None)
+
+
+@pytest.mark.parametrize(
+    "like, other",
+    [
+        (1, [1]),
+        ([1], 1),
+        ([1], (1,)),
+        ([1], [None]),
+        ([1], [[1]]),
+        ([1, 2], [1]),
+        ((1,), Point(1, 2)),
+        ({"a": 1}, {"b": 1}),
+        ({"a": 1}, {"a": 1, "b": 1}),
+        ({"a": 1, "b": 1}, {"a": 1}),
+        ({"a": 1}, {"a": {}}),
+        ({"a": 1}, OrderedDict(a=1)),
+        ({"a": 1}, SubDict(a=1)),
+        ({"a": 1}, {1: 0, "b": 0}),
+        (OrderedDict(a=1, b=2), OrderedDict(b=2, a=1)),
+        (defaultdict(list, a=1), defaultdict(dict, a=1)),
+        (defaultdict(list, a=1), defaultdict(list, {1: 0, "b": 0})),
+        (Layer(1, 2, 3), Layer(1, 2, 4)),
+        (Layer(1, 2), Layer(1)),
+        (Box([1], 0), Box([1], 1)),
+        (Box([1], 0), Box([1, 2], 0)),
+    ],
+    ids=lambda v: None,
+)
+def test_other_structures_have_no_leaves_like_these(like, other):
+    treedef = tree.structure(like)
+    assert tree.leaves_like(treedef, like) == tree.leaves(like)
+    assert tree.leaves_like(treedef, other) is None
+
+
+def test_the_order_in_dicts_is_no_structure():
+    assert tree.leaves_like(tree.structure({"a": 1, "b": [2]}), {"b": [3], "a": 4}) == [4, 3]
+
+
 def test_unflatten_errors():
     treedef = tree.structure([1, 2])
     with pytest.raises(TreeError, match="3 leaves were given for a structure of 2"):

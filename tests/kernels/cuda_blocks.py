@@ -17,7 +17,9 @@ extern "C" __global__ void __launch_bounds__({n}) reduce_{op}_{name}(const {t}* 
 }}
 extern "C" __global__ void __launch_bounds__({n}) scan_{op}_{name}(const {t}* x, {t}* out) {{
   __shared__ {t} memory[{n} / 32];
-  out[threadIdx.x] = block_scan<{op}, {n}>(x[threadIdx.x], memory);
+  {t} mine[1] = {{x[threadIdx.x]}}, carry = {op}::identity<{t}>();
+  block_scan<{op}, {n}>(mine, carry, memory);
+  out[threadIdx.x] = mine[0];
 }}
 """
 ARG = """
@@ -58,7 +60,9 @@ struct First {  // which does not commute
 };
 extern "C" __global__ void __launch_bounds__(96) order(const float* x, float* out) {
   __shared__ float memory[3];
-  out[threadIdx.x] = block_scan<First, 96>(x[threadIdx.x], memory);
+  float mine[1] = {x[threadIdx.x]}, carry = -1;
+  block_scan<First, 96>(mine, carry, memory);
+  out[threadIdx.x] = mine[0];
 }
 extern "C" __global__ void __launch_bounds__(96) twice(const float* x, float* out) {
   __shared__ float memory[3];

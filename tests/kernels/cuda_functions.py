@@ -11,7 +11,7 @@ import numpy as np
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import lax, nn
-from blufunc.core.passes import simplify
+from blufunc.core.passes import inline_bodies, simplify
 from blufunc.kernels.cstyle_cuda import CUDA
 from blufunc.kernels.fuse import Region, fuse
 from blufunc.kernels.lower import lower
@@ -33,8 +33,8 @@ SMALL = dataclasses.replace(
 def kernels(function, shapes, target=CUDA):
     """The kernels of a function of arrays of ``shapes``: pairs of shape and dtype."""
     jaxpr = bf.make_jaxpr(function)(*[bf.ShapeDtypeStruct(s, d) for s, d in shapes])
-    jaxpr = with_point_control(simplify(getattr(jaxpr, "jaxpr", jaxpr)), {})
-    fusion = fuse(jaxpr)
+    jaxpr, origins = inline_bodies(simplify(getattr(jaxpr, "jaxpr", jaxpr)))
+    fusion = fuse(with_point_control(jaxpr, origins))
     return [x.kernel for s in fusion.steps if isinstance(s, Region) for x in lower(s, fusion, target)]
 
 
@@ -191,6 +191,12 @@ LARGE_CASES = {
     "layer norm backward bf16": (backward(nn.layer_norm), ranged(_X, _W, _W, _X, dtype=BF16)),
     "cross-entropy": (cross_entropy, [((8192, 50304), F32), ((8192,), I32)]),
     "cross-entropy with gradient": (bf.value_and_grad(cross_entropy), [((8192, 50304), F32), ((8192,), I32)]),
+    "cross-entropy with gradient, longer": (
+        bf.value_and_grad(cross_entropy),
+        [((16384, 128256), F32), ((16384,), I32)],
+    ),
+    "softmax of 65536": (nn.softmax, ranged((8192, 65536))),
+    "layer norm of 262144": (nn.layer_norm, ranged((4096, 262144), (262144,), (262144,))),
     "gelu": (nn.gelu, ranged((16, 1024, 16384))),
     "gelu bf16": (lambda x, b: nn.gelu(x + b), ranged((16384, 3072), (3072,), dtype=BF16)),
     "gelu backward": (

@@ -23,6 +23,7 @@ needs_nvrtc = pytest.mark.skipif(nvrtc.available() is not None, reason=nvrtc.ava
 STAND_INS = """
 #include <math.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 static inline float __uint_as_float(uint32_t x) { float y; memcpy(&y, &x, 4); return y; }
 static inline uint32_t __float_as_uint(float x) { uint32_t y; memcpy(&y, &x, 4); return y; }
@@ -48,28 +49,38 @@ static inline uint16_t ptx_to_bf16(float x) {
 
 
 BLOCK = """
+#include <sys/mman.h>
 #include <ucontext.h>
 #define __global__
-#define __shared__ static
-#define __launch_bounds__(n)
+#define __shared__ static __attribute__((section("of_block")))
+#define __launch_bounds__(...)
+#define __cluster_dims__(...)
 struct uint2 { uint32_t x, y; };
 struct uint4 { uint32_t x, y, z, w; };
 struct Dim { unsigned x; };
 static Dim threadIdx, blockIdx, gridDim;
-static ucontext_t scheduler, fibers[1024];
-static char stacks[1024][1 << 16];
-enum State { RUNS, WAITS_FOR_WARP, WAITS_FOR_BLOCK, DONE };
-static State state[1024];
-static uint32_t slots[1024];
+enum { BLOCKS = 8, THREADS = 1024, STACK = 1 << 16 };  // of a cluster, of a block, of a thread
+static ucontext_t scheduler, fibers[BLOCKS * THREADS];
+static char* stacks;
+enum State { RUNS, WAITS_FOR_WARP, WAITS_FOR_BLOCK, WAITS_FOR_CLUSTER, DONE };
+static State state[BLOCKS * THREADS];
+static uint32_t slots[BLOCKS * THREADS];
+
+// the blocks of a cluster take turns, each with the shared memory that it had
+static unsigned rank, blocks;  // of the block that runs, of its cluster
+static char* memories[BLOCKS];
+extern char __start_of_block[], __stop_of_block[];
+__shared__ __attribute__((used)) int of_block_begins;  // so that there is something
+static unsigned self() { return rank * THREADS + threadIdx.x; }
+static unsigned fiber_of(unsigned thread) { return rank * THREADS + thread; }
 
 static void wait(State s) {
-  unsigned self = threadIdx.x;
-  state[self] = s;
-  swapcontext(&fibers[self], &scheduler);
+  state[self()] = s;
+  swapcontext(&fibers[self()], &scheduler);
 }
 static void __syncthreads() { wait(WAITS_FOR_BLOCK); }
 static int __syncthreads_or(int vote) {
-  static int votes;
+  __shared__ int votes;
   votes |= vote;
   __syncthreads();
   const int some = votes;
@@ -79,9 +90,9 @@ static int __syncthreads_or(int vote) {
   return some;
 }
 static uint32_t exchanged(uint32_t x, unsigned lane) {
-  slots[threadIdx.x] = x;
+  slots[self()] = x;
   wait(WAITS_FOR_WARP);
-  uint32_t y = slots[threadIdx.x / 32 * 32 + lane];
+  uint32_t y = slots[self() / 32 * 32 + lane];
   wait(WAITS_FOR_WARP);
   return y;
 }
@@ -101,18 +112,52 @@ template<class W> static void __stcs(W* p, W x) { *p = x; }
 
 // copies are made when they are waited for, and not before
 struct Copy { void* to; const void* from; unsigned group; };
-static Copy copies[1024][64];
-static unsigned copied[1024], groups[1024];
+static Copy copies[BLOCKS * THREADS][64];
+static unsigned copied[BLOCKS * THREADS], groups[BLOCKS * THREADS];
 static void ptx_copy(void* to, const void* from) {
-  copies[threadIdx.x][copied[threadIdx.x]++] = Copy{to, from, groups[threadIdx.x]};
+  copies[self()][copied[self()]++] = Copy{to, from, groups[self()]};
 }
-static void ptx_commit_copies() { ++groups[threadIdx.x]; }
+static void ptx_commit_copies() { ++groups[self()]; }
 static void ptx_wait_copies(int left) {
-  unsigned self = threadIdx.x, kept = 0;
-  for (unsigned i = 0; i < copied[self]; ++i)
-    if (int(groups[self] - copies[self][i].group) > left) memcpy(copies[self][i].to, copies[self][i].from, 16);
-    else copies[self][kept++] = copies[self][i];
-  copied[self] = kept;
+  unsigned me = self(), kept = 0;
+  for (unsigned i = 0; i < copied[me]; ++i)
+    if (int(groups[me] - copies[me][i].group) > left) memcpy(copies[me][i].to, copies[me][i].from, 16);
+    else copies[me][kept++] = copies[me][i];
+  copied[me] = kept;
+}
+
+// barriers count what is still to come, and whether it is known how much that is; their turns end at 0
+static const int64_t UNKNOWN = int64_t(1) << 32;
+struct Barrier { int32_t turn; int32_t made; int64_t left; };
+static Barrier barriers[BLOCKS][64];
+static uint64_t* places[BLOCKS][64];
+static Barrier& barrier_of(uint64_t* place, unsigned block) {
+  for (unsigned i = 0; i < 64; ++i)
+    if (places[block][i] == place || !places[block][i]) return places[block][i] = place, barriers[block][i];
+  __builtin_trap();
+}
+static void count(Barrier& b, int64_t change) {
+  b.left += change;
+  if (!b.left) ++b.turn, b.left = UNKNOWN;
+}
+static unsigned begun[BLOCKS], threads_of_block;  // how many of a block's threads have
+static void ptx_barrier_init(uint64_t* place) { barrier_of(place, rank) = Barrier{0, 1, UNKNOWN}; }
+static void ptx_barrier_expect(uint64_t* place, unsigned bytes) { count(barrier_of(place, rank), bytes - UNKNOWN); }
+static void ptx_barrier_wait(uint64_t* place, unsigned turn) {
+  wait(WAITS_FOR_WARP);
+  while (barrier_of(place, rank).turn % 2 == int(turn % 2)) wait(WAITS_FOR_CLUSTER);
+}
+static void ptx_send(uint32_t* place, unsigned block, uint32_t word, uint64_t* barrier) {
+  if (begun[block] < threads_of_block) __builtin_trap();  // that block's memory may be another one's still
+  char* there = block == rank ? (char*)place : memories[block] + ((char*)place - __start_of_block);
+  memcpy(there, &word, 4);
+  count(barrier_of(barrier, block), -4);
+}
+static void ptx_cluster_arrive() { ++begun[rank]; }
+static void ptx_cluster_wait() {
+  wait(WAITS_FOR_WARP);
+  for (unsigned b = 0; b < blocks; ++b)
+    while (begun[b] < threads_of_block) wait(WAITS_FOR_CLUSTER);
 }
 
 typedef void (*Entry)(void*, void*, void*, void*);
@@ -120,39 +165,74 @@ static Entry entry;
 static void* arguments[4];
 static void fiber() {
   entry(arguments[0], arguments[1], arguments[2], arguments[3]);
-  state[threadIdx.x] = DONE;
+  state[self()] = DONE;
+}
+static bool some(unsigned start, unsigned end, State s) {
+  bool found = false;
+  for (unsigned t = start; t < end; ++t) found |= state[fiber_of(t)] == s;
+  return found;
 }
 static bool waits(unsigned start, unsigned end, State s) {  // and lets them run
-  bool some = false;
+  if (!some(start, end, s) || (s != WAITS_FOR_CLUSTER && some(start, end, WAITS_FOR_CLUSTER))) return false;
   for (unsigned t = start; t < end; ++t)
-    if (state[t] == s) state[t] = RUNS, some = true;
-  return some;
+    if (state[fiber_of(t)] == s) state[fiber_of(t)] = RUNS;
+  return true;
 }
-extern "C" void launch(Entry e, unsigned grid, unsigned threads, void* a, void* b, void* c, void* d) {
+static void begin(unsigned threads) {
+  for (unsigned t = 0; t < threads; ++t) {
+    ucontext_t& fiber_here = fibers[fiber_of(t)];
+    state[fiber_of(t)] = RUNS;
+    getcontext(&fiber_here);
+    fiber_here.uc_stack.ss_sp = stacks + size_t(fiber_of(t)) * STACK;
+    fiber_here.uc_stack.ss_size = STACK;
+    fiber_here.uc_link = &scheduler;
+    makecontext(&fiber_here, fiber, 0);
+  }
+}
+static void run(unsigned threads) {  // until all are done, or wait for other blocks
+  waits(0, threads, WAITS_FOR_CLUSTER);
+  do {
+    for (unsigned warp = 0; warp < threads; warp += 32)
+      do
+        for (unsigned t = warp; t < warp + 32; ++t)
+          if (state[fiber_of(t)] == RUNS) {
+            threadIdx.x = t;
+            swapcontext(&scheduler, &fibers[fiber_of(t)]);
+          }
+      while (waits(warp, warp + 32, WAITS_FOR_WARP));
+  } while (waits(0, threads, WAITS_FOR_BLOCK));
+}
+extern "C" bool launch(Entry e, unsigned grid, unsigned cluster, unsigned threads, void* a, void* b, void* c, void* d) {
   void* given[4] = {a, b, c, d};
   memcpy(arguments, given, sizeof given);
   entry = e;
   gridDim.x = grid;
-  for (blockIdx.x = 0; blockIdx.x < grid; ++blockIdx.x) {
-    for (unsigned t = 0; t < threads; ++t) {
-      state[t] = RUNS;
-      getcontext(&fibers[t]);
-      fibers[t].uc_stack.ss_sp = stacks[t];
-      fibers[t].uc_stack.ss_size = sizeof stacks[t];
-      fibers[t].uc_link = &scheduler;
-      makecontext(&fibers[t], fiber, 0);
+  blocks = cluster;
+  threads_of_block = threads;
+  if (!stacks)  // of which only what is touched is memory
+    stacks = (char*)mmap(0, size_t(BLOCKS * THREADS) * STACK, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  const size_t size = __stop_of_block - __start_of_block;
+  for (unsigned first = 0; first < grid; first += cluster) {
+    memset(begun, 0, sizeof begun);
+    memset(places, 0, sizeof places);
+    for (rank = 0; rank < cluster; ++rank) {
+      begin(threads);
+      if (cluster > 1) memories[rank] = (char*)memcpy(realloc(memories[rank], size), __start_of_block, size);
     }
-    do {
-      for (unsigned warp = 0; warp < threads; warp += 32)
-        do
-          for (unsigned t = warp; t < warp + 32; ++t)
-            if (state[t] == RUNS) {
-              threadIdx.x = t;
-              swapcontext(&scheduler, &fibers[t]);
-            }
-        while (waits(warp, warp + 32, WAITS_FOR_WARP));
-    } while (waits(0, threads, WAITS_FOR_BLOCK));
+    unsigned done = 0, turns = 0;
+    while (done < cluster) {
+      if (++turns > 100) return false;  // they wait for each other
+      for (rank = done = 0; rank < cluster; ++rank) {
+        blockIdx.x = first + rank;
+        if (cluster > 1) memcpy(__start_of_block, memories[rank], size);
+        run(threads);
+        if (cluster > 1) memcpy(memories[rank], __start_of_block, size);
+        done += !some(0, threads, WAITS_FOR_CLUSTER);
+      }
+    }
   }
+  return true;
 }
 """
 
@@ -216,7 +296,7 @@ class Host:
         library, result = self.compile(source, BLOCK), np.zeros_like(out)
         given = [np.ascontiguousarray(a) for a in (*arrays, result)]
         pointers = [*map(_pointer, given), *[None] * (4 - len(given))]
-        library.launch(getattr(library, entry), grid, block, *pointers)
+        assert library.launch(getattr(library, entry), grid, 1, block, *pointers)
         return result
 
 

@@ -39,6 +39,7 @@ SMALL = Target(
     keep_bytes=1 << 10,
     keep_loads=True,
     tile=4,
+    scan_tile=4,
 )
 """Cuts reductions of a few elements in chunks, as ``HOST`` does large ones, and keeps loads, as a GPU does."""
 

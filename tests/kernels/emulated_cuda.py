@@ -10,20 +10,18 @@ import numpy as np
 
 from blufunc.kernels import nvrtc, scalars
 from blufunc.kernels.cstyle_cuda import source_of
+from blufunc.kernels.cuda_clusters import SHARED_BYTES
 from blufunc.kernels.cuda_group_style import GroupStyle
 from blufunc.kernels.cuda_row_passes import ONLINE
-from blufunc.kernels.cuda_schedule import SHARED_BYTES
 from tests.kernels.cuda_machines import BLOCK, Host
 
 _MORE = f"""
-#undef __launch_bounds__
-#define __launch_bounds__(...)
 #define __grid_constant__
 #define __constant__ static
 static inline int min(int x, int y) {{ return x < y ? x : y; }}
 static inline long long min(long long x, long long y) {{ return x < y ? x : y; }}
 static void __syncwarp() {{ wait(WAITS_FOR_WARP); }}
-alignas(16) static unsigned char shared_memory[{SHARED_BYTES}];
+alignas(128) __shared__ unsigned char shared_memory[{SHARED_BYTES}];
 extern "C" void poison() {{ memset(shared_memory, 0xa5, sizeof shared_memory); }}
 """
 
@@ -77,7 +75,9 @@ class Emulator:
         if made.grid[0]:
             entry = getattr(library, f"{writer.entry}_packed")
             library.poison()
-            library.launch(entry, made.grid[0], made.block[0], pointers, None, None, None)
+            cluster = writer.schedule.cluster
+            ended = library.launch(entry, made.grid[0], cluster, made.block[0], pointers, None, None, None)
+            assert ended, "the blocks of a cluster wait for each other"
         assert not counters.any(), "the counters of finished blocks are not 0 again"
 
 

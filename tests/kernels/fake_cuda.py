@@ -54,8 +54,11 @@ class Source:
         self.fake, self.total, self.live, self.free = fake, total, {}, {}
         fake.sources.add(self)
 
-    def malloc(self, nbytes):
+    def malloc(self, sizes):
         assert self.fake.captures() == (self is not self.fake.source), "memory of the wrong pool"
+        return [self._block(nbytes) for nbytes in sizes]
+
+    def _block(self, nbytes):
         size = -(-nbytes // 512) * 512
         if sum(self.live.values()) + size > self.total:
             raise MemoryError
@@ -133,24 +136,14 @@ class Graph:
         return True
 
 
-class Arguments:
-    """The parameters of a launch."""
-
-    def __init__(self, pointers):
-        self.pointers = list(pointers)
-
-    def set_pointer(self, i, address):
-        self.pointers[i] = address
-
-
 class Launch:
     """A kernel with its addresses; the function gets these as they are when it is launched."""
 
     def __init__(self, fake, run, pointers):
-        self.fake, self.run, self.arguments = fake, run, Arguments(pointers)
+        self.fake, self.run, self.pointers = fake, run, list(pointers)
 
     def __call__(self, stream):
-        pointers = tuple(self.arguments.pointers)
+        pointers = tuple(self.pointers)
         self.fake.launches += 1
         self.fake.do(lambda: self.run(pointers), stream)
 
@@ -165,7 +158,7 @@ class Loaded:
 
     def prepare(self, pointers):
         launch = Launch(self.fake, self.run, pointers)
-        return launch, launch.arguments.set_pointer
+        return launch, launch.pointers
 
 
 class FakeCuda:
@@ -294,6 +287,11 @@ class FakeCuda:
         return results
 
 
+def gelu(x):
+    """The tanh form."""
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
 class Plan:
     """``cublaslt.Plan`` by NumPy: row-major matrices at addresses."""
 
@@ -308,14 +306,15 @@ class Plan:
     def run(self, a, b, c, d, bias=0, aux=0, alpha=1, beta=0, stream=0):
         self.fake.products += 1
         self.fake.epilogues += [self.gemm.epilogue or "accumulate"] * (
-            self.gemm.reads_c or self.gemm.has_bias
+            self.gemm.reads_c or self.gemm.epilogue is not None
         )
-        for address in (a, b, c, d, bias):
+        for address in (a, b, c, d, bias, aux):
             assert address % self.gemm.alignment == 0
-        assert (c != 0, bias != 0, beta) == (self.gemm.reads_c, self.gemm.has_bias, self.gemm.reads_c)
-        self.fake.do(lambda: quietly(self._multiply, a, b, c, d, bias), stream)
+        given = (c != 0, bias != 0, aux != 0, beta)
+        assert given == (self.gemm.reads_c, self.gemm.has_bias, self.gemm.has_aux, self.gemm.reads_c)
+        self.fake.do(lambda: quietly(self._multiply, a, b, c, d, bias, aux), stream)
 
-    def _multiply(self, a, b, c, d, bias):
+    def _multiply(self, a, b, c, d, bias, aux):
         g = self.gemm.layout
         rows_a, columns_a = (g.k, g.m) if g.trans_a else (g.m, g.k)
         rows_b, columns_b = (g.n, g.k) if g.trans_b else (g.k, g.n)
@@ -333,6 +332,16 @@ class Plan:
             out = out + self._matrices(c, self.gemm.d, g.m, g.n, g.ldd, g.stride_d).astype(wide)
         if bias:
             out = out + self.fake.array(bias, (g.n,), self.gemm.d).astype(wide)
+        epilogue = self.gemm.epilogue or ""
+        if aux:
+            stored = self._matrices(aux, self.gemm.d, g.m, g.n, g.ldd, g.stride_d)
+        if epilogue == "dgelu":
+            x = stored.astype(np.float64)
+            out = out * (gelu(x + 1e-4) - gelu(x - 1e-4)) / 2e-4
+        elif epilogue.startswith("gelu"):
+            if aux:
+                stored[...] = out.astype(self.gemm.d)
+            out = gelu(out)
         self._matrices(d, self.gemm.d, g.m, g.n, g.ldd, g.stride_d)[...] = out.astype(self.gemm.d)
 
     def _matrices(self, address, dtype, rows, columns, ld, stride):

@@ -26,8 +26,10 @@ from blufunc.kernels.loopir import (
     Kernel,
     Lanes,
     Loop,
+    Prefix,
     Reduce,
     Rows,
+    Scan,
     Set,
     Store,
     Total,
@@ -348,6 +350,47 @@ _OPS = {
     "sum": (np.add, I32), "prod": (np.multiply, I32), "max": (np.maximum, F32), "min": (np.minimum, F32),
     "and": (np.bitwise_and, U32), "or": (np.bitwise_or, U32), "xor": (np.bitwise_xor, U32),
 }  # fmt: skip
+
+
+_SCANS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum, "logaddexp": np.logaddexp}
+
+
+@case("scan", "sum", F32, 33)
+@case("scan from the end", "sum", F32, 520, True)
+@case("scan f16", "sum", dtypes.float16, 33)
+@case("scan of one", "max", F32, 1)
+@case("scan of a product", "prod", F32, 7)
+@case("scan of integers", "min", I32, 1100)
+@case("scan of wrapping integers", "sum", dtypes.as_dtype("int8"), 300, True)
+@case("scan of booleans", "max", BOOL, 40)
+@case("scan of logarithms", "logaddexp", F32, 100)
+@case("scan of logarithms in parts", "logaddexp", F32, 1500)
+@case("scan of logarithms in parts, of one strip", "logaddexp", F32, 700, True)
+@case("scan f64", "logaddexp", dtypes.float64, 9, True)
+def scan(name: str, dtype: np.dtype, width: int, reverse: bool = False) -> Case:
+    """A scan that is read in its loop, kept for another, and scanned there the other way, with a reduction."""
+    rows, acc = 5, F32 if dtype == dtypes.float16 else dtype
+    r, k = Range("r", rows), Range("k", width)
+    x, y = Buffer("x", dtype, rows * width), Buffer("y", dtype, rows * width, written=True)
+    z, top = Buffer("z", dtype, rows * width, written=True), Buffer("top", acc, rows, written=True)
+    so_far, back = (Prefix(n, acc, k, name, way) for n, way in (("so_far", reverse), ("back", not reverse)))
+    total, kept = Total("total", acc, "max"), Keep("kept", acc, k)
+    at = of(r) * width + of(k)
+    store = lambda b, cell: Store(b, at, read(cell) if acc == dtype else into(dtype, read(cell)))
+    body = (
+        Lanes(k, (Scan(so_far, load(x, at)), Set(kept, read(so_far)), store(y, so_far))),
+        Lanes(k, (Scan(back, read(kept)), Reduce(total, read(back)), store(z, back))),
+        Store(top, of(r), read(total)),
+    )
+    data = draw(rows, width, dtype=dtype)
+    along = lambda a, back: _SCANS[name].accumulate(a[:, :: -1 if back else 1], axis=1, dtype=acc)
+    first = along(data.astype(acc), reverse)[:, :: -1 if reverse else 1]
+    second = along(first, not reverse)[:, :: 1 if reverse else -1]
+    want = {y: first.astype(dtype), z: second.astype(dtype), top: second.max(1)}
+    size = float(np.abs(second.astype(np.float64)).max())
+    tolerance = 2e-3 if dtype == dtypes.float16 else 2e-6
+    kernel = Kernel("scan", (x, y, z, top), (r,), body)
+    return Case(kernel, {x: data}, want, rtol=1e-5, atol=tolerance * size)
 
 
 @case("reductions")

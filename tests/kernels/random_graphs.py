@@ -200,6 +200,19 @@ class Graph:
         y = self.choose([bnp.sum, bnp.sum, bnp.max, bnp.min])(x, axis=axes, keepdims=keep)
         return self.small(y.astype(x.dtype))
 
+    def cumulative(self) -> Any:
+        """A scan, of which something may be reduced, or scanned again."""
+        x = self.numbers()
+        if not x.ndim:
+            return x
+        op = self.choose([lax.cumsum, lax.cumsum, lax.cummax, lax.cummin])
+        d = self.choose([x.ndim - 1, self.axis(x.shape)])
+        y = self.small(op(x, d, self.choose([True, False])))
+        again = self.choose(["", "", "scan", "max"])
+        if again == "scan":
+            return self.small(self.choose([lax.cumsum, lax.cummax])(y, d, self.choose([True, False])))
+        return y - y.max(d, keepdims=True) if again else y
+
     def softmax_like(self) -> Any:
         """Reductions over one axis, each of what was computed with the one before."""
         x = self.numbers()
@@ -348,7 +361,7 @@ _FIRST = lax.GatherDimensionNumbers(offset_dims=(), collapsed_slice_dims=(0, 1),
 
 OPERATIONS = {
     Graph.unary: 2, Graph.binary: 5, Graph.shared: 2, Graph.compare: 1, Graph.select: 2, Graph.convert: 1,
-    Graph.iota: 1,
+    Graph.iota: 1, Graph.cumulative: 2,
     Graph.reshape: 2, Graph.transpose: 2, Graph.slice: 2, Graph.rev: 1, Graph.broadcast: 2, Graph.pad: 2,
     Graph.concatenate: 2, Graph.reduce: 4, Graph.softmax_like: 2, Graph.column_sums: 2, Graph.argument: 1,
     Graph.dynamic_slice: 1, Graph.dynamic_update_slice: 1, Graph.take: 1, Graph.take_along: 1, Graph.one_hot_add: 1,

@@ -9,6 +9,7 @@ from blufunc.core import dtypes
 from blufunc.core.ops import elementwise as ew
 from blufunc.kernels import cstyle_cuda, nvrtc
 from blufunc.kernels.cstyle_cuda import CUDA, writer_of
+from blufunc.kernels.cuda_clusters import HOPPER, Limits, cluster_shape, limits_of
 from blufunc.kernels.cuda_group_style import GroupStyle, group_key, group_limit
 from blufunc.kernels.cuda_vectors import best_width
 from blufunc.kernels.indices import Range, of
@@ -29,23 +30,25 @@ from blufunc.kernels.loopir import (
     read,
 )
 from blufunc.kernels.steps import same_place
-from tests.kernels import differential, random_graphs
+from tests.kernels import cuda_functions, differential, random_graphs
 from tests.kernels.cuda_functions import (
     BF16,
     F32,
     F64,
     I32,
-    LARGE_CASES,
     SMALL,
-    SMALL_CASES,
     adamw,
     cross_entropy,
     kernels,
     ranged,
 )
 from tests.kernels.cuda_machines import needs_nvrtc
+from tests.kernels.cuda_scan_functions import LARGE_SCANS, SMALL_SCANS
 from tests.kernels.emulated_cuda import Device, Emulator
 from tests.kernels.loop_kernels import CASES, op
+
+SMALL_CASES = cuda_functions.SMALL_CASES | SMALL_SCANS
+LARGE_CASES = cuda_functions.LARGE_CASES | LARGE_SCANS
 
 
 @pytest.fixture(
@@ -260,21 +263,30 @@ def test_what_may_be_aliased_is_not_read_through_the_read_only_cache():
     assert text.count("vec_ldg<") == sum(not b.written for b in kernel.buffers) - 1
 
 
-@pytest.mark.parametrize("case", ["plain", "one infinity", "all minus infinity", "infinity", "nan", "rising"])
-def test_online_sums_at_the_ends_of_the_range(machine, case):
+@pytest.mark.parametrize("limits", [HOPPER, Limits(72 << 10, cluster=4)], ids=["block", "cluster"])
+@pytest.mark.parametrize(
+    "case",
+    ["plain", "one infinity", "a share minus infinity", "all minus infinity", "infinity", "nan", "rising"],
+)
+def test_online_sums_at_the_ends_of_the_range(machine, case, limits):
     """Rows too long to be kept are as right as others where there are infinities."""
     (kernel, *_) = kernels(*SMALL_CASES["softmax, too long to keep"])
-    writer = writer_of(kernel)
+    writer = writer_of(kernel, (), limits)
     library = machine.compile([writer])
-    assert "take_up(" in writer_of(kernel).render() if case == "plain" else True
+    made, at = writer.schedule, np.arange(33000)
+    assert (made.cluster > 1) == (limits is not HOPPER)
+    assert "take_up(" in writer_of(kernel, (), limits).render() if case == "plain" else True
     got, want = arrays_for(kernel), arrays_for(kernel)
     x = np.random.default_rng(0).standard_normal(want[kernel.buffers[0]].size).astype(np.float32)
     x[33000:] = {
         "plain": x[33000:],
-        "one infinity": np.where(np.arange(33000) == 777, -np.inf, x[33000:]),
+        "one infinity": np.where(at == 777, -np.inf, x[33000:]),
+        "a share minus infinity": np.where(
+            at // 4 % 1664 < 416, -np.inf, x[33000:]
+        ),  # all that one block has
         "all minus infinity": -np.inf,
-        "infinity": np.where(np.arange(33000) == 777, np.inf, x[33000:]),
-        "nan": np.where(np.arange(33000) == 32999, np.nan, x[33000:]),
+        "infinity": np.where(at == 777, np.inf, x[33000:]),
+        "nan": np.where(at == 32999, np.nan, x[33000:]),
         "rising": np.linspace(-300, 300, 33000),
     }[case]
     for arrays in (got, want):
@@ -315,7 +327,8 @@ def test_tiles_of_columns_are_wider_where_much_is_stored_too(rows, tiles, launch
 def test_rows_are_copied_to_shared_memory_where_there_is_room(machine, shared, threads):
     """132 kB each: the kernel computes the same with a copy of the row and without."""
     (kernel,) = kernels(*SMALL_CASES["cross-entropy of long rows with gradient"])
-    writer, text = writer_of(kernel, (), shared), writer_of(kernel, (), shared).render()
+    limits = Limits(shared, cluster=1)
+    writer, text = writer_of(kernel, (), limits), writer_of(kernel, (), limits).render()
     assert writer.schedule.block == threads
     assert ("vec_copy<float, 4>(logits_row" in text) == ("ptx_wait_copies(" in text) == (threads == 1024)
     assert ("vec_ldcs<" in text) == (threads == 512)
@@ -328,7 +341,7 @@ def test_rows_are_copied_to_shared_memory_where_there_is_room(machine, shared, t
 @pytest.mark.parametrize("rows, writes", [(8192, "vec_stcs"), (128, "vec_store")])
 def test_results_larger_than_the_cache_are_written_past_it(rows, writes):
     """Where rows that are read again need it more."""
-    text = writer_of(_loss_with_gradient(rows, 50304, BF16), (), 99 << 10).render()
+    text = writer_of(_loss_with_gradient(rows, 50304, BF16), (), Limits(99 << 10, cluster=1)).render()
     assert f"{writes}<bf16, 8>(" in text and "vec_copy" not in text
 
 
@@ -338,10 +351,20 @@ def _loss_with_gradient(rows, columns, dtype):
     return kernel
 
 
-@pytest.mark.parametrize("dtype, columns, resident", [(BF16, 50304, 2), (F32, 50304, 1), (BF16, 100000, 1)])
-def test_as_many_rows_are_copied_at_a_time_as_there_is_room_for(dtype, columns, resident):
-    made = writer_of(_loss_with_gradient(8192, columns, dtype)).schedule
-    assert (made.block, made.resident) == (1024, resident)
+@pytest.mark.parametrize(
+    "dtype, columns, most, shape",
+    [
+        (BF16, 50304, 8, (1, 1024, 2)),
+        (F32, 32768, 8, (1, 1024, 1)),
+        (F32, 50304, 1, (1, 1024, 1)),
+        (F32, 50304, 8, (2, 640, 2)),  # one block's row would take most of what a multiprocessor has
+        (BF16, 100000, 8, (2, 640, 2)),
+        (F32, 60000, 1, (1, 512, 0)),
+    ],
+)
+def test_as_many_rows_are_copied_at_a_time_as_there_is_room_for(dtype, columns, most, shape):
+    made = writer_of(_loss_with_gradient(8192, columns, dtype), (), HOPPER._replace(cluster=most)).schedule
+    assert (made.cluster, made.block, made.resident) == shape
 
 
 @pytest.mark.parametrize("aliased", [(), ("logits",)])
@@ -384,6 +407,75 @@ def test_what_is_copied_must_lie_where_vectors_can():
     assert "vec_copy" not in text and "__ldcs(" in text
 
 
+# -- rows that a cluster keeps -------------------------------------------------------------------------
+
+
+def _centred(x):
+    """Totals of several kinds and types, and arguments."""
+    top = x.max(1, keepdims=True)
+    return x - top, x.argmin(1), (x > 3).any(1), (x * x).sum(1) + x.sum(1), x.astype(F64).sum(1)
+
+
+_LONG = ranged((2, 33000))
+CLUSTERED = {
+    "softmax": (nn.softmax, _LONG),
+    "log softmax": (nn.log_softmax, _LONG),
+    "layer norm": (nn.layer_norm, [*_LONG, *ranged((33000,), (33000,))]),
+    "totals": (_centred, _LONG),
+    "loss": SMALL_CASES["cross-entropy of long rows with gradient"],
+    "loss bf16": (bf.value_and_grad(cross_entropy), [((2, 66000), BF16), ((2,), I32)]),
+}
+"""Rows of 132 kB."""
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("limits, cluster", [((99, 8), 3), ((72, 4), 4), ((24, 8), 8), ((24, 4), 1)])
+@pytest.mark.parametrize("name", CLUSTERED)
+def test_rows_too_long_for_a_block_are_kept_by_a_cluster(machine, name, limits, cluster, in_place):
+    """If one has room, and to the same results, wherever these lie."""
+    (kernel,) = kernels(*CLUSTERED[name])
+    pairs = [p for p in same_place(kernel) if p[0].size == kernel.buffers[0].size][:1] if in_place else []
+    writer = writer_of(kernel, [into.name for _, into in pairs], Limits(limits[0] << 10, limits[1]))
+    library = machine.compile([writer])
+    got, want = arrays_for(kernel, pairs), arrays_for(kernel)
+    interpret(kernel, want)
+    launch(machine, library, writer, got)
+    agree(kernel, got, want)
+    made = writer.made("")
+    assert writer.schedule.cluster == cluster
+    assert made.grid[0] == cluster * kernel.points and made.shared_bytes < limits[0] << 10
+
+
+@pytest.mark.parametrize(
+    "width, limits, shape",
+    [
+        (58000, HOPPER, (4, 480, 3)),  # as much of a multiprocessor's memory as can be in use
+        (65536, HOPPER, (4, 512, 3)),
+        (100000, HOPPER, (4, 640, 2)),  # in as few blocks
+        (128256, HOPPER, (5, 608, 2)),
+        (262144, HOPPER, (8, 512, 1)),
+        (400000, HOPPER, (8, 800, 1)),  # no more than 16 vectors for a thread
+        (460000, HOPPER, None),
+        (58000, Limits(163 << 10, cluster=1), None),
+        (128256, Limits(99 << 10), (8, 512, 1)),
+    ],
+)
+def test_the_shape_of_clusters(width, limits, shape):
+    """For rows of float32, in vectors of 16 bytes."""
+    assert cluster_shape(width // 4, 16, limits) == shape
+
+
+def test_devices_without_clusters_read_again():
+    kernel = _loss_with_gradient(16, 128256, F32)
+    found = {c: limits_of(c, 163 << 10).cluster for c in ((8, 0), (8, 9), (9, 0), (10, 0), (12, 0))}
+    assert found == {(8, 0): 1, (8, 9): 1, (9, 0): 8, (10, 0): 8, (12, 0): 8}
+    old = writer_of(kernel, (), limits_of((8, 0), 163 << 10)).render()
+    new = writer_of(kernel, (), limits_of((9, 0), 227 << 10)).render()
+    assert "vec_ldcs<float, 4>(logits +" in old and "cluster" not in old
+    assert "__cluster_dims__(5, 1, 1)" in new and "vec_ldcs" not in new
+    assert new.count("cluster_under_top<0>") == 1, "the maximum and the sum go together"
+
+
 # -- groups --------------------------------------------------------------------------------------------
 
 
@@ -422,20 +514,22 @@ def _numbered(some):
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100"])
-def test_nothing_spills(arch):
+@pytest.mark.parametrize("capability, shared", [((8, 0), 163), ((9, 0), 227), ((10, 0), 227)])
+def test_nothing_spills(capability, shared):
     """At sizes of use, and at the small ones, what rows keep lies in registers."""
+    limits = limits_of(capability, shared << 10)
     some = [k for f, shapes in LARGE_CASES.values() for k in kernels(f, shapes)]
     some += [k for f, shapes in SMALL_CASES.values() for k in kernels(f, shapes, SMALL)]
-    made = cstyle_cuda.render_many(_numbered(some))
-    found = nvrtc.build(made[0].source, arch).resources()
+    made = cstyle_cuda.render_many(_numbered(some), limits=limits)
+    assert ("__cluster_dims__" in made[0].source) == (limits.cluster > 1)
+    found = nvrtc.build(made[0].source, "sm_{}{}".format(*capability)).resources()
     assert set(found) == {k.entry for k in made}
     spilled = {n: r for n, r in found.items() if r.spill_loads or r.spill_stores or r.stack}
     assert not spilled
     for k in made:
         registers = -(-found[k.entry].registers // 8) * 8
         assert registers * k.block[0] <= 65536, k.entry
-        assert found[k.entry].shared + k.shared_bytes <= 227 << 10
+        assert found[k.entry].shared + k.shared_bytes <= limits.shared_bytes
 
 
 @needs_nvrtc

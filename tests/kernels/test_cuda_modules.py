@@ -115,10 +115,10 @@ def test_kernels_called_alike_have_names_of_their_own(compiled):
 
 @pytest.mark.parametrize("table", [False, True])
 def test_addresses_can_be_changed(table):
-    launch, set_pointer = Loaded(Function("f"), (1, 1, 1), (32, 1, 1), 0, table=table).prepare([11, 12, 13])
+    launch, addresses = Loaded(Function("f"), (1, 1, 1), (32, 1, 1), 0, table=table).prepare([11, 12, 13])
     arguments = launch.arguments
-    set_pointer(2, 99)
-    assert list(arguments._words)[:3] == [11, 12, 99]
+    addresses[2] = 99
+    assert list(arguments.words)[:3] == [11, 12, 99]
 
 
 def test_a_draft_has_the_source_that_is_compiled(compiled):

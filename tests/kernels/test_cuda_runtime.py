@@ -114,10 +114,10 @@ class Source:
     def __init__(self, total, cached=0):
         self.total, self.cached, self.used, self.address, self.freed = total, cached, 0, 0, 0
 
-    def malloc(self, nbytes):
-        if self.used + self.cached + nbytes > self.total:
+    def malloc(self, sizes):
+        if self.used + self.cached + sum(sizes) > self.total:
             raise MemoryError
-        return Memory(self, nbytes)
+        return [Memory(self, nbytes) for nbytes in sizes]
 
     def free_unused(self):
         self.freed += 1
@@ -186,6 +186,19 @@ def test_out_of_memory_lists_the_largest_and_nothing_is_lost():
     assert pool.live_bytes() == sum(b.nbytes for b in kept)
     del kept[1]
     assert pool.allocate((1 << 20,), F32).nbytes == 4 << 20, "it goes on when something is dropped"
+
+
+def test_arrays_that_are_allocated_together():
+    pool = cuda_memory.Pool(0, Source(800 << 10, cached=400 << 10))
+    wanted = [((1 << n, 4), F32, f"result {n}") for n in range(12)] + [((0, 3), F32, "nothing")]
+    kept = pool.allocate_all(wanted, 1 << 18)
+    assert [(b.shape, b.dtype, b.label) for b in kept] == wanted
+    assert len({b.ptr for b in kept}) == len(wanted) and pool.live_bytes() == sum(b.nbytes for b in kept)
+    with pytest.raises(errors.OutOfMemoryError, match=r"512\.0 KiB were asked for, for the second"):
+        pool.allocate_all([((1 << 16,), F32, "the first"), ((1 << 17,), F32, "the second")])
+    assert pool.live_bytes() == sum(b.nbytes for b in kept), "the first went back"
+    assert pool.allocate((1 << 17,), F32).nbytes == 1 << 19, "and its cache with it"
+    assert pool.allocate_all([]) == []
 
 
 def test_books_agree_when_threads_allocate_at_once():

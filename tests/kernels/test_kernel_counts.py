@@ -9,7 +9,7 @@ import pytest
 
 import blufunc as bf
 import blufunc.numpy as bnp
-from blufunc import nn, random
+from blufunc import lax, nn, random
 from blufunc.core.array import from_numpy
 from blufunc.kernels.steps import OpaqueStep
 from tests.kernels.differential import case
@@ -85,6 +85,25 @@ COUNTS = {
     "variances of rows": (1, lambda x: x.var(1), X),
     "sums of columns": (1, lambda x: x.sum(0), X),
     "sums of rows and columns": (1, lambda x: (x.sum(0), x.sum(1)), X),
+    "sums so far": (1, lambda x: bnp.tanh(bnp.cumsum(x * 2, -1)) * x, X),
+    "sums so far, backward": (1, lambda x, g: bf.vjp(lambda x: bnp.cumsum(bnp.tanh(x), -1), x)[1](g), X, G),
+    "softmax of sums so far": (1, lambda x: nn.softmax(bnp.cumsum(x * 2, -1)), X),
+    "softmax of sums so far, too long to be kept": (1, lambda x: nn.softmax(bnp.cumsum(x)), draw(60_000)),
+    "shares of a row so far": (1, lambda x: bnp.cumsum(x / x.sum(-1, keepdims=True), -1), X),
+    "sums so far of sums from the end": (1, lambda x: lax.cumsum(lax.cumsum(x, 1, reverse=True), 1), X),
+    "sums so far and sums of columns": (1, lambda x: (bnp.cumsum(x, -1), bnp.cumsum(x, -1).sum(0)), X),
+    "sums down columns": (1, lambda x: bnp.tanh(bnp.cumsum(x * 2, 0)) * x, X),
+    "extrema of sums down columns, and their sums": (1, lambda x: lax.cummax(bnp.cumsum(x, 0), 0).sum(0), X),
+    # what chunks of a long row sum up to, and then their own sums
+    "sums so far of a long row": (2, lambda x: bnp.tanh(bnp.cumsum(x * 2, -1)) * x, draw(2, 70_000)),
+    "long sums so far, backward": (
+        2,
+        lambda x, g: bf.vjp(lambda x: bnp.cumsum(x * x), x)[1](g),
+        *[draw(70_000)] * 2,
+    ),
+    # rows go one way in a kernel, and the lanes of a row that goes with others do not meet
+    "sums down and up columns": (2, lambda x: lax.cumsum(x, 0) + lax.cumsum(x, 0, reverse=True), X),
+    "softmax of sums down columns": (2, lambda x: nn.softmax(bnp.cumsum(x, 0)), X),
     # all lanes of a large array must have met before any can go on
     "standard deviation of many": (2, lambda x: x.std(), LARGE),
     "many, clipped by norm": (2, lambda x: x * bnp.minimum(1, 1 / bnp.sqrt((x * x).sum())), LARGE),
@@ -109,7 +128,9 @@ def test_kernels(name):
 
 LIBRARY = {
     "a product": (["dot_general"], lambda x, w: nn.gelu(x @ w), X, draw(LANES, 32)),
-    "sums so far": (["cumsum"], lambda x: bnp.cumsum(x * 2, -1), X),
+    "products so far of one long row": (["cumprod"], lambda x: bnp.cumprod(x * 2), draw(70_000)),
+    "sums down few long columns": (["cumsum"], lambda x: bnp.cumsum(x * 2, 0), draw(30_000, 3)),
+    "complex sums so far": (["cumsum"], lambda x: bnp.cumsum(x + 1j, -1), X),
     "positions along columns": (["argmax"], lambda x: x.argmax(0), X),
     "gradient of a table": (["scatter_add"], lambda e, i: bf.grad(lambda e: (e[i] ** 2).sum())(e), X, LABELS),
     "random bits, splits and folds": ([], lambda k: random.uniform(random.fold_in(random.split(k)[1], 3), (9,)), KEY),

@@ -18,8 +18,10 @@ from blufunc.kernels.loopir import (
     Kernel,
     Lanes,
     Loop,
+    Prefix,
     Reduce,
     Rows,
+    Scan,
     Set,
     Store,
     Total,
@@ -46,6 +48,8 @@ AT = of(I) * 3 + of(K)
 ONE, ZERO_I32 = const(1, F32), const(0, I32)
 VALUE = load(X, AT)
 OLD = read(KEPT)
+PREFIX = Prefix("so_far", F32, K, "sum")
+SCANNED, SO_FAR = Scan(PREFIX, VALUE), read(PREFIX)
 
 PUT = Store(Y, AT, VALUE)
 SUMMED = Lanes(K, (Reduce(TOTAL, VALUE),))
@@ -160,6 +164,24 @@ BROKEN: dict[str, tuple[tuple, str]] = {
         "f32 is accumulated in bf16",
     ),
     "an accumulator of another kind": ((lanes(Reduce(Total("n", I32, "sum"), VALUE)),), "f32 is accumulated in i32"),
+    # prefixes
+    "a prefix that is not scanned": (stores(SO_FAR), "so_far is read where no scan of the loop has found it"),
+    "a prefix before its scan": ((lanes(Store(Y, AT, SO_FAR), SCANNED),), "so_far is read where no scan"),
+    "a prefix of another loop": ((lanes(SCANNED), *stores(SO_FAR)), "so_far is read where no scan"),
+    "a prefix on the grid": ((lanes(SCANNED), Store(Z, of(I), SO_FAR)), "so_far needs k"),
+    "a prefix of other lanes": ((lanes(Scan(PREFIX, ONE), over=L),), "so_far belongs to the lanes k, not l"),
+    "a prefix that is scanned twice": ((lanes(SCANNED), lanes(SCANNED)), "so_far is scanned by another statement too"),
+    "a scan of its own loop's prefix": (
+        (lanes(SCANNED, Scan(Prefix("again", F32, K, "sum"), SO_FAR)),),
+        "a scan takes no prefix of its own loop",
+    ),
+    "scans that go two ways": (
+        (lanes(SCANNED, Scan(Prefix("back", F32, K, "sum", True), VALUE)),),
+        "the scans of a loop go one way",
+    ),
+    "a scan by no reduction": ((lanes(Scan(Prefix("p", F32, K, "mean"), VALUE)),), "mean is no reduction"),
+    "a scan of another kind": ((lanes(Scan(Prefix("p", I32, K, "sum"), VALUE)),), "f32 is accumulated in i32"),
+    "a scan on the grid": ((SCANNED,), "Scan cannot stand in the grid"),
     # keeps
     "a keep that is not set": (stores(OLD), "kept is read before it is set"),
     "a keep that is set later in the loop": (

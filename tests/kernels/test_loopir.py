@@ -15,8 +15,10 @@ from blufunc.kernels.loopir import (
     Keep,
     Kernel,
     Lanes,
+    Prefix,
     Reduce,
     Rows,
+    Scan,
     Store,
     Substitution,
     Total,
@@ -138,7 +140,17 @@ TAKES = {
     "and": (*INTEGERS, dtypes.bool_),
     "or": (*INTEGERS, dtypes.bool_),
     "xor": (*INTEGERS, dtypes.bool_),
+    "logaddexp": (F32, dtypes.float64),
 }
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_text_of_scans(reverse):
+    """It says all that tells two scans apart."""
+    way = " from the end" if reverse else ""
+    halves = Buffer("h", dtypes.float16, 5)
+    scan = Scan(Prefix("so_far", F32, K, "max", reverse), load(halves, of(K)))
+    assert statement_text(scan) == f"so_far[k]: f32 scans max of h[k]{way}"
 
 
 def test_identities_of_all_reductions_are_tested():

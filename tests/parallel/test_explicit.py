@@ -1,5 +1,7 @@
 """Explicit axes of a mesh: what the program says holds, and what it leaves open is an error with the candidates."""
 
+import hypothesis
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 
@@ -9,6 +11,8 @@ from blufunc import AbstractMesh, NamedSharding, P, errors, lax, make_mesh
 from blufunc.parallel.partition import localise
 from blufunc.sharding import AxisType
 from tests.parallel.lockstep import check, collectives
+from tests.parallel.test_factors import random_spec
+from tests.parallel.test_partition import PROGRAMS
 
 EXPLICIT = AbstractMesh((2, 2), ("x", "y"), axis_types=AxisType.Explicit)
 MIXED = AbstractMesh((2, 2), ("x", "y"), axis_types=(AxisType.Explicit, AxisType.Auto))
@@ -164,6 +168,28 @@ def test_parameters_that_are_gathered_by_hand_have_their_gradients_scattered():
 def test_the_cotangent_of_what_was_moved_goes_back_to_where_the_primal_lay():
     f = lambda a, b: (bnp.sin(to(bnp.cos(a) * a, None, "x")) * b).sum()
     check(bf.grad(f, (0, 1)), (A, B), (P("x"), P(None, "x")), EXPLICIT, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@hypothesis.given(seed=st.integers(0, 2**32 - 1), derive=st.booleans())
+@hypothesis.settings(max_examples=15)
+def test_programs_are_right_or_refused(name, seed, derive):
+    f, operands = PROGRAMS[name]
+    rng = np.random.default_rng(seed)
+    args = [floats(*shape) for shape in operands]
+    specs = [random_spec(rng, len(shape), EXPLICIT.axis_names) for shape in operands]
+    if derive:
+        outs = lambda *xs: f(*xs)[1] if name == "loops" else f(*xs)  # its while_loop has no reverse mode
+        squares = lambda *xs: sum((o * o).sum() for o in bf.tree.leaves(outs(*xs)) if o.dtype == np.float32)
+        run = bf.grad(squares, tuple(range(len(args))))
+    else:
+        run = f
+    refused = None
+    try:
+        check(run, args, specs, EXPLICIT, rtol=2e-3, atol=2e-3)
+    except errors.ShardingError as e:
+        refused = e
+    assert refused is None or "the result could lie as" in refused.what
 
 
 # -- axis types ------------------------------------------------------------------------------------

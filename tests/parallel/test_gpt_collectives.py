@@ -147,6 +147,31 @@ def test_the_gradients_of_microbatches_are_kept_divided_or_meet_once():
     assert once["psum"] == (N + 2, ALL + 2 * LOSS)
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "checkpointed"])
+def test_fsdp_of_a_loop_over_layers_gathers_those_of_one_layer_at_a_time(again):
+    rng = np.random.default_rng(0)
+    normal = lambda *shape: (0.3 * rng.standard_normal(shape)).astype(np.float32)
+    layers, x = (normal(3, 8, 32), normal(3, 32, 8), normal(3, 8)), normal(8, 8, 8)
+    specs = [P(None, None, "data"), P(None, "data"), P(None, "data")]
+
+    def layer(h, p):
+        up, down, scale = p
+        return h + bf.numpy.tanh((h * scale) @ up) @ down, None
+
+    def loss(layers, x):
+        return (lax.scan(bf.checkpoint(layer) if again else layer, x, layers)[0] ** 2).mean()
+
+    f = lambda *args: bf.tree.leaves(bf.value_and_grad(loss)(args[:3], args[3]))
+    mesh = AbstractMesh((4,), ("data",))
+    local = check(f, [*layers, x], [*specs, P("data")], mesh, outs=[None, *specs], rtol=1e-4, atol=1e-4)
+    forwards, backwards = (traffic(e.params["jaxpr"]) for e in local.eqns if e.prim.name == "scan")
+    size_of_one = size(layers) // 3
+    assert forwards == {"all_gather": (3, size_of_one)}
+    assert backwards["psum_scatter"] == (3, size_of_one)
+    # without checkpoint the scale is kept as it was broadcast forwards, and only the weights are gathered again
+    assert backwards["all_gather"][0] == (3 if again else 2)
+
+
 def test_with_few_tokens_for_the_width_activations_move_and_not_parameters():
     few = TOKENS[:, :2]
     loss = lambda params, tokens: model.loss(params, tokens, CONFIG)

@@ -126,3 +126,11 @@ def test_attention_stays_one_operation_on_the_heads_of_a_device():
         [e for e in local.eqns if e.prim.name == name] for name in ("attention", "attention_grad")
     )
     assert attention.invars[0].aval.shape == backward.invars[0].aval.shape == (B, T, H // 2, D)
+
+
+def test_gelu_stays_one_operation_on_the_features_of_a_device():
+    local = partitioned(AbstractMesh((2,), ("model",)), TENSOR, P())
+    for name in ("gelu", "gelu_grad"):
+        (eqn,) = [e for e in local.eqns if e.prim.name == name]
+        shapes = {v.aval.shape for v in (*eqn.invars, *eqn.outvars, *eqn.params["jaxpr"].invars)}
+        assert shapes == {(B, T, SHAPES["up"][-1] // 2)}

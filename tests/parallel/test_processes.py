@@ -16,7 +16,6 @@ pytestmark = needs_mpi
     ("scenario", "n", "compiler"),
     [
         ("arrays", 4, "auto"),
-        ("programs", 4, "never"),
         ("programs", 4, "always"),
         ("helpers", 3, "auto"),
         ("disagree", 2, "auto"),
@@ -43,9 +42,3 @@ def test_a_rank_that_computes_alone_does_not_wait_for_ever():
     assert code != 0
     assert "comparison of reduce_sum over data, 0 bytes, at process_program.py:" in err
     assert "for rank 1, whose program has ended" in err
-
-
-def test_several_devices_a_process_are_an_error():
-    code, _, err, _ = run("-n", 2, PROGRAM, "arrays", BLUFUNC_CPU_DEVICES="2")
-    assert code == 1
-    assert "process 0 of 2 has 2 simulated devices" in err and "BLUFUNC_CPU_DEVICES=4" in err

@@ -1,5 +1,6 @@
 """``jit``: when it traces again, static arguments, donation, stages, and what becomes of constants."""
 
+import dataclasses
 import functools
 import gc
 import weakref
@@ -9,8 +10,8 @@ import pytest
 
 from blufunc import errors
 from blufunc.config import config
-from blufunc.core import dtypes, structure
-from blufunc.core.array import Array, Donated, from_numpy, scalar
+from blufunc.core import dtypes, structure, tree
+from blufunc.core.array import Array, from_numpy, scalar
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops import shape
 from blufunc.core.override import override
@@ -36,6 +37,12 @@ def check(got, want, rtol=1e-6):
 
 
 X = np.array([0.5, -1.0, 2.0], np.float32)
+
+
+@dataclasses.dataclass
+class Tagged:
+    x: object
+    tag: object = dataclasses.field(metadata={"static": True})
 
 
 # -- when it traces --------------------------------------------------------------------------------
@@ -67,6 +74,49 @@ def test_structure_is_part_of_the_key():
     f({"a": X, "b": X})
     f({"a": X, "b": None})
     assert f.trace_count == 3
+
+
+SHAPES_OF_A_CALL = {
+    "positional": ((X, 2.0), {}),
+    "by keyword": ((X,), {"b": 2.0}),
+    "both by keyword": ((), {"b": 2.0, "a": X}),
+    "arrays": ((X, X), {}),
+    "a list": (([X, 2.0],), {}),
+    "a tuple": (((X, 2.0),), {}),
+    "a dict": (({"x": X, "y": 2.0},), {}),
+    "a dict in another order": (({"y": 2.0, "x": X},), {}),
+    "a dict in its place": (({"x": {"x": X}, "y": 2.0},), {}),
+    "a dict that is like the arguments": ((({"x": X, "y": 2.0},), {"b": 2.0}), {}),
+    "None": (({"x": X, "y": None}, 2.0), {}),
+}
+
+
+@pytest.mark.parametrize("lift", [lambda x: x, lambda x: arr(x)], ids=["NumPy", "arrays"])
+@pytest.mark.parametrize("donate", [(), (0, 1)])
+def test_calls_of_all_shapes_in_turn(lift, donate):
+    """Each is compared with the structure of the one before; afterwards nothing is traced again."""
+
+    def sums(a=None, b=None):
+        leaves = [ew.mul(x, float(i + 1)) for i, x in enumerate(tree.leaves((a, b)))]
+        return leaves[0] if len(leaves) == 1 else ew.add(leaves[0], leaves[1])
+
+    f = jit(sums, donate_argnums=donate)
+    for turn in range(2):
+        for args, kwargs in SHAPES_OF_A_CALL.values():
+            args, kwargs = tree.map(lift, (args, kwargs))
+            want = np.asarray(sums(*args, **kwargs))
+            for _ in range(2):
+                check(f(*tree.map(lambda x: x + 0, args), **tree.map(lambda x: x + 0, kwargs)), want)
+        if not turn:
+            traced = f.trace_count
+    assert f.trace_count == traced
+
+
+def test_static_data_that_cannot_be_hashed_is_named_each_time():
+    f = jit(lambda box: box.x)
+    for _ in range(2):
+        with pytest.raises(errors.TreeError, match="static field 'tag' of Tagged"):
+            f(Tagged(X, np.arange(2)))
 
 
 def test_positional_and_keyword_arguments():
@@ -453,6 +503,46 @@ def test_an_array_donated_and_used_in_one_call():
     assert a.is_deleted()
 
 
+def test_what_is_donated_of_hundreds_of_arrays():
+    """Some shared, some views of others, numbers between them: what is seen elsewhere stays as it is."""
+    f = jit(lambda p, q: ({k: ew.add(v, 1.0) for k, v in p.items()}, q), donate_argnums=0)
+    p = {f"{i:03}": arr(np.full(i % 3, i)) for i in range(300)} | {"n": 7.0}
+    seen = {k: np.asarray(p[k]) for k in list(p)[:300:50]}
+    p["twice"] = kept = p["007"]
+    q = [p["010"]]
+    for _ in range(3):
+        got, (same,) = f(p, q)
+        check(same, [10.0])
+        for k, v in got.items():
+            check(v, np.full(int(k) % 3, int(k) + 1) if k.isdecimal() else {"n": 8.0}.get(k, [8.0]))
+        assert kept.is_deleted() and q[0].is_deleted()
+        assert all(x.is_deleted() == (x.ndim > 0) for x in p.values() if isinstance(x, Array))
+        for k, v in seen.items():
+            np.testing.assert_array_equal(v, np.full(int(k) % 3, int(k)))
+        p = {k: ew.sub(v, 1.0) for k, v in got.items()}
+        kept, q = p["twice"], [p["010"]]
+    assert f.trace_count == 2, "a number of the host, and one that was computed"
+
+
+def test_an_array_that_the_function_closes_over_is_not_overwritten():
+    a = arr(X)
+    f = jit(lambda x: ew.add(ew.mul(x, 2.0), a), donate_argnums=0)
+    check(f(arr(X)), 3 * X)
+    b = Array(a.buffer, a.aval, a.device)
+    check(f(b), 3 * X)
+    assert b.is_deleted()
+    check(f(arr(X)), 3 * X)
+
+
+def test_static_and_donated_arguments():
+    f = jit(lambda n, x, y: ew.add(ew.mul(x, n), y), static_argnums=0, donate_argnums=(1,))
+    for n in (2.0, 3.0, 2.0):
+        x, y = arr(X), arr(X)
+        check(f(n, x, y), (n + 1) * X)
+        assert x.is_deleted() and not y.is_deleted()
+    assert f.trace_count == 2
+
+
 def test_numbers_are_never_taken():
     """Constants of programs may be the very object that a user holds."""
     one = grad(lambda x: x)(2.0)
@@ -466,7 +556,7 @@ def test_a_failed_call_takes_nothing():
     f = jit(lambda x, y: ew.add(x, y), donate_argnums=0)
     a, b = arr(X), arr(X)
     f(arr(X), b)
-    b._buffer = Donated("another call")
+    jit(lambda x: ew.add(x, 1.0), donate_argnums=0)(b)
     with pytest.raises(errors.DonatedArrayError):
         f(a, b)
     assert not a.is_deleted()

@@ -1,0 +1,190 @@
+"""Rows that are too long for one block, kept by a cluster: a few blocks that reach each other's memory.
+
+Kernels, stage 6, below ``cuda_rereads.py``, which asks here whether a cluster has room for a row. On devices of compute
+capability 9.0 and more the blocks of a cluster run at the same time, near each other. They are one group of threads:
+each keeps its share of a row in its own shared memory, and what the row is reduced to is put together of the blocks'
+results in the order of their numbers, so that it is the same each time, and for all of them.
+
+``CLUSTERS`` is text for ``cuda_prelude``. Blocks send what they found to each other, and each waits for what it is
+sent, at a barrier that counts the bytes: a barrier of the cluster would wait for all memory operations of its threads
+too, which costs a twentieth of the time. Before a block sends anything, the others have begun; and as nobody reads the
+memory of another, and each block gets what is sent to it before it ends, none waits for others at its end.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+SHARED_BYTES = 227 << 10
+"""What a block may have of shared memory on the device that figures were chosen for."""
+
+CLUSTER_BLOCKS = 8
+"""Blocks that a cluster may have on every device that has clusters (CUDA C++ Programming Guide, "Thread Block
+Clusters")."""
+
+_THREADS = {1: 512, 2: 640, 3: 512}
+"""For each number of blocks on a multiprocessor, about how many threads they have, if a thread's share is no more than
+``MOST_STEPS`` vectors."""
+
+MOST_STEPS = 16
+"""Vectors of a row that a thread copies: loops over them are written out."""
+
+STATIC_BYTES = 4 << 10
+"""What is left of shared memory for exchanges, and to the system."""
+
+
+class Limits(NamedTuple):
+    """What a device allows.
+
+    Attributes:
+      shared_bytes: of shared memory for a block.
+      cluster: blocks of a cluster; 1: it has no clusters.
+    """
+
+    shared_bytes: int = SHARED_BYTES
+    cluster: int = CLUSTER_BLOCKS
+
+
+HOPPER = Limits()
+"""The limits of the device that figures were chosen for."""
+
+
+def limits_of(capability: tuple[int, int], shared_bytes: int) -> Limits:
+    """The limits of a device of a compute capability, whose blocks may have so many bytes of shared memory."""
+    return Limits(shared_bytes, CLUSTER_BLOCKS if capability >= (9, 0) else 1)
+
+
+class Shape(NamedTuple):
+    """How a row is dealt out.
+
+    Attributes:
+      cluster: blocks that share it.
+      threads: of each of them.
+      resident: how many of them there is room for on a multiprocessor.
+    """
+
+    cluster: int
+    threads: int
+    resident: int
+
+    def slots(self, vectors: int) -> int:
+        """How many of a row's vectors a block has room for: as many for each of its threads."""
+        return -(-vectors // (self.cluster * self.threads)) * self.threads
+
+
+def cluster_shape(vectors: int, vector_bytes: int, limits: Limits) -> Shape | None:
+    """The clusters for rows of so many vectors of so many bytes; None where there is no room for a row.
+
+    While the blocks of a cluster wait for each other, those of another have memory to themselves: so there is to be
+    more than one block on a multiprocessor, with as much of its shared memory in use as can be. Then the cluster is to
+    be small, as all of its blocks must find a place at the same time.
+    """
+    found: dict[tuple[bool, int], Shape] = {}
+    for cluster in range(2, limits.cluster + 1):
+        share = -(-vectors // cluster)
+        for resident, wanted in _THREADS.items():
+            steps = min(MOST_STEPS, -(-share // wanted))
+            made = Shape(cluster, -(-share // (32 * steps)) * 32, resident)
+            room = resident * (made.slots(vectors) * vector_bytes + STATIC_BYTES) <= limits.shared_bytes
+            if room and made.threads <= 1024:
+                used = 16 * resident * share * vector_bytes // limits.shared_bytes  # in sixteenths
+                # a block that is alone on a multiprocessor is the better for being small
+                found.setdefault((True, used) if resident > 1 else (False, cluster), made)
+    return found[max(found)] if found else None
+
+
+CLUSTERS = r"""
+//# ptx_barrier_init ptx_barrier_expect ptx_barrier_wait
+// a barrier in shared memory for bytes that others send, in turns: one thread says how many come, any may wait for them
+static inline void ptx_barrier_init(uint64_t* barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"((unsigned)__cvta_generic_to_shared(barrier)) : "memory");
+}
+static inline void ptx_barrier_expect(uint64_t* barrier, unsigned bytes) {
+  const unsigned place = (unsigned)__cvta_generic_to_shared(barrier);
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(place), "r"(bytes) : "memory");
+}
+static inline void ptx_barrier_wait(uint64_t* barrier, unsigned turn) {
+  const unsigned place = (unsigned)__cvta_generic_to_shared(barrier);
+  unsigned done;
+  do {
+    asm volatile("{\n.reg .pred p;\n"
+      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+      : "=r"(done) : "r"(place), "r"(turn % 2) : "memory");
+  } while (!done);
+}
+//# ptx_send
+// stores a word where that block of the cluster has what lies here in shared memory; its barrier counts 4 bytes
+static inline void ptx_send(uint32_t* place, unsigned block, uint32_t word, uint64_t* barrier) {
+  unsigned to, counted;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(to) : "r"((unsigned)__cvta_generic_to_shared(place)), "r"(block));
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+    : "=r"(counted) : "r"((unsigned)__cvta_generic_to_shared(barrier)), "r"(block));
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+    :: "r"(to), "r"(word), "r"(counted) : "memory");
+}
+//# ptx_cluster_arrive ptx_cluster_wait
+// this block has begun, with its barriers; all blocks of the cluster have
+static inline void ptx_cluster_arrive() {
+  asm volatile("fence.mbarrier_init.release.cluster;\nbarrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+static inline void ptx_cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
+//# cluster_begin
+// the two barriers of a block, to be used in turn: nobody sends for one exchange before all have got what was sent for
+// the one before the last
+static inline void cluster_begin(uint64_t (&met)[2]) {
+  if (threadIdx.x == 0) {
+    ptx_barrier_init(met);
+    ptx_barrier_init(met + 1);
+  }
+  ptx_cluster_arrive();
+}
+//# Sent
+template<class T> struct alignas(sizeof(T) % 8 ? 4 : 8) Sent {
+  uint32_t words[(sizeof(T) + 3) / 4];
+  operator T() const {
+    T x;
+    memcpy(&x, words, sizeof(T));
+    return x;
+  }
+};
+//# cluster_gather
+// let all BLOCKS blocks have what each of them found, which its threads know, in the N-th exchange
+template<int N, int BLOCKS, class T> inline void cluster_gather(T x, Sent<T> (&found)[BLOCKS], uint64_t (&met)[2]) {
+  uint64_t* barrier = met + N % 2;
+  if (threadIdx.x == 0) ptx_barrier_expect(barrier, sizeof(found));
+  if (threadIdx.x < BLOCKS) {
+    Sent<T> sent = {};
+    memcpy(sent.words, &x, sizeof(T));
+#pragma unroll
+    for (int i = 0; i < int(sizeof(sent) / 4); ++i)
+      ptx_send(found[blockIdx.x % BLOCKS].words + i, threadIdx.x, sent.words[i], barrier);
+  }
+  ptx_barrier_wait(barrier, N / 2);
+}
+//# cluster_reduce
+// over blocks of THREADS threads, through shared memory for THREADS / 32 values and for one of each block; every thread
+// gets the result
+template<class Op, int THREADS, int N, int BLOCKS, class T>
+inline T cluster_reduce(T x, T* shared, Sent<T> (&found)[BLOCKS], uint64_t (&met)[2]) {
+  cluster_gather<N>(block_reduce<Op, THREADS, false>(x, shared), found, met);
+  x = found[0];
+#pragma unroll
+  for (int i = 1; i < BLOCKS; ++i) x = Op::combine(x, T(found[i]));
+  return x;
+}
+//# cluster_under_top
+// the maximum of a row, and the sum of exponentials under it, of those that each block found in its share; of a share
+// that is minus infinity throughout, nothing is added
+template<int N, int BLOCKS, class T>
+inline void cluster_under_top(T &top, T &mass, Sent<vec<T, 2>> (&found)[BLOCKS], uint64_t (&met)[2]) {
+  cluster_gather<N>(vec<T, 2>{{top, mass}}, found, met);
+#pragma unroll
+  for (int i = 0; i < BLOCKS; ++i) top = bf_max(top, vec<T, 2>(found[i]).x[0]);
+  mass = top - top == T(0) ? T(0) : T(NAN);
+#pragma unroll
+  for (int i = 0; i < BLOCKS; ++i) {
+    const vec<T, 2> share = found[i];
+    if (share.x[0] != -INFINITY) mass += share.x[1] * bf_exp(share.x[0] - top);
+  }
+}
+"""

@@ -1,0 +1,165 @@
+"""GELU as one operation: the primitives behind ``nn.gelu(x, approximate=True)``.
+
+A face, below ``activations.py``. An equation holds its definition as a jaxpr, as attention's does. Every compiler puts
+the definitions in their place, where they fuse like any elementwise operations, but for those that a library computes
+in the epilogue of a product of matrices (``kernels/activation_epilogue.py``). Two primitives:
+
+    gelu       x -> gelu(x)
+    gelu_grad  x, t -> gelu'(x) * t
+
+The second is the derivative of the first in either direction, as each element of the result is of one element of x:
+it is linear in t, and its own transpose. So what reverse mode keeps is x.
+
+    gelu(x) = x * gate,  gate = (1 + tanh(c x + c3 x**3)) / 2,  c = sqrt(2 / pi),  c3 = 0.044715 c
+
+is the tanh formula of Hendrycks & Gimpel, arXiv:1606.08415.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import blufunc.numpy as bnp
+from blufunc.core import dtypes
+from blufunc.core.avals import ShapedArray
+from blufunc.core.jaxpr import Jaxpr, eval_jaxpr
+from blufunc.core.stage import stage
+from blufunc.core.structure import add_any, move_dim
+from blufunc.core.tangents import Zero, is_linear, zero
+from blufunc.core.trace import state
+from blufunc.parallel.factors import Rule
+from blufunc.transforms.calls import Call, jit_p
+
+_ROOT_TWO_OVER_PI = math.sqrt(2 / math.pi)
+_CUBIC = 0.044715 * _ROOT_TWO_OVER_PI
+
+
+def gelu(x: Any) -> Any:
+    """The tanh formula of an array of any shape and inexact dtype; half precisions are rounded once, at the end."""
+    return gelu_p.at(x)
+
+
+# -- definitions -----------------------------------------------------------------------------------
+
+
+def _wide(x: Any) -> Any:
+    """Half precisions in float32, where both functions are computed."""
+    return x.astype(bnp.promote_types(x.dtype, dtypes.float32))
+
+
+def _square_and_gate(x: Any) -> tuple[Any, Any]:
+    square = bnp.square(x)
+    return square, bnp.tanh(x * (square * _CUBIC + _ROOT_TWO_OVER_PI)) * 0.5 + 0.5
+
+
+def _gelu(x: Any) -> list[Any]:
+    wide = _wide(x)
+    _, gate = _square_and_gate(wide)
+    return [(wide * gate).astype(x.dtype)]
+
+
+def _gelu_grad(x: Any, t: Any) -> list[Any]:
+    """gate' = 2 gate (1 - gate) inner', and inner' = c + 3 c3 x**2."""
+    wide = _wide(x)
+    square, gate = _square_and_gate(wide)
+    slope = wide * gate * (1 - gate) * (square * (6 * _CUBIC) + 2 * _ROOT_TWO_OVER_PI) + gate
+    return [(_wide(t) * slope).astype(x.dtype)]
+
+
+@functools.lru_cache(512)
+def _staged(fun: Callable, avals: tuple[ShapedArray, ...], context: Any) -> Jaxpr:
+    """A definition at the types of operands; ``context`` is that which traces depend on."""
+    jaxpr = stage(fun, avals, fun.__name__.strip("_"))
+    assert not jaxpr.consts, "definitions close over nothing"
+    return jaxpr
+
+
+# -- primitives ------------------------------------------------------------------------------------
+
+
+class _Pointwise(Call):
+    """A call of a definition that computes every element of the result by itself; operands have one type."""
+
+    definition: Callable
+    pointwise = True
+    linearize = split = drop_outputs = None  # type: ignore[assignment]  # it has one result, and a jvp rule of its own
+
+    def at(self, *args: Any) -> Any:
+        """The operation on operands of any type."""
+        (out,) = self.bind(*args, jaxpr=self.staged([a.aval for a in args]))
+        return out
+
+    def staged(self, avals: Sequence[ShapedArray]) -> Jaxpr:
+        return _staged(type(self).definition, tuple([a.strong() for a in avals]), state.context)
+
+    def call(self, jaxpr: Jaxpr, args: Sequence[Any], params: dict) -> list[Any]:
+        """What a transform made of the definition is a plain call."""
+        closed, consts = jaxpr.hoist()
+        return jit_p.bind(*consts, *args, jaxpr=closed, name=self.name)
+
+    def evaluate(self, args, params):
+        """Equation by equation, as any function of arrays outside of a program."""
+        return eval_jaxpr(params["jaxpr"], args)
+
+    def batch(self, axis, args, dims, *, jaxpr):
+        if len(set(dims)) == 1:
+            return [self.at(*args)], dims[:1]
+        moved = [
+            bnp.broadcast_to(a, (axis.size, *a.aval.shape)) if d is None else move_dim(a, d, 0)
+            for a, d in zip(args, dims, strict=True)
+        ]
+        return [self.at(*moved)], [0]
+
+    def rewrite(self, bodies, operands, *, jaxpr):
+        """The definition gone through."""
+        return bodies.inline(jaxpr, operands)
+
+    def autocast(self, cells, dtype, *, jaxpr):
+        """In the low dtype: what comes from products is, and what goes into them will be."""
+        return [self.at(*[c.cast(dtype) for c in cells])]
+
+    def shard(self, avals, outs, *, jaxpr) -> Rule:
+        """Every dimension may be divided."""
+        shape = outs[0].shape
+        dims = tuple((i,) for i in range(len(shape)))
+
+        def local(params: dict, shapes: list, _: list) -> dict:
+            return {"jaxpr": self.staged([a.with_shape(s) for a, s in zip(avals, shapes, strict=True)])}
+
+        return Rule((dims,) * len(avals), (dims,), shape, linear=self.linear, params=local)
+
+    linear: tuple[frozenset[int], ...] = ()
+    """The operands in which it is linear."""
+
+
+class _Gelu(_Pointwise):
+    name, definition = "gelu", _gelu
+
+    def jvp(self, primals, tangents, *, jaxpr):
+        return self.bind(*primals, jaxpr=jaxpr), [gelu_grad_p.at(*primals, *tangents)]
+
+
+class _GeluGrad(_Pointwise):
+    name, definition, linear = "gelu_grad", _gelu_grad, (frozenset([1]),)
+
+    def jvp(self, primals, tangents, *, jaxpr):
+        """The derivative by x is that of the definition."""
+        x, t = primals
+        dx, dt = tangents
+        terms = []
+        if dt.__class__ is not Zero:
+            terms.append(self.at(x, dt))
+        if dx.__class__ is not Zero:
+            terms += jit_p.jvp(primals, [dx, zero(t.aval)], jaxpr=jaxpr, name=self.name)[1]
+        return self.bind(*primals, jaxpr=jaxpr), [functools.reduce(add_any, terms)]
+
+    def transpose(self, cts, x, t, *, jaxpr):
+        (ct,) = cts
+        if is_linear(t) and ct.__class__ is not Zero:
+            t.add(self.at(x, ct))
+
+
+gelu_p, gelu_grad_p = _Gelu(), _GeluGrad()
