@@ -85,7 +85,9 @@ _LINEAR: dict[Any, list[set[int]]] = {
     gather_scatter.scatter_add_p: [{0, 2}],
     name_p: _FIRST,
 }
-_KEEPS_ZEROS = (broadcast_in_dim_p, reshape_p, transpose_p, elementwise.convert_p, elementwise.copy_p)
+_KEEPS_ZEROS = (
+    broadcast_in_dim_p, reshape_p, transpose_p, elementwise.convert_p, elementwise.copy_p, elementwise.select_p,
+)  # fmt: skip
 
 
 def invariant(mesh: AbstractMesh) -> Types:
@@ -210,6 +212,7 @@ class Typer:
         self.zeros: set[Any] = set()
         self.eqns: list[Eqn] = []
         self._casts: dict[tuple[Any, Types], Var] = {}
+        self._broadcasts: dict[Any, Eqn] = {}
         self._n = len(mesh.axis_names)
 
     def type_of(self, atom: Atom) -> Types:
@@ -256,7 +259,10 @@ class Typer:
         return {"axes": tuple(axes), "sizes": tuple(sizes[a] for a in axes)}
 
     def cast(self, atom: Atom, wanted: Types) -> Atom:
-        """An atom under other types; it is cast once, however often it is used."""
+        """An atom under other types; it is cast once, however often it is used.
+
+        What is broadcast is cast before it is: the transpose then sums over ranks what is summed on each already.
+        """
         have = self.type_of(atom)
         if atom.__class__ is Literal and "U" in wanted and not self.is_zero(atom):
             atom = self.new(elementwise.copy_p, atom, {}, have)
@@ -266,6 +272,8 @@ class Typer:
         if known is not None:
             return known
         x: Any = atom
+        if made := self._broadcasts.get(atom):
+            x = self.new(made.prim, self.cast(made.invars[0], wanted), made.params, wanted)
         for src, dst, prim in _STEPS:
             axes = [
                 a
@@ -313,7 +321,10 @@ class Typer:
             for k, a in enumerate(eqn.invars)
         ]
         self.write(eqn.prim, invars, eqn.params, eqn.outvars, [tuple(result)] * len(eqn.outvars))
-        if eqn.prim in _KEEPS_ZEROS and self.is_zero(eqn.invars[0]):
+        if eqn.prim is broadcast_in_dim_p and eqn.invars[0].__class__ is not Literal:
+            self._broadcasts[eqn.outvars[0]] = eqn
+        values = eqn.invars[1:] if eqn.prim is elementwise.select_p else eqn.invars
+        if eqn.prim in _KEEPS_ZEROS and all(map(self.is_zero, values)):
             self.zeros.update(eqn.outvars)
 
     def _over_axis(self, eqn: Eqn, letters: list[str], axis: str) -> tuple[list[str], str]:

@@ -14,7 +14,7 @@ the tokens are divided: the same function of whole arrays.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ def mixture_of_experts(
     top_k: int = 2,
     capacity_factor: float = 1.25,
     axis: str | None = None,
+    data_axes: str | Sequence[str] = (),
     groups: int = 1,
 ) -> tuple[Any, Any]:
     """The sum of the ``top_k`` experts of each token, weighed by their shares of the router's probabilities.
@@ -48,11 +49,12 @@ def mixture_of_experts(
       capacity_factor: an expert has places for this many times the tokens that it would get of a group if all had the
         same number, rounded up.
       axis: inside of ``shard_map``, the mesh axis over which tokens and experts are divided.
+      data_axes: inside of ``shard_map``, more axes over which tokens are divided, and experts are the same.
       groups: without an axis, how many groups the tokens make, in order.
     Returns:
       the results, of the shape and dtype of ``x``; and the load-balancing loss (Switch, equation 4): E times the sum
       over experts of the share of choices that went there, dropped or not, times the mean probability; 1 if balanced,
-      the same on all ranks.
+      of the tokens of all ranks.
     Raises:
       ShapeError, ValueRangeError: sizes that do not go together.
     """
@@ -77,7 +79,10 @@ def mixture_of_experts(
         )  # from each rank, for my experts
         results = lax.all_to_all(_by_expert(expert, params, sent), axis, 0, 0)
         out = route.combine(results.reshape(E, *results.shape[2:]))
-        statistics = lax.psum(route.statistics(), axis) / n
+        statistics = route.statistics()
+    data = (data_axes,) if isinstance(data_axes, str) else tuple(data_axes)
+    if others := (*(() if axis is None else (axis,)), *data):
+        statistics = lax.pmean(statistics, others)
     choices, probabilities = statistics
     return out.reshape(x.shape).astype(x.dtype), E * bnp.sum(choices * probabilities)
 

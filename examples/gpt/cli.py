@@ -20,7 +20,7 @@ from pathlib import Path
 import blufunc as bf
 from blufunc import random, tree
 from blufunc.errors import DataError
-from examples.gpt import data, devices, model, report, sample, train, weights
+from examples.gpt import data, devices, model, report, sample, sharded, train, weights
 
 OUT = "runs/gpt"
 LONGER = "the learning rate, now at its lowest, rises again: its schedule is laid over all the steps anew"
@@ -50,7 +50,15 @@ def _run(options: argparse.Namespace) -> None:
     settings = _settings(options, resume)
     dataset = data.load(settings.data)
     prompt = dataset.encode(options.prompt) if options.prompt else list(dataset.opening)
-    layout = devices.layout(options.mesh, settings.batch)
+    layout = devices.layout(
+        options.mesh,
+        settings.config,
+        settings.batch,
+        microbatches=options.accumulate,
+        routing=options.routing,
+        schedule=options.schedule,
+        recompute=options.recompute,
+    )
     run = train.Run(settings, resume, layout)
     if run.done >= settings.steps:
         raise DataError(
@@ -64,17 +72,18 @@ def _run(options: argparse.Namespace) -> None:
         _announce(run, dataset)
 
     score, stopped = train.train(run, dataset, options.minutes, bar=not options.no_progress)
+    params = layout.whole(run.values["params"])
     if not layout.leads:
         return
 
-    weights_path = run.save_weights()
+    weights_path = run.save_weights(params)
     curve = Path(settings.out) / "loss.png"
     with weights.writing(curve.parent):
         report.loss_curve(run.history, curve, dataset.unit, f"{settings.preset} on {dataset.name}")
     text = None
     if options.sample_tokens:
         key = random.fold_in(random.key(settings.seed), run.done)
-        params = layout.here(run.values["params"])
+        params = bf.device_put(params, bf.local_devices()[0])
         made = sample.generate(params, settings.config, prompt, options.sample_tokens, key)
         text = dataset.decode(prompt + made).strip("\n")
     rows = {
@@ -85,7 +94,7 @@ def _run(options: argparse.Namespace) -> None:
         "weights": str(weights_path),
         "time": report.duration(time.perf_counter() - began),
         "on continuing": run.done >= settings.steps and LONGER,
-        "to continue": _continue_command(settings, run.done, options.mesh),
+        "to continue": _continue_command(settings, run.done, options),
     }
     report.summary({name: value for name, value in rows.items() if value}, text)
 
@@ -95,7 +104,7 @@ def _announce(run: train.Run, dataset: data.Dataset) -> None:
     batch = f"{settings.batch} x {config.context} {unit}s"
     size = sum(leaf.size for leaf in tree.leaves(run.values["params"]))
     seen, held_out = (sum(len(part.tokens) for part in side) for side in (dataset.train, dataset.validation))
-    sizes = ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(config).items())
+    sizes = ", ".join(f"{name} {value}" for name, value in dataclasses.asdict(config).items() if value)
     for line in (
         f"model   {settings.preset}: {size:,} parameters ({sizes})",
         f"data    {dataset.name}: {seen:,} {unit}s for training, {held_out:,} for validation",
@@ -118,7 +127,7 @@ def _settings(options: argparse.Namespace, resume: Path | None) -> train.Setting
             raise weights.another_version(resume, why)
         return settings
     preset = given.get("preset", "tiny")
-    usual = {"preset": preset, "vocab": model.PRESETS[preset].vocab, "data": None, "seed": 0}
+    usual = {"preset": preset, "vocab": model.PRESETS[preset].vocab, "experts": 0, "data": None, "seed": 0}
     return train.Settings(**usual | train.RECIPES[preset] | given)
 
 
@@ -139,7 +148,7 @@ def _checkpoint_path(path: str) -> Path:
     return Path(path) / "checkpoint.safetensors" if Path(path).is_dir() else Path(path)
 
 
-def _continue_command(settings: train.Settings, done: int, mesh: dict[str, int] | None) -> str:
+def _continue_command(settings: train.Settings, done: int, options: argparse.Namespace) -> str:
     """The command, for the shell and the folder that this one was given in."""
     python = sys.executable
     if python.startswith(os.getcwd() + os.sep):
@@ -148,8 +157,16 @@ def _continue_command(settings: train.Settings, done: int, mesh: dict[str, int] 
     if bf.process_count() > 1:
         words += ["blufunc.parallel.launch", "-n", str(bf.process_count()), "-m"]
     words += ["examples.gpt", "--resume", settings.out]
-    if mesh:
-        words += ["--mesh", ",".join(f"{axis}={n}" for axis, n in mesh.items())]
+    if options.mesh:
+        words += ["--mesh", sharded.spelled(options.mesh)]
+    usual = sharded.ALONE
+    for flag, value, default in (
+        ("--accumulate", options.accumulate, usual.microbatches),
+        ("--routing", options.routing, usual.routing),
+        ("--schedule", options.schedule, usual.schedule),
+    ):
+        words += [] if value == default else [flag, str(value)]
+    words += ["--recompute"] if options.recompute else []
     if done >= settings.steps:
         words += ["--steps", str(2 * done)]
     return shlex.join(words)
@@ -165,10 +182,18 @@ def _parser() -> argparse.ArgumentParser:
         return number
 
     def mesh(text: str) -> dict[str, int]:
-        axis, _, size = text.partition("=")
-        if axis != "data":
-            raise argparse.ArgumentTypeError(f"{axis!r} is no axis that a run can be divided along: data=N")
-        return {axis: whole(1)(size)}
+        axes: dict[str, int] = {}
+        for part in text.split(","):
+            axis, _, size = part.partition("=")
+            if axis not in sharded.AXES:
+                known = ", ".join(sharded.AXES)
+                raise argparse.ArgumentTypeError(
+                    f"{axis!r} is no axis that a run can be divided along: {known}"
+                )
+            if axis in axes:
+                raise argparse.ArgumentTypeError(f"{axis} stands there twice")
+            axes[axis] = whole(1)(size)
+        return axes
 
     def positive(text: str) -> float:
         if not 0 < (value := float(text)) < float("inf"):
@@ -191,9 +216,40 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--mesh",
         type=mesh,
-        metavar="data=N",
-        help="divide each batch among N devices: the processes of a launcher (the default, if there are several), or "
-        "simulated ones on the CPU",
+        metavar="AXIS=N,...",
+        help=f"devices along the axes {', '.join(sharded.AXES)} (see the README): the processes of a "
+        "launcher (data by default, if there are several), or simulated ones on the CPU",
+    )
+    usual = sharded.ALONE
+    add(
+        "--accumulate",
+        type=whole(1),
+        default=usual.microbatches,
+        metavar="N",
+        help="microbatches in a batch, one after the other; of a pipeline, one behind the other (default: 1)",
+    )
+    add(
+        "--routing",
+        choices=["ring", "all_gather", "all_to_all"],
+        default=usual.routing,
+        help="how queries meet keys along the axis seq (default: ring)",
+    )
+    add(
+        "--schedule",
+        choices=["1f1b", "gpipe"],
+        default=usual.schedule,
+        help="the order of passes along the axis stage (default: 1f1b)",
+    )
+    add(
+        "--recompute",
+        action="store_true",
+        help="compute layers again in the backward pass: slower, in less memory",
+    )
+    add(
+        "--experts",
+        type=whole(0),
+        metavar="N",
+        help="experts in the place of each layer's network (default: 0)",
     )
     add("--minutes", type=positive, default=math.inf, metavar="M", help="save, report and stop after so long")
     add("--out", metavar="DIR", help=f"where to write (default: {OUT})")

@@ -1,75 +1,122 @@
-"""The devices of a run: one, or a mesh that divides each batch (data parallelism).
+"""The devices of a run: one, or a mesh along whose axes it is divided.
 
-Stands before the training loop. In: how many devices are asked for, and the processes that a launcher started. Out: a
-``Layout``, which puts parameters and batches where they belong. What computes with them is written for one device:
-``jit`` follows its arguments, and sums gradients over the mesh where they need it.
+Stands before the training loop. In: the axes that are asked for, and the processes that a launcher started. Out: a
+``Layout``, which puts parameters and batches where they belong, and gets them back. What the axes mean for the step is
+in ``sharded.py``.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
 
 import blufunc as bf
-from blufunc import P
+from blufunc import tree
 from blufunc.errors import DataError
+from examples.gpt import model, sharded
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """One device where there is no mesh; otherwise parameters are on each device, and batches are divided."""
+    """Where the arrays of a run lie: on one device, or as its plan says."""
 
-    mesh: bf.Mesh | None = None
+    plan: sharded.Plan = sharded.ALONE
 
     @property
     def leads(self) -> bool:
         """Whether this process is the one that prints and saves."""
         return bf.process_index() == 0
 
-    def everywhere(self, values: Any) -> Any:
-        """The arrays of a pytree on each device."""
-        return values if self.mesh is None else bf.device_put(values, bf.NamedSharding(self.mesh, P()))
+    def placed(self, values: Any) -> Any:
+        """Parameters, named "params", and optimizer state of one device, where they belong."""
+        if self.plan.mesh is None:
+            return values
+        values = sharded.packed(values, self.plan)
+        return bf.device_put(values, sharded.shardings(values, self.plan))
+
+    def whole(self, values: Any) -> Any:
+        """Values that were placed, whole, as NumPy arrays of the form of one device. All processes ask together."""
+        if bf.process_count() > 1:
+            values = bf.multihost.process_allgather(values)
+        return sharded.unpacked(tree.map(np.asarray, values), self.plan)
 
     def divided(self, batch: np.ndarray) -> Any:
         """The rows of a batch shared out; each process takes its own."""
-        if self.mesh is None:
+        if self.plan.mesh is None:
             return batch
-        sharding = bf.NamedSharding(self.mesh, P("data"))
+        sharding = self.plan.sharding(self.plan.among(*sharded.ROWS))
         return bf.make_array_from_callback(batch.shape, sharding, lambda rows: batch[rows])
-
-    def here(self, values: Any) -> Any:
-        """Arrays that are on each device, on this process's alone."""
-        return values if self.mesh is None else bf.device_put(values, bf.local_devices()[0])
 
     def any(self, flag: bool) -> bool:
         """Whether any process says so: all stop at the same step, or some would wait for the others."""
         return flag if bf.process_count() == 1 else bool(bf.multihost.process_allgather(flag).any())
 
 
-def layout(asked: dict[str, int] | None, batch: int) -> Layout:
-    """The layout for the axes of a mesh, by default that of all processes.
+def layout(asked: dict[str, int] | None, config: model.Config, batch: int, **how: Any) -> Layout:
+    """The layout for the axes of a mesh, by default "data" for all processes.
 
     A process that is alone takes the CPU for as many devices as it needs.
+
+    Args:
+      asked: names and sizes of axes.
+      config: of the model that is to be divided.
+      batch: sequences in a step.
+      how: the other attributes of ``sharded.Plan``.
     """
     processes = bf.process_count()
-    if asked is None and processes == 1:
-        return Layout()
-    n = (asked or {}).get("data", processes)
+    axes = asked or ({"data": processes} if processes > 1 else {})
+    n = math.prod(axes.values())
     if processes > 1 and n != processes:
         raise DataError(
             f"a mesh of {n} devices for {processes} processes",
-            where=f"--mesh data={n}",
+            where=_flag(axes),
             why="each process has one device of the mesh",
-            fix=f"--mesh data={processes}, or launch {n} processes",
+            fix=f"{_flag({'data': processes})}, or launch {n} processes",
         )
-    if batch % n:
-        raise DataError(
-            f"a batch of {batch} cannot be divided among {n} devices",
-            where=f"--mesh data={n}",
-            fix=f"--batch {-(-batch // n) * n}",
-        )
+    plan = sharded.Plan(**how)
+    _check(axes, config, batch, plan)
+    if not axes:
+        return Layout(plan)
     if processes == 1 and bf.default_backend() == "cpu":
         bf.config.cpu_devices = max(bf.config.cpu_devices, n)
-    return Layout(bf.make_mesh((n,), ("data",)))
+    return Layout(dataclasses.replace(plan, mesh=bf.make_mesh(tuple(axes.values()), tuple(axes))))
+
+
+def _check(axes: dict[str, int], config: model.Config, batch: int, plan: sharded.Plan) -> None:
+    """Raise DataError where the axes do not go together, or something cannot be divided among them."""
+
+    def refuse(what: str, why: str = "", fix: str = "") -> None:
+        raise DataError(what, where=_flag(axes), why=why, fix=fix)
+
+    if "stage" in axes and (other := sorted(axes.keys() - {"stage", "data", "model"})):
+        refuse(f"a pipeline that is divided along {other[0]}, too", fix="beside stage use data and model")
+    if "stage" in axes and config.experts:
+        refuse("a pipeline of layers with experts", why="what balances these is no part of its loss")
+    if "expert" in axes and not config.experts:
+        refuse("the model has no experts", fix=f"--experts {2 * axes['expert']}")
+    among = lambda *names: math.prod(axes.get(name, 1) for name in names)
+    rows, parts = among(*sharded.ROWS), among(*sharded.ROWS) * plan.microbatches
+    if batch % parts:
+        times = f" in {plan.microbatches} microbatches" if plan.microbatches > 1 else ""
+        refuse(
+            f"a batch of {batch} cannot be divided among {rows} devices{times}",
+            fix=f"--batch {-(-batch // parts) * parts}",
+        )
+    seq = among("seq")
+    by_heads = plan.routing == "all_to_all"
+    for what, size, n in (
+        ("heads", config.heads, among("model", "seq") if by_heads else among("model")),
+        ("layers", config.layers, among("stage")),
+        ("experts", config.experts, among("expert")),
+        ("tokens of a vocabulary", config.vocab, among("model") if "stage" in axes else 1),
+        ("tokens of a context", config.context, 2 * seq if seq > 1 else 1),
+    ):
+        if size % n:
+            refuse(f"{size} {what} cannot be divided into {n} parts")
+
+
+def _flag(axes: dict[str, int]) -> str:
+    return f"--mesh {sharded.spelled(axes)}"

@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
+from typing import Any
 
+import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import nn, random
 
@@ -25,6 +28,32 @@ class Config:
     width: int
     context: int
     vocab: int
+    experts: int = 0  # in the place of each layer's network; 0: there is one network
+
+
+@dataclasses.dataclass(frozen=True)
+class Wiring:
+    """What may be otherwise on a mesh of devices, where ``sharded.py`` says how; these are one device's.
+
+    Attributes:
+      lay: ``lay(x, what)`` is ``x``: how a "stream", "heads", "hidden" or "logits" lies may be said here.
+      attend: causal attention, of q, k and v [B, T, H, D].
+      mixture: a function like ``bf.parallel.mixture_of_experts``.
+      total: the sum of a product whose terms are on several devices.
+      order: the order in which tokens stand in the stream, int32 [T], or all as they come (``...``).
+      recompute: compute each layer again in the backward pass, rather than keep what that needs.
+    """
+
+    lay: Callable = lambda x, what: x
+    attend: Callable = lambda q, k, v: nn.dot_product_attention(q, k, v, is_causal=True)
+    mixture: Callable = bf.parallel.mixture_of_experts
+    total: Callable = lambda x: x
+    order: Any = ...
+    recompute: bool = False
+
+
+ONE_DEVICE = Wiring()
+BALANCE = 0.01  # how much an uneven use of experts adds to the loss, as in Switch
 
 
 PRESETS = {
@@ -49,10 +78,23 @@ def init(key, config: Config) -> dict:
         qkv, out, up, down = random.split(key, 4)
         return {
             "norm1": _norm(C),
-            "attention": {"qkv": _linear(qkv, C, 3 * C, usual), "out": _linear(out, C, C, residual)},
+            "attention": {
+                "qkv": _linear(qkv, C, 3 * C, deviation=usual),
+                "out": _linear(out, C, C, deviation=residual),
+            },
             "norm2": _norm(C),
-            "mlp": {"up": _linear(up, C, 4 * C, usual), "down": _linear(down, 4 * C, C, residual)},
+            **({"experts": experts(up, down)} if config.experts else {"mlp": network(up, down)}),
         }
+
+    def network(up, down, *count):
+        return {
+            "up": _linear(up, *count, C, 4 * C, deviation=usual),
+            "down": _linear(down, *count, 4 * C, C, deviation=residual),
+        }
+
+    def experts(up, down):
+        router = usual * random.normal(random.fold_in(up, 0), (C, config.experts))
+        return {"router": {"weight": router}, **network(up, down, config.experts)}
 
     tokens, positions, *blocks = random.split(key, 2 + config.layers)
     return {
@@ -63,8 +105,11 @@ def init(key, config: Config) -> dict:
     }
 
 
-def _linear(key, inputs: int, outputs: int, deviation: float) -> dict:
-    return {"weight": deviation * random.normal(key, (inputs, outputs)), "bias": bnp.zeros(outputs)}
+def _linear(key, *shape: int, deviation: float) -> dict:
+    return {
+        "weight": deviation * random.normal(key, shape),
+        "bias": bnp.zeros((*shape[:-2], shape[-1])),
+    }
 
 
 def _norm(width: int) -> dict:
@@ -73,36 +118,75 @@ def _norm(width: int) -> dict:
 
 def forward(params: dict, tokens, config: Config):
     """The logits [B, T, V] of the token that follows each of ``tokens`` [B, T]."""
-    x = params["tokens"][tokens] + params["positions"][: tokens.shape[1]]
-    for block in params["blocks"]:
-        x = x + attention(block["attention"], norm(block["norm1"], x), config.heads)
-        x = x + mlp(block["mlp"], norm(block["norm2"], x))
-    return norm(params["norm"], x) @ params["tokens"].T  # the embedding once more: the weights are tied
+    return head(params, stream(params, tokens, config)[0])
 
 
-def loss(params: dict, tokens, config: Config):
-    """The mean cross-entropy, in nats a token, of predicting ``tokens[:, 1:]`` from what comes before."""
-    logits = forward(params, tokens[:, :-1], config)
-    return nn.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+def loss(params: dict, tokens, config: Config, wiring: Wiring = ONE_DEVICE):
+    """The mean cross-entropy, in nats a token, of predicting ``tokens[:, 1:]`` from what comes before.
+
+    Where there are experts, something is added that is least when they are used alike.
+    """
+    x, balance = stream(params, tokens[:, :-1], config, wiring)
+    logits = wiring.lay(head(params, x), "logits")
+    targets = tokens[:, 1:][:, wiring.order]
+    entropy = nn.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+    return entropy + BALANCE * balance if config.experts else entropy
 
 
-def attention(params: dict, x, heads: int):
+def stream(params: dict, tokens, config: Config, wiring: Wiring = ONE_DEVICE):
+    """What the layers make of ``tokens`` [B, T]: [B, T, C]; and the sum of their experts' balance losses."""
+    x = wiring.lay(embed(params, tokens, wiring.order), "stream")
+    layer = lambda params, x: block(params, x, config, wiring)
+    layer = bf.checkpoint(layer) if wiring.recompute else layer
+    balance = 0.0
+    for params_of_layer in params["blocks"]:
+        x, more = layer(params_of_layer, x)
+        balance += more
+    return x, balance
+
+
+def embed(params: dict, tokens, order: Any = ...):
+    """The vectors [B, T, C] of tokens and of their positions."""
+    return params["tokens"][tokens[:, order]] + params["positions"][: tokens.shape[1]][order]
+
+
+def block(params: dict, x, config: Config, wiring: Wiring = ONE_DEVICE):
+    """One layer; and the balance loss of its experts, 0 where there are none."""
+    x = x + attention(params["attention"], norm(params["norm1"], x), config.heads, wiring)
+    x = wiring.lay(x, "stream")
+    y, balance = norm(params["norm2"], x), 0.0
+    if config.experts:
+        experts = {name: params["experts"][name] for name in ("up", "down")}
+        y, balance = wiring.mixture(mlp, experts, params["experts"]["router"]["weight"], y)
+    else:
+        y = mlp(params["mlp"], y, wiring)
+    return wiring.lay(x + y, "stream"), balance
+
+
+def head(params: dict, x):
+    """The logits: what the layers made is compared with the embeddings. The weights are tied."""
+    return norm(params["norm"], x) @ params["tokens"].T
+
+
+def attention(params: dict, x, heads: int, wiring: Wiring = ONE_DEVICE):
     """Causal self-attention: every token gathers from itself and from what stands before it."""
     B, T, C = x.shape
-    qkv = linear(params["qkv"], x).reshape(B, T, 3, heads, C // heads)
-    q, k, v = (qkv[:, :, i] for i in range(3))
-    gathered = nn.dot_product_attention(q, k, v, is_causal=True)
-    return linear(params["out"], gathered.reshape(B, T, C))
+    qkv = linear(params["qkv"], x).reshape(B, T, 3, -1, C // heads)
+    q, k, v = (wiring.lay(qkv[:, :, i], "heads") for i in range(3))
+    gathered = wiring.attend(q, k, v)
+    return linear(params["out"], gathered.reshape(B, T, -1), wiring.total)
 
 
-def mlp(params: dict, x):
+def mlp(params: dict, x, wiring: Wiring = ONE_DEVICE):
     """The two-layer network that every token goes through alone."""
-    return linear(params["down"], nn.gelu(linear(params["up"], x), approximate=True))
+    hidden = wiring.lay(nn.gelu(linear(params["up"], x), approximate=True), "hidden")
+    return linear(params["down"], hidden, wiring.total)
 
 
 def norm(params: dict, x):
     return nn.layer_norm(x, params["scale"], params["bias"])
 
 
-def linear(params: dict, x):
-    return x @ params["weight"] + params["bias"]
+def linear(params: dict, x, total: Callable = lambda x: x):
+    """``x @ weight + bias``; a weight [inputs, m, n] makes [..., m, n]."""
+    return total(bnp.tensordot(x, params["weight"], 1)) + params["bias"]

@@ -6,8 +6,8 @@ Stands after model, data and weights, and before the command line. The whole of 
 
 which ``jit`` compiles once and whose first two arguments it may overwrite (they are donated). Step k reads
 the k-th batch and nothing else, so a run that stops and continues is the same run, as long as its number of
-steps stays: they are what the learning rate's schedule spans. On a mesh of devices (``devices.py``) it is the same
-function, of arrays that lie there.
+steps stays: they are what the learning rate's schedule spans. On a mesh of devices (``devices.py``) it
+computes the same, divided as ``sharded.py`` says.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy as np
 
 import blufunc as bf
 from blufunc import optim, random, tree
-from examples.gpt import data, devices, model, report, weights
+from examples.gpt import data, devices, model, report, sharded, weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +35,7 @@ class Settings:
 
     preset: str
     vocab: int
+    experts: int
     data: str | None
     steps: int
     batch: int
@@ -44,7 +45,7 @@ class Settings:
 
     @property
     def config(self) -> model.Config:
-        return dataclasses.replace(model.PRESETS[self.preset], vocab=self.vocab)
+        return dataclasses.replace(model.PRESETS[self.preset], vocab=self.vocab, experts=self.experts)
 
 
 RECIPES = {
@@ -69,13 +70,16 @@ def make_optimizer(steps: int, lr: float):
     )
 
 
-def make_step(config: model.Config, optimizer) -> Callable:
+def make_step(config: model.Config, optimizer, plan: sharded.Plan = sharded.ALONE) -> Callable:
     """The compiled training step."""
+    value_and_grad = sharded.value_and_grad(config, plan)
 
     def step(params, state, tokens):
-        loss, grads = bf.value_and_grad(model.loss)(params, tokens, config)
+        loss, grads = value_and_grad(params, tokens)
         updates, state = optimizer.update(grads, state, params)
-        return optim.apply_updates(params, updates), state, loss
+        values = {"params": optim.apply_updates(params, updates), "optimizer": state}
+        values = sharded.keep(values, plan)
+        return values["params"], values["optimizer"], loss
 
     return bf.jit(step, donate_argnums=(0, 1))
 
@@ -84,9 +88,14 @@ def make_evaluate(
     config: model.Config, batch: int, layout: devices.Layout
 ) -> Callable[[Any, np.ndarray], float]:
     """The mean loss over many windows, a batch at a time."""
-    loss = bf.jit(lambda params, tokens: model.loss(params, tokens, config))
+    plan = dataclasses.replace(layout.plan, microbatches=1, schedule="gpipe", recompute=False)
+    value_and_grad = sharded.value_and_grad(config, plan)
+    loss = bf.jit(
+        lambda params, tokens: value_and_grad(params, tokens)[0]
+    )  # what is not asked for is not computed
 
     def evaluate(params, windows: np.ndarray) -> float:
+        windows = sharded.even(windows, config, plan)
         batches = [windows[at : at + batch] for at in range(0, len(windows), batch)]
         return sum(float(loss(params, layout.divided(part))) * len(part) for part in batches) / len(windows)
 
@@ -94,7 +103,8 @@ def make_evaluate(
 
 
 def _matrices(params):
-    return tree.map(lambda leaf: leaf.ndim >= 2, params)
+    """True for weights and embeddings: by name, as on a mesh biases may have several dimensions, too."""
+    return tree.map_with_path(lambda where, _: where[-1].key not in ("bias", "scale"), params)
 
 
 class Run:
@@ -115,7 +125,7 @@ class Run:
         else:
             self.values = weights.load(resume, like=bf.eval_shape(fresh, key))
             self.history = weights.fact(resume, "history", report.History)
-        self.values = layout.everywhere(self.values)
+        self.values = layout.placed(self.values)
 
     @property
     def done(self) -> int:
@@ -123,16 +133,17 @@ class Run:
         return len(self.history.train)
 
     def save(self) -> None:
-        """All that ``--resume`` needs; one process writes it."""
+        """All that ``--resume`` needs, whatever the mesh then is; one process writes it."""
+        values = self.layout.whole(self.values)
         if not self.layout.leads:
             return
         path = Path(self.settings.out) / "checkpoint.safetensors"
-        weights.save(path, self.values, {**self._facts, "history": dataclasses.asdict(self.history)})
+        weights.save(path, values, {**self._facts, "history": dataclasses.asdict(self.history)})
 
-    def save_weights(self) -> Path:
-        """The parameters alone: what one gives to others."""
+    def save_weights(self, params: Any) -> Path:
+        """The parameters alone, of one device: what one gives to others."""
         path = Path(self.settings.out) / "weights.safetensors"
-        weights.save(path, self.values["params"], self._facts)
+        weights.save(path, params, self._facts)
         return path
 
     @property
@@ -148,7 +159,10 @@ def train(run: Run, dataset: data.Dataset, minutes: float = math.inf, bar: bool 
     batches = data.Batches(train_windows, settings.batch, settings.seed)
     quick = validation.evenly(QUICK)
     full = validation.evenly(FULL)
-    step, evaluate = make_step(config, run.optimizer), make_evaluate(config, settings.batch, layout)
+    step, evaluate = (
+        make_step(config, run.optimizer, layout.plan),
+        make_evaluate(config, settings.batch, layout),
+    )
     every = max(1, settings.steps // EVALUATIONS)
     deadline = time.monotonic() + 60 * minutes
     stopped = ""

@@ -61,6 +61,45 @@ def test_two_processes_train_as_two_simulated_devices_do_and_as_one(words, tmp_p
         assert array.tobytes() == files[1][name].tobytes(), name
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--mesh", "zero1=2,model=2", "--accumulate", "2"],
+        ["--mesh", "stage=2,data=2,model=2", "--accumulate", "2"],
+        ["--mesh", "fsdp=2,seq=2", "--routing", "all_to_all", "--recompute"],
+    ],
+    ids=lambda words: words[1],
+)
+def test_files_are_those_of_one_device_whatever_the_mesh(options, words, tmp_path, capsys):
+    steps = ["--preset", "nano", "--sample-tokens", "3"]
+    assert cli.main([*steps, *words("one")]) == 0
+    assert cli.main([*steps, *words("mesh", *options)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith(f"{' '.join(options)} --steps 24")
+    one, mesh = (load_file(tmp_path / name / "checkpoint.safetensors") for name in ("one", "mesh"))
+    assert {name: x.shape for name, x in one.items()} == {name: x.shape for name, x in mesh.items()}
+    np.testing.assert_allclose(
+        history(tmp_path / "mesh")["train"], history(tmp_path / "one")["train"], rtol=2e-5
+    )
+    np.testing.assert_allclose(mesh["params.tokens"], one["params.tokens"], rtol=1e-3, atol=1e-4)
+    for name in ("one", "mesh"):  # each goes on where the other was
+        there = options if name == "one" else []
+        assert cli.main([*words(name, "--resume", str(tmp_path / name), "--steps", "15", *there)]) == 0
+    one, mesh = (history(tmp_path / name)["train"] for name in ("one", "mesh"))
+    assert len(one) == len(mesh) == 15
+    np.testing.assert_allclose(mesh, one, rtol=2e-5)
+
+
+@needs_mpi
+def test_processes_with_divided_parameters(words, tmp_path):
+    options = ["--mesh", "fsdp=2"]
+    assert cli.main(["--preset", "nano", *words("simulated", *options)]) == 0
+    code, _, err, _ = run("-n", 2, PROGRAM, *words("launched", *options))
+    assert code == 0, err
+    assert history(tmp_path / "launched") == history(tmp_path / "simulated")
+    files = [load_file(tmp_path / name / "weights.safetensors") for name in ("simulated", "launched")]
+    assert {k: x.tobytes() for k, x in files[0].items()} == {k: x.tobytes() for k, x in files[1].items()}
+
+
 @needs_mpi
 def test_a_signal_stops_all_processes_at_the_same_step(words, tmp_path):
     process = start("-n", 2, PROGRAM, *words("run", "--steps", "4000", "--sample-tokens", "0"))
@@ -83,8 +122,17 @@ def test_a_signal_stops_all_processes_at_the_same_step(words, tmp_path):
     ("options", "text"),
     [
         (["--mesh", "data=3"], "a batch of 4 cannot be divided among 3 devices"),
-        (["--mesh", "model=2"], "'model' is no axis that a run can be divided along: data=N"),
+        (["--mesh", "rows=2"], "'rows' is no axis that a run can be divided along: data, zero1"),
         (["--mesh", "data=0"], "0 is less than 1"),
+        (["--mesh", "data=2,data=2"], "data stands there twice"),
+        (["--mesh", "data=2", "--accumulate", "3"], "a batch of 4 cannot be divided among 2 devices in 3"),
+        (["--mesh", "model=4"], "2 heads cannot be divided into 4 parts"),
+        (["--mesh", "seq=16"], "16 tokens of a context cannot be divided into 32 parts"),
+        (["--mesh", "stage=3"], "2 layers cannot be divided into 3 parts"),
+        (["--mesh", "stage=2,fsdp=2"], "a pipeline that is divided along fsdp, too"),
+        (["--mesh", "stage=2", "--experts", "2"], "a pipeline of layers with experts"),
+        (["--mesh", "expert=2"], "the model has no experts"),
+        (["--mesh", "expert=2", "--experts", "3"], "3 experts cannot be divided into 2 parts"),
     ],
 )
 def test_bad_meshes(words, options, text, capsys):

@@ -1,7 +1,5 @@
 """The gradient of the whole model: against float64 central differences, and against JAX running the same source."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -76,7 +74,7 @@ def test_loss_and_gradient_agree_with_jax():
 
 def test_presets_are_gpt2():
     gpt2 = model.PRESETS["gpt2-124m"]
-    assert dataclasses.astuple(gpt2) == (12, 12, 768, 1024, 50304)
+    assert gpt2 == model.Config(layers=12, heads=12, width=768, context=1024, vocab=50304)
     shapes = bf.eval_shape(lambda k: model.init(k, gpt2), bf.random.key(0))
     assert len(tree.leaves(shapes)) == 148
     assert sum(s.size for s in tree.leaves(shapes)) == 124_475_904

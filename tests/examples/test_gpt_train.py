@@ -130,8 +130,8 @@ def test_ctrl_c_saves_and_resuming_equals_never_having_stopped(run, monkeypatch,
     with monkeypatch.context() as patch:
         make_step, count = train.make_step, iter(range(100))
 
-        def interrupted(config, optimizer):
-            step = make_step(config, optimizer)
+        def interrupted(*settings):
+            step = make_step(*settings)
 
             def counted(*args):
                 if next(count) == 4:
@@ -160,8 +160,8 @@ def test_ctrl_c_saves_and_resuming_equals_never_having_stopped(run, monkeypatch,
 def test_a_second_ctrl_c_leaves_at_once_and_says_what_was_saved(run, monkeypatch, capsys):
     make_step, count = train.make_step, iter(range(100))
 
-    def interrupted(config, optimizer):
-        step = make_step(config, optimizer)
+    def interrupted(*settings):
+        step = make_step(*settings)
 
         def counted(*args):
             if next(count) in (3, 15):

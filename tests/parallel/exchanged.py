@@ -60,3 +60,21 @@ def same_with_gradients(got, want, args, **tolerance):
     same(got(*args), want(*args), **tolerance)
     numbers = tuple(range(len(args)))
     same(bf.grad(weighted(got), numbers)(*args), bf.grad(weighted(want), numbers)(*args), **tolerance)
+
+
+def by_axes(local):
+    """What each rank exchanges in a local program, numbers left out: ``{(collective, axes): (how often, bytes)}``.
+
+    The bytes are those of whole values and sums: what a gather makes, what another collective takes.
+    """
+    counts, sizes = Counter(), Counter()
+    for e, times in equations(local):
+        if not getattr(e.prim, "meets", False):
+            continue
+        name = e.prim.name.removeprefix("mesh_").removesuffix("_invariant")
+        aval = (e.outvars if name == "all_gather" else e.invars)[0].aval
+        if aval.size > 1:
+            key = name, *e.params["axes"]
+            counts[key] += times
+            sizes[key] += times * aval.size * aval.dtype.itemsize
+    return {key: (counts[key], sizes[key]) for key in counts}

@@ -87,6 +87,18 @@ def test_what_is_dropped_adds_nothing():
     np.testing.assert_array_equal(has_result, ([True] * 2 + [False] * 6) * 2)
 
 
+def test_more_axes_of_tokens_than_that_of_the_experts():
+    """The balance is that of the tokens of all ranks, with experts divided along one axis or none."""
+    mesh, tokens = AbstractMesh((2, 2), ("e", "data")), P(("e", "data"))
+    for axis, others in (("e", "data"), (None, ("e", "data"))):
+        mapped = bf.shard_map(
+            lambda *a, axis=axis, others=others: mixture_of_experts(expert, *a, axis=axis, data_axes=others),
+            mesh=mesh, in_specs=(P(axis), P(), tokens), out_specs=(tokens, P()),
+        )  # fmt: skip
+        whole = lambda *a: mixture_of_experts(expert, *a, groups=4)
+        same_with_gradients(mapped, whole, (PARAMS, ROUTER, X))
+
+
 def test_balanced_routes_cost_one():
     _, balance = mixture_of_experts(expert, PARAMS, bnp.zeros((C, E)), bnp.asarray(X))
     np.testing.assert_allclose(balance, 1.0, rtol=1e-6)

@@ -121,6 +121,33 @@ def test_data_parallel_gradients_are_reduced_once_for_all_microbatches(schedule,
     assert sums == {("stage", "data"): (1, SHARED_BYTES), ("data",): (1, STACK_BYTES // 2)}
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_parameters_that_are_used_at_one_end_only_beside_data_parallelism(schedule):
+    """What the loss alone needs has no gradient in the stages, and what the embedding alone needs none in the loss."""
+    shared = SHARED | {"positions": normal(T, C), "scale": normal(C)}
+    begin = lambda shared, m: embed(shared, m) + shared["positions"]
+    end = lambda shared, x, m: loss(shared, x * shared["scale"], m)
+
+    def local(shared, layers, microbatches):
+        return pipeline_value_and_grad(
+            begin, stage, end, shared, layers, microbatches, "stage", schedule=schedule, data_axes="data"
+        )
+
+    def whole(shared, layers, microbatches):
+        together = microbatches.reshape(-1, T + 1)
+        return end(shared, stage(layers, begin(shared, together)), together)
+
+    specs = P(), P("stage")
+    f = bf.shard_map(
+        local,
+        mesh=AbstractMesh((2, 2), ("stage", "data")),
+        in_specs=(*specs, P(None, "data")),
+        out_specs=(P(), specs),
+    )
+    microbatches = ids(3)
+    same(f(shared, STACK, microbatches), bf.value_and_grad(whole, (0, 1))(shared, STACK, microbatches))
+
+
 def stored(f, *args):
     """How many elements along the first dimension of anything that has the activations' shape behind it.
 

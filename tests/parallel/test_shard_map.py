@@ -15,6 +15,7 @@ from blufunc.parallel.shard_map import assemble, divide, shard_map
 from blufunc.parallel.sharding import NamedSharding
 from blufunc.parallel.spec import P
 from blufunc.parallel.thread_engine import run_ranks
+from tests.parallel.exchanged import exchanged
 from tests.transforms.common import draw
 
 MESH = AbstractMesh((4,), ("x",))
@@ -398,3 +399,16 @@ def test_a_program_for_another_mesh():
     mapped = shard_map(lambda x: x, mesh=MESH, in_specs=P("x"), out_specs=P("x"))
     with pytest.raises(errors.ShardingError, match="the program is for the mesh x=2, y=2"):
         localise(bf.make_jaxpr(mapped)(X), [NamedSharding(GRID, P("x"))], GRID)
+
+
+def test_what_is_broadcast_is_summed_on_each_rank_before_it_is_exchanged():
+    bias = bnp.arange(6, dtype=np.float32)
+    f = shard_map(
+        lambda b, x: lax.psum(loss_of(lambda b: x + b)(b), "x"),
+        mesh=MESH,
+        in_specs=(P(), P("x")),
+        out_specs=P(),
+    )
+    same(bf.grad(f)(bias, X), bf.grad(lambda b: ((X + b) ** 2).sum())(bias))
+    sums = exchanged(bf.grad(f), bias, X)["psum_invariant"]
+    assert sums[1] <= 4 * (bias.size + 1)  # and perhaps the value

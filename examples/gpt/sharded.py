@@ -1,0 +1,296 @@
+"""What the axes of a mesh are for: how parameters, optimizer state and batches lie, and what of a step changes.
+
+Stands between the model and the training loop. The name of an axis says what it divides:
+
+    data      the sequences of a batch; parameters are the same on all ranks
+    zero1     the same, and the optimizer's state is divided (ZeRO-1): the gradients of microbatches are summed whole
+    zero2     the same, and the gradients are divided as soon as they are made (ZeRO-2)
+    fsdp      the same, and the parameters are divided, too, and gathered where they are used (ZeRO-3)
+    model     heads, hidden units and the vocabulary (tensor parallel), and the tokens between these (sequence parallel)
+    seq       the tokens of each sequence, also in attention (context parallel), in zigzag order
+    expert    the experts of a mixture; outside of these, the sequences of a batch
+    stage     the layers (pipeline parallel)
+
+All but pipelines are the step of one device with annotations: in the *global view*, in which ``jit`` divides the
+program and puts collectives in. Attention over divided sequences and mixtures of experts are functions of shards in it.
+A pipeline is a function of shards as a whole, which goes with "data" and "model".
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+import blufunc as bf
+import blufunc.numpy as bnp
+from blufunc import P, lax, nn, tree
+from examples.gpt import model
+
+ROWS = ("data", "zero1", "zero2", "fsdp", "expert")  # the axes along which sequences are divided
+AXES = (*ROWS, "model", "seq", "stage")
+
+# Which dimension of a parameter is divided along "model" or "expert", counted from the end: there may be more in front.
+TENSOR = {
+    "tokens": -2, "positions": -2, "qkv.weight": -1, "qkv.bias": -1, "out.weight": -2,
+    "mlp.up.weight": -1, "mlp.up.bias": -1, "mlp.down.weight": -2,
+}  # fmt: skip
+EXPERT = {
+    "experts.up.weight": -3, "experts.up.bias": -2, "experts.down.weight": -3, "experts.down.bias": -2,
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How a step is divided; by default it is not.
+
+    Attributes:
+      mesh: axes of ``AXES``.
+      microbatches: how many a batch makes, one after the other; in a pipeline, one behind the other.
+      routing: of context parallel attention: "ring", "all_gather", "all_to_all".
+      schedule: of a pipeline: "1f1b", "gpipe".
+      recompute: compute each layer again in the backward pass, rather than keep what that needs (and with "fsdp"
+        gather its parameters again).
+    """
+
+    mesh: bf.Mesh | bf.AbstractMesh | None = None
+    microbatches: int = 1
+    routing: str = "ring"
+    schedule: str = "1f1b"
+    recompute: bool = False
+
+    def has(self, axis: str) -> bool:
+        """Whether the mesh has this axis."""
+        return self.mesh is not None and axis in self.mesh.shape
+
+    def among(self, *axes: str) -> Any:
+        """The entry of a partition spec for a dimension that is divided along those of the axes that there are."""
+        return tuple(filter(self.has, axes)) or None
+
+    def sharding(self, *entries: Any) -> bf.NamedSharding:
+        """Of a spec on the mesh, which there must be."""
+        return bf.NamedSharding(self.mesh, P(*entries))
+
+
+ALONE = Plan()
+
+
+def spelled(axes: Mapping[str, int]) -> str:
+    """As on the command line: data=2,model=4."""
+    return ",".join(f"{axis}={size}" for axis, size in axes.items())
+
+
+# -- how arrays lie --------------------------------------------------------------------------------
+
+
+def packed(values: Any, plan: Plan) -> Any:
+    """Parameters, or what has a tree of them in it, in the form in which they can be divided.
+
+    Columns of queries, keys and values get a dimension of their own, [..., 3, C], which leaves heads together; layers
+    of a pipeline are stacked.
+    """
+    if plan.has("model"):
+        values = _named(_of_qkv(3), values)
+    if plan.has("stage"):
+        stacked = lambda params: params | {"blocks": tree.map(lambda *xs: bnp.stack(xs), *params["blocks"])}
+        values = _in_params(stacked, values)
+    return values
+
+
+def unpacked(values: Any, plan: Plan) -> Any:
+    """The form of one device again, in which files are written."""
+    if plan.has("stage"):
+
+        def apart(params):
+            blocks = params["blocks"]
+            one = lambda i: tree.map(lambda x: x[i], blocks)
+            return params | {"blocks": [one(i) for i in range(len(tree.leaves(blocks)[0]))]}
+
+        values = _in_params(apart, values)
+    if plan.has("model"):
+        values = _named(_of_qkv(1), values)
+    return values
+
+
+def specs(values: Any, plan: Plan) -> Any:
+    """How parameters, named "params", and optimizer state lie: a tree of specs like the packed ``values``."""
+    return _named(lambda name, x: _spec(name, np.shape(x), plan), values)
+
+
+def shardings(values: Any, plan: Plan) -> Any:
+    """``specs`` of packed values with the mesh."""
+    return tree.map(lambda spec: plan.sharding(*spec), specs(values, plan))
+
+
+def keep(values: Any, plan: Plan) -> Any:
+    """Packed values, inside of a program, as they lie."""
+    if plan.mesh is None:
+        return values
+    return bf.constrain(values, shardings(values, plan))
+
+
+def _spec(name: str, shape: tuple[int, ...], plan: Plan) -> P:
+    entries: list[Any] = [None] * len(shape)
+    if plan.has("stage") and "blocks." in name:
+        entries[0] = "stage"
+    for axis, dimensions in (("model", TENSOR), ("expert", EXPERT)):
+        for end, d in dimensions.items():
+            if plan.has(axis) and name.endswith(end):
+                entries[d] = axis
+    if plan.has("stage") and name.endswith("positions"):
+        entries[0] = None  # between layers each rank has all tokens of a sequence
+    axes = plan.among("fsdp") if name.startswith("params.") else plan.among("zero1", "zero2", "fsdp")
+    if whole := [d for d, entry in enumerate(entries) if entry is None]:
+        entries[max(whole, key=lambda d: shape[d])] = axes  # the largest of the other dimensions
+    return P(*entries)
+
+
+def _named(f: Callable, values: Any) -> Any:
+    """``f(name, leaf)`` of each leaf, in the tree's form; a name is like "params.blocks.0.mlp.up.weight"."""
+    name = lambda where: tree.keystr(where, simple=True, separator=".")
+    return tree.map_with_path(lambda where, x: f(name(where), x), values)
+
+
+def _of_qkv(parts: int) -> Callable:
+    """The columns of queries, keys and values in so many parts of a dimension of its own, or in 1 without that."""
+
+    def reshaped(name: str, x: Any) -> Any:
+        if ".qkv." not in name:
+            return x
+        return x.reshape(*x.shape[:-1], parts, -1) if parts > 1 else x.reshape(*x.shape[:-2], -1)
+
+    return reshaped
+
+
+def _in_params(f: Callable, values: Any) -> Any:
+    """``f`` of each subtree that has the structure of parameters."""
+    of_params = lambda x: isinstance(x, dict) and "blocks" in x
+    return tree.map(lambda x: f(x) if of_params(x) else x, values, is_leaf=of_params)
+
+
+def even(windows: np.ndarray, config: model.Config, plan: Plan) -> np.ndarray:
+    """As many of the windows as functions of shards can share evenly; some twice where there are not enough."""
+    n = plan.mesh.size_of(plan.among(*ROWS) or ()) if plan.mesh is not None else 1
+    if plan.has("stage") or plan.has("seq") or config.experts:
+        return np.resize(windows, (max(1, len(windows) // n) * n, *windows.shape[1:]))
+    return windows
+
+
+# -- the step --------------------------------------------------------------------------------------
+
+
+def value_and_grad(config: model.Config, plan: Plan = ALONE) -> Callable:
+    """The function (packed parameters, tokens [B, T + 1]) -> (loss, gradients) of a batch."""
+    if plan.has("stage"):
+        return _pipelined(config, plan)
+    wired = wiring(config, plan)
+    loss = lambda params, tokens: model.loss(params, tokens, config, wired)
+    if plan.microbatches == 1:
+        return bf.value_and_grad(loss)
+
+    def accumulated(params, tokens):
+        def add(total, rows):
+            value, grads = bf.value_and_grad(loss)(params, rows)
+            return tree.map(lambda t, g: t + g / plan.microbatches, total, grads), value
+
+        zeros = tree.map(bnp.zeros_like, params)
+        grads, values = lax.scan(add, zeros, _microbatches(tokens, plan))
+        if plan.has("zero1"):  # each rank's sums are whole until here
+            grads = bf.constrain(grads, plan.sharding())
+        return values.mean(), grads
+
+    return accumulated
+
+
+def wiring(config: model.Config, plan: Plan) -> model.Wiring:
+    """What of the model is otherwise in the global view of a mesh."""
+    if plan.mesh is None:
+        return model.Wiring(recompute=plan.recompute)
+    rows, features = plan.among(*ROWS), plan.among("model")
+    tokens = plan.among("seq")
+    heads = P(rows, tokens, features)
+    layouts = {
+        "stream": P(rows, plan.among("seq", "model")), "heads": heads,
+        "hidden": P(rows, tokens, features), "logits": P(rows, tokens, features),
+    }  # fmt: skip
+    changed: dict[str, Any] = {}
+    if plan.has("seq"):
+        attend = functools.partial(
+            bf.parallel.context_parallel_attention, axis="seq", routing=plan.routing, is_causal=True
+        )
+        changed["attend"] = bf.shard_map(attend, mesh=plan.mesh, in_specs=heads, out_specs=heads)
+        changed["order"] = bf.parallel.zigzag_order(config.context, plan.mesh.shape["seq"])
+    if config.experts:
+        changed["mixture"] = _mixture(plan, rows, tokens)
+    return model.Wiring(
+        lay=lambda x, what: bf.constrain(x, plan.sharding(*layouts[what])),
+        recompute=plan.recompute,
+        **changed,
+    )
+
+
+def _microbatches(tokens: Any, plan: Plan) -> Any:
+    """[M, B / M, T + 1]: each device's rows make a part of every microbatch."""
+    rows = tokens.reshape(-1, plan.microbatches, tokens.shape[-1])
+    return rows.swapaxes(0, 1)
+
+
+def _mixture(plan: Plan, rows: Any, tokens: Any) -> Callable:
+    """Mixtures of experts in the global view: the tokens of each rank are a group."""
+    axis, stream = "expert" if plan.has("expert") else None, P(rows, tokens)
+    others = [a for a in (*(rows or ()), *(tokens or ())) if a != axis]
+    route = functools.partial(bf.parallel.mixture_of_experts, axis=axis, data_axes=others)
+
+    def mixture(expert, params, router, x):
+        mapped = bf.shard_map(
+            functools.partial(route, expert),
+            mesh=plan.mesh, in_specs=(P(axis), P(), stream), out_specs=(stream, P()),
+        )  # fmt: skip
+        return mapped(params, router, x)
+
+    return mixture
+
+
+def _pipelined(config: model.Config, plan: Plan) -> Callable:
+    """Loss and gradients by a function of shards: each rank has some layers, and a share of their heads and units."""
+    divided = plan.has("model")
+    wired = model.Wiring(total=lambda x: lax.psum(x, "model")) if divided else model.Wiring()
+
+    def embed(shared, tokens):
+        if not divided:
+            return model.embed(shared, tokens[:, :-1])
+        inputs = tokens[:, :-1]
+        found = bf.parallel.vocabulary_parallel_embedding(shared["tokens"], inputs, "model")
+        return found + shared["positions"][: inputs.shape[1]]
+
+    def stage(layers, x):
+        return lax.scan(lambda x, params: (model.block(params, x, config, wired)[0], None), x, layers)[0]
+
+    def loss(shared, x, tokens):
+        logits, targets = model.head(shared, x), tokens[:, 1:]
+        if divided:
+            return bf.parallel.vocabulary_parallel_cross_entropy(logits, targets, "model").mean()
+        return nn.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+
+    def local(params, microbatches):
+        shared = {name: part for name, part in params.items() if name != "blocks"}
+        value, (of_shared, of_layers) = bf.parallel.pipeline_value_and_grad(
+            embed, bf.checkpoint(stage) if plan.recompute else stage, loss, shared, params["blocks"], microbatches,
+            "stage", schedule=plan.schedule, data_axes=plan.among(*ROWS) or (),
+        )  # fmt: skip
+        return value, of_shared | {"blocks": of_layers}
+
+    def step(params, tokens):
+        of_params = specs({"params": params}, plan)["params"]
+        mapped = bf.shard_map(
+            local,
+            mesh=plan.mesh,
+            in_specs=(of_params, P(None, plan.among(*ROWS))),
+            out_specs=(P(), of_params),
+        )
+        return mapped(params, _microbatches(tokens, plan))
+
+    return step

@@ -1,0 +1,253 @@
+"""The demo's training step under each parallelism, on eight simulated devices: the losses of one device, and what is
+exchanged for them, by the textbook."""
+
+import functools
+
+import numpy as np
+import pytest
+
+import blufunc as bf
+from blufunc import tree
+from blufunc.config import config
+from blufunc.parallel import mesh_program
+from blufunc.spmd import expert_capacity
+from examples.gpt import devices, model, sharded, train
+from tests.parallel.exchanged import by_axes
+
+L, H, C, T, V, E = 2, 8, 16, 16, 32, 8
+DENSE = model.Config(layers=L, heads=H, width=C, context=T, vocab=V)
+MIXTURE = model.Config(layers=L, heads=H, width=C, context=T, vocab=V, experts=E)
+B, STEPS = 16, 20
+TOKENS = np.random.default_rng(0).integers(0, V, (STEPS, B, T + 1)).astype(np.int32)
+
+
+@pytest.fixture(autouse=True)
+def one_device_again(monkeypatch):
+    monkeypatch.setattr(config, "cpu_devices", 1)
+
+
+def trained(cfg, axes, how):
+    """The losses of the steps on a mesh, or on one device."""
+    optimizer = train.make_optimizer(STEPS, 1e-2)
+    layout = devices.layout(axes, cfg, B, **how)
+    params = model.init(bf.random.key(0), cfg)
+    values = layout.placed({"params": params, "optimizer": optimizer.init(params)})
+    step = train.make_step(cfg, optimizer, layout.plan)
+    losses, (params, state) = [], (values["params"], values["optimizer"])
+    for tokens in TOKENS:
+        params, state, loss = step(params, state, layout.divided(tokens))
+        losses.append(float(loss))
+    return losses
+
+
+@functools.cache
+def alone(groups=0):
+    """The losses of one device; those of a mixture of experts for tokens in so many groups."""
+    if not groups:
+        return trained(DENSE, None, {})
+    mixture = functools.partial(bf.parallel.mixture_of_experts, groups=groups)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sharded, "wiring", lambda config, plan: model.Wiring(mixture=mixture))
+        return trained(MIXTURE, None, {})
+
+
+# -- the textbook ----------------------------------------------------------------------------------
+
+
+def size(x):
+    return sum(4 * leaf.size for leaf in tree.leaves(x))
+
+
+PARAMS = bf.eval_shape(lambda key: model.init(key, DENSE), bf.random.key(0))
+N, ALL, TABLE = len(tree.leaves(PARAMS)), size(PARAMS), size(PARAMS["tokens"])
+BLOCK = PARAMS["blocks"][0]
+IN_BLOCKS, BLOCKS = L * len(tree.leaves(BLOCK)), L * size(BLOCK)
+SHARED = ALL - BLOCKS
+STREAM, IDS = 4 * B * T * C, 4 * B * T  # bytes of the vectors, and of one number, of all tokens
+# What each rank has whole though the rest of a layer is divided along "model": norms, and biases behind sums.
+WHOLE = L * 6 + 2
+OF_WHOLE = 4 * C * WHOLE
+
+
+def tensor_parallel(rows):
+    """With sequence parallelism: two gathers and two scatters a layer and direction. The loss gathers once more, and
+    scatters its cotangent, as the lookup does its result. Then small ones: of each token the id, and the largest and
+    two sums over the vocabulary; and the rows of the table's gradient go to where they belong."""
+    return {
+        ("all_gather", "model"): (4 * L + 1 + 1, ((4 * L + 1) * STREAM + IDS) // rows),
+        ("psum_scatter", "model"): (4 * L + 2 + 1, (4 * L + 2) * STREAM // rows + TABLE),
+        ("pmax", "model"): (1, IDS // rows),
+        ("psum", "model"): (2, 2 * IDS // rows),
+    }
+
+
+def pipeline(M, n, rows):
+    """Activations go on, and cotangents back, in M + n - 1 ticks each."""
+    ticks = 2 * (M + n - 1)
+    return {("ppermute", "stage"): (ticks, ticks * STREAM // M // rows)}
+
+
+# Gradients are summed once, in buckets: of the parameters around the layers, and of those of two stages' layers.
+OF_STAGES = {("psum", "stage", "data"): (1, SHARED), ("psum", "data"): (1, BLOCKS // 2)}
+
+
+def ring(n):
+    """Keys and values go round forwards and backwards, and their gradients go home: n - 1 messages each of both."""
+    messages = 3 * (n - 1) * L
+    return {("ppermute", "seq"): (messages, messages * 2 * STREAM // n)}
+
+
+def data_fsdp_model():
+    """Each of two by two by two. What is divided along "model" is half as much; beside that the biases of hidden units
+    have no dimension for "fsdp", and those of queries, keys and values have 3 rows, of which 2 devices make 4."""
+    hidden, rows_more = L * 4 * 4 * C, L * 4 * C
+    halves = (ALL - OF_WHOLE - hidden + rows_more) // 2
+    parameters = N - L, halves + OF_WHOLE
+    return {
+        **tensor_parallel(4),
+        ("all_gather", "fsdp"): parameters,
+        ("psum_scatter", "fsdp"): parameters,
+        ("psum", "data"): (N - WHOLE - L, halves // 2),
+        ("psum", "data", "model"): (WHOLE, OF_WHOLE // 2),
+        ("psum", "data", "fsdp"): (L, hidden // 2),
+    }
+
+
+def data_stage_model():
+    """Each of two by two by two, and two microbatches: two sums a layer and direction, one of the lookup, in 3 ticks;
+    of each microbatch that of the loss's cotangent, the largest and two sums over the vocabulary."""
+    M, n, part = 2, 2, STREAM // 2 // 2
+    times = (M + n - 1) * (2 * 2 * L // n + 1)
+    whole = OF_WHOLE - 4 * 2 * C  # without the last norm
+    return {
+        **pipeline(M, n, 2),
+        ("psum", "model"): (times + 2 * M, (times + M) * part + 2 * IDS // 2),
+        ("pmax", "model"): (M, IDS // 2),
+        ("psum", "stage", "data"): (2, SHARED - TABLE // 2),  # what is divided is a bucket of its own
+        ("psum", "data"): (2, (whole + (BLOCKS - whole) // 2) // 2),
+    }
+
+
+GRADIENTS = N, ALL
+LAST = BLOCK["mlp"]["down"]["bias"].size * 4  # not needed to compute a layer again
+
+CASES = {
+    "data": ({"data": 8}, {}, {("psum", "data"): GRADIENTS}),
+    "data, two microbatches": (
+        {"data": 8}, {"microbatches": 2}, {("psum", "data"): GRADIENTS},
+    ),
+    "ZeRO": (
+        {"zero1": 8}, {}, {("psum_scatter", "zero1"): GRADIENTS, ("all_gather", "zero1"): GRADIENTS},
+    ),
+    "ZeRO-1, two microbatches": (
+        {"zero1": 8}, {"microbatches": 2},
+        {("psum", "zero1"): GRADIENTS, ("all_gather", "zero1"): GRADIENTS},
+    ),
+    "ZeRO-2, two microbatches": (
+        {"zero2": 8}, {"microbatches": 2},
+        {("psum_scatter", "zero2"): (2 * N, 2 * ALL), ("all_gather", "zero2"): GRADIENTS},
+    ),
+    "FSDP": (
+        {"fsdp": 8}, {}, {("all_gather", "fsdp"): GRADIENTS, ("psum_scatter", "fsdp"): GRADIENTS},
+    ),
+    "FSDP, recomputed": (  # two gathers and one scatter a layer
+        {"fsdp": 8}, {"recompute": True},
+        {
+            ("all_gather", "fsdp"): (N + IN_BLOCKS - L, ALL + BLOCKS - L * LAST),
+            ("psum_scatter", "fsdp"): GRADIENTS,
+        },
+    ),
+    "tensor and sequence": (
+        {"model": 8}, {}, tensor_parallel(1) | {("psum", "model"): (WHOLE + 2, OF_WHOLE + 2 * IDS)},
+    ),
+    "context, ring": ({"seq": 8}, {}, ring(8) | {("psum", "seq"): GRADIENTS}),
+    "context, all_gather": (
+        {"seq": 8}, {"routing": "all_gather"},
+        {
+            ("all_gather", "seq"): (2 * L, 2 * L * 2 * STREAM),
+            ("psum_scatter", "seq"): (L, L * 2 * STREAM),
+            ("psum", "seq"): GRADIENTS,
+        },
+    ),
+    "context, all_to_all": (
+        {"seq": 8}, {"routing": "all_to_all"},
+        {("all_to_all", "seq"): (4 * L, 2 * L * (3 + 1) * STREAM // 8), ("psum", "seq"): GRADIENTS},
+    ),
+    "pipeline, 1f1b": ({"stage": 2, "data": 4}, {"microbatches": 4}, pipeline(4, 2, 4) | OF_STAGES),
+    "pipeline, gpipe": (
+        {"stage": 2, "data": 4}, {"microbatches": 4, "schedule": "gpipe"}, pipeline(4, 2, 4) | OF_STAGES,
+    ),
+    "data x fsdp x model": ({"data": 2, "fsdp": 2, "model": 2}, {}, data_fsdp_model()),
+    "data x stage x model": (
+        {"data": 2, "stage": 2, "model": 2}, {"microbatches": 2}, data_stage_model(),
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture
+def programs(monkeypatch):
+    """The local programs that are made."""
+    made, localise = [], mesh_program.localise
+
+    def noted(*args):
+        result = localise(*args)
+        made.append(result[0])
+        return result
+
+    monkeypatch.setattr(mesh_program, "localise", noted)
+    return made
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_losses_are_those_of_one_device_and_the_exchanges_those_of_the_textbook(name, programs):
+    axes, how, textbook = CASES[name]
+    np.testing.assert_allclose(trained(DENSE, axes, how), alone(), rtol=1e-6)
+    (program,) = programs  # one, as the results of a step lie as its arguments do
+    assert by_axes(program) == textbook
+
+
+def test_parameters_tokens_and_features_divided_at_once(programs):
+    axes, how = {"fsdp": 2, "seq": 2, "model": 2}, {"recompute": True}
+    np.testing.assert_allclose(trained(DENSE, axes, how), alone(), rtol=1e-6)
+    messages = 4 * L  # forwards, again, and backwards twice
+    assert by_axes(programs[0])["ppermute", "seq"] == (messages, messages * 2 * STREAM // 2 // 2 // 2)
+
+
+MIXTURE_PARAMS = bf.eval_shape(lambda key: model.init(key, MIXTURE), bf.random.key(0))
+EXPERTS = [{k: block["experts"][k] for k in ("up", "down")} for block in MIXTURE_PARAMS["blocks"]]
+PLACES = 4 * C * E * expert_capacity(B * T // 8, E, 2, 1.25)  # of one rank's tokens at all experts
+STATISTICS = L * 2 * 4 * E
+
+
+@pytest.mark.parametrize(
+    ("axes", "textbook"),
+    [
+        (
+            {"expert": 8},  # to the experts and back, forwards and backwards
+            {
+                ("all_to_all", "expert"): (4 * L, 4 * L * PLACES),
+                ("psum", "expert"): (
+                    len(tree.leaves(MIXTURE_PARAMS)) - len(tree.leaves(EXPERTS)) + L,
+                    size(MIXTURE_PARAMS) - size(EXPERTS) + STATISTICS,
+                ),
+            },
+        ),
+        (
+            {"data": 8},
+            {("psum", "data"): (len(tree.leaves(MIXTURE_PARAMS)) + L, size(MIXTURE_PARAMS) + STATISTICS)},
+        ),
+    ],
+    ids=["expert", "data"],
+)
+def test_mixtures_of_experts(axes, textbook, programs):
+    np.testing.assert_allclose(trained(MIXTURE, axes, {}), alone(8), rtol=1e-6)
+    assert by_axes(programs[0]) == textbook
+
+
+def test_experts_parameters_and_features_divided_at_once():
+    got = trained(MIXTURE, {"expert": 2, "fsdp": 2, "model": 2}, {})
+    np.testing.assert_allclose(got, alone(4), rtol=1e-6)
+
+
+def test_the_losses_fall():
+    assert alone()[-1] < alone()[0] - 0.1 and alone(8)[-1] < alone(8)[0] - 0.1
