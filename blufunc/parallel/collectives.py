@@ -469,7 +469,7 @@ def _parts(x: Any, dim: int, n: int, tiled: bool, what: str) -> Any:
             f"{what} of {x.aval}: dimension {dim} must {'be a multiple of' if tiled else 'have'} the size of the "
             f"axis, {n}.",
             where=source.here(),
-            fix=None if tiled else "tiled=True divides a dimension that is a multiple of it",
+            fix="pad it" if tiled else "tiled=True divides a dimension that is a multiple of it",
         )
     return reshape(x, (*shape[:dim], n, shape[dim] // n, *shape[dim + 1 :])) if tiled else x
 

@@ -146,8 +146,9 @@ class Collectives(Sequence):
         head = (
             "operation", "over", "ranks", "operand", "bytes", "count", "sent", *time, "because of", "line",
         )  # fmt: skip
-        total = f"{self.count} exchange{'s' * (self.count != 1)} of {size(self.total_bytes)}; each device sends {size(self.sent)}"
-        return f"{table(head, rows, ('ranks', 'bytes', 'sent', 'time'))}\n{total}"
+        shown = table(head, rows, ("ranks", "bytes", "sent", "time"))
+        many = "1 exchange" if self.count == 1 else f"{self.count} exchanges"
+        return f"{shown}\n{many} of {size(self.total_bytes)}; each device sends {size(self.sent)}"
 
 
 def collectives(fun: Callable, *args: Any, **kwargs: Any) -> Collectives:

@@ -161,7 +161,7 @@ def plan(
     compiled, and nothing is run. So the time that it takes does not depend on the size of the mesh.
 
     Args:
-      fun: a function, under ``jit`` or not. Arguments that ``jit(donate_argnums=)`` donates give their memory to results.
+      fun: a function, under ``jit`` or not. What ``jit(donate_argnums=)`` donates gives its memory to results.
       mesh: an ``AbstractMesh``, or a mesh.
       args: arrays, or ``ShapeDtypeStruct``, of global shapes. How they lie is said by the ``sharding`` of these, or by
         annotations: ``bf.shard(fun, mesh, in_specs, out_specs)``, or the first ``constrain`` or ``reshard`` of an

@@ -32,7 +32,7 @@ _ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 
 """How often an exchange goes around a ring."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)  # a generated __init__ would be taken for the user's code in messages
 class LinkSpec:
     """The links of devices along an axis of a mesh.
 
@@ -44,15 +44,18 @@ class LinkSpec:
     """
 
     bandwidth: float
-    latency: float = 0.0
+    latency: float
 
-    def __post_init__(self) -> None:
-        _check_positive("LinkSpec", bandwidth=self.bandwidth)
-        if not self.latency >= 0:
-            raise errors.ValueRangeError(f"LinkSpec: latency is {self.latency!r:.60}.", where=source.here())
+    def __init__(self, bandwidth: float, latency: float = 0.0):
+        _check_positive("LinkSpec", bandwidth=bandwidth)
+        if not latency >= 0:
+            raise errors.ValueRangeError(
+                f"LinkSpec: latency is {latency!r:.60}.", where=source.here(), fix="seconds, as 5e-6"
+            )
+        _set(self, bandwidth=bandwidth, latency=latency)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class DeviceSpec:
     """A device that programs are planned for.
 
@@ -67,13 +70,24 @@ class DeviceSpec:
 
     flops: float
     bandwidth: float
-    memory: float | None = None
-    elementwise_flops: float | None = None
+    memory: float | None
+    elementwise_flops: float | None
 
-    def __post_init__(self) -> None:
-        optional = {"memory": self.memory, "elementwise_flops": self.elementwise_flops}
-        given = {name: x for name, x in optional.items() if x is not None}
-        _check_positive("DeviceSpec", flops=self.flops, bandwidth=self.bandwidth, **given)
+    def __init__(
+        self,
+        flops: float,
+        bandwidth: float,
+        memory: float | None = None,
+        elementwise_flops: float | None = None,
+    ):
+        figures = {
+            "flops": flops,
+            "bandwidth": bandwidth,
+            "memory": memory,
+            "elementwise_flops": elementwise_flops,
+        }
+        _check_positive("DeviceSpec", **{name: x for name, x in figures.items() if x is not None})
+        _set(self, **figures)
 
     @property
     def machine(self) -> Machine:
@@ -122,6 +136,12 @@ def links_by_axis(links: Any, axis_names: Sequence[str]) -> dict[str, LinkSpec]:
             fix="one LinkSpec for each axis of the mesh, or one for all",
         )
     return dict(links)
+
+
+def _set(spec: Any, **values: Any) -> None:
+    """The attributes of a frozen object that is being made."""
+    for name, value in values.items():
+        object.__setattr__(spec, name, value)
 
 
 def _check_positive(what: str, **values: float) -> None:
