@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from blufunc import errors
 from blufunc.core import passes, source
 from blufunc.core.array import Array
 from blufunc.core.jaxpr import Eqn, Jaxpr, Var, subjaxprs
 from blufunc.core.ops.elementwise import convert_p, div_p, mul_p, neg_p
+from blufunc.core.ops.shape import pad_p
 from blufunc.kernels.access import moves
 from blufunc.kernels.report import duration, run_lengths, size, table
 from blufunc.parallel.constrain import ShardingConstraint
@@ -164,7 +166,7 @@ def collectives(fun: Callable, *args: Any, **kwargs: Any) -> Collectives:
     Returns:
       ``Collectives``, a sequence of rows, whose text is a table; without rows where no mesh is to be seen.
     Raises:
-      ArgumentError: ``fun`` is not a function.
+      ArgumentError: ``fun`` is not a function, or the ``sharding`` of a shape no ``NamedSharding``.
       ShardingError: annotations do not fit the mesh.
     """
     found = local_program(fun, "collectives", None, args, kwargs)
@@ -196,7 +198,7 @@ def local_program(
     check_callable(fun, caller)
     function = fun if isinstance(fun, Jitted) else jit(fun)
     lowered = function.lower(*args, **kwargs)
-    leaves = function._layouts(function._split(args, kwargs))
+    leaves = [_as_placed(x, caller) for x in function._layouts(function._split(args, kwargs))]
     jaxpr = lowered.jaxpr
     mesh = mesh or _mesh_of(lowered, leaves)
     if mesh is None:
@@ -209,14 +211,27 @@ def local_program(
     return Local(function.name, mesh, jaxpr, passes.simplify(closed), donated)
 
 
+def _as_placed(x: Any, caller: str) -> Any:
+    """The sharding of a shape that has one; anything else as it is."""
+    if not isinstance(x, ShapeDtypeStruct) or x.sharding is None:
+        return x
+    if not isinstance(x.sharding, NamedSharding):
+        raise errors.ArgumentError(
+            f"{caller} was given a shape whose sharding is {x.sharding!r:.60}.",
+            where=source.here(),
+            fix="ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P('x')))",
+        )
+    return x.sharding
+
+
 def _mesh_of(lowered: Lowered, leaves: Sequence[Any]) -> Mesh | AbstractMesh | None:
     """The mesh that a program runs on, or that its arguments or annotations are of."""
     device = lowered.traced.device
     if isinstance(device, MeshDevice):
         return device.mesh
     for x in leaves:
-        if isinstance(x, ShapeDtypeStruct) and x.sharding is not None:
-            return x.sharding.mesh
+        if isinstance(x, NamedSharding):
+            return x.mesh
     return next((m for e in _all(lowered.jaxpr) if (m := e.params.get("mesh")) is not None), None)
 
 
@@ -224,8 +239,6 @@ def _sharding(x: Any, var: Var, jaxpr: Jaxpr, mesh: Mesh | AbstractMesh) -> Name
     """How an argument will lie: as it does, as the first annotation of it says, or whole everywhere."""
     if isinstance(x, Array) and isinstance(x.device, MeshDevice):
         return x.buffer.sharding
-    if isinstance(x, ShapeDtypeStruct) and x.sharding is not None:
-        x = x.sharding
     if isinstance(x, NamedSharding):
         return x
     return _annotated(var, jaxpr, mesh) or replicated(mesh)
@@ -389,7 +402,7 @@ def _reader(eqn: Eqn, readers: dict[Any, list[Eqn]]) -> Eqn | None:
 
 
 def _passes_on(eqn: Eqn) -> bool:
-    return moves(eqn) or eqn.prim is convert_p or isinstance(eqn.prim, MeshCollective)
+    return moves(eqn) or eqn.prim in (convert_p, pad_p) or isinstance(eqn.prim, MeshCollective)
 
 
 _SCALING = (mul_p, div_p, neg_p)

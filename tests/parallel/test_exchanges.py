@@ -104,6 +104,12 @@ def test_arrays_on_a_mesh_are_asked_where_they_are(eight):
     assert (found.operation, found.axes, found.bytes) == ("all_reduce", ("data",), 64)
 
 
+def test_a_sum_of_uneven_shards_names_what_is_summed():
+    f = bf.jit(bf.grad(bias), out_shardings=NamedSharding(MESH, P("data")))
+    (found,) = bf.collectives(f, shape(15), shape(32, 15, spec=P("data")))
+    assert (found.operation, found.because) == ("reduce_scatter", "reduce_sum, of broadcast_in_dim add")
+
+
 # -- plan ------------------------------------------------------------------------------------------
 
 
@@ -187,6 +193,11 @@ WRONG = {
         lambda: bf.plan(loss, AbstractMesh((8,), ("d",)), PARAMS, shape(8, 16, spec=P("data"))),
         errors.ShardingError,
         "lies on the mesh",
+    ),
+    "a shape with a spec": (
+        lambda: bf.collectives(bnp.sin, ShapeDtypeStruct((8,), "float32", sharding=P("data"))),
+        errors.ArgumentError,
+        "whose sharding is P",
     ),
     "bandwidth": (lambda: LinkSpec(0), errors.ValueRangeError, "bandwidth is 0"),
     "latency": (lambda: LinkSpec(1.0, -1), errors.ValueRangeError, "latency is -1"),
