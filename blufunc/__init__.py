@@ -30,7 +30,11 @@ from blufunc.core.trace import Tracer as Tracer
 from blufunc.explain import explain as explain
 from blufunc.parallel.constrain import constrain as constrain
 from blufunc.parallel.constrain import with_sharding_constraint as with_sharding_constraint
+from blufunc.parallel.exchanges import collectives as collectives
+from blufunc.parallel.forecast import plan as plan
 from blufunc.parallel.jit_shardings import ShardedJit as _ShardedJit  # noqa: F401 - makes itself known to jit
+from blufunc.parallel.links import DeviceSpec as DeviceSpec
+from blufunc.parallel.links import LinkSpec as LinkSpec
 from blufunc.parallel.mesh import AbstractMesh as AbstractMesh
 from blufunc.parallel.mesh import Mesh as Mesh
 from blufunc.parallel.mesh import make_mesh as make_mesh

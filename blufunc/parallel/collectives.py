@@ -340,6 +340,7 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
         raise errors.ValueRangeError(
             f"ppermute: perm holds pairs of positions below {sizes[0]}, not {perm!r:.80}.",
             where=source.here(),
+            fix=f"(i, (i + 1) % n) for each i below n = {sizes[0]} goes around once",
         )
     if any(len(set(side)) != len(pairs) for side in zip(*pairs, strict=True)):
         raise errors.ValueRangeError(
@@ -444,7 +445,9 @@ def _axes(axis_name: Any, what: str, groups: None) -> tuple[tuple[AxisName, ...]
             )
     if not names or len(set(names)) != len(names):
         raise errors.ArgumentError(
-            f"{what}: axes are named once each, not {axis_name!r:.60}.", where=source.here()
+            f"{what}: axes are named once each, not {axis_name!r:.60}.",
+            where=source.here(),
+            fix="'x', or ('x', 'y') for the ranks along both",
         )
     return names, tuple(known[n] for n in names)
 
@@ -466,7 +469,7 @@ def _parts(x: Any, dim: int, n: int, tiled: bool, what: str) -> Any:
             f"{what} of {x.aval}: dimension {dim} must {'be a multiple of' if tiled else 'have'} the size of the "
             f"axis, {n}.",
             where=source.here(),
-            fix=None if tiled else "tiled=True divides a dimension that is a multiple of it",
+            fix="pad it" if tiled else "tiled=True divides a dimension that is a multiple of it",
         )
     return reshape(x, (*shape[:dim], n, shape[dim] // n, *shape[dim + 1 :])) if tiled else x
 

@@ -134,6 +134,7 @@ def _check_constraints(jaxpr: Jaxpr, mesh: Mesh | AbstractMesh) -> None:
                     f"{'shard_map' if of_body else f'the annotation {specs[0]}'} {what}, and the program is for the "
                     f"mesh {mesh.abstract}.",
                     where=source.describe(eqn.source),
+                    fix="use the axes of that mesh, or put the arguments on the other: bf.device_put(x, sharding)",
                 )
         for value in eqn.params.values():
             for sub in value if isinstance(value, tuple) else (value,):

@@ -17,6 +17,7 @@ What has lost is moved to the layout that has won. Along explicit axes of the me
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, subjaxprs
@@ -60,7 +61,10 @@ class Propagation:
         }
         self._fixed.update(of_parameters)
         self._visit(jaxpr)
-        said = dict(self.layouts)
+        begin, end = self._ends(jaxpr, of_parameters)
+        of_parameters |= begin
+        said = {v: layout for v, layout in self.layouts.items() if v not in begin and v not in end}
+        self.layouts = dict(said)
         if mesh.explicit:
             for var, layout in Explicit(jaxpr, self.nodes, given, mesh).layouts.items():
                 if var not in self._fixed:
@@ -68,7 +72,7 @@ class Propagation:
         self._early()
         self.layouts.update(first(self._all, of_parameters, said, mesh.explicit))
         self._everywhere()
-        self.layouts.update(of_parameters)
+        self.layouts.update(of_parameters | end)
         for atom, layout in zip(jaxpr.outvars, wanted, strict=True):
             if layout is not None and isinstance(atom, Var) and self._free(atom):
                 self.layouts[atom] = layout
@@ -81,6 +85,28 @@ class Propagation:
 
     def _free(self, var: Var) -> bool:
         return var not in self._fixed and not any(self.layout(var))
+
+    def _ends(self, jaxpr: Jaxpr, given: dict[Var, Layout]) -> tuple[dict[Var, Layout], dict[Var, Layout]]:
+        """The constraints at both ends of a program, which say how arguments and results lie: ``shard`` makes these.
+
+        They are no wishes for what is between, and so go the way of given layouts. A constraint that has an argument
+        lie otherwise than it does is one of the user's, unless it divides what was whole.
+        """
+        readers = Counter(a for eqn in jaxpr.eqns for a in eqn.invars if isinstance(a, Var))
+        fixed = [e for e in jaxpr.eqns if isinstance(e.prim, ShardingConstraint) and not e.params["free"]]
+        begin: dict[Var, Layout] = {}
+        for eqn in fixed:
+            (x,), (out,) = eqn.invars, eqn.outvars
+            before = begin.get(x, given.get(x)) if isinstance(x, Var) else None
+            if before is not None and (not any(before) or before == self.layouts[out]):
+                begin[out] = self.layouts[out]
+        results = {v for v in jaxpr.outvars if isinstance(v, Var)}
+        end = {v: self.layouts[v] for e in fixed for v in e.outvars if v in results and not readers[v]}
+        for eqn in reversed(fixed):
+            (x,), (out,) = eqn.invars, eqn.outvars
+            if out in end and x in self.layouts and self.layouts[x] == end[out] and readers[x] == 1:
+                end[x] = end[out]
+        return begin, end
 
     # -- nodes ---------------------------------------------------------------------------------------
 

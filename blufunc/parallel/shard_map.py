@@ -317,6 +317,7 @@ def _local_batch(axis: Axis, mesh: AxisSizes, jaxpr: Jaxpr) -> int:
             raise errors.ShardingError(
                 f"vmap: spmd_axis_name names {name!r}, which the mesh ({mesh}) does not have.",
                 where=source.here(),
+                fix="use an axis of the mesh",
             )
     if axis.name is not None and axis.name in jaxpr.named_axes:
         raise errors.UnsupportedError(
@@ -329,6 +330,7 @@ def _local_batch(axis: Axis, mesh: AxisSizes, jaxpr: Jaxpr) -> int:
         raise errors.ShardingError(
             f"vmap over {axis.size} elements cannot be divided over {axis.mesh_axes}, of {parts} ranks.",
             where=source.here(),
+            fix=f"a multiple of {parts} elements, or vmap without spmd_axis_name",
         )
     return axis.size // parts
 

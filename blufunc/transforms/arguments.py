@@ -21,22 +21,32 @@ from blufunc.core.trace import Value
 
 
 class ShapeDtypeStruct:
-    """The shape and dtype of an array that does not exist: an argument or result of ``eval_shape``."""
+    """The shape and dtype of an array that does not exist: an argument or result of ``eval_shape``.
 
-    __slots__ = ("dtype", "shape")
+    Attributes:
+      shape, dtype: of the array.
+      sharding: the ``NamedSharding`` by which it would lie on a mesh, for ``plan`` and ``collectives``; or None.
+    """
 
-    def __init__(self, shape: Sequence[int], dtype: Any):
+    __slots__ = ("dtype", "shape", "sharding")
+
+    def __init__(self, shape: Sequence[int], dtype: Any, *, sharding: Any = None):
         self.shape = tuple(shape)
         self.dtype = dtypes.as_dtype(dtype)
+        self.sharding = sharding
 
     def __repr__(self) -> str:
-        return f"ShapeDtypeStruct(shape={self.shape}, dtype={dtypes.short_name(self.dtype)})"
+        lies = "" if self.sharding is None else f", sharding={self.sharding}"
+        return f"ShapeDtypeStruct(shape={self.shape}, dtype={dtypes.short_name(self.dtype)}{lies})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ShapeDtypeStruct) and (self.shape, self.dtype) == (other.shape, other.dtype)
+        return isinstance(other, ShapeDtypeStruct) and self._all() == other._all()
 
     def __hash__(self) -> int:
-        return hash((self.shape, self.dtype))
+        return hash(self._all())
+
+    def _all(self) -> tuple:
+        return self.shape, self.dtype, self.sharding
 
     @property
     def ndim(self) -> int:
