@@ -45,7 +45,7 @@ _WARPS = 16, 32
 _REGISTERS, _OTHER_REGISTERS = 1 << 16, 40
 """Registers of a block, and those that a thread needs beside the rows that it has at once."""
 
-_STATIC_BYTES = 48 << 10
+_SHARED_UNASKED = 48 << 10
 """What a block may have of shared memory without asking."""
 
 
@@ -98,7 +98,7 @@ class ColumnStyle(CudaStyle):
         registers = _OTHER_REGISTERS + 3 * sum(_ROWS * sizes[keep] // 4 for keep in self.scanned) // 2
         shared = _WARP * sum(sizes[keep] * (1 + (keep in self.scanned)) for keep in sizes)
         room = (
-            min(_REGISTERS // (_WARP * registers), _STATIC_BYTES // shared) // 4 * 4
+            min(_REGISTERS // (_WARP * registers), _SHARED_UNASKED // shared) // 4 * 4
         )  # as they are handed out
         return max(1, min(_WARPS[self.blocks < SM_COUNT], -(-rows // _ROWS), room))
 

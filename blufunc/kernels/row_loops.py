@@ -121,6 +121,7 @@ def with_scans(body: Sequence[Any]) -> list[Any]:
 
 
 def _scanning_again(s: Lanes, again: Sequence[Scan]) -> Lanes:
+    assert not any(prefixes_of([x]) for x in again), "what takes up another scan is kept"
     new = {x.prefix: Scan(replace(x.prefix), x.value) for x in again}
     values = post_order([v for x in s.body for v in values_of(x)])
     put = _Replace({v: read(new[v.attr].prefix) for v in values if v.op == "read" and v.attr in new})

@@ -42,6 +42,7 @@ TASK = st.builds(
     Task,
     st.one_of(st.none(), st.tuples(), st.lists(ACCESS, max_size=3).map(tuple)),
     st.sampled_from([2e-6, 9e-6]),
+    st.booleans(),
 )
 
 
@@ -63,7 +64,12 @@ def test_what_conflicts_keeps_its_order(tasks, streams):
                 assert m in implied[k], "a dependency is missing"
                 assert m in done[k], "a wait is missing"
         assert all(order[m].stream != order[k].stream for m in order[k].waits)
-    if streams == 1:
+        alone = tasks[k].exchanges and tasks[k].accesses is not None
+        assert (order[k].stream == streams) == alone
+        assert not tasks[k].exchanges or done[k] >= {m for m in range(k) if tasks[m].exchanges}, (
+            "out of order"
+        )
+    if streams == 1 and not any(t.exchanges for t in tasks):
         assert all(turn == (0, ()) for turn in ((t.stream, t.waits) for t in order))
 
 
