@@ -14,6 +14,7 @@ from blufunc.kernels import cstyle_cuda, nvrtc
 from blufunc.kernels.cstyle_cuda import CUDA, writer_of
 from blufunc.kernels.cuda_clusters import HOPPER, Limits, cluster_shape, limits_of
 from blufunc.kernels.cuda_group_style import GroupStyle, group_key, group_limit
+from blufunc.kernels.cuda_row_passes import OnlineSum, with_online_sums
 from blufunc.kernels.cuda_vectors import best_width
 from blufunc.kernels.indices import Range, of
 from blufunc.kernels.loop_check import check_kernel
@@ -234,6 +235,17 @@ def _check(machine, lowered, name):
 @pytest.mark.parametrize("name", SMALL_CASES)
 def test_functions_against_the_interpreter(machine, lowered, name):
     _check(machine, lowered, name)
+
+
+def test_threads_meet_before_a_result_takes_the_place_of_what_they_read():
+    """A loop without its sum is no place to meet any more: it keeps that where it reads what a result lies over."""
+    (kernel,) = kernels(*SMALL_CASES["a row's mass in the place of a number of it"])
+    (read,) = [b.name for b in kernel.buffers if b.size == 3 and not b.written]
+    online = lambda aliased: any(
+        isinstance(s, OnlineSum) and s.mass is not None
+        for s in with_online_sums(kernel, aliased).statements()
+    )
+    assert online(()) and not online((read,))
 
 
 @pytest.mark.parametrize("name", SMALL_CASES)
