@@ -254,7 +254,8 @@ def _await(ranks: _Ranks, n: int, server: StoreServer, signals: list[int], grace
         with contextlib.suppress(queue.Empty):
             exit = ranks.exits.get(timeout=0.1)
             exits.setdefault(exit.rank, exit.code)
-            if exit.code and server.failure is None:
+            # a rank that its watchdog ended has told the store why, which may not have come to that yet
+            if exit.code not in (0, ABORTED) and server.failure is None:
                 server.fail(f"rank {exit.rank} {_ending(exit.code)}", exit.rank)
         for number in signals[forwarded:]:
             ranks.signal(number)
@@ -264,6 +265,9 @@ def _await(ranks: _Ranks, n: int, server: StoreServer, signals: list[int], grace
         if time.monotonic() > end:
             ranks.signal(last)
             end, last = time.monotonic() + 1.0, signal.SIGKILL
+    for rank, code in exits.items():
+        if code:  # heard of by now, unless the store was out of reach: only the first is kept
+            server.fail(f"rank {rank} {_ending(code)}", rank)
     return exits
 
 

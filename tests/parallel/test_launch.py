@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from blufunc.parallel import launch, watchdog
+from blufunc.parallel import launch
 from tests.parallel.launching import ROOT, needs_mpi, run, start
 
 PROGRAM = Path(__file__).parent / "rank_program.py"
@@ -75,9 +75,7 @@ def test_a_killed_rank_ends_the_job_and_is_named():
 )
 def test_a_rank_that_does_not_come_ends_the_job(scenario, message):
     code, out, err, seconds = run("-n", 2, PROGRAM, scenario)
-    assert code in (
-        (1, watchdog.ABORTED) if scenario == "stall" else (1,)
-    )  # who is first: rank 0, or who asks it
+    assert code == 1
     assert seconds < 15
     assert re.search(message, err), err
     assert "rank 1: after #4 all_reduce over data" in err and "<- behind the others" in err
