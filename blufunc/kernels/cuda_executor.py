@@ -361,7 +361,7 @@ class Executor:
             between(len(self.works))
 
     def launch_beside(self, bases: Sequence[DeviceBuffer], streams: Sequence[Any]) -> None:
-        """Put all steps on the ``lanes`` streams of a capture: those that are independent side by side."""
+        """Put all steps on streams of a capture, one for each of ``lanes``: independent ones side by side."""
         if len(streams) == 1:
             self.launch(bases, streams[0])
             return
@@ -389,9 +389,9 @@ class Executor:
             streams[0].wait_event(cuda_runtime.recorded(streams[s]))
 
     @property
-    def lanes(self) -> int:
-        """The streams that steps are put on in a capture; the last is that of exchanges, if there are any."""
-        return config.cuda_streams + any(w.exchanges for w in self.works)
+    def lanes(self) -> list[bool]:
+        """For each stream that steps are put on in a capture whether it is urgent, as that of exchanges is: the last."""
+        return [False] * config.cuda_streams + [True] * any(w.exchanges for w in self.works)
 
     def _task(self, work: Work) -> cuda_streams.Task:
         """What a step touches, and how long it takes, about."""

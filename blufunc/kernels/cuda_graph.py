@@ -31,7 +31,7 @@ class Graph:
 
 
 def capture(
-    run: Callable[[Sequence[Any]], object], device: int = 0, keep: Any = (), streams: int = 1
+    run: Callable[[Sequence[Any]], object], device: int = 0, keep: Any = (), urgent: Sequence[bool] = (False,)
 ) -> Graph:
     """The work that ``run(streams)`` puts on streams, which is recorded and not done.
 
@@ -40,7 +40,7 @@ def capture(
         waited for an event of it; in the end the first waits for them. It must not wait for the device, copy to or
         from the host, or run anything for the first time that loads or allocates as it does so.
       keep: what must live as long as the graph: the buffers whose addresses are in it.
-      streams: how many.
+      urgent: for each stream, whether its kernels go before those of the others where both are ready.
     Raises:
       RuntimeError: CUDA's errors where ``run`` does what cannot be captured.
     """
@@ -48,7 +48,7 @@ def capture(
 
     # A stream for each capture: one that failed cannot be used again. Memory that CuPy's functions take for themselves
     # comes from a pool of the graph's own, so that nobody else is given it between two launches.
-    stream, *beside = [cuda_runtime.new_stream(device) for _ in range(streams)]
+    stream, *beside = [cuda_runtime.new_stream(device, u) for u in urgent]
     own = cupy.cuda.MemoryPool()
     cuda_runtime.use_device(device)
     with cuda_runtime.redirected(device, stream, beside), stream, cupy.cuda.using_allocator(own.malloc):

@@ -141,6 +141,8 @@ def free_memory(index: int = 0) -> tuple[int, int]:
 
 _lock = threading.Lock()
 _streams: dict[int, Any] = {}
+_MOST_URGENT = -5
+"""The priority of streams that CUDA takes for the highest; a device that has fewer levels takes its own highest."""
 
 
 def compute_stream(index: int = 0) -> Any:
@@ -154,13 +156,17 @@ def compute_stream(index: int = 0) -> Any:
     return stream
 
 
-def new_stream(index: int = 0) -> Any:
-    """A further stream of a device, for communication or capture; it waits for no other by itself."""
+def new_stream(index: int = 0, urgent: bool = False) -> Any:
+    """A further stream of a device, for communication or capture; it waits for no other by itself.
+
+    Args:
+      urgent: whether its kernels take multiprocessors that fall free before those of other streams do.
+    """
     require()
     import cupy
 
     with cupy.cuda.Device(index):
-        return cupy.cuda.Stream(non_blocking=True)
+        return cupy.cuda.Stream(non_blocking=True, priority=_MOST_URGENT if urgent else 0)
 
 
 def use_device(index: int) -> None:

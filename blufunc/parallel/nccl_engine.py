@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -59,8 +58,6 @@ def library() -> Any:
       UnsupportedError: CuPy or NCCL is missing.
     """
     cuda_runtime.require()
-    # several communicators of one process launch in the order of the program, also where they share a device
-    os.environ.setdefault("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
     from cupy.cuda import nccl
 
     if not nccl.available:

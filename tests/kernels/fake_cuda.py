@@ -239,8 +239,8 @@ class FakeCuda:
         """An event; outside of a capture a number that grows with work, for times."""
         return Event(stream) if self.captures() else self.launches + self.products
 
-    def capture(self, run, device=0, keep=(), streams=1):
-        made, own = [Stream(2 + i, self) for i in range(streams)], Source(self)
+    def capture(self, run, device=0, keep=(), urgent=(False,)):
+        made, own = [Stream(2 + i, self) for i in range(len(urgent))], Source(self)
         self.recording, self.own = {s.ptr: [] for s in made}, cuda_memory.Pool(0, own)
         try:
             with cuda_runtime.redirected(device, made[0], made[1:]):

@@ -418,7 +418,7 @@ def test_streams_of_a_graph_meet_at_events(module):
     for stream in plain:
         stream.synchronize()
     want = [np.float32(i) for i in range(3)]
-    graph = cuda_graph.capture(run, keep=(x, y, z), streams=2)
+    graph = cuda_graph.capture(run, keep=(x, y, z), urgent=(False, True))
     for i, a in enumerate(arrays):
         cuda_runtime.copy_in(a.ptr, np.full(n, i, np.float32))
     for _ in range(5):
