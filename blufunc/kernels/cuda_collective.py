@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,28 @@ WHOLE = {"all_reduce": 1, "permute": 1, "all_gather": 1, "reduce_scatter": 0, "a
 """Kinds of exchange; whether their ``count`` is that of the operand, or that of one rank's part of it."""
 
 
+class Exchange(NamedTuple):
+    """An exchange of contiguous memory of the current device.
+
+    Attributes:
+      kind: ``all_reduce`` of ``count`` elements; ``all_gather`` of ``count`` elements of every rank, which arrive in
+        order of ranks; ``reduce_scatter`` and ``all_to_all`` of ``count`` elements for every rank; ``permute`` of
+        ``count`` elements, where a rank that gets nothing keeps what is at ``receive``.
+      send, receive: addresses on the device.
+      count, dtype: how many elements, and of what.
+      op: how they are combined: ``sum``, ``max`` or ``min``.
+      perm: who sends to whom.
+    """
+
+    kind: str
+    send: int
+    receive: int
+    count: int
+    dtype: np.dtype
+    op: str = "sum"
+    perm: Sequence[tuple[int, int]] = ()
+
+
 def is_collective(eqn: Eqn) -> bool:
     """Whether an equation is an exchange, or asks for the place of the rank."""
     return eqn.prim.kind == "collective" and not eqn.prim.identity
@@ -32,42 +54,66 @@ def is_collective(eqn: Eqn) -> bool:
 def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Work:
     """The step, ready to run."""
     eqn = step.eqn
-    (value,) = step.results
-    if value is None:  # it takes part all the same
-        (out,) = eqn.outvars
-        unused = executor.own(out.aval, "a result that nobody wants")
-        executor.keep([unused])
-    place = None if value is None else executor.roots.place(value)
-
-    def target(executor: Executor) -> int:
-        return unused.ptr if place is None else executor.address(place)
-
+    targets = [_target(executor, value, out) for value, out in zip(step.results, eqn.outvars, strict=True)]
     if not eqn.invars:
-        return Work(_index(eqn, target), eqn.prim.name, step, anywhere=lambda: True)
+        return Work(_index(eqn, targets[0]), eqn.prim.name, step, anywhere=lambda: True)
     params = {k: v for k, v in eqn.params.items() if k not in ("axes", "sizes", "src", "dst")}
-    kind, options = eqn.prim.exchange(**params)
-    assert not any(options.get(d) for d in ("dim", "split_dim", "concat_dim")), "it is not spelled out"
-    (operand,), (x, out) = operands, (eqn.invars[0].aval, eqn.outvars[0].aval)
-    count = x.size if WHOLE[kind] else x.size // int(np.prod(eqn.params["sizes"]))
-    more = {k: v for k, v in options.items() if k in ("op", "perm")}
+    parts = [
+        _Part(eqn, kind, options, operand, x.aval, target)
+        for (kind, options), operand, x, target in zip(
+            eqn.prim.exchanges(**params), operands, eqn.invars, targets, strict=True
+        )
+    ]
 
     def run(executor: Executor) -> None:
-        engine = _engine(eqn)
-        stream, to = executor.work_stream(), target(executor)
-        if kind == "permute":
-            cuda_runtime.fill_zero(to, out.nbytes, stream)
-        given = operand.buffer(executor)
-        if count:
-            engine.enqueue(kind, given.ptr, to, count, x.dtype, eqn.params["axes"], stream, **more)
+        engine, stream = _engine(eqn), executor.work_stream()
+        given = [part.exchange(executor, stream) for part in parts]
+        engine.enqueue([e for e in given if e.count], eqn.params["axes"], stream)
 
     return Work(
         run,
         eqn.prim.name,
         step,
         captured=config.nccl_graphs,
-        anywhere=lambda: operand.in_place,
+        anywhere=lambda: all(o.in_place for o in operands),
         exchanges=True,
     )
+
+
+def _target(executor: Executor, value: int | None, out: Any) -> Callable[[Executor], int]:
+    """Where a result goes."""
+    if value is None:  # the rank takes part all the same
+        unused = executor.own(out.aval, "a result that nobody wants")
+        executor.keep([unused])
+        return lambda executor: unused.ptr
+    place = executor.roots.place(value)
+    return lambda executor: executor.address(place)
+
+
+class _Part:
+    """One operand of a step, and what becomes of it."""
+
+    def __init__(
+        self, eqn: Eqn, kind: str, options: dict[str, Any], operand: Operand, x: Any, target: Callable
+    ):
+        assert not any(options.get(d) for d in ("dim", "split_dim", "concat_dim")), "it is not spelled out"
+        self.kind, self.operand, self.dtype, self.nbytes, self.target = (
+            kind,
+            operand,
+            x.dtype,
+            x.nbytes,
+            target,
+        )
+        self.count = x.size if WHOLE[kind] else x.size // int(np.prod(eqn.params["sizes"]))
+        self.more = {k: v for k, v in options.items() if k in ("op", "perm")}
+
+    def exchange(self, executor: Executor, stream: Any) -> Exchange:
+        """What the engine is asked for; before it, what must be there is put on the stream."""
+        to = self.target(executor)
+        if self.kind == "permute":
+            cuda_runtime.fill_zero(to, self.nbytes, stream)
+        given = self.operand.buffer(executor)
+        return Exchange(self.kind, given.ptr, to, self.count, self.dtype, **self.more)
 
 
 def _index(eqn: Eqn, target: Callable[[Executor], int]) -> Callable[[Executor], None]:

@@ -390,7 +390,7 @@ class Executor:
 
     @property
     def lanes(self) -> list[bool]:
-        """For each stream that steps are put on in a capture whether it is urgent, as that of exchanges is: the last."""
+        """For each stream of a capture, whether it is urgent: only the last is, that of exchanges, if there are any."""
         return [False] * config.cuda_streams + [True] * any(w.exchanges for w in self.works)
 
     def _task(self, work: Work) -> cuda_streams.Task:

@@ -63,11 +63,11 @@ SUMS = (add_p, add_any_p)
 """The primitives of two operands that are added."""
 
 
-def overwritten_by(eqn: Eqn) -> int | None:
-    """The number of the operand that the result of an opaque step may be written over, unless it is another one too."""
-    if eqn.prim.kind == "collective" and len(eqn.invars) == 1 and eqn.prim.in_place:  # type: ignore[attr-defined]
-        return 0
-    return 2 if eqn.prim is dot_accumulate_p else None
+def overwritten_by(eqn: Eqn) -> list[tuple[int, int]]:
+    """Results of an opaque step and the operands that they may be written over, unless these are other ones too."""
+    if eqn.prim.kind == "collective" and eqn.invars:
+        return [(n, n) for n in eqn.prim.written_over(**eqn.params)]  # type: ignore[attr-defined]
+    return [(0, 2)] if eqn.prim is dot_accumulate_p else []
 
 
 # -- where they are --------------------------------------------------------------------------------

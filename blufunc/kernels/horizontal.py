@@ -65,19 +65,22 @@ def _attribute(v: Value, place: dict, point: Range) -> Any:
     return None
 
 
-def groups(keys: Sequence[Any], steps: Sequence[PlanStep]) -> list[list[int]]:
+def groups(keys: Sequence[Any], steps: Sequence[PlanStep], apart: Sequence[int] = ()) -> list[list[int]]:
     """The steps, as groups of indices in an order of dependence: most of one, some of many with the same key.
 
     Args:
       keys: for each step its structure, or None.
       steps: what each reads and writes, in an order that works.
+      apart: steps that run beside others. A group has the same of them before it and behind it as each of its members
+        had, so that they neither begin later for it nor hold it up for longer.
     """
     needs = _needs(steps)
+    before, behind = _around(needs, apart)
     together: dict[int, list[int]] = {}
     by_key: dict[Any, list[int]] = {}
     for i, key in enumerate(keys):
         if key is not None:
-            by_key.setdefault(key, []).append(i)
+            by_key.setdefault((key, before[i], behind[i]), []).append(i)
     joined = list(needs)
     for members in by_key.values():
         group = _independent(members, joined)
@@ -99,6 +102,13 @@ def _needs(steps: Sequence[PlanStep]) -> list[int]:
         needs.append(bits)
         makers.update((w, i) for w in s.writes)
     return needs
+
+
+def _around(needs: Sequence[int], apart: Sequence[int]) -> tuple[list[int], list[int]]:
+    """For each step which of ``apart``, as bits, it waits for, and which wait for it."""
+    mask = sum(1 << a for a in apart)
+    behind = [sum(1 << a for a in apart if needs[a] >> i & 1) for i in range(len(needs))]
+    return [n & mask for n in needs], behind
 
 
 def _independent(members: Sequence[int], needs: Sequence[int]) -> list[int]:

@@ -294,10 +294,11 @@ class _Scheduler:
     def group(self) -> None:
         """Put kernels of one structure together."""
         keys = [structure(s.kernel) if isinstance(s, KernelStep) else None for s in self.steps]
+        deferred = [n for n, s in enumerate(self.steps) if isinstance(s, OpaqueStep) and _is_deferred(s.eqn)]
         steps: list[Step] = []
         plan_steps: list[PlanStep] = []
         number: dict[int, int] = {}
-        for members in groups(keys, self.plan_steps):
+        for members in groups(keys, self.plan_steps, deferred):
             number.update((i, len(steps)) for i in members)
             if len(members) == 1:
                 steps.append(self.steps[members[0]])
@@ -352,13 +353,15 @@ class _Scheduler:
         )
 
     def overwritten(self, eqn: Eqn, operands: Sequence[Any], results: Sequence[Any]) -> tuple:
-        """The result and the operand of an opaque step that may be one array."""
-        n = overwritten_by(eqn)
-        if n is None or results[0] is None:
-            return ()
-        others = {self.root(o[0]) for i, o in enumerate(operands) if i != n and isinstance(o, tuple)}
-        value, _ = operands[n]
-        return ((results[0], value),) if self.root(value) not in others else ()
+        """The results and the operands of an opaque step that may be one array."""
+        read = Counter(self.root(o[0]) for o in operands if isinstance(o, tuple))
+        return tuple(
+            (results[m], operands[n][0])
+            for m, n in overwritten_by(eqn)
+            if results[m] is not None
+            and isinstance(operands[n], tuple)
+            and read[self.root(operands[n][0])] == 1
+        )
 
     def root(self, value: int) -> int:
         """The value itself, or the one that it stands for."""
@@ -399,6 +402,11 @@ class _Scheduler:
         if eqn is None:
             return f"{v.aval} {path or 'argument'}"
         return f"{v.aval} {eqn.prim.name} at {source.summary(eqn.source)}"
+
+
+def _is_deferred(eqn: Eqn) -> bool:
+    """Whether it is an exchange that runs beside the steps behind it: those before it should not be delayed."""
+    return eqn.prim.kind == "collective" and eqn.prim.deferred  # type: ignore[attr-defined]
 
 
 def _nbytes(v: Var | Scratch) -> int:

@@ -60,10 +60,11 @@ class MeshCollective(Primitive):
       types: the pairs ``(src, dst)`` that there are.
       meets: whether the ranks exchange anything: then ``exchange`` says what.
       in_place: whether what the ranks get may take the memory of what they give.
+      deferred: whether nothing waits for the results for a while: then nothing should delay the operands either.
     """
 
     kind, fresh, opaque, meets = "collective", True, True, True
-    in_place = False
+    in_place, deferred = False, False
     types: tuple[tuple[str, str], ...] = (("V", "V"),)
 
     def impl(self, x, *, axes, sizes, src, dst, **params):
@@ -78,6 +79,14 @@ class MeshCollective(Primitive):
     def exchange(self, **params: Any) -> tuple[str, dict[str, Any]]:
         """The kind of exchange that engines know it by, and its options."""
         raise NotImplementedError
+
+    def exchanges(self, **params: Any) -> list[tuple[str, dict[str, Any]]]:
+        """``exchange`` of each operand."""
+        return [self.exchange(**params)]
+
+    def written_over(self, **params: Any) -> list[int]:
+        """The operands whose memory their results may take."""
+        return [0] if self.in_place else []
 
     def jvp(self, primals, tangents, **params):
         (x,), (t,) = primals, tangents
@@ -246,6 +255,43 @@ class _PsumScatter(MeshCollective):
         return mesh_all_gather_p, {}
 
 
+class _Sums(MeshCollective):
+    """Several sums over the same ranks, which cross the links as one exchange: a bucket.
+
+    ``kinds`` has for each operand ``"all_reduce"``, or ``"reduce_scatter"`` along dimension 0. It is made of sums of
+    local programs after all transforms, so it has no derivative.
+    """
+
+    name, multiple_results, deferred = "mesh_sums", True, True
+    jvp = unsupported("it is made after transforms")
+    transpose = unsupported("it is made after transforms")
+    batch = unsupported("it is made after transforms")
+
+    def impl(self, *xs, axes, sizes, kinds):
+        found = zip(xs, self.exchanges(kinds=kinds), strict=True)
+        return [engine.current().exchange(kind, x, axes, **options) for x, (kind, options) in found]
+
+    def exchanges(self, *, kinds):
+        return [(kind, _SUMMED[kind]) for kind in kinds]
+
+    def written_over(self, *, kinds, **params):
+        return [n for n, kind in enumerate(kinds) if kind == "all_reduce"]
+
+    def abstract(self, *xs, axes, sizes, kinds):
+        check_types(self.name, "number", *xs)
+        n = math.prod(sizes)
+        return [
+            x.strong() if kind == "all_reduce" else _divided(self, x, 0, n)
+            for x, kind in zip(xs, kinds, strict=True)
+        ]
+
+
+_SUMMED: dict[str, dict[str, Any]] = {
+    "all_reduce": {"op": "sum"},
+    "reduce_scatter": {"dim": 0, "tiled": True},
+}
+
+
 class _ShardSlice(MeshCollective):
     """Of what all ranks have, each its part along ``dim``."""
 
@@ -373,6 +419,7 @@ pcast_p = _Pcast()
 keep_first_p = _KeepFirst()
 mesh_all_gather_p = _AllGather()
 mesh_psum_scatter_p = _PsumScatter()
+mesh_sums_p = _Sums()
 shard_slice_p = _ShardSlice()
 shard_pad_p = _ShardPad()
 mesh_ppermute_p = _Permute()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -20,6 +20,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.core import dtypes, source
 from blufunc.kernels import cuda_runtime
+from blufunc.kernels.cuda_collective import Exchange
 from blufunc.parallel import engine as engines
 from blufunc.parallel import stacked
 
@@ -117,36 +118,26 @@ class NcclEngine:
         return out if isinstance(x, cupy.ndarray) else out.get(stream=stream)
 
     def enqueue(
-        self,
-        kind: str,
-        send: int,
-        receive: int,
-        count: int,
-        dtype: np.dtype,
-        axes: tuple[str, ...],
-        stream: Any,
-        *,
-        lane: int = 0,
-        op: str = "sum",
-        perm: Sequence[tuple[int, int]] = (),
+        self, exchanges: Sequence[Exchange], axes: tuple[str, ...], stream: Any, *, lane: int = 0
     ) -> None:
-        """Put an exchange of contiguous memory on a stream (``cupy.cuda.Stream``), whose device must be current.
+        """Put exchanges on a stream (``cupy.cuda.Stream``), whose device must be current; several go as one.
 
         Args:
-          kind: ``all_reduce`` of ``count`` elements; ``all_gather`` of ``count`` elements of every rank, which arrive
-            in order of ranks; ``reduce_scatter`` and ``all_to_all`` of ``count`` elements for every rank;
-            ``permute`` of ``count`` elements, where a rank that gets nothing keeps what is at ``receive``.
-          send, receive: addresses on the device.
           lane: which of the communicators of ``axes``.
         Raises:
-          UnsupportedError: NCCL has no sums of this dtype.
+          UnsupportedError: NCCL has no sums of a dtype.
         """
+        if not exchanges:
+            return
         group = self._group(axes, lane)
-        factor = group.size if kind in ("reduce_scatter", "all_to_all") else 1
+        calls = [group.call(self._nccl, e, stream.ptr) for e in exchanges]
         members = [self.members[r] for r in group.ranks]
+        kinds = dict.fromkeys(e.kind for e in exchanges)
         recorder = self.world.recorder
-        record = recorder.begin(kind, axes, factor * count * dtype.itemsize, members)
-        group.enqueue(self._nccl, kind, send, receive, count, dtype, stream.ptr, op, perm)
+        record = recorder.begin(" and ".join(kinds), axes, sum(map(group.nbytes, exchanges)), members)
+        with together(self._nccl) if len(calls) > 1 else contextlib.nullcontext():
+            for call in calls:
+                call()
         if cuda_runtime.is_capturing(stream.ptr):
             recorder.end(record)  # it has not run, and runs whenever the graph does
         else:
@@ -200,43 +191,41 @@ class _Group:
     def __init__(self, comm: Any, ranks: Sequence[int], rank: int):
         self.comm, self.ranks, self.size, self.place = comm, ranks, len(ranks), ranks.index(rank)
 
-    def enqueue(
-        self,
-        nccl: Any,
-        kind: str,
-        send: int,
-        receive: int,
-        count: int,
-        dtype: np.dtype,
-        stream: int,
-        op: str,
-        perm: Sequence[tuple[int, int]],
-    ) -> None:
-        nbytes = count * dtype.itemsize
-        if kind == "all_reduce":
-            code, n = _type_of(dtype, count, op)
-            self.comm.allReduce(send, receive, n, code, _OPS[op], stream)
-        elif kind == "reduce_scatter":
-            code, n = _type_of(dtype, count, op)
-            self.comm.reduceScatter(send, receive, n, code, _OPS[op], stream)
-        elif kind == "all_gather":
-            self.comm.allGather(send, receive, nbytes, _UINT8, stream)
-        elif kind == "all_to_all":
-            with together(nccl):
-                for peer in range(self.size):
-                    self.comm.send(send + peer * nbytes, nbytes, _UINT8, peer, stream)
-                    self.comm.recv(receive + peer * nbytes, nbytes, _UINT8, peer, stream)
-        elif kind == "permute":
-            with together(nccl):
-                for src, dst in perm:
-                    if src == self.place:
-                        self.comm.send(send, nbytes, _UINT8, dst, stream)
-                    if dst == self.place:
-                        self.comm.recv(receive, nbytes, _UINT8, src, stream)
-        else:
-            raise errors.ValueRangeError(
-                f"no exchange is called {kind!r:.60}.", fix=f"one of {engines.KINDS}"
-            )
+    def nbytes(self, e: Exchange) -> int:
+        """The bytes that one rank gives."""
+        factor = self.size if e.kind in ("reduce_scatter", "all_to_all") else 1
+        return factor * e.count * e.dtype.itemsize
+
+    def call(self, nccl: Any, e: Exchange, stream: int) -> Callable[[], object]:
+        """What asks NCCL for an exchange: found first, as an error within a group would leave it open."""
+        nbytes = e.count * e.dtype.itemsize
+        if e.kind == "all_reduce":
+            code, n = _type_of(e.dtype, e.count, e.op)
+            return lambda: self.comm.allReduce(e.send, e.receive, n, code, _OPS[e.op], stream)
+        if e.kind == "reduce_scatter":
+            code, n = _type_of(e.dtype, e.count, e.op)
+            return lambda: self.comm.reduceScatter(e.send, e.receive, n, code, _OPS[e.op], stream)
+        if e.kind == "all_gather":
+            return lambda: self.comm.allGather(e.send, e.receive, nbytes, _UINT8, stream)
+        if e.kind == "all_to_all":
+            return lambda: self._swap(nccl, e, nbytes, stream)
+        if e.kind == "permute":
+            return lambda: self._permute(nccl, e, nbytes, stream)
+        raise errors.ValueRangeError(f"no exchange is called {e.kind!r:.60}.", fix=f"one of {engines.KINDS}")
+
+    def _swap(self, nccl: Any, e: Exchange, nbytes: int, stream: int) -> None:
+        with together(nccl):
+            for peer in range(self.size):
+                self.comm.send(e.send + peer * nbytes, nbytes, _UINT8, peer, stream)
+                self.comm.recv(e.receive + peer * nbytes, nbytes, _UINT8, peer, stream)
+
+    def _permute(self, nccl: Any, e: Exchange, nbytes: int, stream: int) -> None:
+        with together(nccl):
+            for src, dst in e.perm:
+                if src == self.place:
+                    self.comm.send(e.send, nbytes, _UINT8, dst, stream)
+                if dst == self.place:
+                    self.comm.recv(e.receive, nbytes, _UINT8, src, stream)
 
 
 def _type_of(dtype: np.dtype, count: int, op: str) -> tuple[int, int]:
@@ -264,7 +253,8 @@ class _Arrays:
 
         make = cupy.zeros if kind == "permute" else cupy.empty
         out = make(shape, x.dtype)
-        self.engine.enqueue(kind, x.data.ptr, out.data.ptr, count, x.dtype, self.axes, self.stream, **options)
+        wanted = Exchange(kind, x.data.ptr, out.data.ptr, count, x.dtype, **options)
+        self.engine.enqueue([wanted], self.axes, self.stream)
         return out
 
     def all_reduce(self, x: Any, op: str) -> Any:

@@ -3,6 +3,7 @@
 Parallel, between stages 3 and 4. In: a local jaxpr. Out: the same program, in which what no rank needs another for
 (``shard_slice``, ``shard_pad``, ``keep_first``) is slices and choices at ``mesh_axis_index``, and exchanges join and
 divide dimension 0 only. So what engines and devices must know is little; movement fuses with what stands around it.
+Sums go into buckets (``sum_buckets.py``).
 It comes after transforms: what is spelled out has lost the types over axes that transposes go by.
 """
 
@@ -14,13 +15,13 @@ from typing import Any
 
 from blufunc.core import dtypes, passes
 from blufunc.core.array import scalar
-from blufunc.core.jaxpr import Eqn, Jaxpr, Literal, Var, subjaxprs
+from blufunc.core.jaxpr import Eqn, Jaxpr, subjaxprs
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.dynamic import dynamic_slice_p, dynamic_update_slice_p
 from blufunc.core.stage import stage
 from blufunc.core.structure import broadcast_to, full, reshape, transpose
-from blufunc.kernels.access import moves
 from blufunc.parallel import mesh_collectives as mc
+from blufunc.parallel.sum_buckets import in_buckets
 
 
 def spell_out(jaxpr: Jaxpr) -> Jaxpr:
@@ -37,41 +38,7 @@ def spell_out(jaxpr: Jaxpr) -> Jaxpr:
             return [Eqn(eqn.prim, eqn.invars, eqn.outvars, params, eqn.source)]
         return [eqn]
 
-    return sums_early(passes.rewrite(jaxpr, step))
-
-
-def sums_early(jaxpr: Jaxpr) -> Jaxpr:
-    """The program with sums over ranks where their operands are there: what is computed then need not wait for them.
-
-    Movement of what is summed goes with it. What gathers stays where it is wanted, for it makes values larger.
-    """
-    makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-    early: set[Eqn] = set()
-    for eqn in reversed(jaxpr.eqns):
-        if eqn.prim in _SUMS or (moves(eqn) and eqn in early):
-            early.add(eqn)
-            early.update(makers[a] for a in eqn.invars if a in makers and moves(makers[a]))
-    readers: dict[Any, list[Eqn]] = {}
-    for eqn in jaxpr.eqns:
-        for a in {a for a in eqn.invars if a.__class__ is Var and eqn in early}:
-            readers.setdefault(a, []).append(eqn)
-    order: dict[Eqn, None] = {}
-    known: set[Any] = {*jaxpr.constvars, *jaxpr.invars}
-
-    def emit(eqn: Eqn) -> None:
-        order[eqn] = None
-        known.update(eqn.outvars)
-        for reader in (r for v in eqn.outvars for r in readers.get(v, ())):
-            if reader not in order and all(a.__class__ is Literal or a in known for a in reader.invars):
-                emit(reader)
-
-    for eqn in jaxpr.eqns:
-        if eqn not in order:
-            emit(eqn)
-    return jaxpr.replace(eqns=list(order))
-
-
-_SUMS = (mc.psum_invariant_p, mc.mesh_psum_scatter_p)
+    return in_buckets(passes.rewrite(jaxpr, step))
 
 
 def _inner(param: Any) -> Any:

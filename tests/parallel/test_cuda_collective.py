@@ -14,6 +14,7 @@ from blufunc.kernels import cuda_program, cuda_replay
 from blufunc.kernels.cuda_streams import Access, Task, turns
 from blufunc.parallel import engine as engines
 from blufunc.parallel import mesh_collectives as mc
+from blufunc.parallel import sum_buckets
 from blufunc.parallel.mesh import AbstractMesh
 from blufunc.parallel.spell_out import spell_out
 from blufunc.parallel.thread_engine import run_ranks
@@ -26,6 +27,9 @@ MESH = AbstractMesh((2, 2), ("x", "y"))
 BOTH = {"axes": ("x", "y"), "sizes": (2, 2)}
 ONE = {"axes": ("y",), "sizes": (2,)}
 
+KINDS = ("all_reduce", "all_reduce", "reduce_scatter")
+sums = lambda *xs: mc.mesh_sums_p.bind(*xs, kinds=KINDS, **BOTH)
+
 CASES = {
     "all_reduce": lambda x: mc.psum_invariant_p.bind(x, src="V", dst="I", **BOTH),
     "maximum": lambda x: mc.pmax_invariant_p.bind(x, src="V", dst="I", **ONE),
@@ -36,6 +40,7 @@ CASES = {
     "all_to_all 0 0": lambda x: mc.mesh_all_to_all_p.bind(x, src="V", dst="V", split_dim=0, concat_dim=0, **BOTH),
     "all_to_all 1 0": lambda x: mc.mesh_all_to_all_p.bind(x, src="V", dst="V", split_dim=1, concat_dim=0, **ONE),
     "all_to_all 0 1": lambda x: mc.mesh_all_to_all_p.bind(x, src="V", dst="V", split_dim=0, concat_dim=1, **BOTH),
+    "a bucket": lambda x: sum(y.sum() * n for n, y in enumerate(sums(x, x.astype("int32"), x * 2), 1)),
     "permute": lambda x: mc.mesh_ppermute_p.bind(x, src="V", dst="V", perm=((0, 1), (1, 2), (3, 0)), **BOTH),
     "slice": lambda x: mc.shard_slice_p.bind(x, src="I", dst="V", dim=1, **BOTH),
     "pad": lambda x: mc.shard_pad_p.bind(x, src="V", dst="U", dim=1, **BOTH),
@@ -76,7 +81,11 @@ class Alike:
         self.coordinates = engines.coordinates_of(rank, MESH)
         self.streams = []
 
-    def enqueue(self, kind, send, receive, count, dtype, axes, stream, *, op="sum", perm=()):
+    def enqueue(self, exchanges, axes, stream):
+        for exchange in exchanges:
+            self.put(*exchange, axes, stream)
+
+    def put(self, kind, send, receive, count, dtype, op, perm, axes, stream):
         group = engines.group_of(self.rank, MESH, axes)
         n, mine = len(group), group.index(self.rank)
         parts = n if kind in ("reduce_scatter", "all_to_all") else 1
@@ -120,7 +129,10 @@ def test_steps_on_a_device_do_what_ranks_do(monkeypatch, name, rank, graphs):
     assert bool(fake.replays) == (program.captured and len(works) >= cuda_replay.FEWEST)
 
 
-def test_the_gradients_of_layers_are_summed_beside_the_layers_before(monkeypatch):
+@pytest.mark.parametrize("per_bucket", [1, 2, 4])
+def test_the_gradients_of_layers_are_summed_beside_the_layers_before(monkeypatch, per_bucket):
+    monkeypatch.setattr(sum_buckets, "BUCKET_BYTES", per_bucket * 64 * 64 * 4)
+
     def f(w, x):
         for a in w:
             x = bnp.tanh(x @ a)
@@ -132,7 +144,7 @@ def test_the_gradients_of_layers_are_summed_beside_the_layers_before(monkeypatch
         return [mc.psum_invariant_p.bind(d, src="V", dst="I", **BOTH) for d in grads]
 
     rng = np.random.default_rng(0)
-    args = [rng.standard_normal((64, 64), np.float32) / 8 for _ in range(4)]
+    args = [rng.standard_normal((64, 64), np.float32) / 8 for _ in range(5)]
     jaxpr = stage(g, [from_numpy(a).aval for a in args], "g")
     want = run_ranks(
         MESH, lambda r: [np.asarray(o) for o in eval_jaxpr(jaxpr, [from_numpy(a) for a in args])]
@@ -143,7 +155,7 @@ def test_the_gradients_of_layers_are_summed_beside_the_layers_before(monkeypatch
     there = [bf.device_put(a, device) for a in args]
     engine = Alike(fake, 0)
     with engines.use(engine):
-        program = cuda_program.CudaProgram(spell_out(jaxpr), (False,) * 4)
+        program = cuda_program.CudaProgram(spell_out(jaxpr), (False,) * 5)
         for _ in range(4):
             outs = program([a.buffer for a in there])
             for out, w in zip(outs, want, strict=True):
@@ -152,7 +164,9 @@ def test_the_gradients_of_layers_are_summed_beside_the_layers_before(monkeypatch
     executor = program._free[0][0]
     order = turns([executor._task(w) for w in executor.works], config.cuda_streams)
     on = [t.stream == config.cuda_streams for t in order]
-    assert on == [w.exchanges for w in executor.works]
+    assert on == [w.exchanges for w in executor.works] and sum(on) == 4 // per_bucket
+    if per_bucket == 4:  # the one sum has nothing behind it
+        return
     first, last = on.index(True), len(on) - 1 - on[::-1].index(False)
     assert first < last and not any(first in t.waits for t in order[first + 1 :]), "nothing waits for it"
 

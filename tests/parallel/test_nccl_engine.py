@@ -9,6 +9,7 @@ import pytest
 
 from blufunc import errors
 from blufunc.kernels import cuda_runtime
+from blufunc.kernels.cuda_collective import Exchange
 from blufunc.parallel import engine as engines
 from blufunc.parallel.mesh import AbstractMesh
 from blufunc.parallel.nccl_engine import NcclEngine
@@ -41,8 +42,17 @@ class Library:
 
     def groupEnd(self):
         group, self.local.group = self.local.group, None
-        if group:
-            group[0][0].run_group([(kind, args) for _, kind, args in group])
+        messages = [(kind, args) for _, kind, args in group if kind in ("send", "recv")]
+        if messages:
+            group[0][0].run_group(messages)
+        for _, kind, run in group:
+            if kind == "run":
+                run()
+
+    def put(self, comm, run):
+        """At once, or at the end of a group."""
+        group = getattr(self.local, "group", None)
+        run() if group is None else group.append((comm, "run", run))
 
 
 def memory(address, nbytes):
@@ -66,12 +76,18 @@ class Communicator:
         return engines.reduced(parts, OPS[op])
 
     def allReduce(self, send, receive, count, code, op, stream):
-        out = self.reduced(send, count, code, op)
-        memory(receive, out.nbytes)[:] = out.view(np.uint8)
+        def run():
+            out = self.reduced(send, count, code, op)
+            memory(receive, out.nbytes)[:] = out.view(np.uint8)
+
+        self.library.put(self, run)
 
     def reduceScatter(self, send, receive, count, code, op, stream):
-        out = self.reduced(send, self.n * count, code, op)[self.rank * count : (self.rank + 1) * count]
-        memory(receive, out.nbytes)[:] = np.ascontiguousarray(out).view(np.uint8)
+        def run():
+            out = self.reduced(send, self.n * count, code, op)[self.rank * count : (self.rank + 1) * count]
+            memory(receive, out.nbytes)[:] = np.ascontiguousarray(out).view(np.uint8)
+
+        self.library.put(self, run)
 
     def allGather(self, send, receive, count, code, stream):
         assert code == 1
@@ -148,7 +164,8 @@ MESH = AbstractMesh((2, 2), ("x", "y"))
 
 
 def enqueue(engine, kind, x, out, count, axes, **options):
-    engine.enqueue(kind, x.ctypes.data, out.ctypes.data, count, x.dtype, axes, STREAM, **options)
+    exchange = Exchange(kind, x.ctypes.data, out.ctypes.data, count, x.dtype, **options)
+    engine.enqueue([exchange], axes, STREAM)
     return out
 
 
@@ -197,6 +214,37 @@ def test_maximum_and_records():
 
     for out in on_ranks(MESH, run):
         np.testing.assert_array_equal(out, np.full(3, 3, np.float32))
+
+
+def test_several_as_one():
+    """A bucket is one group of the library, and one record; an error leaves no group open."""
+    address = lambda x: x.ctypes.data
+
+    def run(engine):
+        a, b = np.full(3, engine.rank + 1, np.float32), np.arange(8, dtype=np.int32)
+        outs = [np.zeros_like(a), np.zeros(4, np.int32)]
+        two = [
+            Exchange("all_reduce", address(a), address(outs[0]), 3, a.dtype),
+            Exchange("reduce_scatter", address(b), address(outs[1]), 4, b.dtype),
+        ]
+        groups, library = [], engine._nccl
+        engine.prepare([("x",)])
+        engine._nccl = types.SimpleNamespace(
+            groupStart=lambda: (groups.append("start"), library.groupStart()),
+            groupEnd=lambda: (library.groupEnd(), groups.append("end")),
+        )
+        engine.enqueue(two, ("x",), STREAM)
+        engine.enqueue([], ("x",), STREAM)
+        with pytest.raises(errors.UnsupportedError, match="int16"):
+            engine.enqueue([two[0], two[0]._replace(dtype=np.dtype(np.int16))], ("x",), STREAM)
+        assert groups == ["start", "end"]
+        found = [(r.operation, r.nbytes) for r in engine.world.recorder.records]
+        assert found == [("communicator", 0), ("all_reduce and reduce_scatter", 12 + 32)]
+        return outs
+
+    for rank, (whole, part) in enumerate(on_ranks(AbstractMesh((2,), ("x",)), run)):
+        np.testing.assert_array_equal(whole, np.full(3, 3, np.float32))
+        np.testing.assert_array_equal(part, 2 * np.arange(4 * rank, 4 * rank + 4))
 
 
 def test_lanes_are_communicators_of_their_own():
