@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,8 @@ WHOLE = {"all_reduce": 1, "permute": 1, "all_gather": 1, "reduce_scatter": 0, "a
 """Kinds of exchange; whether their ``count`` is that of the operand, or that of one rank's part of it."""
 
 
-class Exchange(NamedTuple):
+@dataclass(frozen=True)
+class Exchange:
     """An exchange of contiguous memory of the current device.
 
     Attributes:

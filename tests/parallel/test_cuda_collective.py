@@ -83,7 +83,7 @@ class Alike:
 
     def enqueue(self, exchanges, axes, stream):
         for exchange in exchanges:
-            self.put(*exchange, axes, stream)
+            self.put(*vars(exchange).values(), axes, stream)
 
     def put(self, kind, send, receive, count, dtype, op, perm, axes, stream):
         group = engines.group_of(self.rank, MESH, axes)

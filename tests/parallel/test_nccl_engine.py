@@ -3,6 +3,7 @@
 import ctypes
 import threading
 import types
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -236,7 +237,7 @@ def test_several_as_one():
         engine.enqueue(two, ("x",), STREAM)
         engine.enqueue([], ("x",), STREAM)
         with pytest.raises(errors.UnsupportedError, match="int16"):
-            engine.enqueue([two[0], two[0]._replace(dtype=np.dtype(np.int16))], ("x",), STREAM)
+            engine.enqueue([two[0], replace(two[0], dtype=np.dtype(np.int16))], ("x",), STREAM)
         assert groups == ["start", "end"]
         found = [(r.operation, r.nbytes) for r in engine.world.recorder.records]
         assert found == [("communicator", 0), ("all_reduce and reduce_scatter", 12 + 32)]
