@@ -85,7 +85,7 @@ class Config:
       cuda_streams: how many streams the steps of such a graph take, those that are independent side by side; 1: all
         steps wait for each other. Exchanges between devices have one more.
       nccl_graphs: whether programs that exchange between GPUs are replayed as graphs too, with exchanges on a stream of
-        their own. Off: with NCCL 2.28.9 and four H200s such graphs ended the process.
+        their own. Off, their steps are launched one by one, on one stream.
       cpu_devices: how many devices the CPU is taken for. They share its cores: more than one serves to try programs
         for many devices.
       check: run ``check_jaxpr`` on every jaxpr that a trace or transform produces. Slow; the tests set it.
@@ -101,7 +101,7 @@ class Config:
     matmul_precision: str = "default"
     cuda_graphs: bool = True
     cuda_streams: int = 2
-    nccl_graphs: bool = False
+    nccl_graphs: bool = True
     cpu_devices: int = 1
     guards: ClassVar[bool] = False  # whether results must be looked at
 

@@ -49,8 +49,9 @@ def main() -> None:
         return optim.apply_updates(params, updates), state, value
 
     compiled = bf.jit(train_step, donate_argnums=(0, 1))
-    params = initial(o, config, where(mesh, o))
-    kept = [params, bf.jit(optimizer.init)(params)]
+    place = where(mesh, o)
+    params = initial(o, config, place)
+    kept = [params, tree.map(lambda x: bf.device_put(x, place(x.shape)), bf.jit(optimizer.init)(params))]
     del params  # it is donated
     divided = bf.devices(o.platform)[0] if mesh is None else bf.NamedSharding(mesh, bf.P("data"))
     tokens = [bf.device_put(t, divided) for t in gpt2.tokens(o)]

@@ -348,14 +348,14 @@ def test_what_programs_show(mesh):
     f = bf.jit(lambda a: (a * scale).sum(0))
     lowered = f.lower(a)
     assert "f32[4,4]" not in lowered.as_text()  # the program as it was written
-    assert "psum" in str(lowered.fusion) and "psum" in lowered.source()
+    assert "mesh_sums" in str(lowered.fusion) and "mesh_sums" in lowered.source()
     assert lowered.cost.bytes < f.lower(np.ones((8, 4))).cost.bytes  # of one device, which holds half
     compiled = lowered.compile()
     np.testing.assert_array_equal(np.asarray(compiled(a)), [16] * 4)
-    assert "psum" in compiled.source()
+    assert "mesh_sums" in compiled.source()
     for x in (a, bf.device_put(a, NamedSharding(mesh, P("y")))):
-        assert any("psum" in step.name for step in compiled.timings(x))
-    assert "psum" in str(bf.explain(f, a))
+        assert any("mesh_sums" in step.name for step in compiled.timings(x))
+    assert "mesh_sums" in str(bf.explain(f, a))
 
 
 def test_nans_are_found(mesh, monkeypatch):
