@@ -25,6 +25,7 @@ from blufunc.parallel.mesh import Mesh
 from blufunc.parallel.mesh_program import LocalProgram, MeshProgram, local_jaxpr, reshard
 from blufunc.parallel.sharded_buffer import ShardedBuffer
 from blufunc.parallel.sharding import NamedSharding, replicated
+from blufunc.parallel.spell_out import spell_out
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,9 @@ class MeshDevice(backend.Device):
     def local(
         self, jaxpr: Jaxpr, donated: Sequence[bool], layouts: tuple[NamedSharding, ...]
     ) -> tuple[Jaxpr, Sequence[bool], backend.Device]:
-        """The local jaxpr, constants first among its parameters, and the first device of this process."""
+        """The local jaxpr as it runs, constants first among its parameters, and the first device of this process."""
         made, consts, _ = local_jaxpr(jaxpr, layouts or self._all_replicated(jaxpr), self.mesh)
-        return made, (False,) * len(consts) + tuple(donated), self.own
+        return spell_out(made), (False,) * len(consts) + tuple(donated), self.own
 
     def local_program(self, program: MeshProgram, layouts: tuple[NamedSharding, ...]) -> LocalProgram:
         """The program that all devices run."""
@@ -141,17 +142,18 @@ class MeshBackend:
 
     def claim(self, buffers: list[ShardedBuffer], donated: Sequence[bool]) -> None:
         """Copy the shards of donated buffers that somebody else still sees."""
-        holders = references(compress(buffers, donated))  # the array and ``buffers``
-        for i, n in zip(compress(range(len(buffers)), donated), holders, strict=True):
-            buffers[i] = self._claimed(buffers[i], n > ALONE + 1)
-
-    def _claimed(self, buffer: ShardedBuffer, shared: bool) -> ShardedBuffer:
-        """A buffer of the shards, which ``buffer`` holds as the array of each of them would."""
-        shards: list[Any] = list(buffer.shards)
-        for rank, device in enumerate(buffer.devices):
-            one = shards[rank : rank + 1]
-            if not shared:  # else this reference is that of whoever sees ``buffer`` too
-                shards[rank] = None
-            device.backend.claim(one, (True,))
-            shards[rank] = one[0]
-        return ShardedBuffer(shards, buffer.sharding, buffer.shape, buffer.dtype)
+        holders = list(references(compress(buffers, donated)))  # the array and ``buffers``
+        places = list(compress(range(len(buffers)), donated))
+        # whoever sees a buffer sees its shards: they have a holder more
+        seen = [[*buffers[i].shards] for i, n in zip(places, holders, strict=True) if n > ALONE + 1]
+        copies: dict[int, list[Any]] = {}
+        for rank, device in enumerate(self.mesh.local_devices):
+            row = [buffers[i].shards[rank] for i in places]  # the buffer holds a shard as its array would
+            device.backend.claim(row, (True,) * len(row))
+            for i, shard in zip(places, row, strict=True):
+                if shard is not buffers[i].shards[rank]:
+                    copies.setdefault(i, [*buffers[i].shards])[rank] = shard
+        del seen
+        for i, shards in copies.items():
+            b = buffers[i]
+            buffers[i] = ShardedBuffer(shards, b.sharding, b.shape, b.dtype)

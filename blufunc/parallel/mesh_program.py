@@ -8,6 +8,7 @@ program. Its collectives meet those of the other ranks in an engine, which are t
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from blufunc.parallel import local_gpus, processes, sharded_buffer
 from blufunc.parallel.constrain import constrain
 from blufunc.parallel.mesh import Mesh
 from blufunc.parallel.partition import localise
-from blufunc.parallel.sharded_buffer import ShardedBuffer
+from blufunc.parallel.sharded_buffer import ShardedBuffer, sharded_buffers
 from blufunc.parallel.sharding import NamedSharding, replicated
 from blufunc.parallel.spell_out import spell_out
 from blufunc.parallel.thread_engine import run_ranks
@@ -46,16 +47,22 @@ class MeshProgram:
         self.donated = tuple(donated)
         self.mesh = mesh
         self.local_programs: dict[Shardings, LocalProgram] = {}
+        self._last: tuple[Shardings, LocalProgram] | None = None  # of the last call
 
     def __call__(self, buffers: list[ShardedBuffer]) -> list[ShardedBuffer]:
         return self.local(tuple([b.sharding for b in buffers]))(buffers)
 
     def local(self, in_shardings: Shardings) -> LocalProgram:
         """The program for arguments of these shardings."""
+        if self._last is not None:  # most often they are the very results of a call before
+            known, program = self._last
+            if len(known) == len(in_shardings) and all(map(operator.is_, known, in_shardings)):
+                return program
         found = self.local_programs.get(in_shardings)
         if found is None:
             made = LocalProgram(self.jaxpr, in_shardings, self.donated, self.mesh)
             found = self.local_programs[in_shardings] = made
+        self._last = in_shardings, found
         return found
 
     def source(self) -> str:
@@ -83,7 +90,10 @@ class LocalProgram:
     def __init__(self, jaxpr: Jaxpr, in_shardings: Shardings, donated: Sequence[bool], mesh: Mesh):
         self.jaxpr, consts, self.out_shardings = local_jaxpr(jaxpr, in_shardings, mesh)
         self.in_shardings = in_shardings
-        self.out_avals = [v.aval for v in jaxpr.outvars]
+        self._out_types = [
+            (sharding, v.aval.shape, v.aval.dtype)
+            for sharding, v in zip(self.out_shardings, jaxpr.outvars, strict=True)
+        ]
         self.mesh = mesh
         self.consts = [[c.buffer_on(d) for c in consts] for d in mesh.local_devices]
         self.meets = exchanges(self.jaxpr)
@@ -108,10 +118,7 @@ class LocalProgram:
         ranks = self._arguments(buffers)
         buffers.clear()
         rows = self._on_all_ranks(lambda i: self.programs[i](ranks[i]))
-        return [
-            ShardedBuffer([row[i] for row in rows], sharding, aval.shape, aval.dtype)
-            for i, (sharding, aval) in enumerate(zip(self.out_shardings, self.out_avals, strict=True))
-        ]
+        return sharded_buffers(rows, self._out_types)
 
     @property
     def schedule(self) -> Any:
@@ -133,8 +140,8 @@ class LocalProgram:
 
     def _arguments(self, buffers: Sequence[ShardedBuffer]) -> list[list]:
         """The arguments of each rank of this process."""
-        columns = [b.shards for b in buffers]
-        return [[*consts, *[c[i] for c in columns]] for i, consts in enumerate(self.consts)]
+        rows = zip(*[b.shards for b in buffers], strict=True) if buffers else [()] * len(self.consts)
+        return [[*consts, *row] for consts, row in zip(self.consts, rows, strict=True)]
 
     def _agree(self, buffers: Sequence[ShardedBuffer]) -> None:
         """Before the first run: all processes have this program, and give it what they should have in common.

@@ -37,7 +37,7 @@ class ShardedBuffer:
         shape: tuple[int, ...],
         dtype: np.dtype,
     ):
-        self.shards = list(shards)
+        self.shards = tuple(shards)
         self.sharding, self.shape, self.dtype = sharding, shape, dtype
 
     @property
@@ -59,6 +59,24 @@ class ShardedBuffer:
         """What a rank of this process holds, padding included, on the host; read-only."""
         i = self.ranks.index(rank)
         return self.devices[i].backend.to_host(self.shards[i])
+
+
+def sharded_buffers(
+    rows: Sequence[Sequence[backend.Buffer]],
+    types: Sequence[tuple[NamedSharding, tuple[int, ...], np.dtype]],
+) -> list[ShardedBuffer]:
+    """The results of a program, of which a step of training has hundreds.
+
+    Args:
+      rows: for each rank of this process, its shard of each result.
+      types: the sharding, shape and dtype of each result.
+    """
+    new, out = ShardedBuffer.__new__, []
+    for shards, (sharding, shape, dtype) in zip(zip(*rows, strict=True), types, strict=True):
+        made = new(ShardedBuffer)  # what __init__ does, in half the time
+        made.shards, made.sharding, made.shape, made.dtype = shards, sharding, shape, dtype
+        out.append(made)
+    return out
 
 
 def mesh_of(sharding: NamedSharding) -> Mesh:
