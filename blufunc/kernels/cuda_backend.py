@@ -22,8 +22,8 @@ from blufunc.core.holders import ALONE, references
 from blufunc.core.jaxpr import Eqn, Jaxpr, Var
 from blufunc.core.structure import reshape_p
 from blufunc.kernels import cuda_memory, cuda_runtime
-from blufunc.kernels.cuda_clusters import limits_of
 from blufunc.kernels.cuda_draft import Draft
+from blufunc.kernels.cuda_limits import limits_of
 from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.cuda_program import CudaProgram
 

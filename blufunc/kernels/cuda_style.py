@@ -21,9 +21,9 @@ from typing import Any
 
 from blufunc.kernels import cuda_schedule, scalars
 from blufunc.kernels.cstyle import accumulator, comment, is_arg, reducing, update, written_in
-from blufunc.kernels.cuda_clusters import HOPPER, Limits
 from blufunc.kernels.cuda_copies import RowCopies
 from blufunc.kernels.cuda_folds import with_shared_folds
+from blufunc.kernels.cuda_limits import HOPPER, Limits
 from blufunc.kernels.cuda_moments import Spread, sums_of_spreads, with_spreads
 from blufunc.kernels.cuda_narrow import is_widened, narrow_exponentials
 from blufunc.kernels.cuda_rereads import with_rereads
