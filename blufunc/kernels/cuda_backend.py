@@ -17,7 +17,7 @@ import numpy as np
 
 from blufunc.core import backend, source
 from blufunc.core.avals import ShapedArray
-from blufunc.core.cache import exact
+from blufunc.core.exact import exact
 from blufunc.core.holders import ALONE, references
 from blufunc.core.jaxpr import Eqn, Jaxpr, Var
 from blufunc.core.structure import reshape_p
