@@ -6,12 +6,11 @@ again, the difference to the key it was traced with before is one line to print.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from blufunc.core import tree, treepath
 from blufunc.core.avals import ShapedArray
+from blufunc.core.exact import shown
 
 
 class Key(NamedTuple):
@@ -21,25 +20,6 @@ class Key(NamedTuple):
     types: tuple[ShapedArray, ...]
     static: tuple  # of each its kind, its position or name, its class, and ``exact`` of it
     context: tuple = ()
-
-
-def exact(value: Any) -> Any:
-    """A key that tells apart what ``==`` does not: 1, 1.0 and True; 0.0 and -0.0; also inside tuples."""
-    if isinstance(value, (bool, int, float, complex, np.generic)):
-        return (value.__class__, repr(value))
-    if isinstance(value, tuple):
-        return (value.__class__, *map(exact, value))
-    return value
-
-
-def _shown(key: Any) -> str:
-    """The value that ``exact`` made a key of, as it is written."""
-    if not isinstance(key, tuple):
-        return repr(key)
-    kind, *rest = key
-    if issubclass(kind, tuple):
-        return f"({', '.join(map(_shown, rest))}{',' * (len(rest) == 1)})"
-    return rest[0]
 
 
 def difference(old: Key, new: Key, labels: list[str]) -> str:
@@ -54,7 +34,7 @@ def difference(old: Key, new: Key, labels: list[str]) -> str:
         if a is not b
     ]
     parts += [
-        f"static argument {b[1]}: {_shown(a[-1])} -> {_shown(b[-1])}"
+        f"static argument {b[1]}: {shown(a[-1])} -> {shown(b[-1])}"
         for a, b in zip(old.static, new.static, strict=False)
         if a != b
     ]

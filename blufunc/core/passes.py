@@ -20,7 +20,7 @@ import numpy as np
 from blufunc.config import config
 from blufunc.core import backend, check, dtypes, source
 from blufunc.core.array import Array
-from blufunc.core.cache import exact
+from blufunc.core.exact import exact
 from blufunc.core.jaxpr import Atom, DropVar, Eqn, Jaxpr, Literal, Var, subjaxprs
 from blufunc.core.kinds import Elementwise
 from blufunc.core.ops.elementwise import add_p, convert_p, div_p, mul_p, select_p, stop_gradient_p

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from blufunc.core import source
+from blufunc.core.exact import same
 from blufunc.core.treenode import (
     DEFAULT,
     DICT,
@@ -43,7 +44,11 @@ Spec = tuple[Kind, Any, tuple[Any, ...]] | None
 
 
 class TreeDef:
-    """The structure of a pytree without its leaves. Immutable, hashable, comparable, and picklable."""
+    """The structure of a pytree without its leaves. Immutable, hashable, comparable, and picklable.
+
+    Structures are equal if their static data and the keys of their dicts are, numbers of the same class: a program that
+    was traced for 1 is not that for 1.0.
+    """
 
     __slots__ = ("_hash", "num_leaves", "spec")
 
@@ -90,7 +95,9 @@ class TreeDef:
             return True
         if type(other) is not TreeDef:
             return NotImplemented
-        return self.num_leaves == other.num_leaves and self.spec == other.spec
+        return (
+            self.num_leaves == other.num_leaves and self.spec == other.spec and _same(self.spec, other.spec)
+        )
 
     def __hash__(self) -> int:
         if self._hash is None:
@@ -113,6 +120,15 @@ LEAF = TreeDef(None, 1)
 
 def _treedef(spec: Spec) -> TreeDef:
     return LEAF if spec is None else TreeDef(spec, _count(spec))
+
+
+def _same(a: Spec, b: Spec) -> bool:
+    """Whether specs that are equal have static data of the same classes too."""
+    if a is None or b is None or a is b:
+        return True
+    if not same(a[1], b[1]):
+        return False
+    return not any(a[2]) or all(_same(x, y) for x, y in zip(a[2], b[2], strict=True))
 
 
 def _count(spec: Spec) -> int:
@@ -344,7 +360,7 @@ def leaves_like(treedef: TreeDef, tree: PyTree) -> list[Leaf] | None:
         if treedef.spec is None:
             found.append(tree)
         else:
-            _up_to(treedef.spec, tree, found)
+            _up_to(treedef.spec, tree, found, exactly=True)
     except (
         _Mismatch,
         UnsortableKeys,
@@ -477,7 +493,8 @@ def _flatten_up_to(treedef: TreeDef, tree: PyTree, names: tuple[str, str]) -> li
     return found
 
 
-def _up_to(spec: Spec, x: Any, found: list[PyTree]) -> None:
+def _up_to(spec: Spec, x: Any, found: list[PyTree], exactly: bool = False) -> None:
+    """Add to ``found`` what stands in ``x`` where ``spec`` has its leaves; ``exactly``: as ``TreeDef`` compares."""
     kind, aux, specs = spec  # type: ignore[misc]
     cls: type = type(x)
     if cls is not kind.cls:
@@ -491,13 +508,17 @@ def _up_to(spec: Spec, x: Any, found: list[PyTree]) -> None:
             raise _Mismatch from None
         if len(x) != len(aux):
             raise _Mismatch
+        if exactly and aux and aux[0].__class__ is not str:  # strings are equal to nothing else
+            own = dict(zip(x, x, strict=True))
+            if not same(tuple([own[key] for key in aux]), aux):
+                raise _Mismatch
     elif kind is TUPLE or kind is LIST:
         children = x
         if len(children) != len(specs):
             raise _Mismatch
     else:
         children, x_aux = kind.split(x)
-        if len(children) != len(specs) or x_aux != aux:
+        if len(children) != len(specs) or not (same(x_aux, aux) if exactly else x_aux == aux):
             raise _Mismatch
     if not any(specs):
         found += children
@@ -506,7 +527,7 @@ def _up_to(spec: Spec, x: Any, found: list[PyTree]) -> None:
         if s is None:
             found.append(child)
         else:
-            _up_to(s, child, found)
+            _up_to(s, child, found, exactly)
 
 
 def _mismatches(spec: Spec, x: PyTree, names: tuple[str, str], path: Path) -> Iterator[str]:
@@ -531,28 +552,35 @@ def _mismatches(spec: Spec, x: PyTree, names: tuple[str, str], path: Path) -> It
                 yield from _mismatches(s, theirs[key], names, (*path, key))
 
 
-def node_differences(a: Spec, b: Spec, names: tuple[str, str], path: Path) -> Iterator[str]:
-    """The lines that say how two nodes differ, leaving their common children aside."""
+def node_differences(
+    a: Spec, b: Spec, names: tuple[str, str], path: Path, key: Callable[[Any], Any] = lambda x: x
+) -> Iterator[str]:
+    """The lines that say how two nodes differ, leaving their common children aside.
+
+    Args:
+      key: of static data and of the keys of children, by which they are compared.
+    """
     assert a is not None and b is not None
     if a[0] is not b[0]:
         yield f"{_place(path)}: {names[0]} has {describe(a)}, {names[1]} has {describe(b)}"
         return
     keys_a, keys_b = _keys(a), _keys(b)
     for keys, others, name in ((keys_a, keys_b, names[0]), (keys_b, keys_a, names[1])):
-        yield from [f"{_place((*path, key))}: only in {name}" for key in keys if key not in others]
+        known = [key(k) for k in others]
+        yield from [f"{_place((*path, k))}: only in {name}" for k in keys if key(k) not in known]
     kind, aux_a, aux_b = a[0], a[1], b[1]
-    if aux_a == aux_b or kind is DICT:
+    if key(aux_a) == key(aux_b) or kind is DICT:
         return
     if kind.static_names:
         for name, x, y in zip(kind.static_names, aux_a, aux_b, strict=True):
-            if x != y:
+            if key(x) != key(y):
                 place = _place((*path, GetAttrKey(name)))
                 yield f"{place}: static, {x!r} in {names[0]}, {y!r} in {names[1]}"
     elif kind is DEFAULT:
         if aux_a[0] != aux_b[0]:
             yield f"{_place(path)}: default factory {aux_a[0]!r} in {names[0]}, {aux_b[0]!r} in {names[1]}"
     elif kind is ORDERED:
-        if set(aux_a) == set(aux_b):
+        if {key(k) for k in aux_a} == {key(k) for k in aux_b}:
             yield f"{_place(path)}: keys in order {list(aux_a)} in {names[0]}, {list(aux_b)} in {names[1]}"
     else:
         what = f"static data of {kind.cls.__name__}"

@@ -12,6 +12,7 @@ from typing import Any
 
 from blufunc.core import source
 from blufunc.core import tree as _tree
+from blufunc.core.exact import exact
 from blufunc.core.tree import Path, PyTree, Spec, TreeDef
 from blufunc.core.treenode import KINDS, DictKey, FlattenedIndexKey, GetAttrKey, SequenceKey, UnsortableKeys
 from blufunc.errors import ArgumentError
@@ -134,13 +135,13 @@ def diff(a: TreeDef, b: TreeDef, a_name: str = "the first", b_name: str = "the s
 
 
 def _diff(a: Spec, b: Spec, names: tuple[str, str], path: Path) -> Iterator[str]:
-    if a == b:
+    if exact(a) == exact(b):
         return
     if a is None or b is None:
         place = keystr(path) or "at the root"
         yield f"{place}: {names[0]} has {_tree.describe(a)}, {names[1]} has {_tree.describe(b)}"
         return
-    yield from _tree.node_differences(a, b, names, path)
+    yield from _tree.node_differences(a, b, names, path, exact)
     if a[0] is b[0]:
         theirs = dict(zip(b[0].keys(b[1], len(b[2])), b[2], strict=True))
         for key, child in zip(a[0].keys(a[1], len(a[2])), a[2], strict=True):

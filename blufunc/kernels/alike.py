@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from blufunc.core.cache import exact
+from blufunc.core.exact import exact
 from blufunc.core.jaxpr import Eqn, Literal, Var
 from blufunc.kernels.fuse import Fusion, Region
 from blufunc.kernels.kernel_names import stem_of

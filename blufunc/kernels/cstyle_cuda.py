@@ -11,11 +11,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from blufunc.kernels import cuda_prelude
-from blufunc.kernels.cuda_clusters import HOPPER, Limits
 from blufunc.kernels.cuda_column_scans import ColumnStyle, scans_columns
 from blufunc.kernels.cuda_group_style import GroupStyle
+from blufunc.kernels.cuda_limits import HOPPER, SM_COUNT, Limits
 from blufunc.kernels.cuda_row_passes import ONLINE
-from blufunc.kernels.cuda_schedule import SM_COUNT
 from blufunc.kernels.cuda_style import DYNAMIC, CudaKernel, CudaStyle
 from blufunc.kernels.cuda_tile_style import TileStyle, turned_loads
 from blufunc.kernels.loopir import Kernel

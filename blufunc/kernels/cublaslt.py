@@ -13,6 +13,7 @@ import importlib
 import math
 import struct
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -354,9 +355,8 @@ class Plan:
             return bytes(proposed[0].algorithm), "the only one proposed"
         try:
             run, keep = self._trial(addresses)
-        except (
-            errors.OutOfMemoryError
-        ):  # large products leave room for nothing else: the library's first guess, then
+        except errors.OutOfMemoryError:
+            # large products leave room for nothing else: the library's first guess, then
             return bytes(proposed[0].algorithm), ""
         stream = cuda_runtime.compute_stream(self.device)
         times: dict[bytes, float] = {}
@@ -374,12 +374,8 @@ class Plan:
                 try:
                     if algorithm not in times:
                         run()  # what is loaded at the first run is not to be timed
-                    ms = cuda_runtime.elapsed_ms(run, stream)
-                    # a product takes less than the host takes to ask for it: many in a row tell what one takes
-                    repeats = min(int(budget / ms), _MOST_REPEATS)
-                    spent += ms * (repeats + 2)
-                    if repeats > 1:
-                        ms = cuda_runtime.elapsed_ms(run, stream, repeats)
+                    ms, cost = _timed(run, stream, budget)
+                    spent += cost
                 except errors.UnsupportedError:
                     times.pop(algorithm, None)
                     continue
@@ -432,6 +428,15 @@ class Plan:
         beta = 1 if g.reads_c else 0
         stream = cuda_runtime.compute_stream(device).ptr
         return lambda: self.run(a, b, d, d, bias, aux, 1, beta, stream), keep
+
+
+def _timed(run: Callable[[], object], stream: Any, budget: float) -> tuple[float, float]:
+    """The milliseconds that a run takes, and those that it took to find out, which are to be ``budget`` about."""
+    ms = cuda_runtime.elapsed_ms(run, stream)
+    # a product takes less than the host takes to ask for it: many in a row tell what one takes
+    repeats = min(int(budget / ms), _MOST_REPEATS)
+    spent = ms * (repeats + 2)
+    return (cuda_runtime.elapsed_ms(run, stream, repeats) if repeats > 1 else ms), spent
 
 
 def _number(x: complex, code: str) -> bytes:

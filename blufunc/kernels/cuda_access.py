@@ -47,9 +47,8 @@ class WideAccess(CStyle):
         self.finishing = False
         self.readers: dict[Buffer, str] = {}  # how to read what stands for a buffer or for a part of it
         self.streamed: frozenset[Buffer] = frozenset()  # what is written past the cache
-        self.held: frozenset[Buffer] = (
-            frozenset()
-        )  # what is read and stays in the cache longer than what is written
+        # what is read and stays in the cache longer than what is written
+        self.held: frozenset[Buffer] = frozenset()
         self.inner: Vectors | None = None  # the vectors of the loop that is being written
         self.element_scope: Scope | None = None
         self.wide_loads: dict[Any, str] = {}  # loads of the vector at hand
@@ -127,7 +126,8 @@ class WideAccess(CStyle):
     def _store(self, s: Store) -> str:
         element = self.inner.element if self.inner is not None else None
         if element and self.element_scope is not None and is_contiguous(s.index, element):
-            if s.guard is None or element not in s.guard.ranges():
+            together = s.guard is None or element not in s.guard.ranges()
+            if together:
                 return self._wide_store(s, element)
         text = super()._store(s)
         if self.inner is None and self.threads > 1:

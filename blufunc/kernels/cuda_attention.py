@@ -110,9 +110,8 @@ class Kernel(NamedTuple):
 
     def shared_bytes(self, features: int, tiling: Tiling) -> int:
         """Of a block: its own tiles, and two stages of what it goes over."""
-        pairs = (
-            -(-8 * tiling.columns // 1024) * 1024 if self.of_keys else 0
-        )  # keep tiles at multiples of 1024
+        # of numbers for each column, after which tiles are to lie at multiples of 1024
+        pairs = -(-8 * tiling.columns // 1024) * 1024 if self.of_keys else 0
         return 2 * features * (self.tiles * tiling.rows + 4 * tiling.columns) + 2 * pairs
 
 
@@ -195,9 +194,8 @@ def group_sizes(features: int, tiling: Tiling) -> cuda_mma.GroupSizes | None:
 def problem(kernel: Kernel, shape: Shape, scale: float, strides: Mapping[str, Strides]) -> bytes:
     """The structure ``Problem``: ``strides`` are those of the operands, by name."""
     planes = kernel.planes(shape)
-    read = (
-        4 * shape.features * (shape.queries if kernel.of_keys else shape.keys)
-    )  # by each plane, by many blocks
+    # bytes that the blocks of a plane read again and again
+    read = 4 * shape.features * (shape.queries if kernel.of_keys else shape.keys)
     section = max(1, min(planes, _SECTION_BYTES // read))
     group = shape.heads // shape.key_heads
     numbers = _NUMBERS.pack(

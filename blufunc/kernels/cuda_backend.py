@@ -17,13 +17,13 @@ import numpy as np
 
 from blufunc.core import backend, source
 from blufunc.core.avals import ShapedArray
-from blufunc.core.cache import exact
+from blufunc.core.exact import exact
 from blufunc.core.holders import ALONE, references
 from blufunc.core.jaxpr import Eqn, Jaxpr, Var
 from blufunc.core.structure import reshape_p
 from blufunc.kernels import cuda_memory, cuda_runtime
-from blufunc.kernels.cuda_clusters import limits_of
 from blufunc.kernels.cuda_draft import Draft
+from blufunc.kernels.cuda_limits import limits_of
 from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.cuda_program import CudaProgram
 

@@ -15,12 +15,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-SHARED_BYTES = 227 << 10
-"""What a block may have of shared memory on the device that figures were chosen for."""
-
-CLUSTER_BLOCKS = 8
-"""Blocks that a cluster may have on every device that has clusters (CUDA C++ Programming Guide, "Thread Block
-Clusters")."""
+from blufunc.kernels.cuda_limits import STATIC_BYTES, Limits
 
 _THREADS = {1: 512, 2: 640, 3: 512}
 """For each number of blocks on a multiprocessor, about how many threads they have, if a thread's share is no more than
@@ -28,30 +23,6 @@ _THREADS = {1: 512, 2: 640, 3: 512}
 
 MOST_STEPS = 16
 """Vectors of a row that a thread copies: loops over them are written out."""
-
-STATIC_BYTES = 4 << 10
-"""What is left of shared memory for exchanges, and to the system."""
-
-
-class Limits(NamedTuple):
-    """What a device allows.
-
-    Attributes:
-      shared_bytes: of shared memory for a block.
-      cluster: blocks of a cluster; 1: it has no clusters.
-    """
-
-    shared_bytes: int = SHARED_BYTES
-    cluster: int = CLUSTER_BLOCKS
-
-
-HOPPER = Limits()
-"""The limits of the device that figures were chosen for."""
-
-
-def limits_of(capability: tuple[int, int], shared_bytes: int) -> Limits:
-    """The limits of a device of a compute capability, whose blocks may have so many bytes of shared memory."""
-    return Limits(shared_bytes, CLUSTER_BLOCKS if capability >= (9, 0) else 1)
 
 
 class Shape(NamedTuple):

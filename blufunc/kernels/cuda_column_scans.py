@@ -15,9 +15,9 @@ from typing import Any
 
 from blufunc.kernels import scalars
 from blufunc.kernels.cstyle import written_in
-from blufunc.kernels.cuda_clusters import HOPPER, Limits
+from blufunc.kernels.cuda_limits import HOPPER, SM_COUNT, UNASKED_BYTES, Limits
 from blufunc.kernels.cuda_scans import REDUCERS
-from blufunc.kernels.cuda_schedule import SM_COUNT, Schedule
+from blufunc.kernels.cuda_schedule import Schedule
 from blufunc.kernels.cuda_style import CudaStyle
 from blufunc.kernels.cuda_vectors import Vectors, vectors_of
 from blufunc.kernels.indices import Range
@@ -44,9 +44,6 @@ _WARPS = 16, 32
 
 _REGISTERS, _OTHER_REGISTERS = 1 << 16, 40
 """Registers of a block, and those that a thread needs beside the rows that it has at once."""
-
-_SHARED_UNASKED = 48 << 10
-"""What a block may have of shared memory without asking."""
 
 
 def scans_columns(kernel: Kernel) -> bool:
@@ -97,9 +94,8 @@ class ColumnStyle(CudaStyle):
         # beside the rows of each scan, half as much for what is computed of them
         registers = _OTHER_REGISTERS + 3 * sum(_ROWS * sizes[keep] // 4 for keep in self.scanned) // 2
         shared = _WARP * sum(sizes[keep] * (1 + (keep in self.scanned)) for keep in sizes)
-        room = (
-            min(_REGISTERS // (_WARP * registers), _SHARED_UNASKED // shared) // 4 * 4
-        )  # as they are handed out
+        room = min(_REGISTERS // (_WARP * registers), UNASKED_BYTES // shared)
+        room = room // 4 * 4  # as they are handed out
         return max(1, min(_WARPS[self.blocks < SM_COUNT], -(-rows // _ROWS), room))
 
     def cuts_of(self, kernel: Kernel) -> dict[Range, Vectors]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from blufunc.core.jaxpr import Jaxpr
 from blufunc.core.passes import simplify
 from blufunc.kernels import cuda_modules, cuda_program
-from blufunc.kernels.cuda_clusters import HOPPER, Limits
+from blufunc.kernels.cuda_limits import HOPPER, Limits
 from blufunc.kernels.steps import OpaqueStep, Schedule
 
 

@@ -343,7 +343,8 @@ class Executor:
 
         Args:
           bases: the arguments, then the allocations for results.
-          between: called with the number of each step before it, and at the end with that of the steps.
+          between: called with the number of each step before it, and at the end with that of the steps; it may choose
+            the stream that the step goes on.
         """
         self.stream = stream.ptr
         cuda_runtime.use_device(self.device)
@@ -365,28 +366,30 @@ class Executor:
         if len(streams) == 1:
             self.launch(bases, streams[0])
             return
-        cuda_runtime.use_device(self.device)
-        self.bind(0, bases)
         order = cuda_streams.turns([self._task(w) for w in self.works], config.cuda_streams)
-        awaited = {n for turn in order for n in turn.waits}
-        passed, begin = {}, cuda_runtime.recorded(streams[0])
+        awaited = {-1}.union(*[turn.waits for turn in order])
+        passed: dict[int, Any] = {}  # the events behind steps; behind -1, that of the beginning
         used = {0}
+
+        def between(n: int) -> None:
+            if n - 1 in awaited:
+                passed[n - 1] = cuda_runtime.recorded(self.work_stream())
+            if n == len(order):
+                self._beside = None
+                for s in used - {0}:
+                    streams[0].wait_event(cuda_runtime.recorded(streams[s]))
+                return
+            turn = order[n]
+            stream = streams[turn.stream]
+            for m in (*[-1] * (turn.stream not in used), *turn.waits):
+                stream.wait_event(passed[m])
+            used.add(turn.stream)
+            self.stream, self._beside = stream.ptr, stream if turn.stream else None
+
         try:
-            for n, (work, turn) in enumerate(zip(self.works, order, strict=True)):
-                stream = streams[turn.stream]
-                for event in [begin] * (turn.stream not in used) + [passed[m] for m in turn.waits]:
-                    stream.wait_event(event)
-                used.add(turn.stream)
-                self.stream, self._beside = stream.ptr, (stream if turn.stream else None)
-                work.run(self)
-                if n in awaited:
-                    passed[n] = cuda_runtime.recorded(stream)
-                for root in work.drops:
-                    self._bases[root] = None
+            self.launch(bases, streams[0], between)
         finally:
             self._beside = None
-        for s in used - {0}:
-            streams[0].wait_event(cuda_runtime.recorded(streams[s]))
 
     @property
     def lanes(self) -> list[bool]:

@@ -405,9 +405,8 @@ def from_cupy(x: Any, dtype: np.dtype, device: int = 0, label: str = "") -> Devi
     import cupy
 
     dense = cupy.ascontiguousarray(x).reshape(x.shape)
-    x = (
-        dense.copy() if isinstance(dense.data.mem, cupy.cuda.UnownedMemory) else dense
-    )  # another buffer's memory
+    borrowed = isinstance(dense.data.mem, cupy.cuda.UnownedMemory)  # another buffer's memory
+    x = dense.copy() if borrowed else dense
     return pool(device).adopt(x, dtype, label)
 
 

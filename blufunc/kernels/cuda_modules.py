@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 from blufunc.config import config
 from blufunc.kernels import cuda_runtime, nvrtc
 from blufunc.kernels.cstyle_cuda import CudaKernel, renamed, render_group, render_many
-from blufunc.kernels.cuda_clusters import HOPPER, Limits, limits_of
 from blufunc.kernels.cuda_group_style import group_key, group_limit
+from blufunc.kernels.cuda_limits import HOPPER, Limits, limits_of
 from blufunc.kernels.cuda_source import CudaSource
 from blufunc.kernels.loopir import Kernel
 from blufunc.kernels.steps import GroupStep, KernelStep, Schedule

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from blufunc.kernels.cuda_clusters import STATIC_BYTES, Limits, Shape, cluster_shape
+from blufunc.kernels.cuda_clusters import Shape, cluster_shape
+from blufunc.kernels.cuda_limits import STATIC_BYTES, Limits
 from blufunc.kernels.cuda_row_passes import OneLane
 from blufunc.kernels.cuda_schedule import Schedule
 from blufunc.kernels.cuda_vectors import Vectors, is_contiguous, loads_replaced

@@ -192,13 +192,11 @@ def _sum_under(later: Sequence[Any], k: Range, top: Reduce) -> tuple[Lanes, Redu
         if not isinstance(loop, Lanes) or loop.range is not k:
             continue
         for s in loop.body:
-            if (
-                type(s) is Reduce
-                and s.total.op == "sum"
-                and s.value.dtype == s.total.dtype == top.total.dtype
-            ):
-                if _is_exp_under(s.value, top) and not _needed_elsewhere(s.value, loop, s):
-                    return loop, s
+            if type(s) is not Reduce or s.total.op != "sum" or not _is_exp_under(s.value, top):
+                continue
+            alike = s.value.dtype == s.total.dtype == top.total.dtype
+            if alike and not _needed_elsewhere(s.value, loop, s):
+                return loop, s
     return None
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from blufunc.kernels.cuda_limits import STATIC_BYTES
 from blufunc.kernels.cuda_schedule import KEPT_REGISTERS, Schedule, is_unrolled, steps_of
 from blufunc.kernels.cuda_vectors import Vectors, is_contiguous, loads_replaced
 from blufunc.kernels.indices import Index, Range, of
@@ -36,9 +37,6 @@ from blufunc.kernels.loopir import (
 
 _MOST_AHEAD, _LEAST_AHEAD = 4, 2
 """Rows that a group has under way."""
-
-_STATIC_BYTES = 4 << 10
-"""What is left of shared memory to the system."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ def with_rows_ahead(
     each = lanes.extent * sum(b.dtype.itemsize for b in found) * made.sharing
     grown = [max(4, s.keep.dtype.itemsize) for s in kernel.statements() if isinstance(s, Accumulate)]
     combined = lanes.extent * max(grown, default=0) * (made.sharing - 1)  # what groups have accumulated
-    depth = min(_MOST_AHEAD, (shared_bytes - _STATIC_BYTES - combined) // max(1, each))
+    depth = min(_MOST_AHEAD, (shared_bytes - STATIC_BYTES - combined) // max(1, each))
     if not found or depth < _LEAST_AHEAD or rows.range.extent < _LEAST_AHEAD * made.sharing:
         return kernel, None
     turn = Range("turn", depth)

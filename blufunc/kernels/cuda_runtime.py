@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
+from blufunc.kernels.cuda_limits import UNASKED_BYTES
 
 _SLOTS, _SLOT_BYTES = 16, 1 << 18
-_STATIC_SHARED = 48 << 10
-"""Bytes of shared memory that a block may have without asking."""
 
 
 # -- what there is ---------------------------------------------------------------------------------
@@ -397,7 +396,7 @@ class Kernel:
         self.name = name
         self._function = module.function(name)
         self.pointer: int = self._function.ptr
-        self._shared = _STATIC_SHARED
+        self._shared = UNASKED_BYTES
 
     def launch(
         self, grid: Sequence[int], block: Sequence[int], shared: int, args: Sequence[Any], stream: Any

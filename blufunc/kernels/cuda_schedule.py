@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from blufunc.kernels.cuda_clusters import SHARED_BYTES
+from blufunc.kernels.cuda_limits import SHARED_BYTES, SM_COUNT, STATIC_BYTES
 from blufunc.kernels.cuda_vectors import Vectors
 from blufunc.kernels.indices import Range
 from blufunc.kernels.loopir import (
@@ -28,9 +28,6 @@ from blufunc.kernels.loopir import (
     post_order,
     values_of,
 )
-
-SM_COUNT = 132
-"""Multiprocessors of the device that the figures below were chosen for."""
 
 _WARP = 32
 _BLOCK = 256
@@ -119,7 +116,7 @@ def schedule(kernel: Kernel, cuts: dict[Range, Vectors], shared_bytes: int = SHA
         made = Schedule(_block_threads(most))
     else:
         made = _of_lanes(kernel, most, keeps, cuts)
-    return replace(made, in_shared=_in_shared(keeps, made, cuts, shared_bytes - (4 << 10)))
+    return replace(made, in_shared=_in_shared(keeps, made, cuts, shared_bytes - STATIC_BYTES))
 
 
 def _of_points(kernel: Kernel, cuts: dict[Range, Vectors]) -> Schedule:

@@ -116,9 +116,8 @@ def turns(tasks: Sequence[Task], streams: int) -> list[Turn]:
     computing, streams = streams, streams + 1
     free = [0.0] * streams
     done: list[float] = []
-    seen = [
-        [-1] * streams for _ in range(streams)
-    ]  # by stream: the last steps of the others that it has waited for
+    # by stream: the last steps of the others that it has waited for
+    seen = [[-1] * streams for _ in range(streams)]
     known: list[list[int]] = []  # by step: the last steps of all streams that are done when it is
     chosen: list[Turn] = []
     for n, (task, needed) in enumerate(zip(tasks, dependencies(tasks), strict=True)):

@@ -20,22 +20,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from blufunc.kernels import cuda_schedule, scalars
-from blufunc.kernels.cstyle import accumulator, comment, is_arg, reducing, update, written_in
-from blufunc.kernels.cuda_clusters import HOPPER, Limits
+from blufunc.kernels.cstyle import comment, reducing, update, written_in
 from blufunc.kernels.cuda_copies import RowCopies
 from blufunc.kernels.cuda_folds import with_shared_folds
-from blufunc.kernels.cuda_moments import Spread, sums_of_spreads, with_spreads
-from blufunc.kernels.cuda_narrow import is_widened, narrow_exponentials
+from blufunc.kernels.cuda_limits import HOPPER, Limits
+from blufunc.kernels.cuda_moments import with_spreads
+from blufunc.kernels.cuda_narrow import narrow_exponentials
+from blufunc.kernels.cuda_reductions import ThreadReductions
 from blufunc.kernels.cuda_rereads import with_rereads
 from blufunc.kernels.cuda_row_passes import (
     OneLane,
-    OnlineSum,
     only_reduces,
     with_online_sums,
     with_single_lanes,
 )
 from blufunc.kernels.cuda_rows_ahead import with_rows_ahead
-from blufunc.kernels.cuda_scans import REDUCERS, LaneScans
+from blufunc.kernels.cuda_scans import LaneScans
 from blufunc.kernels.cuda_schedule import is_unrolled, shared_size, steps_of
 from blufunc.kernels.cuda_vectors import (
     Cutter,
@@ -55,14 +55,13 @@ from blufunc.kernels.loopir import (
     Scan,
     Set,
     Store,
-    Total,
     Value,
     computed_in,
     identity,
     post_order,
     values_of,
 )
-from blufunc.kernels.scalars import bare, grouped
+from blufunc.kernels.scalars import bare
 
 DYNAMIC = "extern __shared__ __align__(128) unsigned char shared_memory[];"
 """Whatever else lies in shared memory: where a copy of a row does not lie in sectors as the row does, it takes a tenth
@@ -97,7 +96,7 @@ class CudaKernel:
     segments: int = 0
 
 
-class CudaStyle(RowCopies, LaneScans):
+class CudaStyle(RowCopies, LaneScans, ThreadReductions):
     """Writes one kernel for a GPU.
 
     Args:
@@ -119,7 +118,6 @@ class CudaStyle(RowCopies, LaneScans):
         if self.schedule.cluster == 1:
             kernel = with_spreads(kernel, self.cuts, self.schedule.threads, aliased)
         kernel, self.ahead = with_rows_ahead(kernel, self.schedule, self.cuts, limits.shared_bytes)
-        self.spreads, self.own_means = sums_of_spreads(kernel), dict[Total, str]()
         cutter = Cutter(list(self.cuts.values()))
         super().__init__(cutter.kernel(kernel), aliased)
         if self.copy is not None:
@@ -140,8 +138,6 @@ class CudaStyle(RowCopies, LaneScans):
         self.in_shared = [cutter.cell(k) for k in self.schedule.in_shared]
         self.threads, self.thread = self.schedule.threads, "thread"
         self.when_read: Callable[[], None] | None = None  # what is to be done after the loop that reads a row
-        self.repeated = False  # whether a block reduction comes again without another one between
-        self.exchanges = 0  # among the blocks of a cluster, so far
         self.arrived = ""  # what tells whether the block came last, where it has been counted already
         self.combining: int | None = None  # where in shared memory groups hand over what they accumulated
 
@@ -470,14 +466,8 @@ class CudaStyle(RowCopies, LaneScans):
         if copied:
             self.copy_row(cut)
             self._read_early()
-        totals = list(dict.fromkeys(r.total for r in s.body if isinstance(r, Reduce)))
-        online = {r.total: r.mass for r in s.body if isinstance(r, OnlineSum) and r.mass is not None}
-        spreads = [r for r in s.body if isinstance(r, Spread)]
-        for total in (*totals, *online.values()):
-            self._declare(total)
+        self.declare_totals(s, cut)
         scans = [x for x in s.body if isinstance(x, Scan)]
-        for r in spreads:
-            self._own_mean(r, cut)
         if isinstance(s, OneLane):
             self._one_lane(s)
         elif scans:
@@ -490,20 +480,7 @@ class CudaStyle(RowCopies, LaneScans):
             if self.when_read is not None:
                 then, self.when_read = self.when_read, None
                 then()
-        owns = {top: self.fresh(f"{self.named[top]}_own") for top in online}
-        for top, own in owns.items():
-            self.line(f"const {scalars.register_type(top.dtype)} {own} = {self.named[top]};")
-        together = {*self.spreads, *self.spreads.values()}
-        self._reduce_threads([t for t in totals if t not in together], online)
-        for r in spreads:
-            self._reduce_moments(r, cut)
-        for top, mass in online.items():
-            name = self.named[mass]
-            self.line(f"{name} = under_top({name}, {owns[top]}, {self.named[top]});")
-        self._reduce_threads(list(online.values()), online.values())
-        if self._in_cluster():
-            for top, mass in online.items():
-                self._gather_online(top, mass)
+        self.exchange_totals(s, cut)
 
     def _one_lane(self, s: OneLane) -> None:
         """The body of a loop for one of its lanes, by the thread whose lane it is."""
@@ -520,145 +497,9 @@ class CudaStyle(RowCopies, LaneScans):
                 self.line(f"const {self.index_type} {self.variable(cut.element)} = {text};")
             self.body(s.body)
 
-    def _declare(self, total: Total) -> None:
-        dtype = accumulator(total.dtype)
-        name, kind = self.name(total, total.name), scalars.register_type(dtype)
-        if is_arg(total):
-            self.line(f"Arg<{kind}, {self.index_type}> {name} = {{{kind}(0), -1}};")
-        else:
-            self.line(f"{kind} {name} = {scalars.literal(identity(total.op, total.dtype), total.dtype)};")
-
-    def _in_cluster(self) -> bool:
-        """Whether the threads of a group are several blocks."""
-        return self.schedule.cluster > 1 and not self.finishing
-
-    def _gather_online(self, top: Total, mass: Total) -> None:
-        """Let the cluster have the maximum and the sum under it of all its blocks."""
-        found = self._sent(self.named[top], f"vec<{scalars.register_type(top.dtype)}, 2>")
-        names = f"{self.named[top]}, {self.named[mass]}"
-        self.line(f"cluster_under_top<{self.exchanges - 1}>({names}, {found}, met);")
-
-    def _sent(self, name: str, kind: str) -> str:
-        """Memory for what the blocks of a cluster send to each other: before the first time, all have begun."""
-        if not self.exchanges:
-            self.line("ptx_cluster_wait();")
-        self.exchanges += 1
-        found = self.fresh(f"{name}_found")
-        self.line(f"__shared__ Sent<{kind}> {found}[{self.schedule.cluster}];")
-        return found
-
-    def _reduce_threads(self, totals: Sequence[Total], apart: Collection[Total] = ()) -> None:
-        """Let every thread of the group have the totals of all.
-
-        Of those ``apart``, the threads of a cluster have the totals of their block.
-        """
-        kinds: dict[tuple[str, str, bool], list[Total]] = {}
-        for total in totals:
-            kind = scalars.register_type(accumulator(total.dtype))
-            kind = f"Arg<{kind}, {self.index_type}>" if is_arg(total) else kind
-            kinds.setdefault(
-                (REDUCERS[total.op], kind, self._in_cluster() and total not in apart), []
-            ).append(total)
-        for (op, kind, gathered), some in kinds.items():
-            names = [self.named[t] for t in some]
-            if self.threads > 32:
-                while len(names) > 1:
-                    self._block_reduce(op, kind, names[:2], gathered)
-                    names = names[2:]
-                if names:
-                    self._block_reduce(op, kind, names, gathered)
-            elif self.threads > 1:
-                for name in names:
-                    self.line(f"{name} = warp_reduce<{op}, {self.threads}>({name});")
-        for total in totals:
-            if scalars.is_small_float(total.dtype) and not is_arg(total):
-                name = self.named[total]
-                self.line(f"{name} = round_to<{scalars.storage_type(total.dtype)}>({name});")
-
-    def _block_reduce(self, op: str, kind: str, names: Sequence[str], gathered: bool) -> None:
-        """One exchange, of one total or of two, in a block or among all of a cluster."""
-        memory, made, reused = self.fresh(f"{names[0]}_shared"), self.schedule, self.repeated
-        threads = made.block if made.cluster > 1 else self.threads
-        mine = names[0]
-        if len(names) > 1:
-            mine, op, kind = self.fresh(f"{names[0]}_both"), f"Each<{op}>", f"vec<{kind}, 2>"
-        self.line(f"__shared__ {kind} {memory}[{threads // 32}];")
-        if len(names) > 1:
-            self.line(f"{kind} {mine} = {{{{{', '.join(names)}}}}};")
-        if gathered:
-            found = self._sent(names[0], kind)
-            text = f"cluster_reduce<{op}, {threads}, {self.exchanges - 1}>({mine}, {memory}, {found}, met)"
-        else:
-            text = f"block_reduce<{op}, {threads}, {'true' if reused else 'false'}>({mine}, {memory})"
-        self.line(f"{mine} = {text};")
-        for i, name in enumerate(names if len(names) > 1 else ()):
-            self.line(f"{name} = {mine}.x[{i}];")
-
-    def _lanes_of_thread(self, cut: Vectors) -> int:
-        return steps_of(cut, self.threads) * cut.width
-
-    def _own_mean(self, s: Spread, cut: Vectors) -> None:
-        """The mean of the values of this thread."""
-        assert s.sum is not None
-        kind = scalars.register_type(s.sum.dtype)
-        own = self.own_means[s.total] = self.fresh(f"{self.named[s.sum]}_own")
-        part = scalars.literal(s.sum.dtype.type(1 / self._lanes_of_thread(cut)), s.sum.dtype)
-        self.line(f"const {kind} {own} = {self.named[s.sum]} * {part};")
-
-    def _reduce_moments(self, s: Spread, cut: Vectors) -> None:
-        """Let every thread of the group have a sum and a spread of all: one exchange."""
-        assert s.sum is not None
-        names, n = f"{self.named[s.sum]}, {self.named[s.total]}", self._lanes_of_thread(cut)
-        if self.threads <= _WARP:
-            self.line(f"warp_moments<{n}, {self.threads}>({names});")
-            return
-        memory = self.fresh(f"{self.named[s.sum]}_shared")
-        kind = scalars.register_type(s.sum.dtype)
-        self.line(f"__shared__ vec<{kind}, 2> {memory}[{self.threads // _WARP}];")
-        self.line(f"block_moments<{n}, {self.threads}>({names}, {memory});")
-
-    def reduce(self, s: Reduce) -> None:
-        name, value = self.named[s.total], self.value(s.value)
-        if isinstance(s, OnlineSum):
-            self._reduce_online(s, value)
-            return
-        if isinstance(s, Spread):
-            apart = self.temporary()
-            kind = scalars.register_type(s.total.dtype)
-            self.line(f"const {kind} {apart} = {grouped(value)} - {self.own_means[s.total]};")
-            self.line(f"{name} += {apart} * {apart};")
-            return
-        if not is_arg(s.total):
-            text = reducing(s.total.op, accumulator(s.total.dtype), name, value, s.value.dtype)
-            self.line(update(name, bare(text)))
-            return
-        assert s.position is not None
-        kind = scalars.register_type(accumulator(s.total.dtype))
-        here = f"Arg<{kind}, {self.index_type}>{{{bare(value)}, {self.index(s.position)}}}"
-        self.line(f"{name} = {REDUCERS[s.total.op]}::combine({name}, {here});")
-
     def expression(self, v: Value) -> str:
         text = super().expression(v)
         return text.replace("bf_exp(", "ptx_exp(", 1) if v in self.narrow else text
-
-    def _reduce_online(self, s: OnlineSum, value: str) -> None:
-        """Put a value beside those of the vector's other elements, which are taken up together."""
-        assert s.mass is not None
-        take_up = "take_up<true>" if is_widened(s.value) else "take_up"
-        kind, both = scalars.register_type(s.value.dtype), f"{self.named[s.total]}, {self.named[s.mass]}"
-        values = self.fresh(f"{self.named[s.total]}_of")
-        if self.inner is None or self.inner.element is None:
-            self.line(f"const {kind} {values}[1] = {{{bare(value)}}};")
-            self.line(f"{take_up}({both}, {values});")
-            return
-        self.scopes[-2].lines.append(f"{kind} {values}[{self.inner.width}];")
-        self.line(f"{values}[{self.variable(self.inner.element)}] = {bare(value)};")
-        self.after.append(f"{take_up}({both}, {values});")
-
-    def read_total(self, total: Total) -> str:
-        if total.position is None:
-            return self.named[total]
-        return f"{scalars.register_type(total.position)}({self.named[total]}.index)"
 
     def read_keep(self, keep: Keep) -> str:
         cut = self.cut_of_keep[keep]

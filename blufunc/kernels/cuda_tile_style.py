@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from blufunc.kernels import scalars
-from blufunc.kernels.cuda_clusters import HOPPER, Limits
+from blufunc.kernels.cuda_limits import HOPPER, Limits
 from blufunc.kernels.cuda_schedule import Schedule
 from blufunc.kernels.cuda_style import CudaKernel, CudaStyle
 from blufunc.kernels.cuda_vectors import Vectors, vectors_of

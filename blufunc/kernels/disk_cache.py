@@ -28,9 +28,8 @@ _STALE_SECONDS = 3600  # files that a dead process left half-written
 _TOUCH_SECONDS = 24 * 3600  # how coarsely an entry's last use is recorded
 
 _KEY = re.compile(r"[0-9a-f]{64}")
-_OURS = re.compile(
-    r"(?P<key>[0-9a-f]{64})(-[0-9a-f]{16})?\.\w+|blufunc-\w+\.tmp"
-)  # no other file is ever removed
+# no other file is ever removed
+_OURS = re.compile(r"(?P<key>[0-9a-f]{64})(-[0-9a-f]{16})?\.\w+|blufunc-\w+\.tmp")
 _RECORD = re.compile(rb"blufunc-cache 1 (?P<sum>[0-9a-f]{64}) (?P<name>[\w.-]+)\n")
 
 

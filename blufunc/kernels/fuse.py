@@ -526,13 +526,11 @@ class _Fuser:
                 self.home[v] for v in self.read_by(step.eqns, step.roles) if v in self.home
             ):
                 other, into = self.steps[home], self.steps[number]
-                if isinstance(other, Region) and isinstance(into, Region) and home != number:
-                    if (
-                        not other.frame.lanes
-                        and not other.frame.total
-                        and other.frame.size == into.frame.rows
-                    ):
-                        self.merge(home, number)
+                if home == number or not isinstance(other, Region) or not isinstance(into, Region):
+                    continue
+                frame = other.frame
+                if not frame.lanes and not frame.total and frame.size == into.frame.rows:
+                    self.merge(home, number)
 
     def join_siblings(self) -> None:
         """Merge regions that read a large array in common, so that it is read once."""

@@ -100,9 +100,8 @@ class HostProgram:
             arrays = [np.array(b, order="C") for b in buffers]
             with self.arenas as arena, self.blas:
                 runs.append(self.calls(self.run.timed, arrays, arena))
-        return medians(
-            [name_of(s) for s in self.schedule.steps], runs[1:]
-        )  # the first run touches new memory
+        names = [name_of(s) for s in self.schedule.steps]
+        return medians(names, runs[1:])  # the first run touches new memory
 
 
 def planned(jaxpr: Jaxpr, donated: Sequence[bool]) -> Schedule:
@@ -261,7 +260,7 @@ class Runner:
             self.show_launches()
         for step in self.steps:
             step(memory)
-        return tuple([self.output(o, memory) for o in self.finals(memory)])
+        return tuple([self.output(o, memory) for o in self.finals()])
 
     def timed(self, arrays: list[np.ndarray], arena: np.ndarray) -> list[float]:
         """The seconds that each step takes."""
@@ -279,9 +278,10 @@ class Runner:
             buffers = "" if isinstance(step, OpaqueStep) else f" {', '.join(map(str, step.kernel.buffers))}"
             config.show(f"launch {n}: {name_of(step)}{buffers}")
 
-    def finals(self, memory: _Memory) -> list:
+    def finals(self) -> list[tuple[Literal | int, bool]]:
+        """The results, and whether each has been returned in another place before."""
         seen: set[int] = set()
-        out = []
+        out: list[tuple[Literal | int, bool]] = []
         for o in self.made.outputs:
             out.append((o, isinstance(o, int) and o in seen))
             if isinstance(o, int):

@@ -24,10 +24,7 @@ def pointwise(low: Lowering) -> Launch:
     """One value at each point."""
     sizes = [n for n in widest(low) if n > 1] or [1]
     if len(sizes) > 1:
-        if not reorders(low):
-            sizes = [math.prod(sizes)]
-        else:
-            sizes = joined(low, sizes)
+        sizes = joined(low, sizes) if reorders(low) else [math.prod(sizes)]
     return pointwise_over(low, sizes)
 
 
@@ -53,7 +50,8 @@ def widest(low: Lowering) -> tuple[int, ...]:
     return max(shapes or [low.region.outputs[0].aval.shape], key=len)
 
 
-def points(low: Lowering, sizes: Sequence[int]) -> tuple[list[Range], Index]:
+def points(sizes: Sequence[int]) -> tuple[list[Range], Index]:
+    """Ranges of these sizes, and the number of a point of them."""
     ranges = [Range(f"i{d}" if len(sizes) > 1 else "i", n) for d, n in enumerate(sizes)]
     return ranges, flat([of(r) for r in ranges], sizes)
 
@@ -61,7 +59,7 @@ def points(low: Lowering, sizes: Sequence[int]) -> tuple[list[Range], Index]:
 def pointwise_over(low: Lowering, sizes: Sequence[int]) -> Launch:
     """The kernel with the given ranges for its grid."""
     low.start()
-    ranges, position = points(low, sizes)
+    ranges, position = points(sizes)
     for e in low.region.eqns:
         low.at(e.outvars[0], unflat(position, e.outvars[0].aval.shape))
     body = [

@@ -57,20 +57,8 @@ def in_rows(low: Lowering) -> list[Launch]:
         return [low.launch([r], row_body(low, of(r), k))]
     outer = frame.outer or 1
     rows = frame.rows // outer
-    chunks, tiles, width = low.target.chunks(rows, frame.lanes), 1, frame.lanes
-    interleaved = low.target.interleaved
-    if frame.order is None:  # parts of rows will do
-        interleaved = False
-        tile, wide = low.target.tile, low.target.wide_tile
-        if wide is not None and len(column_outs) < len(low.outputs):
-            tile = wide(frame.rows * frame.lanes)
-        width = _divisor(frame.lanes, tile)
-        tiles = frame.lanes // width
-        if low.target.tile_chunks is not None and tile == low.target.tile:
-            chunks = low.target.tile_chunks(rows, outer * tiles)
-    chunks = max(1, min(rows, chunks))
-    per = -(-rows // chunks)
-    chunks = chunks if interleaved else -(-rows // per)
+    chunks, width, interleaved = _cut_rows(low, rows, outer, len(column_outs))
+    tiles, per = frame.lanes // width, -(-rows // chunks)
     a, g, j = Range("a", outer), Range("g", chunks), Range("j", per)
     t, k = Range("t", tiles), Range("k", width)
     column = of(t) * width + of(k)
@@ -108,6 +96,28 @@ def in_rows(low: Lowering) -> list[Launch]:
     finished = {v: low.outputs.pop(v) for v in scratch}
     first = low.launch(grid, whole, dict(scratch.values()))
     return [first, finish_columns(low, finished, scratch, outer, chunks, frame.lanes)]
+
+
+def _cut_rows(low: Lowering, rows: int, outer: int, columns: int) -> tuple[int, int, bool]:
+    """In how many chunks rows are cut, how wide their tiles are, and whether a chunk takes rows in turns with others.
+
+    Args:
+      rows: of each of ``outer``.
+      columns: how many results are sums over rows.
+    """
+    frame, target = low.region.frame, low.target
+    assert frame.lanes
+    chunks, width, interleaved = target.chunks(rows, frame.lanes), frame.lanes, target.interleaved
+    if frame.order is None:  # parts of rows will do
+        interleaved, tile = False, target.tile
+        if target.wide_tile is not None and columns < len(low.outputs):
+            tile = target.wide_tile(frame.rows * frame.lanes)
+        width = _divisor(frame.lanes, tile)
+        if target.tile_chunks is not None and tile == target.tile:
+            chunks = target.tile_chunks(rows, outer * (frame.lanes // width))
+    chunks = max(1, min(rows, chunks))
+    per = -(-rows // chunks)
+    return (chunks if interleaved else -(-rows // per)), width, interleaved
 
 
 def with_columns(low: Lowering, body: list[Any], keeps: dict[Var, Keep], k: Range) -> list[Any]:
@@ -181,12 +191,19 @@ def row_body(low: Lowering, row: Index, k: Range, column: Index | None = None) -
             pick(low, e, row, of(k) if column is None else column, position, meetings)
         elif role != "total":
             low.at(v, unflat(position if role == "element" else row, v.aval.shape))
+    body = in_generations(meetings, *_stores(low, row, position), k)
+    return body if low.columns else low.kept(body)
+
+
+def _stores(low: Lowering, row: Index, position: Index) -> tuple[list[Store], list[Store]]:
+    """The stores of each lane of a row, and those of the row; ``position`` is the number of an element."""
+    region = low.region
     lane_stores, row_stores = [], []
     for e in region.eqns:
         v = e.outvars[0]
         if region.roles[v] == "total":
             value, dtype, _ = low.reduced(e, unflat(row, e.invars[0].aval.shape))
-            row_stores.append(Store(low.part(v, dtype, frame.rows), row, value))
+            row_stores.append(Store(low.part(v, dtype, region.frame.rows), row, value))
     for v, b in low.outputs.items():
         role = region.roles.get(v)
         if v in region.numbers:
@@ -198,8 +215,7 @@ def row_body(low: Lowering, row: Index, k: Range, column: Index | None = None) -
         elif role == "row":
             place = unflat(row, v.aval.shape)
             row_stores.append(Store(b, flat(place, v.aval.shape), low.at(v, place)))
-    body = in_generations(meetings, lane_stores, row_stores, k)
-    return body if low.columns else low.kept(body)
+    return lane_stores, row_stores
 
 
 def picks(low: Lowering, gather: Eqn, row: Index) -> bool:

@@ -13,6 +13,9 @@ from blufunc import errors
 from blufunc.kernels.plan_graph import roots_of
 from blufunc.kernels.plan_types import Placement, Plan, Step, Value
 
+_Region = tuple[tuple[str, int], int, int]
+"""A block of memory, and the bytes in it from one to before another."""
+
 
 def check_plan(plan: Plan, steps: Sequence[Step], values: Sequence[Value], *, alignment: int = 256) -> None:
     """Checks that a plan's order and memory are sound, by running it on labelled bytes.
@@ -51,7 +54,7 @@ def simulate(plan: Plan, steps: Sequence[Step], values: Sequence[Value]) -> int:
             holds["argument", i] = {i: (0, value.nbytes)}
     used = 0
 
-    def region(place: Placement, nbytes: int) -> tuple[tuple[str, int], int, int]:
+    def region(place: Placement, nbytes: int) -> _Region:
         block = (place.space, place.owner)
         size = plan.arena_bytes if place.space == "arena" else plan.allocations.get(place.owner, 0)
         if place.space == "argument":
@@ -69,12 +72,8 @@ def simulate(plan: Plan, steps: Sequence[Step], values: Sequence[Value]) -> int:
         writing = {r: region(plan.placement[r], values[r].nbytes) for r in {root[v] for v in step.writes}}
         if step.scratch:
             writing[-1] = region(plan.scratch[i], step.scratch)
-        pairs = {(root[w], root[v]) for w, v in step.inplace}
+        _check_overlaps(i, writing, reading | writing, {(root[w], root[v]) for w, v in step.inplace})
         for w, here in writing.items():
-            for v, there in (reading | writing).items():
-                shared = (w, v) in pairs and here == there
-                if v != w and not shared and _overlap(here, there):
-                    _unsound(f"step {i} writes value {w} over value {v}, which it needs")
             block, low, high = here
             if block[0] == "argument" and values[block[1]].kind == "argument":
                 _unsound(f"step {i} writes value {w} into argument {block[1]}, which is not donated")
@@ -95,7 +94,18 @@ def simulate(plan: Plan, steps: Sequence[Step], values: Sequence[Value]) -> int:
     return used
 
 
-def _overlap(a: tuple[tuple[str, int], int, int], b: tuple[tuple[str, int], int, int]) -> bool:
+def _check_overlaps(
+    i: int, writing: dict[int, _Region], needed: dict[int, _Region], pairs: set[tuple[int, int]]
+) -> None:
+    """That step ``i`` writes nothing over what it needs, but for ``pairs`` of values in place of one another."""
+    for w, here in writing.items():
+        for v, there in needed.items():
+            shared = (w, v) in pairs and here == there
+            if v != w and not shared and _overlap(here, there):
+                _unsound(f"step {i} writes value {w} over value {v}, which it needs")
+
+
+def _overlap(a: _Region, b: _Region) -> bool:
     return a[0] == b[0] and a[1] < b[2] and b[1] < a[2]
 
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from blufunc.core import dtypes
 from blufunc.core.array import scalar
-from blufunc.core.cache import exact
+from blufunc.core.exact import exact
 from blufunc.core.jaxpr import Atom, DropVar, Eqn, Jaxpr, Literal, Var
 from blufunc.core.kinds import Elementwise
 from blufunc.core.ops.elementwise import select_p

@@ -118,10 +118,8 @@ def _sum_with_scattered(r: _Rewriter, eqn: Eqn) -> list[Eqn] | None:
 _RULES: tuple[Callable[[_Rewriter, Eqn], list[Eqn] | None], ...] = (_transposed_product, _sum_with_scattered)
 
 
-def _narrowed_early(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Jaxpr:
-    """With conversions before movement, where all that is read of what is computed becomes of one narrower dtype."""
-    if any(is_replaced(p, "impl") for p in (convert_p, *MOVED)):
-        return jaxpr
+def _conversions_behind(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Callable[[Eqn], Eqn | None]:
+    """For an equation, the conversion to a narrower dtype that all movement of its result ends in, if it does."""
     readers: dict[Any, list[Eqn]] = {}
     for e in jaxpr.eqns:
         for a in e.invars:
@@ -139,7 +137,6 @@ def _narrowed_early(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Jaxpr:
         return None if v in returned else found
 
     def narrower(eqn: Eqn) -> Eqn | None:
-        """The conversion that all movement of what an equation computes ends in."""
         if not any(e.prim in MOVED for e in readers.get(eqn.outvars[0], ())) or sort_of(eqn) != "node":
             return None
         found = ends(eqn.outvars[0])
@@ -150,6 +147,14 @@ def _narrowed_early(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Jaxpr:
             return None
         return found[0] if dtypes.is_floating(before) and dtypes.is_floating(after) else None
 
+    return narrower
+
+
+def _narrowed_early(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Jaxpr:
+    """With conversions before movement, where all that is read of what is computed becomes of one narrower dtype."""
+    if any(is_replaced(p, "impl") for p in (convert_p, *MOVED)):
+        return jaxpr
+    narrower = _conversions_behind(jaxpr, origins)
     narrow: dict[Any, Var] = {}  # for variables, themselves in the narrower dtype
     ended: dict[Any, Var] = {}  # for results of conversions that are no more, what they are now
     eqns: list[Eqn] = []

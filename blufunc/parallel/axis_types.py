@@ -23,7 +23,7 @@ from typing import Any
 
 from blufunc import errors
 from blufunc.core import dtypes, source
-from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, eval_jaxpr, subjaxprs
+from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, eval_jaxpr, subjaxprs
 from blufunc.core.ops import cumulative, dynamic, elementwise, gather_scatter, reduce_window, shape
 from blufunc.core.ops.convolution import conv_general_dilated_p
 from blufunc.core.ops.dot import dot_general_p
@@ -38,6 +38,8 @@ from blufunc.core.structure import (
 from blufunc.core.trace import Tracer, new_trace
 from blufunc.parallel import collectives as named
 from blufunc.parallel import mesh_collectives as mesh_ops
+from blufunc.parallel.axis_casts import Types, invariant, join, unequal_error, unreduced_error
+from blufunc.parallel.axis_collectives import CollectiveTyper
 from blufunc.parallel.mesh import AbstractMesh
 from blufunc.transforms.batch import BatchTracer
 from blufunc.transforms.calls import jit_p
@@ -48,9 +50,6 @@ from blufunc.transforms.custom_vjp import custom_vjp_call_p
 from blufunc.transforms.jvp import JVPTracer
 from blufunc.transforms.scan import scan_p
 from blufunc.transforms.while_loop import while_p
-
-Types = tuple[str, ...]
-"""One letter for each axis of the mesh."""
 
 # The operands in which a primitive is linear: sets in which it is linear together, as a sum.
 _FIRST, _EITHER, _BOTH = [{0}], [{0}, {1}], [{0, 1}]
@@ -88,11 +87,6 @@ _LINEAR: dict[Any, list[set[int]]] = {
 _KEEPS_ZEROS = (
     broadcast_in_dim_p, reshape_p, transpose_p, elementwise.convert_p, elementwise.copy_p, elementwise.select_p,
 )  # fmt: skip
-
-
-def invariant(mesh: AbstractMesh) -> Types:
-    """The type of what is the same everywhere."""
-    return ("I",) * len(mesh.axis_names)
 
 
 def typed(
@@ -197,27 +191,8 @@ def types_of(x: Any, mesh: AbstractMesh) -> Types | None:
     return None
 
 
-class Typer:
-    """Types equations one by one, and writes them down with the casts that they need.
-
-    Attributes:
-      types: of each variable.
-      zeros: variables that are known to be zeros everywhere.
-      eqns: what was written.
-    """
-
-    def __init__(self, mesh: AbstractMesh):
-        self.mesh = mesh
-        self.types: dict[Any, Types] = {}
-        self.zeros: set[Any] = set()
-        self.eqns: list[Eqn] = []
-        self._casts: dict[tuple[Any, Types], Var] = {}
-        self._broadcasts: dict[Any, Eqn] = {}
-        self._n = len(mesh.axis_names)
-
-    def type_of(self, atom: Atom) -> Types:
-        """The types of a variable; what is not known comes from outside and is the same everywhere."""
-        return self.types.get(atom) or invariant(self.mesh)
+class Typer(CollectiveTyper):
+    """Types equations one by one, and writes them down with the casts that they need."""
 
     def step(self, eqn: Eqn) -> None:
         """Type one equation and write it down."""
@@ -227,77 +202,15 @@ class Typer:
             if rule is not None:
                 rule(self, eqn)
             elif isinstance(eqn.prim, mesh_ops.MeshCollective):
-                self._mesh_collective(eqn)
+                self.mesh_collective(eqn)
             elif isinstance(eqn.prim, named.Collective) and any(
                 a in self.mesh.axis_names for a in eqn.params["axes"]
             ):
-                self._named_collective(eqn)
+                self.named_collective(eqn)
             else:
                 self._operation(eqn)
         finally:
             source.replay.line = before
-
-    # -- writing -------------------------------------------------------------------------------
-
-    def write(self, prim: Any, invars: Sequence[Atom], params: dict, outvars: Sequence[Var], types) -> None:
-        """Write an equation whose results have ``types``."""
-        self.eqns.append(
-            Eqn(prim, list(invars), list(outvars), params, source.replay.line or source.current())
-        )
-        for v, t in zip(outvars, types, strict=True):
-            self.types[v] = t
-
-    def new(self, prim: Any, x: Atom, params: dict, types: Types) -> Var:
-        """Write an equation of one operand; its result."""
-        out = Var(prim.typed((x.aval,), params))
-        self.write(prim, [x], params, [out], [types])
-        return out
-
-    def over(self, axes: Sequence[str]) -> dict[str, Any]:
-        """Axes and their sizes, as collectives take them."""
-        sizes = dict(zip(self.mesh.axis_names, self.mesh.axis_sizes, strict=True))
-        return {"axes": tuple(axes), "sizes": tuple(sizes[a] for a in axes)}
-
-    def cast(self, atom: Atom, wanted: Types) -> Atom:
-        """An atom under other types; it is cast once, however often it is used.
-
-        What is broadcast is cast before it is: the transpose then sums over ranks what is summed on each already.
-        """
-        have = self.type_of(atom)
-        if atom.__class__ is Literal and "U" in wanted and not self.is_zero(atom):
-            atom = self.new(elementwise.copy_p, atom, {}, have)
-        if have == wanted or atom.__class__ is Literal:
-            return atom
-        known = self._casts.get((atom, wanted))
-        if known is not None:
-            return known
-        x: Any = atom
-        if made := self._broadcasts.get(atom):
-            x = self.new(made.prim, self.cast(made.invars[0], wanted), made.params, wanted)
-        for src, dst, prim in _STEPS:
-            axes = [
-                a
-                for a, h, w in zip(self.mesh.axis_names, self.type_of(x), wanted, strict=True)
-                if h == src and w != h and dst == _towards(h, w)
-            ]
-            if axes:
-                x = self.new(prim, x, {**self.over(axes), "src": src, "dst": dst}, self.changed(x, axes, dst))
-        if self.type_of(x) != wanted:
-            raise _no_cast(self.mesh, have, wanted)
-        self._casts[atom, wanted] = x
-        if atom in self.zeros:
-            self.zeros.add(x)
-        return x
-
-    def changed(self, atom: Atom, axes: Sequence[str], letter: str) -> Types:
-        """The types of ``atom`` with ``letter`` over some axes."""
-        return tuple(
-            letter if a in axes else t for a, t in zip(self.mesh.axis_names, self.type_of(atom), strict=True)
-        )
-
-    def is_zero(self, atom: Atom) -> bool:
-        """Whether a value is known to be zero."""
-        return not atom.value if atom.__class__ is Literal else atom in self.zeros  # type: ignore[union-attr]
 
     # -- operations ----------------------------------------------------------------------------
 
@@ -311,7 +224,7 @@ class Typer:
                 fix="move the collective out of it",
             )
         wanted, result = [], []
-        for i in range(self._n):
+        for i in range(len(self.mesh.axis_names)):
             letters = [self.type_of(a)[i] for a in eqn.invars]
             ins, out = self._over_axis(eqn, letters, self.mesh.axis_names[i])
             wanted.append(ins)
@@ -322,7 +235,7 @@ class Typer:
         ]
         self.write(eqn.prim, invars, eqn.params, eqn.outvars, [tuple(result)] * len(eqn.outvars))
         if eqn.prim is broadcast_in_dim_p and eqn.invars[0].__class__ is not Literal:
-            self._broadcasts[eqn.outvars[0]] = eqn
+            self.broadcasts[eqn.outvars[0]] = eqn
         values = eqn.invars[1:] if eqn.prim is elementwise.select_p else eqn.invars
         if eqn.prim in _KEEPS_ZEROS and all(map(self.is_zero, values)):
             self.zeros.update(eqn.outvars)
@@ -330,7 +243,7 @@ class Typer:
     def _over_axis(self, eqn: Eqn, letters: list[str], axis: str) -> tuple[list[str], str]:
         """What the operands must be over one axis, and what the results are."""
         if "U" not in letters:
-            out = _join(letters)
+            out = join(letters)
             return [out] * len(letters), out
         unreduced = {k for k, t in enumerate(letters) if t == "U"}
         together = (
@@ -338,129 +251,18 @@ class Typer:
         )
         terms = next((s for s in together if unreduced <= s), None)
         if terms is None:
-            raise _unreduced(eqn, axis, unreduced)
+            raise unreduced_error(eqn, axis, unreduced)
         ins = []
         for k, t in enumerate(letters):
             if k in terms:
                 if t != "U" and not self.is_zero(eqn.invars[k]):
-                    raise _unequal(eqn, axis, k, t)
+                    raise unequal_error(eqn, axis, k, t)
                 ins.append("U")
             elif t == "V":
-                raise _unreduced(eqn, axis, unreduced, k)
+                raise unreduced_error(eqn, axis, unreduced, k)
             else:
                 ins.append("R")
         return ins, "U"
-
-    # -- collectives ---------------------------------------------------------------------------
-
-    def _mesh_collective(self, eqn: Eqn) -> None:
-        """A collective that is typed already."""
-        params = eqn.params
-        if eqn.prim is mesh_ops.mesh_axis_index_p:
-            self._axis_index(eqn.outvars, params)
-            return
-        (x,) = eqn.invars
-        src = params["src"]
-        x = self.cast(x, self.changed(x, params["axes"], src))
-        self.write(eqn.prim, [x], params, eqn.outvars, [self.changed(x, params["axes"], params["dst"])])
-
-    def _named_collective(self, eqn: Eqn) -> None:
-        """A collective as the user wrote it."""
-        axes = eqn.params["axes"]
-        absent = [a for a in axes if a not in self.mesh.axis_names]
-        if absent:
-            raise errors.UnsupportedError(
-                f"{eqn.prim.name} over {', '.join(map(repr, axes))}: axes of a vmap around and of the mesh at once.",
-                where=source.here(),
-                fix=f"use two: one over {absent[0]!r}, one over the axes of the mesh",
-            )
-        _NAMED[eqn.prim](self, eqn)
-
-    def _varying(self, eqn: Eqn) -> Atom:
-        """The operand of a collective that takes varying values."""
-        (x,) = eqn.invars
-        for a, t in zip(self.mesh.axis_names, self.type_of(x), strict=True):
-            if t == "U" and a in eqn.params["axes"]:
-                raise _unreduced(eqn, a, {0})
-        return self.cast(x, self.changed(x, eqn.params["axes"], "V"))
-
-    def _psum(self, eqn: Eqn) -> None:
-        axes, (x,) = eqn.params["axes"], eqn.invars
-        owed = {a for a in axes if self._letter(x, a) == "U"}
-        varying = [a for a in axes if a not in owed]
-        if varying:
-            x = self.cast(x, self.changed(x, varying, "V"))
-        if varying and owed:  # one sum over all of them
-            x = self.new(
-                mesh_ops.pcast_p,
-                x,
-                {**self.over(varying), "src": "V", "dst": "U"},
-                self.changed(x, varying, "U"),
-            )
-        params = {**self.over(axes), "src": "U" if owed else "V", "dst": "I"}
-        self.write(mesh_ops.psum_invariant_p, [x], params, eqn.outvars, [self.changed(x, axes, "I")])
-
-    def _extremum(self, eqn: Eqn, prim: Any) -> None:
-        x: Any = self._varying(eqn)
-        for a, t in zip(self.mesh.axis_names, self.type_of(x), strict=True):
-            if t == "U":
-                raise _unreduced(eqn, a, {0})
-        axes = eqn.params["axes"]
-        params = {**self.over(axes), "src": "V", "dst": "I"}
-        self.write(prim, [x], params, eqn.outvars, [self.changed(x, axes, "I")])
-
-    def _all_gather(self, eqn: Eqn) -> None:
-        x, dim = self._varying(eqn), eqn.params["dim"]
-        n = x.aval.shape
-        x = self._reshape(x, (*n[:dim], 1, *n[dim:]))
-        params = {**self.over(eqn.params["axes"]), "src": "V", "dst": "V", "dim": dim}
-        self.write(mesh_ops.mesh_all_gather_p, [x], params, eqn.outvars, [self.type_of(x)])
-
-    def _psum_scatter(self, eqn: Eqn) -> None:
-        (x,), axes, dim = eqn.invars, eqn.params["axes"], eqn.params["dim"]
-        src = "U" if all(self._letter(x, a) == "U" for a in axes) else "V"
-        x = self._varying(eqn) if src == "V" else x
-        params = {**self.over(axes), "src": src, "dst": "V", "dim": dim}
-        x = self.new(mesh_ops.mesh_psum_scatter_p, x, params, self.changed(x, axes, "V"))
-        self._reshaped(eqn, x)
-
-    def _all_to_all(self, eqn: Eqn) -> None:
-        x, split, join = self._varying(eqn), eqn.params["split"], eqn.params["join"]
-        n = x.aval.shape
-        place = join if join <= split else join + 1  # of the new dimension, before the other goes
-        x = self._reshape(x, (*n[:place], 1, *n[place:]))
-        dims = {"split_dim": split + (place <= split), "concat_dim": place}
-        params = {**self.over(eqn.params["axes"]), "src": "V", "dst": "V", **dims}
-        x = self.new(mesh_ops.mesh_all_to_all_p, x, params, self.type_of(x))
-        self._reshaped(eqn, x)
-
-    def _ppermute(self, eqn: Eqn) -> None:
-        x = self._varying(eqn)
-        params = {**self.over(eqn.params["axes"]), "src": "V", "dst": "V", "perm": eqn.params["perm"]}
-        self.write(mesh_ops.mesh_ppermute_p, [x], params, eqn.outvars, [self.type_of(x)])
-
-    def _axis_index(self, outvars: Sequence[Var], params: dict) -> None:
-        types = tuple("V" if a in params["axes"] else "I" for a in self.mesh.axis_names)
-        self.write(mesh_ops.mesh_axis_index_p, [], params, outvars, [types])
-
-    def _cast_to(self, eqn: Eqn) -> None:
-        x, axes, to = eqn.invars[0], eqn.params["axes"], eqn.params["to"]
-        varying = [a for a in axes if to == "U" and self._letter(x, a) == "V"]
-        if varying:
-            params = {**self.over(varying), "src": "V", "dst": "U"}
-            x = self.new(mesh_ops.pcast_p, x, params, self.changed(x, varying, "U"))
-        self._reshaped(eqn, self.cast(x, self.changed(x, axes, to)))  # to its own shape: nothing moves
-
-    def _letter(self, x: Atom, axis: str) -> str:
-        return self.type_of(x)[self.mesh.axis_names.index(axis)]
-
-    def _reshape(self, x: Atom, shape: tuple[int, ...]) -> Atom:
-        return self.new(reshape_p, x, {"shape": shape}, self.type_of(x))
-
-    def _reshaped(self, eqn: Eqn, x: Atom) -> None:
-        """Write ``x``, in the shape of the result of ``eqn``, as that result."""
-        params = {"shape": eqn.outvars[0].aval.shape}
-        self.write(reshape_p, [x], params, eqn.outvars, [self.type_of(x)])
 
     # -- calls and control flow ----------------------------------------------------------------
 
@@ -479,7 +281,7 @@ class Typer:
         if "U" in types:
             axis = types.index("U")
             owed = {k for k, a in enumerate(eqn.invars) if self.type_of(a)[axis] == "U"}
-            raise _unreduced(eqn, self.mesh.axis_names[axis], owed)
+            raise unreduced_error(eqn, self.mesh.axis_names[axis], owed)
         invars = [self.cast(a, types) for a in eqn.invars]
         self.write(eqn.prim, invars, eqn.params, eqn.outvars, [types] * len(eqn.outvars))
 
@@ -593,7 +395,7 @@ class Typer:
                     where=source.here(),
                     fix=f"lax.psum the one, or lax.pcast(x, {axis!r}, to='unreduced') the other",
                 )
-            joined.append("U" if "U" in pair else _join(pair))
+            joined.append("U" if "U" in pair else join(pair))
         return tuple(joined)
 
     def _check_predicate(self, name: str, types: Types, bodies: Sequence[Jaxpr]) -> None:
@@ -607,26 +409,6 @@ class Typer:
                     why="ranks that take another way would not come to the collective.",
                     fix=f"make the predicate the same everywhere, as by lax.pmax(p, {axis!r})",
                 )
-
-
-_STEPS: tuple[tuple[str, str, Any], ...] = (
-    ("R", "I", mesh_ops.pcast_p),
-    ("R", "V", mesh_ops.pcast_p),
-    ("I", "R", mesh_ops.pcast_p),
-    ("I", "V", mesh_ops.pcast_p),
-    ("I", "U", mesh_ops.keep_first_p),
-)
-"""The casts that come without asking, in the order in which they are put in: none of them changes what a value is."""
-
-
-def _towards(have: str, wanted: str) -> str:
-    """The next type on the way."""
-    return "I" if (have, wanted) == ("R", "U") else wanted
-
-
-def _join(letters: Sequence[str]) -> str:
-    """The type of the result of an operation on operands that are not unreduced."""
-    return "V" if "V" in letters else "R" if "R" in letters else "I"
 
 
 def _collective_axes(jaxpr: Jaxpr, mesh: AbstractMesh) -> set[str]:
@@ -655,37 +437,6 @@ def _typed_varying(jaxpr: Jaxpr) -> bool:
     return True
 
 
-_WORDS = {"V": "varying", "I": "invariant", "U": "unreduced", "R": "reduced"}
-
-
-def _unreduced(eqn: Eqn, axis: str, operands: set[int], other: int | None = None) -> errors.ShardingError:
-    which = ", ".join(map(str, sorted(operands)))
-    with_other = f" and a varying operand {other}" if other is not None else ""
-    return errors.ShardingError(
-        f"{eqn.prim.name} of what is unreduced over {axis!r} (operand {which}){with_other}.",
-        where=source.here(),
-        why="the value is a sum that is still owed: only what is linear in it can be done to its terms.",
-        fix=f"sum it first: lax.psum(x, {axis!r})",
-    )
-
-
-def _unequal(eqn: Eqn, axis: str, operand: int, letter: str) -> errors.ShardingError:
-    return errors.ShardingError(
-        f"{eqn.prim.name} of what is unreduced over {axis!r} and what is {_WORDS[letter]} (operand {operand}).",
-        where=source.here(),
-        why="the one is a sum that is still owed, the other is not: every rank would add it.",
-        fix=f"lax.psum(x, {axis!r}) the one, or lax.pcast(x, {axis!r}, to='unreduced') the other",
-    )
-
-
-def _no_cast(mesh: AbstractMesh, have: Types, wanted: Types) -> errors.ShardingError:
-    axis, h, w = next((a, h, w) for a, h, w in zip(mesh.axis_names, have, wanted, strict=True) if h != w)
-    fix = f"lax.psum(x, {axis!r})" if w in "IR" or h == "U" else f"lax.pcast(x, {axis!r}, to={_WORDS[w]!r})"
-    return errors.ShardingError(
-        f"a value that is {_WORDS[h]} over {axis!r} is not {_WORDS[w]}.", where=source.here(), fix=fix
-    )
-
-
 _RULES: dict[Any, Callable[[Typer, Eqn], None]] = {
     jit_p: Typer._call,
     checkpoint_p: Typer._call,
@@ -693,15 +444,4 @@ _RULES: dict[Any, Callable[[Typer, Eqn], None]] = {
     scan_p: Typer._scan,
     while_p: Typer._while,
     cond_p: Typer._cond,
-}
-_NAMED: dict[Any, Callable[[Typer, Eqn], None]] = {
-    named.psum_p: Typer._psum,
-    named.pmax_p: lambda typer, eqn: typer._extremum(eqn, mesh_ops.pmax_invariant_p),
-    named.pmin_p: lambda typer, eqn: typer._extremum(eqn, mesh_ops.pmin_invariant_p),
-    named.all_gather_p: Typer._all_gather,
-    named.psum_scatter_p: Typer._psum_scatter,
-    named.all_to_all_p: Typer._all_to_all,
-    named.ppermute_p: Typer._ppermute,
-    named.axis_index_p: lambda typer, eqn: typer._axis_index(eqn.outvars, eqn.params),
-    named.cast_to_p: Typer._cast_to,
 }

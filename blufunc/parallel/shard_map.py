@@ -26,7 +26,8 @@ from blufunc.core.stage import stage
 from blufunc.core.structure import move_dim, reshape
 from blufunc.core.tangents import Zero, is_linear, zero
 from blufunc.core.trace import new_trace, state
-from blufunc.parallel.axis_types import TypedTrace, Types, typed
+from blufunc.parallel.axis_casts import Types
+from blufunc.parallel.axis_types import TypedTrace, typed
 from blufunc.parallel.mesh import AbstractMesh, AxisSizes, Mesh, current_mesh
 from blufunc.parallel.mesh_collectives import pcast_p
 from blufunc.parallel.sharding import NamedSharding

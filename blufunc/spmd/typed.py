@@ -17,7 +17,8 @@ from blufunc.core.array import lift
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Jaxpr
 from blufunc.core.trace import new_trace, state
-from blufunc.parallel.axis_types import TypedTrace, Types, invariant, types_of
+from blufunc.parallel.axis_casts import Types, invariant
+from blufunc.parallel.axis_types import TypedTrace, types_of
 
 
 class Like:

@@ -26,7 +26,8 @@ from blufunc.core import backend, effects, finite, passes, source, tree, treenod
 from blufunc.core.array import Array, Donated, arrays_of
 from blufunc.core.avals import ShapedArray
 from blufunc.core.axes import static_int
-from blufunc.core.cache import Key, difference, exact
+from blufunc.core.cache import Key, difference
+from blufunc.core.exact import exact
 from blufunc.core.primitive import concrete, device_of
 from blufunc.core.stage import stage
 from blufunc.core.trace import EVAL, Tracer, state

@@ -178,6 +178,33 @@ def test_leaves_of_trees_of_one_structure(a, b):
     assert tree.leaves_like(treedef, b) == (tree.leaves(b) if tree.structure(b) == treedef else None)
 
 
+TOLD_APART = [
+    ({1: 0}, {1.0: 0}),
+    ({0.0: 0}, {-0.0: 0}),
+    ({1: 0, 2: 0}, {2: 0, True: 0}),
+    ([{(1, "a"): 0}], [{(True, "a"): 0}]),
+    (OrderedDict({1: 0}), OrderedDict({1.0: 0})),
+    (defaultdict(list, {1: 0}), defaultdict(list, {1.0: 0})),
+    (Layer(1, 2, 1), Layer(1, 2, True)),
+    (Layer(1, 2, (1, 0.0)), Layer(1, 2, (1, -0.0))),
+    (Layer(1, 2, Layer(None, None, 1)), Layer(1, 2, Layer(None, None, 1.0))),
+    ((3, [Layer(1, Box([2], 1))]), (3, [Layer(1, Box([2], 1.0))])),
+]
+"""Trees whose static data or keys are equal numbers of other classes or signs."""
+
+
+@pytest.mark.parametrize("one, other", TOLD_APART, ids=lambda v: None)
+def test_numbers_of_other_classes_are_another_structure(one, other):
+    a, b = tree.structure(one), tree.structure(other)
+    assert a.spec == b.spec and a != b and hash(a) == hash(b)
+    assert a == tree.structure(tree.map(lambda x: x, one))
+    lines = treepath.diff(a, b, "one", "other")
+    assert lines and treepath.diff(a, a) == []
+    assert tree.map(lambda x, y: (x, y), one, other) == tree.map(lambda x: (x, x), one), (
+        "what is mapped is equal"
+    )
+
+
 @pytest.mark.parametrize(
     "like, other",
     [
@@ -202,6 +229,7 @@ def test_leaves_of_trees_of_one_structure(a, b):
         (Layer(1, 2), Layer(1)),
         (Box([1], 0), Box([1], 1)),
         (Box([1], 0), Box([1, 2], 0)),
+        *TOLD_APART,
     ],
     ids=lambda v: None,
 )
@@ -430,6 +458,16 @@ def test_diff():
         "['c'].size: static, 3 in old, 4 in new",
         "['c'].b: old has a leaf, new has a list of 1",
     ]
+    a, b = (tree.structure({"c": Layer(1, 2, n), "d": {n: 1}}) for n in (1, 1.0))
+    assert treepath.diff(a, b, "old", "new") == [
+        "['c'].size: static, 1 in old, 1.0 in new",
+        "['d'][1]: only in old",
+        "['d'][1.0]: only in new",
+    ]
+
+
+def test_diff_of_a_leaf():
+    b = tree.structure({"a": [1], "b": 1, "c": Layer(1, [2], 4), "d": 0})
     assert treepath.diff(tree.LEAF, b) == [
         "at the root: the first has a leaf, the second has a dict with keys 'a', 'b', 'c', 'd'"
     ]

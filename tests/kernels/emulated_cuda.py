@@ -10,8 +10,8 @@ import numpy as np
 
 from blufunc.kernels import nvrtc, scalars
 from blufunc.kernels.cstyle_cuda import source_of
-from blufunc.kernels.cuda_clusters import SHARED_BYTES
 from blufunc.kernels.cuda_group_style import GroupStyle
+from blufunc.kernels.cuda_limits import SHARED_BYTES
 from blufunc.kernels.cuda_row_passes import ONLINE
 from tests.kernels.cuda_machines import BLOCK, Host
 

@@ -12,8 +12,9 @@ from blufunc.core import dtypes
 from blufunc.core.ops import elementwise as ew
 from blufunc.kernels import cstyle_cuda, nvrtc
 from blufunc.kernels.cstyle_cuda import CUDA, writer_of
-from blufunc.kernels.cuda_clusters import HOPPER, Limits, cluster_shape, limits_of
+from blufunc.kernels.cuda_clusters import cluster_shape
 from blufunc.kernels.cuda_group_style import GroupStyle, group_key, group_limit
+from blufunc.kernels.cuda_limits import HOPPER, Limits, limits_of
 from blufunc.kernels.cuda_row_passes import OnlineSum, with_online_sums
 from blufunc.kernels.cuda_vectors import best_width
 from blufunc.kernels.indices import Range, of

@@ -45,6 +45,11 @@ class Tagged:
     tag: object = dataclasses.field(metadata={"static": True})
 
 
+@dataclasses.dataclass(frozen=True)
+class Config:
+    n: object
+
+
 # -- when it traces --------------------------------------------------------------------------------
 
 
@@ -186,8 +191,10 @@ def test_retraces_are_explained(monkeypatch, capsys):
         (1, 1.0, "1 -> 1.0"),
         ("a", (1, ("b",)), "'a' -> (1, ('b',))"),
         (None, (), "None -> ()"),
+        (frozenset({2, 1}), frozenset({1.0}), "frozenset({1, 2}) -> frozenset({1.0})"),
+        (Config(1), Config((True,)), "Config(n=1) -> Config(n=(True,))"),
     ],
-    ids=["numbers", "types", "tuples", "empty"],
+    ids=["numbers", "types", "tuples", "empty", "sets", "dataclasses"],
 )
 def test_a_static_argument_is_shown_as_it_was_written(before, now, text, monkeypatch, capsys):
     monkeypatch.setattr(config, "debug", "retrace")
@@ -251,6 +258,62 @@ def test_static_values_are_told_apart_by_type():
     f(X, 1)
     f(X, True and 1)
     assert f.trace_count == 3
+
+
+EQUAL = (1, 1.0, True, np.float32(1), np.float64(1), 0, 0.0, -0.0, False)
+"""Numbers of which only the class and the sign differ."""
+
+
+@pytest.mark.parametrize(
+    "static, pack, unpack",
+    [
+        (True, lambda n: n, lambda x: x),
+        (True, lambda n: ("a", (n,)), lambda x: x[1][0]),
+        (True, lambda n: frozenset({n}), lambda x: next(iter(x))),
+        (True, Config, lambda x: x.n),
+        (True, lambda n: Config((Config(n), "a")), lambda x: x.n[0].n),
+        (False, lambda n: Tagged(X, n), lambda x: x.tag),
+        (False, lambda n: [Tagged(X, Config((n,)))], lambda x: x[0].tag.n[0]),
+        (False, lambda n: {n: X}, lambda x: next(iter(x))),
+        (False, lambda n: ({"a": {n: X, 7: X}},), lambda x: sorted(x[0]["a"])[0]),
+    ],
+    ids="value tuple set dataclass dataclasses field dataclass-in-field key key-of-many".split(),
+)
+def test_equal_numbers_of_other_classes_are_other_programs(static, pack, unpack):
+    traced = []
+
+    def f(x, packed):
+        traced.append(unpack(packed))
+        return x
+
+    f = jit(f, static_argnums=1 if static else ())
+    for _ in range(2):
+        for n in EQUAL:
+            f(X, pack(n))
+            f(X, pack(n))
+    assert [(type(n), repr(n)) for n in traced] == [(type(n), repr(n)) for n in EQUAL]
+
+
+def test_a_static_field_decides_about_the_dtype_of_the_result():
+    f = jit(lambda t: t.x * t.tag)
+    x = arr([1, 2], np.int32)
+    for tag, dtype in ((1, np.int32), (1.0, np.float32), (True, np.int32), (1.0, np.float32)):
+        assert f(Tagged(x, tag)).dtype == dtype
+
+
+def test_static_data_with_a_hash_of_its_own_may_hold_what_has_none():
+    @dataclasses.dataclass
+    class Listed:
+        items: list
+
+        def __hash__(self):
+            return len(self.items)
+
+    f = jit(lambda x, c: ew.mul(x, c.items[0]), static_argnums=1)
+    check(f(X, Listed([2.0])), 2 * X)
+    check(f(X, Listed([3.0])), 3 * X)
+    check(f(X, Listed([2.0])), 2 * X)
+    assert f.trace_count == 2
 
 
 def test_static_argnums_count_from_the_end():

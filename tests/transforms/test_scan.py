@@ -637,6 +637,16 @@ def test_golden_grad_of_scan(golden):
 # -- errors ----------------------------------------------------------------------------------------
 
 C = arr(1.0)
+
+
+@dataclass
+class Counted:
+    """A number, and one that belongs to the structure."""
+
+    x: Any
+    n: Any = field(metadata={"static": True})
+
+
 ERRORS = {
     "another dtype": (
         lambda: scan(lambda c, x: ({"a": [c["a"][0].astype("float32")]}, None), {"a": [C]}, length=2),
@@ -662,6 +672,11 @@ ERRORS = {
         lambda: scan(lambda c, x: ((c["a"], c["a"]), None), {"a": C}, length=2),
         errors.CarryError,
         ("another structure", "init"),
+    ),
+    "static data of another class": (
+        lambda: scan(lambda c, x: (Counted(c.x * c.n, float(c.n)), None), Counted(C, 1), length=2),
+        errors.CarryError,
+        (".n: static, 1 in init, 1.0 in the returned carry",),
     ),
     "a missing entry": (
         lambda: scan(lambda c, x: ({"a": c["a"]}, None), {"a": C, "b": C}, length=2),
