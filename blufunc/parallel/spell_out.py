@@ -3,7 +3,7 @@
 Parallel, between stages 3 and 4. In: a local jaxpr. Out: the same program, in which what no rank needs another for
 (``shard_slice``, ``shard_pad``, ``keep_first``) is slices and choices at ``mesh_axis_index``, and exchanges join and
 divide dimension 0 only. So what engines and devices must know is little; movement fuses with what stands around it.
-Sums go into buckets (``sum_buckets.py``).
+Sums go into buckets (``sum_buckets.py``), and work beside the last of them (``sum_cover.py``).
 It comes after transforms: what is spelled out has lost the types over axes that transposes go by.
 """
 
@@ -22,6 +22,7 @@ from blufunc.core.stage import stage
 from blufunc.core.structure import broadcast_to, full, reshape, transpose
 from blufunc.parallel import mesh_collectives as mc
 from blufunc.parallel.sum_buckets import in_buckets
+from blufunc.parallel.sum_cover import with_cover
 
 
 def spell_out(jaxpr: Jaxpr) -> Jaxpr:
@@ -38,7 +39,7 @@ def spell_out(jaxpr: Jaxpr) -> Jaxpr:
             return [Eqn(eqn.prim, eqn.invars, eqn.outvars, params, eqn.source)]
         return [eqn]
 
-    return in_buckets(passes.rewrite(jaxpr, step))
+    return with_cover(in_buckets(passes.rewrite(jaxpr, step)))
 
 
 def _inner(param: Any) -> Any:

@@ -55,7 +55,7 @@ class _Buckets:
         for eqn in self.jaxpr.eqns:
             for a in eqn.invars:
                 if a.__class__ is Var and a in self.sum_of:
-                    self.release(self.sum_of[a])
+                    self.want(self.sum_of[a])
             if eqn not in self.seen:
                 self.take(eqn)
         for axes in list(self.waiting):
@@ -84,9 +84,13 @@ class _Buckets:
             ):
                 self.take(reader)
 
-    def release(self, eqn: Eqn) -> None:
-        """A sum is wanted now: it goes by itself."""
-        self.waiting[eqn.params["axes"], eqn.params["sizes"]].remove(eqn)
+    def want(self, eqn: Eqn) -> None:
+        """A sum is read now: one that came last goes by itself, another takes all of its bucket along."""
+        axes = eqn.params["axes"], eqn.params["sizes"]
+        if eqn is not self.waiting[axes][-1]:
+            self.flush(axes)
+            return
+        self.waiting[axes].pop()
         del self.sum_of[eqn.outvars[0]]
         self.emit(eqn)
 

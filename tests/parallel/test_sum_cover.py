@@ -1,0 +1,100 @@
+"""Products that only earlier sums wait for run beside the last sum."""
+
+import numpy as np
+import pytest
+
+import blufunc as bf
+import blufunc.numpy as bnp
+from blufunc.core.array import from_numpy
+from blufunc.core.check import check_jaxpr
+from blufunc.core.jaxpr import eval_jaxpr
+from blufunc.core.passes import simplify
+from blufunc.core.stage import stage
+from blufunc.parallel import mesh_collectives as mc
+from blufunc.parallel import sum_buckets, sum_cover
+from blufunc.parallel.mesh import AbstractMesh
+from blufunc.parallel.spell_out import spell_out
+from blufunc.parallel.thread_engine import run_ranks
+
+MESH = AbstractMesh((2,), ("x",))
+psum = lambda x: mc.psum_invariant_p.bind(x, src="V", dst="I", axes=("x",), sizes=(2,))
+LAYERS = 4
+
+
+def gradients(x, *weights):
+    """Sums of gradients of layers behind an embedding; ``x`` is its table."""
+
+    def loss(x, weights):
+        for w in weights:
+            x = bnp.tanh(x @ w)
+        return (x * x).sum()
+
+    table, layers = bf.grad(loss, argnums=(0, 1))(x, list(weights))
+    return [psum(g) for g in (*layers, table)]
+
+
+def used(x, *weights):
+    """A gradient that is a result itself, and a sum that is read between."""
+    *layers, table = gradients(x, *weights)
+    local = weights[0].T @ x
+    return [*layers, table * layers[0].sum(), psum(local), local]
+
+
+def staged(function, monkeypatch, seconds_of_last):
+    """With a bucket for each sum, the last of which takes as long as so many products."""
+    x, w = (from_numpy(np.zeros((8, 8), np.float32)).aval for _ in range(2))
+    monkeypatch.setattr(sum_buckets, "BUCKET_BYTES", 1)
+    product = 2 * 8 * 8 * 8 / sum_cover.PRODUCTS_FLOAT32
+    monkeypatch.setattr(
+        sum_cover, "SUMMED", 8 * 8 * 4 / (product * seconds_of_last) if seconds_of_last else 1e30
+    )
+    return simplify(stage(lambda *args: list(function(*args)), [x, *[w] * LAYERS], "f"))
+
+
+def order(jaxpr):
+    names = {"mesh_sums": "s", "dot_general": "d"}
+    return "".join(names.get(e.prim.name, "") for e in jaxpr.eqns)
+
+
+# the forward pass, then for each layer the derivative of its weights and that of its input
+BEFORE = "dddd" + "dsd" * 4 + "s"
+
+
+@pytest.mark.parametrize(
+    "products, want",
+    [
+        (0, BEFORE),
+        (0.5, "dddd" + "dsd" * 3 + "d" + "s" + "ds"),
+        (1, "dddd" + "dsd" * 3 + "d" + "s" + "ds"),
+        (2, "dddd" + "dsd" * 2 + "dd" + "s" + "dsds"),
+        (100, "dddd" + "dddd" + "s" + "ds" * 4),
+    ],
+)
+def test_products_behind_the_last_sum(monkeypatch, products, want):
+    out = spell_out(staged(gradients, monkeypatch, products))
+    check_jaxpr(out)
+    assert order(out) == want, out
+
+
+@pytest.mark.parametrize("products", [0, 1, 100])
+@pytest.mark.parametrize("function", [gradients, used])
+def test_what_ranks_get_is_the_same(monkeypatch, function, products):
+    jaxpr = staged(function, monkeypatch, products)
+    rng = np.random.default_rng(0)
+    args = [
+        [from_numpy(rng.standard_normal((8, 8), np.float32)) for _ in range(1 + LAYERS)] for _ in range(2)
+    ]
+    want, got = (
+        run_ranks(MESH, lambda r, j=j: [np.asarray(x) for x in eval_jaxpr(j, args[r])])
+        for j in (jaxpr, simplify(spell_out(jaxpr)))
+    )
+    for w, g in zip(want, got, strict=True):
+        for a, b in zip(w, g, strict=True):
+            np.testing.assert_array_equal(a, b)
+    check_jaxpr(spell_out(jaxpr))
+
+
+def test_one_bucket_is_left_as_it_is(monkeypatch):
+    jaxpr = staged(gradients, monkeypatch, 100)
+    monkeypatch.setattr(sum_buckets, "BUCKET_BYTES", 1 << 30)
+    assert order(spell_out(jaxpr)) == "dddd" + "dd" * 4 + "s"
