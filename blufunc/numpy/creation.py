@@ -35,6 +35,9 @@ from blufunc.numpy.promotion import (
     static_int,
     stretch,
 )
+from blufunc.parallel.constrain import constrain
+from blufunc.parallel.placement import device_put, filled
+from blufunc.parallel.sharding import NamedSharding
 
 # -- from values -----------------------------------------------------------------------------------
 
@@ -204,11 +207,18 @@ def astype(x: Any, dtype: Any, /, *, copy: bool = False, device: Any = None) -> 
 def _filled(shape: tuple[int, ...], value: Any, dtype: np.dtype, device: Any = None) -> Value:
     if any(n < 0 for n in shape):
         raise errors.ValueRangeError(f"the shape {shape} has a negative size.", where=source.here())
+    if isinstance(device, NamedSharding):
+        if state.trace is EVAL:
+            return filled(shape, value, dtype, device)
+        return constrain(lax.full(shape, value, dtype), device)
     return lax.full(shape, value, dtype, device=parse_device(device))
 
 
 def zeros(shape: Any, dtype: Any = None, *, device: Any = None) -> Value:
-    """Zeros of a shape (an int or a tuple of int), float32 unless ``dtype`` says otherwise."""
+    """Zeros of a shape (an int or a tuple of int), float32 unless ``dtype`` says otherwise.
+
+    ``device`` may be a ``NamedSharding``, here and in ``ones``, ``empty`` and ``full``.
+    """
     return _filled(shape_of(shape, "zeros"), 0, dtype_of(dtype) or dtypes.float32, device)
 
 
@@ -233,6 +243,8 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: Any = None) 
     value = as_value(fill_value, "full")
     value = value if want is None else ops.convert(value, want)
     (stretched,) = match_to("full", shape, value)
+    if isinstance(device, NamedSharding):
+        return device_put(stretched, device) if state.trace is EVAL else constrain(stretched, device)
     return stretched
 
 
@@ -267,16 +279,23 @@ def _like(x: Any, name: str, dtype: Any, shape: Any) -> tuple[tuple[int, ...], n
     return own_shape if shape is None else shape_of(shape, name), dtype_of(dtype) or kind
 
 
+def _place_like(a: Any, shape: Any, device: Any) -> Any:
+    """Where the result of a ``*_like`` function lies: where ``a`` does, and on a mesh divided as it is."""
+    if device is None and shape is None and isinstance(a, Array) and a.device.joint:
+        return a.sharding  # type: ignore[attr-defined]
+    return device or getattr(a, "device", None)
+
+
 def zeros_like(a: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Value:
-    """Zeros of the shape and dtype of ``a``, unless given."""
+    """Zeros of the shape and dtype of ``a``, unless given, on its device or mesh, there divided as it is."""
     own, kind = _like(a, "zeros_like", dtype, shape)
-    return _filled(own, 0, kind, device or getattr(a, "device", None))
+    return _filled(own, 0, kind, _place_like(a, shape, device))
 
 
 def ones_like(a: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Value:
     """Ones of the shape and dtype of ``a``, unless given."""
     own, kind = _like(a, "ones_like", dtype, shape)
-    return _filled(own, 1, kind, device or getattr(a, "device", None))
+    return _filled(own, 1, kind, _place_like(a, shape, device))
 
 
 def empty_like(prototype: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Value:
@@ -293,7 +312,7 @@ def full_like(a: Any, fill_value: Any, dtype: Any = None, shape: Any = None, *, 
             where=source.here(),
             fix="fill with the real part, or ask for dtype='complex64'",
         )
-    return full(own, fill_value, kind, device=device or getattr(a, "device", None))
+    return full(own, fill_value, kind, device=_place_like(a, shape, device))
 
 
 # -- sequences -------------------------------------------------------------------------------------

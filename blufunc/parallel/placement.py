@@ -15,12 +15,13 @@ from blufunc.core import backend, dtypes, job, source, tree, treepath
 from blufunc.core.array import Array, from_numpy, lift
 from blufunc.core.avals import ShapedArray
 from blufunc.core.axes import sequence, shape_of
+from blufunc.core.structure import broadcast_to
 from blufunc.core.trace import Tracer
 from blufunc.parallel import processes
 from blufunc.parallel.mesh import Mesh, current_mesh
 from blufunc.parallel.mesh_device import device_on
 from blufunc.parallel.mesh_program import reshard
-from blufunc.parallel.sharded_buffer import ShardedBuffer, from_parts, mesh_of, scatter
+from blufunc.parallel.sharded_buffer import ShardedBuffer, check_reduced, from_parts, mesh_of, scatter
 from blufunc.parallel.sharding import Index, NamedSharding, Sharding, SingleDeviceSharding
 from blufunc.parallel.spec import PartitionSpec
 
@@ -282,6 +283,18 @@ def make_array_from_single_device_arrays(
     if len(kinds) > 1:
         raise errors.DtypeError(f"{name}: shards of {' and '.join(map(str, kinds))}.", where=source.here())
     return _wrapped(ShardedBuffer([s.buffer for s in shards], sharding, whole, shards[0].aval.dtype))
+
+
+def filled(shape: tuple[int, ...], value: Any, dtype: np.dtype, sharding: NamedSharding) -> Array:
+    """An array of one number, of which each device makes its part. What is beyond the edge is that number too.
+
+    Raises:
+      ShardingError: the spec is of a higher rank than ``shape``, has unreduced axes, or the mesh no devices.
+    """
+    check_reduced(sharding)
+    number, size = np.asarray(value, dtype), sharding.shard_shape(shape)
+    shards = [broadcast_to(from_numpy(number, d), size).buffer for d in mesh_of(sharding).local_devices]
+    return _wrapped(ShardedBuffer(shards, sharding, shape, dtype))
 
 
 def _named(sharding: Any, name: str) -> NamedSharding:

@@ -120,13 +120,7 @@ def from_parts(
     Raises:
       ShardingError: as ``scatter``.
     """
-    if sharding.spec.unreduced:
-        raise errors.ShardingError(
-            f"no array can be put onto {sharding.spec}.",
-            where=source.here(),
-            why="unreduced values are sums that a program still owes.",
-            fix="leave unreduced out",
-        )
+    check_reduced(sharding)
     size = sharding.shard_shape(shape)
     known: dict[tuple, np.ndarray] = {}
     shards = []
@@ -139,6 +133,17 @@ def from_parts(
             known[key] = _padded(part(index), size, dtype)
         shards.append(device.backend.from_host(known[key], device))
     return ShardedBuffer(shards, sharding, tuple(shape), dtype)
+
+
+def check_reduced(sharding: NamedSharding) -> None:
+    """Raise ShardingError if values of this sharding are sums of what the ranks have."""
+    if sharding.spec.unreduced:
+        raise errors.ShardingError(
+            f"no array can be put onto {sharding.spec}.",
+            where=source.here(),
+            why="unreduced values are sums that a program still owes.",
+            fix="leave unreduced out",
+        )
 
 
 def _padded(x: np.ndarray, size: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

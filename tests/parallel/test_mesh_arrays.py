@@ -402,3 +402,44 @@ def test_bad_pictures(mesh):
         bf.visualize_sharding((8, 10))
     with pytest.raises(errors.ShardingError, match="of rank 2"):
         bf.sharding_svg((8,), NamedSharding(mesh, P(None, "x")))
+
+
+# name, the function of an array, what each element is
+LIKE = {
+    "zeros_like": (bnp.zeros_like, 0),
+    "ones_like": (bnp.ones_like, 1),
+    "empty_like": (bnp.empty_like, 0),
+    "full_like": (lambda a: bnp.full_like(a, 2.5), 2.5),
+    "full_like an array": (lambda a: bnp.full_like(a, bnp.array([3.0])), 3),
+}
+
+
+@pytest.mark.parametrize("name", LIKE)
+def test_what_is_made_like_an_array_is_divided_as_it_is(mesh, name):
+    function, value = LIKE[name]
+    for spec, shape in ((P("x", "y"), (8, 8)), (P("y"), (6, 3)), (P(), (4,)), (P(None, ("y", "x")), (2, 9))):
+        a = bf.device_put(np.ones(shape, np.float32), NamedSharding(mesh, spec))
+        out = function(a)
+        assert out.sharding == a.sharding and out.dtype == a.dtype, spec
+        np.testing.assert_array_equal(np.asarray(out), np.full(shape, value))
+        assert float(out.sum()) == value * out.size, "what is beyond the edge does not count"
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_sharding_says_where_an_array_is_made(mesh, traced):
+    place = NamedSharding(mesh, P("x", "y"))
+
+    def make():
+        return (
+            bnp.zeros((4, 8), device=place),
+            bnp.ones((4, 8), "int32", device=place),
+            bnp.full((4, 8), 7, device=place),
+            bnp.full((4, 8), bnp.arange(8), device=place),
+        )
+
+    outs = bf.jit(make)() if traced else make()
+    for out, want in zip(outs, (0, 1, 7, np.arange(8)), strict=True):
+        np.testing.assert_array_equal(np.asarray(out), np.broadcast_to(want, (4, 8)))
+        assert traced or out.sharding == place
+    with pytest.raises(errors.ShardingError):
+        bnp.zeros(4, device=place)
