@@ -66,6 +66,23 @@ def test_under_vmap(routing):
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("outer", ["forward", "reverse"])
+def test_second_derivatives(routing, is_causal, outer):
+    """Rows are parts of blocks: what the primitives say of whole rows does not hold for their derivatives."""
+    args = operands()
+    v = [bnp.cos(x) for x in args]
+
+    def along(f):
+        g = bf.grad(weighted(f), (0, 1, 2))
+        if outer == "forward":
+            return bf.jvp(g, args, v)[1]
+        return bf.grad(lambda *a: sum((x * y).sum() for x, y in zip(g(*a), v, strict=True)), (0, 1, 2))(*args)
+
+    same(along(divided(4, routing, is_causal)), along(whole(is_causal)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
 def test_half_precision_is_summed_in_float32(routing):
     low = operands(dtype=bf.dtypes.bfloat16)
     want = whole(True)(*(x.astype("float32") for x in low))
