@@ -12,7 +12,7 @@ ranks share is the sum of what each of them adds. So they must be there before a
 - a function that is differentiated inside of the body is staged and typed before it is (``TypedTrace.typed``).
 
 Literals, and values without derivatives, need no casts. Over each axis operands are joined: V with I or R is V, R with
-I is R. Only what is linear takes U: sums of U alone, products of one U with I or R.
+I is R. Only what is linear takes U (``linear_operands``): sums of U alone, products of one U with I or R.
 """
 
 from __future__ import annotations
@@ -24,25 +24,17 @@ from typing import Any
 from blufunc import errors
 from blufunc.core import dtypes, source
 from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, eval_jaxpr, subjaxprs
-from blufunc.core.ops import cumulative, dynamic, elementwise, gather_scatter, reduce_window, shape
-from blufunc.core.ops.convolution import conv_general_dilated_p
-from blufunc.core.ops.dot import dot_general_p
+from blufunc.core.ops import elementwise
 from blufunc.core.stage import StagedTracer, StageTrace
-from blufunc.core.structure import (
-    add_any_p,
-    broadcast_in_dim_p,
-    reduce_sum_p,
-    reshape_p,
-    transpose_p,
-)
+from blufunc.core.structure import broadcast_in_dim_p, reshape_p, transpose_p
 from blufunc.core.trace import Tracer, new_trace
 from blufunc.parallel import collectives as named
 from blufunc.parallel import mesh_collectives as mesh_ops
+from blufunc.parallel.linear_operands import linear_in
 from blufunc.parallel.mesh import AbstractMesh
 from blufunc.transforms.batch import BatchTracer
 from blufunc.transforms.calls import jit_p
 from blufunc.transforms.checkpoint import checkpoint_p
-from blufunc.transforms.checkpoint_policies import name_p
 from blufunc.transforms.cond import cond_p
 from blufunc.transforms.custom_vjp import custom_vjp_call_p
 from blufunc.transforms.jvp import JVPTracer
@@ -52,39 +44,6 @@ from blufunc.transforms.while_loop import while_p
 Types = tuple[str, ...]
 """One letter for each axis of the mesh."""
 
-# The operands in which a primitive is linear: sets in which it is linear together, as a sum.
-_FIRST, _EITHER, _BOTH = [{0}], [{0}, {1}], [{0, 1}]
-_LINEAR: dict[Any, list[set[int]]] = {
-    elementwise.neg_p: _FIRST,
-    elementwise.convert_p: _FIRST,
-    elementwise.copy_p: _FIRST,
-    elementwise.real_p: _FIRST,
-    elementwise.imag_p: _FIRST,
-    elementwise.conj_p: _FIRST,
-    elementwise.div_p: _FIRST,
-    elementwise.mul_p: _EITHER,
-    elementwise.add_p: _BOTH,
-    elementwise.sub_p: _BOTH,
-    elementwise.complex_p: _BOTH,
-    elementwise.select_p: [{1, 2}],
-    add_any_p: _BOTH,
-    reduce_sum_p: _FIRST,
-    broadcast_in_dim_p: _FIRST,
-    reshape_p: _FIRST,
-    transpose_p: _FIRST,
-    shape.slice_p: _FIRST,
-    shape.rev_p: _FIRST,
-    shape.pad_p: _BOTH,
-    cumulative.cumsum_p: _FIRST,
-    reduce_window.reduce_window_sum_p: _FIRST,
-    dot_general_p: _EITHER,
-    conv_general_dilated_p: _EITHER,
-    dynamic.dynamic_slice_p: _FIRST,
-    dynamic.dynamic_update_slice_p: _BOTH,
-    gather_scatter.gather_p: _FIRST,
-    gather_scatter.scatter_add_p: [{0, 2}],
-    name_p: _FIRST,
-}
 _KEEPS_ZEROS = (
     broadcast_in_dim_p, reshape_p, transpose_p, elementwise.convert_p, elementwise.copy_p, elementwise.select_p,
 )  # fmt: skip
@@ -172,6 +131,10 @@ class TypedTrace(StageTrace):
         if found.__class__ is not Literal and found not in self.typer.types:
             self.typer.types[found] = types_of(x, self.mesh) or invariant(self.mesh)
         return found
+
+    def is_zero(self, x: Any) -> bool:
+        """Whether a value is known to be zero everywhere."""
+        return self.typer.is_zero(self.atom(x))
 
     def typed(self, fun: Callable, primals: Sequence[Any]) -> Callable:
         """``fun`` with casts, to be differentiated at ``primals`` while this trace is current."""
@@ -333,10 +296,7 @@ class Typer:
             out = _join(letters)
             return [out] * len(letters), out
         unreduced = {k for k, t in enumerate(letters) if t == "U"}
-        together = (
-            [set(range(len(letters)))] if eqn.prim is shape.concatenate_p else _LINEAR.get(eqn.prim, ())
-        )
-        terms = next((s for s in together if unreduced <= s), None)
+        terms = next((s for s in linear_in(eqn) if unreduced <= s), None)
         if terms is None:
             raise _unreduced(eqn, axis, unreduced)
         ins = []
@@ -384,7 +344,8 @@ class Typer:
                 raise _unreduced(eqn, a, {0})
         return self.cast(x, self.changed(x, eqn.params["axes"], "V"))
 
-    def _psum(self, eqn: Eqn) -> None:
+    def _summands(self, eqn: Eqn) -> tuple[Atom, str]:
+        """The operand of a sum, and its type over all axes of the sum: V, or U if over one of them it is owed."""
         axes, (x,) = eqn.params["axes"], eqn.invars
         owed = {a for a in axes if self._letter(x, a) == "U"}
         varying = [a for a in axes if a not in owed]
@@ -397,7 +358,11 @@ class Typer:
                 {**self.over(varying), "src": "V", "dst": "U"},
                 self.changed(x, varying, "U"),
             )
-        params = {**self.over(axes), "src": "U" if owed else "V", "dst": "I"}
+        return x, "U" if owed else "V"
+
+    def _psum(self, eqn: Eqn) -> None:
+        axes, (x, src) = eqn.params["axes"], self._summands(eqn)
+        params = {**self.over(axes), "src": src, "dst": "I"}
         self.write(mesh_ops.psum_invariant_p, [x], params, eqn.outvars, [self.changed(x, axes, "I")])
 
     def _extremum(self, eqn: Eqn, prim: Any) -> None:
@@ -417,9 +382,7 @@ class Typer:
         self.write(mesh_ops.mesh_all_gather_p, [x], params, eqn.outvars, [self.type_of(x)])
 
     def _psum_scatter(self, eqn: Eqn) -> None:
-        (x,), axes, dim = eqn.invars, eqn.params["axes"], eqn.params["dim"]
-        src = "U" if all(self._letter(x, a) == "U" for a in axes) else "V"
-        x = self._varying(eqn) if src == "V" else x
+        axes, dim, (x, src) = eqn.params["axes"], eqn.params["dim"], self._summands(eqn)
         params = {**self.over(axes), "src": src, "dst": "V", "dim": dim}
         x = self.new(mesh_ops.mesh_psum_scatter_p, x, params, self.changed(x, axes, "V"))
         self._reshaped(eqn, x)
@@ -449,7 +412,10 @@ class Typer:
         if varying:
             params = {**self.over(varying), "src": "V", "dst": "U"}
             x = self.new(mesh_ops.pcast_p, x, params, self.changed(x, varying, "U"))
-        self._reshaped(eqn, self.cast(x, self.changed(x, axes, to)))  # to its own shape: nothing moves
+        x = self._cast_operand(x, self.changed(x, axes, to))
+        self._reshaped(eqn, x)  # to its own shape: nothing moves
+        if self.is_zero(x):
+            self.zeros.update(eqn.outvars)
 
     def _letter(self, x: Atom, axis: str) -> str:
         return self.type_of(x)[self.mesh.axis_names.index(axis)]
@@ -578,9 +544,11 @@ class Typer:
         return self._joined(types, tuple("V" if t == "V" else "I" for t in verdict))
 
     def _cast_operand(self, atom: Atom, types: Types) -> Atom:
-        """The first carry of a loop; a literal that must be more than invariant becomes a variable."""
+        """An atom under types that count: a literal that must be more than invariant becomes a variable."""
         if atom.__class__ is Literal and types != invariant(self.mesh):
-            atom = self.new(elementwise.copy_p, atom, {}, invariant(self.mesh))
+            literal, atom = atom, self.new(elementwise.copy_p, atom, {}, invariant(self.mesh))
+            if self.is_zero(literal):
+                self.zeros.add(atom)
         return self.cast(atom, types)
 
     def _joined(self, one: Types, other: Types) -> Types:
@@ -681,6 +649,8 @@ def _unequal(eqn: Eqn, axis: str, operand: int, letter: str) -> errors.ShardingE
 def _no_cast(mesh: AbstractMesh, have: Types, wanted: Types) -> errors.ShardingError:
     axis, h, w = next((a, h, w) for a, h, w in zip(mesh.axis_names, have, wanted, strict=True) if h != w)
     fix = f"lax.psum(x, {axis!r})" if w in "IR" or h == "U" else f"lax.pcast(x, {axis!r}, to={_WORDS[w]!r})"
+    if h == "V" and w == "I":
+        fix = f"an argument by a spec without {axis!r}; {fix}; or lax.all_gather(x, {axis!r}, to='invariant')"
     return errors.ShardingError(
         f"a value that is {_WORDS[h]} over {axis!r} is not {_WORDS[w]}.", where=source.here(), fix=fix
     )
