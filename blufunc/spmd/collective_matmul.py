@@ -26,7 +26,10 @@ def all_gather_matmul(x: Any, weight: Any, axis: str, dim: int = -2) -> Any:
       axis: the mesh axis, of n ranks.
     Returns:
       [..., n * t, ..., F], varying over the axis.
+    Raises:
+      ShapeError, ValueRangeError: the operands do not go together, or have no such dimension of rows.
     """
+    x, weight = bnp.asarray(x), bnp.asarray(weight)
     dim = _row_dimension(x, weight, dim, "all_gather_matmul")
     n = lax.axis_size(axis)
     parts = []
@@ -50,8 +53,11 @@ def matmul_reduce_scatter(x: Any, weight: Any, axis: str, dim: int = -2) -> Any:
       weight: [F, C], this rank's rows.
       axis: the mesh axis, of n ranks.
     Returns:
-      [..., t, ..., C], varying over the axis.
+      [..., t, ..., C], varying over the axis; sums are rounded to the dtype of the product on each rank.
+    Raises:
+      ShapeError, ValueRangeError: the operands do not go together, or cannot be divided.
     """
+    x, weight = bnp.asarray(x), bnp.asarray(weight)
     dim = _row_dimension(x, weight, dim, "matmul_reduce_scatter")
     n = lax.axis_size(axis)
     if x.shape[dim] % n:

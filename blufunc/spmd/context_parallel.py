@@ -263,7 +263,7 @@ def _differentiable(prim: Any, operands: int) -> Any:
 _block = _differentiable(attention_p, 3)
 """(query, key, value, scale, is_causal) -> (result, log-sum-exps) of attention to one block."""
 _block_grad = _differentiable(attention_grad_p, 6)
-"""(query, key, value, out, lse, ct, scale, is_causal) -> one block's part of the gradients, from whole rows' out, lse."""
+"""(query, key, value, out, lse, ct, scale, is_causal) -> a block's part of the gradients; out and lse of whole rows."""
 
 
 def _blocks(ring: Ring, key: Any, value: Any, routing: str) -> Iterator[tuple[int, tuple[Any, Any]]]:

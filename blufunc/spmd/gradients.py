@@ -34,10 +34,11 @@ def bucketed_psum(grads: Any, axis: str | Sequence[str], *, bytes: int = BUCKET)
 
     Args:
       grads: a pytree of gradients that are unreduced over the axis, or vary over it.
-      axis: one mesh axis, or several.
+      axis: one mesh axis, several, or none: then nothing is summed.
       bytes: a bucket is full when it has as many; a larger array is one by itself. All arrays in it have one dtype.
     Returns:
-      the sums, the same values as those of ``psum``.
+      the sums, the same values as those of ``psum``. Gradients that are known to be zero, as those of parameters that
+      are not used, are not sent.
     Raises:
       ShardingError: a gradient is the same on all ranks: it is summed already.
       ValueRangeError: ``bytes`` is not positive.
@@ -47,13 +48,14 @@ def bucketed_psum(grads: Any, axis: str | Sequence[str], *, bytes: int = BUCKET)
             f"bucketed_psum: a bucket has a positive number of bytes, not {bytes}.", where=source.here()
         )
     axes = (axis,) if isinstance(axis, str) else tuple(axis)
+    if not axes:
+        return grads
     trace = current_trace("bucketed_psum")
     leaves, structure = tree.flatten(grads)
     leaves = [lift(x) for x in leaves]
-    for x in leaves:
-        _check_owed(x, axes, trace)
-    sums: list[Any] = list(leaves)
-    for bucket in _buckets(leaves, trace, bytes):
+    owed = [i for i, x in enumerate(leaves) if _is_owed(x, axes, trace)]
+    sums: list[Any] = [bnp.zeros_like(x) for x in leaves]
+    for bucket in _buckets(leaves, owed, trace, bytes):
         start = len(trace.eqns)
         for i, total in zip(bucket, _summed([leaves[i] for i in bucket], axes), strict=True):
             sums[i] = total
@@ -76,6 +78,9 @@ def accumulated_value_and_grad(
       bytes: see ``bucketed_psum``.
     Returns:
       value and gradient, the same on all ranks of the axis; gradients are summed in the dtype of the parameters.
+    Raises:
+      ShapeError: microbatches of several numbers, or none.
+      ShardingError: a parameter is not the same on all ranks.
     """
     axes = (axis,) if isinstance(axis, str) else tuple(axis)
     trace = current_trace("accumulated_value_and_grad")
@@ -83,7 +88,8 @@ def accumulated_value_and_grad(
     params = lax.pcast(params, axes, to="reduced")
     microbatches = lax.pcast(microbatches, axes, to="varying")
     step, _, (of_value, *_) = typed_jaxpr(
-        value_and_grad(lambda p, m: loss(p, m) / n),
+        # A value that varies has a cotangent of each rank's own, whatever the loss depends on.
+        value_and_grad(lambda p, m: lax.pcast(loss(p, m) / n, axes, to="varying")),
         (likes(params, trace), element(microbatches, trace)),
         "accumulated_value_and_grad",
     )
@@ -91,10 +97,15 @@ def accumulated_value_and_grad(
     def add(total, microbatch):
         return list(map(bnp.add, total, eval_jaxpr(step, tree.leaves((params, microbatch))))), None
 
-    leaves, structure = tree.flatten(params)
-    zero = [bnp.zeros((), of_value.aval.dtype), *map(bnp.zeros_like, leaves)]
+    zero = [bnp.zeros((), of_value.aval.dtype), *owed_zeros(params, axes)]
     (value, *grads), _ = lax.scan(add, zero, microbatches)
-    return lax.psum(value, axes), bucketed_psum(tree.unflatten(structure, grads), axes, bytes=bytes)
+    grads = tree.unflatten(tree.structure(params), grads)
+    return lax.psum(value, axes), bucketed_psum(grads, axes, bytes=bytes)
+
+
+def owed_zeros(params: Any, axes: Sequence[str]) -> list[Any]:
+    """Where gradients of the leaves of ``params`` are summed: unreduced, also where nothing is added."""
+    return lax.pcast([bnp.zeros_like(p) for p in tree.leaves(params)], axes, to="unreduced")
 
 
 def count_of(microbatches: Any, what: str) -> int:
@@ -108,7 +119,10 @@ def count_of(microbatches: Any, what: str) -> int:
     return found
 
 
-def _check_owed(x: Any, axes: Sequence[str], trace: TypedTrace) -> None:
+def _is_owed(x: Any, axes: Sequence[str], trace: TypedTrace) -> bool:
+    """Whether a gradient is to be summed: it is not if it is known to be zero, and must be if it is not."""
+    if trace.is_zero(x):
+        return False
     types = dict(zip(trace.mesh.axis_names, like(x, trace).types, strict=True))
     for axis in axes:
         if types.get(axis) in ("I", "R"):
@@ -118,13 +132,14 @@ def _check_owed(x: Any, axes: Sequence[str], trace: TypedTrace) -> None:
                 why="gradients of what all ranks share are summed where they arise, one by one.",
                 fix=f"cast the parameters before differentiating: lax.pcast(params, {axis!r}, to='reduced')",
             )
+    return True
 
 
-def _buckets(leaves: Sequence[Any], trace: TypedTrace, limit: int) -> list[list[int]]:
-    """Indices of leaves that go together: in the order in which they are made, full at ``limit`` bytes."""
+def _buckets(leaves: Sequence[Any], owed: Sequence[int], trace: TypedTrace, limit: int) -> list[list[int]]:
+    """Of the leaves that are ``owed`` which go together: in the order in which they are made, ``limit`` bytes each."""
     made = {v: i for i, e in enumerate(trace.eqns) for v in e.outvars}
     order = sorted(
-        range(len(leaves)),
+        owed,
         key=lambda i: made.get(leaves[i].variable, -1) if isinstance(leaves[i], StagedTracer) else -1,
     )
     buckets: list[list[int]] = []

@@ -197,6 +197,10 @@ def test_errors():
         divided(2, "star", False)(q, k, v)
     with pytest.raises(errors.ShapeError, match="cannot be divided into two chunks"):
         divided(16, "ring", True)(q, k, v)
+    with pytest.raises(errors.ValueRangeError, match="zigzag order for 0 ranks"):
+        zigzag(q, 0)
+    with pytest.raises(errors.ValueRangeError, match="axis 4 is out of range"):
+        unzigzag(q, 2, axis=4)
     odd = bf.shard_map(
         lambda *a: context_parallel_attention(*a, "seq", is_causal=True),
         mesh=AbstractMesh((16,), ("seq",)), in_specs=P(None, "seq"), out_specs=P(None, "seq"),
