@@ -14,7 +14,7 @@ from blufunc import errors, lax
 from blufunc.core import source
 from blufunc.core.trace import state
 from blufunc.parallel import mesh_collectives as ops
-from blufunc.transforms.batch import MeshAxis
+from blufunc.transforms.batch import MeshAxis, NamedAxis
 
 
 def ring_of(axis: str, what: str) -> Ring:
@@ -39,7 +39,9 @@ def same_on_all(x: Any, axis: str) -> Any:
 
 
 def _of_mesh(axis: str) -> bool:
-    return any(isinstance(e, MeshAxis) and e.name == axis for e in state.context)
+    """Whether the innermost axis of a name is one of a mesh."""
+    named = (e for e in reversed(state.context) if isinstance(e, NamedAxis) and e.name == axis)
+    return isinstance(next(named, None), MeshAxis)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -262,6 +262,25 @@ def test_gradient_inside():
     same(bf.jit(mapped)(X, W1, W2), want)
 
 
+def test_linear_transpose_inside():
+    """The transpose in what all ranks share is a sum over them, as that of a derivative."""
+
+    def local(x, w):
+        project = lambda w: lax.psum(x @ w, "x")
+        return bf.linear_transpose(project, w)(project(w))[0]
+
+    mapped = shard_map(local, mesh=MESH, in_specs=(P("x"), P()), out_specs=P())
+    rows = X.reshape(4, 2, 6).sum(0)
+    same(mapped(X, W1), rows.T @ (rows @ W1))
+    abstract = lambda x: bf.linear_transpose(
+        lambda w: lax.psum(x * w, "x"), bf.ShapeDtypeStruct((6,), "float32")
+    )(x)
+    with pytest.raises(
+        errors.ArgumentError, match="the argument w is a ShapeDtypeStruct, which has no values"
+    ):
+        shard_map(abstract, mesh=MESH, in_specs=P("x"), out_specs=P("x"))(X)
+
+
 def test_gradient_inside_of_what_varies_is_of_each_rank():
     mapped = shard_map(
         lambda x: bf.grad(lambda x: (x**2).sum())(x), mesh=MESH, in_specs=P("x"), out_specs=P("x")
