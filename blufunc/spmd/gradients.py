@@ -3,8 +3,8 @@
 A face, for the inside of ``shard_map``. A parameter that is cast to ``reduced`` (``lax.pcast(p, axis, to="reduced")``)
 gets an *unreduced* gradient: the sum over the ranks is owed, and may be paid when it suits. ``bucketed_psum`` pays for
 many gradients at once, in buckets as PyTorch DDP's (Li et al., arXiv:2006.15704): the links are slow at small
-messages. The buckets follow the order in which the backward pass ends, so that the first can be sent while it still
-runs.
+messages. The buckets follow the order in which the backward pass ends, so that the first could be sent while it still
+runs (the engines of today put both on one stream).
 """
 
 from __future__ import annotations
