@@ -649,8 +649,8 @@ def _unequal(eqn: Eqn, axis: str, operand: int, letter: str) -> errors.ShardingE
 def _no_cast(mesh: AbstractMesh, have: Types, wanted: Types) -> errors.ShardingError:
     axis, h, w = next((a, h, w) for a, h, w in zip(mesh.axis_names, have, wanted, strict=True) if h != w)
     fix = f"lax.psum(x, {axis!r})" if w in "IR" or h == "U" else f"lax.pcast(x, {axis!r}, to={_WORDS[w]!r})"
-    if h == "V" and w == "I":
-        fix = f"an argument by a spec without {axis!r}; {fix}; or lax.all_gather(x, {axis!r}, to='invariant')"
+    if h == "V" and w in "IR":
+        fix = f"an argument by a spec without {axis!r}; {fix}; or lax.all_gather(x, {axis!r}, to={_WORDS[w]!r})"
     return errors.ShardingError(
         f"a value that is {_WORDS[h]} over {axis!r} is not {_WORDS[w]}.", where=source.here(), fix=fix
     )

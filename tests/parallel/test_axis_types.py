@@ -184,6 +184,18 @@ def test_a_divided_vmap_over_an_axis_in_use():
         bf.vmap(mapped, spmd_axis_name="x")(np.zeros((2, 4)))
 
 
+def test_terms_of_sums_that_are_owed_have_no_derivatives_of_their_own():
+    def local(v, w):
+        return lax.psum((unreduced(v @ w) * lax.psum(bnp.tanh(w).sum(), "x")).sum(), "x")
+
+    f = shard_map(local, mesh=MESH, in_specs=(P(None, "x"), P("x")), out_specs=P())
+    first = bf.grad(f, 1)(X, X.T)
+    assert first.shape == (8, 4)
+    with pytest.raises(errors.GradError, match="second derivative of a function of unreduced values") as e:
+        bf.grad(lambda w: bf.grad(f, 1)(X, w).sum())(X.T)
+    assert "test_axis_types.py" in e.value.where
+
+
 # -- types -----------------------------------------------------------------------------------------
 
 
