@@ -650,7 +650,9 @@ def _no_cast(mesh: AbstractMesh, have: Types, wanted: Types) -> errors.ShardingE
     axis, h, w = next((a, h, w) for a, h, w in zip(mesh.axis_names, have, wanted, strict=True) if h != w)
     fix = f"lax.psum(x, {axis!r})" if w in "IR" or h == "U" else f"lax.pcast(x, {axis!r}, to={_WORDS[w]!r})"
     if h == "V" and w in "IR":
-        fix = f"an argument by a spec without {axis!r}; {fix}; or lax.all_gather(x, {axis!r}, to={_WORDS[w]!r})"
+        fix = (
+            f"an argument by a spec without {axis!r}; {fix}; or lax.all_gather(x, {axis!r}, to={_WORDS[w]!r})"
+        )
     return errors.ShardingError(
         f"a value that is {_WORDS[h]} over {axis!r} is not {_WORDS[w]}.", where=source.here(), fix=fix
     )

@@ -56,7 +56,7 @@ def mixture_of_experts(
       over experts of the share of choices that went there, dropped or not, times the mean probability; 1 if balanced,
       of the tokens of all ranks.
     Raises:
-      ShapeError, ValueRangeError: sizes that do not go together.
+      ShapeError, ValueRangeError: sizes that do not go together; an expert that changes the shape of its tokens.
     """
     router, x = bnp.asarray(router), bnp.asarray(x)
     E = _check(params, router, x, top_k, capacity_factor, axis, groups)
@@ -96,6 +96,13 @@ def _by_expert(expert: Callable, params: Any, x: Any) -> Any:
     groups, experts, capacity, C = x.shape
     per_expert = bnp.moveaxis(x, 1, 0).reshape(experts, groups * capacity, C)
     y = vmap(expert)(params, per_expert)
+    if [np.shape(leaf) for leaf in tree.leaves(y)] != [per_expert.shape]:
+        found = ", ".join(str(list(np.shape(leaf)[1:])) for leaf in tree.leaves(y)) or "nothing"
+        raise errors.ShapeError(
+            f"mixture_of_experts: an expert takes tokens {list(per_expert.shape[1:])} and returns {found}.",
+            where=source.here(),
+            fix="return one array of the shape of the tokens",
+        )
     return bnp.moveaxis(y.reshape(experts, groups, capacity, C), 1, 0)
 
 

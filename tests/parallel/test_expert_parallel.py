@@ -161,6 +161,11 @@ def test_errors():
     for factor in (0.0, -1.0, np.nan):
         with pytest.raises(errors.ValueRangeError, match=f"a positive number, not {factor}"):
             mixture_of_experts(expert, PARAMS, ROUTER, X, capacity_factor=factor)
+    for wrong, found in ((lambda p, x: x @ p["up"], r"\[13, 10\]"), (lambda p, x: x.T, r"\[6, 13\]"),
+                         (lambda p, x: (x, x), r"\[13, 6\], \[13, 6\]")):  # fmt: skip
+        with pytest.raises(errors.ShapeError, match=rf"takes tokens \[13, 6\] and returns {found}\.") as e:
+            mixture_of_experts(wrong, PARAMS, ROUTER, X)
+        assert "test_expert_parallel.py" in e.value.where
     with pytest.raises(errors.ShapeError, match="8 experts in front, and not 4"):
         mixture_of_experts(expert, {k: v[:4] for k, v in PARAMS.items()}, bnp.asarray(ROUTER), x)
     with pytest.raises(errors.ShapeError, match="8 experts cannot be divided over 'e', of 3 ranks"):
