@@ -72,20 +72,21 @@ def accumulated_value_and_grad(
 
     Args:
       loss: ``loss(params, microbatch) -> scalar``, a mean over the microbatch.
-      params: a pytree that is the same on all ranks of the axis.
+      params: a pytree. A parameter is the same on all ranks of the axis, or each rank has its own, as of experts or of
+        what is gathered where it is used.
       microbatches: a pytree of this rank's arrays, [M, ...].
       axis: the mesh axis, or axes, over which data are divided.
       bytes: see ``bucketed_psum``.
     Returns:
-      value and gradient, the same on all ranks of the axis; gradients are summed in the dtype of the parameters.
+      value and gradient, summed in the dtype of the parameters; they are the same on all ranks where these are.
     Raises:
       ShapeError: microbatches of several numbers, or none.
-      ShardingError: a parameter is not the same on all ranks.
     """
     axes = (axis,) if isinstance(axis, str) else tuple(axis)
     trace = current_trace("accumulated_value_and_grad")
     n = lax.axis_size(axes) * count_of(microbatches, "accumulated_value_and_grad")
-    params = lax.pcast(params, axes, to="reduced")
+    owed = Owed(params, axes, trace)
+    params = owed.cast(params, "reduced")
     microbatches = lax.pcast(microbatches, axes, to="varying")
     step, _, (of_value, *_) = typed_jaxpr(
         # A value that varies has a cotangent of each rank's own, whatever the loss depends on.
@@ -97,15 +98,49 @@ def accumulated_value_and_grad(
     def add(total, microbatch):
         return list(map(bnp.add, total, eval_jaxpr(step, tree.leaves((params, microbatch))))), None
 
-    zero = [bnp.zeros((), of_value.aval.dtype), *owed_zeros(params, axes)]
+    zero = [bnp.zeros((), of_value.aval.dtype), *owed.zeros(params)]
     (value, *grads), _ = lax.scan(add, zero, microbatches)
-    grads = tree.unflatten(tree.structure(params), grads)
-    return lax.psum(value, axes), bucketed_psum(grads, axes, bytes=bytes)
+    return lax.psum(value, axes), owed.paid(tree.unflatten(tree.structure(params), grads), bytes)
 
 
-def owed_zeros(params: Any, axes: Sequence[str]) -> list[Any]:
-    """Where gradients of the leaves of ``params`` are summed: unreduced, also where nothing is added."""
-    return lax.pcast([bnp.zeros_like(p) for p in tree.leaves(params)], axes, to="unreduced")
+class Owed:
+    """Over which axes the gradient of each parameter is a sum that is owed: those along which it does not vary.
+
+    Where it varies each rank's gradient is its own, and whole: the transposes of the collectives by which others saw
+    the parameter bring what they add.
+
+    Args:
+      params: a pytree, of whose form the arguments of the methods are.
+      axes: those over which data are divided.
+    """
+
+    def __init__(self, params: Any, axes: Sequence[str], trace: TypedTrace):
+        types = [
+            dict(zip(trace.mesh.axis_names, x.types, strict=True)) for x in tree.leaves(likes(params, trace))
+        ]
+        self._axes = [tuple(a for a in axes if t.get(a) != "V") for t in types]
+
+    def cast(self, xs: Any, to: str) -> Any:
+        """Each leaf cast over its axes: parameters to reduced, gradients to unreduced (all are but zeros)."""
+        leaves, structure = tree.flatten(xs)
+        return tree.unflatten(
+            structure, [lax.pcast(x, a, to=to) for x, a in zip(leaves, self._axes, strict=True)]
+        )
+
+    def zeros(self, params: Any) -> list[Any]:
+        """What gradients of the leaves are added to."""
+        return self.cast([bnp.zeros_like(p) for p in tree.leaves(params)], "unreduced")
+
+    def paid(self, grads: Any, bytes: int, more: tuple[str, ...] = ()) -> Any:
+        """The sums, in buckets, over the axes of each gradient and ``more``."""
+        leaves, structure = tree.flatten(grads)
+        for axes in dict.fromkeys(self._axes):
+            which = [i for i, a in enumerate(self._axes) if a == axes]
+            for i, x in zip(
+                which, bucketed_psum([leaves[i] for i in which], more + axes, bytes=bytes), strict=True
+            ):
+                leaves[i] = x
+        return tree.unflatten(structure, leaves)
 
 
 def count_of(microbatches: Any, what: str) -> int:

@@ -29,7 +29,7 @@ from blufunc.core import dtypes, source, tree
 from blufunc.core.array import lift
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Jaxpr, Literal, eval_jaxpr
-from blufunc.spmd.gradients import BUCKET, bucketed_psum, count_of, owed_zeros
+from blufunc.spmd.gradients import BUCKET, Owed, count_of
 from blufunc.spmd.typed import Like, current_trace, element, likes, typed_jaxpr
 from blufunc.spmd.varying import Ring, ring_of, same_on_all
 from blufunc.transforms.grad import value_and_grad
@@ -101,7 +101,8 @@ def pipeline_value_and_grad(
       microbatches: a pytree of arrays [M, ...], the same on all ranks of the axis.
       axis: the mesh axis of stages.
       schedule: ``"1f1b"`` or ``"gpipe"``.
-      data_axes: axes over which microbatches are divided, and parameters are the same.
+      data_axes: axes over which microbatches are divided. Along these a parameter is the same on all ranks, or each has
+        its own, as of experts or of what is gathered in a stage.
       bytes: see ``bucketed_psum``: gradients are reduced once, after all microbatches.
     Returns:
       the value, and the gradients of ``shared`` and ``layers``, summed in the dtype of the parameters.
@@ -109,7 +110,7 @@ def pipeline_value_and_grad(
       ArgumentError: an unknown schedule; an embedding or stage that does not return an array.
       DtypeError: a parameter is not floating.
       ShapeError: a stage changes shape or dtype; a loss is no scalar; microbatches of several numbers, or none.
-      ShardingError: ``shared`` or ``microbatches`` vary over the axis, or parameters over ``data_axes``.
+      ShardingError: ``shared`` or ``microbatches`` vary over the axis.
     """
     steps = {"1f1b": _one_forward_one_backward, "gpipe": _value_and_grad_of_gpipe}
     if schedule not in steps:
@@ -123,7 +124,9 @@ def pipeline_value_and_grad(
     _check_floating(shared, layers)
     shared, microbatches = same_on_all((shared, microbatches), axis)
     shared, layers = lax.pcast((shared, layers), axis, to="varying")
-    shared, layers = lax.pcast((shared, layers), data, to="reduced")
+    trace = current_trace(_NAME)
+    owed = Owed(shared, data, trace), Owed(layers, data, trace)
+    shared, layers = owed[0].cast(shared, "reduced"), owed[1].cast(layers, "reduced")
     everywhere = axis, *data
     microbatches = lax.pcast(microbatches, everywhere, to="varying")  # ranks are at different ones
     share = M * lax.axis_size(data)
@@ -140,11 +143,11 @@ def pipeline_value_and_grad(
         return lax.pcast(value / share, everywhere, to="varying")
 
     model = _Model(_of_array(embed, "embed"), _of_array(stage, "a stage"), share_of_loss)
-    value, (of_shared, of_layers) = steps[schedule](model, shared, layers, microbatches, M, ring, data)
-    of_shared = lax.pcast(_owed(of_shared, data), axis, to="varying")
-    of_shared = bucketed_psum(of_shared, everywhere, bytes=bytes)
-    of_layers = bucketed_psum(_owed(of_layers, data), data, bytes=bytes)
-    return lax.psum(value, everywhere), (of_shared, of_layers)
+    value, (of_shared, of_layers) = steps[schedule](model, shared, layers, microbatches, M, ring, owed)
+    of_shared = lax.pcast(owed[0].cast(of_shared, "unreduced"), axis, to="varying")
+    of_layers = owed[1].cast(of_layers, "unreduced")
+    grads = owed[0].paid(of_shared, bytes, (axis,)), owed[1].paid(of_layers, bytes)
+    return lax.psum(value, everywhere), grads
 
 
 _NAME = "pipeline_value_and_grad"
@@ -159,11 +162,6 @@ def _check_floating(*params: Any) -> None:
                 why="functions of integers have no derivative.",
                 fix="let the functions close over what is no parameter, or give it with the microbatches",
             )
-
-
-def _owed(grads: Any, data: tuple[str, ...]) -> Any:
-    """Gradients as sums that are owed over ``data``: so are all but zeros, of what is not used."""
-    return lax.pcast(grads, data, to="unreduced")
 
 
 class _Model(NamedTuple):
@@ -207,7 +205,7 @@ def _all_forward(stage: Callable, layers: Any, xs: Any, ring: Ring) -> Any:
 
 
 def _value_and_grad_of_gpipe(
-    model: _Model, shared: Any, layers: Any, microbatches: Any, M: int, ring: Ring, data: tuple[str, ...]
+    model: _Model, shared: Any, layers: Any, microbatches: Any, M: int, ring: Ring, owed: tuple[Owed, Owed]
 ) -> tuple:
     def whole(shared, layers):
         _, xs = lax.scan(lambda _, m: (None, model.embed(shared, m)), None, microbatches)
@@ -248,7 +246,7 @@ def _check_stage(x: Any, y: Any) -> None:
 
 
 def _one_forward_one_backward(
-    model: _Model, shared: Any, layers: Any, microbatches: Any, M: int, ring: Ring, data: tuple[str, ...]
+    model: _Model, shared: Any, layers: Any, microbatches: Any, M: int, ring: Ring, owed: tuple[Owed, Owed]
 ) -> tuple:
     """The loss on the last rank, and the gradients of what this rank did; each is still to be summed."""
     n, rank = ring.size, lax.axis_index(ring.axis)
@@ -277,7 +275,7 @@ def _one_forward_one_backward(
         m = _at(microbatches, t - (n - 1))
         value, *grads = eval_jaxpr(head, tree.leaves((shared, y, m)))
         *of_shared, ct = (bnp.where(last, g, 0) for g in grads)
-        of_shared = _owed(of_shared, data)
+        of_shared = owed[0].cast(of_shared, "unreduced")
         return state._replace(
             value=state.value + bnp.where(last, value, 0),
             shared=list(map(bnp.add, state.shared, of_shared)),
@@ -290,12 +288,14 @@ def _one_forward_one_backward(
         of_shared, of_layers, ct = halves.backward(fixed, kept, state.ct)
         there = (m >= 0) & (m < M)
 
-        def sums(totals, grads):
-            return [a + bnp.where(there, g, 0) for a, g in zip(totals, _owed(grads, data), strict=True)]
+        def sums(totals, grads, owed):
+            return [
+                a + bnp.where(there, g, 0) for a, g in zip(totals, owed.cast(grads, "unreduced"), strict=True)
+            ]
 
         return state._replace(
-            shared=sums(state.shared, of_shared),
-            layers=sums(state.layers, of_layers),
+            shared=sums(state.shared, of_shared, owed[0]),
+            layers=sums(state.layers, of_layers, owed[1]),
             ct=send(ct, -1),
         )
 
@@ -308,8 +308,8 @@ def _one_forward_one_backward(
         ct=bnp.zeros(halves.of_x.aval.shape, halves.of_x.aval.dtype),
         kept=[bnp.zeros((slots, *a.shape), a.dtype) for a in halves.kept],
         value=bnp.zeros((), head.out_avals[0].dtype),
-        shared=owed_zeros(shared, data),
-        layers=owed_zeros(layers, data),
+        shared=owed[0].zeros(shared),
+        layers=owed[1].zeros(layers),
     )
     phases = (n - 1, lambda s, t: forward(s, t)[0]), (M, both), (n - 1, backward)
     start = 0

@@ -7,7 +7,7 @@ import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import P, errors, lax, nn, tree
 from blufunc.parallel.mesh import AbstractMesh
-from blufunc.spmd import pipeline, pipeline_value_and_grad, schedule_1f1b
+from blufunc.spmd import mixture_of_experts, pipeline, pipeline_value_and_grad, schedule_1f1b
 from examples.gpt import model
 from tests.parallel.exchanged import equations, exchanged, meetings, same, same_with_gradients
 
@@ -185,6 +185,53 @@ def test_a_loss_that_does_not_see_the_stages(schedule):
     )
     want = bf.value_and_grad(lambda s, w: of_parameters(s, None, None), (0, 1))(SHARED, STACK)
     same(f(SHARED, STACK, ids(3)), want)
+
+
+def gathered(layers, x):
+    """A stage whose weights are divided along the data, and gathered where they are used."""
+    whole = {
+        k: v if k == "bias" else lax.all_gather(v, "data", axis=1, tiled=True, to="reduced")
+        for k, v in layers.items()
+    }
+    return stage(whole, x)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_parameters_that_are_divided_along_the_data(schedule):
+    """What is gathered in a stage: its gradients are scattered by that, and not summed once more."""
+    spec = {"up": P("stage", "data"), "bias": P("stage"), "down": P("stage", "data")}
+    mesh, microbatches = AbstractMesh((2, 2), ("stage", "data")), ids(3)
+    f = step(schedule, mesh, data=("data",), stage=bf.checkpoint(gathered), layers_spec=spec)
+    same(f(SHARED, STACK, microbatches), expected(microbatches))
+    over_data = [
+        e.invars[0].aval.size
+        for name, _, e in meetings(f, SHARED, STACK, microbatches)
+        if name == "psum_invariant" and e.params["axes"] == ("data",)
+    ]
+    assert over_data == [STACK["bias"].size // 2]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_experts_that_are_divided_along_the_data(schedule):
+    layers = {"router": normal(LAYERS, C, 4), "experts": normal(LAYERS, 4, C, C)}
+
+    def stage_of(**options):
+        def layer(x, p):
+            expert = lambda p, x: bnp.tanh(x @ p)
+            how = {"capacity_factor": np.inf, **options}  # no token is dropped, however they are grouped
+            return x + mixture_of_experts(expert, p["experts"], p["router"], x, **how)[0], None
+
+        return lambda layers, x: lax.scan(layer, x, layers)[0]
+
+    mesh, microbatches = AbstractMesh((2, 2), ("stage", "data")), ids(3)
+    spec = {"router": P("stage"), "experts": P("stage", "data")}
+    f = step(schedule, mesh, data=("data",), stage=stage_of(axis="data"), layers_spec=spec)
+
+    def whole(shared, layers):
+        together = microbatches.reshape(-1, T + 1)
+        return loss(shared, stage_of()(layers, embed(shared, together)), together)
+
+    same(f(SHARED, layers, microbatches), bf.value_and_grad(whole, (0, 1))(SHARED, layers))
 
 
 def stored(f, *args):
