@@ -324,6 +324,7 @@ from blufunc.parallel.collectives import (
     psum_p,
     psum_scatter,
     psum_scatter_p,
+    pswapaxes,
     pvary,
 )
 from blufunc.transforms.associative_scan import associative_scan
@@ -371,8 +372,8 @@ __all__ = [
     "tile",
     # collectives
     "all_gather", "all_to_all", "axis_index", "axis_size", "pcast", "pmax", "pmean", "pmin", "ppermute", "pshuffle",
-    "psum", "psum_scatter", "pvary", "all_gather_p", "all_to_all_p", "axis_index_p", "pmax_p", "pmin_p", "ppermute_p",
-    "psum_p", "psum_scatter_p",
+    "psum", "psum_scatter", "pswapaxes", "pvary", "all_gather_p", "all_to_all_p", "axis_index_p", "pmax_p", "pmin_p",
+    "ppermute_p", "psum_p", "psum_scatter_p",
     "optimization_barrier", "optimization_barrier_p",
     # control flow
     "associative_scan", "cond", "custom_linear_solve", "custom_root", "fori_loop", "map", "scan", "switch",

@@ -102,6 +102,14 @@ class CastWriter:
             letter if a in axes else t for a, t in zip(self.mesh.axis_names, self.type_of(atom), strict=True)
         )
 
+    def cast_operand(self, atom: Atom, types: Types) -> Atom:
+        """An atom under types that count: a literal that must be more than invariant becomes a variable."""
+        if atom.__class__ is Literal and types != invariant(self.mesh):
+            literal, atom = atom, self.new(elementwise.copy_p, atom, {}, invariant(self.mesh))
+            if self.is_zero(literal):
+                self.zeros.add(atom)
+        return self.cast(atom, types)
+
     def is_zero(self, atom: Atom) -> bool:
         """Whether a value is known to be zero."""
         return not atom.value if atom.__class__ is Literal else atom in self.zeros  # type: ignore[union-attr]
@@ -157,6 +165,10 @@ def unequal_error(eqn: Eqn, axis: str, operand: int, letter: str) -> errors.Shar
 def _no_cast(mesh: AbstractMesh, have: Types, wanted: Types) -> errors.ShardingError:
     axis, h, w = next((a, h, w) for a, h, w in zip(mesh.axis_names, have, wanted, strict=True) if h != w)
     fix = f"lax.psum(x, {axis!r})" if w in "IR" or h == "U" else f"lax.pcast(x, {axis!r}, to={_WORDS[w]!r})"
+    if h == "V" and w in "IR":
+        fix = (
+            f"an argument by a spec without {axis!r}; {fix}; or lax.all_gather(x, {axis!r}, to={_WORDS[w]!r})"
+        )
     return errors.ShardingError(
         f"a value that is {_WORDS[h]} over {axis!r} is not {_WORDS[w]}.", where=source.here(), fix=fix
     )

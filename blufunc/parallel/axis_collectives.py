@@ -52,7 +52,8 @@ class CollectiveTyper(CastWriter):
                 raise unreduced_error(eqn, a, {0})
         return self.cast(x, self.changed(x, eqn.params["axes"], "V"))
 
-    def _psum(self, eqn: Eqn) -> None:
+    def _summands(self, eqn: Eqn) -> tuple[Atom, str]:
+        """The operand of a sum, and its type over all axes of the sum: V, or U if over one of them it is owed."""
         axes, (x,) = eqn.params["axes"], eqn.invars
         owed = {a for a in axes if self._letter(x, a) == "U"}
         varying = [a for a in axes if a not in owed]
@@ -65,7 +66,11 @@ class CollectiveTyper(CastWriter):
                 {**self.over(varying), "src": "V", "dst": "U"},
                 self.changed(x, varying, "U"),
             )
-        params = {**self.over(axes), "src": "U" if owed else "V", "dst": "I"}
+        return x, "U" if owed else "V"
+
+    def _psum(self, eqn: Eqn) -> None:
+        axes, (x, src) = eqn.params["axes"], self._summands(eqn)
+        params = {**self.over(axes), "src": src, "dst": "I"}
         self.write(mesh_ops.psum_invariant_p, [x], params, eqn.outvars, [self.changed(x, axes, "I")])
 
     def _extremum(self, eqn: Eqn, prim: Any) -> None:
@@ -85,9 +90,7 @@ class CollectiveTyper(CastWriter):
         self.write(mesh_ops.mesh_all_gather_p, [x], params, eqn.outvars, [self.type_of(x)])
 
     def _psum_scatter(self, eqn: Eqn) -> None:
-        (x,), axes, dim = eqn.invars, eqn.params["axes"], eqn.params["dim"]
-        src = "U" if all(self._letter(x, a) == "U" for a in axes) else "V"
-        x = self._varying(eqn) if src == "V" else x
+        axes, dim, (x, src) = eqn.params["axes"], eqn.params["dim"], self._summands(eqn)
         params = {**self.over(axes), "src": src, "dst": "V", "dim": dim}
         x = self.new(mesh_ops.mesh_psum_scatter_p, x, params, self.changed(x, axes, "V"))
         self._reshaped(eqn, x)
@@ -117,7 +120,10 @@ class CollectiveTyper(CastWriter):
         if varying:
             params = {**self.over(varying), "src": "V", "dst": "U"}
             x = self.new(mesh_ops.pcast_p, x, params, self.changed(x, varying, "U"))
-        self._reshaped(eqn, self.cast(x, self.changed(x, axes, to)))  # to its own shape: nothing moves
+        x = self.cast_operand(x, self.changed(x, axes, to))
+        self._reshaped(eqn, x)  # to its own shape: nothing moves
+        if self.is_zero(x):
+            self.zeros.update(eqn.outvars)
 
     def _letter(self, x: Atom, axis: str) -> str:
         return self.type_of(x)[self.mesh.axis_names.index(axis)]

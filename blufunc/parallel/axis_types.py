@@ -12,7 +12,7 @@ ranks share is the sum of what each of them adds. So they must be there before a
 - a function that is differentiated inside of the body is staged and typed before it is (``TypedTrace.typed``).
 
 Literals, and values without derivatives, need no casts. Over each axis operands are joined: V with I or R is V, R with
-I is R. Only what is linear takes U: sums of U alone, products of one U with I or R.
+I is R. Only what is linear takes U (``linear_operands``): sums of U alone, products of one U with I or R.
 """
 
 from __future__ import annotations
@@ -24,66 +24,25 @@ from typing import Any
 from blufunc import errors
 from blufunc.core import dtypes, source
 from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, eval_jaxpr, subjaxprs
-from blufunc.core.ops import cumulative, dynamic, elementwise, gather_scatter, reduce_window, shape
-from blufunc.core.ops.convolution import conv_general_dilated_p
-from blufunc.core.ops.dot import dot_general_p
+from blufunc.core.ops import elementwise
 from blufunc.core.stage import StagedTracer, StageTrace
-from blufunc.core.structure import (
-    add_any_p,
-    broadcast_in_dim_p,
-    reduce_sum_p,
-    reshape_p,
-    transpose_p,
-)
+from blufunc.core.structure import broadcast_in_dim_p, reshape_p, transpose_p
 from blufunc.core.trace import Tracer, new_trace
 from blufunc.parallel import collectives as named
 from blufunc.parallel import mesh_collectives as mesh_ops
 from blufunc.parallel.axis_casts import Types, invariant, join, unequal_error, unreduced_error
 from blufunc.parallel.axis_collectives import CollectiveTyper
+from blufunc.parallel.linear_operands import linear_in
 from blufunc.parallel.mesh import AbstractMesh
 from blufunc.transforms.batch import BatchTracer
 from blufunc.transforms.calls import jit_p
 from blufunc.transforms.checkpoint import checkpoint_p
-from blufunc.transforms.checkpoint_policies import name_p
 from blufunc.transforms.cond import cond_p
 from blufunc.transforms.custom_vjp import custom_vjp_call_p
 from blufunc.transforms.jvp import JVPTracer
 from blufunc.transforms.scan import scan_p
 from blufunc.transforms.while_loop import while_p
 
-# The operands in which a primitive is linear: sets in which it is linear together, as a sum.
-_FIRST, _EITHER, _BOTH = [{0}], [{0}, {1}], [{0, 1}]
-_LINEAR: dict[Any, list[set[int]]] = {
-    elementwise.neg_p: _FIRST,
-    elementwise.convert_p: _FIRST,
-    elementwise.copy_p: _FIRST,
-    elementwise.real_p: _FIRST,
-    elementwise.imag_p: _FIRST,
-    elementwise.conj_p: _FIRST,
-    elementwise.div_p: _FIRST,
-    elementwise.mul_p: _EITHER,
-    elementwise.add_p: _BOTH,
-    elementwise.sub_p: _BOTH,
-    elementwise.complex_p: _BOTH,
-    elementwise.select_p: [{1, 2}],
-    add_any_p: _BOTH,
-    reduce_sum_p: _FIRST,
-    broadcast_in_dim_p: _FIRST,
-    reshape_p: _FIRST,
-    transpose_p: _FIRST,
-    shape.slice_p: _FIRST,
-    shape.rev_p: _FIRST,
-    shape.pad_p: _BOTH,
-    cumulative.cumsum_p: _FIRST,
-    reduce_window.reduce_window_sum_p: _FIRST,
-    dot_general_p: _EITHER,
-    conv_general_dilated_p: _EITHER,
-    dynamic.dynamic_slice_p: _FIRST,
-    dynamic.dynamic_update_slice_p: _BOTH,
-    gather_scatter.gather_p: _FIRST,
-    gather_scatter.scatter_add_p: [{0, 2}],
-    name_p: _FIRST,
-}
 _KEEPS_ZEROS = (
     broadcast_in_dim_p, reshape_p, transpose_p, elementwise.convert_p, elementwise.copy_p, elementwise.select_p,
 )  # fmt: skip
@@ -167,6 +126,10 @@ class TypedTrace(StageTrace):
             self.typer.types[found] = types_of(x, self.mesh) or invariant(self.mesh)
         return found
 
+    def is_zero(self, x: Any) -> bool:
+        """Whether a value is known to be zero everywhere."""
+        return self.typer.is_zero(self.atom(x))
+
     def typed(self, fun: Callable, primals: Sequence[Any]) -> Callable:
         """``fun`` with casts, to be differentiated at ``primals`` while this trace is current."""
         types = [types_of(p, self.mesh) or invariant(self.mesh) for p in primals]
@@ -246,10 +209,7 @@ class Typer(CollectiveTyper):
             out = join(letters)
             return [out] * len(letters), out
         unreduced = {k for k, t in enumerate(letters) if t == "U"}
-        together = (
-            [set(range(len(letters)))] if eqn.prim is shape.concatenate_p else _LINEAR.get(eqn.prim, ())
-        )
-        terms = next((s for s in together if unreduced <= s), None)
+        terms = next((s for s in linear_in(eqn) if unreduced <= s), None)
         if terms is None:
             raise unreduced_error(eqn, axis, unreduced)
         ins = []
@@ -331,7 +291,7 @@ class Typer(CollectiveTyper):
         ends = [*carry, *outs[k:]]
         ins = self._cast_outside(params["jaxpr"], ins, ends, range(m))
         jaxpr, types = typed(params["jaxpr"], self.mesh, ins, ends)
-        invars = [self._cast_operand(a, t) for a, t in zip(eqn.invars, ins, strict=True)]
+        invars = [self.cast_operand(a, t) for a, t in zip(eqn.invars, ins, strict=True)]
         self.write(eqn.prim, invars, {**params, "jaxpr": jaxpr}, eqn.outvars, types)
 
     def _while(self, eqn: Eqn) -> None:
@@ -354,7 +314,7 @@ class Typer(CollectiveTyper):
         consts = [*consts[:a], *ins[:b]]
         body, types = typed(params["body"], self.mesh, ins, carry)
         self._check_predicate("while_loop", verdict, [cond, body])
-        invars = [self._cast_operand(x, t) for x, t in zip(eqn.invars, [*consts, *carry], strict=True)]
+        invars = [self.cast_operand(x, t) for x, t in zip(eqn.invars, [*consts, *carry], strict=True)]
         self.write(eqn.prim, invars, {**params, "cond": cond, "body": body}, eqn.outvars, types)
 
     def _cond(self, eqn: Eqn) -> None:
@@ -378,12 +338,6 @@ class Typer(CollectiveTyper):
         which all ranks must come.
         """
         return self._joined(types, tuple("V" if t == "V" else "I" for t in verdict))
-
-    def _cast_operand(self, atom: Atom, types: Types) -> Atom:
-        """The first carry of a loop; a literal that must be more than invariant becomes a variable."""
-        if atom.__class__ is Literal and types != invariant(self.mesh):
-            atom = self.new(elementwise.copy_p, atom, {}, invariant(self.mesh))
-        return self.cast(atom, types)
 
     def _joined(self, one: Types, other: Types) -> Types:
         """The types of what comes from two places."""

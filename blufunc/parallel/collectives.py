@@ -98,7 +98,7 @@ class _AllGather(Collective):
     """The elements of an axis along a new dimension ``dim``, everywhere."""
 
     def abstract(self, x, *, axes, sizes, dim):
-        return ShapedArray((*x.shape[:dim], *sizes, *x.shape[dim:]), x.dtype)
+        return ShapedArray((*x.shape[:dim], math.prod(sizes), *x.shape[dim:]), x.dtype)
 
     def transpose(self, ct, x, *, axes, sizes, dim):
         x.add(psum_scatter_p.bind(ct, axes=axes, sizes=sizes, dim=dim))
@@ -132,7 +132,7 @@ class _AllToAll(Collective):
 
     def abstract(self, x, *, axes, sizes, split, join):
         rest = x.shape[:split] + x.shape[split + 1 :]
-        return ShapedArray((*rest[:join], *sizes, *rest[join:]), x.dtype)
+        return ShapedArray((*rest[:join], math.prod(sizes), *rest[join:]), x.dtype)
 
     def transpose(self, ct, x, *, axes, sizes, split, join):
         x.add(self.bind(ct, axes=axes, sizes=sizes, split=join, join=split))
@@ -188,6 +188,8 @@ class _CastTo(Collective):
     transpose = unsupported("types are known, and casts put in, before anything is differentiated")
 
     def abstract(self, x, *, axes, sizes, to):
+        if to == "U":
+            check_types("pcast to unreduced", "number", x)
         return x
 
     def batch(self, axis, args, dims, **params):
@@ -214,7 +216,10 @@ AxisName = Hashable
 
 
 def psum(x: Any, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups: None = None) -> Any:
-    """The sum over one named axis, or several; x is a pytree. Of a Python number it is a Python number."""
+    """The sum over named axes, one or several (none: x); x is a pytree. Of a Python number it is a Python number.
+
+    Integers stay what they are; of bools it is an int32.
+    """
     axes, sizes = _axes(axis_name, "psum", axis_index_groups)
 
     def one(v):
@@ -222,39 +227,39 @@ def psum(x: Any, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups:
             return v * math.prod(sizes)
         v = lift(v)
         v = convert(v, np.dtype(np.int32)) if dtypes.is_bool(v.aval.dtype) else v
-        return psum_p.bind(v, axes=axes, sizes=sizes)
+        return _bound(psum_p, v, axes, sizes)
 
     return tree.map(one, x)
 
 
 def pmean(x: Any, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups: None = None) -> Any:
-    """The mean over one named axis, or several; x is a pytree of inexact arrays or Python numbers."""
+    """The mean over named axes, one or several; x is a pytree. Of integers and bools it is a float32."""
     axes, sizes = _axes(axis_name, "pmean", axis_index_groups)
 
     def one(v):
         v = lift(v)
         if not dtypes.is_inexact(v.aval.dtype):
             v = convert(v, np.dtype(np.float32))
-        return div(psum_p.bind(v, axes=axes, sizes=sizes), math.prod(sizes))
+        return div(_bound(psum_p, v, axes, sizes), math.prod(sizes))
 
     return tree.map(one, x)
 
 
 def pmax(x: Any, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups: None = None) -> Any:
-    """The maximum over one named axis, or several; x is a pytree."""
+    """The maximum over named axes, one or several; x is a pytree."""
     axes, sizes = _axes(axis_name, "pmax", axis_index_groups)
-    return tree.map(lambda v: pmax_p.bind(lift(v), axes=axes, sizes=sizes), x)
+    return tree.map(lambda v: _bound(pmax_p, lift(v), axes, sizes), x)
 
 
 def pmin(x: Any, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups: None = None) -> Any:
-    """The minimum over one named axis, or several; x is a pytree."""
+    """The minimum over named axes, one or several; x is a pytree."""
     axes, sizes = _axes(axis_name, "pmin", axis_index_groups)
-    return tree.map(lambda v: pmin_p.bind(lift(v), axes=axes, sizes=sizes), x)
+    return tree.map(lambda v: _bound(pmin_p, lift(v), axes, sizes), x)
 
 
 def all_gather(
     x: Any,
-    axis_name: AxisName,
+    axis_name: AxisName | Sequence[AxisName],
     *,
     axis_index_groups: None = None,
     axis: int = 0,
@@ -263,10 +268,11 @@ def all_gather(
 ) -> Any:
     """The values of all elements of a named axis, along a new dimension ``axis`` or, tiled, joined along that one.
 
+    The axis may be several of a mesh, in row-major order, as in the functions below.
     Over an axis of a mesh ``to`` is the type of the result: ``varying``; ``invariant``, of which the cotangent is
     sliced; or ``reduced``, of which the cotangent is summed and scattered.
     """
-    axes, sizes = _one_axis(axis_name, "all_gather", axis_index_groups)
+    axes, sizes = _ranks(axis_name, "all_gather", axis_index_groups)
     letter = _letter(to, "VIR", "all_gather")
     if letter != "V":
         _mesh_axes(axes, "all_gather(to=...)")
@@ -285,7 +291,7 @@ def all_gather(
 
 def psum_scatter(
     x: Any,
-    axis_name: AxisName,
+    axis_name: AxisName | Sequence[AxisName],
     *,
     scatter_dimension: int = 0,
     axis_index_groups: None = None,
@@ -295,12 +301,12 @@ def psum_scatter(
 
     That dimension has the size of the axis, and goes; or, tiled, is a multiple of it, and is divided.
     """
-    axes, sizes = _one_axis(axis_name, "psum_scatter", axis_index_groups)
+    axes, sizes = _ranks(axis_name, "psum_scatter", axis_index_groups)
 
     def one(v):
         v = lift(v)
         dim = axis_in(scatter_dimension, v.aval.ndim, "psum_scatter")
-        v = _parts(v, dim, sizes[0], tiled, "psum_scatter")
+        v = _parts(v, dim, math.prod(sizes), tiled, "psum_scatter")
         return psum_scatter_p.bind(v, axes=axes, sizes=sizes, dim=dim)
 
     return tree.map(one, x)
@@ -308,7 +314,7 @@ def psum_scatter(
 
 def all_to_all(
     x: Any,
-    axis_name: AxisName,
+    axis_name: AxisName | Sequence[AxisName],
     split_axis: int,
     concat_axis: int,
     *,
@@ -320,27 +326,35 @@ def all_to_all(
     The dimension that is split has the size of the axis and goes, and a new one is made; or, tiled, the one is
     divided and the other extended.
     """
-    axes, sizes = _one_axis(axis_name, "all_to_all", axis_index_groups)
+    axes, sizes = _ranks(axis_name, "all_to_all", axis_index_groups)
 
     def one(v):
         v = lift(v)
         split, join = (axis_in(a, v.aval.ndim, "all_to_all") for a in (split_axis, concat_axis))
-        v = _parts(v, split, sizes[0], tiled, "all_to_all")
+        v = _parts(v, split, math.prod(sizes), tiled, "all_to_all")
         out = all_to_all_p.bind(v, axes=axes, sizes=sizes, split=split, join=join)
         return _merged(out, join) if tiled else out
 
     return tree.map(one, x)
 
 
-def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> Any:
+def pswapaxes(
+    x: Any, axis_name: AxisName | Sequence[AxisName], axis: int, *, axis_index_groups: None = None
+) -> Any:
+    """A named axis and dimension ``axis``, of its size, in the place of one another: ``all_to_all`` of the one."""
+    return all_to_all(x, axis_name, axis, axis, axis_index_groups=axis_index_groups)
+
+
+def ppermute(x: Any, axis_name: AxisName | Sequence[AxisName], perm: Sequence[tuple[int, int]]) -> Any:
     """Element dst of a named axis gets the value of element src for each (src, dst) of ``perm``; others get zeros."""
-    axes, sizes = _one_axis(axis_name, "ppermute", None)
+    axes, sizes = _ranks(axis_name, "ppermute", None)
+    n = math.prod(sizes)
     pairs = [ints(pair, "ppermute", "a pair of perm") for pair in sequence(perm, "ppermute", "perm", "pairs")]
-    if any(len(p) != 2 for p in pairs) or any(not 0 <= i < sizes[0] for p in pairs for i in p):
+    if any(len(p) != 2 for p in pairs) or any(not 0 <= i < n for p in pairs for i in p):
         raise errors.ValueRangeError(
-            f"ppermute: perm holds pairs of positions below {sizes[0]}, not {perm!r:.80}.",
+            f"ppermute: perm holds pairs of positions below {n}, not {perm!r:.80}.",
             where=source.here(),
-            fix=f"(i, (i + 1) % n) for each i below n = {sizes[0]} goes around once",
+            fix=f"(i, (i + 1) % n) for each i below n = {n} goes around once",
         )
     if any(len(set(side)) != len(pairs) for side in zip(*pairs, strict=True)):
         raise errors.ValueRangeError(
@@ -350,31 +364,34 @@ def ppermute(x: Any, axis_name: AxisName, perm: Sequence[tuple[int, int]]) -> An
     return tree.map(lambda v: ppermute_p.bind(lift(v), axes=axes, sizes=sizes, perm=ordered), x)
 
 
-def pshuffle(x: Any, axis_name: AxisName, perm: Sequence[int]) -> Any:
+def pshuffle(x: Any, axis_name: AxisName | Sequence[AxisName], perm: Sequence[int]) -> Any:
     """Element i of a named axis gets the value of element ``perm[i]``; ``perm`` is a permutation."""
     sources = ints(perm, "pshuffle", "perm")
-    if sorted(sources) != list(range(len(sources))):
+    n = axis_size(axis_name)
+    if sorted(sources) != list(range(n)):
         raise errors.ValueRangeError(
-            f"pshuffle: {perm!r:.80} is not a permutation.", where=source.here(), fix="use lax.ppermute"
+            f"pshuffle: {perm!r:.80} is not a permutation of the {n} positions.",
+            where=source.here(),
+            fix="use lax.ppermute",
         )
     return ppermute(x, axis_name, [(src, dst) for dst, src in enumerate(sources)])
 
 
 def axis_index(axis_name: AxisName | Sequence[AxisName]) -> Any:
-    """The position along a named axis, an int32 of rank 0; of several axes, in row-major order."""
+    """The position along a named axis, an int32 of rank 0; of several axes, in row-major order; 0 of none."""
     axes, sizes = _axes(axis_name, "axis_index", None)
     position: Any = None
     for name, size in zip(axes, sizes, strict=True):
         mine = axis_index_p.bind(axes=(name,), sizes=(size,))
         position = mine if position is None else add(_times(position, size), mine)
-    return position
+    return scalar(0, np.dtype(np.int32)) if position is None else position
 
 
 def pcast(x: Any, axis_name: AxisName | Sequence[AxisName], *, to: str) -> Any:
     """The same value with another type over axes of a mesh; x is a pytree. Only inside of ``shard_map``.
 
     Args:
-      axis_name: one axis, or several.
+      axis_name: one axis, several, or none.
       to: ``varying``: each rank has its own; ``unreduced``: the value is the sum of what the ranks have; ``reduced``:
         all have the same, and the cotangent is unreduced; ``invariant``: of what is reduced.
     Raises (while traced):
@@ -383,7 +400,7 @@ def pcast(x: Any, axis_name: AxisName | Sequence[AxisName], *, to: str) -> Any:
     axes, sizes = _axes(axis_name, "pcast", None)
     letter = _letter(to, "VURI", "pcast")
     _mesh_axes(axes, "pcast")
-    return tree.map(lambda v: cast_to_p.bind(lift(v), axes=axes, sizes=sizes, to=letter), x)
+    return tree.map(lambda v: _bound(cast_to_p, lift(v), axes, sizes, to=letter), x)
 
 
 def pvary(x: Any, axis_name: AxisName | Sequence[AxisName]) -> Any:
@@ -412,14 +429,18 @@ def _letter(to: Any, allowed: str, what: str) -> str:
 
 def _mesh_axes(axes: Sequence[AxisName], what: str) -> None:
     """Raise AxisNameError unless all axes are those of a mesh."""
-    of_mesh = {e.name: isinstance(e, MeshAxis) for e in state.context if isinstance(e, NamedAxis)}
-    wrong = [a for a in axes if not of_mesh[a]]
-    if wrong:
+    if wrong := _of_vmaps(axes):
         raise errors.AxisNameError(
             f"{what} over {wrong[0]!r:.60}, which is an axis of a vmap.",
             where=source.here(),
             why="only values over axes of a mesh have types.",
         )
+
+
+def _of_vmaps(axes: Sequence[AxisName]) -> list[AxisName]:
+    """Those of the axes that are not of a mesh."""
+    of_mesh = {e.name: isinstance(e, MeshAxis) for e in state.context if isinstance(e, NamedAxis)}
+    return [a for a in axes if not of_mesh[a]]
 
 
 def _axes(axis_name: Any, what: str, groups: None) -> tuple[tuple[AxisName, ...], tuple[int, ...]]:
@@ -443,7 +464,7 @@ def _axes(axis_name: Any, what: str, groups: None) -> tuple[tuple[AxisName, ...]
                 why=f"{there}.",
                 fix=f"bf.vmap(f, axis_name={name!r:.60}), or bf.shard_map over a mesh with that axis",
             )
-    if not names or len(set(names)) != len(names):
+    if len(set(names)) != len(names):
         raise errors.ArgumentError(
             f"{what}: axes are named once each, not {axis_name!r:.60}.",
             where=source.here(),
@@ -452,13 +473,24 @@ def _axes(axis_name: Any, what: str, groups: None) -> tuple[tuple[AxisName, ...]
     return names, tuple(known[n] for n in names)
 
 
-def _one_axis(axis_name: Any, what: str, groups: None) -> tuple[tuple[AxisName, ...], tuple[int, ...]]:
+def _ranks(axis_name: Any, what: str, groups: None) -> tuple[tuple[AxisName, ...], tuple[int, ...]]:
+    """The names and sizes of axes whose positions are counted together: at least one; if several, of a mesh."""
     axes, sizes = _axes(axis_name, what, groups)
-    if len(axes) > 1:
+    if not axes:
+        raise errors.ArgumentError(f"{what} over no axis.", where=source.here(), fix="name one")
+    if wrong := _of_vmaps(axes) if len(axes) > 1 else ():
         raise errors.UnsupportedError(
-            f"{what} works over one named axis, not {axes}.", where=source.here(), fix="use it once for each"
+            f"{what} over {axes}, of which {wrong[0]!r:.60} is an axis of a vmap.",
+            where=source.here(),
+            why="several axes are for those of a mesh.",
+            fix="use it once for each",
         )
     return axes, sizes
+
+
+def _bound(prim: Primitive, x: Any, axes: tuple, sizes: tuple, **params: Any) -> Any:
+    """An operation over axes; over none it is the identity."""
+    return prim.bind(x, axes=axes, sizes=sizes, **params) if axes else x
 
 
 def _parts(x: Any, dim: int, n: int, tiled: bool, what: str) -> Any:

@@ -2,8 +2,9 @@
 
 A face, for the inside of ``shard_map``: the two ends of a tensor-parallel pair of layers with sequence parallelism
 (Korthikanti et al., arXiv:2205.05198). The plain forms exchange everything and then multiply, or the reverse. Here
-each step multiplies one part while another is sent to the next rank, so that a device that can do both at once hides
-the one behind the other (Wang et al., ASPLOS 2023, doi:10.1145/3567955.3567959). Each is the transpose of the other in
+each step multiplies one part, and sends another to the next rank, of which neither needs the other: a device that can
+do both at once hides the one behind the other (Wang et al., ASPLOS 2023, doi:10.1145/3567955.3567959). The engines of
+today put both on one stream. Each is the transpose of the other in
 the left operand, so the derivatives are as divided and as overlapped.
 """
 
@@ -26,7 +27,10 @@ def all_gather_matmul(x: Any, weight: Any, axis: str, dim: int = -2) -> Any:
       axis: the mesh axis, of n ranks.
     Returns:
       [..., n * t, ..., F], varying over the axis.
+    Raises:
+      ShapeError, ValueRangeError: the operands do not go together, or have no such dimension of rows.
     """
+    x, weight = bnp.asarray(x), bnp.asarray(weight)
     dim = _row_dimension(x, weight, dim, "all_gather_matmul")
     n = lax.axis_size(axis)
     parts = []
@@ -50,8 +54,11 @@ def matmul_reduce_scatter(x: Any, weight: Any, axis: str, dim: int = -2) -> Any:
       weight: [F, C], this rank's rows.
       axis: the mesh axis, of n ranks.
     Returns:
-      [..., t, ..., C], varying over the axis.
+      [..., t, ..., C], varying over the axis; sums are rounded to the dtype of the product on each rank.
+    Raises:
+      ShapeError, ValueRangeError: the operands do not go together, or cannot be divided.
     """
+    x, weight = bnp.asarray(x), bnp.asarray(weight)
     dim = _row_dimension(x, weight, dim, "matmul_reduce_scatter")
     n = lax.axis_size(axis)
     if x.shape[dim] % n:

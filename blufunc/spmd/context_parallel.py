@@ -15,13 +15,14 @@ Either is two products of chunk by chunk without a mask, of which one is always 
 The first two routings have one derivative of their own, by FlashAttention-2's formulas (arXiv:2307.08691): with the
 results and log-sum-exps of whole rows each block's part of the gradients stands by itself. Nothing is kept between
 forward and backward pass but what the rank has: keys and values come again, and their cotangents go home with them.
+Second derivatives are those of the formulas, operation by operation, with the weights of all pairs of a block stored.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,13 @@ import numpy as np
 import blufunc.numpy as bnp
 from blufunc import errors, lax
 from blufunc.core import dtypes, source
+from blufunc.core.axes import axis_in
 from blufunc.nn.attention import dot_product_attention
 from blufunc.nn.attention_call import attention_grad_p, attention_p
 from blufunc.spmd.varying import Ring, ring_of
+from blufunc.transforms.custom_jvp import custom_jvp
 from blufunc.transforms.custom_vjp import custom_vjp
+from blufunc.transforms.grad import jvp
 
 # -- the order of tokens ---------------------------------------------------------------------------
 
@@ -46,8 +50,11 @@ def zigzag_order(length: int, ranks: int) -> np.ndarray:
     Returns:
       int32 [length], so that ``tokens[:, order]`` is what to divide; ``np.argsort(order)`` is its inverse.
     Raises:
+      ValueRangeError: there are no ranks.
       ShapeError: the length cannot be divided so.
     """
+    if ranks < 1:
+        raise errors.ValueRangeError(f"zigzag order for {ranks} ranks.", where=source.here(), fix="1 or more")
     if length % (2 * ranks):
         raise errors.ShapeError(
             f"{length} tokens cannot be divided into two chunks for each of {ranks} ranks.",
@@ -61,12 +68,18 @@ def zigzag_order(length: int, ranks: int) -> np.ndarray:
 
 def zigzag(x: Any, ranks: int, axis: int = 1) -> Any:
     """``x`` with the tokens along ``axis`` in zigzag order (see ``zigzag_order``); for outside of ``shard_map``."""
-    return bnp.take(x, zigzag_order(x.shape[axis], ranks), axis=axis)
+    return _reordered(x, ranks, axis, lambda order: order)
 
 
 def unzigzag(x: Any, ranks: int, axis: int = 1) -> Any:
     """The inverse of ``zigzag``."""
-    return bnp.take(x, np.argsort(zigzag_order(x.shape[axis], ranks)).astype(np.int32), axis=axis)
+    return _reordered(x, ranks, axis, np.argsort)
+
+
+def _reordered(x: Any, ranks: int, axis: int, of: Callable) -> Any:
+    x = bnp.asarray(x)
+    axis = axis_in(axis, x.ndim, "zigzag")
+    return bnp.take(x, of(zigzag_order(x.shape[axis], ranks)).astype(np.int32), axis=axis)
 
 
 def zigzag_positions(length: int, axis: str) -> Any:
@@ -100,14 +113,17 @@ def context_parallel_attention(
       query: [B, T / n, N, H], this rank's part of T queries.
       key, value: [B, T / n, K, H] of the same dtype, where K divides N.
       axis: the mesh axis, of n ranks.
-      routing: ``"all_gather"``, ``"ring"`` or ``"all_to_all"``. The last wants n to divide N and K, and exchanges a
-        share of 1 / n of what the others do; the ring needs the least memory, and computes while blocks are under way.
+      routing: ``"all_gather"``, ``"ring"`` or ``"all_to_all"``. The last wants n to divide N and K, and exchanges about
+        1 / n of what the others do where K is N; the ring needs the least memory, and no product of it waits for the
+        block that is sent beside it.
       is_causal: let each query see what does not come after it. The sequence is then in zigzag order (``zigzag``).
       scale: factor of the scores; ``1 / sqrt(H)`` by default.
     Returns:
       [B, T / n, N, H], of the dtype of ``query``.
+      The first two routings have no forward mode, but that of their gradients.
     Raises:
       ArgumentError: an unknown routing.
+      AxisNameError: there is no such axis of a mesh.
       ShapeError, DtypeError: the operands do not go together, or cannot be divided as the routing wants.
     """
     if routing not in _ROUTINGS:
@@ -192,28 +208,26 @@ def _attend(
     query: Any, key: Any, value: Any, ring: Ring, routing: str, scale: float, is_causal: bool
 ) -> tuple[Any, Any]:
     """The result [B, T, N, H], and the log-sum-exp of each row of scores [B, N, T]."""
-    out, lse = attention_p.at(query, key, value, scale=scale, is_causal=is_causal)
+    out, lse = _block(query, key, value, scale, is_causal)
     total = out.astype(lse.dtype), lse
     for distance, (k, v) in _blocks(ring, key, value, routing):
         halves = _Halves(ring, distance, is_causal)
-        part, part_lse = attention_p.at(
-            halves.queries(query), halves.keys(k), halves.keys(v), scale=scale, is_causal=False
-        )
-        total = halves.merged(total, (part, part_lse))
+        part = _block(halves.queries(query), halves.keys(k), halves.keys(v), scale, False)
+        total = halves.merged(total, part)
     return total[0].astype(query.dtype), total[1]
 
 
 def _backward(ring: Ring, routing: str, scale: float, is_causal: bool, residuals: tuple, ct: Any) -> tuple:
     query, key, value, out, lse = residuals
     wide = lse.dtype
-    own = attention_grad_p.at(query, key, value, out, lse, ct, scale=scale, is_causal=is_causal)
+    own = _block_grad(query, key, value, out, lse, ct, scale, is_causal)
     d_query, *d_own = (g.astype(wide) for g in own)
     home = _Home(ring, routing)
     for distance, (k, v) in _blocks(ring, key, value, routing):
         halves = _Halves(ring, distance, is_causal)
-        dq, dk, dv = attention_grad_p.at(
+        dq, dk, dv = _block_grad(
             halves.queries(query), halves.keys(k), halves.keys(v), halves.queries(out),
-            halves.queries(lse, 2), halves.queries(ct), scale=scale, is_causal=False,
+            halves.queries(lse, 2), halves.queries(ct), scale, False,
         )  # fmt: skip
         d_query = d_query + halves.of_queries(dq.astype(wide))
         home.send(bnp.stack([halves.of_keys(g.astype(wide)) for g in (dk, dv)]))
@@ -222,6 +236,34 @@ def _backward(ring: Ring, routing: str, scale: float, is_causal: bool, residuals
 
 
 _by_blocks.defvjp(_forward, _backward)
+
+
+def _differentiable(prim: Any, operands: int) -> Any:
+    """A primitive of attention as a function of arrays, scale and causality, with the derivative of its definition.
+
+    The primitives' own derivatives hold where rows are whole: there log-sum-exps are no operands of anything else, and
+    are functions of the same keys. Of a block, rows are parts.
+    """
+    static = tuple(range(operands, operands + 2))
+
+    def at(*args: Any) -> tuple:
+        *arrays, scale, is_causal = args
+        return tuple(prim.at(*arrays, scale=scale, is_causal=is_causal))
+
+    def rule(scale: float, is_causal: bool, primals: tuple, tangents: tuple) -> tuple:
+        definition = functools.partial(type(prim).definition, scale=scale, is_causal=is_causal)
+        return jvp(lambda *arrays: tuple(definition(*arrays)), primals, tangents)
+
+    at.__name__ = prim.name
+    function = custom_jvp(at, nondiff_argnums=static)
+    function.defjvp(rule)
+    return function
+
+
+_block = _differentiable(attention_p, 3)
+"""(query, key, value, scale, is_causal) -> (result, log-sum-exps) of attention to one block."""
+_block_grad = _differentiable(attention_grad_p, 6)
+"""(query, key, value, out, lse, ct, scale, is_causal) -> a block's part of the gradients; out and lse of whole rows."""
 
 
 def _blocks(ring: Ring, key: Any, value: Any, routing: str) -> Iterator[tuple[int, tuple[Any, Any]]]:

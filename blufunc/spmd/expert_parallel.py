@@ -47,7 +47,7 @@ def mixture_of_experts(
       x: [..., C], the tokens; with an axis those of this rank.
       top_k: how many experts a token has. With one its result is weighed by the probability itself, as in Switch.
       capacity_factor: an expert has places for this many times the tokens that it would get of a group if all had the
-        same number, rounded up.
+        same number, rounded up; with ``math.inf`` no token is dropped.
       axis: inside of ``shard_map``, the mesh axis over which tokens and experts are divided.
       data_axes: inside of ``shard_map``, more axes over which tokens are divided, and experts are the same.
       groups: without an axis, how many groups the tokens make, in order.
@@ -56,9 +56,10 @@ def mixture_of_experts(
       over experts of the share of choices that went there, dropped or not, times the mean probability; 1 if balanced,
       of the tokens of all ranks.
     Raises:
-      ShapeError, ValueRangeError: sizes that do not go together.
+      ShapeError, ValueRangeError: sizes that do not go together; an expert that changes the shape of its tokens.
     """
-    E = _check(params, router, x, top_k, axis, groups)
+    router, x = bnp.asarray(router), bnp.asarray(x)
+    E = _check(params, router, x, top_k, capacity_factor, axis, groups)
     tokens = x.reshape(-1, x.shape[-1])
     if axis is None:
         per_group = tokens.reshape(groups, -1, tokens.shape[-1])
@@ -81,15 +82,13 @@ def mixture_of_experts(
         out = route.combine(results.reshape(E, *results.shape[2:]))
         statistics = route.statistics()
     data = (data_axes,) if isinstance(data_axes, str) else tuple(data_axes)
-    if others := (*(() if axis is None else (axis,)), *data):
-        statistics = lax.pmean(statistics, others)
-    choices, probabilities = statistics
+    choices, probabilities = lax.pmean(statistics, (*(() if axis is None else (axis,)), *data))
     return out.reshape(x.shape).astype(x.dtype), E * bnp.sum(choices * probabilities)
 
 
 def expert_capacity(tokens: int, experts: int, top_k: int, factor: float) -> int:
-    """The places that an expert has for a group of ``tokens``."""
-    return max(1, math.ceil(tokens * top_k * factor / experts))
+    """The places that an expert has for a group of ``tokens``: never more than these, of which each takes one."""
+    return max(1, math.ceil(min(tokens, tokens * top_k * factor / experts)))
 
 
 def _by_expert(expert: Callable, params: Any, x: Any) -> Any:
@@ -97,6 +96,13 @@ def _by_expert(expert: Callable, params: Any, x: Any) -> Any:
     groups, experts, capacity, C = x.shape
     per_expert = bnp.moveaxis(x, 1, 0).reshape(experts, groups * capacity, C)
     y = vmap(expert)(params, per_expert)
+    if [np.shape(leaf) for leaf in tree.leaves(y)] != [per_expert.shape]:
+        found = ", ".join(str(list(np.shape(leaf)[1:])) for leaf in tree.leaves(y)) or "nothing"
+        raise errors.ShapeError(
+            f"mixture_of_experts: an expert takes tokens {list(per_expert.shape[1:])} and returns {found}.",
+            where=source.here(),
+            fix="return one array of the shape of the tokens",
+        )
     return bnp.moveaxis(y.reshape(experts, groups, capacity, C), 1, 0)
 
 
@@ -141,7 +147,7 @@ class _Routes:
         return bnp.stack([shares, bnp.mean(self.probabilities, 0)])
 
 
-def _check(params: Any, router: Any, x: Any, top_k: int, axis: str | None, groups: int) -> int:
+def _check(params: Any, router: Any, x: Any, top_k: int, factor: float, axis: str | None, groups: int) -> int:
     """How many experts there are, if everything goes together."""
     name = "mixture_of_experts"
     if router.ndim != 2 or not x.ndim or x.shape[-1] != router.shape[0]:
@@ -165,6 +171,10 @@ def _check(params: Any, router: Any, x: Any, top_k: int, axis: str | None, group
     if not 1 <= top_k <= E:
         raise errors.ValueRangeError(
             f"{name}: top_k is between 1 and the {E} experts, not {top_k}.", where=source.here()
+        )
+    if not factor > 0:
+        raise errors.ValueRangeError(
+            f"{name}: capacity_factor is a positive number, not {factor}.", where=source.here()
         )
     tokens = math.prod(x.shape[:-1])
     if groups < 1 or tokens % groups or (axis is not None and groups != 1):

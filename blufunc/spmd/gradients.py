@@ -3,8 +3,8 @@
 A face, for the inside of ``shard_map``. A parameter that is cast to ``reduced`` (``lax.pcast(p, axis, to="reduced")``)
 gets an *unreduced* gradient: the sum over the ranks is owed, and may be paid when it suits. ``bucketed_psum`` pays for
 many gradients at once, in buckets as PyTorch DDP's (Li et al., arXiv:2006.15704): the links are slow at small
-messages. The buckets follow the order in which the backward pass ends, so that the first can be sent while it still
-runs.
+messages. The buckets follow the order in which the backward pass ends, so that the first could be sent while it still
+runs (the engines of today put both on one stream).
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ def bucketed_psum(grads: Any, axis: str | Sequence[str], *, bytes: int = BUCKET)
 
     Args:
       grads: a pytree of gradients that are unreduced over the axis, or vary over it.
-      axis: one mesh axis, or several.
+      axis: one mesh axis, several, or none: then nothing is summed.
       bytes: a bucket is full when it has as many; a larger array is one by itself. All arrays in it have one dtype.
     Returns:
-      the sums, the same values as those of ``psum``.
+      the sums, the same values as those of ``psum``. Gradients that are known to be zero, as those of parameters that
+      are not used, are not sent.
     Raises:
       ShardingError: a gradient is the same on all ranks: it is summed already.
       ValueRangeError: ``bytes`` is not positive.
@@ -47,13 +48,14 @@ def bucketed_psum(grads: Any, axis: str | Sequence[str], *, bytes: int = BUCKET)
             f"bucketed_psum: a bucket has a positive number of bytes, not {bytes}.", where=source.here()
         )
     axes = (axis,) if isinstance(axis, str) else tuple(axis)
+    if not axes:
+        return grads
     trace = current_trace("bucketed_psum")
     leaves, structure = tree.flatten(grads)
     leaves = [lift(x) for x in leaves]
-    for x in leaves:
-        _check_owed(x, axes, trace)
-    sums: list[Any] = list(leaves)
-    for bucket in _buckets(leaves, trace, bytes):
+    owed = [i for i, x in enumerate(leaves) if _is_owed(x, axes, trace)]
+    sums: list[Any] = [bnp.zeros_like(x) for x in leaves]
+    for bucket in _buckets(leaves, owed, trace, bytes):
         start = len(trace.eqns)
         for i, total in zip(bucket, _summed([leaves[i] for i in bucket], axes), strict=True):
             sums[i] = total
@@ -70,20 +72,25 @@ def accumulated_value_and_grad(
 
     Args:
       loss: ``loss(params, microbatch) -> scalar``, a mean over the microbatch.
-      params: a pytree that is the same on all ranks of the axis.
+      params: a pytree. A parameter is the same on all ranks of the axis, or each rank has its own, as of experts or of
+        what is gathered where it is used.
       microbatches: a pytree of this rank's arrays, [M, ...].
       axis: the mesh axis, or axes, over which data are divided.
       bytes: see ``bucketed_psum``.
     Returns:
-      value and gradient, the same on all ranks of the axis; gradients are summed in the dtype of the parameters.
+      value and gradient, summed in the dtype of the parameters; they are the same on all ranks where these are.
+    Raises:
+      ShapeError: microbatches of several numbers, or none.
     """
     axes = (axis,) if isinstance(axis, str) else tuple(axis)
     trace = current_trace("accumulated_value_and_grad")
     n = lax.axis_size(axes) * count_of(microbatches, "accumulated_value_and_grad")
-    params = lax.pcast(params, axes, to="reduced")
+    owed = Owed(params, axes, trace)
+    params = owed.cast(params, "reduced")
     microbatches = lax.pcast(microbatches, axes, to="varying")
     step, _, (of_value, *_) = typed_jaxpr(
-        value_and_grad(lambda p, m: loss(p, m) / n),
+        # A value that varies has a cotangent of each rank's own, whatever the loss depends on.
+        value_and_grad(lambda p, m: lax.pcast(loss(p, m) / n, axes, to="varying")),
         (likes(params, trace), element(microbatches, trace)),
         "accumulated_value_and_grad",
     )
@@ -91,10 +98,49 @@ def accumulated_value_and_grad(
     def add(total, microbatch):
         return list(map(bnp.add, total, eval_jaxpr(step, tree.leaves((params, microbatch))))), None
 
-    leaves, structure = tree.flatten(params)
-    zero = [bnp.zeros((), of_value.aval.dtype), *map(bnp.zeros_like, leaves)]
+    zero = [bnp.zeros((), of_value.aval.dtype), *owed.zeros(params)]
     (value, *grads), _ = lax.scan(add, zero, microbatches)
-    return lax.psum(value, axes), bucketed_psum(tree.unflatten(structure, grads), axes, bytes=bytes)
+    return lax.psum(value, axes), owed.paid(tree.unflatten(tree.structure(params), grads), bytes)
+
+
+class Owed:
+    """Over which axes the gradient of each parameter is a sum that is owed: those along which it does not vary.
+
+    Where it varies each rank's gradient is its own, and whole: the transposes of the collectives by which others saw
+    the parameter bring what they add.
+
+    Args:
+      params: a pytree, of whose form the arguments of the methods are.
+      axes: those over which data are divided.
+    """
+
+    def __init__(self, params: Any, axes: Sequence[str], trace: TypedTrace):
+        types = [
+            dict(zip(trace.mesh.axis_names, x.types, strict=True)) for x in tree.leaves(likes(params, trace))
+        ]
+        self._axes = [tuple(a for a in axes if t.get(a) != "V") for t in types]
+
+    def cast(self, xs: Any, to: str) -> Any:
+        """Each leaf cast over its axes: parameters to reduced, gradients to unreduced (all are but zeros)."""
+        leaves, structure = tree.flatten(xs)
+        return tree.unflatten(
+            structure, [lax.pcast(x, a, to=to) for x, a in zip(leaves, self._axes, strict=True)]
+        )
+
+    def zeros(self, params: Any) -> list[Any]:
+        """What gradients of the leaves are added to."""
+        return self.cast([bnp.zeros_like(p) for p in tree.leaves(params)], "unreduced")
+
+    def paid(self, grads: Any, bytes: int, more: tuple[str, ...] = ()) -> Any:
+        """The sums, in buckets, over the axes of each gradient and ``more``."""
+        leaves, structure = tree.flatten(grads)
+        for axes in dict.fromkeys(self._axes):
+            which = [i for i, a in enumerate(self._axes) if a == axes]
+            for i, x in zip(
+                which, bucketed_psum([leaves[i] for i in which], more + axes, bytes=bytes), strict=True
+            ):
+                leaves[i] = x
+        return tree.unflatten(structure, leaves)
 
 
 def count_of(microbatches: Any, what: str) -> int:
@@ -108,7 +154,10 @@ def count_of(microbatches: Any, what: str) -> int:
     return found
 
 
-def _check_owed(x: Any, axes: Sequence[str], trace: TypedTrace) -> None:
+def _is_owed(x: Any, axes: Sequence[str], trace: TypedTrace) -> bool:
+    """Whether a gradient is to be summed: it is not if it is known to be zero, and must be if it is not."""
+    if trace.is_zero(x):
+        return False
     types = dict(zip(trace.mesh.axis_names, like(x, trace).types, strict=True))
     for axis in axes:
         if types.get(axis) in ("I", "R"):
@@ -118,13 +167,14 @@ def _check_owed(x: Any, axes: Sequence[str], trace: TypedTrace) -> None:
                 why="gradients of what all ranks share are summed where they arise, one by one.",
                 fix=f"cast the parameters before differentiating: lax.pcast(params, {axis!r}, to='reduced')",
             )
+    return True
 
 
-def _buckets(leaves: Sequence[Any], trace: TypedTrace, limit: int) -> list[list[int]]:
-    """Indices of leaves that go together: in the order in which they are made, full at ``limit`` bytes."""
+def _buckets(leaves: Sequence[Any], owed: Sequence[int], trace: TypedTrace, limit: int) -> list[list[int]]:
+    """Of the leaves that are ``owed`` which go together: in the order in which they are made, ``limit`` bytes each."""
     made = {v: i for i, e in enumerate(trace.eqns) for v in e.outvars}
     order = sorted(
-        range(len(leaves)),
+        owed,
         key=lambda i: made.get(leaves[i].variable, -1) if isinstance(leaves[i], StagedTracer) else -1,
     )
     buckets: list[list[int]] = []

@@ -9,7 +9,7 @@ A face, for the inside of ``shard_map``. The layers are stacked in one pytree th
   forward pass has left the last stage. In lock step, rank i of n does at tick t the forward pass of microbatch t - i
   and the backward pass of microbatch t - (2n - 2 - i): n - 1 ticks forward only, M both, n - 1 backward only, as long
   as gpipe takes, and of 2 (n - 1 - i) + 1 microbatches at most, whatever M is, values are kept: in 2n - 1 slots, the
-  same on all ranks.
+  same on all ranks (M + n - 1 if these are fewer: no more than gpipe keeps).
 
 Every rank runs the same program, with numbers of microbatches that depend on its place. Where a rank has no microbatch
 it computes with what is there, and nothing takes note of the results. A stage that is a ``checkpoint`` keeps only what
@@ -26,11 +26,12 @@ import numpy as np
 import blufunc.numpy as bnp
 from blufunc import errors, lax
 from blufunc.core import dtypes, source, tree
+from blufunc.core.array import lift
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Jaxpr, Literal, eval_jaxpr
-from blufunc.spmd.gradients import BUCKET, bucketed_psum, count_of
+from blufunc.spmd.gradients import BUCKET, Owed, count_of
 from blufunc.spmd.typed import Like, current_trace, element, likes, typed_jaxpr
-from blufunc.spmd.varying import Ring, ring_of
+from blufunc.spmd.varying import Ring, ring_of, same_on_all
 from blufunc.transforms.grad import value_and_grad
 from blufunc.transforms.linearize import linearize_jaxpr
 from blufunc.transforms.transpose import transpose_jaxpr
@@ -64,9 +65,13 @@ def pipeline(stage: Callable, layers: Any, x: Any, axis: str) -> Any:
       axis: the mesh axis of stages.
     Returns:
       [M, ...], what the last rank made of them, *unreduced*: ``lax.psum(y, axis)`` gives it to all ranks.
+    Raises:
+      ArgumentError: a stage that does not return an array.
+      ShapeError: a stage changes shape or dtype; no microbatches.
     """
-    ring = ring_of(axis, "pipeline")
-    ys = _all_forward(stage, layers, x, ring)
+    ring, x = ring_of(axis, "pipeline"), bnp.asarray(x)
+    count_of(x, "pipeline")
+    ys = _all_forward(_of_array(stage, "a stage"), layers, x, ring)
     last = lax.axis_index(axis) == ring.size - 1
     return lax.pcast(bnp.where(last, ys, 0), axis, to="unreduced")
 
@@ -87,21 +92,25 @@ def pipeline_value_and_grad(
     """The mean loss of microbatches that go through a pipeline, and its gradients. Inside of ``shard_map``.
 
     Args:
-      embed: ``embed(shared, microbatch) -> x``, what goes into the first stage.
+      embed: ``embed(shared, microbatch) -> x``, an array, which goes into the first stage.
       stage: ``stage(layers, x) -> x``, of the same shape and dtype.
       loss: ``loss(shared, x, microbatch) -> scalar``, of what comes out of the last stage: a mean over the microbatch.
-      shared: the parameters of ``embed`` and ``loss``, the same on all ranks; both may use the same ones.
-      layers: those of this rank's stage.
+      shared: a pytree of floating arrays, the parameters of ``embed`` and ``loss``, the same on all ranks; both may use
+        the same ones.
+      layers: those of this rank's stage, floating, too.
       microbatches: a pytree of arrays [M, ...], the same on all ranks of the axis.
       axis: the mesh axis of stages.
       schedule: ``"1f1b"`` or ``"gpipe"``.
-      data_axes: axes over which microbatches are divided, and parameters are the same.
+      data_axes: axes over which microbatches are divided. Along these a parameter is the same on all ranks, or each has
+        its own, as of experts or of what is gathered in a stage.
       bytes: see ``bucketed_psum``: gradients are reduced once, after all microbatches.
     Returns:
-      the value, and the gradients of ``shared`` and ``layers``.
+      the value, and the gradients of ``shared`` and ``layers``, summed in the dtype of the parameters.
     Raises:
-      ArgumentError: an unknown schedule.
-      ShapeError: a stage changes shape or dtype; microbatches of several numbers.
+      ArgumentError: an unknown schedule; an embedding or stage that does not return an array.
+      DtypeError: a parameter is not floating.
+      ShapeError: a stage changes shape or dtype; a loss is no scalar; microbatches of several numbers, or none.
+      ShardingError: ``shared`` or ``microbatches`` vary over the axis.
     """
     steps = {"1f1b": _one_forward_one_backward, "gpipe": _value_and_grad_of_gpipe}
     if schedule not in steps:
@@ -112,20 +121,47 @@ def pipeline_value_and_grad(
     data = (data_axes,) if isinstance(data_axes, str) else tuple(data_axes)
     ring = ring_of(axis, _NAME)
     M = count_of(microbatches, _NAME)
+    _check_floating(shared, layers)
+    shared, microbatches = same_on_all((shared, microbatches), axis)
     shared, layers = lax.pcast((shared, layers), axis, to="varying")
-    if data:
-        shared, layers = lax.pcast((shared, layers), data, to="reduced")
-    microbatches = lax.pcast(microbatches, (axis, *data), to="varying")  # ranks are at different ones
-    share = M * (lax.axis_size(data) if data else 1)
-    model = _Model(embed, stage, lambda s, x, m: loss(s, x, m) / share)
-    value, (of_shared, of_layers) = steps[schedule](model, shared, layers, microbatches, M, ring, data)
-    of_shared = bucketed_psum(of_shared, (axis, *data), bytes=bytes)
-    if data:
-        of_layers = bucketed_psum(of_layers, data, bytes=bytes)
-    return lax.psum(value, (axis, *data)), (of_shared, of_layers)
+    trace = current_trace(_NAME)
+    owed = Owed(shared, data, trace), Owed(layers, data, trace)
+    shared, layers = owed[0].cast(shared, "reduced"), owed[1].cast(layers, "reduced")
+    everywhere = axis, *data
+    microbatches = lax.pcast(microbatches, everywhere, to="varying")  # ranks are at different ones
+    share = M * lax.axis_size(data)
+
+    def share_of_loss(shared: Any, x: Any, microbatch: Any) -> Any:
+        value = bnp.asarray(loss(shared, x, microbatch))
+        if value.ndim:
+            raise errors.ShapeError(
+                f"{_NAME}: the loss of a microbatch is a scalar, not {value.aval}.",
+                where=source.here(),
+                fix="take its mean: .mean()",
+            )
+        # A value that varies has a cotangent of each rank's own, whatever the loss depends on.
+        return lax.pcast(value / share, everywhere, to="varying")
+
+    model = _Model(_of_array(embed, "embed"), _of_array(stage, "a stage"), share_of_loss)
+    value, (of_shared, of_layers) = steps[schedule](model, shared, layers, microbatches, M, ring, owed)
+    of_shared = lax.pcast(owed[0].cast(of_shared, "unreduced"), axis, to="varying")
+    of_layers = owed[1].cast(of_layers, "unreduced")
+    grads = owed[0].paid(of_shared, bytes, (axis,)), owed[1].paid(of_layers, bytes)
+    return lax.psum(value, everywhere), grads
 
 
 _NAME = "pipeline_value_and_grad"
+
+
+def _check_floating(*params: Any) -> None:
+    for leaf in tree.leaves(params):
+        if not dtypes.is_inexact(lift(leaf).aval.dtype):
+            raise errors.DtypeError(
+                f"{_NAME}: parameters are floating, and not {lift(leaf).aval}.",
+                where=source.here(),
+                why="functions of integers have no derivative.",
+                fix="let the functions close over what is no parameter, or give it with the microbatches",
+            )
 
 
 class _Model(NamedTuple):
@@ -169,7 +205,7 @@ def _all_forward(stage: Callable, layers: Any, xs: Any, ring: Ring) -> Any:
 
 
 def _value_and_grad_of_gpipe(
-    model: _Model, shared: Any, layers: Any, microbatches: Any, M: int, ring: Ring, data: tuple[str, ...]
+    model: _Model, shared: Any, layers: Any, microbatches: Any, M: int, ring: Ring, owed: tuple[Owed, Owed]
 ) -> tuple:
     def whole(shared, layers):
         _, xs = lax.scan(lambda _, m: (None, model.embed(shared, m)), None, microbatches)
@@ -179,6 +215,22 @@ def _value_and_grad_of_gpipe(
         return bnp.where(lax.axis_index(ring.axis) == ring.size - 1, losses.sum(), 0)
 
     return value_and_grad(whole, (0, 1))(shared, layers)
+
+
+def _of_array(fun: Callable, what: str) -> Callable:
+    """A function of the user, which must return one array."""
+
+    def checked(*args: Any) -> Any:
+        x = fun(*args)
+        if not (len(leaves := tree.leaves(x)) == 1 and leaves[0] is x):
+            raise errors.ArgumentError(
+                f"pipeline: {what} returns one array, not a {type(x).__name__}.",
+                where=source.here(),
+                fix="stack or concatenate what goes from stage to stage",
+            )
+        return bnp.asarray(x)
+
+    return checked
 
 
 def _check_stage(x: Any, y: Any) -> None:
@@ -194,7 +246,7 @@ def _check_stage(x: Any, y: Any) -> None:
 
 
 def _one_forward_one_backward(
-    model: _Model, shared: Any, layers: Any, microbatches: Any, M: int, ring: Ring, data: tuple[str, ...]
+    model: _Model, shared: Any, layers: Any, microbatches: Any, M: int, ring: Ring, owed: tuple[Owed, Owed]
 ) -> tuple:
     """The loss on the last rank, and the gradients of what this rank did; each is still to be summed."""
     n, rank = ring.size, lax.axis_index(ring.axis)
@@ -206,7 +258,7 @@ def _one_forward_one_backward(
         _NAME,
     )
     fixed = halves.fixed(shared, layers, first)
-    slots = 2 * n - 1
+    slots = min(2 * n - 1, M + n - 1)  # no more than there are forward passes
 
     def send(x: Any, step: int) -> Any:
         return lax.ppermute(x, ring.axis, _onwards(ring, step))
@@ -223,6 +275,7 @@ def _one_forward_one_backward(
         m = _at(microbatches, t - (n - 1))
         value, *grads = eval_jaxpr(head, tree.leaves((shared, y, m)))
         *of_shared, ct = (bnp.where(last, g, 0) for g in grads)
+        of_shared = owed[0].cast(of_shared, "unreduced")
         return state._replace(
             value=state.value + bnp.where(last, value, 0),
             shared=list(map(bnp.add, state.shared, of_shared)),
@@ -235,12 +288,14 @@ def _one_forward_one_backward(
         of_shared, of_layers, ct = halves.backward(fixed, kept, state.ct)
         there = (m >= 0) & (m < M)
 
-        def sums(totals, grads):
-            return [a + bnp.where(there, g, 0) for a, g in zip(totals, grads, strict=True)]
+        def sums(totals, grads, owed):
+            return [
+                a + bnp.where(there, g, 0) for a, g in zip(totals, owed.cast(grads, "unreduced"), strict=True)
+            ]
 
         return state._replace(
-            shared=sums(state.shared, of_shared),
-            layers=sums(state.layers, of_layers),
+            shared=sums(state.shared, of_shared, owed[0]),
+            layers=sums(state.layers, of_layers, owed[1]),
             ct=send(ct, -1),
         )
 
@@ -253,8 +308,8 @@ def _one_forward_one_backward(
         ct=bnp.zeros(halves.of_x.aval.shape, halves.of_x.aval.dtype),
         kept=[bnp.zeros((slots, *a.shape), a.dtype) for a in halves.kept],
         value=bnp.zeros((), head.out_avals[0].dtype),
-        shared=_owed_zeros(shared, data),
-        layers=_owed_zeros(layers, data),
+        shared=owed[0].zeros(shared),
+        layers=owed[1].zeros(layers),
     )
     phases = (n - 1, lambda s, t: forward(s, t)[0]), (M, both), (n - 1, backward)
     start = 0
@@ -269,18 +324,12 @@ def _one_forward_one_backward(
     return state.value, tuple(grads)
 
 
-def _owed_zeros(params: Any, data: tuple[str, ...]) -> list:
-    """Where gradients are summed, of the type that they have."""
-    zeros = [bnp.zeros_like(p) for p in tree.leaves(params)]
-    return lax.pcast(zeros, data, to="unreduced") if data else zeros
-
-
 class _State(NamedTuple):
     """What goes from tick to tick.
 
     Attributes:
       x, ct: what the ranks before and behind sent.
-      kept: for each value that the backward pass needs, slots [2n - 1, ...].
+      kept: for each value that the backward pass needs, slots [min(2n - 1, M + n - 1), ...].
       value, shared, layers: the sums of the loss and of the gradients.
     """
 

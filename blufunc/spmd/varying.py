@@ -1,4 +1,4 @@
-"""Collectives that take what varies to what varies, with their types said: for rules of ``custom_vjp``.
+"""The ranks of a mesh axis as functions of shards need them: what they share, and typed collectives for rules.
 
 A face's foundation. The rules of a function are traced when it is differentiated, where nothing finds types any more
 (``parallel.axis_types``); so what they exchange is written as typed equations at once.
@@ -14,7 +14,7 @@ from blufunc import errors, lax
 from blufunc.core import source
 from blufunc.core.trace import state
 from blufunc.parallel import mesh_collectives as ops
-from blufunc.transforms.batch import MeshAxis
+from blufunc.transforms.batch import MeshAxis, NamedAxis
 
 
 def ring_of(axis: str, what: str) -> Ring:
@@ -24,13 +24,24 @@ def ring_of(axis: str, what: str) -> Ring:
       AxisNameError: there is no such axis, or it is one of a vmap.
     """
     size = lax.axis_size(axis)
-    if not any(isinstance(e, MeshAxis) and e.name == axis for e in state.context):
+    if not _of_mesh(axis):
         raise errors.AxisNameError(
             f"{what} over {axis!r:.60}, which is an axis of a vmap.",
             where=source.here(),
             fix="use shard_map over a mesh with that axis",
         )
     return Ring(axis, size)
+
+
+def same_on_all(x: Any, axis: str) -> Any:
+    """A pytree that must be the same on all ranks along an axis of a mesh; a ShardingError if it varies."""
+    return lax.pcast(x, axis, to="invariant") if _of_mesh(axis) else x
+
+
+def _of_mesh(axis: str) -> bool:
+    """Whether the innermost axis of a name is one of a mesh."""
+    named = (e for e in reversed(state.context) if isinstance(e, NamedAxis) and e.name == axis)
+    return isinstance(next(named, None), MeshAxis)
 
 
 @dataclasses.dataclass(frozen=True)

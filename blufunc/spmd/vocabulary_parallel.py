@@ -15,10 +15,12 @@ import blufunc.numpy as bnp
 from blufunc import errors, lax
 from blufunc.core import dtypes, source
 from blufunc.core.axes import axis_in
+from blufunc.spmd.varying import same_on_all
 
 
 def pad_vocabulary(table: Any, ranks: int) -> Any:
     """A table [V, ...] with rows of zeros up to a multiple of the number of ranks; for outside of ``shard_map``."""
+    table = bnp.asarray(table)
     missing = -table.shape[0] % ranks
     return bnp.pad(table, [(0, missing)] + [(0, 0)] * (table.ndim - 1)) if missing else table
 
@@ -34,9 +36,13 @@ def vocabulary_parallel_embedding(table: Any, ids: Any, axis: str, *, scatter_di
         parallelism has it between the layers; by default all ranks get all.
     Returns:
       [*ids.shape, C], the same on all ranks, by one ``psum``; or a part of it, by one ``psum_scatter``.
+    Raises:
+      DtypeError: ids that are not integers.
+      ShardingError: ids that vary over the axis.
     """
     ids = bnp.asarray(ids)
     _check_integers(ids, "vocabulary_parallel_embedding", "ids")
+    ids = same_on_all(ids, axis)
     local, here = _own(ids, table.shape[0], axis)
     rows = bnp.where(here[..., None], table[local], bnp.zeros((), table.dtype))
     if scatter_dim is None:
@@ -52,13 +58,16 @@ def vocabulary_parallel_cross_entropy(
 
     Args:
       logits: [..., V / n], this rank's classes; half precisions are taken to float32.
-      labels: integers [...], in [0, V), the same on all ranks of the axis.
+      labels: integers [...], in [0, V), the same on all ranks of the axis. The loss of one out of range is NaN, or
+        infinite if it is padding.
       axis: the mesh axis.
       vocabulary: how many classes there are, where the last ones are padding; by default all are classes.
     Returns:
       the losses [...], the same on all ranks: one ``pmax`` and one ``psum``, and none for the gradient.
     Raises:
       ShapeError, DtypeError: labels that are not integers, or not of the logits' shape.
+      ShardingError: labels that vary over the axis.
+      ValueRangeError: there are not so many classes, or none.
     """
     name = "vocabulary_parallel_cross_entropy"
     logits, labels = bnp.asarray(logits), bnp.asarray(labels)
@@ -69,18 +78,24 @@ def vocabulary_parallel_cross_entropy(
             f"not {tuple(labels.shape)}.",
             where=source.here(),
         )
+    labels = same_on_all(labels, axis)
     size = logits.shape[-1]
+    classes = size * lax.axis_size(axis)
+    if vocabulary is not None and not 0 < vocabulary <= classes:
+        raise errors.ValueRangeError(
+            f"{name}: a vocabulary of {vocabulary}, and logits of {classes} classes.", where=source.here()
+        )
     logits = logits.astype(bnp.promote_types(logits.dtype, dtypes.float32))
     if vocabulary is not None:
-        classes = lax.axis_index(axis) * size + bnp.arange(size, dtype=dtypes.int32)
-        logits = bnp.where(classes < vocabulary, logits, -math.inf)
+        own = lax.axis_index(axis) * size + bnp.arange(size, dtype=dtypes.int32)
+        logits = bnp.where(own < vocabulary, logits, -math.inf)
     top = lax.pmax(lax.stop_gradient(bnp.max(logits, -1)), axis)
     logits = logits - top[..., None]
     local, here = _own(labels, size, axis)
     picked = bnp.squeeze(bnp.take_along_axis(logits, local[..., None], -1), -1)
     sums = bnp.stack([bnp.sum(bnp.exp(logits), -1), bnp.where(here, picked, 0)])
     total, of_label = lax.psum(sums, axis)
-    return bnp.log(total) - of_label
+    return bnp.where((labels >= 0) & (labels < classes), bnp.log(total) - of_label, math.nan)
 
 
 def _own(ids: Any, size: int, axis: str) -> tuple[Any, Any]:

@@ -21,11 +21,13 @@ from blufunc.core.structure import zeros
 from blufunc.transforms.arguments import (
     FlatFunction,
     abstract,
+    as_values,
     check_callable,
     check_structure,
     labels_of,
     name_of,
 )
+from blufunc.transforms.linearize import differentiable, in_shard_map
 from blufunc.transforms.transpose import transpose_jaxpr
 
 _REFUSALS = (errors.BlufuncError, AttributeError, TypeError)
@@ -39,7 +41,8 @@ def linear_transpose(fun: Callable, *primals: Any) -> Callable:
     Args:
       fun: a function of pytrees of arrays that is linear in all of its arguments together. That it has no constant
         part, as ``x + 1`` has, is taken on trust: a constant is ignored, as in the derivative.
-      primals: arguments, or anything with their ``shape`` and ``dtype``; only their types are used.
+      primals: arguments, or anything with their ``shape`` and ``dtype``; only their types are used. Inside of
+        ``shard_map`` they are arrays: what a cotangent is depends on whether they vary.
     Returns:
       a function that takes a cotangent of the structure and types of the result, and returns a tuple with a cotangent
       for each argument: for ``x -> A @ x`` it is ``y -> (A.T @ y,)``.
@@ -52,7 +55,10 @@ def linear_transpose(fun: Callable, *primals: Any) -> Callable:
     labels = functools.cache(lambda: labels_of(fun, in_tree))
     in_avals = [abstract(x, labels()[i]).strong() for i, x in enumerate(leaves)]
     flat = FlatFunction(fun, in_tree)
-    jaxpr = stage(flat, in_avals, name, labels())
+    local: Callable = flat
+    if in_shard_map():
+        local = differentiable(flat, as_values(leaves, lambda i: f"the argument {labels()[i]}"))
+    jaxpr = stage(local, in_avals, name, labels())
     out_tree, out_avals = flat.out_tree, jaxpr.out_avals
     _check_kinds(name, [*in_avals, *out_avals])
     try:

@@ -87,9 +87,12 @@ class LinearizeTrace(JVPTrace):
 
 def differentiable(fun: Callable, primals: Sequence[Any]) -> Callable:
     """A user's function of flat lists, ready for ``linearize_flat``: inside of ``shard_map``, with its casts."""
-    if any(isinstance(e, MeshAxis) for e in state.context):
-        return state.trace.typed(fun, primals)
-    return fun
+    return state.trace.typed(fun, primals) if in_shard_map() else fun
+
+
+def in_shard_map() -> bool:
+    """Whether the function of a ``shard_map`` is being traced."""
+    return any(isinstance(e, MeshAxis) for e in state.context)
 
 
 def linearize_flat(

@@ -38,6 +38,11 @@ REFUSED = {
     "a product with what varies": (lambda v: unreduced(v) * v, "and a varying operand 1"),
     "a matrix product of two": (lambda v: unreduced(v) @ unreduced(v).T, "dot_general of what is unreduced"),
     "division by it": (lambda v: 1.0 / unreduced(v), "div of what is unreduced over 'x'"),
+    "a conversion to integers": (lambda v: unreduced(v).astype("int32"), "convert of what is unreduced"),
+    "a conversion to bools": (lambda v: unreduced(v.astype("int32")).astype(bool), "convert of what is unreduced"),
+    "a quotient of integers": (
+        lambda v: lax.div(unreduced(v.astype("int32")), np.int32(2)), "div of what is unreduced",
+    ),
     "a sum with what varies": (lambda v: unreduced(v) + v, "add of what is unreduced over 'x' and what is varying"),
     "a sum with a number": (lambda v: unreduced(v) + 1.0, "add of what is unreduced over 'x' and what is invariant"),
     "a sum over unequal axes": (
@@ -108,6 +113,8 @@ def test_outside_of_shard_map_there_is_no_axis():
 
 RESULTS = {
     "varying, said invariant": (lambda v: v, P(), "varies over 'x', and its spec P() does not say so"),
+    "a number that is cast": (lambda v: lax.pcast(2.0, "x", to="varying"), P(), "varies over 'x'"),
+    "a zero that is cast": (lambda v: lax.pcast(0.0, "x", to="unreduced"), P(), "is unreduced over 'x'"),
     "varying, said reduced": (lambda v: v, P(reduced={"x"}), "varies over 'x'"),
     "varying, said unreduced": (lambda v: v, P(unreduced={"x"}), "says that it is unreduced"),
     "unreduced, not said": (unreduced, P(), "is unreduced over 'x'"),
@@ -177,6 +184,18 @@ def test_a_divided_vmap_over_an_axis_in_use():
         bf.vmap(mapped, spmd_axis_name="x")(np.zeros((2, 4)))
 
 
+def test_terms_of_sums_that_are_owed_have_no_derivatives_of_their_own():
+    def local(v, w):
+        return lax.psum((unreduced(v @ w) * lax.psum(bnp.tanh(w).sum(), "x")).sum(), "x")
+
+    f = shard_map(local, mesh=MESH, in_specs=(P(None, "x"), P("x")), out_specs=P())
+    first = bf.grad(f, 1)(X, X.T)
+    assert first.shape == (8, 4)
+    with pytest.raises(errors.GradError, match="second derivative of a function of unreduced values") as e:
+        bf.grad(lambda w: bf.grad(f, 1)(X, w).sum())(X.T)
+    assert "test_axis_types.py" in e.value.where
+
+
 # -- types -----------------------------------------------------------------------------------------
 
 
@@ -208,6 +227,23 @@ def test_numbers_and_integers_need_no_casts():
 
 def test_zeros_can_be_added_to_what_is_unreduced():
     assert types_after(lambda a: [a + bnp.zeros(4, "float32")], "UI") == (["UI"], ["keep_first IU"])
+
+
+def test_numbers_that_are_converted_without_being_cut_off_stay_unreduced():
+    def local(v):
+        n = unreduced(v.astype("int32"))
+        return lax.psum([n.astype("int16"), n.astype("float32") / 2, unreduced(v).astype("bfloat16")], "x")
+
+    found = shard_map(local, mesh=MESH, in_specs=P("x"), out_specs=P())(X)
+    total = X[:2] + X[2:]
+    for got, want in zip(found, (total, total / 2, total), strict=True):
+        np.testing.assert_array_equal(np.asarray(got).astype(np.float32), want)
+
+
+def test_a_sum_of_bools_is_no_bool():
+    with pytest.raises(errors.DtypeError, match="pcast to unreduced takes numbers, not bool") as e:
+        shard_map(lambda v: unreduced(v > 1), mesh=MESH, in_specs=P("x"), out_specs=P(unreduced={"x"}))(X)
+    assert "test_axis_types.py" in e.value.where
 
 
 def test_loops_find_the_types_of_their_carry():

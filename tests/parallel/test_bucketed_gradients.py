@@ -118,6 +118,68 @@ def test_accumulation_reduces_once_for_all_microbatches():
     assert len(scan.outvars) == scan.params["n_carry"] == len(LEAVES) + 1
 
 
+UNUSED = {
+    "w": np.arange(1.0, 3.0, dtype=np.float32),
+    "scale": np.float32(1),
+    "unused": np.ones((2, 3), np.float32),
+}
+
+
+def test_parameters_that_are_not_used_have_gradients_of_zero():
+    def loss(params, x):
+        return ((x @ params["w"]) ** 2).mean()
+
+    def step(params, x):
+        return bucketed_psum(bf.grad(loss)(lax.pcast(params, "data", to="reduced"), x), "data")
+
+    x = np.random.default_rng(1).standard_normal((2, 8, 2)).astype(np.float32)
+    want = bf.value_and_grad(loss)(UNUSED, x.reshape(-1, 2))
+    mapped = bf.shard_map(step, mesh=MESH, in_specs=(P(), P("data")), out_specs=P())
+    same(tree.map(lambda g: g / N, mapped(UNUSED, x.reshape(-1, 2))), want[1])
+    f = bf.shard_map(
+        lambda p, x: accumulated_value_and_grad(loss, p, x, "data"),
+        mesh=MESH, in_specs=(P(), P(None, "data")), out_specs=P(),
+    )  # fmt: skip
+    same(f(UNUSED, x), want)
+
+
+@pytest.mark.parametrize("of", ["w", "scale"])
+def test_accumulation_of_a_loss_that_does_not_see_the_data(of):
+    loss = lambda params, x: (3 * params[of]).sum()
+    f = bf.shard_map(
+        lambda p, x: accumulated_value_and_grad(loss, p, x, "data"),
+        mesh=MESH, in_specs=(P(), P(None, "data")), out_specs=P(),
+    )  # fmt: skip
+    same(f(UNUSED, np.ones((2, N), np.float32)), bf.value_and_grad(loss)(UNUSED, None))
+
+
+def test_accumulation_with_parameters_that_each_rank_has_parts_of():
+    """Rows of ``own`` are gathered where they are used: the gather's transpose scatters the sums."""
+
+    def loss(params, x, own):
+        return (bnp.tanh(x @ params["shared"]) @ own).mean()
+
+    def local(params, x):
+        whole = lambda p: lax.all_gather(p["own"], "data", tiled=True, to="reduced")
+        return accumulated_value_and_grad(lambda p, x: loss(p, x, whole(p)), params, x, "data")
+
+    rng = np.random.default_rng(3)
+    params = {name: rng.standard_normal((8, 8)).astype(np.float32) for name in ("own", "shared")}
+    x = rng.standard_normal((M, N, 8)).astype(np.float32)
+    specs = {"own": P("data"), "shared": P()}
+    f = bf.shard_map(local, mesh=MESH, in_specs=(specs, P(None, "data")), out_specs=(P(), specs))
+    same(f(params, x), bf.value_and_grad(lambda p: loss(p, x, p["own"]))(params))
+    assert exchanged(f, params, x)["psum_invariant"] == (
+        2,
+        4 + 8 * 8 * 4,
+    )  # of the value, and of what is shared
+
+
+def test_over_no_axis_nothing_is_summed():
+    mapped = bf.shard_map(lambda x: bucketed_psum(x, ()), mesh=MESH, in_specs=P("data"), out_specs=P("data"))
+    same(mapped(np.arange(4.0, dtype="float32")), bnp.arange(4.0))
+
+
 def test_accumulation_over_several_axes_and_under_jit():
     mesh = AbstractMesh((2, 2), ("data", "pod"))
 

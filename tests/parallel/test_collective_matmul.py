@@ -152,6 +152,10 @@ def test_another_dimension_of_rows():
 def test_errors():
     with pytest.raises(errors.ShapeError, match="is the one that is contracted"):
         mapped(lambda x, w: all_gather_matmul(x, w, "x", dim=2), 2, (ROWS, P()), COLUMNS)(X, W)
+    with pytest.raises(
+        errors.ShapeError, match=r"takes \[..., rows, n\] and \[n, columns\]"
+    ):  # of NumPy's arrays
+        mapped(lambda x: gathered(x, W[:3]), 2, ROWS, COLUMNS)(X)
     with pytest.raises(errors.ShapeError, match=r"takes \[..., rows, n\] and \[n, columns\]"):
         mapped(scattered, 2, (ROWS, P("x")), ROWS)(X, W)
     with pytest.raises(errors.ShapeError, match="cannot be divided among 8 ranks"):

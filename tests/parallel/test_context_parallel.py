@@ -66,12 +66,33 @@ def test_under_vmap(routing):
 
 
 @pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("outer", ["forward", "reverse"])
+def test_second_derivatives(routing, is_causal, outer):
+    """Rows are parts of blocks: what the primitives say of whole rows does not hold for their derivatives."""
+    args = operands()
+    v = [bnp.cos(x) for x in args]
+
+    def along(f):
+        g = bf.grad(weighted(f), (0, 1, 2))
+        if outer == "forward":
+            return bf.jvp(g, args, v)[1]
+        return bf.grad(lambda *a: sum((x * y).sum() for x, y in zip(g(*a), v, strict=True)), (0, 1, 2))(*args)
+
+    same(along(divided(4, routing, is_causal)), along(whole(is_causal)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
 def test_half_precision_is_summed_in_float32(routing):
-    low = operands(dtype=bf.dtypes.bfloat16)
+    """Log-sum-exps are large here: rounded to eight bits, they would weigh blocks wrongly."""
+    q, k, v = operands(dtype=bf.dtypes.bfloat16)
+    low = q.at[..., 0].set(16), k.at[..., 0].set(16), v
     want = whole(True)(*(x.astype("float32") for x in low))
     got = divided(4, routing, True)(*low)
     assert got.dtype == bf.dtypes.bfloat16
     same(got.astype("float32"), want, rtol=0.02, atol=0.02)
+    gradients = [bf.grad(weighted(f), (0, 1, 2))(*low) for f in (divided(4, routing, True), whole(True))]
+    same(*gradients, rtol=0.02, atol=0.1)
 
 
 def counted(n, K=N):
@@ -180,6 +201,10 @@ def test_errors():
         divided(2, "star", False)(q, k, v)
     with pytest.raises(errors.ShapeError, match="cannot be divided into two chunks"):
         divided(16, "ring", True)(q, k, v)
+    with pytest.raises(errors.ValueRangeError, match="zigzag order for 0 ranks"):
+        zigzag(q, 0)
+    with pytest.raises(errors.ValueRangeError, match="axis 4 is out of range"):
+        unzigzag(q, 2, axis=4)
     odd = bf.shard_map(
         lambda *a: context_parallel_attention(*a, "seq", is_causal=True),
         mesh=AbstractMesh((16,), ("seq",)), in_specs=P(None, "seq"), out_specs=P(None, "seq"),
@@ -192,6 +217,11 @@ def test_errors():
         divided(2, "ring", False)(q, k[:, :8], v[:, :8])
     with pytest.raises(errors.AxisNameError, match="axis of a vmap"):
         bf.vmap(lambda *a: context_parallel_attention(*a, "i"), axis_name="i")(q[None], k[None], v[None])
+    with pytest.raises(errors.AxisNameError, match="axis of a vmap"):  # which hides one of the mesh
+        bf.shard_map(
+            lambda *a: bf.vmap(lambda *a: context_parallel_attention(*a, "seq"), axis_name="seq")(*a),
+            mesh=AbstractMesh((2,), ("seq",)), in_specs=P(), out_specs=P(),
+        )(q[None], k[None], v[None])  # fmt: skip
     with pytest.raises(errors.GradError, match="forward-mode"):
         bf.jvp(divided(2, "ring", False), (q, k, v), (q, k, v))
 

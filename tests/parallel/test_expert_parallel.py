@@ -99,6 +99,29 @@ def test_more_axes_of_tokens_than_that_of_the_experts():
         same_with_gradients(mapped, whole, (PARAMS, ROUTER, X))
 
 
+def test_experts_have_no_more_places_than_there_are_tokens():
+    assert expert_capacity(40, 8, 2, 8.0) == expert_capacity(40, 8, 2, np.inf) == 40
+    assert expert_capacity(40, 8, 2, 1.25) == 13
+    one_for_all = bnp.asarray(np.tile(RNG.standard_normal((C, 1)), (1, E)) * (np.arange(E) == 3), "float32")
+    out, _ = mixture_of_experts(expert, PARAMS, one_for_all, np.abs(X), top_k=1, capacity_factor=np.inf)
+    assert (np.abs(np.asarray(out)).sum(-1) > 0).all()  # none is dropped, wherever it goes
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_among_equals_the_first_experts_and_the_earlier_tokens(n):
+    """A router that cannot tell: all choose the first two, of which each takes a token of a group of 10 in 5."""
+    options = {"capacity_factor": 0.8}
+    same_with_gradients(
+        divided(n, **options),
+        lambda *a: mixture_of_experts(expert, *a, **options, groups=n),
+        (PARAMS, np.zeros_like(ROUTER), X),
+    )
+    out, _ = divided(n, **options)(PARAMS, np.zeros_like(ROUTER), X)
+    group = B * T // n
+    has_result = (np.abs(np.asarray(out)).sum(-1) > 0).reshape(n, group)
+    np.testing.assert_array_equal(has_result, np.tile(np.arange(group) < group // 5, (n, 1)))
+
+
 def test_balanced_routes_cost_one():
     _, balance = mixture_of_experts(expert, PARAMS, bnp.zeros((C, E)), bnp.asarray(X))
     np.testing.assert_allclose(balance, 1.0, rtol=1e-6)
@@ -134,7 +157,15 @@ def test_collectives(n):
 def test_errors():
     x = bnp.asarray(X)
     with pytest.raises(errors.ShapeError, match=r"takes a router \[C, E\]"):
-        mixture_of_experts(expert, PARAMS, bnp.asarray(ROUTER.T), x)
+        mixture_of_experts(expert, PARAMS, ROUTER.T, X)
+    for factor in (0.0, -1.0, np.nan):
+        with pytest.raises(errors.ValueRangeError, match=f"a positive number, not {factor}"):
+            mixture_of_experts(expert, PARAMS, ROUTER, X, capacity_factor=factor)
+    for wrong, found in ((lambda p, x: x @ p["up"], r"\[13, 10\]"), (lambda p, x: x.T, r"\[6, 13\]"),
+                         (lambda p, x: (x, x), r"\[13, 6\], \[13, 6\]")):  # fmt: skip
+        with pytest.raises(errors.ShapeError, match=rf"takes tokens \[13, 6\] and returns {found}\.") as e:
+            mixture_of_experts(wrong, PARAMS, ROUTER, X)
+        assert "test_expert_parallel.py" in e.value.where
     with pytest.raises(errors.ShapeError, match="8 experts in front, and not 4"):
         mixture_of_experts(expert, {k: v[:4] for k, v in PARAMS.items()}, bnp.asarray(ROUTER), x)
     with pytest.raises(errors.ShapeError, match="8 experts cannot be divided over 'e', of 3 ranks"):

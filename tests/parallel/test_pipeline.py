@@ -7,7 +7,7 @@ import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import P, errors, lax, nn, tree
 from blufunc.parallel.mesh import AbstractMesh
-from blufunc.spmd import pipeline, pipeline_value_and_grad, schedule_1f1b
+from blufunc.spmd import mixture_of_experts, pipeline, pipeline_value_and_grad, schedule_1f1b
 from examples.gpt import model
 from tests.parallel.exchanged import equations, exchanged, meetings, same, same_with_gradients
 
@@ -148,6 +148,92 @@ def test_parameters_that_are_used_at_one_end_only_beside_data_parallelism(schedu
     same(f(shared, STACK, microbatches), bf.value_and_grad(whole, (0, 1))(shared, STACK, microbatches))
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("data", [(), ("data",)])
+def test_parameters_that_nothing_uses_have_gradients_of_zero(schedule, data):
+    shared = SHARED | {"unused": normal(T), "number": np.float32(1)}
+    layers = STACK | {"unused": normal(LAYERS, 2)}
+    f, microbatches = step(schedule, AbstractMesh((2, 2), ("stage", "data")), data=data), ids(3)
+    want = bf.value_and_grad(whole, (0, 1))(shared, layers, microbatches)
+    same(f(shared, layers, microbatches), want)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_a_loss_that_does_not_see_the_stages(schedule):
+    def of_parameters(shared, x, m):
+        return (shared["tokens"] ** 2).mean()
+
+    def local(shared, layers, microbatches):
+        return pipeline_value_and_grad(
+            embed,
+            stage,
+            of_parameters,
+            shared,
+            layers,
+            microbatches,
+            "stage",
+            schedule=schedule,
+            data_axes="data",
+        )
+
+    specs = P(), P("stage")
+    f = bf.shard_map(
+        local,
+        mesh=AbstractMesh((2, 2), ("stage", "data")),
+        in_specs=(*specs, P(None, "data")),
+        out_specs=(P(), specs),
+    )
+    want = bf.value_and_grad(lambda s, w: of_parameters(s, None, None), (0, 1))(SHARED, STACK)
+    same(f(SHARED, STACK, ids(3)), want)
+
+
+def gathered(layers, x):
+    """A stage whose weights are divided along the data, and gathered where they are used."""
+    whole = {
+        k: v if k == "bias" else lax.all_gather(v, "data", axis=1, tiled=True, to="reduced")
+        for k, v in layers.items()
+    }
+    return stage(whole, x)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_parameters_that_are_divided_along_the_data(schedule):
+    """What is gathered in a stage: its gradients are scattered by that, and not summed once more."""
+    spec = {"up": P("stage", "data"), "bias": P("stage"), "down": P("stage", "data")}
+    mesh, microbatches = AbstractMesh((2, 2), ("stage", "data")), ids(3)
+    f = step(schedule, mesh, data=("data",), stage=bf.checkpoint(gathered), layers_spec=spec)
+    same(f(SHARED, STACK, microbatches), expected(microbatches))
+    over_data = [
+        e.invars[0].aval.size
+        for name, _, e in meetings(f, SHARED, STACK, microbatches)
+        if name == "psum_invariant" and e.params["axes"] == ("data",)
+    ]
+    assert over_data == [STACK["bias"].size // 2]
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_experts_that_are_divided_along_the_data(schedule):
+    layers = {"router": normal(LAYERS, C, 4), "experts": normal(LAYERS, 4, C, C)}
+
+    def stage_of(**options):
+        def layer(x, p):
+            expert = lambda p, x: bnp.tanh(x @ p)
+            how = {"capacity_factor": np.inf, **options}  # no token is dropped, however they are grouped
+            return x + mixture_of_experts(expert, p["experts"], p["router"], x, **how)[0], None
+
+        return lambda layers, x: lax.scan(layer, x, layers)[0]
+
+    mesh, microbatches = AbstractMesh((2, 2), ("stage", "data")), ids(3)
+    spec = {"router": P("stage"), "experts": P("stage", "data")}
+    f = step(schedule, mesh, data=("data",), stage=stage_of(axis="data"), layers_spec=spec)
+
+    def whole(shared, layers):
+        together = microbatches.reshape(-1, T + 1)
+        return loss(shared, stage_of()(layers, embed(shared, together)), together)
+
+    same(f(SHARED, layers, microbatches), bf.value_and_grad(whole, (0, 1))(SHARED, layers))
+
+
 def stored(f, *args):
     """How many elements along the first dimension of anything that has the activations' shape behind it.
 
@@ -165,6 +251,14 @@ def test_1f1b_keeps_2n_minus_1_microbatches_and_gpipe_all(n, M):
     args = SHARED, STACK, ids(M)
     assert stored(step("1f1b", mesh, stage=bf.checkpoint(stage)), *args) - {LAYERS // n} == {2 * n - 1}
     assert max(stored(step("gpipe", mesh, stage=bf.checkpoint(stage)), *args)) == M + n - 1
+
+
+@pytest.mark.parametrize("n, M", [(4, 1), (4, 2)])
+def test_of_few_microbatches_1f1b_keeps_no_more_than_gpipe(n, M):
+    args = SHARED, STACK, ids(M)
+    mesh = AbstractMesh((n,), ("stage",))
+    found = [max(stored(step(s, mesh, stage=bf.checkpoint(stage)), *args)) for s in ("1f1b", "gpipe")]
+    assert found == [M + n - 1] * 2
 
 
 @pytest.mark.parametrize("n, M", [(1, 4), (2, 5), (4, 3), (4, 16)])
@@ -292,6 +386,25 @@ def test_errors():
     for schedule in ("gpipe", "1f1b"):
         with pytest.raises(errors.ShapeError, match=r"a stage takes .*4,3,6.* and returns .*4,3,12"):
             step(schedule, mesh, stage=lambda _, x: bnp.concatenate([x, x], -1))(*args)
+        with pytest.raises(errors.ArgumentError, match="a stage returns one array, not a tuple"):
+            step(schedule, mesh, stage=lambda _, x: (x, x))(*args)
+        with pytest.raises(errors.DtypeError, match=r"parameters are floating, and not i32\[4\]"):
+            step(schedule, mesh)(SHARED, STACK | {"heads": np.arange(LAYERS)}, args[2])
+        # what is not the same on all ranks, and would be taken as if it were
+        specs, out = (P(), P("stage")), (P(), (P(), P("stage")))
+        for wrong in ((P(None, "stage"), P("stage"), P()), (*specs, P(None, "stage"))):
+            local = lambda *a, schedule=schedule: pipeline_value_and_grad(
+                embed, stage, loss, *a, "stage", schedule=schedule
+            )
+            with pytest.raises(errors.ShardingError, match="varying over 'stage' is not invariant"):
+                bf.shard_map(local, mesh=mesh, in_specs=wrong, out_specs=out)(*args)
+        with pytest.raises(errors.ShapeError, match=r"the loss of a microbatch is a scalar, not f32\[4,3\]"):
+            bf.shard_map(
+                lambda *a, schedule=schedule: pipeline_value_and_grad(
+                    embed, stage, lambda s, x, m: x.mean(-1), *a, "stage", schedule=schedule
+                ),
+                mesh=mesh, in_specs=(*specs, P()), out_specs=out,
+            )(*args)  # fmt: skip
     with pytest.raises(errors.ShardingError, match="have other types over 'model'"):
         step(
             "1f1b", AbstractMesh((2, 2), ("stage", "model")),

@@ -119,6 +119,45 @@ CASES = {
         lambda x, w1, w2: lax.pmax((x @ w1).max(0), "x") @ w2,
         MESH, (P("x"), P(), P()), P(), lambda x, w1, w2: (x @ w1).max(0) @ w2,
     ),
+    "a gather over two axes": (
+        lambda x, w1, w2: lax.all_gather(x, ("y", "x"), tiled=True, to="invariant") @ w1 @ w2,
+        GRID, (P(("y", "x")), P(), P()), P(), lambda x, w1, w2: x @ w1 @ w2,
+    ),
+    "a stack over two axes": (
+        lambda x, w1, w2: (lax.all_gather(x, ("x", "y"), axis=1) * bnp.arange(4)[:, None]).sum(1) @ w1 @ w2,
+        GRID, (P(("x", "y")), P(), P()), P(("x", "y")),
+        lambda x, w1, w2: bnp.tile((x.reshape(4, 2, 6) * bnp.arange(4)[:, None, None]).sum(0) @ w1 @ w2, (4, 1)),
+    ),
+    "sums scattered over two axes": (
+        lambda *a: lax.psum_scatter(mlp(*a), ("y", "x"), tiled=True),
+        GRID, (P(), P(None, ("x", "y")), P(("x", "y"))), P(("y", "x")), mlp,
+    ),
+    "sums scattered over two axes, of which one is owed": (
+        lambda *a: lax.psum_scatter(lax.pcast(mlp(*a), "x", to="unreduced") * 2.0, ("y", "x"), tiled=True),
+        GRID, (P(), P(None, ("x", "y")), P(("x", "y"))), P(("y", "x")), lambda *a: 2.0 * mlp(*a),
+    ),
+    "all to all over two axes": (
+        lambda x, w1, w2: lax.all_to_all(x @ w1, ("x", "y"), 1, 0, tiled=True) @ w2[:2],
+        GRID, (P(("x", "y")), P(), P()), P(("x", "y")),
+        lambda x, w1, w2: (x @ w1).reshape(8, 4, 2).transpose(1, 0, 2).reshape(32, 2) @ w2[:2],
+    ),
+    "a ring over two axes": (
+        lambda x, w1, w2: lax.ppermute(x @ w1, ("x", "y"), RING) @ w2,
+        GRID, (P(("x", "y")), P(), P()), P(("x", "y")), lambda x, w1, w2: bnp.roll(x @ w1, 2, 0) @ w2,
+    ),
+    "a message that some do not get": (
+        lambda x, w1, w2: lax.ppermute(x @ w1, "x", [(0, 2), (3, 1)]) @ w2,
+        MESH, (P("x"), P(), P()), P("x"),
+        lambda x, w1, w2: bnp.concatenate([0 * x[:2], x[6:], x[:2], 0 * x[:2]]) @ w1 @ w2,
+    ),
+    "an axis of one rank": (
+        lambda x, w1, w2: lax.psum(mlp(lax.all_gather(x, "one", tiled=True, to="reduced"), w1, w2), ("x", "one")),
+        AbstractMesh((4, 1), ("x", "one")), (P("one"), P(None, "x"), P("x")), P(), mlp,
+    ),
+    "sums over no axis": (
+        lambda *a: lax.psum(lax.pmax(lax.pcast(lax.psum(mlp(*a), "x"), (), to="varying"), ()), ()),
+        MESH, SHARDED, P(), mlp,
+    ),
     "stacked": (
         lambda x, w1, w2: lax.all_gather(x, "x", axis=1, to="invariant").sum(1) @ w1 @ w2,
         MESH, (P("x"), P(), P()), P(),
@@ -221,6 +260,25 @@ def test_gradient_inside():
     want = bf.value_and_grad(lambda w1, w2: mean_loss(X, w1, w2), (0, 1))(W1, W2)
     same(mapped(X, W1, W2), want)
     same(bf.jit(mapped)(X, W1, W2), want)
+
+
+def test_linear_transpose_inside():
+    """The transpose in what all ranks share is a sum over them, as that of a derivative."""
+
+    def local(x, w):
+        project = lambda w: lax.psum(x @ w, "x")
+        return bf.linear_transpose(project, w)(project(w))[0]
+
+    mapped = shard_map(local, mesh=MESH, in_specs=(P("x"), P()), out_specs=P())
+    rows = X.reshape(4, 2, 6).sum(0)
+    same(mapped(X, W1), rows.T @ (rows @ W1))
+    abstract = lambda x: bf.linear_transpose(
+        lambda w: lax.psum(x * w, "x"), bf.ShapeDtypeStruct((6,), "float32")
+    )(x)
+    with pytest.raises(
+        errors.ArgumentError, match="the argument w is a ShapeDtypeStruct, which has no values"
+    ):
+        shard_map(abstract, mesh=MESH, in_specs=P("x"), out_specs=P("x"))(X)
 
 
 def test_gradient_inside_of_what_varies_is_of_each_rank():

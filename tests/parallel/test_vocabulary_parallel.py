@@ -5,7 +5,7 @@ import pytest
 
 import blufunc as bf
 import blufunc.numpy as bnp
-from blufunc import P, errors, nn
+from blufunc import P, errors, lax, nn
 from blufunc.parallel.mesh import AbstractMesh
 from blufunc.spmd import (
     pad_vocabulary,
@@ -104,7 +104,38 @@ def test_ids_out_of_range_have_zeros():
     np.testing.assert_array_equal(f(table, np.array([-1, 0, 4]))[:, 0], [0, 1, 0])
 
 
+def test_labels_out_of_range_have_no_loss():
+    """As on one device; and none of what is padding."""
+    f = bf.shard_map(
+        lambda x, i: vocabulary_parallel_cross_entropy(x, i, "v", 7),
+        mesh=AbstractMesh((2,), ("v",)), in_specs=(P(None, "v"), P()), out_specs=P(),
+    )  # fmt: skip
+    got = f(RNG.standard_normal((5, 8)).astype(np.float32), np.array([-100, -1, 6, 7, 8]))
+    np.testing.assert_array_equal(np.isnan(got), [True, True, False, False, True])
+    np.testing.assert_array_equal(np.isinf(got), [False, False, False, True, False])
+
+
 def test_errors():
+    mesh = AbstractMesh((2,), ("v",))
+    # each rank has ids of its own, and parts of the rows of all: the sum would be of rows of several tokens
+    looked_up = lambda t, i: vocabulary_parallel_embedding(t, i, "v")
+    in_loop = lambda t, i: lax.scan(lambda _, row: (None, looked_up(t, row)), None, i)[1]
+    for f in (looked_up, in_loop):
+        with pytest.raises(errors.ShardingError, match="varying over 'v' is not invariant") as e:
+            bf.shard_map(f, mesh=mesh, in_specs=(P("v"), P(None, "v")), out_specs=P())(
+                np.ones((4, 3), np.float32), np.zeros((2, 4), np.int32)
+            )
+        assert "test_vocabulary_parallel.py" in e.value.where
+    for spec, classes, message, error in (
+        (P("v"), None, "varying over 'v' is not invariant", errors.ShardingError),
+        (P(), 9, "a vocabulary of 9, and logits of 8 classes", errors.ValueRangeError),
+        (P(), 0, "a vocabulary of 0", errors.ValueRangeError),
+    ):
+        with pytest.raises(error, match=message):
+            bf.shard_map(
+                lambda x, i, classes=classes: vocabulary_parallel_cross_entropy(x, i[:2], "v", classes),
+                mesh=mesh, in_specs=(P(None, "v"), spec), out_specs=P(),
+            )(np.ones((2, 8), np.float32), np.zeros(4, np.int32))  # fmt: skip
     table, x, ids, labels = operands(12)
     with pytest.raises(errors.DtypeError, match="the ids must be integers"):
         model(2, 12)(table, x, x[..., 0], labels)

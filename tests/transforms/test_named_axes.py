@@ -53,6 +53,11 @@ CASES = {
         lambda x: lax.all_to_all(x, "i", 0, 1, tiled=True),
         lambda x: bnp.transpose(x.reshape(N, N, 2, N), (1, 2, 0, 3)).reshape(N, 2, N * N),
     ),
+    "pswapaxes": (lambda x: lax.pswapaxes(x, "i", 1), lambda x: bnp.transpose(x, (2, 1, 0))),
+    "over no axis": (
+        lambda x: x * lax.psum(lax.pmean(lax.pmin(x, ()), ()), ()) + lax.axis_index(()) * lax.axis_size(()),
+        lambda x: x * x,
+    ),
     "ppermute": (lambda x: lax.ppermute(x, "i", [(3, 0), (1, 2), (2, 3)]), shifted),
     "pshuffle": (lambda x: lax.pshuffle(x, "i", [2, 0, 3, 1]), lambda x: x[bnp.array([2, 0, 3, 1])]),
     "axis_index": (
@@ -116,6 +121,12 @@ def test_values_and_derivatives(name):
     close(elsewhere, together(X))
 
 
+def test_several_axes_of_vmaps_are_gathered_one_by_one():
+    with pytest.raises(errors.UnsupportedError, match="'i' is an axis of a vmap") as e:
+        vmap(vmap(lambda x: lax.all_gather(x, ("i", "j")), axis_name="j"), axis_name="i")(draw(3, 4))
+    assert "test_named_axes.py" in e.value.where
+
+
 def test_names_find_their_own_axis():
     f = lambda x: (lax.psum(x, ("i", "j")), lax.psum(x, "j"), lax.pmax(x, "i"), lax.axis_index(("i", "j")))
     x = draw(3, 4)
@@ -164,6 +175,8 @@ def test_a_jit_is_traced_for_each_size_of_the_axis():
         (lambda x: lax.ppermute(x, "i", [(0, 1), (0, 2)]), errors.ValueRangeError, "twice"),
         (lambda x: lax.ppermute(x, "i", [(0, 9)]), errors.ValueRangeError, "below 4"),
         (lambda x: lax.pshuffle(x, "i", [0, 0, 1, 2]), errors.ValueRangeError, "permutation"),
+        (lambda x: lax.pshuffle(x, "i", [1, 0]), errors.ValueRangeError, "permutation of the 4 positions"),
+        (lambda x: lax.all_gather(x, ()), errors.ArgumentError, "over no axis"),
         (lambda x: lax.psum_scatter(x, "i", tiled=True, scatter_dimension=1), errors.ShapeError, "multiple"),
         (lambda x: lax.psum_scatter(x, "i"), errors.ShapeError, "size of the axis"),
         (lambda x: lax.all_to_all(x, "i", 0, 1), errors.ShapeError, "tiled"),
