@@ -98,7 +98,8 @@ def pipeline_value_and_grad(
       data_axes: axes over which microbatches are divided, and parameters are the same.
       bytes: see ``bucketed_psum``: gradients are reduced once, after all microbatches.
     Returns:
-      the value, and the gradients of ``shared`` and ``layers``.
+      the value, and the gradients of ``shared`` and ``layers``. Over an axis over which a parameter is *reduced*
+      (``P("stage", reduced={"fsdp"})``) its gradient is left unreduced, to be scattered by whoever divides it.
     Raises:
       ArgumentError: an unknown schedule.
       ShapeError: a stage changes shape or dtype; microbatches of several numbers.
@@ -112,6 +113,7 @@ def pipeline_value_and_grad(
     data = (data_axes,) if isinstance(data_axes, str) else tuple(data_axes)
     ring = ring_of(axis, _NAME)
     M = count_of(microbatches, _NAME)
+    later = _reduced(shared), _reduced(layers)
     shared, layers = lax.pcast((shared, layers), axis, to="varying")
     if data:
         shared, layers = lax.pcast((shared, layers), data, to="reduced")
@@ -119,13 +121,40 @@ def pipeline_value_and_grad(
     share = M * (lax.axis_size(data) if data else 1)
     model = _Model(embed, stage, lambda s, x, m: loss(s, x, m) / share)
     value, (of_shared, of_layers) = steps[schedule](model, shared, layers, microbatches, M, ring, data)
-    of_shared = bucketed_psum(of_shared, (axis, *data), bytes=bytes)
-    if data:
-        of_layers = bucketed_psum(of_layers, data, bytes=bytes)
+    of_shared = _summed(of_shared, (axis, *data), later[0], axis, bytes)
+    of_layers = _summed(of_layers, data, later[1], axis, bytes)
     return lax.psum(value, (axis, *data)), (of_shared, of_layers)
 
 
 _NAME = "pipeline_value_and_grad"
+
+
+def _reduced(params: Any) -> list[frozenset[str]]:
+    """Over which axes each leaf is reduced."""
+    trace = current_trace(_NAME)
+    names = trace.mesh.axis_names
+    return [
+        frozenset(a for a, t in zip(names, p.types, strict=True) if t == "R")
+        for p in tree.leaves(likes(params, trace))
+    ]
+
+
+def _summed(
+    grads: Any, axes: Sequence[str], later: Sequence[frozenset[str]], stages: str, bytes: int
+) -> Any:
+    """Gradients summed over ``axes`` in buckets, but for those of each leaf over which somebody sums ``later``."""
+    leaves, structure = tree.flatten(grads)
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for i, axes_later in enumerate(later):
+        groups.setdefault(tuple(a for a in axes if a not in axes_later), []).append(i)
+        if stages in axes_later:
+            leaves[i] = lax.pcast(leaves[i], stages, to="unreduced")
+    for now, places in groups.items():
+        if now:
+            sums = bucketed_psum([leaves[i] for i in places], now, bytes=bytes)
+            for i, total in zip(places, sums, strict=True):
+                leaves[i] = total
+    return tree.unflatten(structure, leaves)
 
 
 class _Model(NamedTuple):

@@ -91,8 +91,23 @@ def _check(axes: dict[str, int], config: model.Config, batch: int, plan: sharded
     def refuse(what: str, why: str = "", fix: str = "") -> None:
         raise DataError(what, where=_flag(axes), why=why, fix=fix)
 
-    if "stage" in axes and (other := sorted(axes.keys() - {"stage", "data", "model"})):
-        refuse(f"a pipeline that is divided along {other[0]}, too", fix="beside stage use data and model")
+    if {"zero1", "zero2"} <= axes.keys():
+        refuse(
+            "gradients that are divided for each microbatch, and are not",
+            why="along zero1 and zero2 the same is divided; only what becomes of gradients differs",
+            fix="one axis of both",
+        )
+    if {"stage", "zero2"} <= axes.keys():
+        refuse(
+            "a pipeline that is divided along zero2, too",
+            why="it adds up whole gradients of its microbatches, as zero1 does",
+            fix=f"--mesh {sharded.spelled({'zero1' if a == 'zero2' else a: n for a, n in axes.items()})}",
+        )
+    if "stage" in axes and (other := sorted(axes.keys() - {"stage", "data", "zero1", "fsdp", "model"})):
+        refuse(
+            f"a pipeline that is divided along {other[0]}, too",
+            fix="beside stage use data, zero1, fsdp and model",
+        )
     if "stage" in axes and config.experts:
         refuse("a pipeline of layers with experts", why="what balances these is no part of its loss")
     if "expert" in axes and not config.experts:

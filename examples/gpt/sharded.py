@@ -3,8 +3,9 @@
 Stands between the model and the training loop. The name of an axis says what it divides:
 
     data      the sequences of a batch; parameters are the same on all ranks
-    zero1     the same, and the optimizer's state is divided (ZeRO-1): the gradients of microbatches are summed whole
-    zero2     the same, and the gradients are divided as soon as they are made (ZeRO-2)
+    zero1     the same, and the optimizer's state is divided (ZeRO-1): each device adds up whole gradients of its
+              microbatches, and these sums are scattered once
+    zero2     the same, and the sums are divided (ZeRO-2): the gradients of each microbatch are scattered
     fsdp      the same, and the parameters are divided, too, and gathered where they are used (ZeRO-3)
     model     heads, hidden units and the vocabulary (tensor parallel), and the tokens between these (sequence parallel)
     seq       the tokens of each sequence, also in attention (context parallel), in zigzag order
@@ -13,14 +14,15 @@ Stands between the model and the training loop. The name of an axis says what it
 
 All but pipelines are the step of one device with annotations: in the *global view*, in which ``jit`` divides the
 program and puts collectives in. Attention over divided sequences and mixtures of experts are functions of shards in it.
-A pipeline is a function of shards as a whole, which goes with "data" and "model".
+A pipeline is a function of shards as a whole, which goes with "data", "zero1", "fsdp" and "model": parameters that are
+divided are gathered in front of it, and what is owed of the gradients is scattered behind it, once for all microbatches.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -41,6 +43,8 @@ TENSOR = {
 EXPERT = {
     "experts.up.weight": -3, "experts.up.bias": -2, "experts.down.weight": -3, "experts.down.bias": -2,
 }  # fmt: skip
+
+DIVIDED = {"params": ("fsdp",), "gathered": ()}  # along which axes parameters are, and what a stage works with
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +120,11 @@ def unpacked(values: Any, plan: Plan) -> Any:
 
 
 def specs(values: Any, plan: Plan) -> Any:
-    """How parameters, named "params", and optimizer state lie: a tree of specs like the packed ``values``."""
+    """How packed values lie: a tree of specs like them.
+
+    At the root they have names: "params", divided along "fsdp"; "gathered", parameters that are not; and any other,
+    optimizer state and what it is made of, divided along "zero1" and "zero2", too.
+    """
     return _named(lambda name, x: _spec(name, np.shape(x), plan), values)
 
 
@@ -132,6 +140,11 @@ def keep(values: Any, plan: Plan) -> Any:
     return bf.constrain(values, shardings(values, plan))
 
 
+def _otherwise(lie: Any, kind: str, axes: Iterable[str]) -> Any:
+    """A tree of specs in which those of the axes that divide nothing are "unreduced" or "reduced"."""
+    return tree.map(lambda spec: P(*spec, **{kind: set(axes).difference(spec.axes)}), lie)
+
+
 def _spec(name: str, shape: tuple[int, ...], plan: Plan) -> P:
     entries: list[Any] = [None] * len(shape)
     if plan.has("stage") and "blocks." in name:
@@ -142,7 +155,7 @@ def _spec(name: str, shape: tuple[int, ...], plan: Plan) -> P:
                 entries[d] = axis
     if plan.has("stage") and name.endswith("positions"):
         entries[0] = None  # between layers each rank has all tokens of a sequence
-    axes = plan.among("fsdp") if name.startswith("params.") else plan.among("zero1", "zero2", "fsdp")
+    axes = plan.among(*DIVIDED.get(name.partition(".")[0], ("fsdp", "zero1", "zero2")))
     if whole := [d for d, entry in enumerate(entries) if entry is None]:
         entries[max(whole, key=lambda d: shape[d])] = axes  # the largest of the other dimensions
     return P(*entries)
@@ -198,8 +211,10 @@ def value_and_grad(config: model.Config, plan: Plan = ALONE) -> Callable:
 
         zeros = tree.map(bnp.zeros_like, params)
         grads, values = lax.scan(add, zeros, _microbatches(tokens, plan))
-        if plan.has("zero1"):  # each rank's sums are whole until here
-            grads = bf.constrain(grads, plan.sharding())
+        if plan.has("zero1"):  # up to here each device has sums of its own, which lie like the parameters
+            lie = specs({"params": grads}, plan)["params"]
+            grads = bf.constrain(grads, _otherwise(lie, "unreduced", plan.mesh.shape))
+            grads = keep({"gradients": grads}, plan)["gradients"]
         return values.mean(), grads
 
     return accumulated
@@ -283,14 +298,18 @@ def _pipelined(config: model.Config, plan: Plan) -> Callable:
         )  # fmt: skip
         return value, of_shared | {"blocks": of_layers}
 
+    # Gradients of what is divided outside are sums until they are scattered there; others are summed in buckets here.
+    later = plan.among("stage", *ROWS) if plan.among("zero1", "fsdp") else ()
+
     def step(params, tokens):
-        of_params = specs({"params": params}, plan)["params"]
+        lie = specs({"gathered": params}, plan)["gathered"]
         mapped = bf.shard_map(
             local,
             mesh=plan.mesh,
-            in_specs=(of_params, P(None, plan.among(*ROWS))),
-            out_specs=(P(), of_params),
+            in_specs=(_otherwise(lie, "reduced", later), P(None, plan.among(*ROWS))),
+            out_specs=(P(), _otherwise(lie, "unreduced", later)),
         )
-        return mapped(params, _microbatches(tokens, plan))
+        value, grads = mapped(params, _microbatches(tokens, plan))
+        return value, keep({"gradients": grads}, plan)["gradients"]
 
     return step
