@@ -50,9 +50,9 @@ def constrain(x: Any, spec: Any) -> Any:
     Args:
       x: an array, or a pytree of them.
       spec: a ``PartitionSpec`` for the current mesh (``with mesh:``) or the one that the program is partitioned for;
-        a ``NamedSharding``; or a pytree of these like ``x``. Sums over ``unreduced`` axes may stay owed here: what reads
-        the result settles them, by a reduce-scatter where it is divided along these. So gradients are added up whole by
-        many microbatches, and exchanged once.
+        a ``NamedSharding``; or a pytree of these like ``x``. Sums over ``unreduced`` axes may stay owed here: what
+        reads the result settles them, by a reduce-scatter where it is divided along these. So each device adds up
+        whole gradients of many microbatches, and they are exchanged once.
     Raises:
       ArgumentError: ``spec`` is something else.
       ShardingError: the spec has more entries than ``x`` dimensions, names an axis that the mesh has not, or has

@@ -139,9 +139,7 @@ def _reduced(params: Any) -> list[frozenset[str]]:
     ]
 
 
-def _summed(
-    grads: Any, axes: Sequence[str], later: Sequence[frozenset[str]], stages: str, bytes: int
-) -> Any:
+def _summed(grads: Any, axes: Sequence[str], later: Sequence[frozenset[str]], stages: str, bytes: int) -> Any:
     """Gradients summed over ``axes`` in buckets, but for those of each leaf over which somebody sums ``later``."""
     leaves, structure = tree.flatten(grads)
     groups: dict[tuple[str, ...], list[int]] = {}

@@ -112,6 +112,17 @@ def _check(axes: dict[str, int], config: model.Config, batch: int, plan: sharded
         refuse("a pipeline of layers with experts", why="what balances these is no part of its loss")
     if "expert" in axes and not config.experts:
         refuse("the model has no experts", fix=f"--experts {2 * axes['expert']}")
+    for axis, flag, value, usual in (
+        ("seq", "--routing", plan.routing, sharded.ALONE.routing),
+        ("stage", "--schedule", plan.schedule, sharded.ALONE.schedule),
+    ):
+        if value != usual and axis not in axes:
+            raise DataError(
+                f"{flag} {value} without an axis {axis}",
+                where=f"{flag} {value}",
+                why="it says how that axis is used",
+                fix=f"{_flag(axes | {axis: 2})}, or leave {flag} out",
+            )
     among = lambda *names: math.prod(axes.get(name, 1) for name in names)
     rows, parts = among(*sharded.ROWS), among(*sharded.ROWS) * plan.microbatches
     if batch % parts:

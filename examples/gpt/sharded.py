@@ -15,7 +15,7 @@ Stands between the model and the training loop. The name of an axis says what it
 All but pipelines are the step of one device with annotations: in the *global view*, in which ``jit`` divides the
 program and puts collectives in. Attention over divided sequences and mixtures of experts are functions of shards in it.
 A pipeline is a function of shards as a whole, which goes with "data", "zero1", "fsdp" and "model": parameters that are
-divided are gathered in front of it, and what is owed of the gradients is scattered behind it, once for all microbatches.
+divided are gathered in front of it, and gradients scattered behind it, once for all microbatches.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ EXPERT = {
     "experts.up.weight": -3, "experts.up.bias": -2, "experts.down.weight": -3, "experts.down.bias": -2,
 }  # fmt: skip
 
-DIVIDED = {"params": ("fsdp",), "gathered": ()}  # along which axes parameters are, and what a stage works with
+DIVIDED = {
+    "params": ("fsdp",),
+    "gathered": (),
+}  # along which axes parameters are, and what a stage works with
 
 
 @dataclasses.dataclass(frozen=True)
