@@ -15,6 +15,7 @@ Either is two products of chunk by chunk without a mask, of which one is always 
 The first two routings have one derivative of their own, by FlashAttention-2's formulas (arXiv:2307.08691): with the
 results and log-sum-exps of whole rows each block's part of the gradients stands by itself. Nothing is kept between
 forward and backward pass but what the rank has: keys and values come again, and their cotangents go home with them.
+Forward mode differentiates the function as it stands, and second derivatives the rule.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from blufunc.core import dtypes, source
 from blufunc.nn.attention import dot_product_attention
 from blufunc.nn.attention_call import attention_grad_p, attention_p
 from blufunc.spmd.varying import Ring, ring_of
+from blufunc.transforms.custom_jvp import custom_jvp
 from blufunc.transforms.custom_vjp import custom_vjp
+from blufunc.transforms.grad import jvp
 
 # -- the order of tokens ---------------------------------------------------------------------------
 
@@ -105,7 +108,7 @@ def context_parallel_attention(
       is_causal: let each query see what does not come after it. The sequence is then in zigzag order (``zigzag``).
       scale: factor of the scores; ``1 / sqrt(H)`` by default.
     Returns:
-      [B, T / n, N, H], of the dtype of ``query``.
+      [B, T / n, N, H], of the dtype of ``query``, differentiable in both modes.
     Raises:
       ArgumentError: an unknown routing.
       ShapeError, DtypeError: the operands do not go together, or cannot be divided as the routing wants.
@@ -192,12 +195,12 @@ def _attend(
     query: Any, key: Any, value: Any, ring: Ring, routing: str, scale: float, is_causal: bool
 ) -> tuple[Any, Any]:
     """The result [B, T, N, H], and the log-sum-exp of each row of scores [B, N, T]."""
-    out, lse = attention_p.at(query, key, value, scale=scale, is_causal=is_causal)
+    out, lse = _of_rows(attention_p, scale, is_causal, query, key, value)
     total = out.astype(lse.dtype), lse
     for distance, (k, v) in _blocks(ring, key, value, routing):
         halves = _Halves(ring, distance, is_causal)
-        part, part_lse = attention_p.at(
-            halves.queries(query), halves.keys(k), halves.keys(v), scale=scale, is_causal=False
+        part, part_lse = _of_rows(
+            attention_p, scale, False, halves.queries(query), halves.keys(k), halves.keys(v)
         )
         total = halves.merged(total, (part, part_lse))
     return total[0].astype(query.dtype), total[1]
@@ -206,14 +209,14 @@ def _attend(
 def _backward(ring: Ring, routing: str, scale: float, is_causal: bool, residuals: tuple, ct: Any) -> tuple:
     query, key, value, out, lse = residuals
     wide = lse.dtype
-    own = attention_grad_p.at(query, key, value, out, lse, ct, scale=scale, is_causal=is_causal)
+    own = _of_rows(attention_grad_p, scale, is_causal, query, key, value, out, lse, ct)
     d_query, *d_own = (g.astype(wide) for g in own)
     home = _Home(ring, routing)
     for distance, (k, v) in _blocks(ring, key, value, routing):
         halves = _Halves(ring, distance, is_causal)
-        dq, dk, dv = attention_grad_p.at(
-            halves.queries(query), halves.keys(k), halves.keys(v), halves.queries(out),
-            halves.queries(lse, 2), halves.queries(ct), scale=scale, is_causal=False,
+        dq, dk, dv = _of_rows(
+            attention_grad_p, scale, False, halves.queries(query), halves.keys(k), halves.keys(v),
+            halves.queries(out), halves.queries(lse, 2), halves.queries(ct),
         )  # fmt: skip
         d_query = d_query + halves.of_queries(dq.astype(wide))
         home.send(bnp.stack([halves.of_keys(g.astype(wide)) for g in (dk, dv)]))
@@ -221,7 +224,26 @@ def _backward(ring: Ring, routing: str, scale: float, is_causal: bool, residuals
     return d_query.astype(query.dtype), d_key.astype(key.dtype), d_value.astype(value.dtype)
 
 
-_by_blocks.defvjp(_forward, _backward)
+@functools.partial(custom_jvp, nondiff_argnums=(0, 1, 2))
+def _of_rows(operation: Any, scale: float, is_causal: bool, *operands: Any) -> tuple:
+    """``operation``, attention or its backward pass, of one of the blocks of keys that rows see.
+
+    Its own derivatives are for rows that see one block: they take the log-sum-exp for a number that nobody reads, and
+    ``out`` and ``lse`` in the backward pass for results of its other operands. Here all of these count.
+    """
+    return tuple(operation.at(*operands, scale=scale, is_causal=is_causal))
+
+
+@_of_rows.defjvp
+def _tangents_of_rows(
+    operation: Any, scale: float, is_causal: bool, primals: tuple, tangents: tuple
+) -> tuple:
+    spelled_out = functools.partial(operation.spelled_out, scale=scale, is_causal=is_causal)
+    _, of_results = jvp(lambda *operands: tuple(spelled_out(*operands)), primals, tangents)
+    return _of_rows(operation, scale, is_causal, *primals), of_results
+
+
+_by_blocks.defvjp(_forward, _backward, forward_mode=True)
 
 
 def _blocks(ring: Ring, key: Any, value: Any, routing: str) -> Iterator[tuple[int, tuple[Any, Any]]]:
