@@ -103,10 +103,12 @@ def _check(axes: dict[str, int], config: model.Config, batch: int, plan: sharded
             why="it adds up whole gradients of its microbatches, as zero1 does",
             fix=f"--mesh {sharded.spelled({'zero1' if a == 'zero2' else a: n for a, n in axes.items()})}",
         )
-    if "stage" in axes and (other := sorted(axes.keys() - {"stage", "data", "zero1", "fsdp", "model"})):
+    if "stage" in axes and (
+        other := sorted(axes.keys() - {"stage", "data", "zero1", "fsdp", "model", "seq"})
+    ):
         refuse(
             f"a pipeline that is divided along {other[0]}, too",
-            fix="beside stage use data, zero1, fsdp and model",
+            fix="beside stage use data, zero1, fsdp, model and seq",
         )
     if "stage" in axes and config.experts:
         refuse("a pipeline of layers with experts", why="what balances these is no part of its loss")

@@ -14,8 +14,8 @@ Stands between the model and the training loop. The name of an axis says what it
 
 All but pipelines are the step of one device with annotations: in the *global view*, in which ``jit`` divides the
 program and puts collectives in. Attention over divided sequences and mixtures of experts are functions of shards in it.
-A pipeline is a function of shards as a whole, which goes with "data", "zero1", "fsdp" and "model": parameters that are
-divided are gathered in front of it, and gradients scattered behind it, once for all microbatches.
+A pipeline is a function of shards as a whole, which goes with all but "zero2" and "expert": parameters that are divided
+are gathered in front of it, and gradients scattered behind it, once for all microbatches.
 """
 
 from __future__ import annotations
@@ -236,11 +236,8 @@ def wiring(config: model.Config, plan: Plan) -> model.Wiring:
     }  # fmt: skip
     changed: dict[str, Any] = {}
     if plan.has("seq"):
-        attend = functools.partial(
-            bf.parallel.context_parallel_attention, axis="seq", routing=plan.routing, is_causal=True
-        )
-        changed["attend"] = bf.shard_map(attend, mesh=plan.mesh, in_specs=heads, out_specs=heads)
-        changed["order"] = bf.parallel.zigzag_order(config.context, plan.mesh.shape["seq"])
+        changed = _context_parallel(config, plan)
+        changed["attend"] = bf.shard_map(changed["attend"], mesh=plan.mesh, in_specs=heads, out_specs=heads)
     if config.experts:
         changed["mixture"] = _mixture(plan, rows, tokens)
     return model.Wiring(
@@ -248,6 +245,17 @@ def wiring(config: model.Config, plan: Plan) -> model.Wiring:
         recompute=plan.recompute,
         **changed,
     )
+
+
+def _context_parallel(config: model.Config, plan: Plan) -> dict[str, Any]:
+    """Attention as a function of shards of sequences, and the order of their tokens."""
+    attend = functools.partial(
+        bf.parallel.context_parallel_attention, axis="seq", routing=plan.routing, is_causal=True
+    )
+    return {
+        "attend": attend,
+        "order": bf.parallel.zigzag_order(config.context, plan.mesh.shape["seq"]),
+    }
 
 
 def _microbatches(tokens: Any, plan: Plan) -> Any:
@@ -274,21 +282,25 @@ def _mixture(plan: Plan, rows: Any, tokens: Any) -> Callable:
 
 def _pipelined(config: model.Config, plan: Plan) -> Callable:
     """Loss and gradients by a function of shards: each rank has some layers, and a share of their heads and units."""
-    divided = plan.has("model")
-    wired = model.Wiring(total=lambda x: lax.psum(x, "model")) if divided else model.Wiring()
+    divided, data = plan.has("model"), plan.among(*ROWS, "seq") or ()
+    of_seq = _context_parallel(config, plan) if plan.has("seq") else {}
+    wired = model.Wiring(**{"total": lambda x: lax.psum(x, "model")} if divided else {}, **of_seq)
 
-    def embed(shared, tokens):
-        if not divided:
-            return model.embed(shared, tokens[:, :-1])
-        inputs = tokens[:, :-1]
-        found = bf.parallel.vocabulary_parallel_embedding(shared["tokens"], inputs, "model")
-        return found + shared["positions"][: inputs.shape[1]]
+    def embed(shared, batch):
+        inputs = batch["inputs"]
+        length = inputs.shape[1]
+        places = bf.parallel.zigzag_positions(length, "seq") if of_seq else slice(length)
+        if divided:
+            found = bf.parallel.vocabulary_parallel_embedding(shared["tokens"], inputs, "model")
+        else:
+            found = shared["tokens"][inputs]
+        return found + shared["positions"][places]
 
     def stage(layers, x):
         return lax.scan(lambda x, params: (model.block(params, x, config, wired)[0], None), x, layers)[0]
 
-    def loss(shared, x, tokens):
-        logits, targets = model.head(shared, x), tokens[:, 1:]
+    def loss(shared, x, batch):
+        logits, targets = model.head(shared, x), batch["targets"]
         if divided:
             return bf.parallel.vocabulary_parallel_cross_entropy(logits, targets, "model").mean()
         return nn.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
@@ -297,22 +309,25 @@ def _pipelined(config: model.Config, plan: Plan) -> Callable:
         shared = {name: part for name, part in params.items() if name != "blocks"}
         value, (of_shared, of_layers) = bf.parallel.pipeline_value_and_grad(
             embed, bf.checkpoint(stage) if plan.recompute else stage, loss, shared, params["blocks"], microbatches,
-            "stage", schedule=plan.schedule, data_axes=plan.among(*ROWS) or (),
+            "stage", schedule=plan.schedule, data_axes=data,
         )  # fmt: skip
         return value, of_shared | {"blocks": of_layers}
 
     # Gradients of what is divided outside are sums until they are scattered there; others are summed in buckets here.
-    later = plan.among("stage", *ROWS) if plan.among("zero1", "fsdp") else ()
+    later = ("stage", *data) if plan.among("zero1", "fsdp") else ()
 
     def step(params, tokens):
         lie = specs({"gathered": params}, plan)["gathered"]
         mapped = bf.shard_map(
             local,
             mesh=plan.mesh,
-            in_specs=(_otherwise(lie, "reduced", later), P(None, plan.among(*ROWS))),
+            in_specs=(_otherwise(lie, "reduced", later), P(None, plan.among(*ROWS), plan.among("seq"))),
             out_specs=(P(), _otherwise(lie, "unreduced", later)),
         )
-        value, grads = mapped(params, _microbatches(tokens, plan))
+        rows = _microbatches(tokens, plan)
+        sides = {"inputs": rows[:, :, :-1], "targets": rows[:, :, 1:]}
+        batches = {name: tokens[:, :, wired.order] for name, tokens in sides.items()}
+        value, grads = mapped(params, batches)
         return value, keep({"gradients": grads}, plan)["gradients"]
 
     return step

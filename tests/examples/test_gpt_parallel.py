@@ -99,6 +99,25 @@ def ring(n):
     return {("ppermute", "seq"): (messages, messages * 2 * STREAM // n)}
 
 
+def stage_ring(M, n, fsdp=1):
+    """Keys and values of a stage's layers in each tick. Gradients are sums over the tokens of ranks, as over rows."""
+    ticks, messages = M + 1, 3 * (n - 1) * L // 2
+    part = STREAM // M // n // fsdp
+    sums = {("psum", "stage", "seq"): (1, SHARED), ("psum", "seq"): (1, BLOCKS // 2)}
+    if fsdp > 1:
+        whole = ARRAYS, SHARED + BLOCKS // 2
+        sums = {
+            ("all_gather", "fsdp"): whole, ("psum_scatter", "fsdp"): whole,
+            ("psum", "stage", "seq"): (AROUND, SHARED // fsdp),
+            ("psum", "seq"): (ARRAYS - AROUND, BLOCKS // 2 // fsdp),
+        }  # fmt: skip
+    return {
+        **pipeline(M, 2, n * fsdp),
+        ("ppermute", "seq"): (ticks * messages, ticks * messages * 2 * part),
+        **sums,
+    }
+
+
 def data_fsdp_model():
     """Each of two by two by two. What is divided along "model" is half as much; beside that the biases of hidden units
     have no dimension for "fsdp", and those of queries, keys and values have 3 rows, of which 2 devices make 4."""
@@ -263,6 +282,10 @@ CASES = {
     ),
     "data x stage x model": (
         {"data": 2, "stage": 2, "model": 2}, {"microbatches": 2}, data_stage_model(),
+    ),
+    "stage x context": ({"stage": 2, "seq": 4}, {"microbatches": 2}, stage_ring(2, 4)),
+    "stage x context x FSDP": (
+        {"stage": 2, "seq": 2, "fsdp": 2}, {"microbatches": 4, "schedule": "gpipe"}, stage_ring(4, 2, fsdp=2),
     ),
     "FSDP x stage x model": (
         {"fsdp": 2, "stage": 2, "model": 2}, {"microbatches": 2}, fsdp_stage_model(),
