@@ -44,10 +44,8 @@ EXPERT = {
     "experts.up.weight": -3, "experts.up.bias": -2, "experts.down.weight": -3, "experts.down.bias": -2,
 }  # fmt: skip
 
-DIVIDED = {
-    "params": ("fsdp",),
-    "gathered": (),
-}  # along which axes parameters are, and what a stage works with
+# Along which axes parameters are divided, as they lie and as a stage works with them; all else is like the state.
+DIVIDED = {"params": ("fsdp",), "gathered": (), "state": ("fsdp", "zero1", "zero2")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,8 +141,8 @@ def keep(values: Any, plan: Plan) -> Any:
     return bf.constrain(values, shardings(values, plan))
 
 
-def _otherwise(lie: Any, kind: str, axes: Iterable[str]) -> Any:
-    """A tree of specs in which those of the axes that divide nothing are "unreduced" or "reduced"."""
+def _marked(lie: Any, kind: str, axes: Iterable[str]) -> Any:
+    """Specs in which those of ``axes`` that divide nothing are of a ``kind``: "unreduced" or "reduced"."""
     return tree.map(lambda spec: P(*spec, **{kind: set(axes).difference(spec.axes)}), lie)
 
 
@@ -158,7 +156,7 @@ def _spec(name: str, shape: tuple[int, ...], plan: Plan) -> P:
                 entries[d] = axis
     if plan.has("stage") and name.endswith("positions"):
         entries[0] = None  # between layers each rank has all tokens of a sequence
-    axes = plan.among(*DIVIDED.get(name.partition(".")[0], ("fsdp", "zero1", "zero2")))
+    axes = plan.among(*DIVIDED.get(name.partition(".")[0], DIVIDED["state"]))
     if whole := [d for d, entry in enumerate(entries) if entry is None]:
         entries[max(whole, key=lambda d: shape[d])] = axes  # the largest of the other dimensions
     return P(*entries)
@@ -216,7 +214,7 @@ def value_and_grad(config: model.Config, plan: Plan = ALONE) -> Callable:
         grads, values = lax.scan(add, zeros, _microbatches(tokens, plan))
         if plan.has("zero1"):  # up to here each device has sums of its own, which lie like the parameters
             lie = specs({"params": grads}, plan)["params"]
-            grads = bf.constrain(grads, _otherwise(lie, "unreduced", plan.mesh.shape))
+            grads = bf.constrain(grads, _marked(lie, "unreduced", plan.mesh.shape))
             grads = keep({"gradients": grads}, plan)["gradients"]
         return values.mean(), grads
 
@@ -252,10 +250,7 @@ def _context_parallel(config: model.Config, plan: Plan) -> dict[str, Any]:
     attend = functools.partial(
         bf.parallel.context_parallel_attention, axis="seq", routing=plan.routing, is_causal=True
     )
-    return {
-        "attend": attend,
-        "order": bf.parallel.zigzag_order(config.context, plan.mesh.shape["seq"]),
-    }
+    return {"attend": attend, "order": bf.parallel.zigzag_order(config.context, plan.mesh.shape["seq"])}
 
 
 def _microbatches(tokens: Any, plan: Plan) -> Any:
@@ -284,7 +279,8 @@ def _pipelined(config: model.Config, plan: Plan) -> Callable:
     """Loss and gradients by a function of shards: each rank has some layers, and a share of their heads and units."""
     divided, data = plan.has("model"), plan.among(*ROWS, "seq") or ()
     of_seq = _context_parallel(config, plan) if plan.has("seq") else {}
-    wired = model.Wiring(**{"total": lambda x: lax.psum(x, "model")} if divided else {}, **of_seq)
+    total = (lambda x: lax.psum(x, "model")) if divided else model.ONE_DEVICE.total
+    wired = model.Wiring(total=total, **of_seq)
 
     def embed(shared, batch):
         inputs = batch["inputs"]
@@ -321,8 +317,8 @@ def _pipelined(config: model.Config, plan: Plan) -> Callable:
         mapped = bf.shard_map(
             local,
             mesh=plan.mesh,
-            in_specs=(_otherwise(lie, "reduced", later), P(None, plan.among(*ROWS), plan.among("seq"))),
-            out_specs=(P(), _otherwise(lie, "unreduced", later)),
+            in_specs=(_marked(lie, "reduced", later), P(None, plan.among(*ROWS), plan.among("seq"))),
+            out_specs=(P(), _marked(lie, "unreduced", later)),
         )
         rows = _microbatches(tokens, plan)
         sides = {"inputs": rows[:, :, :-1], "targets": rows[:, :, 1:]}
