@@ -171,6 +171,10 @@ class _Whole(Call):
         )
         return self.bind(*args, jaxpr=jaxpr, scale=scale, is_causal=is_causal)
 
+    def spelled_out(self, *args: Any, scale: float, is_causal: bool) -> Sequence[Any]:
+        """The definition as many operations, which differentiate in all operands and results."""
+        return type(self).definition(*args, scale=scale, is_causal=is_causal)
+
     def call(self, jaxpr: Jaxpr, args: Sequence[Any], params: dict) -> list[Any]:
         closed, consts = jaxpr.hoist()
         return jit_p.bind(*consts, *args, jaxpr=closed, name=self.name)

@@ -29,8 +29,9 @@ class ShardingConstraint(Linear):
     def abstract(self, x, *, spec, mesh, free):
         return x
 
-    def transpose(self, ct, x, **params):
-        x.add(self.bind(ct, **params))
+    def transpose(self, ct, x, *, spec, mesh, free):
+        # the cotangent of a sum that is owed is the same everywhere
+        x.add(self.bind(ct, spec=PartitionSpec(*spec), mesh=mesh, free=free))
 
     def batch(self, axis, args, dims, *, spec, mesh, free):
         (x,), (d,) = args, dims
@@ -49,10 +50,13 @@ def constrain(x: Any, spec: Any) -> Any:
     Args:
       x: an array, or a pytree of them.
       spec: a ``PartitionSpec`` for the current mesh (``with mesh:``) or the one that the program is partitioned for;
-        a ``NamedSharding``; or a pytree of these like ``x``.
+        a ``NamedSharding``; or a pytree of these like ``x``. Sums over ``unreduced`` axes may stay owed here: what
+        reads the result settles them, by a reduce-scatter where it is divided along these. So each device adds up
+        whole gradients of many microbatches, and they are exchanged once.
     Raises:
       ArgumentError: ``spec`` is something else.
-      ShardingError: the spec has more entries than ``x`` dimensions, or names an axis that the mesh has not.
+      ShardingError: the spec has more entries than ``x`` dimensions, names an axis that the mesh has not, or has
+        ``reduced`` axes.
     """
     if isinstance(spec, (PartitionSpec, NamedSharding)):
         return tree.map(lambda leaf: _constrain(leaf, spec), x)
@@ -76,11 +80,12 @@ def _constrain(x: Any, given: PartitionSpec | NamedSharding) -> Any:
     mesh: Mesh | AbstractMesh | None
     spec, mesh = (given.spec, given.mesh) if isinstance(given, NamedSharding) else (given, current_mesh())
     spec = spec.for_rank(x.aval.ndim)
-    if spec.unreduced or spec.reduced:
+    if spec.reduced:
         raise errors.ShardingError(
-            f"constrain takes no unreduced or reduced axes: {spec}.",
+            f"constrain takes no reduced axes: {spec}.",
             where=source.here(),
-            fix="leave them out: sums stay owed for as long as what follows is linear",
+            why="only in shard_map a value has a cotangent of another type than its own.",
+            fix="leave them out",
         )
     if mesh is not None:
         mesh = NamedSharding(mesh.abstract, spec).mesh  # checks the names of axes

@@ -28,6 +28,7 @@ from blufunc.parallel.mesh_device import MeshDevice
 from blufunc.parallel.partition import localise
 from blufunc.parallel.shard_map import shard_map_p
 from blufunc.parallel.sharding import NamedSharding, replicated
+from blufunc.parallel.spec import PartitionSpec
 from blufunc.transforms.arguments import ShapeDtypeStruct, check_callable
 from blufunc.transforms.cond import cond_p
 from blufunc.transforms.jit import Jitted, jit
@@ -250,9 +251,9 @@ def _annotated(var: Var, jaxpr: Jaxpr, mesh: Mesh | AbstractMesh) -> NamedShardi
             continue
         at = eqn.invars.index(var)
         if isinstance(eqn.prim, ShardingConstraint):
-            return NamedSharding(eqn.params["mesh"] or mesh, eqn.params["spec"])
+            return NamedSharding(eqn.params["mesh"] or mesh, PartitionSpec(*eqn.params["spec"]))
         if eqn.prim is shard_map_p:
-            return NamedSharding(eqn.params["mesh"], eqn.params["in_specs"][at])
+            return NamedSharding(eqn.params["mesh"], PartitionSpec(*eqn.params["in_specs"][at]))
         if eqn.prim.body is not None:
             body = eqn.params[eqn.prim.body]
             found = _annotated(body.invars[at], body, mesh)

@@ -388,8 +388,10 @@ def _scatter(prim, avals, outs, params):
     else:
         di = [() if set(f) & own else f for f in di]
         du = [() if set(f) & own else f for f in du]
-    partial = frozenset({0} if adds else ())
-    return b.rule([dx, di, du], [dx], special="scatter", partial=partial, harmless=frozenset({1}))
+    partial, linear = (frozenset({0}), (frozenset({0, 2}),)) if adds else (frozenset(), ())
+    return b.rule(
+        [dx, di, du], [dx], special="scatter", partial=partial, linear=linear, harmless=frozenset({1})
+    )
 
 
 def _windows(b: _Builder, x: Shape, indices: Shape, numbers: Any, sizes: Shape, ndim: int, rows: str | None):

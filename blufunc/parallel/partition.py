@@ -127,7 +127,7 @@ def _check_constraints(jaxpr: Jaxpr, mesh: Mesh | AbstractMesh) -> None:
         if of_body or isinstance(eqn.prim, ShardingConstraint):
             specs = (*eqn.params["in_specs"], *eqn.params["out_specs"]) if of_body else (eqn.params["spec"],)
             own = eqn.params["mesh"] and eqn.params["mesh"].abstract
-            missing = [a for spec in specs for a in spec.axes if a not in mesh.shape]
+            missing = [a for spec in specs for a in (*spec.axes, *spec.unreduced) if a not in mesh.shape]
             if missing or (own is not None and own != mesh.abstract):
                 what = f"names the axis {missing[0]!r}" if missing else f"is for the mesh {own}"
                 raise errors.ShardingError(
@@ -199,11 +199,15 @@ class _Body:
             value = mc.keep_first_p.bind(value, src="I", dst="U", **self.to.over(more))
         return replace(shard, value=value, owed=shard.owed | {*more})
 
+    def is_zero(self, atom: Atom) -> bool:
+        """Whether a value is known to be 0 everywhere."""
+        return _is_zero(atom) if isinstance(atom, Literal) else any(s.zero for s in self.versions[atom])
+
     def owes(self, atom: Atom) -> frozenset[str]:
         """Over which axes a value is still a sum, if it may stay one: nobody else reads it. Zero is a sum over any."""
-        if isinstance(atom, Literal):
-            return frozenset(self.to.mesh.axis_names) if _is_zero(atom) else _NONE
-        if self.readers[atom] > 1:
+        if self.is_zero(atom):
+            return frozenset(self.to.mesh.axis_names)
+        if isinstance(atom, Literal) or self.readers[atom] > 1:
             return _NONE
         return frozenset.intersection(*[s.owed for s in self.versions[atom]])
 
@@ -234,7 +238,8 @@ class _Body:
         """The operand in the layout that is wanted; nothing is computed."""
         (x,), (out,) = eqn.invars, eqn.outvars
         says_nothing = len(eqn.params["free"]) == x.aval.ndim
-        shard = self.read(x, self.plan.layout(out), self.owes(x) if says_nothing else _NONE)
+        owed = self.owes(x) if says_nothing else self.owes(x) & eqn.params["spec"].unreduced
+        shard = self.read(x, self.plan.layout(out), owed)
         self.write(out, shard)
         if isinstance(x, Var):
             self.versions[out] += [s for s in self.versions[x] if s is not shard and not s.owed]
@@ -248,10 +253,11 @@ class _Body:
         partial = tuple(a for a in mesh.axis_names if any(a in node.axes.get(f, ()) for f in rule.reduced))
         operands = []
         for i, (atom, layout) in enumerate(zip(eqn.invars, layouts, strict=True)):
+            may_owe = owed if i in group else _NONE
             if i in rule.partial:
-                shard = self.read(atom, layout, frozenset(partial), exactly=True)
+                shard = self.read(atom, layout, may_owe.union(partial), exactly=True)
             else:
-                shard = self.read(atom, layout, owed if i in group else _NONE)
+                shard = self.read(atom, layout, may_owe)
             operands.append(
                 shard if i in rule.harmless else self._without_padding(shard, rule.operands[i], node)
             )
@@ -329,6 +335,22 @@ class _Body:
             replace(self.read(a, self.plan.layout(v)), zero=False) for a, v in zip(atoms, inner, strict=True)
         ]
 
+    def leave(self, atoms: Sequence[Atom], layouts: Sequence[Layout]) -> list[Shard]:
+        """Results as they go out of a body: a sum that nobody in it reads stays owed, for whoever reads it outside.
+
+        A body that runs many times then has no exchange for it; but one that is to be divided is scattered in the body,
+        of which no more than a share goes out.
+        """
+        return [
+            self.read(atom, layout, self._may_leave(atom, layout))
+            for atom, layout in zip(atoms, layouts, strict=True)
+        ]
+
+    def _may_leave(self, atom: Atom, layout: Layout) -> frozenset[str]:
+        if self.is_zero(atom) or not dtypes.is_inexact(atom.aval.dtype):
+            return _NONE
+        return self.owes(atom) - {a for axes in layout for a in axes}
+
     def results(
         self, eqn: Eqn, outs: Sequence[Any], layouts: Sequence[Layout], owed: Sequence[frozenset] = ()
     ) -> None:
@@ -343,17 +365,20 @@ class _Body:
         shards = self.laid_like(eqn.invars, jaxpr.invars)
         layouts = [self.plan.layout(v) for v in eqn.outvars]
         if not eqn.prim.again:
-            body = self.inner(jaxpr, shards)
-            for var, inside, layout in zip(eqn.outvars, jaxpr.outvars, layouts, strict=True):
-                self.write(var, body.read(inside, layout))
+            made = self.inner(jaxpr, shards).leave(jaxpr.outvars, layouts)
+            for var, shard in zip(eqn.outvars, made, strict=True):
+                self.write(var, shard)
             return
-        local, consts = self.staged(
-            jaxpr,
-            shards,
-            lambda body: [body.read(v, lay).value for v, lay in zip(jaxpr.outvars, layouts, strict=True)],
-        )
+        owed: list[frozenset[str]] = []
+
+        def outs(body: _Body) -> list[Any]:
+            made = body.leave(jaxpr.outvars, layouts)
+            owed[:] = [shard.owed for shard in made]
+            return [shard.value for shard in made]
+
+        local, consts = self.staged(jaxpr, shards, outs)
         params = {**eqn.params, eqn.prim.body: local}
-        self.results(eqn, eqn.prim.bind(*consts, *[s.value for s in shards], **params), layouts)
+        self.results(eqn, eqn.prim.bind(*consts, *[s.value for s in shards], **params), layouts, owed)
 
     def function_of_shards(self, eqn: Eqn) -> None:
         """A ``shard_map``: its local body in its place, on operands laid out by its specs."""
@@ -433,13 +458,16 @@ class _Body:
             for a, layout, o in zip(eqn.invars[n : n + k], carried, owed, strict=True)
         ]
         shards = [*consts, *[replace(s, zero=False) for s in init], *[x for _, x in xs]]
-        every = [*owed, *[_NONE] * (len(ends) - k)]
+        every = [*owed]
 
         def outs(b: _Body) -> list[Any]:
-            return [
-                b.read(v, layout, o, exactly=True).value
-                for v, layout, o in zip(body.outvars, ends, every, strict=True)
+            carry = [
+                b.read(v, layout, o, exactly=True)
+                for v, layout, o in zip(body.outvars[:k], carried, owed, strict=True)
             ]
+            of_steps = b.leave(body.outvars[k:], ends[k:])
+            every[k:] = [shard.owed for shard in of_steps]
+            return [shard.value for shard in (*carry, *of_steps)]
 
         local, extra = self.staged(body, shards, outs)
         ins = [*extra, *[s.value for s in (*consts, *init)], *[s.value for s, _ in xs]]
@@ -460,8 +488,9 @@ class _Body:
 
             def outs(b: _Body) -> list[Any]:
                 after.extend(b.owes(v) for v in body.outvars[:k])
-                pairs = zip(body.outvars, ends, (*owed, *[_NONE] * (len(ends) - k)), strict=True)
-                return [b.read(v, layout, o & b.owes(v)).value for v, layout, o in pairs]
+                pairs = zip(body.outvars[:k], ends[:k], owed, strict=True)
+                carry = [b.read(v, layout, o & b.owes(v)) for v, layout, o in pairs]
+                return [shard.value for shard in (*carry, *b.leave(body.outvars[k:], ends[k:]))]
 
             carry = [replace(s, owed=o) for s, o in zip(shards[n : n + k], owed, strict=True)]
             local, _ = self.staged(body, [*shards[:n], *carry, *shards[n + k :]], outs)

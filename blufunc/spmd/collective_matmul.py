@@ -3,9 +3,8 @@
 A face, for the inside of ``shard_map``: the two ends of a tensor-parallel pair of layers with sequence parallelism
 (Korthikanti et al., arXiv:2205.05198). The plain forms exchange everything and then multiply, or the reverse. Here
 each step multiplies one part, and sends another to the next rank, of which neither needs the other: a device that can
-do both at once hides the one behind the other (Wang et al., ASPLOS 2023, doi:10.1145/3567955.3567959). The engines of
-today put both on one stream. Each is the transpose of the other in
-the left operand, so the derivatives are as divided and as overlapped.
+do both at once hides the one behind the other (Wang et al., ASPLOS 2023, doi:10.1145/3567955.3567959). Each is the
+transpose of the other in the left operand, so the derivatives are as divided and as overlapped.
 """
 
 from __future__ import annotations

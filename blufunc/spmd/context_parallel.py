@@ -15,7 +15,7 @@ Either is two products of chunk by chunk without a mask, of which one is always 
 The first two routings have one derivative of their own, by FlashAttention-2's formulas (arXiv:2307.08691): with the
 results and log-sum-exps of whole rows each block's part of the gradients stands by itself. Nothing is kept between
 forward and backward pass but what the rank has: keys and values come again, and their cotangents go home with them.
-Second derivatives are those of the formulas, operation by operation, with the weights of all pairs of a block stored.
+Forward mode differentiates the function as it stands, and second derivatives the rule.
 """
 
 from __future__ import annotations
@@ -119,8 +119,7 @@ def context_parallel_attention(
       is_causal: let each query see what does not come after it. The sequence is then in zigzag order (``zigzag``).
       scale: factor of the scores; ``1 / sqrt(H)`` by default.
     Returns:
-      [B, T / n, N, H], of the dtype of ``query``.
-      The first two routings have no forward mode, but that of their gradients.
+      [B, T / n, N, H], of the dtype of ``query``, differentiable in both modes.
     Raises:
       ArgumentError: an unknown routing.
       AxisNameError: there is no such axis of a mesh.
@@ -208,26 +207,28 @@ def _attend(
     query: Any, key: Any, value: Any, ring: Ring, routing: str, scale: float, is_causal: bool
 ) -> tuple[Any, Any]:
     """The result [B, T, N, H], and the log-sum-exp of each row of scores [B, N, T]."""
-    out, lse = _block(query, key, value, scale, is_causal)
+    out, lse = _of_rows(attention_p, scale, is_causal, query, key, value)
     total = out.astype(lse.dtype), lse
     for distance, (k, v) in _blocks(ring, key, value, routing):
         halves = _Halves(ring, distance, is_causal)
-        part = _block(halves.queries(query), halves.keys(k), halves.keys(v), scale, False)
-        total = halves.merged(total, part)
+        part, part_lse = _of_rows(
+            attention_p, scale, False, halves.queries(query), halves.keys(k), halves.keys(v)
+        )
+        total = halves.merged(total, (part, part_lse))
     return total[0].astype(query.dtype), total[1]
 
 
 def _backward(ring: Ring, routing: str, scale: float, is_causal: bool, residuals: tuple, ct: Any) -> tuple:
     query, key, value, out, lse = residuals
     wide = lse.dtype
-    own = _block_grad(query, key, value, out, lse, ct, scale, is_causal)
+    own = _of_rows(attention_grad_p, scale, is_causal, query, key, value, out, lse, ct)
     d_query, *d_own = (g.astype(wide) for g in own)
     home = _Home(ring, routing)
     for distance, (k, v) in _blocks(ring, key, value, routing):
         halves = _Halves(ring, distance, is_causal)
-        dq, dk, dv = _block_grad(
-            halves.queries(query), halves.keys(k), halves.keys(v), halves.queries(out),
-            halves.queries(lse, 2), halves.queries(ct), scale, False,
+        dq, dk, dv = _of_rows(
+            attention_grad_p, scale, False, halves.queries(query), halves.keys(k), halves.keys(v),
+            halves.queries(out), halves.queries(lse, 2), halves.queries(ct),
         )  # fmt: skip
         d_query = d_query + halves.of_queries(dq.astype(wide))
         home.send(bnp.stack([halves.of_keys(g.astype(wide)) for g in (dk, dv)]))
@@ -235,35 +236,26 @@ def _backward(ring: Ring, routing: str, scale: float, is_causal: bool, residuals
     return d_query.astype(query.dtype), d_key.astype(key.dtype), d_value.astype(value.dtype)
 
 
-_by_blocks.defvjp(_forward, _backward)
+@functools.partial(custom_jvp, nondiff_argnums=(0, 1, 2))
+def _of_rows(operation: Any, scale: float, is_causal: bool, *operands: Any) -> tuple:
+    """``operation``, attention or its backward pass, of one of the blocks of keys that rows see.
 
-
-def _differentiable(prim: Any, operands: int) -> Any:
-    """A primitive of attention as a function of arrays, scale and causality, with the derivative of its definition.
-
-    The primitives' own derivatives hold where rows are whole: there log-sum-exps are no operands of anything else, and
-    are functions of the same keys. Of a block, rows are parts.
+    Its own derivatives are for rows that see one block: they take the log-sum-exp for a number that nobody reads, and
+    ``out`` and ``lse`` in the backward pass for results of its other operands. Here all of these count.
     """
-    static = tuple(range(operands, operands + 2))
-
-    def at(*args: Any) -> tuple:
-        *arrays, scale, is_causal = args
-        return tuple(prim.at(*arrays, scale=scale, is_causal=is_causal))
-
-    def rule(scale: float, is_causal: bool, primals: tuple, tangents: tuple) -> tuple:
-        definition = functools.partial(type(prim).definition, scale=scale, is_causal=is_causal)
-        return jvp(lambda *arrays: tuple(definition(*arrays)), primals, tangents)
-
-    at.__name__ = prim.name
-    function = custom_jvp(at, nondiff_argnums=static)
-    function.defjvp(rule)
-    return function
+    return tuple(operation.at(*operands, scale=scale, is_causal=is_causal))
 
 
-_block = _differentiable(attention_p, 3)
-"""(query, key, value, scale, is_causal) -> (result, log-sum-exps) of attention to one block."""
-_block_grad = _differentiable(attention_grad_p, 6)
-"""(query, key, value, out, lse, ct, scale, is_causal) -> a block's part of the gradients; out and lse of whole rows."""
+@_of_rows.defjvp
+def _tangents_of_rows(
+    operation: Any, scale: float, is_causal: bool, primals: tuple, tangents: tuple
+) -> tuple:
+    spelled_out = functools.partial(operation.spelled_out, scale=scale, is_causal=is_causal)
+    _, of_results = jvp(lambda *operands: tuple(spelled_out(*operands)), primals, tangents)
+    return _of_rows(operation, scale, is_causal, *primals), of_results
+
+
+_by_blocks.defvjp(_forward, _backward, forward_mode=True)
 
 
 def _blocks(ring: Ring, key: Any, value: Any, routing: str) -> Iterator[tuple[int, tuple[Any, Any]]]:

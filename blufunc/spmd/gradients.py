@@ -4,7 +4,7 @@ A face, for the inside of ``shard_map``. A parameter that is cast to ``reduced``
 gets an *unreduced* gradient: the sum over the ranks is owed, and may be paid when it suits. ``bucketed_psum`` pays for
 many gradients at once, in buckets as PyTorch DDP's (Li et al., arXiv:2006.15704): the links are slow at small
 messages. The buckets follow the order in which the backward pass ends, so that the first could be sent while it still
-runs (the engines of today put both on one stream).
+runs.
 """
 
 from __future__ import annotations
@@ -131,14 +131,23 @@ class Owed:
         """What gradients of the leaves are added to."""
         return self.cast([bnp.zeros_like(p) for p in tree.leaves(params)], "unreduced")
 
-    def paid(self, grads: Any, bytes: int, more: tuple[str, ...] = ()) -> Any:
-        """The sums, in buckets, over the axes of each gradient and ``more``."""
+    def paid(
+        self, grads: Any, bytes: int, later: Sequence[frozenset[str]] = (), more: tuple[str, ...] = ()
+    ) -> Any:
+        """The sums, in buckets, over the axes of each gradient and ``more``, along which it varies.
+
+        Args:
+          later: for each gradient the axes over which it stays owed; none by default.
+        """
         leaves, structure = tree.flatten(grads)
-        for axes in dict.fromkeys(self._axes):
-            which = [i for i, a in enumerate(self._axes) if a == axes]
-            for i, x in zip(
-                which, bucketed_psum([leaves[i] for i in which], more + axes, bytes=bytes), strict=True
-            ):
+        groups: dict[tuple[str, ...], list[int]] = {}
+        for i, own in enumerate(self._axes):
+            kept = later[i] if later else frozenset()
+            leaves[i] = lax.pcast(leaves[i], tuple(a for a in more if a in kept), to="unreduced")
+            groups.setdefault(tuple(a for a in more + own if a not in kept), []).append(i)
+        for axes, which in groups.items():
+            sums = bucketed_psum([leaves[i] for i in which], axes, bytes=bytes)
+            for i, x in zip(which, sums, strict=True):
                 leaves[i] = x
         return tree.unflatten(structure, leaves)
 

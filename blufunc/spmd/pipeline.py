@@ -105,7 +105,9 @@ def pipeline_value_and_grad(
         its own, as of experts or of what is gathered in a stage.
       bytes: see ``bucketed_psum``: gradients are reduced once, after all microbatches.
     Returns:
-      the value, and the gradients of ``shared`` and ``layers``, summed in the dtype of the parameters.
+      the value, and the gradients of ``shared`` and ``layers``, summed in the dtype of the parameters. Over an axis
+      over which a parameter is *reduced* (``P("stage", reduced={"fsdp"})``) its gradient is left unreduced, to be
+      scattered by whoever divides it.
     Raises:
       ArgumentError: an unknown schedule; an embedding or stage that does not return an array.
       DtypeError: a parameter is not floating.
@@ -122,6 +124,7 @@ def pipeline_value_and_grad(
     ring = ring_of(axis, _NAME)
     M = count_of(microbatches, _NAME)
     _check_floating(shared, layers)
+    later = _reduced(shared), _reduced(layers)
     shared, microbatches = same_on_all((shared, microbatches), axis)
     shared, layers = lax.pcast((shared, layers), axis, to="varying")
     trace = current_trace(_NAME)
@@ -146,7 +149,7 @@ def pipeline_value_and_grad(
     value, (of_shared, of_layers) = steps[schedule](model, shared, layers, microbatches, M, ring, owed)
     of_shared = lax.pcast(owed[0].cast(of_shared, "unreduced"), axis, to="varying")
     of_layers = owed[1].cast(of_layers, "unreduced")
-    grads = owed[0].paid(of_shared, bytes, (axis,)), owed[1].paid(of_layers, bytes)
+    grads = owed[0].paid(of_shared, bytes, later[0], (axis,)), owed[1].paid(of_layers, bytes, later[1])
     return lax.psum(value, everywhere), grads
 
 
@@ -162,6 +165,16 @@ def _check_floating(*params: Any) -> None:
                 why="functions of integers have no derivative.",
                 fix="let the functions close over what is no parameter, or give it with the microbatches",
             )
+
+
+def _reduced(params: Any) -> list[frozenset[str]]:
+    """Over which axes each leaf is reduced."""
+    trace = current_trace(_NAME)
+    names = trace.mesh.axis_names
+    return [
+        frozenset(a for a, t in zip(names, p.types, strict=True) if t == "R")
+        for p in tree.leaves(likes(params, trace))
+    ]
 
 
 class _Model(NamedTuple):

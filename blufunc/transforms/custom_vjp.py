@@ -31,7 +31,7 @@ from blufunc.transforms.arguments import (
     name_of,
 )
 from blufunc.transforms.batch import Axis, batch_flat
-from blufunc.transforms.calls import Call
+from blufunc.transforms.calls import Call, jit_p
 from blufunc.transforms.custom_jvp import (
     batched_call,
     check_closure,
@@ -88,21 +88,23 @@ class _CustomVJPCall(Call):
 
     name, inline = "custom_vjp_call", True
 
-    def linearize(self, trace, primals, tangents, *, jaxpr, fwd, n_consts, name):
+    def linearize(self, trace, primals, tangents, *, jaxpr, fwd, n_consts, name, forward_mode):
         check_closure(tangents[:n_consts], name)
         tangents = tangents[n_consts:]
         outs, residuals, bwd = fwd(primals[n_consts:], [t.__class__ is not Zero for t in tangents])
         return outs, linear_outputs(trace, outs, residuals, tangents, bwd, name)
 
-    def jvp(self, primals, tangents, *, jaxpr, fwd, n_consts, name):
-        raise forward_mode_error(name)
+    def jvp(self, primals, tangents, *, jaxpr, fwd, n_consts, name, forward_mode):
+        if not forward_mode:
+            raise forward_mode_error(name)
+        return jit_p.jvp(primals, tangents, jaxpr=jaxpr, name=name)
 
     transpose = unsupported("it is differentiated by its own rules before anything is transposed")
 
-    def batch(self, axis, args, dims, *, jaxpr, fwd, n_consts, name):
+    def batch(self, axis, args, dims, *, jaxpr, fwd, n_consts, name, forward_mode):
         body, consts, ins, batched = batched_call(jaxpr, axis, args, dims)
         params = {"fwd": _BatchedFwd(fwd, axis, batched[n_consts:]), "n_consts": len(consts) + n_consts}
-        outs = self.bind(*consts, *ins, jaxpr=body, name=name, **params)
+        outs = self.bind(*consts, *ins, jaxpr=body, name=name, forward_mode=forward_mode, **params)
         return outs, [0] * len(outs)
 
     def rewrite(self, bodies, operands, *, jaxpr, **params):
@@ -219,12 +221,18 @@ class custom_vjp:
         functools.update_wrapper(self, fun)
         self.fun = fun
         self.nondiff = nondiff_positions(fun, nondiff_argnums, nondiff_argnames)
-        self.symbolic_zeros = False
+        self.symbolic_zeros = self.forward_mode = False
         self.fwd: Any = None
         self.bwd: Any = None
 
     def defvjp(
-        self, fwd: Callable, bwd: Callable, symbolic_zeros: bool = False, optimize_remat: bool = False
+        self,
+        fwd: Callable,
+        bwd: Callable,
+        symbolic_zeros: bool = False,
+        optimize_remat: bool = False,
+        *,
+        forward_mode: bool = False,
     ) -> None:
         """Set the rules.
 
@@ -237,10 +245,13 @@ class custom_vjp:
             ``SymbolicZero`` for each cotangent that is zero, which it may return as well.
           optimize_remat: accepted, and without effect: rules are staged as any function is, so under ``checkpoint``
             the first pass never computes what only the residuals need.
+          forward_mode: whether ``jvp`` differentiates the function itself, of which the rules then are another way to
+            compute the same derivative; by default it is an error, as in JAX.
         """
         check_callable(fwd, "defvjp")
         check_callable(bwd, "defvjp")
-        self.fwd, self.bwd, self.symbolic_zeros = fwd, bwd, bool(symbolic_zeros)
+        self.fwd, self.bwd = fwd, bwd
+        self.symbolic_zeros, self.forward_mode = bool(symbolic_zeros), bool(forward_mode)
 
     def __get__(self, obj: Any, owner: type | None = None) -> Any:
         return self if obj is None else functools.partial(self, obj)
@@ -278,6 +289,8 @@ def _call_custom_vjp(owner: custom_vjp, fun: Callable, fwd: Callable, args: tupl
     if isinstance(trace, SplitTrace) and not any(map(trace.is_tangent, values)):
         with set_trace(trace.parent):
             return _call_custom_vjp(owner, fun, fwd, args, static)
+    if owner.forward_mode and isinstance(trace, JVPTrace) and not isinstance(trace, LinearizeTrace):
+        return fun(*args)
     if isinstance(trace, JVPTrace):
         pairs = [trace.pair(v) for v in values]
         primals, tangents = [p for p, _ in pairs], [t for _, t in pairs]
@@ -292,7 +305,8 @@ def _call_custom_vjp(owner: custom_vjp, fun: Callable, fwd: Callable, args: tupl
     flat = FlatFunction(fun, in_tree)
     jaxpr, consts = stage(flat, [v.aval for v in values], name).hoist()
     rules.out_tree, rules.out_avals = flat.out_tree, jaxpr.out_avals
-    outs = custom_vjp_call_p.bind(*consts, *values, jaxpr=jaxpr, fwd=rules, n_consts=len(consts), name=name)
+    params = {"fwd": rules, "n_consts": len(consts), "name": name, "forward_mode": owner.forward_mode}
+    outs = custom_vjp_call_p.bind(*consts, *values, jaxpr=jaxpr, **params)
     return tree.unflatten(flat.out_tree, outs)
 
 

@@ -91,12 +91,40 @@ def _check(axes: dict[str, int], config: model.Config, batch: int, plan: sharded
     def refuse(what: str, why: str = "", fix: str = "") -> None:
         raise DataError(what, where=_flag(axes), why=why, fix=fix)
 
-    if "stage" in axes and (other := sorted(axes.keys() - {"stage", "data", "model"})):
-        refuse(f"a pipeline that is divided along {other[0]}, too", fix="beside stage use data and model")
+    if {"zero1", "zero2"} <= axes.keys():
+        refuse(
+            "gradients that are divided for each microbatch, and are not",
+            why="along zero1 and zero2 the same is divided; only what becomes of gradients differs",
+            fix="one axis of both",
+        )
+    if {"stage", "zero2"} <= axes.keys():
+        refuse(
+            "a pipeline that is divided along zero2, too",
+            why="it adds up whole gradients of its microbatches, as zero1 does",
+            fix=f"--mesh {sharded.spelled({'zero1' if a == 'zero2' else a: n for a, n in axes.items()})}",
+        )
+    if "stage" in axes and (
+        other := sorted(axes.keys() - {"stage", "data", "zero1", "fsdp", "model", "seq"})
+    ):
+        refuse(
+            f"a pipeline that is divided along {other[0]}, too",
+            fix="beside stage use data, zero1, fsdp, model and seq",
+        )
     if "stage" in axes and config.experts:
         refuse("a pipeline of layers with experts", why="what balances these is no part of its loss")
     if "expert" in axes and not config.experts:
         refuse("the model has no experts", fix=f"--experts {2 * axes['expert']}")
+    for axis, flag, value, usual in (
+        ("seq", "--routing", plan.routing, sharded.ALONE.routing),
+        ("stage", "--schedule", plan.schedule, sharded.ALONE.schedule),
+    ):
+        if value != usual and axis not in axes:
+            raise DataError(
+                f"{flag} {value} without an axis {axis}",
+                where=f"{flag} {value}",
+                why="it says how that axis is used",
+                fix=f"{_flag(axes | {axis: 2})}, or leave {flag} out",
+            )
     among = lambda *names: math.prod(axes.get(name, 1) for name in names)
     rows, parts = among(*sharded.ROWS), among(*sharded.ROWS) * plan.microbatches
     if batch % parts:

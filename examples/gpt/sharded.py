@@ -3,8 +3,9 @@
 Stands between the model and the training loop. The name of an axis says what it divides:
 
     data      the sequences of a batch; parameters are the same on all ranks
-    zero1     the same, and the optimizer's state is divided (ZeRO-1): the gradients of microbatches are summed whole
-    zero2     the same, and the gradients are divided as soon as they are made (ZeRO-2)
+    zero1     the same, and the optimizer's state is divided (ZeRO-1): each device adds up whole gradients of its
+              microbatches, and these sums are scattered once
+    zero2     the same, and the sums are divided (ZeRO-2): the gradients of each microbatch are scattered
     fsdp      the same, and the parameters are divided, too, and gathered where they are used (ZeRO-3)
     model     heads, hidden units and the vocabulary (tensor parallel), and the tokens between these (sequence parallel)
     seq       the tokens of each sequence, also in attention (context parallel), in zigzag order
@@ -13,14 +14,15 @@ Stands between the model and the training loop. The name of an axis says what it
 
 All but pipelines are the step of one device with annotations: in the *global view*, in which ``jit`` divides the
 program and puts collectives in. Attention over divided sequences and mixtures of experts are functions of shards in it.
-A pipeline is a function of shards as a whole, which goes with "data" and "model".
+A pipeline is a function of shards as a whole, which goes with all but "zero2" and "expert": parameters that are divided
+are gathered in front of it, and gradients scattered behind it, once for all microbatches.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -41,6 +43,9 @@ TENSOR = {
 EXPERT = {
     "experts.up.weight": -3, "experts.up.bias": -2, "experts.down.weight": -3, "experts.down.bias": -2,
 }  # fmt: skip
+
+# Along which axes parameters are divided, as they lie and as a stage works with them; all else is like the state.
+DIVIDED = {"params": ("fsdp",), "gathered": (), "state": ("fsdp", "zero1", "zero2")}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +121,11 @@ def unpacked(values: Any, plan: Plan) -> Any:
 
 
 def specs(values: Any, plan: Plan) -> Any:
-    """How parameters, named "params", and optimizer state lie: a tree of specs like the packed ``values``."""
+    """How packed values lie: a tree of specs like them.
+
+    At the root they have names: "params", divided along "fsdp"; "gathered", parameters that are not; and any other,
+    optimizer state and what it is made of, divided along "zero1" and "zero2", too.
+    """
     return _named(lambda name, x: _spec(name, np.shape(x), plan), values)
 
 
@@ -132,6 +141,11 @@ def keep(values: Any, plan: Plan) -> Any:
     return bf.constrain(values, shardings(values, plan))
 
 
+def _marked(lie: Any, kind: str, axes: Iterable[str]) -> Any:
+    """Specs in which those of ``axes`` that divide nothing are of a ``kind``: "unreduced" or "reduced"."""
+    return tree.map(lambda spec: P(*spec, **{kind: set(axes).difference(spec.axes)}), lie)
+
+
 def _spec(name: str, shape: tuple[int, ...], plan: Plan) -> P:
     entries: list[Any] = [None] * len(shape)
     if plan.has("stage") and "blocks." in name:
@@ -142,7 +156,7 @@ def _spec(name: str, shape: tuple[int, ...], plan: Plan) -> P:
                 entries[d] = axis
     if plan.has("stage") and name.endswith("positions"):
         entries[0] = None  # between layers each rank has all tokens of a sequence
-    axes = plan.among("fsdp") if name.startswith("params.") else plan.among("zero1", "zero2", "fsdp")
+    axes = plan.among(*DIVIDED.get(name.partition(".")[0], DIVIDED["state"]))
     if whole := [d for d, entry in enumerate(entries) if entry is None]:
         entries[max(whole, key=lambda d: shape[d])] = axes  # the largest of the other dimensions
     return P(*entries)
@@ -198,8 +212,10 @@ def value_and_grad(config: model.Config, plan: Plan = ALONE) -> Callable:
 
         zeros = tree.map(bnp.zeros_like, params)
         grads, values = lax.scan(add, zeros, _microbatches(tokens, plan))
-        if plan.has("zero1"):  # each rank's sums are whole until here
-            grads = bf.constrain(grads, plan.sharding())
+        if plan.has("zero1"):  # up to here each device has sums of its own, which lie like the parameters
+            lie = specs({"params": grads}, plan)["params"]
+            grads = bf.constrain(grads, _marked(lie, "unreduced", plan.mesh.shape))
+            grads = keep({"gradients": grads}, plan)["gradients"]
         return values.mean(), grads
 
     return accumulated
@@ -218,11 +234,8 @@ def wiring(config: model.Config, plan: Plan) -> model.Wiring:
     }  # fmt: skip
     changed: dict[str, Any] = {}
     if plan.has("seq"):
-        attend = functools.partial(
-            bf.parallel.context_parallel_attention, axis="seq", routing=plan.routing, is_causal=True
-        )
-        changed["attend"] = bf.shard_map(attend, mesh=plan.mesh, in_specs=heads, out_specs=heads)
-        changed["order"] = bf.parallel.zigzag_order(config.context, plan.mesh.shape["seq"])
+        changed = _context_parallel(config, plan)
+        changed["attend"] = bf.shard_map(changed["attend"], mesh=plan.mesh, in_specs=heads, out_specs=heads)
     if config.experts:
         changed["mixture"] = _mixture(plan, rows, tokens)
     return model.Wiring(
@@ -230,6 +243,14 @@ def wiring(config: model.Config, plan: Plan) -> model.Wiring:
         recompute=plan.recompute,
         **changed,
     )
+
+
+def _context_parallel(config: model.Config, plan: Plan) -> dict[str, Any]:
+    """Attention as a function of shards of sequences, and the order of their tokens."""
+    attend = functools.partial(
+        bf.parallel.context_parallel_attention, axis="seq", routing=plan.routing, is_causal=True
+    )
+    return {"attend": attend, "order": bf.parallel.zigzag_order(config.context, plan.mesh.shape["seq"])}
 
 
 def _microbatches(tokens: Any, plan: Plan) -> Any:
@@ -256,21 +277,26 @@ def _mixture(plan: Plan, rows: Any, tokens: Any) -> Callable:
 
 def _pipelined(config: model.Config, plan: Plan) -> Callable:
     """Loss and gradients by a function of shards: each rank has some layers, and a share of their heads and units."""
-    divided = plan.has("model")
-    wired = model.Wiring(total=lambda x: lax.psum(x, "model")) if divided else model.Wiring()
+    divided, data = plan.has("model"), plan.among(*ROWS, "seq") or ()
+    of_seq = _context_parallel(config, plan) if plan.has("seq") else {}
+    total = (lambda x: lax.psum(x, "model")) if divided else model.ONE_DEVICE.total
+    wired = model.Wiring(total=total, **of_seq)
 
-    def embed(shared, tokens):
-        if not divided:
-            return model.embed(shared, tokens[:, :-1])
-        inputs = tokens[:, :-1]
-        found = bf.parallel.vocabulary_parallel_embedding(shared["tokens"], inputs, "model")
-        return found + shared["positions"][: inputs.shape[1]]
+    def embed(shared, batch):
+        inputs = batch["inputs"]
+        length = inputs.shape[1]
+        places = bf.parallel.zigzag_positions(length, "seq") if of_seq else slice(length)
+        if divided:
+            found = bf.parallel.vocabulary_parallel_embedding(shared["tokens"], inputs, "model")
+        else:
+            found = shared["tokens"][inputs]
+        return found + shared["positions"][places]
 
     def stage(layers, x):
         return lax.scan(lambda x, params: (model.block(params, x, config, wired)[0], None), x, layers)[0]
 
-    def loss(shared, x, tokens):
-        logits, targets = model.head(shared, x), tokens[:, 1:]
+    def loss(shared, x, batch):
+        logits, targets = model.head(shared, x), batch["targets"]
         if divided:
             return bf.parallel.vocabulary_parallel_cross_entropy(logits, targets, "model").mean()
         return nn.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
@@ -279,18 +305,25 @@ def _pipelined(config: model.Config, plan: Plan) -> Callable:
         shared = {name: part for name, part in params.items() if name != "blocks"}
         value, (of_shared, of_layers) = bf.parallel.pipeline_value_and_grad(
             embed, bf.checkpoint(stage) if plan.recompute else stage, loss, shared, params["blocks"], microbatches,
-            "stage", schedule=plan.schedule, data_axes=plan.among(*ROWS) or (),
+            "stage", schedule=plan.schedule, data_axes=data,
         )  # fmt: skip
         return value, of_shared | {"blocks": of_layers}
 
+    # Gradients of what is divided outside are sums until they are scattered there; others are summed in buckets here.
+    later = ("stage", *data) if plan.among("zero1", "fsdp") else ()
+
     def step(params, tokens):
-        of_params = specs({"params": params}, plan)["params"]
+        lie = specs({"gathered": params}, plan)["gathered"]
         mapped = bf.shard_map(
             local,
             mesh=plan.mesh,
-            in_specs=(of_params, P(None, plan.among(*ROWS))),
-            out_specs=(P(), of_params),
+            in_specs=(_marked(lie, "reduced", later), P(None, plan.among(*ROWS), plan.among("seq"))),
+            out_specs=(P(), _marked(lie, "unreduced", later)),
         )
-        return mapped(params, _microbatches(tokens, plan))
+        rows = _microbatches(tokens, plan)
+        sides = {"inputs": rows[:, :, :-1], "targets": rows[:, :, 1:]}
+        batches = {name: tokens[:, :, wired.order] for name, tokens in sides.items()}
+        value, grads = mapped(params, batches)
+        return value, keep({"gradients": grads}, plan)["gradients"]
 
     return step

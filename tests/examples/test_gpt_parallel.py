@@ -63,6 +63,8 @@ N, ALL, TABLE = len(tree.leaves(PARAMS)), size(PARAMS), size(PARAMS["tokens"])
 BLOCK = PARAMS["blocks"][0]
 IN_BLOCKS, BLOCKS = L * len(tree.leaves(BLOCK)), L * size(BLOCK)
 SHARED = ALL - BLOCKS
+AROUND = N - IN_BLOCKS  # arrays that are not in layers
+ARRAYS = AROUND + len(tree.leaves(BLOCK))  # of a stage, whose layers are stacked
 STREAM, IDS = 4 * B * T * C, 4 * B * T  # bytes of the vectors, and of one number, of all tokens
 # What each rank has whole though the rest of a layer is divided along "model": norms, and biases behind sums.
 WHOLE = L * 6 + 2
@@ -97,6 +99,25 @@ def ring(n):
     return {("ppermute", "seq"): (messages, messages * 2 * STREAM // n)}
 
 
+def stage_ring(M, n, fsdp=1):
+    """Keys and values of a stage's layers in each tick. Gradients are sums over the tokens of ranks, as over rows."""
+    ticks, messages = M + 1, 3 * (n - 1) * L // 2
+    part = STREAM // M // n // fsdp
+    sums = {("psum", "stage", "seq"): (1, SHARED), ("psum", "seq"): (1, BLOCKS // 2)}
+    if fsdp > 1:
+        whole = ARRAYS, SHARED + BLOCKS // 2
+        sums = {
+            ("all_gather", "fsdp"): whole, ("psum_scatter", "fsdp"): whole,
+            ("psum", "stage", "seq"): (AROUND, SHARED // fsdp),
+            ("psum", "seq"): (ARRAYS - AROUND, BLOCKS // 2 // fsdp),
+        }  # fmt: skip
+    return {
+        **pipeline(M, 2, n * fsdp),
+        ("ppermute", "seq"): (ticks * messages, ticks * messages * 2 * part),
+        **sums,
+    }
+
+
 def data_fsdp_model():
     """Each of two by two by two. What is divided along "model" is half as much; beside that the biases of hidden units
     have no dimension for "fsdp", and those of queries, keys and values have 3 rows, of which 2 devices make 4."""
@@ -113,22 +134,61 @@ def data_fsdp_model():
     }
 
 
-def data_stage_model():
-    """Each of two by two by two, and two microbatches: two sums a layer and direction, one of the lookup, in 3 ticks;
-    of each microbatch that of the loss's cotangent, the largest and two sums over the vocabulary."""
+def stage_model():
+    """Two stages of two ranks each, which are two of sequences, and two microbatches: two sums a layer and direction,
+    one of the lookup, in 3 ticks; of each microbatch that of the loss's cotangent, the largest and two sums over the
+    vocabulary."""
     M, n, part = 2, 2, STREAM // 2 // 2
     times = (M + n - 1) * (2 * 2 * L // n + 1)
-    whole = OF_WHOLE - 4 * 2 * C  # without the last norm
     return {
         **pipeline(M, n, 2),
         ("psum", "model"): (times + 2 * M, (times + M) * part + 2 * IDS // 2),
         ("pmax", "model"): (M, IDS // 2),
-        ("psum", "stage", "data"): (2, SHARED - TABLE // 2),  # what is divided is a bucket of its own
-        ("psum", "data"): (2, (whole + (BLOCKS - whole) // 2) // 2),
     }
 
 
-GRADIENTS = N, ALL
+# Bytes of what each of these has of the parameters: of those around the layers, and of one stage's layers.
+SHARED_OF_TWO = SHARED - TABLE // 2
+WHOLE_IN_BLOCKS = OF_WHOLE - 4 * 2 * C  # without the last norm
+STAGE_OF_TWO = (WHOLE_IN_BLOCKS + (BLOCKS - WHOLE_IN_BLOCKS) // 2) // 2
+
+
+def data_stage_model():
+    """What is divided along "model" makes buckets of its own."""
+    return {
+        **stage_model(),
+        ("psum", "stage", "data"): (2, SHARED_OF_TWO),
+        ("psum", "data"): (2, STAGE_OF_TWO),
+    }
+
+
+def fsdp_stage_model():
+    """As without a pipeline, the biases of hidden units have no dimension for "fsdp", and 3 rows are 4 on 2 devices."""
+    hidden, row = L // 2 * 4 * 4 * C // 2, L // 2 * 4 * C // 2
+    parameters = ARRAYS - 1, SHARED_OF_TWO + STAGE_OF_TWO - hidden + row
+    return {
+        **stage_model(),
+        ("all_gather", "fsdp"): parameters,
+        ("psum_scatter", "fsdp"): parameters,
+        ("psum", "fsdp"): (1, hidden),
+        ("psum", "stage"): (AROUND, SHARED_OF_TWO // 2),
+    }
+
+
+def of_stages(axis, n, data=1):
+    """Parameters of stages, or their optimizer state, divided among n ranks beside ``data`` of sequences: each array
+    is gathered once and its gradient scattered once, however many microbatches there are. What ranks have a share of
+    is summed over the other axes by the share: that around the layers, and with data parallelism, of layers."""
+    whole = ARRAYS, SHARED + BLOCKS // 2
+    sums = {("psum", "stage"): (AROUND, SHARED // n)}
+    if data > 1:
+        sums = {
+            ("psum", "stage", "data"): (AROUND, SHARED // n), ("psum", "data"): (ARRAYS - AROUND, BLOCKS // 2 // n),
+        }  # fmt: skip
+    return pipeline(4, 2, n * data) | {("all_gather", axis): whole, ("psum_scatter", axis): whole} | sums
+
+
+GRADIENTS = N, ALL  # the table is one of them: what its lookup and the loss owe is one sum
 LAST = BLOCK["mlp"]["down"]["bias"].size * 4  # not needed to compute a layer again
 
 CASES = {
@@ -139,9 +199,23 @@ CASES = {
     "ZeRO": (
         {"zero1": 8}, {}, {("psum_scatter", "zero1"): GRADIENTS, ("all_gather", "zero1"): GRADIENTS},
     ),
+    "data, two microbatches, recomputed": (
+        {"data": 8}, {"microbatches": 2, "recompute": True}, {("psum", "data"): GRADIENTS},
+    ),
     "ZeRO-1, two microbatches": (
         {"zero1": 8}, {"microbatches": 2},
-        {("psum", "zero1"): GRADIENTS, ("all_gather", "zero1"): GRADIENTS},
+        {("psum_scatter", "zero1"): GRADIENTS, ("all_gather", "zero1"): GRADIENTS},
+    ),
+    "ZeRO-1, two microbatches, recomputed": (
+        {"zero1": 8}, {"microbatches": 2, "recompute": True},
+        {("psum_scatter", "zero1"): GRADIENTS, ("all_gather", "zero1"): GRADIENTS},
+    ),
+    "data x ZeRO-1, two microbatches": (  # the scattered sums are summed over the rest
+        {"data": 2, "zero1": 4}, {"microbatches": 2},
+        {
+            ("psum_scatter", "zero1"): GRADIENTS, ("psum", "data"): (N, ALL // 4),
+            ("all_gather", "zero1"): GRADIENTS,
+        },
     ),
     "ZeRO-2, two microbatches": (
         {"zero2": 8}, {"microbatches": 2},
@@ -149,6 +223,17 @@ CASES = {
     ),
     "FSDP": (
         {"fsdp": 8}, {}, {("all_gather", "fsdp"): GRADIENTS, ("psum_scatter", "fsdp"): GRADIENTS},
+    ),
+    "FSDP, two microbatches": (
+        {"fsdp": 8}, {"microbatches": 2},
+        {("all_gather", "fsdp"): (2 * N, 2 * ALL), ("psum_scatter", "fsdp"): (2 * N, 2 * ALL)},
+    ),
+    "FSDP x ZeRO-1, two microbatches": (  # shares of sums are scattered, and of new parameters gathered, once more
+        {"fsdp": 2, "zero1": 4}, {"microbatches": 2},
+        {
+            ("all_gather", "fsdp"): (2 * N, 2 * ALL), ("psum_scatter", "fsdp"): (2 * N, 2 * ALL),
+            ("all_gather", "zero1"): (N, ALL // 2), ("psum_scatter", "zero1"): (N, ALL // 2),
+        },
     ),
     "FSDP, recomputed": (  # two gathers and one scatter a layer
         {"fsdp": 8}, {"recompute": True},
@@ -161,6 +246,12 @@ CASES = {
         {"model": 8}, {}, tensor_parallel(1) | {("psum", "model"): (WHOLE + 2, OF_WHOLE + 2 * IDS)},
     ),
     "context, ring": ({"seq": 8}, {}, ring(8) | {("psum", "seq"): GRADIENTS}),
+    "data x context, ring": (
+        {"data": 2, "seq": 4}, {},
+        {
+            ("ppermute", "seq"): (3 * 3 * L, 3 * 3 * L * 2 * STREAM // 2 // 4), ("psum", "data", "seq"): GRADIENTS,
+        },
+    ),
     "context, all_gather": (
         {"seq": 8}, {"routing": "all_gather"},
         {
@@ -178,8 +269,26 @@ CASES = {
         {"stage": 2, "data": 4}, {"microbatches": 4, "schedule": "gpipe"}, pipeline(4, 2, 4) | OF_STAGES,
     ),
     "data x fsdp x model": ({"data": 2, "fsdp": 2, "model": 2}, {}, data_fsdp_model()),
+    "stage x FSDP, 1f1b": ({"stage": 2, "fsdp": 4}, {"microbatches": 4}, of_stages("fsdp", 4)),
+    "stage x FSDP, gpipe, recomputed": (
+        {"stage": 2, "fsdp": 4}, {"microbatches": 4, "schedule": "gpipe", "recompute": True}, of_stages("fsdp", 4),
+    ),
+    "stage x ZeRO-1": ({"stage": 2, "zero1": 4}, {"microbatches": 4}, of_stages("zero1", 4)),
+    "stage x data x FSDP": (
+        {"stage": 2, "data": 2, "fsdp": 2}, {"microbatches": 4}, of_stages("fsdp", 2, data=2),
+    ),
+    "stage x data x ZeRO-1": (
+        {"stage": 2, "data": 2, "zero1": 2}, {"microbatches": 4}, of_stages("zero1", 2, data=2),
+    ),
     "data x stage x model": (
         {"data": 2, "stage": 2, "model": 2}, {"microbatches": 2}, data_stage_model(),
+    ),
+    "stage x context": ({"stage": 2, "seq": 4}, {"microbatches": 2}, stage_ring(2, 4)),
+    "stage x context x FSDP": (
+        {"stage": 2, "seq": 2, "fsdp": 2}, {"microbatches": 4, "schedule": "gpipe"}, stage_ring(4, 2, fsdp=2),
+    ),
+    "FSDP x stage x model": (
+        {"fsdp": 2, "stage": 2, "model": 2}, {"microbatches": 2}, fsdp_stage_model(),
     ),
 }  # fmt: skip
 
@@ -204,6 +313,15 @@ def test_the_losses_are_those_of_one_device_and_the_exchanges_those_of_the_textb
     np.testing.assert_allclose(trained(DENSE, axes, how), alone(), rtol=1e-6)
     (program,) = programs  # one, as the results of a step lie as its arguments do
     assert by_axes(program) == textbook
+
+
+@pytest.mark.parametrize("axis, share", [("zero1", 1), ("zero2", 8)])
+def test_what_is_added_up_over_microbatches_is_whole_or_a_share(axis, share, programs):
+    # why there are two: ZeRO-1 exchanges gradients once and has room for them, ZeRO-2 for a share, and exchanges each
+    trained(DENSE, {axis: 8}, {"microbatches": 2})
+    (loop,) = [e for e in programs[0].eqns if e.prim.name == "scan"]
+    sums = [v.aval for v in loop.outvars[: loop.params["n_carry"]]]
+    assert sum(4 * a.size for a in sums) == ALL // share and len(sums) == N
 
 
 def test_parameters_tokens_and_features_divided_at_once(programs):

@@ -12,6 +12,7 @@ import blufunc as bf
 from blufunc import lax, optim
 from blufunc.core.jaxpr import subjaxprs
 from blufunc.parallel.mesh import AbstractMesh
+from blufunc.parallel.partition import localise
 from examples.gpt import model
 from tests.parallel.lockstep import P, check
 
@@ -140,11 +141,81 @@ def test_the_gradients_of_microbatches_are_kept_divided_or_meet_once():
     # ZeRO-2: a share of the sum on each device, scattered to by every microbatch
     each = exchanged(microbatches, whole, on_largest, whole)
     assert each["psum_scatter"] == (2 * N, 2 * ALL) and each["all_gather"] == (N, ALL)
-    # ZeRO-1: sums of their own on all devices, which meet after the last
-    whole_sum = lambda grads: bf.constrain(grads, P())
-    once = exchanged(lambda *args: microbatches(*args, summed=whole_sum), whole, on_largest, whole)
-    assert "psum_scatter" not in once and once["all_gather"] == (N, ALL)
-    assert once["psum"] == (N + 2, ALL + 2 * LOSS)
+    # ZeRO-1: sums of their own on all devices, which are scattered after the last
+    sums_of_their_own = lambda grads: bf.constrain(grads, P(unreduced={"data"}))
+    once = exchanged(lambda *args: microbatches(*args, summed=sums_of_their_own), whole, on_largest, whole)
+    assert once == {"psum_scatter": (N, ALL), "all_gather": (N, ALL), "psum": (1, LOSS)}
+
+
+def loss_of_a_loop(params, tokens, again=False):
+    """The model's loss by a loop over layers that are stacked."""
+
+    def layer(x, p):
+        return model.block(p, x, CONFIG)[0], None
+
+    x = model.embed(params, tokens[:, :-1])
+    x, _ = lax.scan(bf.checkpoint(layer) if again else layer, x, params["blocks"])
+    logits = model.head(params, x)
+    return bf.nn.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+
+
+def of_microbatches(loss):
+    def value_and_grad(params, tokens):
+        def add(total, rows):
+            return bf.tree.map(bf.numpy.add, total, bf.value_and_grad(loss)(params, rows)), None
+
+        zero = bf.numpy.zeros(()), bf.tree.map(bf.numpy.zeros_like, params)
+        total, _ = lax.scan(add, zero, tokens.reshape(B // 2, 2, T + 1).swapaxes(0, 1))
+        return bf.tree.map(lambda x: x / 2, total)
+
+    return value_and_grad
+
+
+STACKED = PARAMS | {"blocks": bf.tree.map(lambda *xs: np.stack(xs), *PARAMS["blocks"])}
+PLAIN = lambda params, tokens: model.loss(params, tokens, CONFIG)
+RECOMPUTED = lambda params, tokens: model.loss(params, tokens, CONFIG, model.Wiring(recompute=True))
+LOOP_RECOMPUTED = lambda params, tokens: loss_of_a_loop(params, tokens, again=True)
+
+
+DATA_PARALLEL = {  # parameters, loss and gradients, and whether there are loops
+    "plain": (PARAMS, bf.value_and_grad(PLAIN), False),
+    "recomputed": (PARAMS, bf.value_and_grad(RECOMPUTED), False),
+    "microbatches": (PARAMS, of_microbatches(PLAIN), True),
+    "microbatches, recomputed": (PARAMS, of_microbatches(RECOMPUTED), True),
+    "loop": (STACKED, bf.value_and_grad(loss_of_a_loop), True),
+    "loop, recomputed": (STACKED, bf.value_and_grad(LOOP_RECOMPUTED), True),
+    "microbatches of a loop": (STACKED, of_microbatches(loss_of_a_loop), True),
+}
+
+
+@pytest.mark.parametrize("name", DATA_PARALLEL)
+def test_annotated_ends_make_one_all_reduce_a_parameter_and_none_in_a_loop(name, eight):
+    params, value_and_grad, loops = DATA_PARALLEL[name]
+    mesh = bf.make_mesh((4,), ("data",))
+    on = lambda *spec: bf.NamedSharding(mesh, P(*spec))
+    step = bf.jit(value_and_grad, in_shardings=(on(), on("data")), out_shardings=on())
+    value, grads = step(params, TOKENS)
+    want, of_one = bf.value_and_grad(PLAIN)(PARAMS, TOKENS)
+    np.testing.assert_allclose(value, want, rtol=1e-5)
+    np.testing.assert_allclose(grads["tokens"], of_one["tokens"], rtol=1e-3, atol=1e-5)
+
+    rows = [r for r in bf.collectives(step, params, TOKENS) if r.bytes > LOSS]
+    assert {(r.operation, r.axes) for r in rows} == {("all_reduce", ("data",))}
+    shapes = Counter(x.shape for x in bf.tree.leaves(params))
+    found = Counter()
+    for r in rows:
+        found[tuple(map(int, r.type.removeprefix("f32[").removesuffix("]").split(",")))] += r.count
+    assert found == shapes  # each once; of the table, which is used at both ends, too
+
+    local, _ = localise(
+        step.lower(params, TOKENS).jaxpr,
+        [on()] * len(bf.tree.leaves(params)) + [on("data")],
+        mesh,
+    )
+    assert traffic(local)["psum"][0] == sum(shapes.values()) + 1
+    bodies = [e.params["jaxpr"] for e in local.eqns if e.prim.name == "scan"]
+    assert bool(bodies) == loops
+    assert all(traffic(body) == {} for body in bodies)
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["kept", "checkpointed"])

@@ -75,6 +75,9 @@ def test_programs_divided_at_random(name, mesh, data):
     spec = lambda x: random_spec(rng, np.ndim(x), mesh.axis_names)
     order = data.draw(st.sampled_from(ORDERS))
     inside = [spec(a) if data.draw(st.booleans()) else None for a in args]
+    if data.draw(st.booleans()):
+        free = lambda s: {a for a in mesh.axis_names if a not in s.axes}
+        inside = [s and P(*s, unreduced=free(s)) for s in inside]
 
     def annotated(*xs):
         return f(*[x if s is None else constrain(x, s) for x, s in zip(xs, inside, strict=True)])
@@ -179,6 +182,72 @@ def test_gradients_of_microbatches_are_summed_over_the_mesh_once():
     assert collectives(local) == {"psum_invariant": 1}
 
 
+def loop_and_all(local):
+    """What the loop of a local program exchanges in a step, and what the program does, each thing counted once."""
+    (scan,) = [e for e in local.eqns if e.prim.name == "scan"]
+    return collectives(scan.params["jaxpr"]), collectives(local)
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_sums_that_a_loop_stacks_are_settled_behind_it_unless_only_shares_are_kept(divided):
+    x, w = floats(3, 6, 8), floats(8, 4)
+    f = lambda x, w: lax.scan(lambda _, rows: (None, 2 * (rows @ w)), None, x)[1]
+    outs = [P(None, None, "x")] if divided else None
+    local = check(f, (x, w), (P(None, None, "x"), P("x")), X4, outs)
+    want = ({"psum_scatter": 1},) * 2 if divided else ({}, {"psum_invariant": 1})
+    assert loop_and_all(local) == want
+
+
+def test_a_stacked_zero_owes_nothing():
+    x, w = floats(3, 6, 8), floats(8, 4)
+    f = lambda x, w: lax.scan(lambda _, rows: (None, bnp.broadcast_to(0.0, (6, 4))), None, x)[1]
+    assert counted(f, (x, w), (P(None, None, "x"), P("x"))) == {}
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["kept", "checkpointed"])
+def test_what_a_call_owes_is_added_up_by_the_loop_around_it(again):
+    x, w = floats(3, 8, 4), floats(4, 2)
+
+    def f(x, w):
+        layer = lambda w, rows: bnp.tanh(rows @ w)
+        loss = lambda w, rows: (bf.checkpoint(layer) if again else layer)(w, rows).sum()
+        step = lambda total, rows: (total + bf.grad(loss)(w, rows), None)
+        return lax.scan(step, bnp.zeros((4, 2)), x)[0]
+
+    local = check(f, (x, w), (P(None, "x"), P()), X4)
+    assert loop_and_all(local) == ({}, {"psum_invariant": 1})
+
+
+def test_sums_are_scattered_into_rows_before_they_are_settled():
+    # the gradient of positions: updates that are sums over the batch, and that are divided themselves
+    batch, rows = floats(8, 4, 3), np.array([3, 1, 0, 1], np.int32)
+    f = lambda x: bnp.zeros((5, 3)).at[rows].add(x.sum(0))
+    mesh = MESHES["2x2"]
+    local = check(f, (batch,), (P("x", "y"),), mesh)
+    assert [e.params["axes"] for e in local.eqns if e.prim.name == "psum_invariant"] == [("x", "y")]
+    # rows of a table that is there count once
+    f = lambda x, table: table.at[rows].add(x.sum(0))
+    check(f, (batch, floats(5, 3)), (P("x", "y"), P()), mesh)
+
+
+def test_sums_that_may_stay_owed_are_scattered_once_behind_the_loop():
+    """ZeRO-1 against ZeRO-2: the same layouts at both ends, and a constraint between loop and result."""
+    x, w = floats(3, 8, 4), floats(4, 2)
+
+    def summed(x, w, spec=None):
+        loss = lambda w, rows: bnp.tanh(rows @ w).sum()
+        step = lambda total, rows: (total + bf.grad(loss)(w, rows), None)
+        total = lax.scan(step, bnp.zeros((4, 2)), x)[0]
+        return total if spec is None else constrain(total, spec)
+
+    ends = (P(None, "x"), P()), X4, [P("x")]
+    assert loop_and_all(check(summed, (x, w), *ends)) == ({"psum_scatter": 1},) * 2
+    later = lambda x, w: 2 * summed(x, w, P(unreduced={"x"}))
+    assert loop_and_all(check(later, (x, w), *ends)) == ({}, {"psum_scatter": 1})
+    whole = lambda x, w: 2 * summed(x, w, P())
+    assert loop_and_all(check(whole, (x, w), *ends)) == ({}, {"psum_invariant": 1})
+
+
 def test_checkpoint_gathers_again_for_the_backward_pass():
     x, w = floats(64, 4), floats(4, 8)
     g = bf.value_and_grad(lambda w, x: bf.checkpoint(lambda w: bnp.sin(bnp.sin(x @ w)))(w).sum())
@@ -199,6 +268,9 @@ def test_constrain_is_the_identity_and_so_are_its_derivatives():
     np.testing.assert_array_equal(bf.jit(bf.vmap(lambda r: constrain(r, P("x")) * 2))(x), 2 * x)
     tangent = bf.jvp(lambda x: constrain({"a": x}, {"a": P("x")})["a"], (x,), (x + 1,))[1]
     np.testing.assert_array_equal(tangent, x + 1)
+    f = lambda x: (constrain(x, P(None, "x", unreduced={"y"})) ** 2).sum()
+    np.testing.assert_array_equal(bf.grad(f)(x), 2 * x)
+    check(bf.value_and_grad(f), (x,), (P("y"),), MESHES["2x2"])
 
 
 def test_annotations_divide_values_and_their_cotangents():
@@ -224,8 +296,10 @@ def test_wrong_annotations_name_the_line_of_the_user():
         constrain(x, P("x", "x"))
     with pytest.raises(errors.ArgumentError, match="takes a partition spec"):
         constrain(x, ("x",))
-    with pytest.raises(errors.ShardingError, match="no unreduced"):
-        constrain(x, P(unreduced={"x"}))
+    with pytest.raises(errors.ShardingError, match="takes no reduced axes"):
+        constrain(x, P(reduced={"x"}))
+    with pytest.raises(errors.ShardingError, match=r"names the axis 'q'.*\n.*test_partition.py"):
+        check(lambda x: constrain(x, P(unreduced={"q"})) + 1, (x,), (P(),), X2)
     with pytest.raises(errors.ShardingError, match=r"names the axis 'q'.*\n.*test_partition.py"):
         check(lambda x: constrain(x, P("q")) + 1, (x,), (P(),), X2)
     with pytest.raises(errors.ShardingError, match="is for the mesh"):

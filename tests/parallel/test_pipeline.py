@@ -9,7 +9,8 @@ from blufunc import P, errors, lax, nn, tree
 from blufunc.parallel.mesh import AbstractMesh
 from blufunc.spmd import mixture_of_experts, pipeline, pipeline_value_and_grad, schedule_1f1b
 from examples.gpt import model
-from tests.parallel.exchanged import equations, exchanged, meetings, same, same_with_gradients
+from tests.parallel.exchanged import by_axes, equations, exchanged, meetings, same, same_with_gradients
+from tests.parallel.lockstep import check
 
 LAYERS, C, V, B, T = 8, 6, 11, 4, 3
 RNG = np.random.default_rng(0)
@@ -119,6 +120,65 @@ def test_data_parallel_gradients_are_reduced_once_for_all_microbatches(schedule,
         if name == "psum_invariant" and e.invars[0].aval.size > 1
     }
     assert sums == {("stage", "data"): (1, SHARED_BYTES), ("data",): (1, STACK_BYTES // 2)}
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("M", [2, 6])
+def test_parameters_divided_outside_are_gathered_once_and_their_gradients_scattered_once(schedule, M):
+    """FSDP: the stage takes parameters that are reduced, and leaves gradients unreduced, for a program around it."""
+    mesh = AbstractMesh((2, 2), ("stage", "fsdp"))
+
+    def local(shared, layers, microbatches):
+        return pipeline_value_and_grad(
+            embed, stage, loss, shared, layers, microbatches, "stage", schedule=schedule, data_axes="fsdp"
+        )
+
+    f = bf.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(P(reduced={"stage", "fsdp"}), P("stage", reduced={"fsdp"}), P(None, "fsdp")),
+        out_specs=(P(), (P(unreduced={"stage", "fsdp"}), P("stage", unreduced={"fsdp"}))),
+    )
+    args = SHARED, STACK, ids(M)
+    same(f(*args), expected(args[2]))
+    leaves, structure = tree.flatten(args)
+    # the table, and of layers biases, divided along their number twice, and two weights
+    of = [P(None, "fsdp"), P(("stage", "fsdp")), P("stage", "fsdp"), P("stage", "fsdp")]
+    around = lambda *leaves: tree.leaves(f(*tree.unflatten(structure, leaves)))
+    moved = by_axes(check(around, leaves, [*of, P()], mesh, outs=[None, *of], rtol=1e-4))
+    whole = 4, SHARED_BYTES + STACK_BYTES // 2
+    assert moved.pop(("ppermute", "stage"))[0] == 2 * (M + 1)
+    assert moved == {
+        ("all_gather", "fsdp"): whole,
+        ("psum_scatter", "fsdp"): whole,
+        ("psum", "stage"): (1, SHARED_BYTES // 2),
+    }
+
+
+def test_what_is_reduced_over_some_axes_is_summed_over_the_others():
+    mesh = AbstractMesh((2, 2, 2), ("stage", "data", "fsdp"))
+
+    def local(shared, layers, microbatches):
+        axes = ("data", "fsdp")
+        return pipeline_value_and_grad(
+            embed, stage, loss, shared, layers, microbatches, "stage", data_axes=axes
+        )
+
+    rows = P(None, ("data", "fsdp"))
+    f = bf.shard_map(
+        local,
+        mesh=mesh,
+        in_specs=(P(), P("stage", reduced={"fsdp"}), rows),
+        out_specs=(P(), (P(), P("stage", unreduced={"fsdp"}))),
+    )
+    args = SHARED, STACK, ids(3)
+    same(f(*args), expected(args[2]))
+    sums = {
+        e.params["axes"]: e.invars[0].aval.size * 4
+        for name, _, e in meetings(f, *args)
+        if name == "psum_invariant" and e.invars[0].aval.size > 1
+    }
+    assert sums == {("stage", "data", "fsdp"): SHARED_BYTES, ("data",): STACK_BYTES // 2}
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])

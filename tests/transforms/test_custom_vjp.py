@@ -557,6 +557,31 @@ def test_there_is_no_forward_mode(wrap):
     jvp(lambda x: f(T) * x, (X,), (T,))  # where it is a constant there is nothing to differentiate
 
 
+@pytest.mark.parametrize("wrap", [w for name, w in WRAPS.items() if name != "in another rule"])
+def test_forward_mode_of_the_function_itself(wrap):
+    both = custom_vjp(triple.fun)
+    both.defvjp(triple_fwd, triple_bwd, forward_mode=True)
+    f, x = wrap(both), np.asarray(X)
+    forward = lambda x: jvp(f, (x,), (T,))
+    close(forward(X), (arr(np.sin(x)), arr(1.3 * np.cos(x))))
+    close(jit(forward)(X), (arr(np.sin(x)), arr(1.3 * np.cos(x))))
+    close(vmap(forward)(bnp.stack([T, X]))[1][1], 1.3 * np.cos(x))
+    # reverse mode is by the rules, and of a forward derivative what that computes is differentiated
+    close(grad(f)(X), 3 * np.cos(x))
+    close(jvp(grad(f), (X,), (T,))[1], -3 * 1.3 * np.sin(x))
+    close(grad(lambda x: forward(x)[1])(X), -1.3 * np.sin(x))
+
+
+def test_forward_mode_with_respect_to_a_closure():
+    def f(x, y):
+        both = custom_vjp(lambda x: x * y)
+        both.defvjp(lambda x: (x * y, None), lambda _, ct: (ct,), forward_mode=True)
+        return both(x)
+
+    for g in (f, jit(f)):
+        close(jvp(g, (X, T), (T, X)), (arr(0.7 * 1.3), arr(1.3 * 1.3 + 0.7 * 0.7)))
+
+
 def test_the_derivative_cannot_be_evaluated_forward():
     _, linear = linearize(triple, X)
     with pytest.raises(errors.GradError, match="triple"):
