@@ -10,7 +10,7 @@ from blufunc import lax, nn
 from blufunc.core.ops import elementwise as ew
 from blufunc.kernels import cstyle_cuda, nvrtc
 from blufunc.kernels.cstyle_cuda import CUDA, writer_of
-from blufunc.kernels.cuda_clusters import HOPPER, Limits, limits_of
+from blufunc.kernels.cuda_clusters import Limits, limits_of
 from blufunc.kernels.cuda_group_style import GroupStyle, group_key, group_limit
 from blufunc.kernels.cuda_row_passes import OnlineSum, with_online_sums
 from blufunc.kernels.cuda_vectors import best_width
