@@ -47,8 +47,7 @@ class WideAccess(CStyle):
         self.finishing = False
         self.readers: dict[Buffer, str] = {}  # how to read what stands for a buffer or for a part of it
         self.streamed: frozenset[Buffer] = frozenset()  # what is written past the cache
-        # what is read and stays in the cache longer than what is written
-        self.held: frozenset[Buffer] = frozenset()
+        self.held: frozenset[Buffer] = frozenset()  # what is read and stays in the cache longest
         self.inner: Vectors | None = None  # the vectors of the loop that is being written
         self.element_scope: Scope | None = None
         self.wide_loads: dict[Any, str] = {}  # loads of the vector at hand
@@ -98,7 +97,7 @@ class WideAccess(CStyle):
             reader = self._reader(buffer)
             if reader == "vec_ldg" and buffer in self.held and width * buffer.dtype.itemsize % 16 == 0:
                 reader = "vec_ldg_held"
-            text = f"{reader}<{kind}, {width}>({_plus(self.named[buffer], self.index(index))})"
+            text = f"{reader}<{kind}, {width}>({plus(self.named[buffer], self.index(index))})"
             if guard is not None:
                 text = f"{guard} ? {text} : vec<{kind}, {width}>{{}}"
             self.line(f"const vec<{kind}, {width}> {name} = {text};")
@@ -120,7 +119,7 @@ class WideAccess(CStyle):
         elif buffer.dtype in _LDG:
             text = f"__{reader[4:]}(&{name}[{index}])"
         else:
-            text = f"{reader}<{scalars.storage_type(buffer.dtype)}, 1>({_plus(name, index)}).x[0]"
+            text = f"{reader}<{scalars.storage_type(buffer.dtype)}, 1>({plus(name, index)}).x[0]"
         return scalars.loaded(text, buffer.dtype)
 
     def _store(self, s: Store) -> str:
@@ -143,7 +142,7 @@ class WideAccess(CStyle):
         self.need([*computed_in(s.index), *([] if s.guard is None else [s.guard])])
         name = self.fresh(f"{self.named[s.buffer]}_vec")
         self.line(f"vec<{kind}, {width}> {name};")
-        place = _plus(self.named[s.buffer], self.index(s.index - of(element)))
+        place = plus(self.named[s.buffer], self.index(s.index - of(element)))
         guard = f"if ({bare(self.value(s.guard))}) " if s.guard is not None else ""
         writer = "vec_stcs" if s.buffer in self.streamed else "vec_store"
         self.after.append(f"{guard}{writer}<{kind}, {width}>({place}, {name});")
@@ -151,5 +150,6 @@ class WideAccess(CStyle):
         return f"{name}.x[{self.variable(element)}] = {scalars.stored(value, s.buffer.dtype)};"
 
 
-def _plus(name: str, index: str) -> str:
+def plus(name: str, index: str) -> str:
+    """The address of an element of a buffer."""
     return name if index == "0" else f"{name} + {index}" if "?" not in index else f"{name} + ({index})"

@@ -2,7 +2,8 @@
 
 Kernels, stage 6, between ``cuda_access.py`` and ``cuda_style.py``. Each thread copies the very vectors that it is going
 to read, so that nobody waits for another thread: of the row that several loops read (``cuda_rereads.py``), or of the
-next of those that a group takes (``cuda_rows_ahead.py``).
+next of those that a group takes (``cuda_rows_ahead.py``). The row that several loops read is copied in bulk where the
+device can (compute capability 9.0): by one thread, a barrier counting what has come.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from blufunc.kernels import scalars
-from blufunc.kernels.cuda_access import WideAccess
+from blufunc.kernels.cuda_access import WideAccess, plus
 from blufunc.kernels.cuda_rereads import RowCopy
 from blufunc.kernels.cuda_rows_ahead import RowsAhead
 from blufunc.kernels.cuda_schedule import Schedule, steps_of
 from blufunc.kernels.cuda_vectors import Vectors
-from blufunc.kernels.indices import Index, Range, of
+from blufunc.kernels.indices import Index, Range, constant, of
 from blufunc.kernels.loopir import Buffer, Kernel, Lanes, Rows, computed_in, post_order, values_of
 
 
@@ -27,6 +28,7 @@ class RowCopies(WideAccess):
       copy, copied_index: the row that several loops read, and the index of its elements.
       ahead, sources: the rows ahead; the buffers of which they are, with the index of their elements and the copies.
       shared_bytes: dynamic shared memory that is taken so far.
+      came: the barriers at which the pieces of a row are waited for that is copied in bulk.
     """
 
     schedule: Schedule
@@ -39,6 +41,7 @@ class RowCopies(WideAccess):
     def __init__(self, kernel: Kernel, aliased: Collection[str] = ()):
         super().__init__(kernel, aliased)
         self.shared_bytes = 0
+        self.came = ""
 
     def is_crowded(self, s: Lanes) -> bool:
         """Whether a loop reads several rows more beside one in shared memory, for which a block has all its threads and
@@ -49,13 +52,36 @@ class RowCopies(WideAccess):
         return len({b for b in loads if b is not self.copy.source}) > 1
 
     def copy_row(self, cut: Vectors) -> None:
-        """Let each thread copy the vectors of the row that it is going to read, in a group each."""
+        """Begin to copy the row: in bulk; or vectors in a group each, by the thread that is going to read them."""
         copy = self.copy
         assert copy is not None
         self._make_room(copy.row, 1)
         self.need(computed_in(self.copied_index))
-        place = of(copy.slot) * cut.width
-        self._copy_vectors(cut, [(copy.row, place, copy.source, self.copied_index)], "LONG", True)
+        if copy.bulk:
+            self._copy_in_bulk(copy, cut)
+        else:
+            place = of(copy.slot) * cut.width
+            self._copy_vectors(cut, [(copy.row, place, copy.source, self.copied_index)], "LONG", True)
+
+    def _copy_in_bulk(self, copy: RowCopy, cut: Vectors) -> None:
+        """Let one thread copy what the block has of the row: a piece for each vector that a thread has."""
+        assert cut.element is not None
+        made = self.schedule
+        self.came = self.fresh(f"{copy.source.name}_came")
+        self.line(f"__shared__ uint64_t {self.came}[{steps_of(cut, made.threads)}];")
+        begin = self.index(self.copied_index.substitute({cut.vector: constant(0), cut.element: constant(0)}))
+        what = f"{cut.width}, {cut.vector.extent}, {made.block}, {made.threads}"
+        first = "thread - int(threadIdx.x)" if made.cluster > 1 else "0"
+        source = plus(self.named[copy.source], begin)
+        self.line(f"bulk_row<{what}>({self.named[copy.row]}, {source}, {first}, {self.came});")
+
+    def wait_for_row(self, cut: Vectors, t: str) -> None:
+        """Wait until the ``t``-th vector of each thread has come, in the first loop that reads the row."""
+        assert self.copy is not None
+        if self.copy.bulk:
+            self.line(f"ptx_barrier_wait({self.came} + {t}, 0);")
+        else:
+            self.line(f"ptx_wait_copies({steps_of(cut, self.threads) - 1} - {t});")
 
     def slot(self, cut: Vectors, t: str) -> list[Range]:
         """Where the copy of a row has the ``t``-th vector of a thread, if that has a variable of its own here."""

@@ -36,6 +36,11 @@ class Limits(NamedTuple):
     shared_bytes: int = SHARED_BYTES
     cluster: int = CLUSTER_BLOCKS
 
+    @property
+    def bulk(self) -> bool:
+        """Whether one instruction copies many bytes to shared memory: what has clusters has it."""
+        return self.cluster > 1
+
 
 HOPPER = Limits()
 """The limits of the device that figures were chosen for."""

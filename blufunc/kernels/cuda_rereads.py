@@ -4,7 +4,7 @@ Kernels, stage 6, before ``cuda_style.py``. Where one or two blocks of a multipr
 shared memory, or the blocks of a cluster for one row (``cuda_clusters.py``), the row is copied there, without passing
 through registers, while the first loop takes up what has come already: so all of it is under way at once, and memory is
 read once. Other rows are read again; what is known to be read for the last time, or written and not read at all, need
-not stay in the cache then.
+not stay in the cache then. Where nothing is read again, results are written as always: past the cache takes 1% longer.
 """
 
 from __future__ import annotations
@@ -33,17 +33,13 @@ from blufunc.kernels.loopir import (
 )
 
 _THREADS = 1024
-"""Threads of a block that copies its row: so few vectors each that their loops are written out."""
+"""Threads of a block that copies its row vector by vector: so few each that their loops are written out."""
 
 _LEAST_BYTES = 76 << 10
 """Rows from here on are copied: of smaller ones, the second-level cache has most when they are read again."""
 
 _MOST_BLOCKS = 2
 """Blocks that copy rows on a multiprocessor: there is no place for more threads."""
-
-_MOST_ALONE = 0.625
-"""Up to which share of its shared memory a block that is alone on a multiprocessor has a row to itself: nothing is
-under way while it waits for the last of a longer one, and clusters of two blocks come to a twentieth more (H200)."""
 
 _CACHE_BYTES = 50 << 20
 """The second-level cache: larger results are not found there by who comes next."""
@@ -62,6 +58,7 @@ class RowCopy:
       slot: where the copy has a vector: its number, or of a row that blocks share, that among those of the block.
       first: the position among the kernel's statements of the first loop that reads it.
       shape: the blocks.
+      bulk: whether one thread copies what a block has of the row, in large pieces; else each does what it reads.
     """
 
     source: Buffer
@@ -71,6 +68,7 @@ class RowCopy:
     slot: Range
     first: int
     shape: Shape
+    bulk: bool
 
     @property
     def place(self) -> Index:
@@ -125,8 +123,10 @@ def with_rereads(kernel: Kernel, cuts: Mapping[Range, Vectors], limits: Limits) 
             elif n == loops[-1]:
                 found[access] = load(last[buffer], index)
         body.append(loads_replaced(s, found) if isinstance(s, Lanes) and found else s)
+    read_again = any(copy is None or access != (copy.source, copy.index) for access in again)
     read_later = {v.attr[0] for v in post_order(replace(kernel, body=()).roots()) if v.op == "load"}
-    streamed = {b for b in kernel.buffers if b.written and b.size * b.dtype.itemsize > _CACHE_BYTES}
+    large = {b for b in kernel.buffers if b.written and b.size * b.dtype.itemsize > _CACHE_BYTES}
+    streamed = large if read_again else set()
     return replace(kernel, body=tuple(body)), Rereads(copy, last, frozenset(streamed - read_later))
 
 
@@ -183,15 +183,14 @@ def _copied(
         if is_contiguous(index.substitute({over: of(cut.vector) * cut.width + of(cut.element)}), cut.element):
             slot = Range("slot", shape.slots(cut.vector.extent)) if shape.cluster > 1 else cut.vector
             row = Buffer(f"{buffer.name}_row", buffer.dtype, slot.extent * cut.width)
-            found[size] = RowCopy(buffer, index, row, cut, slot, loops[0], shape)
+            bulk = limits.bulk and index.coefficient(over) == 1
+            found[size] = RowCopy(buffer, index, row, cut, slot, loops[0], shape, bulk)
     return found[max(found)] if found else None
 
 
 def _shape(vectors: int, vector_bytes: int, limits: Limits) -> Shape | None:
     """The blocks for rows of so many vectors, or None where there is no room for a row."""
-    size, most = vectors * vector_bytes, limits.shared_bytes
-    blocks = min(_MOST_BLOCKS, most // (size + STATIC_BYTES))
-    if blocks > 1 or (blocks and size <= _MOST_ALONE * most):
-        return Shape(1, _THREADS, blocks)
-    found = cluster_shape(vectors, vector_bytes, limits)
-    return Shape(1, _THREADS, 1) if blocks and (found is None or found.resident == 1) else found
+    if limits.bulk:
+        return cluster_shape(vectors, vector_bytes, limits)
+    blocks = min(_MOST_BLOCKS, limits.shared_bytes // (vectors * vector_bytes + STATIC_BYTES))
+    return Shape(1, _THREADS, blocks) if blocks else None

@@ -475,7 +475,7 @@ class CudaStyle(RowCopies, LaneScans, ThreadReductions):
         elif s.body:
             with self._vectors(cut, written_in([s]), self.is_crowded(s)):
                 if copied:
-                    self.line(f"ptx_wait_copies({steps_of(cut, self.threads) - 1} - {self.step});")
+                    self.wait_for_row(cut, self.step)
                 self.vector(cut, s.body)
             if self.when_read is not None:
                 then, self.when_read = self.when_read, None

@@ -144,8 +144,30 @@ static void count(Barrier& b, int64_t change) {
 static unsigned begun[MOST_BLOCKS], threads_of_block;  // how many of a block's threads have
 static void ptx_barrier_init(uint64_t* place) { barrier_of(place, rank) = Barrier{0, 1, UNKNOWN}; }
 static void ptx_barrier_expect(uint64_t* place, unsigned bytes) { count(barrier_of(place, rank), bytes - UNKNOWN); }
-static void ptx_barrier_wait(uint64_t* place, unsigned turn) {
-  wait(WAITS_FOR_WARP);
+static void ptx_barriers_made() {}
+// copies in bulk too are made when they are waited for
+struct Bulk { void* to; const void* from; unsigned bytes; uint64_t* barrier; };
+static Bulk bulks[MOST_BLOCKS][64];
+static unsigned bulks_made[MOST_BLOCKS];
+static void ptx_bulk_copy(void* to, const void* from, unsigned bytes, uint64_t* barrier) {
+  if (((uintptr_t)to | (uintptr_t)from | bytes) % 16 || !bytes) __builtin_trap();
+  bulks[rank][bulks_made[rank]++] = Bulk{to, from, bytes, barrier};
+}
+static void copy_bulks(uint64_t* place) {
+  unsigned kept = 0;
+  for (unsigned i = 0; i < bulks_made[rank]; ++i) {
+    const Bulk b = bulks[rank][i];
+    if (b.barrier != place) {
+      bulks[rank][kept++] = b;
+      continue;
+    }
+    memcpy(b.to, b.from, b.bytes);
+    count(barrier_of(place, rank), -int64_t(b.bytes));
+  }
+  bulks_made[rank] = kept;
+}
+static void ptx_barrier_wait(uint64_t* place, unsigned turn) {  // not all threads of a warp need come
+  copy_bulks(place);
   while (barrier_of(place, rank).turn % 2 == int(turn % 2)) wait(WAITS_FOR_CLUSTER);
 }
 static void ptx_send(uint32_t* place, unsigned block, uint32_t word, uint64_t* barrier) {

@@ -1,0 +1,15 @@
+"""What tests of several files here run on."""
+
+import pytest
+
+from tests.kernels.emulated_cuda import Device, Emulator
+
+
+@pytest.fixture(
+    scope="module", params=["host", "host, backward", pytest.param("device", marks=pytest.mark.gpu)]
+)
+def machine(request, tmp_path_factory):
+    """Where whole CUDA kernels run: block after block on the host, in two orders of warps, or on a device."""
+    if request.param == "device":
+        return Device()
+    return Emulator(tmp_path_factory.mktemp("cuda"), "backward" in request.param)
