@@ -6,6 +6,8 @@ memory; those whose derivative is simpler than the derivatives of their parts sa
 """
 
 from blufunc.nn import initializers as initializers
+from blufunc.nn import masks as masks
+from blufunc.nn import score_mods as score_mods
 from blufunc.nn.activations import (
     celu,
     elu,
@@ -94,5 +96,5 @@ __all__ = [
     "kl_divergence_with_log_targets", "multiclass_hinge_loss", "multiclass_perceptron_loss", "perceptron_loss",
     "poly_loss_cross_entropy", "safe_softmax_cross_entropy", "sigmoid_focal_loss", "smooth_labels", "sparsemax_loss",
     "cosine_distance", "cosine_similarity", "log_cosh", "ntxent", "triplet_margin_loss",
-    "initializers",
+    "initializers", "masks", "score_mods",
 ]  # fmt: skip

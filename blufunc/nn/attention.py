@@ -3,21 +3,24 @@
 A face. The axes are named by one letter each: B batch, T queries, S keys and values, N query heads, K key heads,
 G = N / K query heads that share a key head, H features of a head. Nothing is transposed before the contractions,
 which take the heads as batch axes where they stand, and a causal mask is added to the scores, so that the program
-has few passes over arrays of size T x S. A fused kernel may replace all of it.
+has few passes over arrays of size T x S. A fused kernel may replace all of it, also where ``mask_mod`` and
+``score_mod`` say what is seen and how scores are changed: with these, a bias and a mask are functions of pairs too.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc import errors
 from blufunc.core import dtypes, source
 from blufunc.core.axes import only_none
-from blufunc.nn import attention_call
+from blufunc.nn import attention_call, masks
 from blufunc.nn.attention_call import MASKED, causal, scores_of, weighed
+from blufunc.nn.attention_mods import traced
 from blufunc.transforms.checkpoint import checkpoint
 
 _LONG = 4
@@ -34,6 +37,8 @@ def dot_product_attention(
     *,
     scale: float | None = None,
     is_causal: bool = False,
+    mask_mod: Callable | None = None,
+    score_mod: Callable | None = None,
     query_seq_lengths: None = None,
     key_value_seq_lengths: None = None,
     local_window_size: None = None,
@@ -43,7 +48,20 @@ def dot_product_attention(
     """``softmax(query @ key.T * scale + bias) @ value`` for each head (Vaswani et al., arXiv:1706.03762).
 
     Half-precision scores are summed, and their softmax is taken, in float32. In a row where everything is masked
-    all values have the same weight.
+    all values have the same weight; with ``mask_mod`` or ``score_mod``, such a row gives zeros.
+
+    ``mask_mod`` and ``score_mod`` are functions of one pair of a query and a key, which a kernel can have inside
+    (FlexAttention, Dong et al., arXiv:2412.05496). Their numbers are int32: those of the batch entry, the query head,
+    the query and the key. They may read arrays at these numbers, and compute with them as they like, but return one
+    number; under ``vmap`` and on a mesh the numbers are those of the entries of one example, and of the whole arrays.
+    Ready-made ones are in ``nn.masks`` and ``nn.score_mods``::
+
+        nn.dot_product_attention(q, k, v, mask_mod=lambda b, h, q, k: (q >= k) & (ids[b, q] == ids[b, k]))
+        nn.dot_product_attention(q, k, v, is_causal=True, score_mod=nn.score_mods.soft_cap(50.0))
+
+    On a GPU a kernel computes values and the gradients of query, key and value, under the conditions that
+    ``bf.explain`` tells where one does not hold. The gradients of arrays that ``score_mod`` reads, as of a learnt bias,
+    are computed without a kernel, and need memory for [B, N, T, S].
 
     Args:
       query: [B, T, N, H] or [T, N, H].
@@ -53,6 +71,10 @@ def dot_product_attention(
       mask: booleans that broadcast to [B, N, T, S]: False where a query must not see a key.
       scale: factor of the scores; ``1 / sqrt(H)`` by default.
       is_causal: let query t see keys 0 to t only.
+      mask_mod: (b, h, q, k) -> boolean: whether query q of head h sees key k; together with ``mask`` and ``is_causal``,
+        if all of them say so.
+      score_mod: (score, b, h, q, k) -> score: what counts in the place of a scaled score with its bias. Scores of -inf
+        are not seen.
       query_seq_lengths, key_value_seq_lengths, local_window_size, return_residual: not supported: say with ``mask``
         what is seen.
       implementation: None or ``"xla"``: there is one.
@@ -72,20 +94,27 @@ def dot_product_attention(
     query, key, value = bnp.asarray(query), bnp.asarray(key), bnp.asarray(value)
     if query.ndim == 3:
         q, k, v = (bnp.expand_dims(x, 0) for x in (query, key, value))
-        return bnp.squeeze(dot_product_attention(q, k, v, bias, mask, scale=scale, is_causal=is_causal), 0)
+        how = {"scale": scale, "is_causal": is_causal, "mask_mod": mask_mod, "score_mod": score_mod}
+        return bnp.squeeze(dot_product_attention(q, k, v, bias, mask, **how), 0)
     _check(query, key, value)
     B, T, N, H = query.shape
     S, K = key.shape[1:3]
     scale = 1 / math.sqrt(H) if scale is None else scale
 
     if mask is not None:
-        mask = _placed("mask", mask, (B, N, T, S), K)
+        mask = bnp.asarray(mask)
         if not dtypes.is_bool(mask.dtype):
             raise errors.DtypeError(
                 f"the mask must be of booleans, not {mask.dtype}.",
                 where=source.here(),
                 fix="pass an additive mask as bias, or compare: mask != 0",
             )
+    if mask_mod is masks.causal:
+        is_causal, mask_mod = True, None
+    if mask_mod is not None or score_mod is not None:
+        return _by_pairs(query, key, value, bias, mask, scale, is_causal, mask_mod, score_mod)
+    if mask is not None:
+        mask = _placed("mask", mask, (B, N, T, S), K)
     if bias is not None:
         bias = _placed("bias", bias, (B, N, T, S), K)
     if bias is None and mask is None and S > H and isinstance(scale, (int, float)):
@@ -94,6 +123,48 @@ def dot_product_attention(
     if S > _LONG * H:
         attend = checkpoint(attend)
     return attend(query, key, value, bias, mask)
+
+
+def _by_pairs(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any,
+    mask: Any,
+    scale: Any,
+    is_causal: bool,
+    mask_mod: Callable | None,
+    score_mod: Callable | None,
+) -> Any:
+    """Attention of checked arguments with functions of pairs; a bias, a mask and a computed scale are such, too."""
+    scores = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
+    if mask is not None:
+        allowed, own_mask = _entries("mask", mask, scores), mask_mod
+        mask_mod = allowed if own_mask is None else lambda *pair: allowed(*pair) & own_mask(*pair)
+    factor, added, own_score = scale, None, score_mod
+    number = isinstance(scale, (int, float)) and scale > 0
+    if bias is not None:
+        added = _entries("bias", bias, scores)
+    if added is not None or not number:
+
+        def score_mod(score: Any, *pair: Any) -> Any:
+            score = score if number else score * factor
+            score = score if added is None else score + added(*pair)
+            return score if own_score is None else own_score(score, *pair)
+
+    mods, tables = traced(mask_mod, score_mod, attention_call.wide_of(query))
+    scale = float(scale) if number else 1.0
+    return attention_call.attention(
+        query, key, value, scale=scale, is_causal=is_causal, mods=mods, tables=tables
+    )
+
+
+def _entries(name: str, x: Any, shape: tuple[int, ...]) -> Callable:
+    """The function of a pair that reads ``x``, which broadcasts to [B, N, T, S] = ``shape``."""
+    x = bnp.asarray(x)
+    _check_placed(name, x, shape)
+    sizes = shape[4 - x.ndim :]
+    return lambda *pair: x[tuple([i if n == m else 0 for i, n, m in zip(pair[4 - x.ndim :], x.shape, sizes, strict=True)])]
 
 
 def _attend(query: Any, key: Any, value: Any, bias: Any, mask: Any, *, scale: float, is_causal: bool) -> Any:
@@ -117,6 +188,14 @@ def _attend(query: Any, key: Any, value: Any, bias: Any, mask: Any, *, scale: fl
 def _placed(name: str, x: Any, shape: tuple[int, ...], K: int) -> Any:
     """``x``, which broadcasts to [B, N, T, S] = ``shape``, as what broadcasts to the scores."""
     x = bnp.asarray(x)
+    _check_placed(name, x, shape)
+    if shape[1] == K:
+        return x
+    b, n, t, s = (1,) * (4 - x.ndim) + tuple(x.shape)  # with shared heads the scores are [B, K, T, G, S]
+    return bnp.moveaxis(bnp.reshape(x, (b, K, n // K, t, s) if n > 1 else (b, 1, 1, t, s)), 2, 3)
+
+
+def _check_placed(name: str, x: Any, shape: tuple[int, ...]) -> None:
     aligned = zip(x.shape[::-1], shape[::-1], strict=False)
     if x.ndim > 4 or any(m not in (1, n) for m, n in aligned):
         raise errors.ShapeError(
@@ -124,10 +203,6 @@ def _placed(name: str, x: Any, shape: tuple[int, ...], K: int) -> Any:
             where=source.here(),
             why="the scores are [batch, heads, queries, keys].",
         )
-    if shape[1] == K:
-        return x
-    b, n, t, s = (1,) * (4 - x.ndim) + tuple(x.shape)  # with shared heads the scores are [B, K, T, G, S]
-    return bnp.moveaxis(bnp.reshape(x, (b, K, n // K, t, s) if n > 1 else (b, 1, 1, t, s)), 2, 3)
 
 
 def _check(query, key, value) -> None:

@@ -3,13 +3,17 @@
 A face, below ``attention.py``. An equation holds its definition as a jaxpr, which is what it is for transforms that
 have no better rule and for devices that have no kernel for it: compilers put it in its place. Three primitives:
 
-    attention          query, key, value -> out, lse
-    attention_tangent  the tangent of ``out``, linear in those of query, key and value
-    attention_grad     query, key, value, out, lse, cotangent of out -> those of query, key and value
+    attention          query, key, value, *extras -> out, lse
+    attention_tangent  the tangent of ``out``, linear in those of query, key, value and tables
+    attention_grad     query, key, value, out, lse, cotangent of out, *extras -> those of query, key and value
 
 The transpose of the second is the third: so reverse mode is one kernel behind the other, and the weights of all pairs
 are never stored. ``lse`` [B, N, T] is the logarithm of the sum of the exponentials of each row of scores; only
 ``attention_grad`` reads it, so it has no tangent of its own. Axes as in ``attention.py``.
+
+With ``mods``, functions of single scores and pairs (``attention_mods.py``), the **extras** are the numbers of the batch
+entries int32 [B], those of the query heads int32 [N], and the tables of the functions; else there are none. Learnt tables
+have their gradient from ``_table_gradient``, which is the definition differentiated.
 """
 
 from __future__ import annotations
@@ -29,6 +33,7 @@ from blufunc.core.structure import move_dim
 from blufunc.core.tangents import Zero, is_linear, zero
 from blufunc.core.trace import state
 from blufunc.nn.activations import softmax
+from blufunc.nn.attention_mods import Mods, Pairs, modified, seen
 from blufunc.parallel.factors import Rule
 from blufunc.transforms.calls import Call, jit_p
 from blufunc.transforms.grad import vjp
@@ -38,15 +43,29 @@ MASKED = -0.7 * 3.4028234663852886e38
 """The score of masked pairs: finite, so that a row without any key gives numbers and not NaN."""
 
 
-def attention(query: Any, key: Any, value: Any, *, scale: float, is_causal: bool) -> Any:
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    scale: float,
+    is_causal: bool,
+    mods: Mods | None = None,
+    tables: Sequence[Any] = (),
+) -> Any:
     """``softmax(query @ key.T * scale) @ value`` as one operation.
 
     Args:
       query: [B, T, N, H].
       key, value: [B, S, K, H].
+      mods, tables: what is done with the scores, and the arrays that this reads.
     """
-    out, _ = attention_p.at(query, key, value, scale=scale, is_causal=is_causal)
-    return out
+    how: dict[str, Any] = {"scale": scale, "is_causal": is_causal}
+    if mods is None:
+        return attention_p.at(query, key, value, **how)[0]
+    B, _, N, _ = query.shape
+    numbers = [bnp.arange(n, dtype=dtypes.int32) for n in (B, N)]
+    return attention_p.at(query, key, value, *numbers, *tables, **how, mods=mods)[0]
 
 
 # -- definitions -----------------------------------------------------------------------------------
@@ -54,8 +73,13 @@ def attention(query: Any, key: Any, value: Any, *, scale: float, is_causal: bool
 
 def weighed(scores: Any, value: Any) -> Any:
     """``softmax(scores) @ value`` as [B, T, N, H]; scores [B, K, T, S], or [B, K, T, G, S] with shared heads."""
-    weights = softmax(scores).astype(value.dtype)
-    out = lax.dot_general(weights, value, (((scores.ndim - 1,), (1,)), ((0, 1), (0, 2))))
+    return _summed(softmax(scores), value)
+
+
+def _summed(weights: Any, value: Any) -> Any:
+    """``weights @ value`` as [B, T, N, H]."""
+    weights = weights.astype(value.dtype)
+    out = lax.dot_general(weights, value, (((weights.ndim - 1,), (1,)), ((0, 1), (0, 2))))
     return _joined(out)
 
 
@@ -95,29 +119,72 @@ def _joined(x: Any) -> Any:
     return bnp.reshape(x, (*x.shape[:2], math.prod(x.shape[2:-1]), x.shape[-1]))
 
 
-def _masked(query: Any, key: Any, *, scale: float, is_causal: bool) -> Any:
-    scores = scores_of(query, key, scale)
-    if not is_causal:
-        return scores
-    # Adding is cheaper than choosing, and has no backward pass. It is right because every query sees a key:
-    # probabilities of 0 stop the gradient.
-    seen = causal(query.shape[1], key.shape[1])
-    seen = seen if scores.ndim == 4 else seen[:, None]
-    return scores + bnp.where(seen, bnp.zeros((), scores.dtype), MASKED)
+def _counting(scores: Any, queries: int, extras: Sequence[Any], is_causal: bool, mods: Mods | None) -> Any:
+    """Scores as they go into the softmax."""
+    if mods is None:
+        # Adding is cheaper than choosing, and has no backward pass. It is right because every query sees a key:
+        # probabilities of 0 stop the gradient.
+        return scores + bnp.where(_causal(scores, queries), bnp.zeros((), scores.dtype), MASKED) if is_causal else scores
+    batch, heads, *tables = extras
+    pairs = Pairs(batch, heads, queries, scores.shape[-1], scores.shape[1])
+    scores = modified(mods, tables, pairs, scores)
+    visible = [seen(mods, tables, pairs), _causal(scores, queries) if is_causal else None]
+    for each in visible:
+        scores = scores if each is None else bnp.where(each, scores, -math.inf)
+    return scores
 
 
-def _forward(query: Any, key: Any, value: Any, **how: Any) -> list[Any]:
-    scores = _masked(query, key, **how)
+def _causal(scores: Any, queries: int) -> Any:
+    """``causal``, as what broadcasts to the scores."""
+    visible = causal(queries, scores.shape[-1])
+    return visible if scores.ndim == 4 else visible[:, None]
+
+
+def _forward(
+    query: Any, key: Any, value: Any, *extras: Any, scale: float, is_causal: bool, mods: Mods | None = None
+) -> list[Any]:
+    scores = _counting(scores_of(query, key, scale), query.shape[1], extras, is_causal, mods)
     top = lax.stop_gradient(bnp.max(scores, -1, keepdims=True))
-    lse = bnp.squeeze(top, -1) + bnp.log(bnp.sum(bnp.exp(scores - top), -1))  # [B, K, T] or [B, K, T, G]
-    if lse.ndim == 4:
-        lse = bnp.reshape(bnp.moveaxis(lse, 3, 2), (lse.shape[0], query.shape[2], query.shape[1]))
-    return [weighed(scores, value), lse]
+    if mods is None:
+        lse = bnp.squeeze(top, -1) + bnp.log(bnp.sum(bnp.exp(scores - top), -1))  # [B, K, T] or [B, K, T, G]
+        return [weighed(scores, value), _of_queries(lse, query)]
+    # a row that sees nothing has the maximum -inf and the sum 0: it gives zeros
+    top = bnp.where(top == -math.inf, 0, top)
+    weights = bnp.exp(scores - top)
+    total = bnp.sum(weights, -1, keepdims=True)
+    some = bnp.where(total > 0, total, 1)
+    lse = bnp.squeeze(bnp.where(total > 0, top + bnp.log(some), -math.inf), -1)
+    return [_summed(weights / some, value), _of_queries(lse, query)]
 
 
-def _backward(query: Any, key: Any, value: Any, out: Any, lse: Any, ct: Any, **how: Any) -> list[Any]:
+def _of_queries(lse: Any, query: Any) -> Any:
+    """One number for each row of scores, as [B, N, T]."""
+    if lse.ndim == 3:
+        return lse
+    return bnp.reshape(bnp.moveaxis(lse, 3, 2), (lse.shape[0], query.shape[2], query.shape[1]))
+
+
+def _backward(
+    query: Any,
+    key: Any,
+    value: Any,
+    out: Any,
+    lse: Any,
+    ct: Any,
+    *extras: Any,
+    scale: float,
+    is_causal: bool,
+    mods: Mods | None = None,
+) -> list[Any]:
     """The cotangents, from weights that are computed again; the formulas are FlashAttention-2's (arXiv:2307.08691)."""
-    scores = _masked(query, key, **how)
+    products = scores_of(query, key, scale)
+    if mods is None or mods.score is None:
+        scores, pull = _counting(products, query.shape[1], extras, is_causal, mods), None
+    else:
+        count = functools.partial(
+            _counting, queries=query.shape[1], extras=extras, is_causal=is_causal, mods=mods
+        )
+        scores, pull = vjp(count, products)
     wide, low, K = scores.dtype, value.dtype, key.shape[2]
 
     def by_row(x: Any) -> Any:  # [B, N, T] as one number for each row of scores
@@ -125,6 +192,8 @@ def _backward(query: Any, key: Any, value: Any, out: Any, lse: Any, ct: Any, **h
         x = x if N == K else bnp.moveaxis(bnp.reshape(x, (B, K, N // K, T)), 2, 3)
         return bnp.expand_dims(x, -1)
 
+    if mods is not None:  # a row that sees nothing has the weights exp(-inf)
+        lse = bnp.where(lse == -math.inf, 0, lse)
     delta = bnp.moveaxis(bnp.sum(ct.astype(wide) * out.astype(wide), -1), 1, 2)
     weights = bnp.exp(scores - by_row(lse))
     ct, query = divided(ct, K), divided(query, K)
@@ -133,29 +202,46 @@ def _backward(query: Any, key: Any, value: Any, out: Any, lse: Any, ct: Any, **h
     d_value = lax.dot_general(weights.astype(low), ct, (rows, heads))
     of_key = (((ct.ndim - 1,), (3,)), ((0, 2), (0, 2)))
     d_weights = lax.dot_general(ct, value, of_key, preferred_element_type=wide)
-    d_scores = (weights * (d_weights - by_row(delta)) * how["scale"]).astype(low)
+    d_scores = weights * (d_weights - by_row(delta))
+    if pull is not None:
+        (d_scores,) = pull(d_scores)
+    d_scores = (d_scores * scale).astype(low)
     d_query = lax.dot_general(d_scores, key, (((scores.ndim - 1,), (1,)), heads))
     d_key = lax.dot_general(d_scores, query, (rows, heads))
     return [_joined(d_query), bnp.moveaxis(d_key, 1, 2), bnp.moveaxis(d_value, 1, 2)]
 
 
-def _reference_backward(query: Any, key: Any, value: Any, ct: Any, **how: Any) -> Sequence[Any]:
+def _reference_backward(query: Any, key: Any, value: Any, ct: Any, *extras: Any, **how: Any) -> Sequence[Any]:
     """The same from the operands alone: what the derivatives of the backward pass are taken of."""
-    _, pull = vjp(lambda *operands: _forward(*operands, **how)[0], query, key, value)
+    _, pull = vjp(lambda *operands: _forward(*operands, *extras, **how)[0], query, key, value)
+    return pull(ct)
+
+
+def _table_gradient(
+    query: Any, key: Any, value: Any, ct: Any, *extras: Any, wanted: tuple[int, ...], **how: Any
+) -> Sequence[Any]:
+    """The cotangents of the extras at ``wanted``, which stores the scores of all pairs while it is computed."""
+
+    def of_wanted(*tables: Any) -> Any:
+        operands = list(extras)
+        for i, table in zip(wanted, tables, strict=True):
+            operands[i] = table
+        return _forward(query, key, value, *operands, **how)[0]
+
+    _, pull = vjp(of_wanted, *[extras[i] for i in wanted])
     return pull(ct)
 
 
 @functools.lru_cache(512)
-def _staged(
-    fun: Callable, avals: tuple[ShapedArray, ...], scale: float, is_causal: bool, context: Any
-) -> Jaxpr:
+def _staged(fun: Callable, avals: tuple[ShapedArray, ...], context: Any, **how: Any) -> Jaxpr:
     """A definition at the types of operands; ``context`` is that which traces depend on."""
-    jaxpr = stage(functools.partial(fun, scale=scale, is_causal=is_causal), avals, fun.__name__.strip("_"))
+    jaxpr = stage(functools.partial(fun, **how), avals, fun.__name__.strip("_"))
     assert not jaxpr.consts, "definitions close over nothing"
     return jaxpr
 
 
 # -- primitives ------------------------------------------------------------------------------------
+# ``how`` are the parameters scale and is_causal, and mods if there are any.
 
 
 class _Whole(Call):
@@ -164,16 +250,14 @@ class _Whole(Call):
     definition: Callable
     drop_outputs = None  # type: ignore[assignment]
 
-    def at(self, *args: Any, scale: float, is_causal: bool) -> list[Any]:
+    def at(self, *args: Any, **how: Any) -> list[Any]:
         """The operation on operands of any types."""
-        jaxpr = _staged(
-            type(self).definition, tuple([a.aval.strong() for a in args]), scale, is_causal, state.context
-        )
-        return self.bind(*args, jaxpr=jaxpr, scale=scale, is_causal=is_causal)
+        avals = tuple([a.aval.strong() for a in args])
+        return self.bind(*args, jaxpr=_staged(type(self).definition, avals, state.context, **how), **how)
 
-    def spelled_out(self, *args: Any, scale: float, is_causal: bool) -> Sequence[Any]:
+    def spelled_out(self, *args: Any, **how: Any) -> Sequence[Any]:
         """The definition as many operations, which differentiate in all operands and results."""
-        return type(self).definition(*args, scale=scale, is_causal=is_causal)
+        return type(self).definition(*args, **how)
 
     def call(self, jaxpr: Jaxpr, args: Sequence[Any], params: dict) -> list[Any]:
         closed, consts = jaxpr.hoist()
@@ -192,57 +276,74 @@ class _Whole(Call):
 
         return super().evaluate(args, {**params, "jaxpr": jaxpr.memoised("alone", alone)})
 
-    def batch(self, axis, args, dims, *, jaxpr, scale, is_causal):
-        """Examples are one more batch."""
+    def batch(self, axis, args, dims, *, jaxpr, **how):
+        """Examples are one more batch, whose entries have the numbers that they had."""
+        tables = self.whole + 2  # where they begin, behind the numbers
+        if any(d is not None for d in dims[tables:]):
+            return jit_p.batch(axis, args, dims, jaxpr=jaxpr, name=self.name)
         n = axis.size
         moved = [
             bnp.broadcast_to(a, (n, *a.aval.shape)) if d is None else move_dim(a, d, 0)
-            for a, d in zip(args, dims, strict=True)
+            for a, d in zip(args[: self.whole], dims, strict=False)
         ]
         flat = [bnp.reshape(a, (n * a.shape[1], *a.shape[2:])) for a in moved]
-        outs = self.at(*flat, scale=scale, is_causal=is_causal)
+        if len(args) > self.whole:
+            batch, heads, *rest = args[self.whole :]
+            flat += [bnp.tile(batch, n), heads, *rest]
+        outs = self.at(*flat, **how)
         return [bnp.reshape(o, (n, o.shape[0] // n, *o.shape[1:])) for o in outs], [0] * len(outs)
 
     def rewrite(self, bodies, operands, *, jaxpr, **params):
         """The definition gone through."""
         return bodies.inline(jaxpr, operands)
 
-    def autocast(self, cells, dtype, *, jaxpr, scale, is_causal):
-        """The operation in mixed precision: all that is not a statistic is low."""
-        args = [c.traced() if i == self.statistic else c.cast(dtype) for i, c in enumerate(cells)]
-        return self.at(*args, scale=scale, is_causal=is_causal)
+    def autocast(self, cells, dtype, *, jaxpr, **how):
+        """The operation in mixed precision: all that is not a statistic, or an extra, is low."""
+        args = [
+            c.traced() if i == self.statistic or i >= self.whole else c.cast(dtype)
+            for i, c in enumerate(cells)
+        ]
+        return self.at(*args, **how)
 
     statistic: int | None = None
     """Which operand is ``lse``."""
 
+    whole: int
+    """How many operands there are before the extras."""
+
     def shard(self, avals, outs, **params) -> Rule:
-        """Sequences and heads are independent; where several heads share a key head, so are the groups of them."""
+        """Sequences and heads are independent; where several heads share a key head, so are the groups of them.
+
+        Tables are whole on each device: which of their entries are read is not known.
+        """
         B, _, N, _ = avals[0].shape
         K = avals[1].shape[2]
         batch, heads, shared = (0,), (1,), (1, 2) if N != K else (1,)
         sizes = (B, K, N // K)
         key, query = (batch, (), heads, ()), (batch, (), shared, ())
         lse = (batch, shared, ())
-        operands = (query, key, key, query, lse, query)[: len(avals)]
-        results = (query, lse) if len(avals) == 3 else (query, key, key)
+        operands: tuple = (query, key, key, query, lse, query)[: self.whole]
+        if len(avals) > self.whole:
+            operands += ((batch,), (shared,), *(((),) * a.ndim for a in avals[self.whole + 2 :]))
+        results = (query, lse) if self is attention_p else (query, key, key)
+        how = {k: v for k, v in params.items() if k != "jaxpr"}
 
         def local(params: dict, shapes: list, _: list) -> dict:
             given = tuple([a.with_shape(s).strong() for a, s in zip(avals, shapes, strict=True)])
-            fixed = {"scale": params["scale"], "is_causal": params["is_causal"]}
-            return {**params, "jaxpr": _staged(type(self).definition, given, **fixed, context=state.context)}
+            return {**params, "jaxpr": _staged(type(self).definition, given, state.context, **how)}
 
         return Rule(operands, results, sizes, params=local)
 
 
 class _Attention(_Whole):
-    name, definition = "attention", _forward
+    name, definition, whole = "attention", _forward, 3
 
-    def linearize(self, trace, primals, tangents, *, jaxpr, scale, is_causal):
+    def linearize(self, trace, primals, tangents, *, jaxpr, **how):
         nonzeros = tuple(t.__class__ is not Zero for t in tangents)
-        out, lse = self.bind(*primals, jaxpr=jaxpr, scale=scale, is_causal=is_causal)
+        out, lse = self.bind(*primals, jaxpr=jaxpr, **how)
         derived = jaxpr.memoised(("tangent", nonzeros), lambda: _tangent(jaxpr, nonzeros))
         ins = [*primals, out, lse, *(t for t in tangents if t.__class__ is not Zero)]
-        params = {"jaxpr": derived, "scale": scale, "is_causal": is_causal, "nonzeros": nonzeros}
+        params = {"jaxpr": derived, **how, "nonzeros": nonzeros}
         (tangent,) = trace.tangents.process(attention_tangent_p, ins, params)
         return [out, lse], [tangent, zero(lse.aval)]
 
@@ -251,23 +352,37 @@ def _tangent(jaxpr: Jaxpr, nonzeros: tuple[bool, ...]) -> Jaxpr:
     """The tangent of ``out`` as a function of the operands of ``attention_tangent``."""
     both, _ = jvp_jaxpr(jaxpr, nonzeros, (False, False))  # out, lse, and their tangents
     both = passes.dce(both, (False, False, True, False))
-    ins = [*both.invars[:3], *(Var(a) for a in jaxpr.out_avals), *both.invars[3:]]
+    n = len(nonzeros)
+    ins = [*both.invars[:n], *(Var(a) for a in jaxpr.out_avals), *both.invars[n:]]
     return both.replace(invars=ins, arg_names=())
 
 
 class _AttentionTangent(_Whole):
     name = "attention_tangent"
 
-    def transpose(self, cts, *args, jaxpr, scale, is_causal, nonzeros):
+    def transpose(self, cts, *args, jaxpr, nonzeros, **how):
         (ct,) = cts
         if ct.__class__ is Zero:
             return
-        residuals, linear = args[:5], iter(args[5:])
-        for grad, nonzero in zip(
-            attention_grad_p.at(*residuals, ct, scale=scale, is_causal=is_causal), nonzeros, strict=True
-        ):
-            if nonzero and is_linear(a := next(linear)):
-                a.add(grad)
+        n = len(nonzeros)
+        primals, (out, lse), linear = args[:n], args[n : n + 2], args[n + 2 :]
+        (query, key, value), extras = primals[:3], primals[3:]
+        ours = dict(zip([i for i, nonzero in enumerate(nonzeros) if nonzero], linear, strict=True))
+        wanted = [i for i, a in ours.items() if is_linear(a)]
+        if any(i < 3 for i in wanted):
+            grads = attention_grad_p.at(query, key, value, out, lse, ct, *extras, **how)
+            for i in wanted:
+                if i < 3:
+                    ours[i].add(grads[i])
+        of_extras = [i for i in wanted if i >= 3]
+        if of_extras:
+            operands = [query, key, value, ct, *extras]
+            avals = tuple([a.aval.strong() for a in operands])
+            places = tuple([i - 3 for i in of_extras])
+            body = _staged(_table_gradient, avals, state.context, wanted=places, **how)
+            grads = jit_p.bind(*operands, jaxpr=body, name="attention_table_gradient")
+            for i, grad in zip(of_extras, grads, strict=True):
+                ours[i].add(grad)
 
     batch = Call.batch  # the types of its operands do not say what it is
     shard = None  # type: ignore[assignment]  # likewise: its body is divided
@@ -275,15 +390,15 @@ class _AttentionTangent(_Whole):
 
 
 class _AttentionGrad(_Whole):
-    name, definition, statistic, again = "attention_grad", _backward, 4, True
+    name, definition, statistic, whole, again = "attention_grad", _backward, 4, 6, True
     linearize = None  # type: ignore[assignment]
 
-    def jvp(self, primals, tangents, *, jaxpr, scale, is_causal):
+    def jvp(self, primals, tangents, *, jaxpr, **how):
         """The value as it is; the tangent of the reference, of which ``out`` and ``lse`` are no operands."""
-        outs = self.bind(*primals, jaxpr=jaxpr, scale=scale, is_causal=is_causal)
-        chosen = (0, 1, 2, 5)
+        outs = self.bind(*primals, jaxpr=jaxpr, **how)
+        chosen = [i for i in range(len(primals)) if i not in (3, 4)]
         avals = tuple([primals[i].aval.strong() for i in chosen])
-        reference = _staged(_reference_backward, avals, scale, is_causal, state.context)
+        reference = _staged(_reference_backward, avals, state.context, **how)
         _, out_tangents = jit_p.jvp(
             [primals[i] for i in chosen], [tangents[i] for i in chosen], jaxpr=reference, name=self.name
         )

@@ -1,0 +1,64 @@
+"""Masks for ``dot_product_attention(mask_mod=...)``: which query sees which key.
+
+A face. Each is, or gives, a function (b, h, q, k) -> boolean of the numbers of a batch entry, a query head, a query and a
+key, as users write them; they go together by ``&`` in a function of one's own, and with ``is_causal=True``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import blufunc.numpy as bnp
+from blufunc import errors
+from blufunc.core import source
+
+__all__ = ["causal", "document", "prefix_lm", "sliding_window"]
+
+
+def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
+    """A query sees the keys up to its own position: what ``is_causal=True`` says, too."""
+    return q >= k
+
+
+def sliding_window(n: int) -> Callable:
+    """A query sees its own position and the ``n - 1`` before it (Beltagy et al., arXiv:2004.05150, causal).
+
+    Raises:
+      ValueRangeError: ``n`` is less than 1.
+    """
+    if n < 1:
+        raise errors.ValueRangeError(
+            f"sliding_window: a window of {n} positions.", where=source.here(), fix="1 or more: a query sees itself"
+        )
+    return lambda b, h, q, k: (q >= k) & (q - k < n)
+
+
+def prefix_lm(n: Any) -> Callable:
+    """All queries see the first ``n`` keys, and of the others those up to their own position (Raffel et al.,
+    arXiv:1910.10683, section 3.2.1).
+
+    Args:
+      n: an integer, or one for each batch entry: int [B].
+    """
+    length = bnp.asarray(n)
+    return lambda b, h, q, k: (k < (length[b] if length.ndim else length)) | (q >= k)
+
+
+def document(ids: Any) -> Callable:
+    """A query sees the keys of its own document: sequences that are packed into one do not see each other.
+
+    Args:
+      ids: the number of each position's document, integers [T] or [B, T]; queries and keys are the same positions.
+    Raises:
+      ShapeError: ``ids`` has neither one axis nor two.
+    """
+    ids = bnp.asarray(ids)
+    if ids.ndim not in (1, 2):
+        raise errors.ShapeError(
+            f"document: ids of shape {tuple(ids.shape)}.", where=source.here(), fix="ids are [T] or [B, T]"
+        )
+
+    if ids.ndim == 1:
+        return lambda b, h, q, k: ids[q] == ids[k]
+    return lambda b, h, q, k: ids[b, q] == ids[b, k]
