@@ -1,6 +1,7 @@
 """Attention on the tensor cores of a CUDA device: which kernels, compiled and ready to be put on a stream.
 
-Kernels, stage 8, above ``cuda_attention_forward`` and ``cuda_attention_backward``, which have the texts. Arrays are
+Kernels, stage 8, above ``cuda_attention_forward`` and ``cuda_attention_backward``, which have the texts, and
+``cuda_attention_mods``, which has what users do with scores. Arrays are
 given by their addresses; where their elements are, by strides, so that the queries, keys and values may be parts of
 one array. Nothing is allocated and nothing waits for the host: a graph can have it.
 """
@@ -16,9 +17,11 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core import dtypes
-from blufunc.kernels import cuda_mma, cuda_runtime, nvrtc
+from blufunc.kernels import cuda_attention_mods, cuda_mma, cuda_runtime, nvrtc
 from blufunc.kernels.cuda_attention_backward import KEY_GRADIENT, QUERY_GRADIENT
 from blufunc.kernels.cuda_attention_forward import COMMON, FORWARD
+from blufunc.kernels.cuda_attention_mods import Code
+from blufunc.kernels.cuda_prelude import with_prelude
 
 _MOST_FEATURES = 128
 _SECTION_BYTES = 16 << 20
@@ -29,6 +32,10 @@ _NAMES = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
 
 _STRIDES = struct.Struct("=3q")
 _NUMBERS = struct.Struct("=7if")
+
+
+NO_CODE = Code(cuda_attention_mods.NONE)
+"""Of attention without functions of users."""
 
 
 class Shape(NamedTuple):
@@ -96,9 +103,18 @@ class Kernel(NamedTuple):
     warps: tuple[Tiling, Tiling]
     groups: tuple[Tiling, Tiling]
 
-    def tiling(self, features: int, arch: str) -> Tiling:
-        """How it divides its work on an architecture."""
-        return (self.groups if arch == "sm_90a" else self.warps)[features > 64]
+    def tiling(self, features: int, arch: str, code: Code = NO_CODE) -> Tiling:
+        """How it divides its work on an architecture: what is done with scores wants registers, too."""
+        tiling = (self.groups if arch == "sm_90a" else self.warps)[features > 64]
+        if code is NO_CODE:
+            return tiling
+        full = tiling.groups and self.of_keys and features > 64  # of sums, which stay in registers
+        return tiling._replace(blocks=max(1, tiling.blocks - 1), inner=32 if full else tiling.inner)
+
+    @property
+    def lists(self) -> Kernel:
+        """What makes the lists of tiles for this kernel, of the same tiling."""
+        return self._replace(entry="attention_tiles", body=cuda_attention_mods.TILES, operands=())
 
     def planes(self, shape: Shape) -> int:
         """Batches times heads of its rows."""
@@ -106,7 +122,18 @@ class Kernel(NamedTuple):
 
     def blocks(self, shape: Shape, tiling: Tiling) -> int:
         """Of its grid."""
-        return self.planes(shape) * -(-(shape.keys if self.of_keys else shape.queries) // tiling.rows)
+        return self.planes(shape) * self.tiles_of(shape, tiling)[0]
+
+    def tiles_of(self, shape: Shape, tiling: Tiling) -> tuple[int, int]:
+        """How many tiles of rows there are, and how many of what they go over."""
+        sides = (shape.keys, shape.queries) if self.of_keys else (shape.queries, shape.keys)
+        return -(-sides[0] // tiling.rows), -(-sides[1] // tiling.columns)
+
+    def list_bytes(self, shape: Shape, tiling: Tiling, code: Code) -> int:
+        """What the lists of tiles take."""
+        return 4 * cuda_attention_mods.list_ints(
+            code, shape.batch, shape.heads, *self.tiles_of(shape, tiling)
+        )
 
     def shared_bytes(self, features: int, tiling: Tiling) -> int:
         """Of a block: its own tiles, and two stages of what it goes over."""
@@ -171,8 +198,10 @@ def refused(shape: Shape, dtype: np.dtype, strides: Sequence[Strides], arch: str
     return None
 
 
-def source(kernel: Kernel, dtype: np.dtype, features: int, causal: bool, tiling: Tiling) -> str:
-    """The CUDA C++ of one kernel; lengths, heads and strides are arguments."""
+def source(
+    kernel: Kernel, dtype: np.dtype, features: int, causal: bool, tiling: Tiling, code: Code = NO_CODE
+) -> str:
+    """The CUDA C++ of one kernel, behind its prelude; lengths, heads and strides are arguments."""
     constants = {
         "FEATURES": features,
         "THREADS": tiling.threads,
@@ -182,8 +211,10 @@ def source(kernel: Kernel, dtype: np.dtype, features: int, causal: bool, tiling:
         "BLOCKS": tiling.blocks,
     }
     head = "".join(f"constexpr int {name} = {value};\n" for name, value in constants.items())
-    head += f"constexpr bool CAUSAL = {str(causal).lower()};\n"
-    return head + cuda_mma.text(dtype.name, group_sizes(features, tiling)) + COMMON + kernel.body
+    flags = {"CAUSAL": causal, "OF_KEYS": kernel.of_keys}
+    head += "".join(f"constexpr bool {name} = {str(value).lower()};\n" for name, value in flags.items())
+    products = cuda_mma.text(dtype.name, group_sizes(features, tiling))
+    return head + products + code.text + COMMON + kernel.body
 
 
 def group_sizes(features: int, tiling: Tiling) -> cuda_mma.GroupSizes | None:
@@ -212,11 +243,11 @@ def padded(shape: Shape) -> int:
 
 @functools.lru_cache(256)
 def _function(
-    kernel: Kernel, dtype: np.dtype, features: int, causal: bool, tiling: Tiling, device: int
+    kernel: Kernel, dtype: np.dtype, features: int, causal: bool, tiling: Tiling, code: Code, device: int
 ) -> cuda_runtime.Kernel:
     cuda_runtime.use_device(device)
     arch = cuda_runtime.properties(device).arch
-    text = source(kernel, dtype, features, causal, tiling)
+    text = with_prelude(source(kernel, dtype, features, causal, tiling, code))
     return cuda_runtime.Module(nvrtc.compile(text, arch, kernel.entry)).kernel(kernel.entry)
 
 
@@ -229,12 +260,14 @@ def prepare(
     causal: bool,
     device: int,
     tiling: Tiling | None = None,
+    code: Code = NO_CODE,
 ) -> cuda_runtime.Launch:
     """The launch of one kernel; its first arguments, the addresses of ``kernel.operands``, are to be set.
 
     Args:
       strides: by name.
       tiling: another than the kernel's own.
+      code: what is done with scores; if anything, addresses of ``code.operands`` are to be set behind the others.
     Raises:
       UnsupportedError: ``refused`` says why, or the scale is not positive.
     """
@@ -244,11 +277,48 @@ def prepare(
         reason = f"scale={scale} is not positive, and the greatest score is taken before it is scaled"
     if reason is not None:
         raise errors.UnsupportedError("there is no kernel for this attention.", why=reason)
-    tiling = tiling or kernel.tiling(shape.features, arch)
-    function = _function(kernel, dtype, shape.features, causal, tiling, device)
-    arguments = [0] * len(kernel.operands) + [problem(kernel, shape, scale, strides)]
-    shared = kernel.shared_bytes(shape.features, tiling)
-    return function.prepare((kernel.blocks(shape, tiling),), (tiling.threads,), shared, arguments)
+    tiling = tiling or kernel.tiling(shape.features, arch, code)
+    function = _function(kernel, dtype, shape.features, causal, tiling, code, device)
+    arguments = [0] * len(operands_of(kernel, code)) + [problem(kernel, shape, scale, strides)]
+    if kernel.body is cuda_attention_mods.TILES:
+        grid, shared = (
+            cuda_attention_mods.lists(code, shape.batch, shape.heads, kernel.tiles_of(shape, tiling)[0]),
+            0,
+        )
+    else:
+        grid, shared = kernel.blocks(shape, tiling), kernel.shared_bytes(shape.features, tiling)
+    return function.prepare((grid,), (tiling.threads,), shared, arguments)
+
+
+def operands_of(kernel: Kernel, code: Code) -> tuple[str, ...]:
+    """The parameters that are arrays."""
+    return kernel.operands if code is NO_CODE else (*kernel.operands, *code.operands)
+
+
+class _Kernel:
+    """One of the kernels of a call, behind the one that lists its tiles if it has a mask."""
+
+    def __init__(self, kernel: Kernel, shape: Shape, *options: Any, code: Code):
+        device = options[-1]
+        tiling = kernel.tiling(shape.features, cuda_runtime.properties(device).arch, code)
+        how = {"tiling": tiling, "code": code}
+        self.list_bytes = -(-kernel.list_bytes(shape, tiling, code) // 16) * 16
+        self._lists = prepare(kernel.lists, shape, *options, **how) if code.masked else None
+        self._launch = prepare(kernel, shape, *options, **how)
+        self._plain = code is NO_CODE
+
+    def __call__(self, pointers: Sequence[int], extras: Sequence[int], lists: int, stream: Any) -> None:
+        """Put it on a stream.
+
+        Args:
+          pointers: those of the kernel's operands.
+          extras: the addresses of the numbers of batch entries and heads, and of the tables; none without a ``Code``.
+          lists: memory of ``list_bytes``.
+        """
+        behind = [] if self._plain else [*extras[:2], lists, *extras[2:]]
+        if self._lists is not None:
+            _run(self._lists, behind, stream)
+        _run(self._launch, [*pointers, *behind], stream)
 
 
 class Forward:
@@ -261,6 +331,9 @@ class Forward:
       scale: of the scores; positive.
       causal: whether query ``t`` sees keys 0 to ``t`` only.
       device: the number of the device.
+      code: what is done with scores.
+    Attributes:
+      scratch_bytes: bytes of device memory that a call needs.
     Raises:
       UnsupportedError: ``refused`` says why, or the scale is not positive.
     """
@@ -273,21 +346,39 @@ class Forward:
         scale: float,
         causal: bool,
         device: int,
+        code: Code = NO_CODE,
     ):
         named = dict(zip(_NAMES[:4], strides, strict=True))
-        self._launch = prepare(FORWARD_KERNEL, shape, dtype, named, scale, causal, device)
+        self._kernel = _Kernel(FORWARD_KERNEL, shape, dtype, named, scale, causal, device, code=code)
+        self.scratch_bytes = self._kernel.list_bytes
 
-    def __call__(self, q: int, k: int, v: int, out: int, lse: int, stream: Any) -> None:
-        """Put it on a stream. ``lse``, float32 (batch, heads, queries), gets the logarithms of sums of exp(score)."""
-        _run(self._launch, (q, k, v, out, lse), stream)
+    def __call__(
+        self,
+        q: int,
+        k: int,
+        v: int,
+        out: int,
+        lse: int,
+        scratch: int,
+        stream: Any,
+        extras: Sequence[int] = (),
+    ) -> None:
+        """Put it on a stream.
+
+        ``lse``, float32 (batch, heads, queries), gets the logarithms of sums of exp(score). ``extras`` are the numbers
+        of batch entries and heads, int32, and the tables of ``code``.
+        """
+        self._kernel((q, k, v, out, lse), extras, scratch, stream)
 
 
 class Backward:
     """The gradients of ``Forward``, the same bits each time.
 
     Args:
-      shape, dtype, scale, causal, device: as for ``Forward``.
+      shape, dtype, scale, causal, device, code: as for ``Forward``.
       strides: of q, k, v, out, dout, dq, dk and dv.
+    Attributes:
+      scratch_bytes: bytes of device memory that a call needs: two numbers for each row of queries, and lists of tiles.
     Raises:
       UnsupportedError: ``refused`` says why, or the scale is not positive.
     """
@@ -300,16 +391,14 @@ class Backward:
         scale: float,
         causal: bool,
         device: int,
+        code: Code = NO_CODE,
     ):
         named = dict(zip(_NAMES, strides, strict=True))
-        self._shape = shape
-        self._query = prepare(QUERY_KERNEL, shape, dtype, named, scale, causal, device)
-        self._key = prepare(KEY_KERNEL, shape, dtype, named, scale, causal, device)
-
-    @property
-    def scratch_bytes(self) -> int:
-        """Bytes of device memory that a call needs: two numbers for each row of queries."""
-        return 8 * self._shape.batch * self._shape.heads * padded(self._shape)
+        options = (shape, dtype, named, scale, causal, device)
+        self._query = _Kernel(QUERY_KERNEL, *options, code=code)
+        self._key = _Kernel(KEY_KERNEL, *options, code=code)
+        self._pairs_bytes = 8 * shape.batch * shape.heads * padded(shape)
+        self.scratch_bytes = self._pairs_bytes + self._query.list_bytes + self._key.list_bytes
 
     def __call__(
         self,
@@ -324,10 +413,12 @@ class Backward:
         dv: int,
         scratch: int,
         stream: Any,
+        extras: Sequence[int] = (),
     ) -> None:
         """Put it on a stream. ``out`` and ``lse`` are what ``Forward`` gave; ``scratch`` is of ``scratch_bytes``."""
-        _run(self._query, (q, k, v, out, lse, dout, dq, scratch), stream)
-        _run(self._key, (q, k, v, dout, dk, dv, scratch), stream)
+        lists = scratch + self._pairs_bytes
+        self._query((q, k, v, out, lse, dout, dq, scratch), extras, lists, stream)
+        self._key((q, k, v, dout, dk, dv, scratch), extras, lists + self._query.list_bytes, stream)
 
 
 def _run(launch: cuda_runtime.Launch, pointers: Sequence[int], stream: Any) -> None:

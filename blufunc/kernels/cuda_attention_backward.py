@@ -10,6 +10,8 @@ With P the weights, dP = dout v^T and delta = the sum over features of dout * ou
 gradients are dq = scale dS k, dk = scale dS^T q, dv = P^T dout. The first kernel leaves pairs (lse log2(e), delta) in
 scratch memory for the second; rows that see nothing, and those beyond the last, have an infinite lse: weights of 0.
 
+Of a score that is changed (``cuda_attention_mods.py``), dS is that times the derivative of the change, its slope.
+
 Constants as in ``cuda_attention_forward``; INNER of the COLUMNS of a tile are worked on at a time.
 """
 
@@ -21,7 +23,7 @@ static_assert(ROWS <= 2 * COLUMNS, "the output's tile is where the second stage 
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_query_gradient(const element *q, const element *k, const element *v, const element *out, const float *lse,
-                         const element *dout, element *dq, float2 *pairs, const Problem p) {
+                         const element *dout, element *dq, float2 *numbers, EXTRAS const Problem p) {
   const Place place = place_of(p.planes, p.section, (p.queries + ROWS - 1) / ROWS, CAUSAL);
   const int batch = place.plane / p.heads, head = place.plane % p.heads, first = place.tile * ROWS;
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * SLABS, there_are = p.queries - first;
@@ -31,8 +33,11 @@ attention_query_gradient(const element *q, const element *k, const element *v, c
   v = rows_at(v, p.v, batch, head / p.group, 0);
   int tiles = (p.keys + COLUMNS - 1) / COLUMNS;
   if (CAUSAL) tiles = min(tiles, (first + ROWS + COLUMNS - 1) / COLUMNS);
-  auto load_keys = [&](int t) {
-    const unsigned stage = stages + t % 2 * STAGE;
+  const Visits list = visits(LISTS, p, batch, head, place.tile, tiles);
+  const Pairs pairs = PAIRS_OF(batch, head);
+  auto load_keys = [&](int n) {
+    const unsigned stage = stages + n % 2 * STAGE;
+    const int t = list.tile(n);
     load_tile<COLUMNS>(stage, k + t * COLUMNS * p.k.token, p.k.token, p.keys - t * COLUMNS);
     load_tile<COLUMNS>(stage + STAGE / 2, v + t * COLUMNS * p.v.token, p.v.token, p.keys - t * COLUMNS);
     end_of_copies();
@@ -42,7 +47,8 @@ attention_query_gradient(const element *q, const element *k, const element *v, c
   load_tile<ROWS>(rows + tile_bytes(ROWS), rows_at(dout, p.dout, batch, head, first), p.dout.token, there_are);
   load_tile<ROWS>(stages + STAGE, rows_at(out, p.out, batch, head, first), p.out.token, there_are);
   end_of_copies();
-  load_keys(0);
+  if (list.count) load_keys(0);
+  else end_of_copies();
   wait_for_copies<1>();
   __syncthreads();
   const Left<ROWS> queries(rows, warp_row), douts(rows + tile_bytes(ROWS), warp_row);
@@ -67,17 +73,18 @@ attention_query_gradient(const element *q, const element *k, const element *v, c
         delta[m][half] = sum_of_row(delta[m][half]);
         shift[m][half] = logarithm == negative_infinity() ? -negative_infinity() : logarithm * LOG2_E;
         if (lane % 4 == 0 && query < p.padded)
-          pairs[(long long)place.plane * p.padded + query] = make_float2(shift[m][half], delta[m][half]);
+          numbers[(long long)place.plane * p.padded + query] = make_float2(shift[m][half], delta[m][half]);
       }
     }
   }
 
-  const float scale = p.scale * LOG2_E;
+  const float scale = (SCORED ? 1 : p.scale) * LOG2_E;
   float sums[SLABS][FEATURES / 8][4] = {};
-  for (int t = 0; t < tiles; ++t) {
+  for (int n = 0; n < list.count; ++n) {
     wait_for_tile();  // the tile is there, and nobody reads the one before it, or the output's, any more
-    if (t + 1 < tiles) load_keys(t + 1);
-    const unsigned stage = stages + t % 2 * STAGE;
+    if (n + 1 < list.count) load_keys(n + 1);
+    const unsigned stage = stages + n % 2 * STAGE;
+    const int t = list.tile(n);
 #pragma unroll 1
     for (int inner = 0; inner < COLUMNS; inner += INNER) {
       const int start = t * COLUMNS + inner, row = first + warp_row;
@@ -89,22 +96,37 @@ attention_query_gradient(const element *q, const element *k, const element *v, c
       times_rows<COLUMNS>(gradients, douts, stage + STAGE / 2, inner);
       end_of_products();
       wait_for_products<1>(weights);
-      if (start + INNER > p.keys || (CAUSAL && start + INNER > row + 1)) {
+      const bool edge = start + INNER > p.keys || (CAUSAL && start + INNER > row + 1) || list.partial(n);
+      auto outside = [&](int m, int i) {
+        int key = start + i / 4 * 8 + lane % 4 * 2 + i % 2, query = row + m * 16 + i % 4 / 2 * 8 + lane / 4;
+        return key >= p.keys || (CAUSAL && key > query) || !pairs.seen(query, key);
+      };
+      if (!SCORED && edge) {
 #pragma unroll
         for (int m = 0; m < SLABS; ++m)
 #pragma unroll
-          for (int i = 0; i < INNER / 2; ++i) {
-            int key = start + i / 4 * 8 + lane % 4 * 2 + i % 2, query = row + m * 16 + i % 4 / 2 * 8 + lane / 4;
-            if (key >= p.keys || (CAUSAL && key > query)) weights[m][i / 4][i % 4] = negative_infinity();
-          }
+          for (int i = 0; i < INNER / 2; ++i)
+            if (outside(m, i)) weights[m][i / 4][i % 4] = negative_infinity();
       }
 #pragma unroll
       for (int m = 0; m < SLABS; ++m)
 #pragma unroll
         for (int i = 0; i < INNER / 2; ++i) {
-          float &weight = weights[m][i / 4][i % 4];
+          float &weight = weights[m][i / 4][i % 4], slope = 1;
+          if constexpr (SCORED) {
+            int key = start + i / 4 * 8 + lane % 4 * 2 + i % 2, query = row + m * 16 + i % 4 / 2 * 8 + lane / 4;
+            weight = pairs.score(weight * p.scale, query, key, slope);
+          }
           weight = exp2_fast(weight * scale - shift[m][i % 4 / 2]);
+          if (SLOPED && weight > 0) weight *= slope;  // only the product of both is wanted
         }
+      if (SCORED && edge) {  // what is not seen has a score all the same
+#pragma unroll
+        for (int m = 0; m < SLABS; ++m)
+#pragma unroll
+          for (int i = 0; i < INNER / 2; ++i)
+            if (outside(m, i)) weights[m][i / 4][i % 4] = 0;
+      }
       wait_for_products<0>(gradients);
 #pragma unroll
       for (int m = 0; m < SLABS; ++m)
@@ -134,7 +156,7 @@ constexpr unsigned PAIRS = COLUMNS * sizeof(float2), STAGE = 2 * tile_bytes(COLU
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_key_gradient(const element *q, const element *k, const element *v, const element *dout, element *dk,
-                       element *dv, const float2 *pairs, const Problem p) {
+                       element *dv, const float2 *numbers, EXTRAS const Problem p) {
   const Place place = place_of(p.planes, p.section, (p.keys + ROWS - 1) / ROWS, false);
   const int key_heads = p.heads / p.group, batch = place.plane / key_heads, key_head = place.plane % key_heads;
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * SLABS;
@@ -142,15 +164,36 @@ attention_key_gradient(const element *q, const element *k, const element *v, con
   const int unit_begin = first + warp_row / UNIT * UNIT;
   const unsigned rows = shared_address(shared_memory), stages = rows + 2 * tile_bytes(ROWS);
   // the queries that see these keys, for each head of the group one after the other
-  const int begin = CAUSAL ? first / COLUMNS * COLUMNS : 0;
-  const int steps = max((p.queries - begin + COLUMNS - 1) / COLUMNS, 0) * p.group;
-  int next_head = key_head * p.group, next = begin, stage = 0;
+  const int begin = CAUSAL && !MASKED ? first / COLUMNS * COLUMNS : 0;
+  int next_head = key_head * p.group, next = begin, stage = 0, steps = 0, next_visit = 0;
+  bool next_partial = false;
+  Visits list = {};
+  if constexpr (MASKED) {
+    for (int i = 0; i < p.group; ++i) steps += visits(LISTS, p, batch, next_head + i, place.tile, 0).count;
+    --next_head;
+  } else {
+    steps = max((p.queries - begin + COLUMNS - 1) / COLUMNS, 0) * p.group;
+  }
+  auto advance = [&] {
+    if constexpr (MASKED) {
+      while (next_visit == list.count) {
+        list = visits(LISTS, p, batch, ++next_head, place.tile, 0);
+        next_visit = 0;
+      }
+      next = list.tile(next_visit) * COLUMNS;
+      next_partial = list.partial(next_visit++);
+    } else {
+      next += COLUMNS;
+      if (next >= p.queries) next = begin, ++next_head;
+    }
+  };
+  if (MASKED && steps) advance();
   auto load_queries = [&] {
     const unsigned to = stages + stage * STAGE;
     load_tile<COLUMNS>(to, rows_at(q, p.q, batch, next_head, next), p.q.token, p.queries - next);
     load_tile<COLUMNS>(to + tile_bytes(COLUMNS), rows_at(dout, p.dout, batch, next_head, next), p.dout.token,
                        p.queries - next);
-    const float2 *from = pairs + (long long)(batch * p.heads + next_head) * p.padded + next;
+    const float2 *from = numbers + (long long)(batch * p.heads + next_head) * p.padded + next;
     for (int i = threadIdx.x; i < COLUMNS / 2; i += THREADS)
       copy16(to + 2 * tile_bytes(COLUMNS) + i * 16, from + i * 2, true);
     end_of_copies();
@@ -165,14 +208,15 @@ attention_key_gradient(const element *q, const element *k, const element *v, con
   __syncthreads();
   const Left<ROWS> keys(rows, warp_row), values(rows + tile_bytes(ROWS), warp_row);
 
-  const float scale = p.scale * LOG2_E;
+  const float scale = (SCORED ? 1 : p.scale) * LOG2_E;
   float key_sums[SLABS][FEATURES / 8][4] = {}, value_sums[SLABS][FEATURES / 8][4] = {};
   for (int step = 0; step < steps; ++step) {
     const int query = next;
+    const bool partial = next_partial;
+    const Pairs pairs = PAIRS_OF(batch, next_head);
     const unsigned tile = stages + stage * STAGE;
     const float4 *two_pairs = (const float4 *)(shared_memory + (tile - rows) + 2 * tile_bytes(COLUMNS));
-    next += COLUMNS;
-    if (next >= p.queries) next = begin, ++next_head;
+    if (!MASKED || step + 1 < steps) advance();
     stage ^= 1;
     wait_for_tile();  // the tile is there, and nobody reads the one before it any more
     if (step + 1 < steps) load_queries();
@@ -187,13 +231,25 @@ attention_key_gradient(const element *q, const element *k, const element *v, con
       times_rows<COLUMNS>(gradients, values, tile + tile_bytes(COLUMNS), inner);
       end_of_products();
       wait_for_products<1>(weights);
-      if (CAUSAL && start < row + 16 * SLABS - 1) {
+      float slopes[SLOPED ? SLABS : 1][SLOPED ? INNER / 8 : 1][4];
+      if constexpr (SCORED) {
 #pragma unroll
         for (int m = 0; m < SLABS; ++m)
 #pragma unroll
           for (int i = 0; i < INNER / 2; ++i) {
             int query = start + i / 4 * 8 + lane % 4 * 2 + i % 2, key = row + m * 16 + i % 4 / 2 * 8 + lane / 4;
-            if (key > query) weights[m][i / 4][i % 4] = negative_infinity();
+            float &weight = weights[m][i / 4][i % 4], slope = 1;
+            weight = pairs.score(weight * p.scale, query, key, slope);
+            if (SLOPED) slopes[m][i / 4][i % 4] = slope;
+          }
+      }
+      if ((CAUSAL && start < row + 16 * SLABS - 1) || partial) {
+#pragma unroll
+        for (int m = 0; m < SLABS; ++m)
+#pragma unroll
+          for (int i = 0; i < INNER / 2; ++i) {
+            int query = start + i / 4 * 8 + lane % 4 * 2 + i % 2, key = row + m * 16 + i % 4 / 2 * 8 + lane / 4;
+            if ((CAUSAL && key > query) || !pairs.seen(query, key)) weights[m][i / 4][i % 4] = negative_infinity();
           }
       }
       float deltas[INNER / 8][2];
@@ -218,7 +274,9 @@ attention_key_gradient(const element *q, const element *k, const element *v, con
 #pragma unroll
         for (int i = 0; i < SLABS * 4; ++i) {
           float &gradient = gradients[i / 4][n][i % 4];
-          gradient = weights[i / 4][n][i % 4] * (gradient - deltas[n][i % 2]);
+          const float weight = weights[i / 4][n][i % 4];
+          gradient = weight * (gradient - deltas[n][i % 2]);
+          if (SLOPED && weight > 0) gradient *= slopes[i / 4][n][i % 4];
         }
       as_left(left_gradients, gradients);
       begin_products();

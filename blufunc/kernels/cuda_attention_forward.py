@@ -5,7 +5,8 @@ of keys, their running maximum and sum, and the weighted sum of the values are a
 have the rows. ``COMMON`` is what the backward kernels begin with, too.
 
 Constants: FEATURES, CAUSAL, THREADS; a block has ROWS query rows, SLABS times 16 for each warp, and takes COLUMNS
-keys at a time, which are copied while it works on those before.
+keys at a time, which are copied while it works on those before. What users do with scores (``cuda_attention_mods.py``) is
+in ``Pairs``: whether a pair is seen, and the score that counts; with a mask, a block goes through a list of tiles.
 """
 
 from __future__ import annotations
@@ -43,13 +44,31 @@ inline element *rows_at(element *x, const Strides &s, int batch, int head, int t
 }
 
 inline float negative_infinity() { return __uint_as_float(0xff800000u); }
+
+// The tiles of the other side that a block goes through: all up to the end, or those of a list. A list has its length,
+// and then of each tile twice its number, and one more where not all pairs in it are seen.
+struct Visits {
+  const int *list;
+  int count;
+  inline int tile(int n) const { return MASKED ? list[1 + n] >> 1 : n; }
+  inline bool partial(int n) const { return MASKED && list[1 + n] & 1; }
+};
+inline Visits visits(const int *lists, const Problem &p, int batch, int head, int tile, int all) {
+  if (!MASKED) return {nullptr, all};
+  const int all_rows = OF_KEYS ? p.keys : p.queries, all_columns = OF_KEYS ? p.queries : p.keys;
+  const int tiles = (all_rows + ROWS - 1) / ROWS, columns = (all_columns + COLUMNS - 1) / COLUMNS;
+  const int plane = (BY_BATCH ? batch : 0) * (BY_HEAD ? p.heads : 1) + (BY_HEAD ? head : 0);
+  const int *list = lists + ((long long)plane * tiles + tile) * (columns + 1);
+  return {list, list[0]};
+}
 """
 
 FORWARD = r"""
 constexpr unsigned STAGE = 2 * tile_bytes(COLUMNS);
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-attention_forward(const element *q, const element *k, const element *v, element *out, float *lse, const Problem p) {
+attention_forward(const element *q, const element *k, const element *v, element *out, float *lse,
+                  EXTRAS const Problem p) {
   const Place place = place_of(p.planes, p.section, (p.queries + ROWS - 1) / ROWS, CAUSAL);
   const int batch = place.plane / p.heads, head = place.plane % p.heads, first = place.tile * ROWS;
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * SLABS;
@@ -59,8 +78,11 @@ attention_forward(const element *q, const element *k, const element *v, element 
   v = rows_at(v, p.v, batch, head / p.group, 0);
   int tiles = (p.keys + COLUMNS - 1) / COLUMNS;
   if (CAUSAL) tiles = min(tiles, (first + ROWS + COLUMNS - 1) / COLUMNS);
-  auto load_keys = [&](int t) {
-    const unsigned stage = stages + t % 2 * STAGE;
+  const Visits list = visits(LISTS, p, batch, head, place.tile, tiles);
+  const Pairs pairs = PAIRS_OF(batch, head);
+  auto load_keys = [&](int n) {
+    const unsigned stage = stages + n % 2 * STAGE;
+    const int t = list.tile(n);
     load_tile<COLUMNS>(stage, k + t * COLUMNS * p.k.token, p.k.token, p.keys - t * COLUMNS);
     load_tile<COLUMNS>(stage + STAGE / 2, v + t * COLUMNS * p.v.token, p.v.token, p.keys - t * COLUMNS);
     end_of_copies();
@@ -68,21 +90,22 @@ attention_forward(const element *q, const element *k, const element *v, element 
 
   load_tile<ROWS>(rows, rows_at(q, p.q, batch, head, first), p.q.token, p.queries - first);
   end_of_copies();
-  load_keys(0);
+  if (list.count) load_keys(0);
+  else end_of_copies();
   wait_for_copies<1>();
   __syncthreads();
   const Left<ROWS> queries(rows, warp_row);
 
-  const float scale = p.scale * LOG2_E;  // exp(x) is exp2(x log2(e)), one instruction
+  const float unit = SCORED ? 1 : p.scale, scale = unit * LOG2_E;  // exp(x) is exp2(x log2(e)), one instruction
   float sums[SLABS][FEATURES / 8][4] = {}, top[SLABS][2], total[SLABS][2] = {};
 #pragma unroll
   for (int m = 0; m < SLABS; ++m) top[m][0] = top[m][1] = negative_infinity();
 
-  for (int t = 0; t < tiles; ++t) {
+  for (int n = 0; n < list.count; ++n) {
     wait_for_tile();  // the tile is there, and nobody reads the one before it any more
-    if (t + 1 < tiles) load_keys(t + 1);
-    const unsigned stage = stages + t % 2 * STAGE;
-    const int start = t * COLUMNS, row = first + warp_row;
+    if (n + 1 < list.count) load_keys(n + 1);
+    const unsigned stage = stages + n % 2 * STAGE;
+    const int start = list.tile(n) * COLUMNS, row = first + warp_row;
     if (CAUSAL && start >= unit_end) continue;  // none of these rows sees the keys
 
     float scores[SLABS][COLUMNS / 8][4];
@@ -90,13 +113,24 @@ attention_forward(const element *q, const element *k, const element *v, element 
     times_rows<COLUMNS>(scores, queries, stage, 0);
     end_of_products();
     wait_for_products<0>(scores);
-    if (start + COLUMNS > p.keys || (CAUSAL && start + COLUMNS > row + 1)) {
+    if constexpr (SCORED) {
 #pragma unroll
       for (int m = 0; m < SLABS; ++m)
 #pragma unroll
         for (int i = 0; i < COLUMNS / 2; ++i) {
           int key = start + i / 4 * 8 + lane % 4 * 2 + i % 2, query = row + m * 16 + i % 4 / 2 * 8 + lane / 4;
-          if (key >= p.keys || (CAUSAL && key > query)) scores[m][i / 4][i % 4] = negative_infinity();
+          float &score = scores[m][i / 4][i % 4];
+          score = pairs.score(score * p.scale, query, key);
+        }
+    }
+    if (start + COLUMNS > p.keys || (CAUSAL && start + COLUMNS > row + 1) || list.partial(n)) {
+#pragma unroll
+      for (int m = 0; m < SLABS; ++m)
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 2; ++i) {
+          int key = start + i / 4 * 8 + lane % 4 * 2 + i % 2, query = row + m * 16 + i % 4 / 2 * 8 + lane / 4;
+          if (key >= p.keys || (CAUSAL && key > query) || !pairs.seen(query, key))
+            scores[m][i / 4][i % 4] = negative_infinity();
         }
     }
 #pragma unroll
@@ -138,7 +172,7 @@ attention_forward(const element *q, const element *k, const element *v, element 
       factor[m][half] = sum > 0 ? 1 / sum : 0;
       if (lane % 4 == 0 && query < p.queries)
         lse[(long long)place.plane * p.queries + query] =
-            sum > 0 ? top[m][half] * p.scale + logf(sum) : negative_infinity();
+            sum > 0 ? top[m][half] * unit + logf(sum) : negative_infinity();
     }
   store_rows<ROWS>(rows_at(out, p.out, batch, head, first), p.out.token, p.queries - first, shared_memory, warp_row,
                    sums, factor);

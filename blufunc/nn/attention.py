@@ -56,7 +56,9 @@ def dot_product_attention(
     number; under ``vmap`` and on a mesh the numbers are those of the entries of one example, and of the whole arrays.
     Ready-made ones are in ``nn.masks`` and ``nn.score_mods``::
 
-        nn.dot_product_attention(q, k, v, mask_mod=lambda b, h, q, k: (q >= k) & (ids[b, q] == ids[b, k]))
+        nn.dot_product_attention(
+            q, k, v, mask_mod=lambda b, h, q, k: (q >= k) & (ids[b, q] == ids[b, k])
+        )
         nn.dot_product_attention(q, k, v, is_causal=True, score_mod=nn.score_mods.soft_cap(50.0))
 
     On a GPU a kernel computes values and the gradients of query, key and value, under the conditions that
@@ -164,7 +166,9 @@ def _entries(name: str, x: Any, shape: tuple[int, ...]) -> Callable:
     x = bnp.asarray(x)
     _check_placed(name, x, shape)
     sizes = shape[4 - x.ndim :]
-    return lambda *pair: x[tuple([i if n == m else 0 for i, n, m in zip(pair[4 - x.ndim :], x.shape, sizes, strict=True)])]
+    return lambda *pair: x[
+        tuple([i if n == m else 0 for i, n, m in zip(pair[4 - x.ndim :], x.shape, sizes, strict=True)])
+    ]
 
 
 def _attend(query: Any, key: Any, value: Any, bias: Any, mask: Any, *, scale: float, is_causal: bool) -> Any:

@@ -124,13 +124,23 @@ def _counting(scores: Any, queries: int, extras: Sequence[Any], is_causal: bool,
     if mods is None:
         # Adding is cheaper than choosing, and has no backward pass. It is right because every query sees a key:
         # probabilities of 0 stop the gradient.
-        return scores + bnp.where(_causal(scores, queries), bnp.zeros((), scores.dtype), MASKED) if is_causal else scores
+        return (
+            scores + bnp.where(_causal(scores, queries), bnp.zeros((), scores.dtype), MASKED)
+            if is_causal
+            else scores
+        )
     batch, heads, *tables = extras
     pairs = Pairs(batch, heads, queries, scores.shape[-1], scores.shape[1])
-    scores = modified(mods, tables, pairs, scores)
-    visible = [seen(mods, tables, pairs), _causal(scores, queries) if is_causal else None]
+    parts = [seen(mods, tables, pairs), _causal(scores, queries) if is_causal else None]
+    visible = [part for part in parts if part is not None]
+    if mods.score is not None:
+        for each in (
+            visible
+        ):  # else a derivative that is not finite where nothing is seen would come through, as 0 * NaN
+            scores = bnp.where(each, scores, 0)
+        scores = modified(mods, tables, pairs, scores)
     for each in visible:
-        scores = scores if each is None else bnp.where(each, scores, -math.inf)
+        scores = bnp.where(each, scores, -math.inf)
     return scores
 
 

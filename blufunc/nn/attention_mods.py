@@ -24,6 +24,7 @@ from blufunc.core.passes import simplify
 from blufunc.core.stage import stage
 from blufunc.core.structure import move_dim
 from blufunc.transforms.batch import Axis, batch_flat
+from blufunc.transforms.jvp import jvp_jaxpr
 
 NUMBERS = ("b", "h", "q", "k")
 """What a pair is called by: batch entry, query head, query, key."""
@@ -44,7 +45,15 @@ class Mods:
     mask_tables: int
 
     def __repr__(self) -> str:
-        return " and ".join(n for n, j in (("mask_mod", self.mask), ("score_mod", self.score)) if j is not None)
+        return " and ".join(
+            n for n, j in (("mask_mod", self.mask), ("score_mod", self.score)) if j is not None
+        )
+
+    @property
+    def slope(self) -> Jaxpr | None:
+        """From what ``score`` takes to the score and its derivative by the score before."""
+        score = self.score
+        return None if score is None else score.memoised("slope", lambda: _with_slope(score))
 
     def split(self, tables: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         """The tables of the mask, and those of the score."""
@@ -116,6 +125,14 @@ def _real(x: Any, dtype: np.dtype) -> Any:
     return x.astype(dtype)
 
 
+def _with_slope(jaxpr: Jaxpr) -> Jaxpr:
+    place = len(jaxpr.invars) - len(NUMBERS) - 1
+    nonzeros = tuple(i == place for i in range(len(jaxpr.invars)))
+    both, _ = jvp_jaxpr(jaxpr, nonzeros, (True,))
+    one = bnp.ones((), jaxpr.in_avals[place].dtype)
+    return simplify(stage(lambda *args: eval_jaxpr(both, [*args, one]), jaxpr.in_avals, "score_mod"))
+
+
 class _Spelled:
     """A jaxpr of scalars that is equal to those that do the same."""
 
@@ -174,7 +191,13 @@ def over_pairs(fun: Callable, pairs: Pairs, score: Any = None) -> Any:
     heads = bnp.reshape(pairs.heads, (K, N // K)) if shared else pairs.heads
     queries, keys = (bnp.arange(n, dtype=dtypes.int32) for n in (pairs.queries, pairs.keys))
     args = [pairs.batch, heads, queries, keys]
-    axes = [(pairs.batch.shape[0], 0), (K, 1), (pairs.queries, 2), *([(N // K, 1)] if shared else []), (pairs.keys, 3)]
+    axes = [
+        (pairs.batch.shape[0], 0),
+        (K, 1),
+        (pairs.queries, 2),
+        *([(N // K, 1)] if shared else []),
+        (pairs.keys, 3),
+    ]
     levels = [(size, tuple([n == which for n in range(len(args))])) for size, which in axes]
     if score is not None:
         args, levels = [score, *args], [(size, (True, *mapped)) for size, mapped in levels]

@@ -29,7 +29,9 @@ def sliding_window(n: int) -> Callable:
     """
     if n < 1:
         raise errors.ValueRangeError(
-            f"sliding_window: a window of {n} positions.", where=source.here(), fix="1 or more: a query sees itself"
+            f"sliding_window: a window of {n} positions.",
+            where=source.here(),
+            fix="1 or more: a query sees itself",
         )
     return lambda b, h, q, k: (q >= k) & (q - k < n)
 

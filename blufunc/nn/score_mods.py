@@ -40,7 +40,9 @@ def soft_cap(c: float) -> Callable:
       ValueRangeError: ``c`` is not positive.
     """
     if not c > 0:
-        raise errors.ValueRangeError(f"soft_cap: a bound of {c}.", where=source.here(), fix="a positive number")
+        raise errors.ValueRangeError(
+            f"soft_cap: a bound of {c}.", where=source.here(), fix="a positive number"
+        )
     return lambda score, b, h, q, k: c * bnp.tanh(score / c)
 
 

@@ -150,13 +150,13 @@ def test_rows_that_see_nothing():
 
 def test_forward_mode_and_second_derivatives():
     x = operands(2)
-    f = lambda *x: nn.dot_product_attention(*x, score_mod=nn.score_mods.soft_cap(0.7), mask_mod=MASKS["window"][0])
+    f = lambda *x: nn.dot_product_attention(
+        *x, score_mod=nn.score_mods.soft_cap(0.7), mask_mod=MASKS["window"][0]
+    )
     g = lambda *x: plain(*x, MASKS["window"][1], SCORES["soft cap"][1])
     t = operands(2)
     np.testing.assert_allclose(bf.jvp(f, x, t)[1], bf.jvp(g, x, t)[1], atol=1e-12)
-    got, want = (
-        bf.jvp(bf.grad(lambda *x: (f(*x) ** 2).sum(), (0, 1, 2)), x, t)[1] for f in (f, g)
-    )
+    got, want = (bf.jvp(bf.grad(lambda *x: (f(*x) ** 2).sum(), (0, 1, 2)), x, t)[1] for f in (f, g))
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-11)
 
@@ -169,7 +169,9 @@ def test_vmap(of_table):
     """The numbers of batch entries are those of one example; a table may be each example's own."""
     ids = RNG.integers(0, 3, (EXAMPLES, B, T) if of_table == 0 else (B, T)).astype(np.int32)
     xs = [bnp.stack(x) for x in zip(*[operands(2) for _ in range(EXAMPLES)], strict=True)]
-    f = lambda q, k, v, ids: nn.dot_product_attention(q, k, v, mask_mod=nn.masks.document(ids), is_causal=True)
+    f = lambda q, k, v, ids: nn.dot_product_attention(
+        q, k, v, mask_mod=nn.masks.document(ids), is_causal=True
+    )
     got = bf.vmap(f, (0, 0, 0, of_table))(*xs, ids)
     each = [ids[n] if of_table == 0 else ids for n in range(EXAMPLES)]
     want = [f(*[x[n] for x in xs], each[n]) for n in range(EXAMPLES)]
@@ -210,7 +212,9 @@ def test_half_precision(dtype):
 
 def test_closures_that_do_the_same_are_one_program():
     x = operands(2)
-    f = lambda n: bf.make_jaxpr(lambda *x: nn.dot_product_attention(*x, mask_mod=nn.masks.sliding_window(n)))(*x)
+    f = lambda n: bf.make_jaxpr(lambda *x: nn.dot_product_attention(*x, mask_mod=nn.masks.sliding_window(n)))(
+        *x
+    )
     mods = [next(e.params["mods"] for e in f(n).eqns if "mods" in e.params) for n in (3, 3, 4)]
     assert mods[0] == mods[1] != mods[2]
 
@@ -229,8 +233,16 @@ def test_slopes_of_the_paper():
 
 
 ERRORS = {
-    "not one number": ({"mask_mod": lambda b, h, q, k: bnp.arange(3) > k}, errors.ShapeError, r"shape \(3,\)"),
-    "mask of numbers": ({"mask_mod": lambda b, h, q, k: q - k}, errors.DtypeError, "returns int32, and not a bool"),
+    "not one number": (
+        {"mask_mod": lambda b, h, q, k: bnp.arange(3) > k},
+        errors.ShapeError,
+        r"shape \(3,\)",
+    ),
+    "mask of numbers": (
+        {"mask_mod": lambda b, h, q, k: q - k},
+        errors.DtypeError,
+        "returns int32, and not a bool",
+    ),
     "score of booleans": ({"score_mod": lambda s, b, h, q, k: q > k}, errors.DtypeError, "returns bool"),
 }
 

@@ -13,7 +13,11 @@ B, T, N, K, H = 4, 6, 4, 2, 3
 
 @pytest.mark.parametrize(
     "shape, axes, spec",
-    [((2,), ("data",), P("data")), ((2,), ("model",), P(None, None, "model")), ((2, 2), ("data", "model"), P("data", None, "model"))],
+    [
+        ((2,), ("data",), P("data")),
+        ((2,), ("model",), P(None, None, "model")),
+        ((2, 2), ("data", "model"), P("data", None, "model")),
+    ],
 )
 def test_batch_and_heads_are_divided_and_their_numbers_with_them(shape, axes, spec):
     rng = np.random.default_rng(0)
@@ -26,7 +30,9 @@ def test_batch_and_heads_are_divided_and_their_numbers_with_them(shape, axes, sp
         return (nn.dot_product_attention(q, k, v, **mods) ** 2).sum()
 
     def step(*args):
-        value, grads = bf.value_and_grad(lambda *x: f(*x[:3], args[3], x[3]), (0, 1, 2, 3))(*args[:3], args[4])
+        value, grads = bf.value_and_grad(lambda *x: f(*x[:3], args[3], x[3]), (0, 1, 2, 3))(
+            *args[:3], args[4]
+        )
         return [value, *grads]
 
     local = check(
