@@ -35,6 +35,7 @@ class Explanation:
       timings: the measured times of the steps; None unless the function was run.
       why_not_compiled: why the program runs as NumPy calls; empty if it is compiled.
       bodies: the programs within it, which its loops and branches run.
+      notes: operations that have kernels, but not here, and why: they run as what they are made of.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Explanation:
     timings: Timings | None
     why_not_compiled: str
     bodies: Sequence[Body] = ()
+    notes: Sequence[str] = ()
 
     def __str__(self) -> str:
         parts = [self._head()]
@@ -52,7 +54,7 @@ class Explanation:
         parts.append(cost_table(self.cost, self.machine, timed) if self.cost.steps else "nothing is computed")
         if self.timings and timed is None:
             parts += ["", "measured, as NumPy calls:", str(self.timings)]
-        reasons = [*self.fusion.reasons(), *self._on_host()]
+        reasons = [*self.notes, *self.fusion.reasons(), *self._on_host()]
         if reasons:
             parts += ["", *reasons]
         for body in self.bodies:
@@ -85,7 +87,7 @@ def _of_body(body: Body, machine: Machine, outer: str = "") -> list[str]:
     number = f"{outer}{body.step}"
     lines = ["", f"step {number} runs {body.role}:"]
     lines.append(cost_table(sight.cost, machine) if sight.cost.steps else "nothing is computed")
-    reasons = sight.fusion.reasons()
+    reasons = [*sight.notes, *sight.fusion.reasons()]
     lines += ["", *reasons] if reasons else []
     for inner in sight.bodies:
         lines += _of_body(inner, machine, f"{number}.")
@@ -128,4 +130,5 @@ def explain(
         timings,
         sight.why_not_compiled,
         sight.bodies,
+        sight.notes,
     )

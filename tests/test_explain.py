@@ -7,7 +7,7 @@ import pytest
 
 import blufunc as bf
 import blufunc.numpy as bnp
-from blufunc import errors, lax
+from blufunc import errors, lax, nn
 from blufunc.config import config
 from blufunc.explain import Explanation
 from blufunc.kernels import host_compiler
@@ -389,3 +389,25 @@ def test_a_retrace_is_printed(monkeypatch, capsys):
 def test_nothing_is_printed_unasked(compiled, capsys):
     bf.jit(lambda x: bnp.exp(x))(ARGS[0])
     assert capsys.readouterr().err == ""
+
+
+def test_attention_that_has_no_kernel(monkeypatch):
+    """Says why, at which line; where there is a kernel, nothing."""
+    fake_cuda.install(monkeypatch)
+    device = bf.devices("cuda")[0]
+    q = bnp.ones((1, 40, 2, 16), dtype="bfloat16")
+    table = bnp.ones((2, 5))
+
+    def told(f, *args):
+        text = str(bf.explain(f, *args, device=device))
+        return [line for line in text.splitlines() if "no kernel for" in line]
+
+    attend = lambda q, **mods: nn.dot_product_attention(q, q, q, **mods).astype("float32").sum()
+    relative = lambda q, table: attend(q, score_mod=nn.score_mods.relative_bias(table))
+    assert told(relative, q, table) == told(bf.grad(relative), q, table) == []
+    (line,) = told(lambda q: attend(q, is_causal=True), q.astype("float32"))
+    assert "attention at test_explain.py:" in line and "elements are float32" in line
+    (line,) = told(lambda q: attend(q, score_mod=lambda s, b, h, q, k: s + bnp.sort(bnp.stack([q, k]))[0]), q)
+    assert "score_mod has no code in a kernel: sort has no scalar code" in line
+    (line,) = told(bf.grad(relative, (0, 1)), q, table)
+    assert "attention_table_grad" in line and "the gradients of arrays that score_mod reads" in line

@@ -298,13 +298,25 @@ def operands_of(kernel: Kernel, code: Code) -> tuple[str, ...]:
 class _Kernel:
     """One of the kernels of a call, behind the one that lists its tiles if it has a mask."""
 
-    def __init__(self, kernel: Kernel, shape: Shape, *options: Any, code: Code):
-        device = options[-1]
+    def __init__(
+        self,
+        kernel: Kernel,
+        shape: Shape,
+        dtype: np.dtype,
+        strides: Mapping[str, Strides],
+        scale: float,
+        causal: bool,
+        device: int,
+        code: Code,
+    ):
         tiling = kernel.tiling(shape.features, cuda_runtime.properties(device).arch, code)
-        how = {"tiling": tiling, "code": code}
+
+        def made(kernel: Kernel) -> cuda_runtime.Launch:
+            return prepare(kernel, shape, dtype, strides, scale, causal, device, tiling, code)
+
         self.list_bytes = -(-kernel.list_bytes(shape, tiling, code) // 16) * 16
-        self._lists = prepare(kernel.lists, shape, *options, **how) if code.masked else None
-        self._launch = prepare(kernel, shape, *options, **how)
+        self._lists = made(kernel.lists) if code.masked else None
+        self._launch = made(kernel)
         self._plain = code is NO_CODE
 
     def __call__(self, pointers: Sequence[int], extras: Sequence[int], lists: int, stream: Any) -> None:
@@ -353,22 +365,17 @@ class Forward:
         self.scratch_bytes = self._kernel.list_bytes
 
     def __call__(
-        self,
-        q: int,
-        k: int,
-        v: int,
-        out: int,
-        lse: int,
-        scratch: int,
-        stream: Any,
-        extras: Sequence[int] = (),
+        self, pointers: Sequence[int], scratch: int, stream: Any, extras: Sequence[int] = ()
     ) -> None:
         """Put it on a stream.
 
-        ``lse``, float32 (batch, heads, queries), gets the logarithms of sums of exp(score). ``extras`` are the numbers
-        of batch entries and heads, int32, and the tables of ``code``.
+        Args:
+          pointers: of q, k, v, out, and lse, float32 (batch, heads, queries), which gets the logarithms of sums of
+            exp(score).
+          scratch: memory of ``scratch_bytes``.
+          extras: with ``code``, those of the numbers of batch entries and heads, int32, and of its tables.
         """
-        self._kernel((q, k, v, out, lse), extras, scratch, stream)
+        self._kernel(pointers, extras, scratch, stream)
 
 
 class Backward:
@@ -401,21 +408,10 @@ class Backward:
         self.scratch_bytes = self._pairs_bytes + self._query.list_bytes + self._key.list_bytes
 
     def __call__(
-        self,
-        q: int,
-        k: int,
-        v: int,
-        out: int,
-        lse: int,
-        dout: int,
-        dq: int,
-        dk: int,
-        dv: int,
-        scratch: int,
-        stream: Any,
-        extras: Sequence[int] = (),
+        self, pointers: Sequence[int], scratch: int, stream: Any, extras: Sequence[int] = ()
     ) -> None:
-        """Put it on a stream. ``out`` and ``lse`` are what ``Forward`` gave; ``scratch`` is of ``scratch_bytes``."""
+        """Put it on a stream: as ``Forward``, with pointers of q, k, v, out, lse, dout, dq, dk and dv."""
+        q, k, v, out, lse, dout, dq, dk, dv = pointers
         lists = scratch + self._pairs_bytes
         self._query((q, k, v, out, lse, dout, dq, scratch), extras, lists, stream)
         self._key((q, k, v, dout, dk, dv, scratch), extras, lists + self._query.list_bytes, stream)

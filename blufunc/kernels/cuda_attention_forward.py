@@ -5,8 +5,9 @@ of keys, their running maximum and sum, and the weighted sum of the values are a
 have the rows. ``COMMON`` is what the backward kernels begin with, too.
 
 Constants: FEATURES, CAUSAL, THREADS; a block has ROWS query rows, SLABS times 16 for each warp, and takes COLUMNS
-keys at a time, which are copied while it works on those before. What users do with scores (``cuda_attention_mods.py``) is
-in ``Pairs``: whether a pair is seen, and the score that counts; with a mask, a block goes through a list of tiles.
+keys at a time, which are copied while it works on those before. What users do with scores is in ``Pairs``
+(``cuda_attention_mods.py``): whether a pair is seen, and the score that counts; with a mask, a block goes through a
+list of tiles.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """``mask_mod`` and ``score_mod`` in the texts of attention on a CUDA device.
 
 Kernels, stage 6, below ``cuda_attention``. In: the ``mods`` of an equation, jaxprs of single numbers, and the types of
-their tables. Out: ``Code``, what stands in a kernel's text before its body: the functions, and ``Pairs``, which the bodies
-call at the numbers of a query and a key; and ``TILES``, a kernel that finds out which tiles the mask leaves.
+their tables. Out: ``Code``, what stands in a kernel's text before its body: the functions, and ``Pairs``, which the
+bodies call at the numbers of a query and a key; and ``TILES``, a kernel that finds out which tiles the mask leaves.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from blufunc.core.avals import ShapedArray
@@ -25,13 +24,15 @@ class Code(NamedTuple):
 
     Attributes:
       text: constants, functions, and the macros of parameters.
-      tables: how many arrays they read.
+      mods: what it is the code of; None: of none.
+      tables: the types of the arrays that it reads.
       masked: whether there is a mask: a kernel then goes through lists of tiles.
       by_batch, by_head: whether the mask asks for the batch entry, or for the head: there are as many lists.
     """
 
     text: str
-    tables: int = 0
+    mods: Any = None
+    tables: tuple[ShapedArray, ...] = ()
     masked: bool = False
     by_batch: bool = False
     by_head: bool = False
@@ -39,7 +40,7 @@ class Code(NamedTuple):
     @property
     def operands(self) -> tuple[str, ...]:
         """The parameters of a kernel, behind its own, that are arrays."""
-        return ("batch_numbers", "head_numbers", "lists", *(f"t{n}" for n in range(self.tables)))
+        return ("batch_numbers", "head_numbers", "lists", *(f"t{n}" for n in range(len(self.tables))))
 
 
 NONE = """
@@ -121,9 +122,8 @@ def code_of(mods: Any, tables: tuple[ShapedArray, ...]) -> Code | str:
         parameters="".join(f"const {t} *t{i}, " for i, t in enumerate(types)),
         tables=", ".join(f"t{i}" for i in range(len(types))),
     )
-    return Code(
-        head + "".join(parts) + pairs, len(tables), flags["MASKED"], flags["BY_BATCH"], flags["BY_HEAD"]
-    )
+    text = head + "".join(parts) + pairs
+    return Code(text, mods, tables, flags["MASKED"], flags["BY_BATCH"], flags["BY_HEAD"])
 
 
 def _asks(jaxpr: Jaxpr | None, number: str) -> bool:

@@ -2,7 +2,7 @@
 
 Kernels, stages 5 and 8. Which calls of these names (``nn/attention_call.py``) have a kernel, so that they are not
 replaced by their definitions; and the ``Work`` of one, which reads its operands as they lie: parts of one packed array
-are not copied. The kernels are those of ``cuda_attention.py``.
+are not copied. The kernels are those of ``cuda_attention.py``; the mods of an equation are code in them.
 """
 
 from __future__ import annotations
@@ -14,67 +14,76 @@ from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Eqn
 from blufunc.kernels import cuda_attention, cuda_memory
 from blufunc.kernels.cuda_attention import Shape, Strides
+from blufunc.kernels.cuda_attention_mods import Code, code_of
 from blufunc.kernels.cuda_executor import ALIGNMENT, Executor, Operand, Work
 from blufunc.kernels.indices import strides_of
 from blufunc.kernels.steps import OpaqueStep
 
-_FORWARD, _BACKWARD = "attention", "attention_grad"
+_FORWARD, _BACKWARD, _OF_TABLES = "attention", "attention_grad", "attention_table_grad"
+_WHOLE = {_FORWARD: 3, _BACKWARD: 6}
+"""How many operands there are before the numbers of batch entries and heads, and the tables, which mods have."""
 _VECTOR = 16
 """Bytes that kernels read at once."""
 
 
 def why_not(eqn: Eqn, arch: str) -> str | None:
     """Why there is no kernel for a call of attention on an architecture; None if there is one."""
+    if eqn.prim.name == _OF_TABLES:
+        return "the gradients of arrays that score_mod reads are computed from the scores of all pairs"
     query, key = (v.aval for v in eqn.invars[:2])
     if not query.size or not key.size:
         return "an operand is empty"
     if not eqn.params["scale"] > 0:
         return f"scale={eqn.params['scale']} is not positive"
-    strides = [_dense(v.aval) for v in (*eqn.invars, *eqn.outvars) if v.aval.ndim == 4]
+    code = _code(eqn)
+    if isinstance(code, str):
+        return code
+    rows = (*eqn.invars[: _WHOLE[eqn.prim.name]], *eqn.outvars)
+    strides = [_dense(v.aval) for v in rows if v.aval.ndim == 4]
     return cuda_attention.refused(_shape(query, key), query.dtype, strides, arch)
 
 
+def _code(eqn: Eqn) -> Code | str:
+    """The code of an equation's mods; or why there is none."""
+    mods = eqn.params.get("mods")
+    if mods is None:
+        return cuda_attention.NO_CODE
+    return code_of(mods, tuple([v.aval for v in eqn.invars[_WHOLE[eqn.prim.name] + 2 :]]))
+
+
 def is_attention(eqn: Eqn) -> bool:
-    """Whether an equation is attention or its derivative."""
-    return eqn.prim.name in (_FORWARD, _BACKWARD) and eqn.prim.kind == "call"
+    """Whether an equation is attention or one of its derivatives."""
+    return eqn.prim.name in (_FORWARD, _BACKWARD, _OF_TABLES) and eqn.prim.kind == "call"
 
 
 def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Work:
     """The step, ready to run."""
     eqn = step.eqn
     query, key = (v.aval for v in eqn.invars[:2])
-    shape = _shape(query, key)
-    parts = [_Part(o) for o in operands]
+    shape, whole = _shape(query, key), _WHOLE[eqn.prim.name]
+    parts = [_Part(o, n < whole and o.aval.ndim == 4) for n, o in enumerate(operands)]
     outs = [v.aval for v in eqn.outvars]
     places = [None if r is None else executor.roots.place(r) for r in step.results]
     spare = [
         executor.own(a, "a result that nobody wants") if p is None else None
         for a, p in zip(outs, places, strict=True)
     ]
-    rows = [p.strides for p, o in zip(parts, operands, strict=True) if o.aval.ndim == 4]
-    rows += [_dense(a) for a in outs if a.ndim == 4]
-    options = (eqn.params["scale"], eqn.params["is_causal"], executor.device)
+    rows = [p.strides for p in parts if p.strides is not None] + [_dense(a) for a in outs if a.ndim == 4]
+    code = _code(eqn)
+    assert isinstance(code, Code), code
+    options = (eqn.params["scale"], eqn.params["is_causal"], executor.device, code)
+    kind = cuda_attention.Forward if eqn.prim.name == _FORWARD else cuda_attention.Backward
+    launch = kind(shape, query.dtype, rows, *options)
+    scratch = None
+    if launch.scratch_bytes:
+        scratch = executor.own(ShapedArray((launch.scratch_bytes,), dtypes.uint8), "scratch of attention")
 
-    def addresses(executor: Executor) -> list[int]:
+    def run(executor: Executor) -> None:
+        held = [p.address(executor) for p in parts]
         found = zip(places, spare, strict=True)
-        return [executor.address(p) if p is not None else b.ptr for p, b in found]  # type: ignore[union-attr]
-
-    if eqn.prim.name == _FORWARD:
-        forward = cuda_attention.Forward(shape, query.dtype, rows, *options)
-
-        def run(executor: Executor) -> None:
-            held = [p.address(executor) for p in parts]
-            (q, k, v), (out, lse) = [a for a, _ in held], addresses(executor)
-            forward(q, k, v, out, lse, executor.work_stream())
-
-    else:
-        backward = cuda_attention.Backward(shape, query.dtype, rows, *options)
-        scratch = executor.own(ShapedArray((backward.scratch_bytes,), dtypes.uint8), "scratch of attention")
-
-        def run(executor: Executor) -> None:
-            held = [p.address(executor) for p in parts]
-            (q, k, v, out, lse, ct), (dq, dk, dv) = [a for a, _ in held], addresses(executor)
-            backward(q, k, v, out, lse, ct, dq, dk, dv, scratch.ptr, executor.work_stream())
+        results = [executor.address(p) if p is not None else b.ptr for p, b in found]  # type: ignore[union-attr]
+        given, memory = [a for a, _ in held], 0 if scratch is None else scratch.ptr
+        launch([*given[:whole], *results], memory, executor.work_stream(), given[whole:])
 
     return Work(run, eqn.prim.name, step, anywhere=lambda: not any(p.copied for p in parts))
 
@@ -82,18 +91,21 @@ def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> W
 class _Part:
     """An operand where it lies, or a dense copy if kernels cannot read it there."""
 
-    def __init__(self, operand: Operand):
+    def __init__(self, operand: Operand, rows: bool):
+        """``rows``: whether it has rows of features, which may lie apart."""
         self._operand, layout = operand, operand.layout
         itemsize = operand.aval.dtype.itemsize
         last = len(layout.strides) - 1
         step = _VECTOR // itemsize
         self.in_place = (
-            operand.aval.ndim == 4
+            rows
             and layout.strides[last] == 1
             and all(s >= 0 and not s % step for s in layout.strides[:last])
             and not layout.offset % step
         )
-        self.strides = Strides(*layout.strides[:last]) if self.in_place else _dense(operand.aval)
+        self.strides = (
+            Strides(*layout.strides[:last]) if self.in_place else _dense(operand.aval) if rows else None
+        )
         self.copied = not (self.in_place or operand.in_place)
 
     def address(self, executor: Executor) -> tuple[int, cuda_memory.DeviceBuffer | None]:

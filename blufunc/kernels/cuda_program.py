@@ -32,6 +32,7 @@ from blufunc.kernels.cuda_modules import wanted_by
 from blufunc.kernels.cuda_replay import Replays
 from blufunc.kernels.cuda_times import times_of
 from blufunc.kernels.plan_types import Plan
+from blufunc.kernels.report import line_of
 from blufunc.kernels.stages import show_stages
 from blufunc.kernels.steps import OpaqueStep, Schedule, schedule
 from blufunc.kernels.timing import StepTime
@@ -47,10 +48,19 @@ _programs: weakref.WeakSet[CudaProgram] = weakref.WeakSet()
 def planned(jaxpr: Jaxpr, donated: Sequence[bool], arch: str) -> Schedule:
     """The schedule of a simplified jaxpr on a CUDA device of an architecture."""
 
-    def keep(eqn: Eqn) -> bool:
-        return is_attention(eqn) and why_not(eqn, arch) is None
+    notes: dict[str, None] = {}
 
-    return schedule(jaxpr, donated, TARGET, cuda_opaque.planned, keep)
+    def keep(eqn: Eqn) -> bool:
+        if not is_attention(eqn):
+            return False
+        reason = why_not(eqn, arch)
+        if reason is not None:
+            notes[f"no kernel for {eqn.prim.name} at {line_of(eqn)}: {reason}"] = None
+        return reason is None
+
+    made = schedule(jaxpr, donated, TARGET, cuda_opaque.planned, keep)
+    made.notes = tuple(notes)
+    return made
 
 
 def rest(device: int) -> None:

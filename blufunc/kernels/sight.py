@@ -108,6 +108,11 @@ class Sight:
         """Why it runs as NumPy calls; empty if it does not."""
         return getattr(self.draft, "why_not_compiled", "")
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Operations that have kernels, but not here, and why."""
+        return self.schedule.notes
+
     @functools.cached_property
     def fusion(self) -> Fused:
         """What runs together, and why not."""

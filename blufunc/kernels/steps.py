@@ -122,6 +122,7 @@ class Schedule:
       unplanned: the ids of values for which whoever runs their step makes memory.
       aliases: from the ids of values that are other values to those.
       peak: a step at which most of the arena is in use.
+      notes: for people: operations that have kernels, but not here, and why.
     """
 
     jaxpr: Jaxpr
@@ -135,6 +136,7 @@ class Schedule:
     unplanned: set[int] = field(default_factory=set)
     aliases: dict[int, int] = field(default_factory=dict)
     peak: Step | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def kernels(self) -> list[Kernel]:

@@ -96,8 +96,10 @@ def dot_product_attention(
     query, key, value = bnp.asarray(query), bnp.asarray(key), bnp.asarray(value)
     if query.ndim == 3:
         q, k, v = (bnp.expand_dims(x, 0) for x in (query, key, value))
-        how = {"scale": scale, "is_causal": is_causal, "mask_mod": mask_mod, "score_mod": score_mod}
-        return bnp.squeeze(dot_product_attention(q, k, v, bias, mask, **how), 0)
+        out = dot_product_attention(
+            q, k, v, bias, mask, scale=scale, is_causal=is_causal, mask_mod=mask_mod, score_mod=score_mod
+        )
+        return bnp.squeeze(out, 0)
     _check(query, key, value)
     B, T, N, H = query.shape
     S, K = key.shape[1:3]

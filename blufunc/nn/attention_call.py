@@ -1,19 +1,20 @@
 """Attention as one operation: the primitives behind ``dot_product_attention``.
 
 A face, below ``attention.py``. An equation holds its definition as a jaxpr, which is what it is for transforms that
-have no better rule and for devices that have no kernel for it: compilers put it in its place. Three primitives:
+have no better rule and for devices that have no kernel for it: compilers put it in its place. The primitives:
 
-    attention          query, key, value, *extras -> out, lse
-    attention_tangent  the tangent of ``out``, linear in those of query, key, value and tables
-    attention_grad     query, key, value, out, lse, cotangent of out, *extras -> those of query, key and value
+    attention             query, key, value, *extras -> out, lse
+    attention_tangent     the tangent of ``out``, linear in those of query, key, value and tables
+    attention_grad        query, key, value, out, lse, cotangent of out, *extras -> those of query, key and value
+    attention_table_grad  query, key, value, cotangent of out, *extras -> those of some tables
 
 The transpose of the second is the third: so reverse mode is one kernel behind the other, and the weights of all pairs
 are never stored. ``lse`` [B, N, T] is the logarithm of the sum of the exponentials of each row of scores; only
 ``attention_grad`` reads it, so it has no tangent of its own. Axes as in ``attention.py``.
 
 With ``mods``, functions of single scores and pairs (``attention_mods.py``), the **extras** are the numbers of the batch
-entries int32 [B], those of the query heads int32 [N], and the tables of the functions; else there are none. Learnt tables
-have their gradient from ``_table_gradient``, which is the definition differentiated.
+entries int32 [B], those of the query heads int32 [N], and the tables of the functions; else there are none. Learnt
+tables have their gradient from ``attention_table_grad``, which is the definition differentiated.
 """
 
 from __future__ import annotations
@@ -390,7 +391,7 @@ class _AttentionTangent(_Whole):
             avals = tuple([a.aval.strong() for a in operands])
             places = tuple([i - 3 for i in of_extras])
             body = _staged(_table_gradient, avals, state.context, wanted=places, **how)
-            grads = jit_p.bind(*operands, jaxpr=body, name="attention_table_gradient")
+            grads = attention_table_grad_p.bind(*operands, jaxpr=body)
             for i, grad in zip(of_extras, grads, strict=True):
                 ours[i].add(grad)
 
@@ -415,4 +416,11 @@ class _AttentionGrad(_Whole):
         return outs, out_tangents
 
 
+class _AttentionTableGrad(Call):
+    """A call of ``_table_gradient`` like any other: it has a name so that ``explain`` can tell of it."""
+
+    name, again = "attention_table_grad", True
+
+
 attention_p, attention_tangent_p, attention_grad_p = _Attention(), _AttentionTangent(), _AttentionGrad()
+attention_table_grad_p = _AttentionTableGrad()

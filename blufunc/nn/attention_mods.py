@@ -1,8 +1,8 @@
 """Functions of one pair of a query and a key, as attention has them: ``mask_mod`` and ``score_mod``.
 
-A face, below ``attention_call.py``. In: the user's functions. Out: ``Mods``, scalar jaxprs that a kernel can have inside,
-and the arrays that the functions close over, as operands (**tables**). ``over_pairs`` evaluates one for all pairs, which is
-the definition: by a ``vmap`` for each axis, so that what does not depend on an axis is computed once for all of it.
+A face, below ``attention_call.py``. In: the user's functions. Out: ``Mods``, scalar jaxprs that a kernel can have
+inside, and the arrays that the functions close over, as operands (**tables**). ``over_pairs`` evaluates one for all
+pairs, which is the definition: by a ``vmap`` for each axis, so that what does not depend on an axis is computed once.
 """
 
 from __future__ import annotations
@@ -102,7 +102,27 @@ def _staged(
         return [result(out)]
 
     jaxpr, tables = stage(one, avals, name).hoist()
-    return _one_for_all(_Spelled(simplify(jaxpr))), tables
+    jaxpr, tables = _prepared(simplify(jaxpr), tables)
+    return _one_for_all(_Spelled(jaxpr)), tables
+
+
+def _prepared(jaxpr: Jaxpr, tables: tuple) -> tuple[Jaxpr, tuple]:
+    """What is computed of tables alone becomes a table: it is the same for all pairs."""
+    n = len(tables)
+    known = dict.fromkeys(jaxpr.invars[:n])
+    before: list[Any] = []
+    after: list[Any] = []
+    for eqn in jaxpr.eqns:
+        fixed = not eqn.effects and all(a.__class__ is Literal or a in known for a in eqn.invars)
+        (before if fixed else after).append(eqn)
+        known |= dict.fromkeys(eqn.outvars if fixed else ())
+    if not before:
+        return jaxpr, tables
+    reads = {a for e in after for a in e.invars}.union(jaxpr.outvars)
+    kept = [v for v in known if v in reads]
+    first = jaxpr.replace(invars=jaxpr.invars[:n], eqns=before, outvars=kept, arg_names=())
+    rest = jaxpr.replace(invars=(*kept, *jaxpr.invars[n:]), eqns=after, arg_names=())
+    return rest, tuple(eval_jaxpr(first, tables))
 
 
 def _boolean(x: Any) -> Any:
@@ -216,20 +236,22 @@ def _mapped(fun: Callable, levels: Sequence[tuple[int, tuple[bool, ...]]], args:
 
 def seen(mods: Mods, tables: Sequence[Any], pairs: Pairs) -> Any:
     """Which pairs the mask lets be seen: booleans that broadcast to the scores; None: all."""
-    if mods.mask is None:
+    mask = mods.mask
+    if mask is None:
         return None
     held, _ = mods.split(tables)
-    return over_pairs(lambda *numbers: eval_jaxpr(mods.mask, [*held, *numbers])[0], pairs)
+    return over_pairs(lambda *numbers: eval_jaxpr(mask, [*held, *numbers])[0], pairs)
 
 
 def modified(mods: Mods, tables: Sequence[Any], pairs: Pairs, scores: Any) -> Any:
     """The scores that count, of the dtype and shape of ``scores``."""
-    if mods.score is None:
+    change = mods.score
+    if change is None:
         return scores
     _, held = mods.split(tables)
-    own = mods.score.in_avals[len(held)].dtype  # autocast may have changed the dtype since
+    own = change.in_avals[len(held)].dtype  # autocast may have changed the dtype since
 
     def one(score: Any, *numbers: Any) -> Any:
-        return eval_jaxpr(mods.score, [*held, score.astype(own), *numbers])[0].astype(scores.dtype)
+        return eval_jaxpr(change, [*held, score.astype(own), *numbers])[0].astype(scores.dtype)
 
     return bnp.broadcast_to(over_pairs(one, pairs, scores), scores.shape)

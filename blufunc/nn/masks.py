@@ -1,7 +1,7 @@
 """Masks for ``dot_product_attention(mask_mod=...)``: which query sees which key.
 
-A face. Each is, or gives, a function (b, h, q, k) -> boolean of the numbers of a batch entry, a query head, a query and a
-key, as users write them; they go together by ``&`` in a function of one's own, and with ``is_causal=True``.
+A face. Each is, or gives, a function (b, h, q, k) -> boolean of the numbers of a batch entry, a query head, a query and
+a key, as users write them; they go together by ``&`` in a function of one's own, and with ``is_causal=True``.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import numpy as np
 
 import blufunc as bf
 from blufunc.core import backend, dtypes
+from blufunc.core.avals import ShapedArray
 from blufunc.kernels import (
     cublaslt,
     cuda_attention,
@@ -379,36 +380,39 @@ class Scatter:
 class Attention:
     """``cuda_attention.Forward`` and ``Backward`` by the definitions of ``nn``, in float32."""
 
-    def __init__(self, fake, backward, shape, dtype, strides, scale, causal, device):
+    def __init__(self, fake, backward, shape, dtype, strides, scale, causal, device, code):
         self.fake, self.backward, self.shape, self.dtype, self.strides = fake, backward, shape, dtype, strides
-        self.how = {"scale": scale, "is_causal": causal}
+        self.how = {"scale": scale, "is_causal": causal} | ({} if code.mods is None else {"mods": code.mods})
         s = shape
+        numbers = [ShapedArray((n,), dtypes.int32) for n in (s.batch, s.heads)]
+        self.extras = [] if code.mods is None else [*numbers, *code.tables]
         queries = (s.batch, s.queries, s.heads, s.features)
         keys = (s.batch, s.keys, s.key_heads, s.features)
         self.shapes = [queries, keys, keys, queries, queries, queries, keys, keys][: len(strides)]
 
     scratch_bytes = 8
 
-    def __call__(self, *addresses):
-        *addresses, stream = addresses
+    def __call__(self, addresses, scratch, stream, extras):
         self.fake.products += 1
-        self.fake.do(lambda: quietly(self._run, addresses), stream.ptr)
+        self.fake.do(lambda: quietly(self._run, addresses, extras), stream.ptr)
 
-    def _run(self, addresses):
+    def _run(self, addresses, extras):
         s = self.shape
         lse = self.fake.array(addresses[4], (s.batch, s.heads, s.queries), np.dtype(np.float32))
         places = [*addresses[:4], *addresses[5:9]][: len(self.shapes)]
         arrays = [self._view(*x) for x in zip(places, self.shapes, self.strides, strict=True)]
-        wide = [bf.device_put(x.astype(np.float32), backend.host_device()) for x in arrays]
+        on_host = lambda x: bf.device_put(x, backend.host_device())
+        wide = [on_host(x.astype(np.float32)) for x in arrays]
+        behind = [
+            on_host(self.fake.array(a, t.shape, t.dtype)) for a, t in zip(extras, self.extras, strict=True)
+        ]
         if self.backward:
             q, k, v, out, dout = wide[:5]
-            results = attention_call._backward(
-                q, k, v, out, bf.device_put(lse, backend.host_device()), dout, **self.how
-            )
+            results = attention_call._backward(q, k, v, out, on_host(lse), dout, *behind, **self.how)
             for to, x in zip(arrays[5:], results, strict=True):
                 to[...] = np.asarray(x).astype(self.dtype)
             return
-        out, sums = attention_call._forward(*wide[:3], **self.how)
+        out, sums = attention_call._forward(*wide[:3], *behind, **self.how)
         arrays[3][...] = np.asarray(out).astype(self.dtype)
         lse[...] = np.asarray(sums)
 

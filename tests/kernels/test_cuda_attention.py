@@ -219,10 +219,12 @@ def run_on_device(case, causal, repeats=1):
     forward = cuda_attention.Forward(case.shape, case.dtype, strides[:4], case.scale, causal, 0)
     backward = cuda_attention.Backward(case.shape, case.dtype, strides, case.scale, causal, 0)
     assert backward.scratch_bytes == case.arrays["scratch"].nbytes
-    forward(*(at[n] for n in ("q", "k", "v", "out", "lse")), stream)
+    forward([at[n] for n in ("q", "k", "v", "out", "lse")], 0, stream)
     results = []
     for _ in range(repeats):
-        backward(*(at[n] for n in ("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv", "scratch")), stream)
+        backward(
+            [at[n] for n in ("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv")], at["scratch"], stream
+        )
         stream.synchronize()
         for root, on_device in roots.values():
             root.view(np.uint8)[...] = on_device.get()

@@ -3,12 +3,10 @@
 import numpy as np
 import pytest
 
-import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import lax, nn
-from blufunc.core import dtypes
 from blufunc.kernels import cuda_attention, cuda_mma, nvrtc, scalars
-from blufunc.kernels.cuda_attention import FORWARD_KERNEL, KEY_KERNEL, QUERY_KERNEL, Shape
+from blufunc.kernels.cuda_attention import FORWARD_KERNEL, Shape
 from blufunc.kernels.cuda_attention_mods import code_of, lists
 from blufunc.kernels.cuda_prelude import with_prelude
 from blufunc.nn import attention_call

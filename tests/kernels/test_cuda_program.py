@@ -755,3 +755,40 @@ def test_attention_without_a_kernel_is_its_definition(cuda):
     program = program_of(f, *on(cuda, q, k, v))
     assert not [s for s in program.schedule.steps if hasattr(s, "eqn") and s.eqn.prim.name == "attention"]
     same(bf.jit(f)(*on(cuda, q, k, v)), f(*on(backend.host_device(), q, k, v)), 2e-2)
+
+
+MODS = {
+    "mask": lambda ids, table: {"mask_mod": nn.masks.document(ids), "is_causal": True},
+    "score": lambda ids, table: {"score_mod": nn.score_mods.relative_bias(table)},
+    "both": lambda ids, table: {
+        "mask_mod": nn.masks.sliding_window(9), "score_mod": lambda s, b, h, q, k: bnp.tanh(s) + table[h, k % 5],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MODS)
+def test_functions_of_pairs_are_in_the_kernel(name, cuda):
+    """What they read is an operand like any other; each is one kernel in either direction."""
+    q = uniform(2, 40, 4, 16, seed=1).astype(dtypes.bfloat16)
+    k, v = (uniform(2, 40, 2, 16, seed=s).astype(dtypes.bfloat16) for s in (2, 3))
+    ids, table = np.repeat(np.arange(10), 8).reshape(2, 40).astype(np.int32), uniform(4, 5)
+
+    def f(q, k, v, ids, table):
+        return (nn.dot_product_attention(q, k, v, **MODS[name](ids, table)) ** 2).astype("float32").sum()
+
+    run, args = bf.value_and_grad(f, (0, 1, 2)), (q, k, v, ids, table)
+    names = [s.eqn.prim.name for s in program_of(run, *on(cuda, *args)).schedule.steps if hasattr(s, "eqn")]
+    assert [n for n in names if n.startswith("attention")] == ["attention", "attention_grad"]
+    same(bf.jit(run)(*on(cuda, *args)), run(*on(backend.host_device(), *args)), 4e-2)
+
+
+def test_learnt_tables_have_their_gradient_without_a_kernel(cuda):
+    q, k, v = (uniform(2, 40, 4, 16, seed=s).astype(dtypes.bfloat16) for s in range(3))
+    f = lambda q, t: nn.dot_product_attention(q, k, v, score_mod=nn.score_mods.relative_bias(t)).astype(
+        "float32"
+    )
+    run, args = bf.grad(lambda q, t: (f(q, t) ** 2).sum(), (0, 1)), (q, uniform(4, 5))
+    steps = program_of(run, *on(cuda, *args)).schedule.steps
+    names = [s.eqn.prim.name for s in steps if hasattr(s, "eqn")]
+    assert names == ["attention", "attention_grad", "dot_general", "dot_general", "scatter_add"]
+    same(bf.jit(run)(*on(cuda, *args)), run(*on(backend.host_device(), *args)), 4e-2)

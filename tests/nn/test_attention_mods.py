@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import numpy as np
 import pytest
 
@@ -45,7 +44,8 @@ SCORES = {
         lambda: nn.score_mods.relative_bias(wide(TABLE)), lambda s: s + wide(TABLE[h, np.clip(k - q, -2, 2) + 2]),
     ),
     "of its own": (
-        lambda: lambda s, b, h, q, k: bnp.where(k == 0, 2 * s, s * s + b), lambda s: bnp.where(k == 0, 2 * s, s * s + b),
+        lambda: lambda s, b, h, q, k: bnp.where(k == 0, 2 * s, s * s + b),
+        lambda s: bnp.where(k == 0, 2 * s, s * s + b),
     ),
     "minus infinity": (
         lambda: lambda s, b, h, q, k: bnp.where(q - k < 2, s, -bnp.inf), lambda s: bnp.where(q - k < 2, s, -bnp.inf),
@@ -69,7 +69,7 @@ def agrees(ours, theirs, x, atol=1e-12):
     c = bnp.asarray(RNG.normal(size=(B, T, N, H)), dtype="float64")
     np.testing.assert_allclose(ours(*x), theirs(*x), atol=atol)
     places = tuple(range(len(x)))
-    got, want = (bf.grad(lambda *x: (f(*x) * c).sum(), places)(*x) for f in (ours, theirs))
+    got, want = (bf.grad(lambda *x, f=f: (f(*x) * c).sum(), places)(*x) for f in (ours, theirs))
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, atol=10 * atol)
     got = bf.jit(bf.grad(lambda *x: (ours(*x) * c).sum(), places))(*x)
@@ -134,7 +134,9 @@ def test_learnt_tables():
     agrees(ours, theirs, [*operands(2), wide(SLOPES), wide(TABLE)])
     # the table's alone: no gradient of queries is asked for
     x = operands(2)
-    got, want = (bf.grad(lambda t: (f(*x, wide(SLOPES), t) ** 2).sum())(wide(TABLE)) for f in (ours, theirs))
+    got, want = (
+        bf.grad(lambda t, f=f: (f(*x, wide(SLOPES), t) ** 2).sum())(wide(TABLE)) for f in (ours, theirs)
+    )
     np.testing.assert_allclose(got, want, atol=1e-12)
 
 
@@ -156,7 +158,7 @@ def test_forward_mode_and_second_derivatives():
     g = lambda *x: plain(*x, MASKS["window"][1], SCORES["soft cap"][1])
     t = operands(2)
     np.testing.assert_allclose(bf.jvp(f, x, t)[1], bf.jvp(g, x, t)[1], atol=1e-12)
-    got, want = (bf.jvp(bf.grad(lambda *x: (f(*x) ** 2).sum(), (0, 1, 2)), x, t)[1] for f in (f, g))
+    got, want = (bf.jvp(bf.grad(lambda *x, f=f: (f(*x) ** 2).sum(), (0, 1, 2)), x, t)[1] for f in (f, g))
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-11)
 
@@ -219,10 +221,23 @@ def test_closures_that_do_the_same_are_one_program():
     assert mods[0] == mods[1] != mods[2]
 
 
+def test_what_is_computed_of_tables_alone_is_computed_once():
+    """Of all arrays of the function, one is left: the sums, read at a query."""
+    lengths = bnp.asarray([2, 3, 2, 0, 0, 0, 0])
+    ours = lambda b, h, q, k: k < bnp.cumsum(lengths)[q]
+    jaxpr = bf.make_jaxpr(lambda *x: nn.dot_product_attention(*x, mask_mod=ours))(*operands(2))
+    mods = next(e.params["mods"] for e in jaxpr.eqns if "mods" in e.params)
+    assert mods.mask_tables == 1 and not [e for e in mods.mask.eqns if e.prim.name == "cumsum"]
+    seen = k < np.cumsum([2, 3, 2, 0, 0, 0, 0])[q]
+    agrees(
+        lambda *x: nn.dot_product_attention(*x, mask_mod=ours), lambda *x: plain(*x, seen=seen), operands(2)
+    )
+
+
 def test_causal_alone_is_the_causal_operation():
     x = operands(4)
     texts = [
-        str(bf.make_jaxpr(lambda *x: nn.dot_product_attention(*x, **how))(*x))
+        str(bf.make_jaxpr(lambda *x, how=how: nn.dot_product_attention(*x, **how))(*x))
         for how in ({"is_causal": True}, {"mask_mod": nn.masks.causal})
     ]
     assert texts[0] == texts[1]
