@@ -39,9 +39,9 @@ def dot_product_attention(
     is_causal: bool = False,
     mask_mod: Callable | None = None,
     score_mod: Callable | None = None,
-    query_seq_lengths: None = None,
-    key_value_seq_lengths: None = None,
-    local_window_size: None = None,
+    query_seq_lengths: Any = None,
+    key_value_seq_lengths: Any = None,
+    local_window_size: int | tuple[int, int] | None = None,
     implementation: str | None = None,
     return_residual: bool = False,
 ) -> Any:
@@ -77,8 +77,11 @@ def dot_product_attention(
         if all of them say so.
       score_mod: (score, b, h, q, k) -> score: what counts in the place of a scaled score with its bias. Scores of -inf
         are not seen.
-      query_seq_lengths, key_value_seq_lengths, local_window_size, return_residual: not supported: say with ``mask``
-        what is seen.
+      query_seq_lengths, key_value_seq_lengths: int [B]: how many queries, or keys, of each batch entry there are; the
+        others are padding: see ``masks.lengths``.
+      local_window_size: how many keys before a query's position and behind it are seen, or one number for both: see
+        ``masks.local_window``.
+      return_residual: not supported.
       implementation: None or ``"xla"``: there is one.
     Returns:
       an array of the shape and dtype of ``query``.
@@ -87,18 +90,16 @@ def dot_product_attention(
       UnsupportedError: one of those that are not supported is given.
     """
     name = "dot_product_attention"
-    by_mask = "what a query sees is said with mask=."
-    only_none(name, "query_seq_lengths", query_seq_lengths, by_mask)
-    only_none(name, "key_value_seq_lengths", key_value_seq_lengths, by_mask)
-    only_none(name, "local_window_size", local_window_size, by_mask)
     only_none(name, "implementation", None if implementation == "xla" else implementation)
     only_none(name, "return_residual", return_residual)
     query, key, value = bnp.asarray(query), bnp.asarray(key), bnp.asarray(value)
     if query.ndim == 3:
         q, k, v = (bnp.expand_dims(x, 0) for x in (query, key, value))
         out = dot_product_attention(
-            q, k, v, bias, mask, scale=scale, is_causal=is_causal, mask_mod=mask_mod, score_mod=score_mod
-        )
+            q, k, v, bias, mask, scale=scale, is_causal=is_causal, mask_mod=mask_mod, score_mod=score_mod,
+            query_seq_lengths=query_seq_lengths, key_value_seq_lengths=key_value_seq_lengths,
+            local_window_size=local_window_size,
+        )  # fmt: skip
         return bnp.squeeze(out, 0)
     _check(query, key, value)
     B, T, N, H = query.shape
@@ -115,6 +116,11 @@ def dot_product_attention(
             )
     if mask_mod is masks.causal:
         is_causal, mask_mod = True, None
+    if local_window_size is not None:
+        both = (local_window_size,) * 2 if isinstance(local_window_size, int) else local_window_size
+        mask_mod = _and(mask_mod, masks.local_window(*both))
+    if query_seq_lengths is not None or key_value_seq_lengths is not None:
+        mask_mod = _and(mask_mod, masks.lengths(query_seq_lengths, key_value_seq_lengths))
     if mask_mod is not None or score_mod is not None:
         return _by_pairs(query, key, value, bias, mask, scale, is_causal, mask_mod, score_mod)
     if mask is not None:
@@ -143,8 +149,7 @@ def _by_pairs(
     """Attention of checked arguments with functions of pairs; a bias, a mask and a computed scale are such, too."""
     scores = (query.shape[0], query.shape[2], query.shape[1], key.shape[1])
     if mask is not None:
-        allowed, own_mask = _entries("mask", mask, scores), mask_mod
-        mask_mod = allowed if own_mask is None else lambda *pair: allowed(*pair) & own_mask(*pair)
+        mask_mod = _and(mask_mod, _entries("mask", mask, scores))
     factor, added, own_score = scale, None, score_mod
     number = isinstance(scale, (int, float)) and scale > 0
     if bias is not None:
@@ -161,6 +166,11 @@ def _by_pairs(
     return attention_call.attention(
         query, key, value, scale=scale, is_causal=is_causal, mods=mods, tables=tables
     )
+
+
+def _and(one: Callable | None, other: Callable) -> Callable:
+    """A mask of what both masks let be seen; None lets everything be."""
+    return other if one is None else lambda *pair: one(*pair) & other(*pair)
 
 
 def _entries(name: str, x: Any, shape: tuple[int, ...]) -> Callable:

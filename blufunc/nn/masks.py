@@ -6,6 +6,8 @@ a key, as users write them; they go together by ``&`` in a function of one's own
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +15,7 @@ import blufunc.numpy as bnp
 from blufunc import errors
 from blufunc.core import source
 
-__all__ = ["causal", "document", "prefix_lm", "sliding_window"]
+__all__ = ["causal", "document", "lengths", "local_window", "prefix_lm", "sliding_window"]
 
 
 def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
@@ -34,6 +36,45 @@ def sliding_window(n: int) -> Callable:
             fix="1 or more: a query sees itself",
         )
     return lambda b, h, q, k: (q >= k) & (q - k < n)
+
+
+def local_window(before: int, after: int) -> Callable:
+    """A query sees its own position, the ``before`` positions before it and the ``after`` behind it: what
+    ``local_window_size=(before, after)`` says, too.
+
+    Raises:
+      ValueRangeError: a number is negative.
+    """
+    if before < 0 or after < 0:
+        raise errors.ValueRangeError(
+            f"local_window: {before} positions before a query and {after} behind it.",
+            where=source.here(),
+            fix="0 or more",
+        )
+    return lambda b, h, q, k: (q - k <= before) & (k - q <= after)
+
+
+def lengths(queries: Any = None, keys: Any = None) -> Callable:
+    """Of batch entry ``b`` the first ``queries[b]`` queries see the first ``keys[b]`` keys, and nothing else does: what
+    ``query_seq_lengths`` and ``key_value_seq_lengths`` say, too.
+
+    Args:
+      queries, keys: integers [B]; None: all.
+    Raises:
+      ShapeError: they have not one axis.
+    """
+    queries, keys = (None if n is None else bnp.asarray(n) for n in (queries, keys))
+    for n in (queries, keys):
+        if n is not None and n.ndim != 1:
+            raise errors.ShapeError(
+                f"lengths: an array of shape {tuple(n.shape)}.", where=source.here(), fix="lengths are [B]"
+            )
+
+    def within(b: Any, h: Any, q: Any, k: Any) -> Any:
+        inside = [i < n[b] for i, n in ((q, queries), (k, keys)) if n is not None]
+        return functools.reduce(operator.and_, inside, bnp.asarray(True))
+
+    return within
 
 
 def prefix_lm(n: Any) -> Callable:

@@ -108,9 +108,35 @@ def test_all_at_once():
     agrees(ours, theirs, [*operands(2), wide(bias), wide(-0.3)])
 
 
+LENGTHS = np.array([3, 6], np.int32)
+PARAMETERS = {
+    "window": ({"local_window_size": (2, 1)}, (q - k <= 2) & (k - q <= 1)),
+    "window of one number": ({"local_window_size": 1}, abs(q - k) <= 1),
+    "lengths": (
+        {"query_seq_lengths": LENGTHS, "key_value_seq_lengths": LENGTHS[::-1]},
+        (q < LENGTHS[b]) & (k < LENGTHS[::-1][b]),
+    ),
+    "all": (
+        {
+            "key_value_seq_lengths": LENGTHS, "local_window_size": (3, 0), "mask": IDS[0] != 1,
+            "mask_mod": MASKS["prefix"][0],
+        },
+        (k < LENGTHS[b]) & (q - k <= 3) & (k <= q) & (IDS[0][k] != 1) & MASKS["prefix"][1],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_that_are_masks(name):
+    how, seen = PARAMETERS[name]
+    agrees(lambda *x: nn.dot_product_attention(*x, **how), lambda *x: plain(*x, seen=seen), operands(2))
+
+
 def test_without_a_batch():
     x = operands(2)
     got = nn.dot_product_attention(*[a[0] for a in x], mask_mod=MASKS["window"][0])
+    np.testing.assert_allclose(got, plain(*x, seen=MASKS["window"][1])[0], atol=1e-12)
+    got = nn.dot_product_attention(*[a[0] for a in x], local_window_size=(2, 0))
     np.testing.assert_allclose(got, plain(*x, seen=MASKS["window"][1])[0], atol=1e-12)
 
 
@@ -272,6 +298,8 @@ def test_errors(name):
 def test_errors_of_what_is_ready_made():
     for make, error in (
         (lambda: nn.masks.sliding_window(0), errors.ValueRangeError),
+        (lambda: nn.masks.local_window(1, -1), errors.ValueRangeError),
+        (lambda: nn.masks.lengths(keys=3), errors.ShapeError),
         (lambda: nn.masks.document(np.zeros((1, 2, 3), int)), errors.ShapeError),
         (lambda: nn.score_mods.soft_cap(0.0), errors.ValueRangeError),
         (lambda: nn.score_mods.relative_bias(np.zeros((4, 4))), errors.ShapeError),
@@ -279,3 +307,20 @@ def test_errors_of_what_is_ready_made():
     ):
         with pytest.raises(error):
             make()
+
+
+@pytest.mark.peer
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"local_window_size": 2},
+        {"local_window_size": (3, 0)},
+        {"query_seq_lengths": LENGTHS, "key_value_seq_lengths": LENGTHS},
+        {"key_value_seq_lengths": LENGTHS, "is_causal": True},
+    ],
+)
+def test_parameters_against_jax(how):
+    jax = pytest.importorskip("jax")
+    x = [np.asarray(a) for a in operands(2, dtype="float32")]
+    want = jax.nn.dot_product_attention(*x, **how)
+    np.testing.assert_allclose(nn.dot_product_attention(*x, **how), np.asarray(want), atol=2e-6)

@@ -36,7 +36,7 @@ def test_other_refusals():
         (lax.linalg.eigh, (bnp.eye(2),), {"subset_by_index": (0, 1)}),
         (lax.linalg.eig, (bnp.eye(2),), {"implementation": "lapack"}),
         (nn.dot_product_attention, (q, q, q), {"implementation": "cudnn"}),
-        (nn.dot_product_attention, (q, q, q), {"local_window_size": 2}),
+        (nn.dot_product_attention, (q, q, q), {"return_residual": True}),
     ]
     for function, args, options in refused:
         (option,) = options
