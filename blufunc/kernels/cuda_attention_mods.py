@@ -17,6 +17,7 @@ from blufunc.kernels import scalars
 from blufunc.kernels.scalar_functions import function, plain, why_not
 
 _NUMBERS = ("b", "h", "q", "k")
+_TILE = ("b", "h", "q0", "q1", "k0", "k1")
 
 
 class Code(NamedTuple):
@@ -65,6 +66,12 @@ struct Pairs {{  // those of one batch entry and head; beyond the last query or 
     {mask}
     return seen;
   }}
+  // in a whole tile: 1: a pair is seen, 2: one is not, 3: both, or it is to be asked for each
+  inline unsigned seen(int q0, int q1, int k0, int k1) const {{
+    bool possible = true, certain = false;
+    {bounds}
+    return (possible ? 1 : 0) | (certain ? 0 : 2);
+  }}
   inline float score(float score, int q, int k) const {{
     {score}
     return score;
@@ -86,7 +93,8 @@ def code_of(mods: Any, tables: tuple[ShapedArray, ...]) -> Code | str:
 
     Args:
       mods: has jaxprs ``mask`` and ``score``, or None, and ``slope``, with the numbers of ``_NUMBERS`` as their last
-        parameters; before these the score, and before it the tables, of which ``mask_tables`` are the mask's.
+        parameters; before these the score, and before it the tables, of which ``mask_tables`` are the mask's. In
+        ``bounds``, or None, ``_TILE`` are the last numbers.
       tables: the types of all tables.
     """
     n = mods.mask_tables
@@ -96,11 +104,14 @@ def code_of(mods: Any, tables: tuple[ShapedArray, ...]) -> Code | str:
         if reason := why_not(jaxpr):
             return f"{'mask_mod' if name == 'mask_mod' else 'score_mod'} has no code in a kernel: {reason}"
     mask, score, slope = (made.get(name) for name in bodies)
-    parts, calls = [], dict.fromkeys(("mask", "score", "slope"), "")
+    parts, calls = [], dict.fromkeys(("mask", "bounds", "score", "slope"), "")
     place = "b, h, min(q, queries - 1), min(k, keys - 1)"
     if mask is not None:
         parts.append(function(mask, "mask_mod", n, _NUMBERS, ["seen"]))
         calls["mask"] = f"mask_mod(tables, {place}, seen);"
+        if mods.bounds is not None and why_not(bounds := plain(mods.bounds)) is None:
+            parts.append(function(bounds, "mask_bounds", n, _TILE, ["possible", "certain"]))
+            calls["bounds"] = f"mask_bounds(tables, {', '.join(_TILE)}, possible, certain);"
     sloped = False
     if score is not None and slope is not None:
         numbers = ["before", *_NUMBERS]
@@ -158,10 +169,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_tiles(EXTRAS 
   int *list = (int *)LISTS + (long long)blockIdx.x * (columns + 1), length = 0;
   __shared__ unsigned found[THREADS / 32];
   for (int begin = 0; begin < columns; begin += THREADS / 32) {
-    unsigned state = 0;  // 1: a pair is seen, 2: one is not
-    for (int j = lane; j < COLUMNS; j += 32)
+    const int first_column = (begin + warp) * COLUMNS, end = min(first + ROWS, all_rows) - 1;
+    const int end_column = min(first_column + COLUMNS, all_columns) - 1;
+    const int q0 = OF_KEYS ? first_column : first, q1 = OF_KEYS ? end_column : end;
+    const int k0 = OF_KEYS ? first : first_column, k1 = OF_KEYS ? end : end_column;
+    unsigned state = first_column < all_columns ? pairs.seen(q0, q1, k0, k1) : 0;
+    if (CAUSAL && state) state = k0 > q1 ? 2 : k1 > q0 ? state | 2 : state;
+    const bool known = state != 3;
+    if (!known) state = 0;
+    for (int j = lane; j < COLUMNS && !known; j += 32)
       for (int i = 0; i < ROWS; ++i) {
-        const int row = first + i, column = (begin + warp) * COLUMNS + j;
+        const int row = first + i, column = first_column + j;
         const int query = OF_KEYS ? column : row, key = OF_KEYS ? row : column;
         if (query < p.queries && key < p.keys)
           state |= pairs.seen(query, key) && (!CAUSAL || key <= query) ? 1 : 2;

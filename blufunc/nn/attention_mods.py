@@ -23,6 +23,7 @@ from blufunc.core.jaxpr import Jaxpr, Literal, eval_jaxpr
 from blufunc.core.passes import simplify
 from blufunc.core.stage import stage
 from blufunc.core.structure import move_dim
+from blufunc.nn.attention_bounds import bounds_of
 from blufunc.transforms.batch import Axis, batch_flat
 from blufunc.transforms.jvp import jvp_jaxpr
 
@@ -54,6 +55,12 @@ class Mods:
         """From what ``score`` takes to the score and its derivative by the score before."""
         score = self.score
         return None if score is None else score.memoised("slope", lambda: _with_slope(score))
+
+    @property
+    def bounds(self) -> Jaxpr | None:
+        """What ``mask`` is in whole tiles, where intervals can tell: see ``attention_bounds.py``."""
+        mask = self.mask
+        return None if mask is None else mask.memoised("bounds", lambda: [bounds_of(mask)])[0]
 
     def split(self, tables: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
         """The tables of the mask, and those of the score."""

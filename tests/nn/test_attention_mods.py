@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import errors, nn
+from blufunc.core.jaxpr import eval_jaxpr
+from blufunc.nn.attention_mods import traced
 
 RNG = np.random.default_rng(0)
 B, T, N, H = 2, 7, 4, 3
@@ -324,3 +328,53 @@ def test_parameters_against_jax(how):
     x = [np.asarray(a) for a in operands(2, dtype="float32")]
     want = jax.nn.dot_product_attention(*x, **how)
     np.testing.assert_allclose(nn.dot_product_attention(*x, **how), np.asarray(want), atol=2e-6)
+
+
+# -- whole tiles -----------------------------------------------------------------------------------
+
+BOUNDED = {
+    **{name: MASKS[name][0] for name in ("window", "prefix", "prefixes")},
+    "not": lambda b, h, q, k: ~(abs(q - k) > 2) | (q == 4),
+    "choice": lambda b, h, q, k: bnp.where(h % 2 == 0, bnp.maximum(q, 3) - 1 <= k, k != 2),
+    "chosen number": lambda b, h, q, k: bnp.where(q < 3, k, -k) >= bnp.minimum(b, k) - 1,
+    "lengths": nn.masks.lengths(PREFIX, PREFIX[::-1]),
+    "local": nn.masks.local_window(2, 1),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDED)
+def test_bounds_of_tiles_are_never_wrong(name):
+    """And of tiles of one pair they are exact."""
+    mods, tables = traced(BOUNDED[name], None, np.dtype(np.float32))
+    held = [np.asarray(t) for t in tables]
+    at = lambda b, h, q, k: bool(np.asarray(eval_jaxpr(mods.mask, [*held, *map(np.int32, (b, h, q, k))])[0]))
+    table = np.array(
+        [[[[at(b, h, q, k) for k in range(T)] for q in range(T)] for h in range(2)] for b in range(B)]
+    )
+    settled = 0
+    for b, h, (q0, q1), (k0, k1) in itertools.product(range(B), range(2), TILES, TILES):
+        numbers = map(np.int32, (b, h, q0, q1, k0, k1))
+        possible, certain = (bool(np.asarray(x)) for x in eval_jaxpr(mods.bounds, [*held, *numbers]))
+        tile = table[b, h, q0 : q1 + 1, k0 : k1 + 1]
+        assert possible or not tile.any()
+        assert not certain or tile.all()
+        if tile.size == 1:
+            assert possible == certain == tile.all()
+        settled += tile.size > 1 and (certain or not possible)
+    assert settled > 5
+
+
+TILES = [(0, 0), (3, 3), (6, 6), (0, 2), (2, 5), (5, 6), (0, 6)]
+
+
+@pytest.mark.parametrize(
+    "mask_mod",
+    [
+        MASKS["documents"][0],  # a table at q
+        lambda b, h, q, k: q % 3 > k,
+        lambda b, h, q, k: q + bnp.asarray(PREFIX)[b] > k,  # may wrap around
+        lambda b, h, q, k: q * 0.5 > k,
+    ],
+)
+def test_masks_that_intervals_do_not_bound(mask_mod):
+    assert traced(mask_mod, None, np.dtype(np.float32))[0].bounds is None
