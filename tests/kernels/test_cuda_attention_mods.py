@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
+import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import lax, nn
+from blufunc.core import backend
 from blufunc.kernels import cuda_attention, cuda_mma, nvrtc, scalars
 from blufunc.kernels.cuda_attention import FORWARD_KERNEL, Shape
 from blufunc.kernels.cuda_attention_mods import code_of, lists
@@ -13,7 +15,17 @@ from blufunc.nn import attention_call
 from blufunc.nn.attention_mods import traced
 from tests.kernels.cuda_machines import needs_nvrtc
 from tests.kernels.emulated_mma import Emulator
-from tests.kernels.test_cuda_attention import BF16, F16, GROUPS, KERNELS, TWO_GROUPS, TWO_SLABS, WARPS, Case
+from tests.kernels.test_cuda_attention import (
+    BF16,
+    F16,
+    GROUPS,
+    KERNELS,
+    TWO_GROUPS,
+    TWO_SLABS,
+    WARPS,
+    Case,
+    on_device,
+)
 
 RNG = np.random.default_rng(0)
 IDS = np.sort(RNG.integers(0, 4, (2, 256)), 1).astype(np.int32)
@@ -178,3 +190,31 @@ def test_tiles_that_nobody_sees_are_not_read(emulator):
     prefix = Modified("prefixes", Shape(2, 256, 256, 4, 4, 16), BF16)
     rows = prefix.run(emulator, False, tilings)["attention_forward"][:-1].reshape(2, 4, 5)
     assert rows[0, 3].tolist() == [4, 0, 2, 4, 7]  # all that is before is full
+
+
+# -- on a device -----------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@on_device
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("features", [64, 128])
+@pytest.mark.parametrize("name", MODS)
+def test_on_a_device(name, features, causal):
+    """By the face: values and gradients against the definition in float32, on the host."""
+    mask_mod, score_mod = MODS[name]
+    how = {"mask_mod": mask_mod, "score_mod": score_mod, "is_causal": causal}
+    xs = [RNG.standard_normal((2, 200, n, features)).astype(BF16) for n in (4, 2, 2, 4)]
+
+    def f(q, k, v, c):
+        return (nn.dot_product_attention(q, k, v, **how) * c).astype("float32").sum()
+
+    def run(xs):
+        return nn.dot_product_attention(*xs[:3], **how), *bf.grad(f, (0, 1, 2))(*xs)
+
+    wide = [bf.device_put(x.astype(np.float32), backend.host_device()) for x in xs]
+    got = bf.jit(run)([bf.device_put(x, bf.devices("cuda")[0]) for x in xs])
+    for ours, right in zip(got, run(wide), strict=True):
+        right = np.asarray(right)
+        most = max(np.abs(right).max(), 1e-2)
+        np.testing.assert_allclose(np.asarray(ours).astype(np.float32), right, atol=2e-2 * most)

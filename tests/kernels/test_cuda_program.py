@@ -792,3 +792,15 @@ def test_learnt_tables_have_their_gradient_without_a_kernel(cuda):
     names = [s.eqn.prim.name for s in steps if hasattr(s, "eqn")]
     assert names == ["attention", "attention_grad", "dot_general", "dot_general", "scatter_add"]
     same(bf.jit(run)(*on(cuda, *args)), run(*on(backend.host_device(), *args)), 4e-2)
+
+
+def test_functions_of_pairs_with_closures_under_vmap_are_one_kernel(cuda):
+    """Arrays of the host that they close over are constants; examples are one more batch with the same numbers."""
+    ids, slopes = np.repeat(np.arange(10), 8).reshape(2, 40).astype(np.int32), nn.score_mods.alibi_slopes(4)
+    mods = {"mask_mod": nn.masks.document(ids), "score_mod": nn.score_mods.alibi(slopes)}
+    f = bf.vmap(lambda q: nn.dot_product_attention(q, q, q, **mods))
+    x = uniform(3, 2, 40, 4, 16).astype(dtypes.bfloat16)
+    names = [s.eqn.prim.name for s in program_of(f, *on(cuda, x)).schedule.steps if hasattr(s, "eqn")]
+    assert names == ["attention"]
+    same(bf.jit(f)(*on(cuda, x)), f(*on(backend.host_device(), x)), 3e-2)
+    same(f(*on(cuda, x)), f(*on(backend.host_device(), x)), 3e-2)
