@@ -49,7 +49,8 @@ def test_every_error_has_its_section():
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", "docs/performance.md", "docs/parallelism.md", "docs/attention.md"]
+    "page",
+    ["README.md", "CONTRIBUTING.md", "docs/performance.md", "docs/parallelism.md", "docs/attention.md"],
 )
 def test_pages_run(page, capsys):
     names = {"__name__": page}  # the blocks of a page are one program

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
+from blufunc.core import dtypes
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Jaxpr, Literal
 from blufunc.core.passes import used
@@ -104,6 +105,8 @@ def code_of(mods: Any, tables: tuple[ShapedArray, ...]) -> Code | str:
         if reason := why_not(jaxpr):
             return f"{'mask_mod' if name == 'mask_mod' else 'score_mod'} has no code in a kernel: {reason}"
     mask, score, slope = (made.get(name) for name in bodies)
+    if score is not None and score.outvars[0].aval.dtype != dtypes.float32:
+        return f"score_mod computes in {score.outvars[0].aval.dtype}, and scores in a kernel are float32"
     parts, calls = [], dict.fromkeys(("mask", "bounds", "score", "slope"), "")
     place = "b, h, min(q, queries - 1), min(k, keys - 1)"
     if mask is not None:

@@ -74,7 +74,7 @@ def test_compiles(name, features, arch):
         for k in (kernel, *([kernel.lists] if code.masked else [])):
             text = with_prelude(cuda_attention.source(k, BF16, features, True, tiling, code))
             binary = nvrtc.build(text, arch, k.entry)
-            assert binary.resources()[k.entry].spill_stores <= 64, k.entry
+            assert binary.resources()[k.entry].spill_stores <= 48, k.entry
             assert "serialized" not in binary.log
 
 
@@ -88,6 +88,15 @@ def test_compiles(name, features, arch):
 def test_refused(score_mod, why):
     mods, tables = traced(None, score_mod, np.dtype(np.float32))
     assert why in code_of(mods, tuple(t.aval for t in tables))
+
+
+def test_scores_that_were_wider_when_they_were_traced():
+    """As those of float64 operands that ``autocast`` makes low."""
+    mods, tables = traced(None, nn.score_mods.soft_cap(1.5), np.dtype(np.float64))
+    assert "score_mod computes in float64" in code_of(mods, tuple(t.aval for t in tables))
+    x = bnp.ones((1, 20, 1, 16), dtype="float64")
+    f = lambda x: nn.dot_product_attention(x, x, x, score_mod=nn.score_mods.soft_cap(1.5))
+    np.testing.assert_allclose(np.asarray(bf.autocast(f)(x)).astype(np.float64), 1)
 
 
 def test_lists_are_of_what_a_mask_asks_for():
