@@ -74,7 +74,7 @@ def test_compiles(name, features, arch):
         for k in (kernel, *([kernel.lists] if code.masked else [])):
             text = with_prelude(cuda_attention.source(k, BF16, features, True, tiling, code))
             binary = nvrtc.build(text, arch, k.entry)
-            assert binary.resources()[k.entry].spill_stores <= 48, k.entry
+            assert binary.resources()[k.entry].spill_stores <= 64, k.entry
             assert "serialized" not in binary.log
 
 
