@@ -73,7 +73,8 @@ class Rule:
     Attributes:
       operands, results: the factors of each dimension of each of them; a dimension without any must be whole.
       sizes: the size of each factor.
-      reduced: factors that the operation sums over, or takes the extremum over: "sum", "max" or "min".
+      reduced: factors that the operation sums over, or takes the extremum over, in the results that do not have them:
+        "sum", "max" or "min".
       linear: groups of operands in which the operation is linear together: where all of a group are sums still
         owed by the same mesh axes, and no other operand is, the result may stay one.
       partial: operands that count once in the sum of what the devices compute where a factor is summed over.

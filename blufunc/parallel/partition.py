@@ -277,12 +277,14 @@ class _Body:
             outs = out if eqn.prim.multiple_results else [out]
         hows = {how for f, how in rule.reduced.items() if node.axes.get(f)}
         zero = bool(operands) and operands[0].zero and eqn.prim.kind == "movement" and len(operands) == 1
-        for var, out, layout in zip(eqn.outvars, outs, results, strict=True):
+        for var, out, dims, layout in zip(eqn.outvars, outs, rule.results, results, strict=True):
+            own = {a for factors in dims for f in factors for a in node.axes.get(f, ())}
+            over = tuple([a for a in partial if a not in own])
             if "sum" in hows:
-                shard = Shard(out, var.aval, layout, owed | {*partial})
+                shard = Shard(out, var.aval, layout, owed | {*over})
             else:
                 for how in hows:
-                    out = self.to.reduce(out, partial, how)
+                    out = self.to.reduce(out, over, how)
                 shard = Shard(out, var.aval, layout, owed, zero)
             self.write(var, shard)
 

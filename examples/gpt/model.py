@@ -29,6 +29,7 @@ class Config:
     context: int
     vocab: int
     experts: int = 0  # in the place of each layer's network; 0: there is one network
+    loss_chunk: int = 0  # tokens that have logits at a time, when the loss is computed; 0: all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,9 +128,13 @@ def loss(params: dict, tokens, config: Config, wiring: Wiring = ONE_DEVICE):
     Where there are experts, something is added that is least when they are used alike.
     """
     x, balance = stream(params, tokens[:, :-1], config, wiring)
-    logits = wiring.lay(head(params, x), "logits")
     targets = tokens[:, 1:][:, wiring.order]
-    entropy = nn.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+    if config.loss_chunk:
+        x = norm(params["norm"], x)
+        entropy = nn.linear_cross_entropy(x, params["tokens"], targets, chunk=config.loss_chunk)
+    else:
+        logits = wiring.lay(head(params, x), "logits")
+        entropy = nn.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
     return entropy + BALANCE * balance if config.experts else entropy
 
 
