@@ -129,8 +129,8 @@ def inline_calls(jaxpr: Jaxpr, only: Primitive | None = None) -> Jaxpr:
 def put_in_place(eqn: Eqn, body: Jaxpr, invars: Sequence[Atom], alias: Callable) -> list[Eqn]:
     """The equations of ``body`` on new variables, in the place of a call of it; for the ``step`` of ``rewrite``.
 
-    They have its lines. Those of a definition, which is one of many calls, have none, or are an operation's on elements:
-    they get the line of the call.
+    They have its lines; those of a definition, which has many calls, have none, or lines that say nothing, where it is
+    one of elements: they get the line of the call.
     """
     env: dict[Any, Atom] = dict(zip(body.invars, invars, strict=True))
     inlined = []

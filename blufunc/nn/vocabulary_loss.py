@@ -45,15 +45,19 @@ def linear_cross_entropy(
         loss = nn.linear_cross_entropy(x, params["tokens"], labels)          # tied to an embedding [V, C]
         loss = nn.linear_cross_entropy(x, kernel, labels, layout="CV")       # the kernel of a dense layer
 
-    With ``logits = soft_cap * tanh((x @ weight.T + bias) / soft_cap)`` and ``log_z = logsumexp(logits)``, each token has
-    ``log_z - (1 - label_smoothing) * logits[label] - label_smoothing * mean(logits) + z_loss * log_z**2``: label
+    With ``logits = soft_cap * tanh((x @ weight.T + bias) / soft_cap)`` and ``log_z = logsumexp(logits)``, each token
+    has ``log_z - (1 - label_smoothing) * logits[label] - label_smoothing * mean(logits) + z_loss * log_z**2``: label
     smoothing as in Szegedy et al. (arXiv:1512.00567), z-loss as in PaLM (arXiv:2204.02311).
 
     The value and its gradients are those of the plain form, to rounding. Of the logits there is one chunk [chunk, V] at
-    a time, which its gradient is written over. With a mean or a sum, the gradients are made along with the value, and no
-    product is computed twice; with ``"none"``, a backward pass computes the logits again. Products have the operands'
-    dtype (under ``autocast``, the low one), as ``x @ weight.T`` has; losses, and the sum over tokens that is the
-    gradient of the weight, are float32 or wider.
+    a time, which its gradient is written over. With a mean or a sum, the gradients are made along with the value, and
+    no product is computed twice; with ``"none"``, a backward pass computes the logits again. Products have the
+    operands' dtype (under ``autocast``, the low one), as ``x @ weight.T`` has; losses, and the sum over tokens that is
+    the gradient of the weight, are float32 or wider.
+
+    Where tokens are divided among devices, each has chunks of its own, and the gradient of the weight is summed once. A
+    weight that is divided is gathered first: for a vocabulary in parts there is
+    ``bf.parallel.vocabulary_parallel_cross_entropy``.
 
     Args:
       x: floats [..., C].
@@ -84,18 +88,20 @@ def linear_cross_entropy(
     wide = wide_of(x)
     if labels.dtype.itemsize < 4:  # too narrow to count all classes
         labels = labels.astype(dtypes.int32)
-    counted = bnp.ones(labels.shape, bool) if ignore_index is None else labels != ignore_index
-    labels = bnp.where(counted, labels, 0)
+    shares = bnp.ones(labels.shape, wide)
+    if ignore_index is not None:
+        counted = bnp.not_equal(labels, static_int(ignore_index, _NAME, "ignore_index"))
+        labels, shares = bnp.where(counted, labels, 0), counted.astype(wide)
     more = () if bias is None else (bias,)
     if reduction == "none":
         (losses,) = linear_cross_entropy_p.at(x, weight, labels, *more, how=how)
-        return bnp.where(counted, losses, bnp.zeros((), wide))
-    # what divides the sum comes after the products: float16 has no room for shares of a large batch
-    (total,) = linear_cross_entropy_total_p.at(x, weight, labels, counted.astype(wide), *more, how=how)
+        return losses if ignore_index is None else bnp.where(counted, losses, 0)
+    (total,) = linear_cross_entropy_total_p.at(x, weight, labels, shares, *more, how=how)
     if reduction == "sum":
         return total
-    count = labels.size if ignore_index is None else bnp.sum(counted.astype(wide))
-    return total / bnp.maximum(count, 1)
+    # only here, behind the products: in float16 there is no room for shares of many tokens
+    count = max(labels.size, 1) if ignore_index is None else bnp.maximum(bnp.sum(shares), 1)
+    return total / count
 
 
 def _options(

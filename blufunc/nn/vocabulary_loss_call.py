@@ -390,7 +390,8 @@ class _Grads(_OfTokens):
 
 
 class _Total(_OfTokens):
-    name, definition, per_token = "linear_cross_entropy_total", _total, (0, 2, 3)
+    name, definition = "linear_cross_entropy_total", _total
+    batch = Call.batch  # its body's: of losses one by one, what many examples share has one gradient
     shard = None  # type: ignore[assignment]  # its body is divided
 
     def linearize(self, trace, primals, tangents, *, jaxpr, how):
