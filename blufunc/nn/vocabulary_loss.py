@@ -96,12 +96,12 @@ def linear_cross_entropy(
     if reduction == "none":
         (losses,) = linear_cross_entropy_p.at(x, weight, labels, *more, how=how)
         return losses if ignore_index is None else bnp.where(counted, losses, 0)
-    (total,) = linear_cross_entropy_total_p.at(x, weight, labels, shares, *more, how=how)
-    if reduction == "sum":
-        return total
-    # only here, behind the products: in float16 there is no room for shares of many tokens
-    count = max(labels.size, 1) if ignore_index is None else bnp.maximum(bnp.sum(shares), 1)
-    return total / count
+    count: Any = 1
+    if reduction == "mean":
+        count = max(labels.size, 1) if ignore_index is None else bnp.maximum(bnp.sum(shares), 1)
+    scale = bnp.asarray(1 / count, dtype=wide)
+    (total,) = linear_cross_entropy_total_p.at(x, weight, labels, shares, scale, *more, how=how)
+    return total
 
 
 def _options(

@@ -6,7 +6,7 @@ compiler puts it in its place. Four primitives, of x [..., C], weight, labels [.
     linear_cross_entropy          x, weight, labels -> losses [...]
     linear_cross_entropy_tangent  the tangent of the losses, linear in those of x, weight and bias
     linear_cross_entropy_grads    x, weight, labels, shares [...] -> losses, and the gradients of sum(shares * losses)
-    linear_cross_entropy_total    x, weight, labels, shares [...] -> sum(shares * losses)
+    linear_cross_entropy_total    x, weight, labels, shares [...], scale -> scale * sum(shares * losses)
 
 The transpose of the second is the third: losses that are differentiated one by one compute their logits again, since
 what each counts for is known in the backward pass only. Of the last it is known in the forward pass, so that this is
@@ -241,9 +241,9 @@ def _grads(
     ]
 
 
-def _total(x: Any, weight: Any, labels: Any, shares: Any, *bias: Any, how: How) -> list[Any]:
+def _total(x: Any, weight: Any, labels: Any, shares: Any, scale: Any, *bias: Any, how: How) -> list[Any]:
     (losses,) = linear_cross_entropy_p.at(x, weight, labels, *bias, how=how)
-    return [_summed(shares, losses)]
+    return [_summed(shares, losses) * scale]
 
 
 def _summed(shares: Any, losses: Any) -> Any:
@@ -396,14 +396,19 @@ class _Total(_OfTokens):
 
     def linearize(self, trace, primals, tangents, *, jaxpr, how):
         """The gradient with the value, and the inner product with it."""
-        of = [*tangents[:2], *tangents[4:]]
+        x, weight, labels, shares, scale, *bias = primals
+        of = [*tangents[:2], *tangents[5:]]
         wanted = tuple([i < len(of) and of[i].__class__ is not Zero for i in range(3)])
+        late = (how.low or x.dtype) == dtypes.float16  # it has no room for shares of a large batch
         with set_trace(trace.split):  # gradients are values, products with tangents are linear
-            losses, *grads = linear_cross_entropy_grads_p.at(*primals, how=how, wanted=wanted)
+            given = shares if late else shares * scale
+            ins = (x, weight, labels, given, *bias)
+            losses, *grads = linear_cross_entropy_grads_p.at(*ins, how=how, wanted=wanted)
             perturbed = [t for t, want in zip(of, wanted, strict=False) if want]
             wide = losses.dtype
             terms = [bnp.sum(g.astype(wide) * t.astype(wide)) for g, t in zip(grads, perturbed, strict=True)]
-            return [_summed(primals[3], losses)], [functools.reduce(add_any, terms)]
+            tangent = functools.reduce(add_any, terms)
+            return [_summed(shares, losses) * scale], [tangent * scale if late else tangent]
 
 
 linear_cross_entropy_p, linear_cross_entropy_tangent_p = _Losses(), _Tangent()

@@ -71,7 +71,7 @@ def localise(
         None if s is None else _checked(s, v, mesh, f"result {i}")
         for i, (s, v) in enumerate(zip(wanted, jaxpr.outvars, strict=True))
     ]
-    whole = distinct(passes.dce(passes.inline_calls(jaxpr)))
+    whole = distinct(passes.simplify(jaxpr))
     _check_constraints(whole, mesh)
     abstract = mesh.abstract
     plan = Propagation(whole, abstract, layouts, ends)

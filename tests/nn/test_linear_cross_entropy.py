@@ -222,11 +222,17 @@ def test_the_gradient_of_the_weight_is_summed_in_float32(reduction):
     np.testing.assert_array_equal(np.asarray(bf.grad(f)(weight), np.float32), [[-expected], [expected]])
 
 
-def test_float16_shares_of_many_tokens_do_not_vanish():
+@pytest.mark.parametrize("cast", [False, True])
+def test_float16_shares_of_many_tokens_do_not_vanish(cast):
     n = 1 << 16
     x, weight = bnp.ones((n, 1), "float16"), bnp.zeros((64, 1), "float16")
-    dw = bf.grad(lambda w: nn.linear_cross_entropy(x, w, bnp.zeros(n, "int32")))(weight)
+    f = lambda w, x: nn.linear_cross_entropy(x, w, bnp.zeros(n, "int32"))
+    if cast:
+        f, x, weight = bf.autocast(f, "float16"), x.astype("float32"), weight.astype("float32")
+    dw = bf.grad(f)(weight, x)
     np.testing.assert_allclose(np.asarray(dw, np.float32)[1:], 1 / 64, rtol=1e-3)
+    scaled = bf.grad(lambda x: 2.0**16 * f(weight + 1, x))(x + bnp.zeros((), x.dtype))
+    assert np.isfinite(np.asarray(scaled, np.float32)).all()
 
 
 def dtypes_of_products(f, *args):
