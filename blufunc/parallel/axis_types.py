@@ -24,25 +24,21 @@ from typing import Any
 from blufunc import errors
 from blufunc.core import dtypes, source
 from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, eval_jaxpr, subjaxprs
-from blufunc.core.ops import cumulative, dynamic, elementwise, gather_scatter, reduce_window, shape
-from blufunc.core.ops.convolution import conv_general_dilated_p
-from blufunc.core.ops.dot import dot_general_p
+from blufunc.core.ops import elementwise
 from blufunc.core.stage import StagedTracer, StageTrace
 from blufunc.core.structure import (
-    add_any_p,
     broadcast_in_dim_p,
-    reduce_sum_p,
     reshape_p,
     transpose_p,
 )
 from blufunc.core.trace import Tracer, new_trace
 from blufunc.parallel import collectives as named
 from blufunc.parallel import mesh_collectives as mesh_ops
+from blufunc.parallel.linearity import linear_in
 from blufunc.parallel.mesh import AbstractMesh
 from blufunc.transforms.batch import BatchTracer
 from blufunc.transforms.calls import jit_p
 from blufunc.transforms.checkpoint import checkpoint_p
-from blufunc.transforms.checkpoint_policies import name_p
 from blufunc.transforms.cond import cond_p
 from blufunc.transforms.custom_vjp import custom_vjp_call_p
 from blufunc.transforms.jvp import JVPTracer
@@ -52,39 +48,6 @@ from blufunc.transforms.while_loop import while_p
 Types = tuple[str, ...]
 """One letter for each axis of the mesh."""
 
-# The operands in which a primitive is linear: sets in which it is linear together, as a sum.
-_FIRST, _EITHER, _BOTH = [{0}], [{0}, {1}], [{0, 1}]
-_LINEAR: dict[Any, list[set[int]]] = {
-    elementwise.neg_p: _FIRST,
-    elementwise.convert_p: _FIRST,
-    elementwise.copy_p: _FIRST,
-    elementwise.real_p: _FIRST,
-    elementwise.imag_p: _FIRST,
-    elementwise.conj_p: _FIRST,
-    elementwise.div_p: _FIRST,
-    elementwise.mul_p: _EITHER,
-    elementwise.add_p: _BOTH,
-    elementwise.sub_p: _BOTH,
-    elementwise.complex_p: _BOTH,
-    elementwise.select_p: [{1, 2}],
-    add_any_p: _BOTH,
-    reduce_sum_p: _FIRST,
-    broadcast_in_dim_p: _FIRST,
-    reshape_p: _FIRST,
-    transpose_p: _FIRST,
-    shape.slice_p: _FIRST,
-    shape.rev_p: _FIRST,
-    shape.pad_p: _BOTH,
-    cumulative.cumsum_p: _FIRST,
-    reduce_window.reduce_window_sum_p: _FIRST,
-    dot_general_p: _EITHER,
-    conv_general_dilated_p: _EITHER,
-    dynamic.dynamic_slice_p: _FIRST,
-    dynamic.dynamic_update_slice_p: _BOTH,
-    gather_scatter.gather_p: _FIRST,
-    gather_scatter.scatter_add_p: [{0, 2}],
-    name_p: _FIRST,
-}
 _KEEPS_ZEROS = (
     broadcast_in_dim_p, reshape_p, transpose_p, elementwise.convert_p, elementwise.copy_p, elementwise.select_p,
 )  # fmt: skip
@@ -333,10 +296,7 @@ class Typer:
             out = _join(letters)
             return [out] * len(letters), out
         unreduced = {k for k, t in enumerate(letters) if t == "U"}
-        together = (
-            [set(range(len(letters)))] if eqn.prim is shape.concatenate_p else _LINEAR.get(eqn.prim, ())
-        )
-        terms = next((s for s in together if unreduced <= s), None)
+        terms = next((s for s in linear_in(eqn) if unreduced <= s), None)
         if terms is None:
             raise _unreduced(eqn, axis, unreduced)
         ins = []
