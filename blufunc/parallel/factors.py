@@ -78,6 +78,7 @@ class Rule:
         owed by the same mesh axes, and no other operand is, the result may stay one.
       partial: operands that count once in the sum of what the devices compute where a factor is summed over.
       harmless: operands of which the padding does no harm where a factor is reduced.
+      trusted: operands that are indices, which the operation takes at their word: their padding is made 0.
       params: ``(params, operand shapes, result shapes) -> params`` on one device, where parameters hold shapes.
       special: how it is computed on a share where that is otherwise than on the whole: a name in ``shares.py``,
         "iota", "gather", "scatter" or "random_bits".
@@ -90,6 +91,7 @@ class Rule:
     linear: tuple[frozenset[int], ...] = ()
     partial: frozenset[int] = frozenset()
     harmless: frozenset[int] = frozenset()
+    trusted: frozenset[int] = frozenset()
     params: Callable[[dict, list[Shape], list[Shape]], dict] | None = None
     special: str = ""
 
@@ -452,6 +454,13 @@ def _along(parameter: str) -> Callable:
     return rule
 
 
+def _by_places(prim, avals, outs, params):
+    """The rule of what picks elements of a line by their places, which are the second operand."""
+    b = _Builder()
+    dims = b.each(avals[0].shape, [params["dimension"]])
+    return b.rule([dims, dims], [dims], trusted=frozenset({1}))
+
+
 def _leading(n: int) -> Callable:
     """The rule of operations on the last ``n`` dimensions: those before pass, where all operands have the same."""
 
@@ -494,8 +503,8 @@ _RULES: dict[Primitive, Callable[..., Rule]] = {
     **dict.fromkeys((scatter_p, scatter_add_p, scatter_mul_p, scatter_min_p, scatter_max_p), _scatter),
     dynamic_slice_p: _dynamic_slice,
     dynamic_update_slice_p: _dynamic_update_slice,
-    pick_along_p: _along("dimension"),
-    place_along_p: _along("dimension"),
+    pick_along_p: _by_places,
+    place_along_p: _by_places,
     sort_p: _along("dimension"),
     top_k_p: _leading(1),
     fft_p: _fft,

@@ -149,7 +149,11 @@ class NcclEngine:
         members = [self.members[r] for r in group.ranks]
         recorder = self.world.recorder
         record = recorder.begin(kind, axes, factor * count * dtype.itemsize, members)
-        group.enqueue(self._nccl, kind, send, receive, count, dtype, stream.ptr, op, perm)
+        try:
+            group.enqueue(self._nccl, kind, send, receive, count, dtype, stream.ptr, op, perm)
+        except BaseException:
+            recorder.give_up(record)
+            raise
         if cuda_runtime.is_capturing(stream.ptr):
             recorder.end(record)  # it has not run, and runs whenever the graph does
         else:
@@ -246,13 +250,14 @@ def _type_of(dtype: np.dtype, count: int, op: str) -> tuple[int, int]:
     """NCCL's number for a dtype that it combines, and how many of these ``count`` elements are."""
     if dtypes.is_complex(dtype) and op == "sum":
         return _TYPES[f"float{4 * dtype.itemsize}"], 2 * count
-    if dtype.name not in _TYPES:
+    name = "uint8" if dtypes.is_bool(dtype) and op != "sum" else dtype.name
+    if name not in _TYPES:
         raise errors.UnsupportedError(
             f"NCCL cannot combine {dtype.name} by {op!r}.",
             where=source.here(),
             fix="x.astype('float32') before, and back after",
         )
-    return _TYPES[dtype.name], count
+    return _TYPES[name], count
 
 
 class _Arrays:

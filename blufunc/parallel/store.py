@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from blufunc import errors
@@ -117,7 +117,7 @@ class StoreServer:
     def close(self, seconds: float = 0.0) -> None:
         """Stop, after waiting that long for those who still watch to say goodbye."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._watchers or self.failure is not None, seconds)
+            self._wait_for(lambda: not self._watchers or self.failure is not None, seconds)
             self._closed = True
         # without the shutdown the thread in accept() keeps the port
         with contextlib.suppress(OSError):
@@ -152,9 +152,13 @@ class StoreServer:
                     case _:
                         return None
 
+    def _wait_for(self, predicate: Callable[[], bool], seconds: float) -> None:
+        """Wait, at most that long; locks take no more seconds than some."""
+        self._changed.wait_for(predicate, min(seconds, threading.TIMEOUT_MAX))
+
     def _get(self, key: str, seconds: float) -> tuple[Any, ...]:
         with self._changed:
-            self._changed.wait_for(lambda: key in self._values or self.failure is not None, seconds)
+            self._wait_for(lambda: key in self._values or self.failure is not None, seconds)
             if key in self._values:
                 return "value", self._values[key]
             return ("failed", self.failure) if self.failure is not None else ("late", [])
@@ -164,7 +168,7 @@ class StoreServer:
             given = self._gathers.setdefault(key, {})
             given[place] = value
             self._changed.notify_all()
-            self._changed.wait_for(lambda: len(given) == count or self.failure is not None, seconds)
+            self._wait_for(lambda: len(given) == count or self.failure is not None, seconds)
             if len(given) < count:
                 absent = [i for i in range(count) if i not in given]
                 return ("failed", self.failure) if self.failure is not None else ("late", absent)

@@ -1,6 +1,7 @@
 """Who a process is, by the variables of every launcher; and the store that processes share."""
 
 import contextlib
+import math
 import os
 import socket
 import subprocess
@@ -203,6 +204,14 @@ def test_get_waits_for_set(clients):
     assert a.get("id") == bytes(range(256))
     late.join()
     a.wait(["id"])
+
+
+def test_a_deadline_may_be_endless(clients):
+    a, b = clients(2)
+    late = threading.Timer(0.05, a.set, ("key", b"value"))
+    late.start()
+    assert b.get("key", deadline=math.inf) == b"value"
+    late.join()
 
 
 def test_gather_comes_in_order_of_members_again_and_again(server, clients):

@@ -8,6 +8,7 @@ import pytest
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import errors, lax, nn
+from blufunc.core.ops import sort
 from blufunc.parallel.constrain import constrain
 from blufunc.parallel.mesh import AbstractMesh
 from blufunc.parallel.partition import localise
@@ -151,6 +152,38 @@ def test_a_large_vocabulary_is_looked_up_where_it_lies():
     for mode in ("fill", "clip"):
         f = lambda t: bnp.take(t, outside, 0, mode=mode)  # noqa: B023
         assert counted(f, (table,), (P("x"),), X4) == {"psum_invariant": 1}
+
+
+ROWS = {"offset_dims": (1,), "collapsed_slice_dims": (0,), "start_index_map": (0, 1)}
+PLACES = np.array([[1, 9], [7, 8], [3, 2], [9, 3], [-1, 0], [2, -4]], np.int32)  # windows of 3 of a (8, 10)
+
+
+@pytest.mark.parametrize("mode", ["fill", "clip"])
+@pytest.mark.parametrize("spec", [P("x"), P("x", "y"), P(("y", "x"))])
+def test_windows_of_a_divided_table_that_are_partly_outside(mode, spec):
+    numbers = lax.GatherDimensionNumbers(**ROWS)
+    look_up = lambda t: lax.gather(t, PLACES, numbers, slice_sizes=(1, 3), mode=mode)
+    names = ("update_window_dims", "inserted_window_dims", "scatter_dims_to_operand_dims")
+    into = lax.ScatterDimensionNumbers(**dict(zip(names, ROWS.values(), strict=True)))
+    updates = floats(6, 3)
+    put = lambda t: lax.scatter_add(t, PLACES, updates, into, mode=mode)
+    for f in (look_up, put, bf.grad(lambda t: (look_up(t)[1:4] ** 2).sum())):
+        check(f, [floats(8, 10)], [spec], MESHES["2x2"])
+
+
+def test_padding_of_indices_is_not_unique():
+    places = np.array(
+        [4, 2, 3, 0, 1], np.int32
+    )  # of the second device 0, 1 and padding, which mod 7 is 1 too
+    add = lambda i, u: bnp.arange(7.0).at[i % 7].add(u, unique_indices=True, indices_are_sorted=True)
+    check(add, [places, floats(5)], [P("x"), P("x")], MESHES["2"])
+
+
+def test_padding_of_places_is_not_looked_up():
+    x, places = floats(5, 4), np.argsort(floats(5, 4), 1).astype(np.int32)
+    for prim, params in ((sort.pick_along_p, {}), (sort.place_along_p, {"size": 4})):
+        f = lambda x, i: prim.bind(x, i, dimension=1, **params)  # noqa: B023
+        check(f, [x, places], [P("x"), P("x")], X4)
 
 
 def test_a_loss_over_a_divided_vocabulary_exchanges_no_logits():
