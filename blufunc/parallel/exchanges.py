@@ -23,7 +23,7 @@ from blufunc.kernels.report import duration, run_lengths, size, table
 from blufunc.parallel.constrain import ShardingConstraint
 from blufunc.parallel.links import wire_bytes
 from blufunc.parallel.mesh import AbstractMesh, Mesh
-from blufunc.parallel.mesh_collectives import MeshCollective
+from blufunc.parallel.mesh_collectives import MeshCollective, meets
 from blufunc.parallel.mesh_device import MeshDevice
 from blufunc.parallel.partition import localise
 from blufunc.parallel.shard_map import shard_map_p
@@ -299,11 +299,7 @@ class _Context:
 
 def _name(eqn: Eqn) -> str:
     """What to call an operation: collectives by what they exchange."""
-    return _kind(eqn) if _meets(eqn) else eqn.prim.name
-
-
-def _meets(eqn: Eqn) -> bool:
-    return isinstance(eqn.prim, MeshCollective) and eqn.prim.meets
+    return _kind(eqn) if meets(eqn) else eqn.prim.name
 
 
 def _kind(eqn: Eqn) -> str:
@@ -327,7 +323,7 @@ def _rows(jaxpr: Jaxpr, times: int, condition: str, context: _Context) -> Iterat
             if isinstance(a, Var):
                 readers.setdefault(a, []).append(e)
     for eqn in jaxpr.eqns:
-        if _meets(eqn):
+        if meets(eqn):
             yield _row(eqn, makers, readers, times, condition, context)
         inside, when, prim = times, condition, eqn.prim
         if prim is cond_p:

@@ -519,18 +519,8 @@ def _is_zero(literal: Literal) -> bool:
 
 def _exchanges(jaxpr: Jaxpr) -> int:
     """How many equations of a local program, bodies included, make the ranks meet."""
-    own = sum(e.prim in _MEETING for e in jaxpr.eqns)
+    own = sum(map(mc.meets, jaxpr.eqns))
     return own + sum(_exchanges(sub) for e in jaxpr.eqns for sub in subjaxprs(e.params))
-
-
-_MEETING = {
-    mc.psum_invariant_p,
-    mc.pmax_invariant_p,
-    mc.pmin_invariant_p,
-    mc.mesh_all_gather_p,
-    mc.mesh_psum_scatter_p,
-    mc.mesh_all_to_all_p,
-}
 
 
 _CONTROL = {
