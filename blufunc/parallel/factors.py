@@ -36,6 +36,7 @@ from blufunc.core.ops.gather_scatter import (
 )
 from blufunc.core.ops.linalg import MatrixOp
 from blufunc.core.ops.linalg_factor import lu_pivots_to_permutation_p
+from blufunc.core.ops.linalg_solve import lu_solve_p
 from blufunc.core.ops.random_bits import (
     random_bits_p,
     random_fold_in_p,
@@ -461,7 +462,7 @@ def _by_places(prim, avals, outs, params):
     return b.rule([dims, dims], [dims], trusted=frozenset({1}))
 
 
-def _leading(n: int) -> Callable:
+def _leading(n: int, trusted: frozenset[int] = frozenset()) -> Callable:
     """The rule of operations on the last ``n`` dimensions: those before pass, where all operands have the same."""
 
     def rule(prim, avals, outs, params):
@@ -470,7 +471,8 @@ def _leading(n: int) -> Callable:
         if any(a.shape[: len(lead)] != lead or a.ndim < len(lead) for a in (*avals, *outs)):
             return whole(prim, avals, outs, params)
         dims = b.each(lead)
-        return b.rule(*[[[*dims, *[()] * (a.ndim - len(lead))] for a in side] for side in (avals, outs)])
+        sides = [[[*dims, *[()] * (a.ndim - len(lead))] for a in side] for side in (avals, outs)]
+        return b.rule(*sides, trusted=trusted)
 
     return rule
 
@@ -514,7 +516,8 @@ _RULES: dict[Primitive, Callable[..., Rule]] = {
     optimization_barrier_p: _one_by_one,
     name_p: _one_by_one,
     offload_p: _one_by_one,
-    lu_pivots_to_permutation_p: _leading(1),
+    lu_pivots_to_permutation_p: _leading(1, trusted=frozenset({0})),
+    lu_solve_p: _leading(2, trusted=frozenset({2})),
     random_seed_p: _elementwise,
     random_fold_in_p: _elementwise,
     random_bits_p: _random_bits,

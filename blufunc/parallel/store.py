@@ -98,6 +98,7 @@ class StoreServer:
         self._gathers: dict[str, dict[int, str]] = {}
         self._taken: dict[str, int] = {}  # how many have got the result of each gather
         self._watchers: dict[int, socket.socket] = {}
+        self._names: dict[int, str] = {}  # the process that each rank is, or was
         self._gone: list[int] = []  # the ranks that have said goodbye
         self._changed = threading.Condition()
         self._telling = threading.Lock()  # messages to one watcher come from several threads
@@ -179,8 +180,14 @@ class StoreServer:
 
     def _watch(self, connection: socket.socket, rank: int, name: str) -> None:
         with self._changed:
-            self._watchers[rank] = connection
+            other = self._names.setdefault(rank, name)
+            if other == name:
+                self._watchers[rank] = connection
             gone, failure = tuple(self._gone), self.failure
+        if other != name:
+            self.fail(f"two processes say that they are rank {rank}: {other}, and {name}.")
+            self._tell([connection], "abort", str(self.failure))
+            return
         for other in gone:
             self._tell([connection], "ended", other)
         if failure is not None:

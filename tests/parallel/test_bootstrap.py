@@ -255,6 +255,17 @@ def test_a_rank_that_dies_fails_those_who_wait(server, clients, watching):
     assert store.receive(other)[0] == "abort"
 
 
+def test_two_processes_of_one_rank_are_a_failure(server, watching):
+    first = watching(1)
+    other = store.watch("127.0.0.1", server.port, 1, "process 7", deadline=5)
+    with other:
+        for connection in (first, other):
+            what, why = store.receive(connection)
+            assert (
+                what == "abort" and "two processes say that they are rank 1: process 1, and process 7." in why
+            )
+
+
 def test_a_goodbye_is_no_failure(server, watching):
     first, second = watching(0), watching(1)
     store.send(first, "bye")

@@ -8,7 +8,7 @@ import pytest
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import errors, lax, nn
-from blufunc.core.ops import sort
+from blufunc.core.ops import linalg_factor, linalg_solve, sort
 from blufunc.parallel.constrain import constrain
 from blufunc.parallel.mesh import AbstractMesh
 from blufunc.parallel.partition import localise
@@ -181,9 +181,15 @@ def test_padding_of_indices_is_not_unique():
 
 def test_padding_of_places_is_not_looked_up():
     x, places = floats(5, 4), np.argsort(floats(5, 4), 1).astype(np.int32)
-    for prim, params in ((sort.pick_along_p, {}), (sort.place_along_p, {"size": 4})):
-        f = lambda x, i: prim.bind(x, i, dimension=1, **params)  # noqa: B023
-        check(f, [x, places], [P("x"), P("x")], X4)
+    lu, rows, wanted = floats(5, 4, 4) + 4 * np.eye(4, dtype=np.float32), places, floats(5, 4, 2)
+    uses = [
+        (sort.pick_along_p, {"dimension": 1}, [x, places]),
+        (sort.place_along_p, {"dimension": 1, "size": 4}, [x, places]),
+        (linalg_solve.lu_solve_p, {"transposed": 0}, [lu, lu, rows, wanted]),
+        (linalg_factor.lu_pivots_to_permutation_p, {"permutation_size": 4}, [places]),
+    ]
+    for prim, params, args in uses:
+        check(lambda *xs: prim.bind(*xs, **params), args, [P("x")] * len(args), X4)  # noqa: B023
 
 
 def test_a_loss_over_a_divided_vocabulary_exchanges_no_logits():
