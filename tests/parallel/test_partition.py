@@ -129,6 +129,14 @@ def test_two_sums_that_are_added_are_settled_once():
     assert counted(f, (x, w, w + 1), (P(None, "x"), P("x"), P("x"))) == {"psum_invariant": 1}
 
 
+@pytest.mark.parametrize(("dtype", "summed"), [("float16", "float32"), ("float64", "float64")])
+def test_terms_are_not_rounded_before_their_sum(dtype, summed):
+    f = lambda x: x.sum(0).astype(dtype)
+    local = check(f, [floats(6, 4)], [P("x")], X2, rtol=1e-2, atol=1e-2)
+    (total,) = [e for e in local.eqns if e.prim.name == "psum_invariant"]
+    assert total.invars[0].aval.dtype == summed
+
+
 def test_an_owed_sum_that_two_read_is_settled_before():
     x, w = floats(6, 8), floats(8, 3)
 
