@@ -98,7 +98,7 @@ class StoreServer:
         self._gathers: dict[str, dict[int, str]] = {}
         self._taken: dict[str, int] = {}  # how many have got the result of each gather
         self._watchers: dict[int, socket.socket] = {}
-        self._names: dict[int, str] = {}  # the process that each rank is, or was
+        self._names: dict[int, str] = {}  # the process that each of them is
         self._gone: list[int] = []  # the ranks that have said goodbye
         self._changed = threading.Condition()
         self._telling = threading.Lock()  # messages to one watcher come from several threads
@@ -198,7 +198,8 @@ class StoreServer:
                 self.fail(message[1])
             bye = message[0] == "bye"
         with self._changed:
-            del self._watchers[rank]
+            if self._watchers.get(rank) is connection:
+                del self._watchers[rank], self._names[rank]
             self._gone += [rank] * bye
             self._changed.notify_all()
             others = list(self._watchers.values())
