@@ -350,7 +350,7 @@ def _row(
     kind = _kind(eqn)
     summed = kind in ("all_reduce", "reduce_scatter")
     found = _maker(eqn.invars[0], makers) if summed else _reader(eqn, readers)
-    cause = found.prim.name if found else "an argument" if summed else "a result"
+    cause = _cause(found) if found else "an argument" if summed else "a result"
     asked_for = eqn.source in context.asked_for
     line = eqn.source if asked_for or found is None or found.source is None else found.source
     backward = source.is_backward(line)
@@ -370,6 +370,13 @@ def _row(
         backward,
         run_lengths(list(context.forward.get(line[:2], ())), 4) if backward and line else "",
     )
+
+
+def _cause(eqn: Eqn) -> str:
+    """The name of an operation; a choice in which one rank makes a callback for all is that callback."""
+    bodies = eqn.params["branches"] if eqn.prim is cond_p else ()
+    alone = [body.eqns[0] for body in bodies if len(body.eqns) == 1 and body.eqns[0].prim.kind == "callback"]
+    return alone[0].prim.name if alone else eqn.prim.name
 
 
 def _maker(atom: Any, makers: dict[Any, Eqn]) -> Eqn | None:

@@ -68,3 +68,14 @@ def test_results_of_several_dtypes(eight):
 def test_a_report_is_made_once_of_the_whole_value(eight, capsys):
     bf.jit(lambda x: bf.debug.print("x = {}", x))(placed())
     assert capsys.readouterr().out == "x = [1. 2. 3. 4. 5.]\n"
+
+
+def test_what_is_exchanged_for_a_callback_is_because_of_it(eight):
+    table = bf.collectives(
+        lambda x: bf.io_callback(lambda v: v, ShapeDtypeStruct((5,), "float32"), x), placed()
+    )
+    assert [(r.operation, r.because) for r in table] == [
+        ("all_gather", "io_callback"),
+        ("all_reduce", "io_callback"),
+    ]
+    assert not bf.collectives(lambda x: bf.debug.print("{}", x), placed(P()))
