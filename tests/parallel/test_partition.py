@@ -179,6 +179,13 @@ def test_windows_of_a_divided_table_that_are_partly_outside(mode, spec):
         check(f, [floats(8, 10)], [spec], MESHES["2x2"])
 
 
+def test_small_indices_into_a_large_divided_table():
+    places = np.array([[0], [127], [90], [-3]], np.int8)
+    numbers = lax.GatherDimensionNumbers(**{**ROWS, "start_index_map": (0,)})
+    look_up = lambda t, i: lax.gather(t, i, numbers, slice_sizes=(1, 2), mode="clip")
+    check(look_up, [floats(300, 2), places], [P("x"), P()], X4)
+
+
 def test_padding_of_indices_is_not_unique():
     places = np.array(
         [4, 2, 3, 0, 1], np.int32
