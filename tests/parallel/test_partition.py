@@ -116,6 +116,14 @@ def test_a_contraction_over_divided_factors_is_one_all_reduce():
     assert counted(lambda x, w: x @ w, (x, w), (P(None, "x"), P("x")), X4) == {"psum_invariant": 1}
 
 
+@pytest.mark.parametrize(
+    ("tokens", "exchanged"), [(64, {"all_gather": 1}), (4, {"all_to_all": 1, "psum_scatter": 1})]
+)
+def test_an_axis_goes_to_the_dimension_along_which_less_is_exchanged(tokens, exchanged):
+    x, w = floats(tokens, 8), floats(8, 8)  # both divided along x: the tokens, or what is summed over
+    assert counted(lambda x, w: x @ w, (x, w), (P("x"), P("x")), X4, [P("x")]) == exchanged
+
+
 def test_what_owes_a_sum_is_scattered_where_the_result_is_divided():
     x, w = floats(8, 8), floats(8, 3)
     specs = (P(None, "x"), P("x"))
