@@ -43,6 +43,7 @@ from blufunc import errors
 from blufunc.core import source
 from blufunc.core.array import scalar
 from blufunc.core.avals import ShapedArray
+from blufunc.core.jaxpr import Eqn
 from blufunc.core.kinds import check_types
 from blufunc.core.ops.elementwise import convert, div, eq, mul
 from blufunc.core.primitive import Primitive, unsupported
@@ -115,6 +116,11 @@ class MeshCollective(Primitive):
 
 
 _DIMENSIONS = ("dim", "split_dim", "concat_dim")
+
+
+def meets(eqn: Eqn) -> bool:
+    """Whether an equation makes ranks exchange something."""
+    return isinstance(eqn.prim, MeshCollective) and eqn.prim.meets
 
 
 class _PsumInvariant(MeshCollective):
