@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 import blufunc.numpy as bnp
+from blufunc import lax
 from blufunc.core.array import from_numpy
 from blufunc.core.check import check_jaxpr
-from blufunc.core.jaxpr import eval_jaxpr
+from blufunc.core.jaxpr import eval_jaxpr, meets
 from blufunc.core.passes import simplify
 from blufunc.core.stage import stage
 from blufunc.kernels import steps
@@ -137,3 +138,38 @@ def test_kernels_around_buckets_wait_for_no_other_bucket():
     place = made.plan.placement
     for step in (s for s in made.steps if isinstance(s, steps.OpaqueStep)):
         assert [place[o[0]] for o in step.operands] == [place[r] for r in step.results], "sums are in place"
+
+
+def read_by_a_kernel(a, b):
+    """One kernel could make the operand of the first exchange and read the result of the second."""
+    u = sin(a)
+    return [psum(u), u * psum(b)]
+
+
+def read_by_alike(a, b):
+    """One launch could do so, of kernels that are alike."""
+    shapes = [(8, 8), (4, 16), (16, 4), (2, 32), (32, 2)]
+    return [psum(sin(a)), *[sin(psum(b.reshape(s))) for s in shapes]]
+
+
+def in_a_loop(a, b):
+    u = sin(a)
+    total, _ = lax.scan(lambda c, row: (c + psum(row), None), b[0], b)
+    return [lax.scan(lambda c, row: (c * psum(row), None), u[0], u)[0], u * total]
+
+
+@pytest.mark.parametrize("function", [read_by_a_kernel, read_by_alike, in_a_loop])
+def test_compiled_programs_come_to_exchanges_in_their_order(function):
+    """As ranks must, whatever each of them computes between."""
+    jaxpr = staged(function)
+    made = steps.schedule(jaxpr, (False,) * 2, LIKE_A_GPU, lambda eqn: eqn.prim.kind == "collective")
+    ran = [s.eqn for s in made.steps if isinstance(s, steps.OpaqueStep)]
+    want = [e.outvars for e in jaxpr.eqns if meets(e)]
+    assert [e.outvars for e in ran if meets(e)] == want and len(want) > 1
+
+
+def test_alike_kernels_behind_exchanges_are_one_launch_whatever_is_before():
+    made = steps.schedule(
+        staged(read_by_alike), (False,) * 2, LIKE_A_GPU, lambda eqn: eqn.prim.kind == "collective"
+    )
+    assert [len(s.members) for s in made.steps if isinstance(s, steps.GroupStep)] == [5]
