@@ -17,6 +17,7 @@ from blufunc.core.jaxpr import Eqn, Jaxpr, Var, meets
 from blufunc.kernels.cost import of_eqn
 from blufunc.kernels.cuda_streams import PRODUCTS, PRODUCTS_FLOAT32
 from blufunc.parallel import mesh_collectives as mc
+from blufunc.parallel.sum_buckets import passes_on
 
 SUMMED = 1e11
 """Bytes a second that the GPUs of one host sum, about: four H200s without multicast made it."""
@@ -38,15 +39,14 @@ def with_cover(jaxpr: Jaxpr) -> Jaxpr:
     best, least = set(later), last
     work: list[tuple[float, float]] = []
     for i in reversed(buckets):
-        if sum(products for products, _ in work) >= last or _is_read(
-            eqns[i].outvars, eqns[i + 1 : end], later
-        ):
+        whole = _with_readers(eqns[i:end], later)
+        if whole is None or sum(products for products, _ in work) >= last:
             break
-        alone = _only_for(eqns[i], eqns[:end], later, kept)
+        alone = _only_for(whole, eqns[:end], later, kept)
         products = sum(map(_seconds, alone))
         if not products:
             continue
-        later |= {*alone, eqns[i]}
+        later |= {*alone, *whole}
         work.insert(0, (products, _summed(eqns[i])))
         if (wait := _wait(last, work)) < WORTH * least:
             best, least = set(later), wait
@@ -84,19 +84,26 @@ def _ancestors(eqns: Sequence[Eqn], wanted: Iterable[Any]) -> set[Any]:
     return found
 
 
-def _is_read(values: Iterable[Any], eqns: Iterable[Eqn], later: set[Eqn]) -> bool:
-    """Whether equations read some of the values, other than those that come later anyway."""
-    wanted = set(values)
-    return any(not wanted.isdisjoint(_variables(e)) for e in eqns if e not in later)
+def _with_readers(eqns: Sequence[Eqn], later: set[Eqn]) -> set[Eqn] | None:
+    """The first of some equations, a bucket, and what passes its sums on; None if other things read these."""
+    found = {eqns[0]}
+    values = set(eqns[0].outvars)
+    for e in eqns[1:]:
+        if e not in later and not values.isdisjoint(_variables(e)):
+            if not passes_on(e):
+                return None
+            found.add(e)
+            values.update(e.outvars)
+    return found
 
 
-def _only_for(bucket: Eqn, eqns: Sequence[Eqn], later: set[Eqn], kept: set[Any]) -> list[Eqn]:
+def _only_for(bucket: set[Eqn], eqns: Sequence[Eqn], later: set[Eqn], kept: set[Any]) -> list[Eqn]:
     """The equations whose results nothing but a bucket, and what comes later with it, reads."""
     read = set(kept)  # by others
     wanted: set[Any] = set()
     alone: list[Eqn] = []
     for eqn in reversed(eqns):
-        mine = eqn is bucket or eqn in later
+        mine = eqn in bucket or eqn in later
         if not mine and not wanted.isdisjoint(eqn.outvars) and read.isdisjoint(eqn.outvars):
             mine = not (eqn.effects or meets(eqn))  # these keep their order
             alone += [eqn] * mine

@@ -35,10 +35,32 @@ def late(a, b):
 
 
 def read(a, b):
-    """A sum that is read at once, while another waits."""
+    """A sum that is read at once, while another waits and more come."""
+    c = psum(sin(a))
+    d = psum(cos(b))
+    e = sin(d) @ b
+    return [c, e, psum(e)]
+
+
+def read_last(a, b):
+    """No further sum comes when one is read."""
     c = psum(sin(a))
     d = psum(cos(b))
     return [c, sin(d) @ b]
+
+
+def cast(a, b):
+    """Sums of what was converted after all else, as where parameters are cast once."""
+    c = sin(a).astype("bfloat16")
+    d = b @ b
+    return [psum(c.astype("float32").T), psum(d.astype("bfloat16"))]
+
+
+def cast_behind(a, b):
+    """Nobody computes with what sums are converted to for a while."""
+    c = psum(sin(a)).astype("bfloat16").T.astype("float32")
+    d = psum(cos(b @ b)).reshape(-1)
+    return [c, d, c.reshape(-1) * d]
 
 
 def chained(a, b):
@@ -66,7 +88,11 @@ CASES = [
     (late, 257, "mesh_sums dot_general mesh_sums"),
     (late, 1 << 20, "dot_general mesh_sums"),
     (read, 1 << 20, "psum_invariant dot_general mesh_sums"),
-    (read, 1, "mesh_sums mesh_sums dot_general"),
+    (read, 1, "mesh_sums mesh_sums dot_general mesh_sums"),
+    (read_last, 1 << 20, "mesh_sums dot_general"),
+    (cast, 1, "mesh_sums dot_general mesh_sums"),
+    (cast, 1 << 20, "dot_general mesh_sums"),
+    (cast_behind, 1 << 20, "dot_general mesh_sums"),
     (chained, 1 << 20, "psum_invariant psum_invariant mesh_sums mesh_sums"),
     (chained, 1, "mesh_sums mesh_sums mesh_sums mesh_sums mesh_sums"),
     (moved, 1, "mesh_sums dot_general mesh_sums"),
@@ -89,7 +115,7 @@ def test_where_sums_stand(monkeypatch, function, bucket, want):
 
 
 @pytest.mark.parametrize("bucket", [1, 300, 1 << 20])
-@pytest.mark.parametrize("function", [late, read, chained, moved, repeated])
+@pytest.mark.parametrize("function", [late, read, read_last, cast, cast_behind, chained, moved, repeated])
 def test_what_ranks_get_is_the_same(monkeypatch, function, bucket):
     monkeypatch.setattr(sum_buckets, "BUCKET_BYTES", bucket)
     jaxpr = staged(function)

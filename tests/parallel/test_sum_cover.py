@@ -51,6 +51,12 @@ def staged(function, monkeypatch, seconds_of_last, rows=8 * 8):
     return simplify(stage(lambda *args: list(function(*args)), [x, *[w] * LAYERS], "f"))
 
 
+def cast(x, *weights):
+    """Of parameters that are cast once."""
+    low = [a.astype("bfloat16").astype("float32") for a in (x, *weights)]
+    return [g.astype("bfloat16").astype("float32") for g in gradients(*low)]
+
+
 def order(jaxpr):
     names = {"mesh_sums": "s", "dot_general": "d"}
     return "".join(names.get(e.prim.name, "") for e in jaxpr.eqns)
@@ -84,6 +90,12 @@ def test_products_behind_the_last_sum(monkeypatch, products, rows, moved):
     assert order(out) == behind(moved), out
 
 
+def test_what_converts_a_sum_goes_with_it(monkeypatch):
+    out = spell_out(staged(cast, monkeypatch, 2))
+    check_jaxpr(out)
+    assert order(out) == behind(2), out
+
+
 def test_what_has_an_order_is_not_moved(monkeypatch):
     """Callbacks, and loops in which ranks meet, that only an earlier sum waits for."""
 
@@ -98,7 +110,7 @@ def test_what_has_an_order_is_not_moved(monkeypatch):
 
 
 @pytest.mark.parametrize("products", [0, 1, 4])
-@pytest.mark.parametrize("function", [gradients, used])
+@pytest.mark.parametrize("function", [gradients, cast, used])
 def test_what_ranks_get_is_the_same(monkeypatch, function, products):
     jaxpr = staged(function, monkeypatch, products)
     rng = np.random.default_rng(0)
