@@ -154,7 +154,10 @@ class LocalProgram:
         """
         if self._agreed:
             return
-        processes.check_agreement(self.jaxpr, self.mesh)
+        processes.check_agreement(self.jaxpr, self.mesh)  # with the user's lines
+        processes.check_agreement(
+            spell_out(self.jaxpr), self.mesh
+        )  # buckets go by what is computed between sums too
         common = {
             name or f"argument {i}": b.host_shard(b.ranks[0])
             for i, (name, b) in enumerate(zip(self._names, buffers, strict=True))

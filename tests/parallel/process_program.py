@@ -242,6 +242,18 @@ def disagree():
     ):
         bf.jit(step)(a)
 
+    def between(tokens):
+        first = tokens.sum(0)
+        return first, bnp.sin(first) if rank else bnp.ones(2), (tokens * 2).sum(0)
+
+    with raises(
+        bf.errors.CollectiveError,
+        "run different programs (between): their collective 1 is not the same",
+        "rank 0: mesh_sums over data of f32[2], f32[2]",
+        "rank 1: psum_invariant over data of f32[2]",
+    ):
+        bf.jit(between)(a)
+
     uneven = bf.make_array_from_process_local_data(sharding, np.ones((3 + rank, 2)))
     with raises(
         bf.errors.CollectiveError,
