@@ -103,7 +103,7 @@ def _logits(how: How, x: Any, weight: Any, bias: Any = None) -> tuple[Any, Any]:
     return slope * how.soft_cap, 1 - bnp.square(slope)
 
 
-def _chunk_losses(how: How, logits: Any, labels: Any) -> tuple[Any, ...]:
+def chunk_losses(how: How, logits: Any, labels: Any) -> tuple[Any, ...]:
     """The losses [n] of a chunk, NaN where a label is out of range; and what their gradients are made of.
 
     Which are: the exponentials of the logits [n, V] and their sums [n, 1], the logarithms of the sums [n, 1], and
@@ -130,7 +130,7 @@ def _in_range(labels: Any, V: int) -> Any:
     return (labels >= 0) & (labels < V)
 
 
-def _chunk_gradient(how: How, slope: Any, parts: Sequence[Any], labels: Any, shares: Any) -> Any:
+def chunk_gradient(how: How, slope: Any, parts: Sequence[Any], labels: Any, shares: Any) -> Any:
     """The gradient of ``sum(shares * losses)`` with respect to a chunk's logits before they were capped.
 
     That of a label out of range is NaN, like its loss, and that of a token of share 0 is 0, whatever its loss is.
@@ -152,35 +152,37 @@ def _chunk_gradient(how: How, slope: Any, parts: Sequence[Any], labels: Any, sha
 # -- all chunks ------------------------------------------------------------------------------------
 
 
-def _over_chunks(step: Callable, total: list, xs: Sequence[Any], size: int) -> tuple[list, list]:
+def _over_chunks(step: Callable, xs: Sequence[Any], size: int) -> tuple[list, list]:
     """Take chunks of ``size`` tokens one after the other.
 
     Args:
-      step: ``step(total, chunks) -> (total, outs)``, where ``total`` and ``outs`` are lists of arrays.
+      step: ``step(*chunks) -> (terms, outs)``, lists of arrays.
       xs: arrays of all tokens, along their first axes.
     Returns:
-      the last total, and the outs of all tokens.
+      the sums of the terms, and the outs of all tokens.
     """
-    n = xs[0].shape[0]
-    starts: Sequence[int] = range(0, n, size)
-    found: list[list] = []
-    if len(starts) > IN_A_ROW:
-        full = n // size
-        rows = [bnp.reshape(a[: full * size], (full, size, *a.shape[1:])) for a in xs]
-        total, outs = scan(step, total, rows)
-        found.append([bnp.reshape(o, (full * size, *o.shape[2:])) for o in outs])
-        starts = starts[full:]
-    x, *others = xs
-    for start in starts:
-        if found:  # the logits of the chunk before are gone when those of this one are made
-            x, total, found[-1] = optimization_barrier((x, total, found[-1]))
-        total, outs = step(total, [a[start : start + size] for a in (x, *others)])
+    n, (x, *others) = xs[0].shape[0], xs
+    total, outs = step(*(a[:size] for a in xs))
+    found, at = [outs], size
+    while at < n:  # the logits of the chunk before are gone when those of this one are made
+        x, total, found[-1] = optimization_barrier((x, total, found[-1]))
+        count = 1 if n <= IN_A_ROW * size else max((n - at) // size, 1)
+        if count > 1:
+            rows = [bnp.reshape(a[at : at + count * size], (count, size, *a.shape[1:])) for a in (x, *others)]
+            total, outs = scan(lambda total, chunks: _added(total, *step(*chunks)), total, rows)
+            outs = [bnp.reshape(o, (count * size, *o.shape[2:])) for o in outs]
+        else:
+            total, outs = _added(total, *step(*(a[at : at + size] for a in (x, *others))))
         found.append(outs)
+        at += count * size
     if len(found) > 1:
         total = optimization_barrier(total)  # so that the last product adds to it too, and not what reads it
-    return total, [
-        bnp.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True)
-    ]
+    outs = [bnp.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True)]
+    return total, outs
+
+
+def _added(total: list, terms: list, outs: list) -> tuple[list, list]:
+    return [a + b for a, b in zip(total, terms, strict=True)], outs
 
 
 def _losses(x: Any, weight: Any, labels: Any, *bias: Any, how: How) -> list[Any]:
@@ -190,12 +192,12 @@ def _losses(x: Any, weight: Any, labels: Any, *bias: Any, how: How) -> list[Any]
         return [bnp.zeros(labels.shape, wide_of(x))]
     tokens, weight = bnp.reshape(x, (labels.size, x.shape[-1])).astype(low), weight.astype(low)
 
-    def step(total: list, chunk: Sequence[Any]) -> tuple[list, list]:
-        logits, _ = _logits(how, chunk[0], weight, *bias)
-        return total, [_chunk_losses(how, logits, chunk[1])[0]]
+    def step(tokens: Any, labels: Any) -> tuple[list, list]:
+        logits, _ = _logits(how, tokens, weight, *bias)
+        return [], [chunk_losses(how, logits, labels)[0]]
 
     size = how.tokens(weight.shape[1 - how.features])
-    _, (losses,) = _over_chunks(step, [], [tokens, bnp.ravel(labels)], size)
+    _, (losses,) = _over_chunks(step, [tokens, bnp.ravel(labels)], size)
     return [bnp.reshape(losses, labels.shape)]
 
 
@@ -208,32 +210,29 @@ def _grads(
     """
     low, wide, (of_x, *of_rest) = how.low or x.dtype, wide_of(x), wanted
     summed = [a for a, want in zip((weight, *bias), of_rest, strict=False) if want]
-    total = [bnp.zeros(a.shape, wide) for a in summed]
     if not labels.size:
-        outs = [bnp.zeros(labels.shape, wide), *([bnp.zeros(x.shape, x.dtype)] if of_x else [])]
-        return [*outs, *(t.astype(a.dtype) for t, a in zip(total, summed, strict=True))]
+        results = (x, *summed) if of_x else summed
+        return [bnp.zeros(labels.shape, wide), *(bnp.zeros(a.shape, a.dtype) for a in results)]
     tokens, low_weight = bnp.reshape(x, (labels.size, x.shape[-1])).astype(low), weight.astype(low)
 
-    def step(total: list, chunk: Sequence[Any]) -> tuple[list, list]:
-        tokens, labels, shares = chunk
+    def step(tokens: Any, labels: Any, shares: Any) -> tuple[list, list]:
         logits, slope = _logits(how, tokens, low_weight, *bias)
-        losses, *parts = _chunk_losses(how, logits, labels)
-        gradient = _chunk_gradient(how, slope, parts, labels, shares)
+        losses, *parts = chunk_losses(how, logits, labels)
+        gradient = chunk_gradient(how, slope, parts, labels, shares)
         rounded = gradient.astype(low)
-        outs = [losses]
+        outs, terms = [losses], []
         if of_x:
             outs.append(_product(rounded, low_weight, (1, 1 - how.features), x.dtype))
-        terms = []
         if of_rest[0]:
             pair = (rounded, tokens) if how.features else (tokens, rounded)
             terms.append(_product(*pair, (0, 0), wide))
         if of_rest[1]:
             terms.append(bnp.sum(gradient, 0))
-        return [a + b for a, b in zip(total, terms, strict=True)], outs
+        return terms, outs
 
     size = how.tokens(weight.shape[1 - how.features])
     per_token = [tokens, bnp.ravel(labels), bnp.ravel(shares)]
-    total, outs = _over_chunks(checkpoint(step) if again else step, total, per_token, size)
+    total, outs = _over_chunks(checkpoint(step) if again else step, per_token, size)
     shapes = (labels.shape, x.shape)
     return [
         *(bnp.reshape(o, shape) for o, shape in zip(outs, shapes, strict=False)),
