@@ -106,8 +106,8 @@ def _logits(how: How, x: Any, weight: Any, bias: Any = None) -> tuple[Any, Any]:
 def chunk_losses(how: How, logits: Any, labels: Any) -> tuple[Any, ...]:
     """The losses [n] of a chunk, NaN where a label is out of range; and what their gradients are made of.
 
-    Which are: the exponentials of the logits [n, V] and their sums [n, 1], the logarithms of the sums [n, 1], and
-    where the labels are [n, V].
+    Which are: the exponentials of the logits less their maximum [n, V] and the sums of these [n, 1], ``logsumexp`` of
+    the logits [n, 1], and where the labels are [n, V].
     """
     V = logits.shape[1]
     top = lax.stop_gradient(bnp.max(logits, -1, keepdims=True))
