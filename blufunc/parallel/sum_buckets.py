@@ -123,7 +123,9 @@ class _Buckets:
         if not bucket:
             return
         invars, outvars = [e.invars[0] for e in bucket], [e.outvars[0] for e in bucket]
-        params = {"axes": axes[0], "sizes": axes[1], "kinds": tuple(_KINDS[e.prim] for e in bucket)}
+        lines = mc.Lines(tuple([e.source for e in bucket]))
+        kinds = tuple([_KINDS[e.prim] for e in bucket])
+        params = {"axes": axes[0], "sizes": axes[1], "kinds": kinds, "lines": lines}
         self.settle(bucket, Eqn(mc.mesh_sums_p, invars, outvars, params, bucket[0].source))
 
     def settle(self, sums: Sequence[Eqn], eqn: Eqn) -> None:

@@ -153,7 +153,8 @@ def test_kernels_around_buckets_wait_for_no_other_bucket():
 
     def update(*args):
         grads = [x.astype("bfloat16").astype("float32") * 3 for x in args]
-        summed = [mc.mesh_sums_p.bind(*grads[i : i + 4], kinds=("all_reduce",) * 4, **X) for i in (0, 4)]
+        how = {"kinds": ("all_reduce",) * 4, "lines": mc.Lines((None,) * 4), **X}
+        summed = [mc.mesh_sums_p.bind(*grads[i : i + 4], **how) for i in (0, 4)]
         return [sin(g) * 2 for many in summed for g in many]
 
     avals = [from_numpy(np.zeros((n, 8), np.float32)).aval for n in range(1, 9)]
