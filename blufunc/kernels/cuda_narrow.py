@@ -42,7 +42,7 @@ def narrow_exponentials(kernel: Kernel) -> frozenset[Value]:
 
 
 def _is_remainder(v: Value) -> bool:
-    """Whether it is what rounding to a narrower float leaves of a number: all of that is in the digits that it has not."""
+    """Whether it is what rounding to a narrower float leaves of a number: it shows digits that those 16 bits do not."""
     if v.attr[0] is not ew.sub_p or v.args[1].op != "apply" or v.args[1].attr[0] is not ew.convert_p:
         return False
     (rounded,) = v.args[1].args

@@ -28,8 +28,7 @@ from blufunc.kernels.cuda_streams import BANDWIDTH, LAUNCH, PRODUCTS, PRODUCTS_F
 from blufunc.kernels.epilogue import dot_accumulate_p, dot_bias_p, dot_promoted_p
 from blufunc.kernels.gemm_layout import Copies, Gemm, Layout, chunks_of, plan_dot_general
 from blufunc.kernels.indices import strides_of
-from blufunc.kernels.precisions import is_tf32, resolved
-from blufunc.kernels.split_products import CHUNK
+from blufunc.kernels.precisions import ACCURATE_BY, ALGORITHMS, is_tf32, resolved
 from blufunc.kernels.steps import OpaqueStep
 
 Axes = tuple[int, ...]
@@ -51,12 +50,13 @@ def compute_of(dtype: np.dtype, precision: Any) -> str:
 
 
 def split_pays(batch: int, m: int, n: int, k: int) -> bool:
-    """Whether a product of float32 is quicker as three of float16 with what goes with them; by estimates.
+    """Whether a product of float32 is quicker by ``ACCURATE_BY``: three of float16 with what goes with them.
 
-    That is: an operand read twice, for the scales and to be split, and written; the results of all products but the
-    first read and written once more, and the sum of those of low order beside the leading one read by what reads it.
+    By estimates. What goes with them: an operand is read twice, for the scales and to be split, and written; the
+    results of all products but the first are read and written once more, and what reads the leading sum reads the
+    other one too.
     """
-    chunks = len(chunks_of(k, CHUNK))
+    chunks = len(chunks_of(k, ALGORITHMS[ACCURATE_BY].chunk))
     results = 4 * batch * m * n * (2 + 2 * chunks + 2)
     operands = 4 * batch * (m * k + k * n) * 3
     flops = 2 * batch * m * n * k

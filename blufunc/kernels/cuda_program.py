@@ -37,7 +37,13 @@ from blufunc.kernels.steps import OpaqueStep, Schedule, schedule
 from blufunc.kernels.timing import StepTime
 
 TARGET = dataclasses.replace(
-    CUDA, batch_first=True, epilogues=True, splits=cuda_product.split_pays, group=True, recompute=True, scarce_bytes=1 << 30
+    CUDA,
+    batch_first=True,
+    epilogues=True,
+    splits=cuda_product.split_pays,
+    group=True,
+    recompute=True,
+    scarce_bytes=1 << 30,
 )
 """What a lowering should know of a device: memory is scarce there, and launches take as long as small kernels."""
 

@@ -57,7 +57,7 @@ dot_accumulate_p = _ProductAndSum("dot_general+accumulate")
 
 
 class _PromotedProduct(Primitive):
-    """``dot_general`` whose terms are taken in chunks, each added in float32 to a third operand or to the chunks before.
+    """``dot_general`` by chunks of terms, each added in float32 to those before it, or to a third operand.
 
     What a chunk's own sum loses where it is kept less exactly, as on tensor cores, does not grow with the number of
     terms. ``chunk`` is how many terms it has at most.

@@ -28,14 +28,19 @@ class Algorithm:
       parts: how many an operand has.
       mantissa: the bits of a part behind the first, which is always 1.
       largest: the largest finite number of a part.
+      chunk: how many terms of the leading product tensor cores add up: with these, sums of terms of both signs are as
+        exact as by IEEE additions. They take 16 terms at a time, 8 of TF32.
       scaled: whether rows are multiplied by powers of two first, as the parts' exponents do not reach as far.
+      raised: the second of two parts is held times 2 to this, so that it has all its bits in smaller elements too.
     """
 
     dtype: np.dtype
     parts: int
     mantissa: int
     largest: float
+    chunk: int = 512
     scaled: bool = False
+    raised: int = 0
 
 
 _LARGEST_BF16 = float.fromhex("0x1.fep127")
@@ -43,8 +48,8 @@ _LARGEST_TF32 = float.fromhex("0x1.ffcp127")
 
 ALGORITHMS = {
     "BF16_BF16_F32_X3": Algorithm(dtypes.bfloat16, 2, 7, _LARGEST_BF16),
-    "TF32_TF32_F32_X3": Algorithm(dtypes.float32, 2, 10, _LARGEST_TF32),
-    "F16_F16_F32_X3": Algorithm(dtypes.float16, 2, 10, 65504.0, scaled=True),
+    "TF32_TF32_F32_X3": Algorithm(dtypes.float32, 2, 10, _LARGEST_TF32, chunk=256),
+    "F16_F16_F32_X3": Algorithm(dtypes.float16, 2, 10, 65504.0, scaled=True, raised=11),
     "BF16_BF16_F32_X6": Algorithm(dtypes.bfloat16, 3, 7, _LARGEST_BF16),
 }
 """By name, which is JAX's (``DotAlgorithmPreset``) where it has one: types of operands and sums, number of products."""

@@ -3,25 +3,27 @@
 Kernels, before ``activation_epilogue`` and ``rewrite``. In: a program whose products ask for a precision that is an
 ``Algorithm``. Out: one that computes them so, in equations like any other: conversions and subtractions make the parts,
 in the kernel that computes an operand where there is one; products of parts, of which each adds to the sum of those
-before it, from small ones to large; and what puts the result together, in the kernel that reads it. Operands that
-several products read are split once.
+before it, from small ones to large; and what puts the result together, in the kernel that reads it. An operand that
+several products read one after another is split once.
 
-The sums. Tensor cores round towards zero as they accumulate (Fasi, Higham, Mikaitis and Pranesh 2021), so that the error
-of a long sum grows with its length; Ootomo and Yokota (2022) therefore add outside of them. Here, terms of the leading
-product are taken in chunks that float32 additions join (``dot_promoted_p``). All other products are smaller by the bits
-of a part, and so are their errors: their chunks are longer. They are a sum of their own: where an operand is infinite,
-its remainder is NaN, and so is this sum, which then counts as zero.
+The sums. Tensor cores round towards zero as they accumulate (Fasi, Higham, Mikaitis and Pranesh 2021), so that the
+error of a long sum grows with its length; Ootomo and Yokota (2022) therefore add outside of them. Here, terms of the
+leading product are taken in chunks that float32 additions join (``dot_promoted_p``). All other products are smaller by
+the bits of a part, and so are their errors: their chunks are longer. They are a sum of their own: where an operand is
+infinite, its remainder is NaN, and so is this sum, which then counts as zero.
 
 The scales. A row that is to be split into float16 is multiplied by ``4^j``, so that its largest finite element is
 between 2^13 and 2^15; a result's rows and columns are divided by these. With ``r = 2^-j`` of the row times that of the
-column it is multiplied by r twice, so that nothing overflows or loses bits on the way to a result that does not.
+column it is multiplied by r twice, so that nothing overflows or loses bits on the way to a result that does not. What
+is left of such a row behind its first part is held times 2^11, and so is the sum of the products with it: an element
+has all its bits down to 2^-28 of the largest of its row.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from blufunc.core import dtypes
 from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var
@@ -36,11 +38,12 @@ from blufunc.core.structure import broadcast_in_dim, transpose
 from blufunc.kernels.epilogue import dot_accumulate_p, dot_promoted_p
 from blufunc.kernels.precisions import ACCURATE, ACCURATE_BY, ALGORITHMS, Algorithm, resolved
 
-CHUNK = 512
-"""How many terms of the leading product tensor cores add up: with these, results are as exact as by IEEE additions."""
-
 _LONGER = 4
 """Chunks of the products behind it are 2^4 times as long for each order: those are smaller by 2^7 or more."""
+
+NEAR = 8
+"""How many products on the parts of an operand are kept for the next one that reads it. They are quick to compute again,
+and what is kept from a forward to a backward pass decides how much memory a step of training takes."""
 
 Pays = Callable[[int, int, int, int], bool]
 """From batch, m, n and k to whether such a product is quicker by ``ACCURATE_BY`` than in IEEE arithmetic."""
@@ -74,83 +77,104 @@ def _algorithm(eqn: Eqn, pays: Pays) -> Algorithm | None:
     return ALGORITHMS[ACCURATE_BY] if pays(b, lhs.size // (b * k), rhs.size // (b * k), k) else None
 
 
-class _Side:
-    """An operand in parts.
+class _Parts(NamedTuple):
+    """An operand in parts, all with the batch axes first.
 
     Attributes:
-      parts: from the largest to the smallest, with the batch axes first.
-      roots: 2^-j of each row, in the shape of an operand without its contracted axes; None: it is not scaled.
-      contract: the contracted axes of the parts.
+      parts: from the largest to the smallest.
+      roots: 2^-j of each row, in the shape of an operand without its contracted axes; none where it is not scaled.
     """
 
-    def __init__(self, made: Sequence[Atom], algorithm: Algorithm, contract: tuple[int, ...]):
-        self.parts = made[: algorithm.parts]
-        self.roots = made[algorithm.parts] if algorithm.scaled else None
-        self.contract = contract
+    parts: list[Atom]
+    roots: list[Atom]
 
 
 class _Splitter:
     def __init__(self, split: dict[Eqn, Algorithm], origins: Origins):
         self.split, self.origins = split, origins
-        self.sides: dict[Any, _Side] = {}  # what is split already
+        self.known: dict[Any, tuple[_Parts, int]] = {}  # what is in parts, and the number of its last product
+        self.count = 0
 
     def step(self, eqn: Eqn, invars: list[Atom], alias: Callable) -> list[Eqn]:
         """The equations in the place of one, for ``core.passes.rewrite``."""
         algorithm = self.split.get(eqn)
         if algorithm is None:
             return [eqn.with_invars(invars)]
+        self.count += 1
         made: list[Eqn] = []
-        numbers = zip(invars, *eqn.params["dimension_numbers"], strict=True)
-        lhs, rhs = (self.side(x, contract, batch, algorithm, eqn, made) for x, contract, batch in numbers)
-        nb = tuple(range(len(eqn.params["dimension_numbers"][1][0])))
-        params = {
-            "dimension_numbers": ((lhs.contract, rhs.contract), (nb, nb)),
-            "precision": "high" if algorithm.dtype == dtypes.float32 else None,  # parts that TF32 holds exactly
-            "preferred_element_type": dtypes.float32,
-        }
-        sums = [self.sum_of(orders, lhs, rhs, eqn, params, made) for orders in _orders(algorithm)]
-        roots = [side.roots for side in (lhs, rhs) if side.roots is not None]
-        rank = len(lhs.parts[0].aval.shape) - len(lhs.contract)
-        (total,) = _placed(lambda *xs: [_joined(rank, len(nb), *xs)], [*sums, *roots], eqn, made)
+        contracts, batches = eqn.params["dimension_numbers"]
+        orders = [_batch_first(x.aval.ndim, batch) for x, batch in zip(invars, batches, strict=True)]
+        contracts = [
+            tuple(order.index(d) for d in contract) for order, contract in zip(orders, contracts, strict=True)
+        ]
+        sides = [
+            self.parts(*side, algorithm, eqn, made) for side in zip(invars, orders, contracts, strict=True)
+        ]
+        n = len(batches[0])
+        numbers = (tuple(contracts), (tuple(range(n)),) * 2)
+        leading = _sum(eqn, [0], algorithm, sides, numbers, made)
+        rest = _sum(eqn, range(algorithm.parts - 1, 0, -1), algorithm, sides, numbers, made)
+        before_rhs = invars[0].aval.ndim - len(contracts[0])
+        roots = [*sides[0].roots, *sides[1].roots]
+        function = lambda *xs: [_joined(algorithm, before_rhs, n, *xs)]
+        (total,) = _placed(function, [leading, rest, *roots], eqn, made)
         alias(eqn.outvars[0], total)
         return made
 
-    def side(
-        self, x: Atom, contract: tuple, batch: tuple, algorithm: Algorithm, eqn: Eqn, made: list[Eqn]
-    ) -> _Side:
-        """An operand in parts, whose equations are added to those made unless there are some of before."""
-        order = (*batch, *(d for d in range(x.aval.ndim) if d not in batch))
-        inner = tuple(order.index(d) for d in contract)
-        key = (x, order, frozenset(inner) if algorithm.scaled else None, algorithm, self.origins.get(eqn))
-        found = self.sides.get(key)
-        if found is None:
-            function = lambda v: _parts(transpose(v, order), inner, algorithm)
-            found = self.sides[key] = _Side(_placed(function, [x], eqn, made), algorithm, inner)
-        return _Side([*found.parts, found.roots], algorithm, inner)  # type: ignore[list-item]
-
-    def sum_of(
-        self, orders: Sequence[int], lhs: _Side, rhs: _Side, eqn: Eqn, params: dict, made: list[Eqn]
-    ) -> Var:
-        """The sum of the products of some orders, one after another."""
-        aval = eqn.outvars[0].aval
-        terms = math.prod(lhs.parts[0].aval.shape[d] for d in lhs.contract)
-        total: list[Var] = []
-        for order in orders:
-            chunk = CHUNK << _LONGER * order
-            for i in range(order + 1):
-                prim: Primitive = dot_accumulate_p if total else dot_general_p
-                given = params
-                if terms > chunk:
-                    prim, given = dot_promoted_p, {**params, "chunk": chunk}
-                operands = [lhs.parts[i], rhs.parts[order - i], *total]
-                total = [Var(aval)]
-                made.append(Eqn(prim, operands, total, given, eqn.source))
-        return total[0]
+    def parts(
+        self,
+        x: Atom,
+        order: tuple[int, ...],
+        contract: tuple[int, ...],
+        algorithm: Algorithm,
+        eqn: Eqn,
+        made: list[Eqn],
+    ) -> _Parts:
+        """An operand in parts; what computes them is added to the equations made, unless a near product has them."""
+        scaled_along = frozenset(contract) if algorithm.scaled else None
+        key = (x, order, scaled_along, algorithm, self.origins.get(eqn))
+        found, last = self.known.get(key, (None, 0))
+        if found is None or self.count - last > NEAR:
+            function = lambda v: _parts(transpose(v, order), contract, algorithm)
+            placed = _placed(function, [x], eqn, made)
+            found = _Parts(placed[: algorithm.parts], placed[algorithm.parts :])
+        self.known[key] = found, self.count
+        return found
 
 
-def _orders(algorithm: Algorithm) -> list[list[int]]:
-    """The orders ``i + j`` of the products of parts that are one sum: the leading one, and from small to large the rest."""
-    return [[0], list(range(algorithm.parts - 1, 0, -1))]
+def _batch_first(ndim: int, batch: tuple[int, ...]) -> tuple[int, ...]:
+    """All axes, those of the batch first: so libraries want them, and parts are written anyway."""
+    return (*batch, *(d for d in range(ndim) if d not in batch))
+
+
+def _sum(
+    eqn: Eqn,
+    orders: Iterable[int],
+    algorithm: Algorithm,
+    sides: Sequence[_Parts],
+    numbers: tuple,
+    made: list[Eqn],
+) -> Var:
+    """The sum of the products ``xi yj`` where ``i + j`` is one of some orders, one after another."""
+    params = {
+        "dimension_numbers": numbers,
+        "precision": "high" if algorithm.dtype == dtypes.float32 else None,  # TF32, which holds parts exactly
+        "preferred_element_type": dtypes.float32,
+    }
+    lhs, rhs = sides
+    terms = math.prod(lhs.parts[0].aval.shape[d] for d in numbers[0][0])
+    total: list[Var] = []
+    for order in orders:
+        chunk = algorithm.chunk << _LONGER * order
+        for i in range(order + 1):
+            prim: Primitive = dot_accumulate_p if total else dot_general_p
+            given = params
+            if terms > chunk:
+                prim, given = dot_promoted_p, {**params, "chunk": chunk}
+            operands = [lhs.parts[i], rhs.parts[order - i], *total]
+            total = [Var(eqn.outvars[0].aval)]
+            made.append(Eqn(prim, operands, total, given, eqn.source))
+    return total[0]
 
 
 def _placed(function: Callable, invars: Sequence[Atom], eqn: Eqn, made: list[Eqn]) -> list[Atom]:
@@ -180,12 +204,12 @@ def _parts(x: Any, contract: tuple[int, ...], algorithm: Algorithm) -> list[Any]
         else:
             parts.append(ew.convert(leading, algorithm.dtype))
         if n + 1 < algorithm.parts:
-            x = ew.sub(x, ew.convert(parts[-1], dtypes.float32))
+            x = ew.mul(ew.sub(x, ew.convert(parts[-1], dtypes.float32)), 2.0**algorithm.raised)
     return [*parts, *roots]
 
 
 def _bounded(x: Any, largest: float) -> Any:
-    """``x`` where it is infinite or NaN; else no farther from zero than a number, so that it is not rounded to infinity."""
+    """``x``, but what is finite no farther from zero than a number, so that it is not rounded to infinity."""
     return ew.select(ew.is_finite(x), ew.clamp(-largest, x, largest), x)
 
 
@@ -195,7 +219,9 @@ def _scales(x: Any, contract: tuple[int, ...]) -> tuple[Any, Any]:
     Rows of zeros or of less than 2^-112 are multiplied by 2^126, which is the largest such power of float32.
     """
     top = reduce.reduce_max(ew.select(ew.is_finite(x), ew.abs(x), 0.0), contract)
-    exponent = ew.binary(ew.shift_right_logical_p, ew.bitcast(top, dtypes.int32), 23)  # the number is below 2^(exponent - 126)
+    exponent = ew.binary(
+        ew.shift_right_logical_p, ew.bitcast(top, dtypes.int32), 23
+    )  # the number is below 2^(exponent - 126)
     j = ew.min(ew.binary(ew.shift_right_arithmetic_p, ew.sub(15 + 126, exponent), 1), 63)
     return _power(ew.neg(j)), _power(ew.add(j, j))
 
@@ -210,18 +236,21 @@ def _spread(rows: Any, shape: tuple[int, ...], contract: tuple[int, ...]) -> Any
     return broadcast_in_dim(rows, shape, tuple(d for d in range(len(shape)) if d not in contract))
 
 
-def _joined(rank: int, batch: int, high: Any, low: Any, *roots: Any) -> Any:
+def _joined(algorithm: Algorithm, before_rhs: int, batch: int, high: Any, low: Any, *roots: Any) -> Any:
     """The result of the leading sum and of the rest, with the scales taken out.
 
     Args:
-      rank: the axes of the result that are of the lhs: those of the batch, and its free ones.
+      before_rhs: the number of axes of the result that are of the lhs: those of the batch, and its free ones.
       batch: the number of axes of the batch.
+      high, low: the sums.
+      roots: of both operands, where they are scaled.
     """
-    total = ew.add(high, ew.select(ew.ne(low, low), 0.0, low))
+    low = ew.mul(ew.select(ew.ne(low, low), 0.0, low), 2.0**-algorithm.raised)
+    total = ew.add(high, low)
     if not roots:
         return total
-    shape, both = total.aval.shape, tuple(range(batch))
-    lhs = broadcast_in_dim(roots[0], shape, tuple(range(rank)))
-    rhs = broadcast_in_dim(roots[1], shape, (*both, *range(rank, len(shape))))
+    shape = total.aval.shape
+    lhs = broadcast_in_dim(roots[0], shape, tuple(range(before_rhs)))
+    rhs = broadcast_in_dim(roots[1], shape, (*range(batch), *range(before_rhs, len(shape))))
     root = ew.mul(lhs, rhs)
     return ew.mul(ew.mul(total, root), root)
