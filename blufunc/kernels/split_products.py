@@ -21,6 +21,7 @@ has all its bits down to 2^-28 of the largest of its row.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -34,7 +35,7 @@ from blufunc.core.override import is_replaced
 from blufunc.core.passes import Origins, put_in_place, rewrite, simplify
 from blufunc.core.primitive import Primitive
 from blufunc.core.stage import stage
-from blufunc.core.structure import broadcast_in_dim, transpose
+from blufunc.core.structure import broadcast_in_dim, transpose, transpose_p
 from blufunc.kernels.epilogue import dot_accumulate_p, dot_promoted_p
 from blufunc.kernels.precisions import ACCURATE, ACCURATE_BY, ALGORITHMS, Algorithm, resolved
 
@@ -42,8 +43,8 @@ _LONGER = 4
 """Chunks of the products behind it are 2^4 times as long for each order: those are smaller by 2^7 or more."""
 
 NEAR = 8
-"""How many products on the parts of an operand are kept for the next one that reads it. They are quick to compute again,
-and what is kept from a forward to a backward pass decides how much memory a step of training takes."""
+"""For how many products the parts of an operand are kept, for one that reads it too. They are quick to compute again;
+what is kept from a forward to a backward pass decides how much memory a step of training takes."""
 
 Pays = Callable[[int, int, int, int], bool]
 """From batch, m, n and k to whether such a product is quicker by ``ACCURATE_BY`` than in IEEE arithmetic."""
@@ -94,15 +95,19 @@ class _Splitter:
         self.split, self.origins = split, origins
         self.known: dict[Any, tuple[_Parts, int]] = {}  # what is in parts, and the number of its last product
         self.count = 0
+        self.makers: dict[Any, Eqn] = {}
 
     def step(self, eqn: Eqn, invars: list[Atom], alias: Callable) -> list[Eqn]:
         """The equations in the place of one, for ``core.passes.rewrite``."""
         algorithm = self.split.get(eqn)
         if algorithm is None:
-            return [eqn.with_invars(invars)]
+            eqn = eqn.with_invars(invars)
+            self.makers.update((v, eqn) for v in eqn.outvars)
+            return [eqn]
         self.count += 1
         made: list[Eqn] = []
-        contracts, batches = eqn.params["dimension_numbers"]
+        operands = zip(invars, *eqn.params["dimension_numbers"], strict=True)
+        invars, contracts, batches = zip(*itertools.starmap(self.untransposed, operands), strict=True)
         orders = [_batch_first(x.aval.ndim, batch) for x, batch in zip(invars, batches, strict=True)]
         contracts = [
             tuple(order.index(d) for d in contract) for order, contract in zip(orders, contracts, strict=True)
@@ -120,6 +125,23 @@ class _Splitter:
         (total,) = _placed(function, [leading, rest, *roots], eqn, made)
         alias(eqn.outvars[0], total)
         return made
+
+    def untransposed(
+        self, x: Atom, contract: tuple[int, ...], batch: tuple[int, ...]
+    ) -> tuple[Atom, tuple[int, ...], tuple[int, ...]]:
+        """What an operand is a transpose of, if its free axes come in the same order there, with the axes of that.
+
+        Then the parts are written as it lies in memory, and others that read it may have them.
+        """
+        eqn = self.makers.get(x)
+        if eqn is None or eqn.prim is not transpose_p or eqn.invars[0].__class__ is Literal:
+            return x, contract, batch
+        axes = eqn.params["permutation"]
+        free = [axes[d] for d in range(x.aval.ndim) if d not in (*contract, *batch)]
+        if free != sorted(free):
+            return x, contract, batch
+        to = lambda own: tuple(axes[d] for d in own)
+        return self.untransposed(eqn.invars[0], to(contract), to(batch))
 
     def parts(
         self,
