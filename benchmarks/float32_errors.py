@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 import blufunc as bf
+from benchmarks import tables
 from benchmarks.peers import RESULTS
 from blufunc.core.jaxpr import Jaxpr, Literal
 from blufunc.core.passes import simplify
@@ -192,7 +193,7 @@ OPERANDS: dict[str, Callable[[np.random.Generator, int], tuple[np.ndarray, np.nd
     "contracted axis scaled by 2^±30 and its inverse": _contracted(30),
 }
 
-# -- the table -------------------------------------------------------------------------------------
+# -- the record ------------------------------------------------------------------------------------
 
 
 def errors_of(
@@ -211,17 +212,8 @@ def errors_of(
     return found
 
 
-def table(rows: list[dict[str, Any]], measure: str) -> str:
-    """The rows of a measure as Markdown."""
-    lines = [f"| operands | K | {' | '.join(METHODS)} |", "|---" * (len(METHODS) + 2) + "|"]
-    for row in rows:
-        figures = [f"{row['errors'][name][measure]:.1e}" for name in METHODS]
-        lines.append(f"| {row['operands']} | {row['terms']} | {' | '.join(figures)} |")
-    return "\n".join(lines)
-
-
 def main() -> None:
-    """Compute all, print the tables and write the record."""
+    """Compute all, print the table and write the record."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=RESULTS / "float32_errors-cpu.json")
     parser.add_argument("--terms", type=int, nargs="+", default=TERMS)
@@ -230,8 +222,7 @@ def main() -> None:
     for operands in OPERANDS:
         for terms in options.terms:
             rows.append({"operands": operands, "terms": terms, "errors": errors_of(operands, terms)})
-            print(table(rows[-1:], "rms").splitlines()[-1], flush=True)
-    print(f"\nrms\n\n{table(rows, 'rms')}\n\nworst\n\n{table(rows, 'worst')}")
+            print(f"{operands}, {terms} terms", flush=True)
     record = {
         "benchmark": "float32_errors",
         "date": datetime.date.today().isoformat(),
@@ -240,6 +231,7 @@ def main() -> None:
         "rows": rows,
     }
     assert all(math.isfinite(e[m]) for r in rows for e in r["errors"].values() for m in ("rms", "worst"))
+    print(tables.errors(record))
     options.out.write_text(json.dumps(record, indent=1) + "\n")
 
 
