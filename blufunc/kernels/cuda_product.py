@@ -1,4 +1,4 @@
-"""``dot_general`` on a CUDA device: one product of matrices by cuBLASLt, on operands as they lie in memory.
+"""``dot_general`` on a CUDA device: a product of matrices by cuBLASLt, on operands as they lie in memory.
 
 Kernels, stages 6 and 8. In: a step and its operands, which may be transposes, slices or broadcasts of values; beside
 the two factors there may be what is added to the product, or the argument of the activation by whose derivative it is
@@ -184,7 +184,7 @@ class Product:
 
     @property
     def alone(self) -> bool:
-        """Whether it is one call of the library, or nothing to be computed: no operand is copied before."""
+        """Whether it is calls of the library alone, or nothing to be computed: no operand is copied before."""
         copied = self._third is not None and not self._third.in_place
         return not (copied or self._refused or self._lhs.copied or self._rhs.copied)
 
