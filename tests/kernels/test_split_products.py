@@ -278,6 +278,23 @@ def test_errors_beside_sgemm(operands):
     assert found["TF32"]["rms"] > 100 * found["SGEMM"]["rms"]
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", [X3, X6, TF32_X3])
+@pytest.mark.parametrize(
+    "operands", ["normal", "rows scaled by 2^±60, columns by 2^±40", "a loss's gradient"]
+)
+def test_errors_on_a_device(operands, precision):
+    """Where tensor cores cut off, at many terms: as the model has it, or less."""
+    terms = 32768
+    rng = np.random.default_rng([terms, len(operands)])
+    x, y = (np.ascontiguousarray(v, np.float32) for v in float32_errors.OPERANDS[operands](rng, terms))
+    device = bf.devices("cuda")[0]
+    got = np.asarray(bf.jit(product(precision))(*on(device, x, y)), np.float64)
+    exact, bound = x.astype(np.float64) @ y, np.abs(x).astype(np.float64) @ np.abs(y)
+    model = float32_errors.errors_of(operands, terms, [precision])[precision]
+    assert (np.abs(got - exact) / bound).max() <= 2 * model["worst"]
+
+
 def test_an_exponential_is_exact_where_its_remainder_is_kept(cuda):
     """16 bits are stored, but of what 16 bits leave too."""
     source = lambda f: Draft(bf.jit(f).trace(X, W).jaxpr, (False, False), "sm_90").source()
