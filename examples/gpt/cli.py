@@ -168,7 +168,7 @@ def _continue_command(settings: train.Settings, done: int, options: argparse.Nam
     ):
         words += [] if value == default else [flag, str(value)]
     words += ["--recompute"] if options.recompute else []
-    words += [] if options.loss_chunk is None else ["--loss-chunk", str(options.loss_chunk)]
+    words += ["--loss-chunk", str(options.loss_chunk)] if options.loss_chunk else []
     if done >= settings.steps:
         words += ["--steps", str(2 * done)]
     return shlex.join(words)
@@ -250,9 +250,9 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--loss-chunk",
         type=whole(0),
+        default=0,
         metavar="N",
-        help="tokens of a device that have logits at a time: less memory; 0: all of them (default: as many as have "
-        "half a gigabyte of logits in 16 bits)",
+        help="tokens of a device that have logits at a time: less memory (default: 0, all of them)",
     )
     add(
         "--experts",

@@ -42,8 +42,8 @@ class Wiring:
       total: the sum of a product whose terms are on several devices.
       order: the order in which tokens stand in the stream, int32 [T], or all as they come (``...``).
       recompute: compute each layer again in the backward pass, rather than keep what that needs.
-      loss_chunk: how many tokens have logits at a time; 0: all, which may then be laid out; by default, as many as
-        ``nn.linear_cross_entropy`` sees fit.
+      loss_chunk: how many tokens have logits at a time; None: as many as ``nn.linear_cross_entropy`` sees fit; 0: all,
+        which may then be laid out.
     """
 
     lay: Callable = lambda x, what: x
@@ -52,7 +52,7 @@ class Wiring:
     total: Callable = lambda x: x
     order: Any = ...
     recompute: bool = False
-    loss_chunk: int | None = None
+    loss_chunk: int | None = 0
 
 
 ONE_DEVICE = Wiring()

@@ -68,7 +68,7 @@ class Plan:
     routing: str = "ring"
     schedule: str = "1f1b"
     recompute: bool = False
-    loss_chunk: int | None = None
+    loss_chunk: int | None = 0
 
     def has(self, axis: str) -> bool:
         """Whether the mesh has this axis."""

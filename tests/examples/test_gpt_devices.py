@@ -71,7 +71,7 @@ def test_two_processes_train_as_two_simulated_devices_do_and_as_one(words, tmp_p
         ["--mesh", "stage=2,seq=2", "--accumulate", "2"],
         ["--mesh", "fsdp=2,seq=2", "--routing", "all_to_all", "--recompute"],
         ["--mesh", "fsdp=2", "--loss-chunk", "7"],
-        ["--mesh", "data=2", "--loss-chunk", "0"],
+        ["--mesh", "data=2", "--loss-chunk", "64"],
         ["--mesh", "stage=2", "--accumulate", "2", "--loss-chunk", "5"],
     ],
     ids=lambda words: words[1],
