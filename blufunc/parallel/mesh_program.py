@@ -98,9 +98,8 @@ class LocalProgram:
         self.mesh = mesh
         self.consts = [[c.buffer_on(d) for c in consts] for d in mesh.local_devices]
         self.meets = _any(self.jaxpr, meets)
-        self._asks = _any(
-            self.jaxpr, lambda eqn: eqn.prim.kind == "collective"
-        )  # the engine, as for its place
+        # whether the engine is asked for anything, be it the place of the rank
+        self._asks = _any(self.jaxpr, lambda eqn: eqn.prim.kind == "collective")
         self._agreed = not (self.meets and mesh.spans_processes)
         self._names = jaxpr.arg_names or ("",) * len(jaxpr.invars)
         self._on_gpus = mesh.local_devices[0].platform == "cuda"
@@ -155,9 +154,8 @@ class LocalProgram:
         if self._agreed:
             return
         processes.check_agreement(self.jaxpr, self.mesh)  # with the user's lines
-        processes.check_agreement(
-            spell_out(self.jaxpr), self.mesh
-        )  # buckets go by what is computed between sums too
+        # and as it runs: buckets go by what is computed between sums, too
+        processes.check_agreement(spell_out(self.jaxpr), self.mesh)
         common = {
             name or f"argument {i}": b.host_shard(b.ranks[0])
             for i, (name, b) in enumerate(zip(self._names, buffers, strict=True))
