@@ -122,7 +122,7 @@ def _options(
         raise _out_of_range("chunk", tokens, "a number of tokens, at least 1, or None")
     if reduction not in ("mean", "sum", "none"):
         raise _out_of_range("reduction", reduction, "'mean', 'sum' or 'none'")
-    if layout not in _FEATURES:
+    if not isinstance(layout, str) or layout not in _FEATURES:
         raise _out_of_range("layout", layout, "'VC' for a weight [V, C], or 'CV' for [C, V]")
     return How(smoothing, z, cap, tokens, _FEATURES[layout])
 
