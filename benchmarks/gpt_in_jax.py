@@ -23,10 +23,16 @@ def _layer_norm(x, scale, bias, eps=1e-5):
     return (x - mean) * jax.lax.rsqrt(variance + eps) * scale + bias
 
 
+def _linear_cross_entropy(x, weight, labels, chunk=None):
+    """JAX and optax have the plain form only: ``chunk`` means nothing."""
+    return optax.softmax_cross_entropy_with_integer_labels(x @ weight.T, labels).mean()
+
+
 nn = types.SimpleNamespace(
     gelu=jax.nn.gelu,
     layer_norm=_layer_norm,
     dot_product_attention=jax.nn.dot_product_attention,
+    linear_cross_entropy=_linear_cross_entropy,
     softmax_cross_entropy_with_integer_labels=optax.softmax_cross_entropy_with_integer_labels,
 )
 

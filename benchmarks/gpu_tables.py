@@ -29,8 +29,10 @@ TITLES = {
 
 def table(record: dict) -> str:
     """One record as a section."""
-    lines = [f"### {TITLES[record['benchmark']]}", "", _circumstances(record), ""]
     rows = [r for r in record["rows"] if "error" not in r]
+    several = max((r.get("gpus", 1) for r in rows), default=1)
+    title = TITLES[record["benchmark"]] + f": {several} of one host" * (several > 1)
+    lines = [f"### {title}", "", _circumstances(record), ""]
     lines += _BODIES[record["benchmark"]](record, rows)
     lines += ["", *_missing(record)] if _missing(record) else []
     return "\n".join(lines) + "\n"

@@ -54,7 +54,7 @@ def main() -> None:
     out = Path(options.out)
     out.mkdir(parents=True, exist_ok=True)
     planned = list(programs(options))
-    record = Record("multi", out / "gpu_multi.json", gpu.device(), options, planned)
+    record = Record("multi", out / f"gpu_multi_{options.gpus}.json", gpu.device(), options, planned)
     with tempfile.TemporaryDirectory(prefix="blufunc-bench-") as scratch:
         for program in planned:
             record.run(program, deadline, Path(scratch))

@@ -27,6 +27,8 @@ is blufunc's second figure. "Losses apart" is the largest difference from the fi
 
 def section(record: dict) -> str:
     """One record of the CPU's benchmarks as a section with a table."""
+    if record["benchmark"] == "float32_errors":
+        return errors(record)
     versions = ", ".join(f"{name} {v}" for name, v in record["versions"].items())
     lines = [
         f"## {record['benchmark']}",
@@ -64,6 +66,25 @@ def _kernels(rows: list[dict]) -> list[str]:
         )
     mean = gpu_tables.geometric_mean(r["ratio"] for r in rows)
     return [*lines, "", f"Geometric mean of the ratios: {mean:.2f}."]
+
+
+def errors(record: dict) -> str:
+    """The errors of float32 products in parts, by operands and numbers of terms."""
+    methods = list(record["rows"][0]["errors"])
+    lines = [
+        "## float32_errors",
+        "",
+        f"{record['date']}; a model of tensor cores in NumPy (`benchmarks/float32_errors.py`). The largest error of an",
+        "element over the sum of the absolute values of its terms; behind it the root of the mean of squared errors",
+        "over that of squared results.",
+        "",
+        f"| operands | terms | {' | '.join(methods)} |",
+        "|---" * (len(methods) + 2) + "|",
+    ]
+    for r in record["rows"]:
+        figures = [f"{e['worst']:.1e}, {e['rms']:.1e}" for e in r["errors"].values()]
+        lines.append(f"| {r['operands']} | {r['terms']:,} | {' | '.join(figures)} |")
+    return "\n".join(lines) + "\n"
 
 
 def page(records: list[dict]) -> str:

@@ -36,7 +36,7 @@ def callback(
       callback: called for what it does; what it returns is dropped. It may keep the arrays that it is given.
       args, kwargs: its arguments, pytrees; leaves that are no arrays, as strings, reach it as they are.
       ordered: whether the calls must come in the order of the program, relative to other ordered ones.
-      partitioned: False; programs run on one device.
+      partitioned: False; it sees whole arrays, on a mesh too, where the first device reports.
     Raises:
       ArgumentError: ``callback`` is not a function.
     """
@@ -59,7 +59,7 @@ def print(
       fmt: a format string for ``str.format``, not an f-string.
       args, kwargs: what it formats: pytrees of arrays, and anything else.
       ordered: whether the lines must come in the order of the program, relative to other ordered ones.
-      partitioned: False; programs run on one device.
+      partitioned: False; it sees whole arrays, on a mesh too, where the first device reports.
       skip_format_check: whether to leave mistakes in ``fmt`` to be found when it is printed.
     Raises:
       ArgumentError: ``fmt`` is not a string, is an f-string of traced values, or does not fit the arguments.
@@ -169,7 +169,7 @@ def _check_whole(partitioned: bool, api: str) -> None:
         raise errors.UnsupportedError(
             f"{api} with partitioned={_short(partitioned)}.",
             where=source.here(),
-            why="programs run on one device.",
+            why="a callback sees whole arrays.",
             fix="partitioned=False",
         )
 

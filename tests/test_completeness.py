@@ -62,6 +62,7 @@ TESTED_ELSEWHERE = {
             "shard_slice",
         )
     },
+    "mesh_sums": ("tests/parallel/test_sum_buckets.py", "mc.mesh_sums_p"),
     "cast_to": ("tests/parallel/test_axis_types.py", "lax.pcast("),
     "shard_map": ("tests/parallel/test_shard_map.py", "shard_map("),
 }

@@ -29,6 +29,9 @@ def main() -> None:
     parser.add_argument(
         "--layout", choices=["data", "fsdp"], default="data", help="how parameters lie on them"
     )
+    parser.add_argument(
+        "--products", default="default", help="how fp32 multiplies: float32_tc, BF16_BF16_F32_X6, ..."
+    )
     o = parser.parse_args()
     if o.gpus and bf.distributed.is_launched():
         bf.distributed.initialize()
@@ -38,7 +41,7 @@ def main() -> None:
     mesh = bf.make_mesh((o.gpus,), ("data",), devices=bf.devices(o.platform)[: o.gpus]) if o.gpus else None
     o.batch *= o.gpus or 1
     config = model.Config(o.layers, o.heads, o.width, o.context, o.vocab)
-    set_precision(o.precision)
+    set_precision(o.precision, o.products)
     loss = lambda params, tokens: model.loss(params, tokens, config)
     loss = bf.autocast(loss) if o.precision == "bf16" else loss
     optimizer = optim.adamw(gpt2.LEARNING_RATE, **gpt2.ADAMW)
@@ -88,10 +91,9 @@ def initial(o: Any, config: model.Config, where: Any) -> dict:
     return tree.map(lambda x: bf.device_put(x, where(x.shape)), made)
 
 
-def set_precision(precision: str) -> None:
-    """How products of float32 are computed: IEEE as it stands, or on tensor cores in TF32."""
-    if precision == "tf32":
-        bf.config.update("matmul_precision", "tf32")
+def set_precision(precision: str, products: str) -> None:
+    """How products of float32 are computed: as ``products`` says, or on tensor cores in TF32."""
+    bf.config.update("matmul_precision", "tf32" if precision == "tf32" else products)
 
 
 def memory(platform: str) -> dict:

@@ -26,7 +26,8 @@ def main() -> None:
     clock.emit_versions("jax", "optax")
     device = everywhere = divided = jax.devices(o.platform)[0]
     if o.gpus:
-        mesh = jax.make_mesh((o.gpus,), ("data",), devices=jax.devices(o.platform)[: o.gpus])
+        devices = jax.devices(o.platform)[: o.gpus]
+        mesh = jax.make_mesh((o.gpus,), ("data",), (jax.sharding.AxisType.Auto,), devices=devices)
         everywhere, divided = (jax.NamedSharding(mesh, jax.P(*axes)) for axes in ((), ("data",)))
         o.batch *= o.gpus
     precision = {"fp32": "highest", "tf32": "tensorfloat32", "bf16": "default"}[o.precision]

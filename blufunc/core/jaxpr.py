@@ -8,6 +8,7 @@ hoisted to arguments of the equation.
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -240,3 +241,10 @@ def subjaxprs(params: dict[str, Any]) -> Iterable[Jaxpr]:
             yield value
         elif isinstance(value, tuple):
             yield from (v for v in value if isinstance(v, Jaxpr))
+
+
+def meets(eqn: Eqn) -> bool:
+    """Whether ranks exchange something in an equation, itself or in the jaxprs that it runs."""
+    if eqn.prim.kind == "collective" and eqn.prim.meets:  # type: ignore[attr-defined]
+        return True
+    return any(map(meets, itertools.chain.from_iterable(j.eqns for j in subjaxprs(eqn.params))))

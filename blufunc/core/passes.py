@@ -129,14 +129,16 @@ def inline_calls(jaxpr: Jaxpr, only: Primitive | None = None) -> Jaxpr:
 def put_in_place(eqn: Eqn, body: Jaxpr, invars: Sequence[Atom], alias: Callable) -> list[Eqn]:
     """The equations of ``body`` on new variables, in the place of a call of it; for the ``step`` of ``rewrite``.
 
-    They have its lines; those of an operation on elements, that of the call, as their definition is one of many calls.
+    They have its lines; those of a definition, which has many calls, have none, or lines that say nothing, where it is
+    one of elements: they get the line of the call.
     """
     env: dict[Any, Atom] = dict(zip(body.invars, invars, strict=True))
     inlined = []
     for e in body.eqns:
         fresh = [DropVar(v.aval) if v.__class__ is DropVar else Var(v.aval) for v in e.outvars]
         ins = [a if a.__class__ is Literal else env[a] for a in e.invars]
-        line = eqn.source if eqn.prim.pointwise else source.within(eqn.scopes, e.source)
+        own = None if eqn.prim.pointwise else e.source
+        line = source.within(eqn.scopes, own) if own else eqn.source
         inlined.append(Eqn(e.prim, ins, fresh, e.params, line))
         env.update(zip(e.outvars, fresh, strict=True))
     for var, atom in zip(eqn.outvars, body.outvars, strict=True):

@@ -73,7 +73,7 @@ def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> W
         engine.enqueue([e for e in given if e.count], eqn.params["axes"], stream)
 
     return Work(
-        run,
+        source.at(eqn.source, run),  # what the watchdog tells of ranks that do not come
         eqn.prim.name,
         step,
         captured=config.nccl_graphs,

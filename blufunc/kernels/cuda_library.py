@@ -282,6 +282,7 @@ TABLE: dict[str, Entry] = {
     "dot_general": Entry(entries.dot_general, widens=True, captured=True),
     "dot_general+bias": Entry(entries.dot_and_sum, widens=True, captured=True),
     "dot_general+accumulate": Entry(entries.dot_and_sum, widens=True, captured=True),
+    "dot_general+promoted": Entry(entries.dot_promoted, widens=True, captured=True),
     "conv_general_dilated": Entry(entries.convolution, widens=True),
     "reduce_window_sum": Entry(entries.window_sum, widens=True),
     "reduce_window_max": Entry(entries.window_max, widens=True),

@@ -34,8 +34,16 @@ def narrow_exponentials(kernel: Kernel) -> frozenset[Value]:
     values = post_order(roots)
     for v in reversed(values):
         narrows = v.op == "apply" and is_small_float(v.dtype)
-        passes_on = v.op == "apply" and v.attr[0] in _PASSING_ON and v not in exact
+        passes_on = v.op == "apply" and v.attr[0] in _PASSING_ON and v not in exact and not _is_remainder(v)
         if not narrows and not passes_on:
             exact.update(dependencies(v))
     exps = (v for v in values if v.op == "apply" and v.attr[0] is ew.exp_p and v.dtype == dtypes.float32)
     return frozenset(v for v in exps if v not in exact)
+
+
+def _is_remainder(v: Value) -> bool:
+    """Whether it is what rounding to a narrower float leaves of a number: it shows digits that those 16 bits do not."""
+    if v.attr[0] is not ew.sub_p or v.args[1].op != "apply" or v.args[1].attr[0] is not ew.convert_p:
+        return False
+    (rounded,) = v.args[1].args
+    return rounded.op == "apply" and rounded.attr[0] is ew.convert_p and rounded.args[0] is v.args[0]

@@ -1,4 +1,4 @@
-"""``dot_general`` on a CUDA device: one product of matrices by cuBLASLt, on operands as they lie in memory.
+"""``dot_general`` on a CUDA device: a product of matrices by cuBLASLt, on operands as they lie in memory.
 
 Kernels, stages 6 and 8. In: a step and its operands, which may be transposes, slices or broadcasts of values; beside
 the two factors there may be what is added to the product, or the argument of the activation by whose derivative it is
@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,9 +24,11 @@ from blufunc.kernels import cublaslt, cuda_runtime
 from blufunc.kernels.activation_epilogue import dot_bias_gelu_p, dot_dgelu_p, dot_gelu_p
 from blufunc.kernels.cuda_executor import ALIGNMENT, Executor, Operand, Place
 from blufunc.kernels.cuda_memory import DeviceBuffer
-from blufunc.kernels.epilogue import dot_accumulate_p, dot_bias_p
-from blufunc.kernels.gemm_layout import Copies, Gemm, Layout, plan_dot_general
+from blufunc.kernels.cuda_streams import BANDWIDTH, LAUNCH, PRODUCTS, PRODUCTS_FLOAT32
+from blufunc.kernels.epilogue import dot_accumulate_p, dot_bias_p, dot_promoted_p
+from blufunc.kernels.gemm_layout import Copies, Gemm, Layout, chunks_of, plan_dot_general
 from blufunc.kernels.indices import strides_of
+from blufunc.kernels.precisions import ACCURATE_BY, ALGORITHMS, is_tf32, resolved
 from blufunc.kernels.steps import OpaqueStep
 
 Axes = tuple[int, ...]
@@ -35,30 +38,30 @@ _COMPUTE: dict[np.dtype, str] = {
 }  # fmt: skip
 """In what sums are kept, where that is not float32."""
 
-_FLOAT32 = {"default": "f32", "highest": "f32", "high": "tf32", "tf32": "tf32", "fastest": "tf32"}
-"""By precision, how float32 is multiplied: in IEEE arithmetic, or with operands rounded to 11 bits."""
-
 
 def compute_of(dtype: np.dtype, precision: Any) -> str:
     """What ``Gemm.compute`` is for operands of a dtype and the ``precision`` of a ``dot_general``.
 
-    ``None`` and ``'default'`` mean what ``config.matmul_precision`` says; of two, the more exact counts.
+    What asks for an algorithm and is not split (``split_products``) is computed as exactly as there is.
     """
     if dtype not in (dtypes.float32, dtypes.complex64):
         return _COMPUTE.get(dtype, "f32")
-    wanted = {_one(p) for p in (precision if isinstance(precision, tuple) else (precision,))}
-    return "tf32" if wanted == {"tf32"} else "f32"
+    return "tf32" if is_tf32(resolved(precision)) else "f32"
 
 
-def _one(precision: str | None) -> str:
-    if precision in (None, "default"):
-        precision = config.matmul_precision
-    if precision not in _FLOAT32:
-        raise errors.ValueRangeError(
-            f"a product has no precision {precision!r:.60}.",
-            fix=f"use one of {', '.join(map(repr, _FLOAT32))}",
-        )
-    return _FLOAT32[precision]
+def split_pays(batch: int, m: int, n: int, k: int) -> bool:
+    """Whether a product of float32 is quicker by ``ACCURATE_BY``: three of float16 with what goes with them.
+
+    By estimates. What goes with them: an operand is read twice, for the scales and to be split, and written; the
+    results of all products but the first are read and written once more, and what reads the leading sum reads the
+    other one too.
+    """
+    chunks = len(chunks_of(k, ALGORITHMS[ACCURATE_BY].chunk))
+    results = 4 * batch * m * n * (2 + 2 * chunks + 2)
+    operands = 4 * batch * (m * k + k * n) * 3
+    flops = 2 * batch * m * n * k
+    split = 3 * flops / PRODUCTS + (results + operands) / BANDWIDTH + (5 + chunks) * LAUNCH
+    return split < flops / PRODUCTS_FLOAT32
 
 
 def _epilogue_of(eqn: Eqn) -> str | None:
@@ -73,6 +76,14 @@ def _epilogue_of(eqn: Eqn) -> str | None:
     return f"gelu{aux}{'_bias' if eqn.prim is dot_bias_gelu_p else ''}"
 
 
+class _Call(NamedTuple):
+    """A call of the library, for some terms of the product or for all: where they begin in the operands, in bytes."""
+
+    gemm: Gemm
+    at_a: int = 0
+    at_b: int = 0
+
+
 class Product:
     """A step that multiplies.
 
@@ -80,7 +91,8 @@ class Product:
       otherwise: runs the step in another way, for what the library turns out to have no algorithm for.
 
     Attributes:
-      gemm: what the library is asked for; None where there is nothing to multiply.
+      calls: what the library is asked for, in this order: all but the first add to the result. None where there is
+        nothing to multiply.
     """
 
     def __init__(
@@ -89,10 +101,10 @@ class Product:
         step: OpaqueStep,
         sides: Sequence[_Side],
         third: Operand | None,
-        gemm: Gemm | None,
+        calls: Sequence[_Call],
         otherwise: Callable[[Executor], None],
     ):
-        self.device, self.gemm, self.out = executor.device, gemm, step.eqn.outvars[0].aval
+        self.device, self.calls, self.out = executor.device, calls, step.eqn.outvars[0].aval
         self._otherwise, self._refused = otherwise, False
         value, *stored = step.results
         assert value is not None and None not in stored
@@ -100,7 +112,7 @@ class Product:
         self._aux_place = executor.roots.place(stored[0]) if stored else None  # type: ignore[arg-type]
         self._lhs, self._rhs = sides
         self._third = third
-        self._plan: Any = None
+        self._plans: dict[Gemm, Any] = {}
 
     @classmethod
     def of(
@@ -116,7 +128,7 @@ class Product:
         sides = [_Side(x) for x in factors]
         if not out.size or not all(x.aval.size for x in factors):
             assert third is None
-            return cls(executor, step, sides, None, None, otherwise)
+            return cls(executor, step, sides, None, (), otherwise)
         numbers = eqn.params["dimension_numbers"]
         while isinstance(
             layout := _planned(sides, numbers), Copies
@@ -135,15 +147,18 @@ class Product:
             out.dtype,
             compute_of(a, eqn.params["precision"]),
             epilogue=_epilogue_of(eqn),
-            reads_c=eqn.prim is dot_accumulate_p,
+            reads_c=eqn.prim in (dot_accumulate_p, dot_promoted_p) and third is not None,
             alignment=math.gcd(*[s.alignment for s in sides], ALIGNMENT),
         )
-        return None if gemm.refused() is not None else cls(executor, step, sides, third, gemm, otherwise)
+        if gemm.refused() is not None:
+            return None
+        calls = _chunks(gemm, eqn.params["chunk"]) if eqn.prim is dot_promoted_p else [_Call(gemm)]
+        return cls(executor, step, sides, third, calls, otherwise)
 
     def run(self, executor: Executor) -> None:
         """Put it on the executor's stream."""
         to = executor.address(self._place)
-        if self.gemm is None:
+        if not self.calls:
             cuda_runtime.fill_zero(to, self.out.nbytes, executor.work_stream())
             return
         if self._refused:
@@ -153,31 +168,58 @@ class Product:
         b, keep_b = self._rhs.address(executor)
         third = None if self._third is None else self._third.buffer(executor)
         at = 0 if third is None else third.ptr
-        c, bias = at * self.gemm.reads_c, at * self.gemm.has_bias
-        aux = at * (self.gemm.has_aux and not self.gemm.has_bias)
+        first = self.calls[0].gemm
+        bias, aux = at * first.has_bias, at * (first.has_aux and not first.has_bias)
         if self._aux_place is not None:
             aux = executor.address(self._aux_place)
-        if self._plan is None and not self._find_plan(self.gemm, (a, b, None if c == to else to)):
+        c = at * first.reads_c
+        if not self._plans and not self._find_plans(a, b, None if c == to else to):
             self._otherwise(executor)
             return
-        self._plan.run(a, b, c, to, bias, aux, beta=int(self.gemm.reads_c), stream=executor.stream)
+        for gemm, at_a, at_b in self.calls:
+            plan = self._plans[gemm]
+            plan.run(a + at_a, b + at_b, c, to, bias, aux, beta=int(gemm.reads_c), stream=executor.stream)
+            c = to
         del keep_a, keep_b, third  # memory that is freed now is written again only after the product
 
     @property
     def alone(self) -> bool:
-        """Whether it is one call of the library, or nothing to be computed: no operand is copied before."""
+        """Whether it is calls of the library alone, or nothing to be computed: no operand is copied before."""
         copied = self._third is not None and not self._third.in_place
         return not (copied or self._refused or self._lhs.copied or self._rhs.copied)
 
-    def _find_plan(self, gemm: Gemm, addresses: tuple[int, int, int | None]) -> bool:
-        """Let the library choose an algorithm, at the first run: it tries some on the very operands."""
+    def _find_plans(self, a: int, b: int, to: int | None) -> bool:
+        """Let the library choose algorithms, at the first run: it tries some on the very operands.
+
+        Nothing is computed yet, so that all may write over the result, unless it is added to.
+        """
+        plans: dict[Gemm, Any] = {}
         try:
-            self._plan = cublaslt.Plan(gemm, self.device, addresses)
+            for gemm, at_a, at_b in self.calls:
+                if gemm not in plans:
+                    plans[gemm] = cublaslt.Plan(gemm, self.device, (a + at_a, b + at_b, to))
         except errors.UnsupportedError as e:
             self._refused = True
             if config.shows("fusion"):
                 config.show(f"a product is computed in another way: {e}")
-        return not self._refused
+            return False
+        self._plans = plans
+        return True
+
+
+def _chunks(gemm: Gemm, most: int) -> list[_Call]:
+    """A product as calls for no more than so many of its terms each."""
+    calls = []
+    for n, (start, size) in enumerate(chunks_of(gemm.layout.k, most)):
+        layout, at_a, at_b = gemm.layout.terms(start, size)
+        at_a, at_b = at_a * gemm.a.itemsize, at_b * gemm.b.itemsize
+        alignment = math.gcd(gemm.alignment, at_a, at_b)
+        calls.append(
+            _Call(
+                replace(gemm, layout=layout, reads_c=gemm.reads_c or n > 0, alignment=alignment), at_a, at_b
+            )
+        )
+    return calls
 
 
 class _Side:

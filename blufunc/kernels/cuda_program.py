@@ -23,7 +23,7 @@ from blufunc import errors
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Eqn, Jaxpr
 from blufunc.core.passes import simplify
-from blufunc.kernels import cuda_memory, cuda_modules, cuda_opaque, cuda_runtime
+from blufunc.kernels import cuda_memory, cuda_modules, cuda_opaque, cuda_product, cuda_runtime
 from blufunc.kernels.cstyle_cuda import CUDA
 from blufunc.kernels.cuda_attention_step import is_attention, why_not
 from blufunc.kernels.cuda_executor import ALIGNMENT, Allocator, Executor, Work
@@ -38,7 +38,13 @@ from blufunc.kernels.steps import OpaqueStep, Schedule, schedule
 from blufunc.kernels.timing import StepTime
 
 TARGET = dataclasses.replace(
-    CUDA, batch_first=True, epilogues=True, group=True, recompute=True, scarce_bytes=1 << 30
+    CUDA,
+    batch_first=True,
+    epilogues=True,
+    splits=cuda_product.split_pays,
+    group=True,
+    recompute=True,
+    scarce_bytes=1 << 30,
 )
 """What a lowering should know of a device: memory is scarce there, and launches take as long as small kernels."""
 

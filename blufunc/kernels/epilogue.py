@@ -24,7 +24,7 @@ from blufunc.core.primitive import Primitive
 from blufunc.core.structure import add_any_p, broadcast_in_dim_p, reshape_p
 from blufunc.kernels.access import moves
 from blufunc.kernels.fuse import sort_of
-from blufunc.kernels.gemm_layout import has_bias_epilogue, result_dtypes
+from blufunc.kernels.gemm_layout import chunks_of, has_bias_epilogue, result_dtypes
 
 # -- the equations -----------------------------------------------------------------------------------
 
@@ -55,7 +55,44 @@ dot_bias_p = _ProductAndSum("dot_general+bias")
 dot_accumulate_p = _ProductAndSum("dot_general+accumulate")
 """The third operand has the shape of the result, which may take its memory."""
 
-PRODUCTS = (dot_general_p, dot_bias_p, dot_accumulate_p)
+
+class _PromotedProduct(Primitive):
+    """``dot_general`` by chunks of terms, each added in float32 to those before it, or to a third operand.
+
+    What a chunk's own sum loses where it is kept less exactly, as on tensor cores, does not grow with the number of
+    terms. ``chunk`` is how many terms it has at most.
+    """
+
+    name, kind, fresh = "dot_general+promoted", "contract", True
+
+    def impl(self, lhs, rhs, *addend, dimension_numbers, precision, preferred_element_type, chunk):
+        (lc, rc), (lb, rb) = dimension_numbers
+        x_free, y_free = (
+            tuple(d for d in range(x.ndim) if d not in (*contract, *batch))
+            for x, contract, batch in ((lhs, lc, lb), (rhs, rc, rb))
+        )
+        batch, terms = (math.prod(lhs.shape[d] for d in axes) for axes in (lb, lc))
+        x = lhs.transpose(*lb, *x_free, *lc).reshape(batch, -1, terms)
+        y = rhs.transpose(*rb, *rc, *y_free).reshape(batch, terms, -1)
+        shape = [*(lhs.shape[d] for d in (*lb, *x_free)), *(rhs.shape[d] for d in y_free)]
+        numbers = {"dimension_numbers": (((2,), (1,)), ((0,), (0,))), "precision": precision}
+        total = [a.reshape(batch, x.shape[1], -1) for a in addend]
+        for start, size in chunks_of(terms, chunk):
+            part = slice(start, start + size)
+            product = dot_general_p.impl(
+                x[:, :, part], y[:, part], preferred_element_type=preferred_element_type, **numbers
+            )
+            total = [total[0] + product if total else product]
+        return total[0].reshape(shape)
+
+    def abstract(self, lhs, rhs, *addend, chunk, **params) -> ShapedArray:
+        return dot_general_p.abstract(lhs, rhs, **params)
+
+
+dot_promoted_p = _PromotedProduct()
+"""The third operand, if there is one, has the shape of the result, which may take its memory."""
+
+PRODUCTS = (dot_general_p, dot_bias_p, dot_accumulate_p, dot_promoted_p)
 """The products of matrices: their first two operands and all parameters mean the same."""
 
 
@@ -67,7 +104,7 @@ def overwritten_by(eqn: Eqn) -> list[tuple[int, int]]:
     """Results of an opaque step and the operands that they may be written over, unless these are other ones too."""
     if eqn.prim.kind == "collective" and eqn.invars:
         return [(n, n) for n in eqn.prim.written_over(**eqn.params)]  # type: ignore[attr-defined]
-    return [(0, 2)] if eqn.prim is dot_accumulate_p else []
+    return [(0, 2)] if eqn.prim in (dot_accumulate_p, dot_promoted_p) and len(eqn.invars) == 3 else []
 
 
 # -- where they are --------------------------------------------------------------------------------

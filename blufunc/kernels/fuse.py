@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blufunc.core import dtypes, source
-from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var
+from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, meets
 from blufunc.core.kinds import Elementwise
 from blufunc.core.ops.dynamic import dynamic_slice_p, dynamic_update_slice_p
 from blufunc.core.ops.elementwise import convert_p, copy_p
@@ -91,7 +91,7 @@ class Opaque:
     Attributes:
       eqn: the equation.
       inputs: what it reads in memory: for an operand that is a view of a variable, that variable.
-      after: a step whose effects come before.
+      after: a step whose effects or exchanges come before.
     """
 
     eqn: Eqn
@@ -355,7 +355,7 @@ class _Fuser:
             self.home[v] = number
         for s in homes:
             self.order.wait(number, s)
-        if eqn.effects:
+        if isinstance(step, Opaque) and (eqn.effects or meets(eqn)):  # all ranks meet in one order
             if self.last_effect is not None:
                 self.order.wait(number, self.last_effect)
                 step.after = self.steps[self.last_effect]  # type: ignore[union-attr]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +50,25 @@ class Layout:
     def flops(self) -> int:
         """Multiplications and additions."""
         return 2 * self.batch * self.m * self.n * self.k
+
+    def terms(self, start: int, size: int) -> tuple[Layout, int, int]:
+        """The product of some terms only, and where its A and B begin, in elements."""
+        return (
+            replace(self, k=size),
+            start * (self.lda if self.trans_a else 1),
+            start * (1 if self.trans_b else self.ldb),
+        )
+
+
+_UNIT = 64
+"""Chunks begin at multiples of it: their addresses are aligned as those of whole matrices."""
+
+
+def chunks_of(terms: int, most: int) -> list[tuple[int, int]]:
+    """The starts and sizes of as few, about equal, chunks of no more than ``most`` terms as there can be."""
+    count = -(-terms // most)
+    size = min(most, -(-terms // count // _UNIT) * _UNIT)
+    return [(start, min(size, terms - start)) for start in range(0, terms, size)]
 
 
 class Copies(NamedTuple):

@@ -74,8 +74,9 @@ def groups(keys: Sequence[Any], steps: Sequence[PlanStep], apart: Sequence[int] 
       apart: steps that run beside others. A group has the same of them before it and behind it as each of its members
         had, so that they neither begin later for it nor hold it up for longer.
     """
-    needs = _needs(steps)
-    before, behind = _around(needs, apart)
+    waits = _waits(steps)
+    needs = _needs(waits)
+    before, behind = _around(waits, needs, apart)
     together: dict[int, list[int]] = {}
     by_key: dict[Any, list[int]] = {}
     for i, key in enumerate(keys):
@@ -83,36 +84,50 @@ def groups(keys: Sequence[Any], steps: Sequence[PlanStep], apart: Sequence[int] 
             by_key.setdefault((key, before[i], behind[i]), []).append(i)
     joined = list(needs)
     for members in by_key.values():
-        group = _independent(members, joined)
+        group = max(_independent(members, joined), _independent(members[::-1], joined)[::-1], key=len)
         if len(group) >= LEAST:
             for i in group:
                 together[i] = group
             _contract(group, joined)
-    return _in_order(together, steps)
+    return _in_order(together, waits)
 
 
-def _needs(steps: Sequence[PlanStep]) -> list[int]:
-    """For each step, the set (as bits) of those that it waits for."""
+def _waits(steps: Sequence[PlanStep]) -> list[set[int]]:
+    """For each step those that it waits for, but for what they wait for."""
     makers: dict[int, int] = {}
-    needs: list[int] = []
+    waits: list[set[int]] = []
     for i, s in enumerate(steps):
+        waits.append({*(makers[r] for r in s.reads if r in makers), *s.after})
+        makers.update((w, i) for w in s.writes)
+    return waits
+
+
+def _needs(waits: Sequence[set[int]]) -> list[int]:
+    """For each step, the set (as bits) of those that it waits for, by way of others too."""
+    needs: list[int] = []
+    for own in waits:
         bits = 0
-        for d in (*(makers[r] for r in s.reads if r in makers), *s.after):
+        for d in own:
             bits |= needs[d] | 1 << d
         needs.append(bits)
-        makers.update((w, i) for w in s.writes)
     return needs
 
 
-def _around(needs: Sequence[int], apart: Sequence[int]) -> tuple[list[int], list[int]]:
+def _around(
+    waits: Sequence[set[int]], needs: Sequence[int], apart: Sequence[int]
+) -> tuple[list[int], list[int]]:
     """For each step which of ``apart``, as bits, it waits for, and which wait for it."""
     mask = sum(1 << a for a in apart)
-    behind = [sum(1 << a for a in apart if needs[a] >> i & 1) for i in range(len(needs))]
+    behind = [0] * len(waits)
+    for i in reversed(range(len(waits))):
+        own = behind[i] | 1 << i & mask
+        for d in waits[i]:
+            behind[d] |= own
     return [n & mask for n in needs], behind
 
 
 def _independent(members: Sequence[int], needs: Sequence[int]) -> list[int]:
-    """Members none of which waits for another, not by way of other steps either."""
+    """Members none of which waits for another, not by way of other steps either: the first, and what goes with it."""
     chosen, bits, union = [], 0, 0
     for m in members:
         if needs[m] & bits or union >> m & 1:
@@ -136,18 +151,17 @@ def _contract(group: Sequence[int], needs: list[int]) -> None:
         needs[m] = union
 
 
-def _in_order(together: dict[int, list[int]], steps: Sequence[PlanStep]) -> list[list[int]]:
+def _in_order(together: dict[int, list[int]], direct: Sequence[set[int]]) -> list[list[int]]:
     """Groups after all that their members wait for, as late as their last member was."""
     head = {i: min(group) for i, group in together.items()}
     nodes: dict[int, list[int]] = {}
-    for i in range(len(steps)):
+    for i in range(len(direct)):
         nodes.setdefault(head.get(i, i), []).append(i)
-    makers = {w: i for i, s in enumerate(steps) for w in s.writes}
     waits: dict[int, set[int]] = {n: set() for n in nodes}
     readers: dict[int, set[int]] = {n: set() for n in nodes}
     for n, members in nodes.items():
         for i in members:
-            for d in (*(makers[r] for r in steps[i].reads if r in makers), *steps[i].after):
+            for d in direct[i]:
                 other = head.get(d, d)
                 if other != n:
                     waits[n].add(other)

@@ -392,10 +392,11 @@ def _function_of(eqn: Eqn) -> Callable[[list], Sequence]:
     if prim.reference is not None:
         return prim.reference(body_of, **eqn.params)
     if prim.multiple_results:
-        return lambda values: prim.impl(*values, **eqn.params)
-    if prim.kind == "collective":  # ranks that do not meet are told where
-        return source.at(eqn.source, lambda values: (prim.impl(*values, **eqn.params),))
-    return lambda values: (prim.impl(*values, **eqn.params),)
+        function = lambda values: prim.impl(*values, **eqn.params)
+    else:
+        function = lambda values: (prim.impl(*values, **eqn.params),)
+    # ranks that do not meet are told where
+    return source.at(eqn.source, function) if prim.kind == "collective" else function
 
 
 def _last_uses(made: Schedule) -> dict[int, list[int]]:

@@ -247,6 +247,12 @@ def dot_and_sum(c: Any, x: Any, y: Any, addend: Any, **params: Any) -> Any:
     return (product.reshape(-1, addend.size) + addend.reshape(-1)).reshape(product.shape)
 
 
+def dot_promoted(c: Any, x: Any, y: Any, *addend: Any, chunk: int, **params: Any) -> Any:
+    """A product, and the sum with an array. Operands come widened: float32 sums need no chunks."""
+    product = dot_general(c, x, y, **params)
+    return product + addend[0] if addend else product
+
+
 def convolution(
     c: Any, lhs: Any, rhs: Any, *, dimension_numbers: Any, window_strides: Any, padding: Any, lhs_dilation: Any,
     rhs_dilation: Any, feature_group_count: int, batch_group_count: int, **_: Any,

@@ -34,6 +34,7 @@ from blufunc.kernels.plan_types import Step as PlanStep
 from blufunc.kernels.point_control import with_point_control
 from blufunc.kernels.remat import rematerialise
 from blufunc.kernels.rewrite import rewrite
+from blufunc.kernels.split_products import with_split_products
 from blufunc.kernels.target import Target
 
 
@@ -185,6 +186,8 @@ def schedule(
     """
     if target.epilogues:
         jaxpr, origins = inline_bodies(jaxpr, lambda eqn: keep(eqn) or is_activation(eqn))
+        if target.splits is not None:
+            jaxpr = with_split_products(jaxpr, origins, target.splits)
         jaxpr, origins = with_activations(jaxpr, origins)
     else:
         jaxpr, origins = inline_bodies(jaxpr, keep)
@@ -192,18 +195,21 @@ def schedule(
     if target.epilogues:
         jaxpr = with_epilogues(jaxpr, origins)
     sorts: dict[Eqn, str] = {}  # a program in which something is computed again has mostly the same equations
-    if target.recompute:
-        jaxpr = _recomputing(jaxpr, origins, donated, target, planned, sorts)
-    return _Scheduler(jaxpr, origins, donated, target, planned, sorts).run()
+    scheduler = lambda jaxpr: _Scheduler(jaxpr, origins, donated, target, planned, sorts)
+    if not target.recompute:
+        return scheduler(jaxpr).run()
+    first = scheduler(jaxpr).run(estimate=True)
+    again = _recomputing(first, origins, target)
+    made = scheduler(again).run()
+    if again is not jaxpr and made.plan.peak_bytes > first.plan.peak_bytes:
+        return scheduler(jaxpr).run()  # what is computed again needs more than it is worth
+    return made
 
 
-def _recomputing(
-    jaxpr: Jaxpr, origins: dict[Eqn, int], donated, target: Target, planned: Planned, sorts: dict[Eqn, str]
-) -> Jaxpr:
+def _recomputing(first: Schedule, origins: dict[Eqn, int], target: Target) -> Jaxpr:
     """The program with what is cheap computed again behind the peak of a first plan."""
-    first = _Scheduler(jaxpr, origins, donated, target, planned, sorts).run(estimate=True)
     if first.plan.peak_step is None or first.plan.peak_bytes < target.scarce_bytes:
-        return jaxpr
+        return first.jaxpr
     worth = max(_LEAST_SAVING, first.plan.arena_bytes >> 9)
     fusion = replace(first.fusion, jaxpr=first.fusion.in_order())
     return rematerialise(fusion, _position(first, fusion.jaxpr), origins, worth)

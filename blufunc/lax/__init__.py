@@ -18,7 +18,7 @@ from blufunc.core.ops.cumulative import (
     cumsum,
     cumsum_p,
 )
-from blufunc.core.ops.dot import Precision, dot, dot_general, dot_general_p
+from blufunc.core.ops.dot import DotAlgorithmPreset, Precision, dot, dot_general, dot_general_p
 from blufunc.core.ops.dynamic import (
     dynamic_index_in_dim,
     dynamic_slice,
@@ -366,7 +366,7 @@ __all__ = [
     "bessel_i0e_p", "hypot_p", "logaddexp_p",
     "bessel_i1e_p", "digamma_p", "igamma_p", "igamma_grad_a_p", "igammac_p", "lgamma_p", "polygamma_p",
     "random_gamma_grad_p", "regularized_incomplete_beta_p", "zeta_p",
-    "Precision",
+    "DotAlgorithmPreset", "Precision",
     # compositions
     "approx_max_k", "approx_min_k", "broadcast_shapes", "clz", "dtype", "reciprocal", "scatter_apply", "split", "stack",
     "tile",

@@ -78,6 +78,7 @@ from blufunc.nn.losses import (
 from blufunc.nn.normalization import layer_norm, rms_norm, standardize
 from blufunc.nn.pooling import avg_pool, max_pool, min_pool, pool
 from blufunc.nn.similarity import cosine_distance, cosine_similarity, log_cosh, ntxent, triplet_margin_loss
+from blufunc.nn.vocabulary_loss import linear_cross_entropy
 
 __all__ = [
     "celu", "elu", "gelu", "glu", "hard_tanh", "leaky_relu", "log_sigmoid", "mish", "relu", "relu6", "selu",
@@ -90,7 +91,7 @@ __all__ = [
     "dropout", "embedding_lookup",
     "dot_product_attention",
     "avg_pool", "max_pool", "min_pool", "pool",
-    "huber_loss", "l2_loss", "sigmoid_binary_cross_entropy", "softmax_cross_entropy",
+    "huber_loss", "l2_loss", "linear_cross_entropy", "sigmoid_binary_cross_entropy", "softmax_cross_entropy",
     "softmax_cross_entropy_with_integer_labels", "squared_error",
     "convex_kl_divergence", "ctc_loss", "generalized_kl_divergence", "hinge_loss", "kl_divergence",
     "kl_divergence_with_log_targets", "multiclass_hinge_loss", "multiclass_perceptron_loss", "perceptron_loss",

@@ -21,7 +21,7 @@ from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
 from blufunc.core.ops.reduce import reduce_and
 from blufunc.core.ops.windows import GatherDimensionNumbers, ScatterDimensionNumbers
-from blufunc.core.structure import broadcast_in_dim
+from blufunc.core.structure import broadcast_in_dim, full
 from blufunc.core.structure import reshape as _reshape
 from blufunc.core.trace import Value
 from blufunc.numpy import elementwise as ew
@@ -118,6 +118,8 @@ def take_along_axis(
     to_i = tuple(
         [m if i == d else n for i, (m, n) in enumerate(zip(positions.aval.shape, common, strict=True))]
     )
+    if 0 in to_i:  # there are no windows, and no room for one either
+        return full(to_i, 0, x.aval.dtype)
     x, positions = stretch(x, to_x), stretch(positions, to_i)
     positions = wrapped(positions, to_x[d])
     batching = tuple([i for i in range(rank) if i != d])

@@ -369,9 +369,7 @@ def _collective_axes(jaxpr: Jaxpr, mesh: AbstractMesh) -> set[str]:
     """The axes of the mesh over which ranks meet in a jaxpr."""
     found: set[str] = set()
     for e in jaxpr.eqns:
-        if (isinstance(e.prim, mesh_ops.MeshCollective) and e.prim.meets) or isinstance(
-            e.prim, named.Collective
-        ):
+        if mesh_ops.meets(e) or isinstance(e.prim, named.Collective):
             found.update(a for a in e.params["axes"] if a in mesh.axis_names)
         for body in subjaxprs(e.params):
             found |= _collective_axes(body, mesh)
@@ -383,9 +381,8 @@ def _typed_varying(jaxpr: Jaxpr) -> bool:
     for e in jaxpr.eqns:
         if isinstance(e.prim, named.Collective):
             return False
-        if isinstance(e.prim, mesh_ops.MeshCollective) and e.prim.meets:
-            if (e.params["src"], e.params["dst"]) != ("V", "V"):
-                return False
+        if mesh_ops.meets(e) and (e.params["src"], e.params["dst"]) != ("V", "V"):
+            return False
         if not all(map(_typed_varying, subjaxprs(e.params))):
             return False
     return True

@@ -107,7 +107,9 @@ def _steps(jaxpr: Jaxpr) -> Iterator[Step]:
 def _described(eqn: Eqn) -> str:
     nbytes = sum(math.prod(v.aval.shape) * v.aval.dtype.itemsize for v in eqn.invars)
     operands = ", ".join(str(v.aval) for v in eqn.invars)
-    options = "".join(f", {k}={v}" for k, v in sorted(eqn.params.items()) if k not in ("axes", "sizes"))
+    options = "".join(
+        f", {k}={v}" for k, v in sorted(eqn.params.items()) if k not in ("axes", "sizes", "lines")
+    )
     axes = ", ".join(map(str, eqn.params.get("axes", ())))
     return f"{eqn.prim.name} over {axes} of {operands} ({nbytes:,} bytes){options}"
 

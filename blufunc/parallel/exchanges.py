@@ -23,7 +23,7 @@ from blufunc.kernels.report import duration, run_lengths, size, table
 from blufunc.parallel.constrain import ShardingConstraint
 from blufunc.parallel.links import wire_bytes
 from blufunc.parallel.mesh import AbstractMesh, Mesh
-from blufunc.parallel.mesh_collectives import MeshCollective
+from blufunc.parallel.mesh_collectives import MeshCollective, meets
 from blufunc.parallel.mesh_device import MeshDevice
 from blufunc.parallel.partition import localise
 from blufunc.parallel.shard_map import shard_map_p
@@ -300,11 +300,7 @@ class _Context:
 
 def _name(eqn: Eqn) -> str:
     """What to call an operation: collectives by what they exchange."""
-    return _kind(eqn) if _meets(eqn) else eqn.prim.name
-
-
-def _meets(eqn: Eqn) -> bool:
-    return isinstance(eqn.prim, MeshCollective) and eqn.prim.meets
+    return _kind(eqn) if meets(eqn) else eqn.prim.name
 
 
 def _kind(eqn: Eqn) -> str:
@@ -328,7 +324,7 @@ def _rows(jaxpr: Jaxpr, times: int, condition: str, context: _Context) -> Iterat
             if isinstance(a, Var):
                 readers.setdefault(a, []).append(e)
     for eqn in jaxpr.eqns:
-        if _meets(eqn):
+        if meets(eqn):
             yield _row(eqn, makers, readers, times, condition, context)
         inside, when, prim = times, condition, eqn.prim
         if prim is cond_p:
@@ -355,7 +351,7 @@ def _row(
     kind = _kind(eqn)
     summed = kind in ("all_reduce", "reduce_scatter")
     found = _maker(eqn.invars[0], makers) if summed else _reader(eqn, readers)
-    cause = found.prim.name if found else "an argument" if summed else "a result"
+    cause = _cause(found) if found else "an argument" if summed else "a result"
     asked_for = eqn.source in context.asked_for
     line = eqn.source if asked_for or found is None or found.source is None else found.source
     backward = source.is_backward(line)
@@ -375,6 +371,13 @@ def _row(
         backward,
         run_lengths(list(context.forward.get(line[:2], ())), 4) if backward and line else "",
     )
+
+
+def _cause(eqn: Eqn) -> str:
+    """The name of an operation; a choice in which one rank makes a callback for all is that callback."""
+    bodies = eqn.params["branches"] if eqn.prim is cond_p else ()
+    alone = [body.eqns[0] for body in bodies if len(body.eqns) == 1 and body.eqns[0].prim.kind == "callback"]
+    return alone[0].prim.name if alone else eqn.prim.name
 
 
 def _maker(atom: Any, makers: dict[Any, Eqn]) -> Eqn | None:

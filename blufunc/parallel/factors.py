@@ -36,6 +36,7 @@ from blufunc.core.ops.gather_scatter import (
 )
 from blufunc.core.ops.linalg import MatrixOp
 from blufunc.core.ops.linalg_factor import lu_pivots_to_permutation_p
+from blufunc.core.ops.linalg_solve import lu_solve_p
 from blufunc.core.ops.random_bits import (
     random_bits_p,
     random_fold_in_p,
@@ -73,11 +74,13 @@ class Rule:
     Attributes:
       operands, results: the factors of each dimension of each of them; a dimension without any must be whole.
       sizes: the size of each factor.
-      reduced: factors that the operation sums over, or takes the extremum over: "sum", "max" or "min".
+      reduced: factors that the operation sums over, or takes the extremum over, in the results that do not have them:
+        "sum", "max" or "min".
       linear: groups of operands in which the operation is linear together: where all of a group are sums still
         owed by the same mesh axes, and no other operand is, the result may stay one.
       partial: operands that count once in the sum of what the devices compute where a factor is summed over.
       harmless: operands of which the padding does no harm where a factor is reduced.
+      trusted: operands that are indices, which the operation takes at their word: their padding is made 0.
       params: ``(params, operand shapes, result shapes) -> params`` on one device, where parameters hold shapes.
       special: how it is computed on a share where that is otherwise than on the whole: a name in ``shares.py``,
         "iota", "gather", "scatter" or "random_bits".
@@ -90,6 +93,7 @@ class Rule:
     linear: tuple[frozenset[int], ...] = ()
     partial: frozenset[int] = frozenset()
     harmless: frozenset[int] = frozenset()
+    trusted: frozenset[int] = frozenset()
     params: Callable[[dict, list[Shape], list[Shape]], dict] | None = None
     special: str = ""
 
@@ -454,7 +458,14 @@ def _along(parameter: str) -> Callable:
     return rule
 
 
-def _leading(n: int) -> Callable:
+def _by_places(prim, avals, outs, params):
+    """The rule of what picks elements of a line by their places, which are the second operand."""
+    b = _Builder()
+    dims = b.each(avals[0].shape, [params["dimension"]])
+    return b.rule([dims, dims], [dims], trusted=frozenset({1}))
+
+
+def _leading(n: int, trusted: frozenset[int] = frozenset()) -> Callable:
     """The rule of operations on the last ``n`` dimensions: those before pass, where all operands have the same."""
 
     def rule(prim, avals, outs, params):
@@ -463,7 +474,8 @@ def _leading(n: int) -> Callable:
         if any(a.shape[: len(lead)] != lead or a.ndim < len(lead) for a in (*avals, *outs)):
             return whole(prim, avals, outs, params)
         dims = b.each(lead)
-        return b.rule(*[[[*dims, *[()] * (a.ndim - len(lead))] for a in side] for side in (avals, outs)])
+        sides = [[[*dims, *[()] * (a.ndim - len(lead))] for a in side] for side in (avals, outs)]
+        return b.rule(*sides, trusted=trusted)
 
     return rule
 
@@ -496,8 +508,8 @@ _RULES: dict[Primitive, Callable[..., Rule]] = {
     **dict.fromkeys((scatter_p, scatter_add_p, scatter_mul_p, scatter_min_p, scatter_max_p), _scatter),
     dynamic_slice_p: _dynamic_slice,
     dynamic_update_slice_p: _dynamic_update_slice,
-    pick_along_p: _along("dimension"),
-    place_along_p: _along("dimension"),
+    pick_along_p: _by_places,
+    place_along_p: _by_places,
     sort_p: _along("dimension"),
     top_k_p: _leading(1),
     fft_p: _fft,
@@ -507,7 +519,8 @@ _RULES: dict[Primitive, Callable[..., Rule]] = {
     optimization_barrier_p: _one_by_one,
     name_p: _one_by_one,
     offload_p: _one_by_one,
-    lu_pivots_to_permutation_p: _leading(1),
+    lu_pivots_to_permutation_p: _leading(1, trusted=frozenset({0})),
+    lu_solve_p: _leading(2, trusted=frozenset({2})),
     random_seed_p: _elementwise,
     random_fold_in_p: _elementwise,
     random_bits_p: _random_bits,

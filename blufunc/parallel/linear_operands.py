@@ -9,14 +9,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from blufunc.core import dtypes
 from blufunc.core.jaxpr import Eqn
 from blufunc.core.ops import cumulative, dynamic, elementwise, gather_scatter, reduce_window, shape
 from blufunc.core.ops.convolution import conv_general_dilated_p
 from blufunc.core.ops.dot import dot_general_p
+from blufunc.core.ops.windows import GatherScatterMode
 from blufunc.core.structure import add_any_p, broadcast_in_dim_p, reduce_sum_p, reshape_p, transpose_p
 from blufunc.transforms.checkpoint_policies import name_p
 
+# sets of operands in which a primitive is linear together, as a sum
 _FIRST, _EITHER, _BOTH = [{0}], [{0}, {1}], [{0, 1}]
 _LINEAR: dict[Any, list[set[int]]] = {
     elementwise.neg_p: _FIRST,
@@ -52,13 +56,16 @@ _LINEAR: dict[Any, list[set[int]]] = {
 
 
 def linear_in(eqn: Eqn) -> Sequence[set[int]]:
-    """Sets of operands in which an equation is linear together, as a sum is in its terms."""
-    if eqn.prim is shape.concatenate_p:
+    """The sets of operands in which one use of a primitive is linear together."""
+    prim, x, out = eqn.prim, eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
+    if prim is shape.concatenate_p:
         return [set(range(len(eqn.invars)))]
-    out = eqn.outvars[0].aval.dtype
-    if not dtypes.is_inexact(out):  # other numbers are cut off to make integers of them, and so are quotients
-        if eqn.prim is elementwise.div_p:
-            return ()
-        if eqn.prim is elementwise.convert_p:
-            return _FIRST if all(map(dtypes.is_integer, (eqn.invars[0].aval.dtype, out))) else ()
-    return _LINEAR.get(eqn.prim, ())
+    if prim is elementwise.convert_p and not dtypes.is_inexact(out):
+        # terms that are rounded to integers have another sum
+        return _FIRST if dtypes.is_integer(x) and dtypes.is_integer(out) else []
+    if prim is elementwise.div_p and not dtypes.is_inexact(out):
+        return []
+    if prim is gather_scatter.gather_p and eqn.params["mode"] is GatherScatterMode.FILL_OR_DROP:
+        fill = gather_scatter.gather_fill(x, eqn.params["fill_value"])
+        return _FIRST if not fill or np.isnan(fill) else []  # every term would have it
+    return _LINEAR.get(prim, [])

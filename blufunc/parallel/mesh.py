@@ -122,6 +122,10 @@ class AbstractMesh(AxisSizes):
         types = f", axis_types={self.axis_types}" if self.explicit else ""
         return f"AbstractMesh({self.axis_sizes}, {self.axis_names}{types})"
 
+    def __reduce__(self):
+        made = functools.partial(AbstractMesh, axis_types=self.axis_types)
+        return made, (self.axis_sizes, self.axis_names)
+
 
 class Mesh(AxisSizes):
     """Devices along named axes. As a context manager, the current mesh: that of specs that come without one.
@@ -197,6 +201,9 @@ class Mesh(AxisSizes):
 
     def __repr__(self) -> str:
         return f"Mesh({self}, {self.device_list[0].platform})"
+
+    def __reduce__(self):
+        return functools.partial(Mesh, axis_types=self.axis_types), (self.devices, self.axis_names)
 
     def __enter__(self) -> Mesh:
         state.context = (*state.context, self)  # so that what is traced or memoised meanwhile is kept apart

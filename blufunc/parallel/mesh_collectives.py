@@ -34,7 +34,9 @@ The names begin with ``mesh_`` where a collective over the named axes of ``vmap`
 
 from __future__ import annotations
 
+import functools
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,6 +45,7 @@ from blufunc import errors
 from blufunc.core import source
 from blufunc.core.array import scalar
 from blufunc.core.avals import ShapedArray
+from blufunc.core.jaxpr import Eqn
 from blufunc.core.kinds import check_types
 from blufunc.core.ops.elementwise import convert, div, eq, mul
 from blufunc.core.primitive import Primitive, unsupported
@@ -115,6 +118,11 @@ class MeshCollective(Primitive):
 
 
 _DIMENSIONS = ("dim", "split_dim", "concat_dim")
+
+
+def meets(eqn: Eqn) -> bool:
+    """Whether an equation makes ranks exchange something."""
+    return isinstance(eqn.prim, MeshCollective) and eqn.prim.meets
 
 
 class _PsumInvariant(MeshCollective):
@@ -255,11 +263,21 @@ class _PsumScatter(MeshCollective):
         return mesh_all_gather_p, {}
 
 
+@dataclass(frozen=True)
+class Lines:
+    """The user's lines behind an equation that stands for several."""
+
+    of: tuple[source.Source | None, ...]
+
+    def __str__(self) -> str:
+        return ", ".join(dict.fromkeys(map(source.summary, self.of)))
+
+
 class _Sums(MeshCollective):
     """Several sums over the same ranks, which cross the links as one exchange: a bucket.
 
-    ``kinds`` has for each operand ``"all_reduce"``, or ``"reduce_scatter"`` along dimension 0. It is made of sums of
-    local programs after all transforms, so it has no derivative.
+    ``kinds`` has for each operand ``"all_reduce"``, or ``"reduce_scatter"`` along dimension 0, and ``lines`` the user's
+    line. It is made of sums of local programs after all transforms, so it has no derivative.
     """
 
     name, multiple_results, deferred = "mesh_sums", True, True
@@ -267,17 +285,20 @@ class _Sums(MeshCollective):
     transpose = unsupported("it is made after transforms")
     batch = unsupported("it is made after transforms")
 
-    def impl(self, *xs, axes, sizes, kinds):
-        found = zip(xs, self.exchanges(kinds=kinds), strict=True)
-        return [engine.current().exchange(kind, x, axes, **options) for x, (kind, options) in found]
+    def impl(self, *xs, axes, sizes, kinds, lines):
+        exchange = engine.current().exchange
+        return [
+            source.at(line, functools.partial(exchange, kind, x, axes, **_SUMMED[kind]))()
+            for x, kind, line in zip(xs, kinds, lines.of, strict=True)
+        ]
 
-    def exchanges(self, *, kinds):
+    def exchanges(self, *, kinds, lines):
         return [(kind, _SUMMED[kind]) for kind in kinds]
 
     def written_over(self, *, kinds, **params):
         return [n for n, kind in enumerate(kinds) if kind == "all_reduce"]
 
-    def abstract(self, *xs, axes, sizes, kinds):
+    def abstract(self, *xs, axes, sizes, kinds, lines):
         check_types(self.name, "number", *xs)
         n = math.prod(sizes)
         return [

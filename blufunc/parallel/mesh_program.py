@@ -16,13 +16,14 @@ from blufunc import errors
 from blufunc.core import source
 from blufunc.core.array import Array
 from blufunc.core.avals import ShapedArray
-from blufunc.core.jaxpr import Jaxpr, subjaxprs
+from blufunc.core.jaxpr import Eqn, Jaxpr, subjaxprs
 from blufunc.core.passes import simplify
 from blufunc.core.primitive import concrete
 from blufunc.core.stage import stage
 from blufunc.parallel import local_gpus, processes, sharded_buffer
 from blufunc.parallel.constrain import constrain
 from blufunc.parallel.mesh import Mesh
+from blufunc.parallel.mesh_collectives import meets
 from blufunc.parallel.partition import localise
 from blufunc.parallel.sharded_buffer import ShardedBuffer, sharded_buffers
 from blufunc.parallel.sharding import NamedSharding, replicated
@@ -82,7 +83,7 @@ class LocalProgram:
 
     Attributes:
       jaxpr: the local jaxpr, of shards and collectives.
-      meets: whether it has collectives.
+      meets: whether ranks exchange something.
       in_shardings, out_shardings: the shardings of arguments and results.
       programs: the jaxpr compiled for each device of this process; simulated devices share one.
     """
@@ -96,7 +97,9 @@ class LocalProgram:
         ]
         self.mesh = mesh
         self.consts = [[c.buffer_on(d) for c in consts] for d in mesh.local_devices]
-        self.meets = exchanges(self.jaxpr)
+        self.meets = _any(self.jaxpr, meets)
+        # whether the engine is asked for anything, be it the place of the rank
+        self._asks = _any(self.jaxpr, lambda eqn: eqn.prim.kind == "collective")
         self._agreed = not (self.meets and mesh.spans_processes)
         self._names = jaxpr.arg_names or ("",) * len(jaxpr.invars)
         self._on_gpus = mesh.local_devices[0].platform == "cuda"
@@ -150,7 +153,9 @@ class LocalProgram:
         """
         if self._agreed:
             return
-        processes.check_agreement(self.jaxpr, self.mesh)
+        processes.check_agreement(self.jaxpr, self.mesh)  # with the user's lines
+        # and as it runs: buckets go by what is computed between sums, too
+        processes.check_agreement(spell_out(self.jaxpr), self.mesh)
         common = {
             name or f"argument {i}": b.host_shard(b.ranks[0])
             for i, (name, b) in enumerate(zip(self._names, buffers, strict=True))
@@ -161,7 +166,7 @@ class LocalProgram:
 
     def _on_all_ranks(self, function: Callable[[int], Any]) -> list[Any]:
         """What ``function(i)`` gives for the i-th rank of this process, while the others do the same."""
-        if not self.meets:
+        if not self._asks:
             return [function(i) for i in range(len(self.consts))]
         if not self.mesh.spans_processes:
             return run_ranks(self.mesh.abstract, self._on_gpu(function) if self._on_gpus else function)
@@ -209,6 +214,6 @@ def local_jaxpr(
     return closed, [concrete(c) for c in consts], out_shardings
 
 
-def exchanges(jaxpr: Jaxpr) -> bool:
-    """Whether a local jaxpr asks for the engine of its rank."""
-    return any(e.prim.kind == "collective" or any(map(exchanges, subjaxprs(e.params))) for e in jaxpr.eqns)
+def _any(jaxpr: Jaxpr, is_one: Callable[[Eqn], bool]) -> bool:
+    """Whether one of the equations is, those of bodies among them."""
+    return any(is_one(e) or any(_any(sub, is_one) for sub in subjaxprs(e.params)) for e in jaxpr.eqns)

@@ -135,9 +135,13 @@ class NcclEngine:
         kinds = dict.fromkeys(e.kind for e in exchanges)
         recorder = self.world.recorder
         record = recorder.begin(" and ".join(kinds), axes, sum(map(group.nbytes, exchanges)), members)
-        with together(self._nccl) if len(calls) > 1 else contextlib.nullcontext():
-            for call in calls:
-                call()
+        try:
+            with together(self._nccl) if len(calls) > 1 else contextlib.nullcontext():
+                for call in calls:
+                    call()
+        except BaseException:
+            recorder.give_up(record)
+            raise
         if cuda_runtime.is_capturing(stream.ptr):
             recorder.end(record)  # it has not run, and runs whenever the graph does
         else:
@@ -232,13 +236,14 @@ def _type_of(dtype: np.dtype, count: int, op: str) -> tuple[int, int]:
     """NCCL's number for a dtype that it combines, and how many of these ``count`` elements are."""
     if dtypes.is_complex(dtype) and op == "sum":
         return _TYPES[f"float{4 * dtype.itemsize}"], 2 * count
-    if dtype.name not in _TYPES:
+    name = "uint8" if dtypes.is_bool(dtype) and op != "sum" else dtype.name
+    if name not in _TYPES:
         raise errors.UnsupportedError(
             f"NCCL cannot combine {dtype.name} by {op!r}.",
             where=source.here(),
             fix="x.astype('float32') before, and back after",
         )
-    return _TYPES[dtype.name], count
+    return _TYPES[name], count
 
 
 class _Arrays:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from blufunc.core import passes
 from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal
 from blufunc.parallel.factors import Dims, Rule
 from blufunc.parallel.mesh import AbstractMesh
@@ -152,7 +153,7 @@ def _tie_scanned(stacked: Atom, one: Atom) -> Node:
 
 
 def distinct(jaxpr: Jaxpr) -> Jaxpr:
-    """A copy in which every variable, those of bodies too, is bound once."""
+    """A copy in which every variable, those of bodies too, is bound once; bodies are simplified, as the whole is."""
     new: dict[Any, Atom] = {}
 
     def of(atom: Any) -> Any:
@@ -164,7 +165,7 @@ def distinct(jaxpr: Jaxpr) -> Jaxpr:
 
     def param(value: Any) -> Any:
         if isinstance(value, Jaxpr):
-            return distinct(value)
+            return distinct(passes.simplify(value))
         if isinstance(value, tuple) and any(isinstance(v, Jaxpr) for v in value):
             return tuple(map(param, value))
         return value

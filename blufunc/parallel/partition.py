@@ -21,10 +21,12 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core import dtypes, passes, source
+from blufunc.core.array import scalar
 from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, eval_jaxpr, subjaxprs
+from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.reduce import limit
 from blufunc.core.stage import stage
-from blufunc.core.structure import transpose_p
+from blufunc.core.structure import transpose_p, zeros
 from blufunc.parallel import mesh_collectives as mc
 from blufunc.parallel.constrain import ShardingConstraint
 from blufunc.parallel.mesh import AbstractMesh, Mesh
@@ -71,7 +73,7 @@ def localise(
         None if s is None else _checked(s, v, mesh, f"result {i}")
         for i, (s, v) in enumerate(zip(wanted, jaxpr.outvars, strict=True))
     ]
-    whole = distinct(passes.dce(passes.inline_calls(jaxpr)))
+    whole = distinct(passes.simplify(jaxpr))
     _check_constraints(whole, mesh)
     abstract = mesh.abstract
     plan = Propagation(whole, abstract, layouts, ends)
@@ -231,6 +233,8 @@ class _Body:
             _CONTROL[eqn.prim](self, eqn)
         elif body_ties(eqn) is not None:
             self.call(eqn)
+        elif eqn.effects:
+            self.effect(eqn)
         else:
             self.operation(eqn, self.plan.nodes[eqn])
 
@@ -258,9 +262,11 @@ class _Body:
                 shard = self.read(atom, layout, may_owe.union(partial), exactly=True)
             else:
                 shard = self.read(atom, layout, may_owe)
-            operands.append(
-                shard if i in rule.harmless else self._without_padding(shard, rule.operands[i], node)
-            )
+            if i in rule.trusted:
+                shard = self._with_zeros(shard)
+            elif i not in rule.harmless:
+                shard = self._without_padding(shard, rule.operands[i], node)
+            operands.append(shard)
         results = node.layouts(rule.results, mesh)
         locals_ = [x.value for x in operands]
         out_shapes = [
@@ -277,14 +283,32 @@ class _Body:
             outs = out if eqn.prim.multiple_results else [out]
         hows = {how for f, how in rule.reduced.items() if node.axes.get(f)}
         zero = bool(operands) and operands[0].zero and eqn.prim.kind == "movement" and len(operands) == 1
-        for var, out, layout in zip(eqn.outvars, outs, results, strict=True):
+        for var, out, dims, layout in zip(eqn.outvars, outs, rule.results, results, strict=True):
+            own = {a for factors in dims for f in factors for a in node.axes.get(f, ())}
+            over = tuple([a for a in partial if a not in own])
             if "sum" in hows:
-                shard = Shard(out, var.aval, layout, owed | {*partial})
+                shard = Shard(out, var.aval, layout, owed | {*over})
             else:
                 for how in hows:
-                    out = self.to.reduce(out, partial, how)
+                    out = self.to.reduce(out, over, how)
                 shard = Shard(out, var.aval, layout, owed, zero)
             self.write(var, shard)
+
+    def effect(self, eqn: Eqn) -> None:
+        """What acts on the world: the first rank alone does it, and the others get what it got."""
+        layouts: list[Layout] = [((),) * v.aval.ndim for v in eqn.outvars]
+        operands = [self.read(a, ((),) * a.aval.ndim).value for a in eqn.invars]
+        axes = tuple(a for a, n in self.to.mesh.shape.items() if n > 1)
+        if not axes:
+            self.results(eqn, eqn.prim.bind(*operands, **eqn.params), layouts)
+            return
+        avals = [x.aval for x in operands]
+        act = stage(lambda *xs: eqn.prim.bind(*xs, **eqn.params), avals, eqn.prim.name)
+        wait = stage(lambda *xs: [zeros(v.aval) for v in eqn.outvars], avals, eqn.prim.name)
+        first = ew.eq(mc.mesh_axis_index_p.bind(**self.to.over(axes)), scalar(0, dtypes.int32))
+        outs = cond_p.bind(ew.convert(first, dtypes.int32), *operands, branches=(wait, act))
+        hows = ["max" if dtypes.is_bool(v.aval.dtype) else "sum" for v in eqn.outvars]
+        self.results(eqn, [self.to.reduce(x, axes, how) for x, how in zip(outs, hows, strict=True)], layouts)
 
     def _stays_owed(self, eqn: Eqn, node: Node) -> tuple[frozenset[str], frozenset[int]]:
         """The axes over which the result stays a sum because operands are, and which operands."""
@@ -308,6 +332,14 @@ class _Body:
                 neutral = 0 if how == "sum" else limit(shard.aval.dtype, how == "min")
                 value = self.to.inside(value, n, dim, axes, neutral)
         return shard if value is shard.value else replace(shard, value=value)
+
+    def _with_zeros(self, shard: Shard) -> Shard:
+        """The share with zeros beyond the edge."""
+        value = shard.value
+        for dim, (n, axes) in enumerate(zip(shard.aval.shape, shard.layout, strict=True)):
+            if n % self.to.parts(axes):
+                value = self.to.inside(value, n, dim, axes, 0)
+        return replace(shard, value=value)
 
     # -- bodies --------------------------------------------------------------------------------------
 
@@ -518,18 +550,8 @@ def _is_zero(literal: Literal) -> bool:
 
 def _exchanges(jaxpr: Jaxpr) -> int:
     """How many equations of a local program, bodies included, make the ranks meet."""
-    own = sum(e.prim in _MEETING for e in jaxpr.eqns)
+    own = sum(map(mc.meets, jaxpr.eqns))
     return own + sum(_exchanges(sub) for e in jaxpr.eqns for sub in subjaxprs(e.params))
-
-
-_MEETING = {
-    mc.psum_invariant_p,
-    mc.pmax_invariant_p,
-    mc.pmin_invariant_p,
-    mc.mesh_all_gather_p,
-    mc.mesh_psum_scatter_p,
-    mc.mesh_all_to_all_p,
-}
 
 
 _CONTROL = {

@@ -90,9 +90,10 @@ class _Lines:
         total: dict[Line, int] = defaultdict(int)
         for node in nodes:
             if not node.early:
-                made = sum(_bytes(v) for v in node.results)
+                pairs = list(zip(node.results, node.rule.results, strict=True))
                 for f in node.rule.reduced:
-                    total[self.of(node, f)] -= made
+                    sums = [v for v, ds in pairs if not any(f in factors for factors in ds)]
+                    total[self.of(node, f)] -= sum(map(_bytes, sums))
             for atom, ds in zip(node.operands, node.rule.operands, strict=True):
                 if not isinstance(atom, Var):
                     continue

@@ -208,6 +208,9 @@ class NamedSharding(Sharding):
     def __repr__(self) -> str:
         return f"NamedSharding(mesh({self.mesh}), {self.spec})"
 
+    def __reduce__(self):
+        return NamedSharding, (self.mesh, self.spec)  # the hash is of this process
+
 
 def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
     """All of an array on each device of a mesh."""

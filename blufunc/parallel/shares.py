@@ -19,7 +19,7 @@ from blufunc.core.ops.gather_scatter import gather_fill
 from blufunc.core.ops.random_bits import random_fold_in_p, random_unwrap_p
 from blufunc.core.ops.reduce import reduce_or_p
 from blufunc.core.ops.shape import concatenate_p, iota_p, slice_in_dim
-from blufunc.core.ops.windows import GatherScatterMode
+from blufunc.core.ops.windows import GatherScatterMode, window_sizes
 from blufunc.core.structure import broadcast_in_dim, broadcast_in_dim_p, broadcast_to, reshape
 from blufunc.parallel import mesh_collectives as mc
 from blufunc.parallel.nodes import Node
@@ -41,22 +41,28 @@ def _shifted(
     to: Transitions,
     indices: Any,
     index_map: Sequence[int],
+    tops: Sequence[int],
     shape: tuple[int, ...],
     layout: Layout,
     clip: bool,
 ) -> tuple[Any, Any]:
-    """Indices counted from where the share of the table begins, along the dimensions that are divided; and in all."""
+    """Indices counted from where the share of the table begins, along the dimensions that are divided; and in all.
+
+    ``tops`` are the last places at which a window may begin in the whole table.
+    """
     if indices.aval.dtype.itemsize < 4:
         indices = ew.convert(indices, dtypes.int32)
     dtype = indices.aval.dtype
-    starts, tops = [], []
-    for d in index_map:
-        starts.append(to.start(shape[d], layout[d], dtype) if layout[d] else scalar(0, dtype))
-        tops.append(scalar(shape[d] - 1, dtype))
+    starts = [to.start(shape[d], layout[d], dtype) if layout[d] else scalar(0, dtype) for d in index_map]
     if clip:
-        top = _row(tops, indices.aval.shape)
+        top = _row([scalar(n, dtype) for n in tops], indices.aval.shape)
         indices = ew.clamp(broadcast_to(scalar(0, dtype), top.aval.shape), indices, top)
     return ew.sub(indices, _row(starts, indices.aval.shape)), indices
+
+
+def _tops(index_map: Sequence[int], shape: Sequence[int], sizes: Sequence[int]) -> list[int]:
+    """Of the dimensions that indices are of, the last place at which a window of ``sizes`` may begin."""
+    return [shape[d] - sizes[d] for d in index_map]
 
 
 def _row(numbers: Sequence[Any], shape: tuple[int, ...]) -> Any:
@@ -75,15 +81,16 @@ def _gather(to, eqn, node, operands, params, results):
     if not divided:
         return [eqn.prim.bind(x, indices, **params)]
     drops = mode is GatherScatterMode.FILL_OR_DROP
-    local, indices = _shifted(to, indices, numbers.start_index_map, shape, layout, clip=not drops)
+    tops = _tops(numbers.start_index_map, shape, eqn.params["slice_sizes"])
+    local, indices = _shifted(to, indices, numbers.start_index_map, tops, shape, layout, clip=not drops)
     how = {**params, "mode": GatherScatterMode.FILL_OR_DROP, "fill_value": 0, "indices_are_sorted": False}
     out = eqn.prim.bind(x, local, **how)
     if not drops:
         return [out]
     # outside of the whole table: the fill, once in the sum
     dtype = indices.aval.dtype
-    tops = _row([scalar(shape[d], dtype) for d in numbers.start_index_map], indices.aval.shape)
-    outside = ew.bitwise_or(ew.lt(indices, ew.zeros_of(indices)), ew.ge(indices, tops))
+    top = _row([scalar(n, dtype) for n in tops], indices.aval.shape)
+    outside = ew.bitwise_or(ew.lt(indices, ew.zeros_of(indices)), ew.gt(indices, top))
     outside = reduce_or_p.bind(outside, axes=(outside.aval.ndim - 1,))
     batch = tuple(d for d in range(out.aval.ndim) if d not in numbers.offset_dims)
     fill = scalar(gather_fill(x.aval.dtype, params["fill_value"]), x.aval.dtype)
@@ -95,12 +102,16 @@ def _scatter(to, eqn, node, operands, params, results):
     """Updates of the share of a table: those of other shares are dropped."""
     x, indices, updates = operands
     numbers = params["dimension_numbers"]
-    divided = [d for d in numbers.scatter_dims_to_operand_dims if results[0][d]]
-    if divided:
+    index_map = numbers.scatter_dims_to_operand_dims
+    shape, of_indices, of_updates = (v.aval.shape for v in eqn.invars)
+    if any(results[0][d] for d in index_map):
         clip = params["mode"] is GatherScatterMode.CLIP
-        shape = eqn.invars[0].aval.shape
-        indices, _ = _shifted(to, indices, numbers.scatter_dims_to_operand_dims, shape, results[0], clip)
+        tops = _tops(index_map, shape, window_sizes(shape, of_updates, numbers))
+        indices, _ = _shifted(to, indices, index_map, tops, shape, results[0], clip)
         params = {**params, "mode": GatherScatterMode.FILL_OR_DROP, "indices_are_sorted": False}
+    layout = node.layouts(node.rule.operands[1:2], to.mesh)[0]
+    if any(n % to.parts(axes) for n, axes in zip(of_indices, layout, strict=True)):
+        params = {**params, "indices_are_sorted": False, "unique_indices": False}  # padding is not
     return [eqn.prim.bind(x, indices, updates, **params)]
 
 

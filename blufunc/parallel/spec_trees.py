@@ -77,4 +77,6 @@ def check_ranks(shardings: Shardings, avals: Sequence[ShapedArray], treedef: tre
             sharding.parts(aval.ndim)
         except errors.ShardingError as e:
             path = treepath.leaf_paths(treedef)[i]
-            raise errors.ShardingError(f"{what}{path}: {e.what}", where=source.here(), fix=e.fix) from None
+            raise errors.ShardingError(
+                f"{what}{path}".rstrip() + f": {e.what}", where=source.here(), fix=e.fix
+            ) from None

@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from blufunc import errors
@@ -98,6 +98,7 @@ class StoreServer:
         self._gathers: dict[str, dict[int, str]] = {}
         self._taken: dict[str, int] = {}  # how many have got the result of each gather
         self._watchers: dict[int, socket.socket] = {}
+        self._names: dict[int, str] = {}  # the process that each of them is
         self._gone: list[int] = []  # the ranks that have said goodbye
         self._changed = threading.Condition()
         self._telling = threading.Lock()  # messages to one watcher come from several threads
@@ -117,7 +118,7 @@ class StoreServer:
     def close(self, seconds: float = 0.0) -> None:
         """Stop, after waiting that long for those who still watch to say goodbye."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._watchers or self.failure is not None, seconds)
+            self._wait_for(lambda: not self._watchers or self.failure is not None, seconds)
             self._closed = True
         # without the shutdown the thread in accept() keeps the port
         with contextlib.suppress(OSError):
@@ -152,9 +153,13 @@ class StoreServer:
                     case _:
                         return None
 
+    def _wait_for(self, predicate: Callable[[], bool], seconds: float) -> None:
+        """Wait, at most that long; locks take no more seconds than some."""
+        self._changed.wait_for(predicate, min(seconds, threading.TIMEOUT_MAX))
+
     def _get(self, key: str, seconds: float) -> tuple[Any, ...]:
         with self._changed:
-            self._changed.wait_for(lambda: key in self._values or self.failure is not None, seconds)
+            self._wait_for(lambda: key in self._values or self.failure is not None, seconds)
             if key in self._values:
                 return "value", self._values[key]
             return ("failed", self.failure) if self.failure is not None else ("late", [])
@@ -164,7 +169,7 @@ class StoreServer:
             given = self._gathers.setdefault(key, {})
             given[place] = value
             self._changed.notify_all()
-            self._changed.wait_for(lambda: len(given) == count or self.failure is not None, seconds)
+            self._wait_for(lambda: len(given) == count or self.failure is not None, seconds)
             if len(given) < count:
                 absent = [i for i in range(count) if i not in given]
                 return ("failed", self.failure) if self.failure is not None else ("late", absent)
@@ -175,8 +180,14 @@ class StoreServer:
 
     def _watch(self, connection: socket.socket, rank: int, name: str) -> None:
         with self._changed:
-            self._watchers[rank] = connection
+            other = self._names.setdefault(rank, name)
+            if other == name:
+                self._watchers[rank] = connection
             gone, failure = tuple(self._gone), self.failure
+        if other != name:
+            self.fail(f"two processes say that they are rank {rank}: {other}, and {name}.")
+            self._tell([connection], "abort", str(self.failure))
+            return
         for other in gone:
             self._tell([connection], "ended", other)
         if failure is not None:
@@ -187,7 +198,8 @@ class StoreServer:
                 self.fail(message[1])
             bye = message[0] == "bye"
         with self._changed:
-            del self._watchers[rank]
+            if self._watchers.get(rank) is connection:
+                del self._watchers[rank], self._names[rank]
             self._gone += [rank] * bye
             self._changed.notify_all()
             others = list(self._watchers.values())

@@ -89,7 +89,11 @@ class Recorder:
     ) -> Iterator[Record]:
         """Context manager: the collective takes as long as the block."""
         record = self.begin(operation, axes, nbytes, group)
-        yield record
+        try:
+            yield record
+        except BaseException:
+            self.give_up(record)
+            raise
         self.end(record)
 
     def begin(self, operation: str, axes: Sequence[str], nbytes: int, group: Sequence[int] = ()) -> Record:
@@ -106,6 +110,11 @@ class Recorder:
         self.pending()
         if over is _yes:
             self._write(record, "after")
+
+    def give_up(self, record: Record) -> None:
+        """Note that it raised: nobody waits in it any more. The file keeps it as what the rank was in."""
+        record.over = _yes
+        self.pending()
 
     def pending(self) -> Record | None:
         """The oldest collective that is not over."""

@@ -230,7 +230,7 @@ def pure_callback(
       callback: takes pytrees of arrays, which it may keep, and returns a pytree of arrays.
       result_shape_dtypes: what it returns: a pytree of ``ShapeDtypeStruct`` or of anything with a shape and a dtype.
       args, kwargs: its arguments, pytrees of arrays.
-      sharding: None; programs run on one device.
+      sharding: None; a callback sees whole arrays.
       vmap_method: how ``vmap`` maps the call: ``"sequential"`` calls once for each element. The others call once for
         the whole batch, with its axis in front: an argument that is not mapped has there an axis of size 1
         (``"expand_dims"``), is repeated (``"broadcast_all"``), or comes as it is (``"legacy_vectorized"``). Without
@@ -298,12 +298,13 @@ def io_callback(
 
     The call is made exactly as often as the untransformed program makes it: never dropped, repeated or merged.
     ``vmap`` calls once for each element. Of what ``checkpoint`` computes again it is no part: its results are stored.
+    On a mesh the first device makes the call, and all get its results; inside of ``shard_map`` every device makes it.
 
     Args:
       callback: takes pytrees of arrays, which it may keep, and returns a pytree of arrays, or None.
       result_shape_dtypes: what it returns, as for ``pure_callback``; None for nothing.
       args, kwargs: its arguments, pytrees of arrays.
-      sharding: None; programs run on one device.
+      sharding: None; a callback sees whole arrays.
       ordered: whether the calls must come in the order of the program, relative to other ordered ones.
     Returns:
       what the callback returns.
@@ -384,7 +385,7 @@ def _host_function(
         raise errors.UnsupportedError(
             f"{api} with a sharding.",
             where=source.here(),
-            why="programs run on one device.",
+            why="a callback sees whole arrays.",
             fix="sharding=None",
         )
     templates, out_tree = tree.flatten(result)

@@ -58,6 +58,7 @@ def _run(options: argparse.Namespace) -> None:
         routing=options.routing,
         schedule=options.schedule,
         recompute=options.recompute,
+        loss_chunk=options.loss_chunk,
     )
     run = train.Run(settings, resume, layout)
     if run.done >= settings.steps:
@@ -167,6 +168,7 @@ def _continue_command(settings: train.Settings, done: int, options: argparse.Nam
     ):
         words += [] if value == default else [flag, str(value)]
     words += ["--recompute"] if options.recompute else []
+    words += ["--loss-chunk", str(options.loss_chunk)] if options.loss_chunk else []
     if done >= settings.steps:
         words += ["--steps", str(2 * done)]
     return shlex.join(words)
@@ -244,6 +246,13 @@ def _parser() -> argparse.ArgumentParser:
         "--recompute",
         action="store_true",
         help="compute layers again in the backward pass: slower, in less memory",
+    )
+    add(
+        "--loss-chunk",
+        type=whole(0),
+        default=0,
+        metavar="N",
+        help="tokens of a device that have logits at a time: less memory (default: 0, all of them)",
     )
     add(
         "--experts",

@@ -114,6 +114,13 @@ def _check(axes: dict[str, int], config: model.Config, batch: int, plan: sharded
         refuse("a pipeline of layers with experts", why="what balances these is no part of its loss")
     if "expert" in axes and not config.experts:
         refuse("the model has no experts", fix=f"--experts {2 * axes['expert']}")
+    if "model" in axes and plan.loss_chunk:
+        raise DataError(
+            f"--loss-chunk {plan.loss_chunk} with an axis model",
+            where=_flag(axes),
+            why="the vocabulary is divided along it, and each device has its part of the logits of all its tokens",
+            fix="leave out --loss-chunk",
+        )
     for axis, flag, value, usual in (
         ("seq", "--routing", plan.routing, sharded.ALONE.routing),
         ("stage", "--schedule", plan.schedule, sharded.ALONE.schedule),

@@ -42,6 +42,8 @@ class Wiring:
       total: the sum of a product whose terms are on several devices.
       order: the order in which tokens stand in the stream, int32 [T], or all as they come (``...``).
       recompute: compute each layer again in the backward pass, rather than keep what that needs.
+      loss_chunk: how many tokens have logits at a time; None: as many as ``nn.linear_cross_entropy`` sees fit; 0: all,
+        which may then be laid out.
     """
 
     lay: Callable = lambda x, what: x
@@ -50,6 +52,7 @@ class Wiring:
     total: Callable = lambda x: x
     order: Any = ...
     recompute: bool = False
+    loss_chunk: int | None = 0
 
 
 ONE_DEVICE = Wiring()
@@ -127,9 +130,7 @@ def loss(params: dict, tokens, config: Config, wiring: Wiring = ONE_DEVICE):
     Where there are experts, something is added that is least when they are used alike.
     """
     x, balance = stream(params, tokens[:, :-1], config, wiring)
-    logits = wiring.lay(head(params, x), "logits")
-    targets = tokens[:, 1:][:, wiring.order]
-    entropy = nn.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+    entropy = cross_entropy(params, x, tokens[:, 1:][:, wiring.order], wiring)
     return entropy + BALANCE * balance if config.experts else entropy
 
 
@@ -166,6 +167,15 @@ def block(params: dict, x, config: Config, wiring: Wiring = ONE_DEVICE):
 def head(params: dict, x):
     """The logits: what the layers made is compared with the embeddings. The weights are tied."""
     return norm(params["norm"], x) @ params["tokens"].T
+
+
+def cross_entropy(params: dict, x, targets, wiring: Wiring = ONE_DEVICE):
+    """The mean cross-entropy of the tokens ``targets`` [B, T], from what the layers made [B, T, C]."""
+    if wiring.loss_chunk == 0:
+        logits = wiring.lay(head(params, x), "logits")
+        return nn.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+    x = norm(params["norm"], x)
+    return nn.linear_cross_entropy(x, params["tokens"], targets, chunk=wiring.loss_chunk)
 
 
 def attention(params: dict, x, heads: int, wiring: Wiring = ONE_DEVICE):

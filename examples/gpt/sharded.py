@@ -29,7 +29,7 @@ import numpy as np
 
 import blufunc as bf
 import blufunc.numpy as bnp
-from blufunc import P, lax, nn, tree
+from blufunc import P, lax, tree
 from examples.gpt import model
 
 ROWS = ("data", "zero1", "zero2", "fsdp", "expert")  # the axes along which sequences are divided
@@ -59,6 +59,8 @@ class Plan:
       schedule: of a pipeline: "1f1b", "gpipe".
       recompute: compute each layer again in the backward pass, rather than keep what that needs (and with "fsdp"
         gather its parameters again).
+      loss_chunk: how many of a device's tokens have logits at a time, see ``model.Wiring``; not with "model", along
+        which their vocabulary is divided.
     """
 
     mesh: bf.Mesh | bf.AbstractMesh | None = None
@@ -66,6 +68,7 @@ class Plan:
     routing: str = "ring"
     schedule: str = "1f1b"
     recompute: bool = False
+    loss_chunk: int | None = 0
 
     def has(self, axis: str) -> bool:
         """Whether the mesh has this axis."""
@@ -224,7 +227,7 @@ def value_and_grad(config: model.Config, plan: Plan = ALONE) -> Callable:
 def wiring(config: model.Config, plan: Plan) -> model.Wiring:
     """What of the model is otherwise in the global view of a mesh."""
     if plan.mesh is None:
-        return model.Wiring(recompute=plan.recompute)
+        return model.Wiring(recompute=plan.recompute, loss_chunk=plan.loss_chunk)
     rows, features = plan.among(*ROWS), plan.among("model")
     tokens = plan.among("seq")
     heads = P(rows, tokens, features)
@@ -241,6 +244,7 @@ def wiring(config: model.Config, plan: Plan) -> model.Wiring:
     return model.Wiring(
         lay=lambda x, what: bf.constrain(x, plan.sharding(*layouts[what])),
         recompute=plan.recompute,
+        loss_chunk=0 if plan.has("model") else plan.loss_chunk,
         **changed,
     )
 
@@ -280,7 +284,7 @@ def _pipelined(config: model.Config, plan: Plan) -> Callable:
     divided, data = plan.has("model"), plan.among(*ROWS, "seq") or ()
     of_seq = _context_parallel(config, plan) if plan.has("seq") else {}
     total = (lambda x: lax.psum(x, "model")) if divided else model.ONE_DEVICE.total
-    wired = model.Wiring(total=total, **of_seq)
+    wired = model.Wiring(total=total, loss_chunk=plan.loss_chunk, **of_seq)
 
     def embed(shared, batch):
         inputs = batch["inputs"]
@@ -296,10 +300,10 @@ def _pipelined(config: model.Config, plan: Plan) -> Callable:
         return lax.scan(lambda x, params: (model.block(params, x, config, wired)[0], None), x, layers)[0]
 
     def loss(shared, x, batch):
-        logits, targets = model.head(shared, x), batch["targets"]
         if divided:
-            return bf.parallel.vocabulary_parallel_cross_entropy(logits, targets, "model").mean()
-        return nn.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+            logits = model.head(shared, x)
+            return bf.parallel.vocabulary_parallel_cross_entropy(logits, batch["targets"], "model").mean()
+        return model.cross_entropy(shared, x, batch["targets"], wired)
 
     def local(params, microbatches):
         shared = {name: part for name, part in params.items() if name != "blocks"}

@@ -70,6 +70,9 @@ def test_two_processes_train_as_two_simulated_devices_do_and_as_one(words, tmp_p
         ["--mesh", "stage=2,zero1=2", "--accumulate", "2", "--recompute"],
         ["--mesh", "stage=2,seq=2", "--accumulate", "2"],
         ["--mesh", "fsdp=2,seq=2", "--routing", "all_to_all", "--recompute"],
+        ["--mesh", "fsdp=2", "--loss-chunk", "7"],
+        ["--mesh", "data=2", "--loss-chunk", "64"],
+        ["--mesh", "stage=2", "--accumulate", "2", "--loss-chunk", "5"],
     ],
     ids=lambda words: words[1],
 )
@@ -132,6 +135,8 @@ def test_a_signal_stops_all_processes_at_the_same_step(words, tmp_path):
         (["--mesh", "model=4"], "2 heads cannot be divided into 4 parts"),
         (["--mesh", "seq=16"], "16 tokens of a context cannot be divided into 32 parts"),
         (["--mesh", "stage=3"], "2 layers cannot be divided into 3 parts"),
+        (["--mesh", "model=2", "--loss-chunk", "8"], "--loss-chunk 8 with an axis model"),
+        (["--loss-chunk", "-1"], "-1 is less than 0"),
         (["--mesh", "stage=2,expert=2"], "a pipeline that is divided along expert, too"),
         (["--mesh", "stage=2,zero2=2"], "fix: --mesh stage=2,zero1=2"),
         (["--mesh", "zero1=2,zero2=2"], "gradients that are divided for each microbatch, and are not"),

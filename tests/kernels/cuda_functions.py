@@ -16,6 +16,7 @@ from blufunc.kernels.cstyle_cuda import CUDA
 from blufunc.kernels.fuse import Region, fuse
 from blufunc.kernels.lower import lower
 from blufunc.kernels.point_control import with_point_control
+from blufunc.nn import vocabulary_loss_call
 
 F32, F64, F16, I32, BOOL, C64 = (
     np.dtype(d) for d in ("float32", "float64", "float16", "int32", "bool", "complex64")
@@ -46,6 +47,15 @@ def backward(function):
 def cross_entropy(logits, labels):
     """The mean over rows."""
     return nn.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+def chunk_loss(logits, labels):
+    """The loss of a chunk and the gradient of its logits, as in ``linear_cross_entropy``."""
+    how = vocabulary_loss_call.How(label_smoothing=0.1, z_loss=1e-4)
+    losses, *parts = vocabulary_loss_call.chunk_losses(how, logits.astype("float32"), labels)
+    shares = bnp.where(labels == 2, 0.0, 0.25)
+    gradient = vocabulary_loss_call.chunk_gradient(how, None, parts, labels, shares)
+    return losses, gradient.astype(logits.dtype)
 
 
 def adamw(p, g, m, v):
@@ -133,6 +143,7 @@ SMALL_CASES = {
         [((2, 60000), F32), ((2,), I32)],
     ),
     "cross-entropy with gradient": (bf.value_and_grad(cross_entropy), [((9, 257), F32), ((9,), I32)]),
+    "loss of a chunk with gradient": (chunk_loss, [((9, 1304), BF16), ((9,), I32)]),
     "gelu": (lambda x, b: nn.gelu(x + b), ranged((6, 48), (48,))),
     "gelu bf16": (lambda x, b: nn.gelu(x + b), ranged((6, 48), (48,), dtype=BF16)),
     "gelu backward": (backward(lambda x, b: nn.gelu(x + b)), ranged((41, 192), (192,), (41, 192))),
@@ -210,6 +221,7 @@ LARGE_CASES = {
         bf.value_and_grad(cross_entropy),
         [((16384, 128256), F32), ((16384,), I32)],
     ),
+    "loss of a chunk with gradient": (chunk_loss, [((4096, 50304), BF16), ((4096,), I32)]),
     "softmax of 65536": (nn.softmax, ranged((8192, 65536))),
     "layer norm of 262144": (nn.layer_norm, ranged((4096, 262144), (262144,), (262144,))),
     "gelu": (nn.gelu, ranged((16, 1024, 16384))),

@@ -11,7 +11,7 @@ from blufunc import errors, lax, nn, tree
 from blufunc.config import Config, config
 from blufunc.core import backend, dtypes
 from blufunc.core.array import Array, from_numpy
-from blufunc.kernels import cuda_memory, cuda_product, cuda_replay
+from blufunc.kernels import cuda_memory, cuda_product, cuda_replay, precisions
 from examples.gpt import model as gpt
 from examples.gpt import train as gpt_train
 from tests.kernels import fake_cuda
@@ -235,6 +235,7 @@ def test_copies_for_products_keep_rows(cuda, equation):
 PRECISIONS = [
     (None, "default", "f32"), ("default", "tf32", "tf32"), (None, "tf32", "tf32"), ("high", "default", "tf32"),
     ("highest", "tf32", "f32"), (("high", "highest"), "default", "f32"), (("high", "high"), "default", "tf32"),
+    ("TF32_TF32_F32", "default", "tf32"), ("F32_F32_F32", "tf32", "f32"), (None, "float32_tc", "f32"),
 ]  # fmt: skip
 
 
@@ -275,7 +276,7 @@ def test_a_wrong_precision_is_named():
         cuda_product.compute_of(dtypes.float32, "best")
 
 
-@pytest.mark.parametrize("flag", cuda_product._FLOAT32)
+@pytest.mark.parametrize("flag", sorted(precisions.PRECISIONS))
 def test_every_precision_is_a_value_of_the_flag(flag):
     Config().update("matmul_precision", flag)
 

@@ -41,6 +41,11 @@ def cross_entropy(x, labels):
     return -bnp.take_along_axis(nn.log_softmax(x), labels[:, None], 1).mean()
 
 
+def head_loss(x, weight, labels):
+    options = {"label_smoothing": 0.1, "z_loss": 1e-3, "soft_cap": 20.0, "ignore_index": 0}
+    return nn.linear_cross_entropy(x, weight, labels, reduction="sum", **options)
+
+
 def dropout(key, x):
     return bnp.where(random.bernoulli(key, 0.9, x.shape), x / 0.9, 0)
 
@@ -71,6 +76,13 @@ COUNTS = {
     "cross-entropy": (1, cross_entropy, X, LABELS),
     "cross-entropy with gradient": (1, bf.value_and_grad(cross_entropy), X, LABELS),
     "cross-entropy, gradient alone": (1, bf.grad(cross_entropy), X, LABELS),
+    "cross-entropy of a product with all options, with gradient": (
+        1,
+        bf.value_and_grad(head_loss, (0, 1)),
+        X,
+        draw(40, LANES),
+        LABELS % 40,
+    ),
     "squares with gradient": (1, bf.value_and_grad(lambda x, y: ((x - y) ** 2).mean()), X, Y),
     "dropout": (1, dropout, KEY, X),
     "dropout, backward": (1, lambda k, x, g: bf.vjp(lambda x: dropout(k, x), x)[1](g), KEY, X, G),

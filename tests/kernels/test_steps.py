@@ -10,6 +10,7 @@ import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc.core.array import from_numpy
 from blufunc.kernels import fuse
+from blufunc.kernels.steps import schedule
 from tests.kernels.differential import LIKE_A_GPU, SMALL, case
 
 X = from_numpy(np.ones((6, 8), np.float32))
@@ -48,3 +49,14 @@ def test_the_sort_of_an_equation_is_asked_once(monkeypatch):
     monkeypatch.setattr("blufunc.kernels.steps._LEAST_SAVING", 1)
     made = planned(bf.grad(lambda x: bnp.tanh(bnp.sin(x @ x.T)).sum()), X, target=LIKE_A_GPU)
     assert len(asked) == len(set(asked)) >= len(made.jaxpr.eqns)
+
+
+def test_what_is_computed_again_at_the_cost_of_memory_is_not(monkeypatch):
+    f = lambda x: bnp.tanh(bnp.sin(x @ x.T)).sum()
+    more = lambda x: f(bnp.concatenate([x @ x.T @ x] * 50) @ x.T)
+    larger, smaller = (bf.jit(g).trace(X).jaxpr for g in (more, f))
+    for given, again in ((smaller, larger), (larger, smaller)):
+        monkeypatch.setattr("blufunc.kernels.steps._recomputing", lambda *_, again=again: again)
+        made = schedule(given, (False,), LIKE_A_GPU, lambda eqn: True)
+        assert [v.aval for v in made.jaxpr.outvars] == [v.aval for v in smaller.outvars]
+        assert len(made.jaxpr.eqns) == len(smaller.eqns)

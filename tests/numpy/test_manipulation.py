@@ -220,3 +220,15 @@ def test_repeat_to_a_given_length():
         counts = bnp.asarray(repeats) if isinstance(repeats, list) else repeats
         got = bnp.repeat(bnp.asarray(x), counts, total_repeat_length=length)
         np.testing.assert_array_equal(np.asarray(got), want)
+
+
+@pytest.mark.parametrize(
+    "shape, index, axis", [((0, 5), (0, 1), 1), ((3, 0), (3, 0), 1), ((2, 0), (0, 0), 0)]
+)
+def test_elements_of_nothing(shape, index, axis):
+    """No positions: as in NumPy that is no error, and nothing is differentiated."""
+    i = np.zeros(index, np.int32)
+    pick = lambda x: bnp.take_along_axis(x, bnp.asarray(i), axis)
+    x = np.zeros(shape, np.float32)
+    assert pick(bnp.asarray(x)).shape == np.take_along_axis(x, i, axis).shape
+    assert grad(lambda x: pick(x).sum())(bnp.asarray(x)).shape == shape

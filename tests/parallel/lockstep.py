@@ -31,7 +31,13 @@ def padded_shards(x, sharding):
     found = []
     for index in sharding.indices(x.shape):
         part = x[index]
-        garbage = np.nan if np.issubdtype(x.dtype, np.floating) else 1
+        garbage = (
+            np.nan
+            if np.issubdtype(x.dtype, np.inexact)
+            else np.iinfo(x.dtype).max
+            if x.dtype.kind in "iu"
+            else 1
+        )
         shard = np.full(shape, garbage, x.dtype) if x.dtype.kind != "V" else np.zeros(shape, x.dtype)
         shard[tuple(slice(0, n) for n in part.shape)] = part
         found.append(shard)

@@ -115,6 +115,7 @@ def arrays():
 
 def programs():
     """Operations, transforms and control flow on a mesh of processes, against one device."""
+    rank = bf.process_index()
     mesh = bf.make_mesh((2, 2), ("x", "y"))
     x, w = values(8, 6), values(6, 4, 1)[..., 0]
     a, b = bf.device_put(x, NamedSharding(mesh, P("x"))), bf.device_put(w, NamedSharding(mesh, P(None, "y")))
@@ -174,6 +175,17 @@ def programs():
     with raises(bf.errors.NanError, "log"):
         bf.jit(lambda a: bnp.log(a - a.max()) + 1)(a)  # the NaNs may be those of other processes
     bf.config.debug_nans = False
+
+    calls = []
+    drawn = lambda: (
+        calls.append(rank) or np.float32(rank + 5)
+    )  # the number of the first process is that of all
+    close(bf.jit(lambda a: a + bf.io_callback(drawn, bf.ShapeDtypeStruct((), "float32")))(a), x + 5)
+    assert calls == [0] * (rank == 0)
+    total = a.sum()
+    if rank == 0:  # a report of what is here is no exchange
+        bf.debug.callback(calls.append, total)
+        assert float(calls[-1]) == float(total)
     print("done")
 
 
@@ -229,6 +241,18 @@ def disagree():
         "process_program.py",
     ):
         bf.jit(step)(a)
+
+    def between(tokens):
+        first = tokens.sum(0)
+        return first, bnp.sin(first) if rank else bnp.ones(2), (tokens * 2).sum(0)
+
+    with raises(
+        bf.errors.CollectiveError,
+        "run different programs (between): their collective 1 is not the same",
+        "rank 0: mesh_sums over data of f32[2], f32[2]",
+        "rank 1: psum_invariant over data of f32[2]",
+    ):
+        bf.jit(between)(a)
 
     uneven = bf.make_array_from_process_local_data(sharding, np.ones((3 + rank, 2)))
     with raises(

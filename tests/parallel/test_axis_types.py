@@ -38,10 +38,12 @@ REFUSED = {
     "a product with what varies": (lambda v: unreduced(v) * v, "and a varying operand 1"),
     "a matrix product of two": (lambda v: unreduced(v) @ unreduced(v).T, "dot_general of what is unreduced"),
     "division by it": (lambda v: 1.0 / unreduced(v), "div of what is unreduced over 'x'"),
-    "a conversion to integers": (lambda v: unreduced(v).astype("int32"), "convert of what is unreduced"),
-    "a conversion to bools": (lambda v: unreduced(v.astype("int32")).astype(bool), "convert of what is unreduced"),
-    "a quotient of integers": (
-        lambda v: lax.div(unreduced(v.astype("int32")), np.int32(2)), "div of what is unreduced",
+    "rounding to integers": (lambda v: unreduced(v).astype("int32"), "convert of what is unreduced over 'x'"),
+    "a truth value": (lambda v: unreduced(v).astype("bool"), "convert of what is unreduced over 'x'"),
+    "a division of integers": (lambda v: lax.div(unreduced(v.astype("int32")), 2), "div of what is unreduced over 'x'"),
+    "a lookup with a fill": (
+        lambda v: unreduced(v).at[bnp.array([0, 9])].get(mode="fill", fill_value=1.0),
+        "gather of what is unreduced over 'x'",
     ),
     "a sum with what varies": (lambda v: unreduced(v) + v, "add of what is unreduced over 'x' and what is varying"),
     "a sum with a number": (lambda v: unreduced(v) + 1.0, "add of what is unreduced over 'x' and what is invariant"),

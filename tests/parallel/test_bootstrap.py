@@ -1,6 +1,7 @@
 """Who a process is, by the variables of every launcher; and the store that processes share."""
 
 import contextlib
+import math
 import os
 import socket
 import subprocess
@@ -205,6 +206,14 @@ def test_get_waits_for_set(clients):
     a.wait(["id"])
 
 
+def test_a_deadline_may_be_endless(clients):
+    a, b = clients(2)
+    late = threading.Timer(0.05, a.set, ("key", b"value"))
+    late.start()
+    assert b.get("key", deadline=math.inf) == b"value"
+    late.join()
+
+
 def test_gather_comes_in_order_of_members_again_and_again(server, clients):
     a, b, c = clients(3)
     for turn in range(2):
@@ -244,6 +253,17 @@ def test_a_rank_that_dies_fails_those_who_wait(server, clients, watching):
     late.join()
     assert a.failed and server.died == 1
     assert store.receive(other)[0] == "abort"
+
+
+def test_two_processes_of_one_rank_are_a_failure(server, watching):
+    first = watching(1)
+    other = store.watch("127.0.0.1", server.port, 1, "process 7", deadline=5)
+    with other:
+        for connection in (first, other):
+            what, why = store.receive(connection)
+            assert (
+                what == "abort" and "two processes say that they are rank 1: process 1, and process 7." in why
+            )
 
 
 def test_a_goodbye_is_no_failure(server, watching):

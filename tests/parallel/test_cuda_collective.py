@@ -28,7 +28,7 @@ BOTH = {"axes": ("x", "y"), "sizes": (2, 2)}
 ONE = {"axes": ("y",), "sizes": (2,)}
 
 KINDS = ("all_reduce", "all_reduce", "reduce_scatter")
-sums = lambda *xs: mc.mesh_sums_p.bind(*xs, kinds=KINDS, **BOTH)
+sums = lambda *xs: mc.mesh_sums_p.bind(*xs, kinds=KINDS, lines=mc.Lines((None,) * 3), **BOTH)
 
 CASES = {
     "all_reduce": lambda x: mc.psum_invariant_p.bind(x, src="V", dst="I", **BOTH),

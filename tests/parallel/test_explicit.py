@@ -165,6 +165,13 @@ def test_parameters_that_are_gathered_by_hand_have_their_gradients_scattered():
     assert collectives(local) == {"all_gather": 2, "psum_scatter": 2}
 
 
+def test_what_is_made_of_a_loose_cotangent_alone_is_loose():
+    def loss(p, z, w):
+        return (to(p * 3, None, "x") * z).sum() + (p * w).sum()  # both ways back meet in a sum
+
+    check(bf.grad(loss), [A, B, B], [P("x"), P(None, "x"), P("x")], EXPLICIT)
+
+
 def test_the_cotangent_of_what_was_moved_goes_back_to_where_the_primal_lay():
     f = lambda a, b: (bnp.sin(to(bnp.cos(a) * a, None, "x")) * b).sum()
     check(bf.grad(f, (0, 1)), (A, B), (P("x"), P(None, "x")), EXPLICIT, rtol=1e-4, atol=1e-4)

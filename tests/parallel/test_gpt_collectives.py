@@ -11,8 +11,11 @@ import pytest
 import blufunc as bf
 from blufunc import lax, optim
 from blufunc.core.jaxpr import subjaxprs
+from blufunc.core.passes import simplify
+from blufunc.parallel import sum_buckets
 from blufunc.parallel.mesh import AbstractMesh
 from blufunc.parallel.partition import localise
+from blufunc.parallel.spell_out import spell_out
 from examples.gpt import model
 from tests.parallel.lockstep import P, check
 
@@ -106,6 +109,33 @@ def microbatches(params, state, tokens, summed=lambda grads: grads):
     grads, values = lax.scan(one, zeros, tokens.reshape(B // 2, 2, T + 1).swapaxes(0, 1))
     updates, state = OPTIMIZER.update(summed(grads), state, params)
     return values.mean(), optim.apply_updates(params, updates), state
+
+
+def cast_once(params, tokens):
+    return model.loss(bf.tree.map(lambda x: x.astype("bfloat16"), params), tokens, CONFIG)
+
+
+@pytest.mark.parametrize("of_params", [whole, on_largest])
+@pytest.mark.parametrize(
+    "loss", [cast_once, bf.autocast(lambda params, tokens: model.loss(params, tokens, CONFIG))]
+)
+def test_gradients_in_low_precision_go_in_buckets_too(monkeypatch, loss, of_params):
+    """The conversions of gradients are no reason for a sum to wait, nor to go by itself."""
+    monkeypatch.setattr(sum_buckets, "BUCKET_BYTES", ALL // 8)
+    specs = [*map(of_params, bf.tree.leaves((PARAMS, STATE))), P("data")]
+    mesh = AbstractMesh((4,), ("data",))
+    jaxpr = bf.make_jaxpr(lambda *args: step(*args, loss=loss))(PARAMS, STATE, TOKENS)
+    local, _ = localise(simplify(jaxpr), tuple(bf.NamedSharding(mesh, s) for s in specs), mesh)
+    eqns = spell_out(local).eqns
+    names = [e.prim.name for e in eqns]
+    assert not {"psum_invariant", "mesh_psum_scatter"} & set(names)
+    sums = [e for e in eqns if e.prim.name == "mesh_sums"]
+    # the embedding may be read in two precisions: two sums
+    assert 3 <= len(sums) <= 9 and sum(len(e.invars) for e in sums) in (N + 1, N + 2)
+    products = [i for i, n in enumerate(names) if n == "dot_general"]
+    assert names.index("mesh_sums") < products[-len(products) // 3], (
+        "the first begins before the backward pass ends"
+    )
 
 
 @pytest.mark.parametrize("n", [2, 4])

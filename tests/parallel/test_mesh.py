@@ -1,5 +1,6 @@
 """Meshes, partition specs and shardings: what they say, and what they refuse."""
 
+import copy
 import pickle
 
 import numpy as np
@@ -10,7 +11,7 @@ import blufunc.numpy as bnp
 from blufunc import AbstractMesh, Mesh, NamedSharding, P, errors, make_mesh
 from blufunc.config import Config, config, from_environment
 from blufunc.core import backend, job
-from blufunc.parallel.mesh import current_mesh
+from blufunc.parallel.mesh import AxisType, current_mesh
 
 XY = AbstractMesh((2, 4), ("x", "y"))
 
@@ -209,6 +210,21 @@ def test_replicas():
     one = AbstractMesh((1, 2), ("a", "b"))
     assert NamedSharding(one, P("a")).is_fully_replicated
     assert not NamedSharding(one, P(unreduced={"b"})).is_fully_replicated
+
+
+def test_copies_of_meshes_and_shardings(eight):
+    types = (AxisType.Auto, AxisType.Explicit)
+    for mesh in (
+        AbstractMesh((2, 4), ("x", "y"), axis_types=types),
+        make_mesh((2, 4), ("x", "y"), axis_types=types),
+    ):
+        assert mesh.shape["y"] == 4  # is kept in the mesh
+        for x in (mesh, NamedSharding(mesh, P("x", ("y",)))):
+            assert copy.deepcopy(x) == x and hash(copy.deepcopy(x)) == hash(x)
+            text = pickle.dumps(x)
+            assert (
+                pickle.loads(text) == x and b"_hash" not in text
+            )  # hashes of strings are those of a process
 
 
 def test_named_shardings_are_keys(eight):

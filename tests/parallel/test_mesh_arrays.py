@@ -117,6 +117,17 @@ def test_arrays_from_parts(mesh):
     np.testing.assert_array_equal(np.asarray(again), x[:4])
 
 
+def test_an_array_of_terms_that_are_owed_is_their_sum(eight):
+    mesh = make_mesh((4,), ("x",))
+    terms = [bf.device_put(np.full(4, i, "float32"), d) for i, d in enumerate(mesh.device_list)]
+    owed = bf.make_array_from_single_device_arrays((4,), NamedSharding(mesh, P(unreduced={"x"})), terms)
+    assert not owed.is_fully_replicated
+    elsewhere = [NamedSharding(mesh, P("x")), NamedSharding(mesh, P()), bf.devices()[5]]
+    for x in (owed, owed * 1, *(bf.device_put(owed, place) for place in elsewhere)):
+        np.testing.assert_array_equal(np.asarray(x), np.full(4, 6))
+    np.testing.assert_allclose(np.asarray(bnp.sin(owed)), np.sin(np.full(4, 6.0)), rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     "spec, given, shape", [(P("x"), (8, 3), None), (P(None, "y"), (5, 8), None), (P("y"), (5, 3), (5, 3))]
 )

@@ -285,6 +285,28 @@ def test_what_nccl_cannot_do(kind, dtype, error, message):
         on_ranks(AbstractMesh((1,), ("x",)), lambda e: enqueue(e, kind, x, x, 2, ("x",)))
 
 
+def test_what_raised_is_not_waited_for():
+    def run(engine):
+        x = np.zeros(2, np.int16)
+        with pytest.raises(errors.UnsupportedError):
+            enqueue(engine, "all_reduce", x, x, 2, ("x",))
+        return engine.world.recorder.pending()
+
+    assert on_ranks(AbstractMesh((1,), ("x",)), run) == [None]
+
+
+@pytest.mark.parametrize(("op", "expected"), [("max", [False, True, True]), ("min", [False, False, True])])
+def test_truth_values_are_combined(op, expected):
+    rows = np.array([[False, False, True], [False, True, True]])
+
+    def run(engine):
+        x, out = rows[engine.rank].copy(), np.zeros(3, bool)
+        enqueue(engine, "all_reduce", x, out, 3, ("x",), op=op)
+        return out.tolist()
+
+    assert on_ranks(AbstractMesh((2,), ("x",)), run) == [expected] * 2
+
+
 def test_a_mesh_of_another_size_than_the_job():
     with pytest.raises(errors.ValueRangeError, match="a mesh of 4 ranks, and process 0 of the 2 processes"):
         NcclEngine(Peers(0, 2, {}), MESH, 0, nccl=Library())

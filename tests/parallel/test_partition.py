@@ -8,6 +8,7 @@ import pytest
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import errors, lax, nn
+from blufunc.core.ops import linalg_factor, linalg_solve, sort
 from blufunc.parallel.constrain import constrain
 from blufunc.parallel.mesh import AbstractMesh
 from blufunc.parallel.partition import localise
@@ -118,6 +119,14 @@ def test_a_contraction_over_divided_factors_is_one_all_reduce():
     assert counted(lambda x, w: x @ w, (x, w), (P(None, "x"), P("x")), X4) == {"psum_invariant": 1}
 
 
+@pytest.mark.parametrize(
+    ("tokens", "exchanged"), [(64, {"all_gather": 1}), (4, {"all_to_all": 1, "psum_scatter": 1})]
+)
+def test_an_axis_goes_to_the_dimension_along_which_less_is_exchanged(tokens, exchanged):
+    x, w = floats(tokens, 8), floats(8, 8)  # both divided along x: the tokens, or what is summed over
+    assert counted(lambda x, w: x @ w, (x, w), (P("x"), P("x")), X4, [P("x")]) == exchanged
+
+
 def test_what_owes_a_sum_is_scattered_where_the_result_is_divided():
     x, w = floats(8, 8), floats(8, 3)
     specs = (P(None, "x"), P("x"))
@@ -129,6 +138,14 @@ def test_two_sums_that_are_added_are_settled_once():
     x, w = floats(6, 8), floats(8, 3)
     f = lambda x, w, v: (x @ w) * 3 - (x @ v).T.T
     assert counted(f, (x, w, w + 1), (P(None, "x"), P("x"), P("x"))) == {"psum_invariant": 1}
+
+
+@pytest.mark.parametrize(("dtype", "summed"), [("float16", "float32"), ("float64", "float64")])
+def test_terms_are_not_rounded_before_their_sum(dtype, summed):
+    f = lambda x: x.sum(0).astype(dtype)
+    local = check(f, [floats(6, 4)], [P("x")], X2, rtol=1e-2, atol=1e-2)
+    (total,) = [e for e in local.eqns if e.prim.name == "psum_invariant"]
+    assert total.invars[0].aval.dtype == summed
 
 
 def test_an_owed_sum_that_two_read_is_settled_before():
@@ -154,6 +171,51 @@ def test_a_large_vocabulary_is_looked_up_where_it_lies():
     for mode in ("fill", "clip"):
         f = lambda t: bnp.take(t, outside, 0, mode=mode)  # noqa: B023
         assert counted(f, (table,), (P("x"),), X4) == {"psum_invariant": 1}
+
+
+ROWS = {"offset_dims": (1,), "collapsed_slice_dims": (0,), "start_index_map": (0, 1)}
+PLACES = np.array([[1, 9], [7, 8], [3, 2], [9, 3], [-1, 0], [2, -4]], np.int32)  # windows of 3 of a (8, 10)
+
+
+@pytest.mark.parametrize("mode", ["fill", "clip"])
+@pytest.mark.parametrize("spec", [P("x"), P("x", "y"), P(("y", "x"))])
+def test_windows_of_a_divided_table_that_are_partly_outside(mode, spec):
+    numbers = lax.GatherDimensionNumbers(**ROWS)
+    look_up = lambda t: lax.gather(t, PLACES, numbers, slice_sizes=(1, 3), mode=mode)
+    names = ("update_window_dims", "inserted_window_dims", "scatter_dims_to_operand_dims")
+    into = lax.ScatterDimensionNumbers(**dict(zip(names, ROWS.values(), strict=True)))
+    updates = floats(6, 3)
+    put = lambda t: lax.scatter_add(t, PLACES, updates, into, mode=mode)
+    for f in (look_up, put, bf.grad(lambda t: (look_up(t)[1:4] ** 2).sum())):
+        check(f, [floats(8, 10)], [spec], MESHES["2x2"])
+
+
+def test_small_indices_into_a_large_divided_table():
+    places = np.array([[0], [127], [90], [-3]], np.int8)
+    numbers = lax.GatherDimensionNumbers(**{**ROWS, "start_index_map": (0,)})
+    look_up = lambda t, i: lax.gather(t, i, numbers, slice_sizes=(1, 2), mode="clip")
+    check(look_up, [floats(300, 2), places], [P("x"), P()], X4)
+
+
+def test_padding_of_indices_is_not_unique():
+    places = np.array(
+        [4, 2, 3, 0, 1], np.int32
+    )  # of the second device 0, 1 and padding, which mod 7 is 1 too
+    add = lambda i, u: bnp.arange(7.0).at[i % 7].add(u, unique_indices=True, indices_are_sorted=True)
+    check(add, [places, floats(5)], [P("x"), P("x")], MESHES["2"])
+
+
+def test_padding_of_places_is_not_looked_up():
+    x, places = floats(5, 4), np.argsort(floats(5, 4), 1).astype(np.int32)
+    lu, rows, wanted = floats(5, 4, 4) + 4 * np.eye(4, dtype=np.float32), places, floats(5, 4, 2)
+    uses = [
+        (sort.pick_along_p, {"dimension": 1}, [x, places]),
+        (sort.place_along_p, {"dimension": 1, "size": 4}, [x, places]),
+        (linalg_solve.lu_solve_p, {"transposed": 0}, [lu, lu, rows, wanted]),
+        (linalg_factor.lu_pivots_to_permutation_p, {"permutation_size": 4}, [places]),
+    ]
+    for prim, params, args in uses:
+        check(lambda *xs: prim.bind(*xs, **params), args, [P("x")] * len(args), X4)  # noqa: B023
 
 
 def test_a_loss_over_a_divided_vocabulary_exchanges_no_logits():

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 import blufunc.numpy as bnp
+from blufunc import lax
 from blufunc.core.array import from_numpy
 from blufunc.core.check import check_jaxpr
-from blufunc.core.jaxpr import eval_jaxpr
+from blufunc.core.jaxpr import eval_jaxpr, meets
 from blufunc.core.passes import simplify
 from blufunc.core.stage import stage
 from blufunc.kernels import steps
@@ -34,10 +35,32 @@ def late(a, b):
 
 
 def read(a, b):
-    """A sum that is read at once, while another waits."""
+    """A sum that is read at once, while another waits and more come."""
+    c = psum(sin(a))
+    d = psum(cos(b))
+    e = sin(d) @ b
+    return [c, e, psum(e)]
+
+
+def read_last(a, b):
+    """No further sum comes when one is read."""
     c = psum(sin(a))
     d = psum(cos(b))
     return [c, sin(d) @ b]
+
+
+def cast(a, b):
+    """Sums of what was converted after all else, as where parameters are cast once."""
+    c = sin(a).astype("bfloat16")
+    d = b @ b
+    return [psum(c.astype("float32").T), psum(d.astype("bfloat16"))]
+
+
+def cast_behind(a, b):
+    """Nobody computes with what sums are converted to for a while."""
+    c = psum(sin(a)).astype("bfloat16").T.astype("float32")
+    d = psum(cos(b @ b)).reshape(-1)
+    return [c, d, c.reshape(-1) * d]
 
 
 def chained(a, b):
@@ -65,7 +88,11 @@ CASES = [
     (late, 257, "mesh_sums dot_general mesh_sums"),
     (late, 1 << 20, "dot_general mesh_sums"),
     (read, 1 << 20, "psum_invariant dot_general mesh_sums"),
-    (read, 1, "mesh_sums mesh_sums dot_general"),
+    (read, 1, "mesh_sums mesh_sums dot_general mesh_sums"),
+    (read_last, 1 << 20, "mesh_sums dot_general"),
+    (cast, 1, "mesh_sums dot_general mesh_sums"),
+    (cast, 1 << 20, "dot_general mesh_sums"),
+    (cast_behind, 1 << 20, "dot_general mesh_sums"),
     (chained, 1 << 20, "psum_invariant psum_invariant mesh_sums mesh_sums"),
     (chained, 1, "mesh_sums mesh_sums mesh_sums mesh_sums mesh_sums"),
     (moved, 1, "mesh_sums dot_general mesh_sums"),
@@ -88,7 +115,7 @@ def test_where_sums_stand(monkeypatch, function, bucket, want):
 
 
 @pytest.mark.parametrize("bucket", [1, 300, 1 << 20])
-@pytest.mark.parametrize("function", [late, read, chained, moved, repeated])
+@pytest.mark.parametrize("function", [late, read, read_last, cast, cast_behind, chained, moved, repeated])
 def test_what_ranks_get_is_the_same(monkeypatch, function, bucket):
     monkeypatch.setattr(sum_buckets, "BUCKET_BYTES", bucket)
     jaxpr = staged(function)
@@ -126,7 +153,8 @@ def test_kernels_around_buckets_wait_for_no_other_bucket():
 
     def update(*args):
         grads = [x.astype("bfloat16").astype("float32") * 3 for x in args]
-        summed = [mc.mesh_sums_p.bind(*grads[i : i + 4], kinds=("all_reduce",) * 4, **X) for i in (0, 4)]
+        how = {"kinds": ("all_reduce",) * 4, "lines": mc.Lines((None,) * 4), **X}
+        summed = [mc.mesh_sums_p.bind(*grads[i : i + 4], **how) for i in (0, 4)]
         return [sin(g) * 2 for many in summed for g in many]
 
     avals = [from_numpy(np.zeros((n, 8), np.float32)).aval for n in range(1, 9)]
@@ -137,3 +165,38 @@ def test_kernels_around_buckets_wait_for_no_other_bucket():
     place = made.plan.placement
     for step in (s for s in made.steps if isinstance(s, steps.OpaqueStep)):
         assert [place[o[0]] for o in step.operands] == [place[r] for r in step.results], "sums are in place"
+
+
+def read_by_a_kernel(a, b):
+    """One kernel could make the operand of the first exchange and read the result of the second."""
+    u = sin(a)
+    return [psum(u), u * psum(b)]
+
+
+def read_by_alike(a, b):
+    """One launch could do so, of kernels that are alike."""
+    shapes = [(8, 8), (4, 16), (16, 4), (2, 32), (32, 2)]
+    return [psum(sin(a)), *[sin(psum(b.reshape(s))) for s in shapes]]
+
+
+def in_a_loop(a, b):
+    u = sin(a)
+    total, _ = lax.scan(lambda c, row: (c + psum(row), None), b[0], b)
+    return [lax.scan(lambda c, row: (c * psum(row), None), u[0], u)[0], u * total]
+
+
+@pytest.mark.parametrize("function", [read_by_a_kernel, read_by_alike, in_a_loop])
+def test_compiled_programs_come_to_exchanges_in_their_order(function):
+    """As ranks must, whatever each of them computes between."""
+    jaxpr = staged(function)
+    made = steps.schedule(jaxpr, (False,) * 2, LIKE_A_GPU, lambda eqn: eqn.prim.kind == "collective")
+    ran = [s.eqn for s in made.steps if isinstance(s, steps.OpaqueStep)]
+    want = [e.outvars for e in jaxpr.eqns if meets(e)]
+    assert [e.outvars for e in ran if meets(e)] == want and len(want) > 1
+
+
+def test_alike_kernels_behind_exchanges_are_one_launch_whatever_is_before():
+    made = steps.schedule(
+        staged(read_by_alike), (False,) * 2, LIKE_A_GPU, lambda eqn: eqn.prim.kind == "collective"
+    )
+    assert [len(s.members) for s in made.steps if isinstance(s, steps.GroupStep)] == [5]

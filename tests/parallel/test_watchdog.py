@@ -35,6 +35,14 @@ def test_records_name_operation_axes_bytes_and_line():
     assert recorder.summary().startswith("after #1 all_reduce")
 
 
+def test_nobody_waits_in_a_collective_that_raised(tmp_path):
+    recorder = Recorder(str(tmp_path / "0"))
+    with pytest.raises(ValueError, match="no"), recorder.during("all_reduce", ("x",), 4):
+        raise ValueError("no")
+    assert recorder.pending() is None
+    assert last_record(str(tmp_path / "0"))[1].startswith("in #1 all_reduce")
+
+
 def test_only_the_last_are_kept():
     recorder = Recorder(keep=3)
     for _ in range(10):

@@ -38,7 +38,24 @@ class Precision(enum.StrEnum):
     HIGHEST = "highest"
 
 
-_PRECISIONS = (None, "default", "high", "highest", "fastest")
+class DotAlgorithmPreset(enum.StrEnum):
+    """How a device with tensor cores multiplies float32: the dtypes of operands and sums, and the number of products.
+
+    Names as in JAX, but for ``F16_F16_F32_X3``. With ``_Xn`` an operand is the sum of 2 parts (3 of ``_X6``) that are
+    rounded to that dtype, and n products of parts are summed. Operands of other dtypes, and devices without tensor
+    cores, take no notice. ``docs/design/006-headline.md`` has the errors.
+    """
+
+    F32_F32_F32 = "F32_F32_F32"
+    TF32_TF32_F32 = "TF32_TF32_F32"
+    TF32_TF32_F32_X3 = "TF32_TF32_F32_X3"
+    BF16_BF16_F32_X3 = "BF16_BF16_F32_X3"
+    BF16_BF16_F32_X6 = "BF16_BF16_F32_X6"
+    F16_F16_F32_X3 = "F16_F16_F32_X3"
+    """Of rows and columns that were multiplied by powers of two, so that their largest elements are alike."""
+
+
+_PRECISIONS = (None, "default", "high", "highest", "fastest", "float32_tc", *DotAlgorithmPreset)
 
 
 class _DotGeneral(Primitive):
@@ -172,7 +189,7 @@ def _check_axes(side: str, x: ShapedArray, contract: Axes, batch: Axes) -> None:
 
 def _plain(precision: Any) -> Any:
     """A precision as jaxprs have it: a string or None."""
-    return precision.value if isinstance(precision, Precision) else precision
+    return precision.value if isinstance(precision, (Precision, DotAlgorithmPreset)) else precision
 
 
 def _check_precision(precision: Any) -> None:
@@ -180,7 +197,7 @@ def _check_precision(precision: Any) -> None:
         if p not in _PRECISIONS:
             raise errors.ArgumentError(
                 f"dot_general: {p!r} is not a precision.",
-                fix="'default', 'high', 'highest' or a pair of them",
+                fix="'default', 'high', 'highest', 'float32_tc', an algorithm of lax.DotAlgorithmPreset, or a pair",
             )
 
 
@@ -286,8 +303,10 @@ def dot_general(
     Args:
       lhs, rhs: arrays of one dtype.
       dimension_numbers: ``((lhs_contract, rhs_contract), (lhs_batch, rhs_batch))``.
-      precision: None or 'default', 'high', 'highest', or one for each operand: how exactly devices that have a
-        choice must multiply float32.
+      precision: how exactly devices that have a choice must multiply float32; one, or one for each operand. None or
+        'default': as ``config.matmul_precision`` says; 'high': operands rounded to 11 bits; 'highest': in IEEE
+        arithmetic; 'float32_tc': with the errors of that, on tensor cores where they are quicker; or a
+        ``DotAlgorithmPreset``.
       preferred_element_type: the dtype of the result; the operands' by default. Half precisions are summed in
         float32 either way.
     Returns:

@@ -1,0 +1,414 @@
+"""The losses of a linear layer over a large vocabulary as operations: the primitives behind ``linear_cross_entropy``.
+
+A face, below ``vocabulary_loss.py``. An equation holds its definition as a jaxpr, as attention's does, and every
+compiler puts it in its place. Four primitives, of x [..., C], weight, labels [...] and perhaps a bias [V]:
+
+    linear_cross_entropy          x, weight, labels -> losses [...]
+    linear_cross_entropy_tangent  the tangent of the losses, linear in those of x, weight and bias
+    linear_cross_entropy_grads    x, weight, labels, shares [...] -> losses, and the gradients of sum(shares * losses)
+    linear_cross_entropy_total    x, weight, labels, shares [...], scale -> scale * sum(shares * losses)
+
+The transpose of the second is the third: losses that are differentiated one by one compute their logits again, since
+what each counts for is known in the backward pass only. Of the last it is known in the forward pass, so that this is
+the third, and nothing is computed again.
+
+All of them go through the tokens in chunks: [chunk, V] logits are made, read once, written over by their gradient,
+which two products read, and gone before the next chunk begins. The gradient of the weight grows by products that add
+to it, in float32.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import blufunc.numpy as bnp
+from blufunc import lax
+from blufunc.core import dtypes, passes
+from blufunc.core.avals import ShapedArray
+from blufunc.core.jaxpr import Eqn, Jaxpr
+from blufunc.core.ops.barrier import optimization_barrier
+from blufunc.core.stage import stage
+from blufunc.core.structure import add_any, batched_front
+from blufunc.core.tangents import Zero, is_linear
+from blufunc.core.trace import set_trace, state
+from blufunc.parallel.factors import Rule
+from blufunc.transforms.calls import Call, jit_p
+from blufunc.transforms.checkpoint import checkpoint
+from blufunc.transforms.jvp import jvp_jaxpr
+from blufunc.transforms.scan import scan
+
+LOGITS = 1 << 28
+"""The logits of a chunk, where nobody says how many tokens it has: half a gigabyte in 16 bits."""
+
+LEAST = 1024
+"""Tokens below which a chunk is not worth reading and writing the gradient of the weight for."""
+
+Wanted = tuple[bool, bool, bool]
+"""Whether the gradients of x, of the weight and of the bias are."""
+
+IN_A_ROW = 32
+"""Chunks up to which each is planned with everything else in the program; more are the steps of a loop."""
+
+
+@dataclasses.dataclass(frozen=True)
+class How:
+    """What does not change from token to token.
+
+    Attributes:
+      label_smoothing, z_loss, soft_cap: see ``linear_cross_entropy``.
+      chunk: tokens for which there are logits at a time; None: as many as ``LOGITS`` has room for.
+      features: the axis of the weight that is C.
+      low: the dtype of the operands of products, where that is not their own.
+    """
+
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    soft_cap: float | None = None
+    chunk: int | None = None
+    features: int = 1
+    low: np.dtype | None = None
+
+    def tokens(self, classes: int) -> int:
+        """How many tokens a chunk has."""
+        return self.chunk or max(LEAST, 1 << (LOGITS // classes).bit_length() - 1)
+
+
+# -- one chunk -------------------------------------------------------------------------------------
+
+
+def wide_of(x: Any) -> np.dtype:
+    """The dtype in which losses are computed, and gradients added up."""
+    return bnp.promote_types(x.dtype, dtypes.float32)
+
+
+def _product(x: Any, y: Any, axes: tuple[int, int], dtype: Any) -> Any:
+    (i, j) = axes
+    return lax.dot_general(x, y, (((i,), (j,)), ((), ())), preferred_element_type=dtype)
+
+
+def _logits(how: How, x: Any, weight: Any, bias: Any = None) -> tuple[Any, Any]:
+    """The logits [n, V] of a chunk, rounded to the dtype of x as those of any product; and the slope of the cap."""
+    logits = _product(x, weight, (1, how.features), x.dtype).astype(wide_of(x))
+    if bias is not None:
+        logits = logits + bias.astype(logits.dtype)
+    if how.soft_cap is None:
+        return logits, None
+    slope = bnp.tanh(logits / how.soft_cap)
+    return slope * how.soft_cap, 1 - bnp.square(slope)
+
+
+def chunk_losses(how: How, logits: Any, labels: Any) -> tuple[Any, ...]:
+    """The losses [n] of a chunk, NaN where a label is out of range; and what their gradients are made of.
+
+    Which are: the exponentials of the logits less their maximum [n, V] and the sums of these [n, 1], ``logsumexp`` of
+    the logits [n, 1], and where the labels are [n, V].
+    """
+    V = logits.shape[1]
+    top = lax.stop_gradient(bnp.max(logits, -1, keepdims=True))
+    logits = logits - top
+    exp = bnp.exp(logits)
+    total = bnp.sum(exp, -1, keepdims=True)
+    hit = labels[:, None] == lax.broadcasted_iota(labels.dtype, logits.shape, 1)
+    log_total = bnp.log(total)
+    picked = bnp.sum(bnp.where(hit, logits, 0), -1)
+    losses = bnp.squeeze(log_total, -1) - (1 - how.label_smoothing) * picked
+    if how.label_smoothing:
+        losses = losses - how.label_smoothing / V * bnp.sum(logits, -1)
+    log_z = log_total + top
+    if how.z_loss:
+        losses = losses + how.z_loss * bnp.square(bnp.squeeze(log_z, -1))
+    return bnp.where(_in_range(labels, V), losses, math.nan), exp, total, log_z, hit
+
+
+def _in_range(labels: Any, V: int) -> Any:
+    return (labels >= 0) & (labels < V)
+
+
+def chunk_gradient(how: How, slope: Any, parts: Sequence[Any], labels: Any, shares: Any) -> Any:
+    """The gradient of ``sum(shares * losses)`` with respect to a chunk's logits before they were capped.
+
+    That of a label out of range is NaN, like its loss, and that of a token of share 0 is 0, whatever its loss is.
+    """
+    exp, total, log_z, hit = parts
+    V = exp.shape[1]
+    share = shares[:, None]
+    scale = (1 + 2 * how.z_loss * log_z) if how.z_loss else 1
+    target = bnp.where(hit, bnp.asarray(1 - how.label_smoothing, exp.dtype), 0)
+    if how.label_smoothing:
+        target = target + how.label_smoothing / V
+    gradient = exp * (scale / total) - target
+    if slope is not None:
+        gradient = gradient * slope
+    known = bnp.where(_in_range(labels, V)[:, None], share, math.nan)
+    return bnp.where(share == 0, bnp.zeros((), exp.dtype), gradient * known)
+
+
+# -- all chunks ------------------------------------------------------------------------------------
+
+
+def _over_chunks(step: Callable, xs: Sequence[Any], size: int) -> tuple[list, list]:
+    """Take chunks of ``size`` tokens one after the other.
+
+    Args:
+      step: ``step(*chunks) -> (terms, outs)``, lists of arrays.
+      xs: arrays of all tokens, along their first axes.
+    Returns:
+      the sums of the terms, and the outs of all tokens.
+    """
+    n, (x, *others) = xs[0].shape[0], xs
+    total, outs = step(*(a[:size] for a in xs))
+    found, at = [outs], size
+    while at < n:  # the logits of the chunk before are gone when those of this one are made
+        x, total, found[-1] = optimization_barrier((x, total, found[-1]))
+        count = 1 if n <= IN_A_ROW * size else max((n - at) // size, 1)
+        if count > 1:
+            rows = [bnp.reshape(a[at : at + count * size], (count, size, *a.shape[1:])) for a in (x, *others)]
+            total, outs = scan(lambda total, chunks: _added(total, *step(*chunks)), total, rows)
+            outs = [bnp.reshape(o, (count * size, *o.shape[2:])) for o in outs]
+        else:
+            total, outs = _added(total, *step(*(a[at : at + size] for a in (x, *others))))
+        found.append(outs)
+        at += count * size
+    if len(found) > 1:
+        total = optimization_barrier(total)  # so that the last product adds to it too, and not what reads it
+    outs = [bnp.concatenate(parts) if len(parts) > 1 else parts[0] for parts in zip(*found, strict=True)]
+    return total, outs
+
+
+def _added(total: list, terms: list, outs: list) -> tuple[list, list]:
+    return [a + b for a, b in zip(total, terms, strict=True)], outs
+
+
+def _losses(x: Any, weight: Any, labels: Any, *bias: Any, how: How) -> list[Any]:
+    """The losses of all tokens."""
+    low = how.low or x.dtype
+    if not labels.size:
+        return [bnp.zeros(labels.shape, wide_of(x))]
+    tokens, weight = bnp.reshape(x, (labels.size, x.shape[-1])).astype(low), weight.astype(low)
+
+    def step(tokens: Any, labels: Any) -> tuple[list, list]:
+        logits, _ = _logits(how, tokens, weight, *bias)
+        return [], [chunk_losses(how, logits, labels)[0]]
+
+    size = how.tokens(weight.shape[1 - how.features])
+    _, (losses,) = _over_chunks(step, [tokens, bnp.ravel(labels)], size)
+    return [bnp.reshape(losses, labels.shape)]
+
+
+def _grads(
+    x: Any, weight: Any, labels: Any, shares: Any, *bias: Any, how: How, wanted: Wanted, again: bool = False
+) -> list[Any]:
+    """The losses of all tokens, and the gradients that are wanted.
+
+    ``again``: let the derivatives of this compute the logits again too, instead of keeping those of all chunks.
+    """
+    low, wide, (of_x, *of_rest) = how.low or x.dtype, wide_of(x), wanted
+    summed = [a for a, want in zip((weight, *bias), of_rest, strict=False) if want]
+    if not labels.size:
+        results = (x, *summed) if of_x else summed
+        return [bnp.zeros(labels.shape, wide), *(bnp.zeros(a.shape, a.dtype) for a in results)]
+    tokens, low_weight = bnp.reshape(x, (labels.size, x.shape[-1])).astype(low), weight.astype(low)
+
+    def step(tokens: Any, labels: Any, shares: Any) -> tuple[list, list]:
+        logits, slope = _logits(how, tokens, low_weight, *bias)
+        losses, *parts = chunk_losses(how, logits, labels)
+        gradient = chunk_gradient(how, slope, parts, labels, shares)
+        rounded = gradient.astype(low)
+        outs, terms = [losses], []
+        if of_x:
+            outs.append(_product(rounded, low_weight, (1, 1 - how.features), x.dtype))
+        if of_rest[0]:
+            pair = (rounded, tokens) if how.features else (tokens, rounded)
+            terms.append(_product(*pair, (0, 0), wide))
+        if of_rest[1]:
+            terms.append(bnp.sum(gradient, 0))
+        return terms, outs
+
+    size = how.tokens(weight.shape[1 - how.features])
+    per_token = [tokens, bnp.ravel(labels), bnp.ravel(shares)]
+    total, outs = _over_chunks(checkpoint(step) if again else step, per_token, size)
+    shapes = (labels.shape, x.shape)
+    return [
+        *(bnp.reshape(o, shape) for o, shape in zip(outs, shapes, strict=False)),
+        *(t.astype(a.dtype) for t, a in zip(total, summed, strict=True)),
+    ]
+
+
+def _total(x: Any, weight: Any, labels: Any, shares: Any, scale: Any, *bias: Any, how: How) -> list[Any]:
+    (losses,) = linear_cross_entropy_p.at(x, weight, labels, *bias, how=how)
+    return [_summed(shares, losses) * scale]
+
+
+def _summed(shares: Any, losses: Any) -> Any:
+    """What does not count may be infinite."""
+    return bnp.sum(bnp.where(shares == 0, bnp.zeros((), losses.dtype), shares * losses))
+
+
+@functools.lru_cache(512)
+def _staged(fun: Callable, avals: tuple[ShapedArray, ...], how: tuple, context: Any) -> Jaxpr:
+    """A definition at the types of operands; ``context`` is that which traces depend on.
+
+    Its equations have no lines: they are those of any call.
+    """
+    jaxpr = stage(functools.partial(fun, **dict(how)), avals, fun.__name__.strip("_"))
+    assert not jaxpr.consts, "definitions close over nothing"
+    return jaxpr.replace(eqns=[Eqn(e.prim, e.invars, e.outvars, e.params, None) for e in jaxpr.eqns])
+
+
+# -- primitives ------------------------------------------------------------------------------------
+
+
+class _OfTokens(Call):
+    """A call of a definition; what transforms make of it, where they have no better rule, is a plain call."""
+
+    definition: Callable
+    drop_outputs = None  # type: ignore[assignment]
+
+    def at(self, *args: Any, **how: Any) -> list[Any]:
+        """The operation on operands of any types."""
+        return self.bind(*args, jaxpr=self.staged([a.aval for a in args], **how), **how)
+
+    def staged(self, avals: Sequence[ShapedArray], **how: Any) -> Jaxpr:
+        strong = tuple([a.strong() for a in avals])
+        return _staged(type(self).definition, strong, tuple(how.items()), state.context)
+
+    def call(self, jaxpr: Jaxpr, args: Sequence[Any], params: dict) -> list[Any]:
+        closed, consts = jaxpr.hoist()
+        return jit_p.bind(*consts, *args, jaxpr=closed, name=self.name)
+
+    def linearize(self, trace, primals, tangents, *, jaxpr, **how):
+        return jit_p.linearize(trace, primals, tangents, jaxpr=jaxpr, name=self.name)
+
+    def rewrite(self, bodies, operands, *, jaxpr, **how):
+        """The definition gone through."""
+        return bodies.inline(jaxpr, operands)
+
+    per_token: tuple[int, ...] = (0, 2)
+    """The operands with an element, or a row, for each token."""
+
+    def summed(self, how: dict) -> bool:
+        """Whether there are results that are sums over tokens."""
+        return False
+
+    def batch(self, axis, args, dims, *, jaxpr, how: How, **rest):
+        """Examples are tokens; where there is more than one weight, or gradient of it, chunks are that much shorter."""
+        if self.summed(rest) or any(d is not None for i, d in enumerate(dims) if i not in self.per_token):
+            tokens = -(-how.tokens(args[1].aval.shape[1 - how.features]) // max(axis.size, 1))
+            short = {"how": dataclasses.replace(how, chunk=tokens), **rest}
+            avals = [v.aval for v in jaxpr.invars]
+            return super().batch(axis, args, dims, jaxpr=self.staged(avals, **short), **short)
+        moved = [
+            batched_front(axis, a, d) if i in self.per_token else a
+            for i, (a, d) in enumerate(zip(args, dims, strict=True))
+        ]
+        outs = self.at(*moved, how=how, **rest)
+        return outs, [0] * len(outs)
+
+    def autocast(self, cells, dtype, *, jaxpr, how: How, **rest):
+        """Products in mixed precision: the weight comes as it is, so that its gradient is not rounded."""
+        if cells[0].eligible and how.low is None:
+            how = dataclasses.replace(how, low=dtype)
+        args = [c.value if i == 0 else c.traced() for i, c in enumerate(cells)]
+        return self.at(*args, how=how, **rest)
+
+    def shard(self, avals, outs, **params) -> Rule:
+        """Tokens are independent; weights are whole, and their gradients sums over tokens."""
+        lead = avals[self.per_token[1]].shape
+        factors = tuple((i,) for i in range(len(lead)))
+
+        def dims(aval: ShapedArray, by_token: bool) -> tuple:
+            whole = ((),) * (aval.ndim - len(lead) * by_token)
+            return (*factors, *whole) if by_token else whole
+
+        operands = tuple(dims(a, i in self.per_token) for i, a in enumerate(avals))
+        by_token = 1 + params["wanted"][0] if "wanted" in params else 1
+        results = tuple(dims(a, i < by_token) for i, a in enumerate(outs))
+        reduced = dict.fromkeys(range(len(lead)), "sum") if self.summed(params) else {}
+
+        def local(params: dict, shapes: list, _: list) -> dict:
+            here = [a.with_shape(s) for a, s in zip(avals, shapes, strict=True)]
+            how = {k: v for k, v in params.items() if k != "jaxpr"}
+            return {**params, "jaxpr": self.staged(here, **how)}
+
+        return Rule(operands, results, tuple(lead), reduced, params=local)
+
+
+class _Losses(_OfTokens):
+    name, definition = "linear_cross_entropy", _losses
+
+    def linearize(self, trace, primals, tangents, *, jaxpr, how):
+        nonzeros = tuple(t.__class__ is not Zero for t in tangents)
+        (out,) = self.bind(*primals, jaxpr=jaxpr, how=how)
+        derived = jaxpr.memoised(("tangent", nonzeros), lambda: _tangent(jaxpr, nonzeros))
+        ins = [*primals, *(t for t in tangents if t.__class__ is not Zero)]
+        params = {"jaxpr": derived, "how": how, "nonzeros": nonzeros}
+        (tangent,) = trace.tangents.process(linear_cross_entropy_tangent_p, ins, params)
+        return [out], [tangent]
+
+
+def _tangent(jaxpr: Jaxpr, nonzeros: tuple[bool, ...]) -> Jaxpr:
+    """The tangent of the losses as a function of the operands of ``linear_cross_entropy_tangent``."""
+    both, _ = jvp_jaxpr(jaxpr, nonzeros, (True,))
+    return passes.dce(both, (False, True))
+
+
+class _Tangent(_OfTokens):
+    name = "linear_cross_entropy_tangent"
+
+    def transpose(self, cts, *args, jaxpr, how, nonzeros):
+        (ct,) = cts
+        if ct.__class__ is Zero:
+            return
+        x, weight, labels, *bias = args[: len(nonzeros)]
+        tangents = dict(zip([i for i, nz in enumerate(nonzeros) if nz], args[len(nonzeros) :], strict=True))
+        wanted = tuple(is_linear(tangents.get(i)) for i in (0, 1, 3))
+        grads = linear_cross_entropy_grads_p.at(x, weight, labels, ct, *bias, how=how, wanted=wanted)[1:]
+        targets = [tangents[i] for i, want in zip((0, 1, 3), wanted, strict=True) if want]
+        for target, grad in zip(targets, grads, strict=True):
+            target.add(grad)
+
+    batch = Call.batch  # the types of its operands do not say what it is
+    shard = autocast = None  # type: ignore[assignment]  # likewise: its body is gone through
+
+
+class _Grads(_OfTokens):
+    name, definition, per_token = "linear_cross_entropy_grads", _grads, (0, 2, 3)
+
+    def summed(self, how):
+        return any(how["wanted"][1:])
+
+    def linearize(self, trace, primals, tangents, *, jaxpr, **how):
+        again = self.staged([v.aval for v in jaxpr.invars], again=True, **how)
+        return jit_p.linearize(trace, primals, tangents, jaxpr=again, name=self.name)
+
+
+class _Total(_OfTokens):
+    name, definition = "linear_cross_entropy_total", _total
+    batch = Call.batch  # its body's: of losses one by one, what many examples share has one gradient
+    shard = None  # type: ignore[assignment]  # its body is divided
+
+    def linearize(self, trace, primals, tangents, *, jaxpr, how):
+        """The gradient with the value, and the inner product with it."""
+        x, weight, labels, shares, scale, *bias = primals
+        of = [*tangents[:2], *tangents[5:]]
+        wanted = tuple([i < len(of) and of[i].__class__ is not Zero for i in range(3)])
+        late = (how.low or x.dtype) == dtypes.float16  # it has no room for shares of a large batch
+        with set_trace(trace.split):  # gradients are values, products with tangents are linear
+            given = shares if late else shares * scale
+            ins = (x, weight, labels, given, *bias)
+            losses, *grads = linear_cross_entropy_grads_p.at(*ins, how=how, wanted=wanted)
+            perturbed = [t for t, want in zip(of, wanted, strict=False) if want]
+            wide = losses.dtype
+            terms = [bnp.sum(g.astype(wide) * t.astype(wide)) for g, t in zip(grads, perturbed, strict=True)]
+            tangent = functools.reduce(add_any, terms)
+            return [_summed(shares, losses) * scale], [tangent * scale if late else tangent]
+
+
+linear_cross_entropy_p, linear_cross_entropy_tangent_p = _Losses(), _Tangent()
+linear_cross_entropy_grads_p, linear_cross_entropy_total_p = _Grads(), _Total()
