@@ -175,9 +175,12 @@ def test_an_interrupt_ends_the_run(monkeypatch):
         return engine.current().exchange("all_reduce", PARTS[0], ("x",), op="sum")
 
     run = thread_engine._Crew.run
-    with monkeypatch.context() as patch:
-        patch.setattr(thread_engine._Crew, "run", interrupt)
-        with pytest.raises(KeyboardInterrupt):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
+    try:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(thread_engine._Crew, "run", interrupt)
             run_ranks(mesh_of(2), function)
+    finally:
+        signal.signal(signal.SIGINT, before)
         released.set()
     assert run_ranks(mesh_of(2), lambda rank: rank) == [0, 1]
