@@ -115,6 +115,11 @@ class StoreServer:
             watchers = list(self._watchers.values())
         self._tell(watchers, "abort", text)
 
+    def hear_out(self, rank: int, seconds: float) -> None:
+        """Wait, at most that long, until all that a process said which has ended has come here: its last words too."""
+        with self._changed:
+            self._wait_for(lambda: rank not in self._watchers or self.failure is not None, seconds)
+
     def close(self, seconds: float = 0.0) -> None:
         """Stop, after waiting that long for those who still watch to say goodbye."""
         with self._changed:
