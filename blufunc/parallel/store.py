@@ -185,6 +185,8 @@ class StoreServer:
 
     def _watch(self, connection: socket.socket, rank: int, name: str) -> None:
         with self._changed:
+            with contextlib.suppress(OSError):  # one that is gone already is registered: it has died
+                send(connection, "watching")  # first, as the lock lets nobody else send here yet
             other = self._names.setdefault(rank, name)
             if other == name:
                 self._watchers[rank] = connection
@@ -332,13 +334,16 @@ class Store:
 def watch(host: str, port: int, rank: int, name: str, *, deadline: float) -> socket.socket:
     """A connection on which the server says ``["abort", why]`` when a rank fails, ``["ended", rank]`` when one ends.
 
-    The rank sends ``"fail", why`` to end the job, and ``"bye"`` before it closes the connection.
+    The rank sends ``"fail", why`` to end the job, and ``"bye"`` before it closes the connection. From the return of
+    this function on the server knows of the rank, and takes a silent end of the connection for its death.
 
     Args:
       rank, name: who watches, for messages about its own end.
+    Raises:
+      CollectiveError: no server answers.
     """
     store = Store(host, port, deadline=deadline)
-    send(store._connection, "watch", rank, name)
+    store._ask("the watch over the job", "watch", rank, name)
     return store._connection
 
 
