@@ -99,13 +99,8 @@ class _Part:
         self, eqn: Eqn, kind: str, options: dict[str, Any], operand: Operand, x: Any, target: Callable
     ):
         assert not any(options.get(d) for d in ("dim", "split_dim", "concat_dim")), "it is not spelled out"
-        self.kind, self.operand, self.dtype, self.nbytes, self.target = (
-            kind,
-            operand,
-            x.dtype,
-            x.nbytes,
-            target,
-        )
+        self.kind, self.operand, self.target = kind, operand, target
+        self.dtype, self.nbytes = x.dtype, x.nbytes
         self.count = x.size if WHOLE[kind] else x.size // int(np.prod(eqn.params["sizes"]))
         self.more = {k: v for k, v in options.items() if k in ("op", "perm")}
 

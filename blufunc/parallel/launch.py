@@ -29,6 +29,9 @@ from blufunc import errors
 from blufunc.parallel.store import StoreServer
 from blufunc.parallel.watchdog import ABORTED, last_record
 
+HEARING = 1.0
+"""The seconds that the last words of a rank take at most."""
+
 GRACE = 2.0
 """The seconds that ranks have to end by themselves once one has failed."""
 
@@ -254,7 +257,8 @@ def _await(ranks: _Ranks, n: int, server: StoreServer, signals: list[int], grace
         with contextlib.suppress(queue.Empty):
             exit = ranks.exits.get(timeout=0.1)
             exits.setdefault(exit.rank, exit.code)
-            # a rank that its watchdog ended has told the store why, which may not have come to that yet
+            if exit.code:  # it may have told the store why, which may not have come to that yet
+                server.hear_out(exit.rank, HEARING)
             if exit.code not in (0, ABORTED) and server.failure is None:
                 server.fail(f"rank {exit.rank} {_ending(exit.code)}", exit.rank)
         for number in signals[forwarded:]:

@@ -103,10 +103,11 @@ class LocalProgram:
         self._agreed = not (self.meets and mesh.spans_processes)
         self._names = jaxpr.arg_names or ("",) * len(jaxpr.invars)
         self._on_gpus = mesh.local_devices[0].platform == "cuda"
+        self._plain = spell_out(self.jaxpr)  # as it runs
         self.programs = self._compiled((False,) * len(consts) + tuple(donated))
 
     def _compiled(self, donated: Sequence[bool]) -> list[Any]:
-        plain, devices = spell_out(self.jaxpr), self.mesh.local_devices
+        plain, devices = self._plain, self.mesh.local_devices
         if devices[0].platform == "cpu":
             return [devices[0].backend.compile(plain, donated)] * len(devices)
         return [d.backend.compile(plain, donated) for d in devices]
@@ -154,8 +155,7 @@ class LocalProgram:
         if self._agreed:
             return
         processes.check_agreement(self.jaxpr, self.mesh)  # with the user's lines
-        # and as it runs: buckets go by what is computed between sums, too
-        processes.check_agreement(spell_out(self.jaxpr), self.mesh)
+        processes.check_agreement(self._plain, self.mesh)  # buckets go by what is computed between sums, too
         common = {
             name or f"argument {i}": b.host_shard(b.ranks[0])
             for i, (name, b) in enumerate(zip(self._names, buffers, strict=True))

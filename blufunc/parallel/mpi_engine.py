@@ -11,7 +11,7 @@ import hashlib
 import importlib.util
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -115,11 +115,6 @@ class MpiEngine:
         self.rank = engines.rank_in(world.rank, mesh, self.members)
         self.coordinates = engines.coordinates_of(self.rank, mesh)
         self._groups: dict[tuple[str, ...], _Group] = {}
-
-    def prepare(self, axes: Iterable[tuple[str, ...]]) -> None:
-        """Make the communicators of these sets of axes; all ranks call it with the same, in the same order."""
-        for one in axes:
-            self._group(one)
 
     def exchange(self, kind: str, x: np.ndarray, axes: tuple[str, ...], **options: Any) -> np.ndarray:
         """See ``engine.Engine``."""

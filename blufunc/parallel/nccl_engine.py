@@ -4,15 +4,14 @@ Parallel, used at stage 8; needs CuPy and the NCCL library. A rank is one GPU: a
 exchange does not wait: it is ordered with the other work of its stream, and an event tells when it is over.
 Compiled programs give addresses (``enqueue``); arrays of CuPy are for everything else (``exchange``).
 
-Communicators are made on first use, by ``prepare`` when a program is compiled, in the order of the program; each has
-exchanges in one order. What must overlap takes another ``lane``: a communicator of its own for the same ranks.
+Communicators are made on first use, in the order of the program: a program runs once before it becomes a graph.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -97,14 +96,9 @@ class NcclEngine:
         self.rank = engines.rank_in(world.rank, mesh, self.members)
         self.coordinates = engines.coordinates_of(self.rank, mesh)
         self._nccl = library() if nccl is None else nccl
-        self._groups: dict[tuple[tuple[str, ...], int], _Group] = {}
+        self._groups: dict[tuple[str, ...], _Group] = {}
         world.watchdog.checks.append(self._asynchronous_error)
         world.watchdog.aborts.append(self.abort)
-
-    def prepare(self, axes: Iterable[tuple[str, ...]], lane: int = 0) -> None:
-        """Make the communicators of these sets of axes; all ranks call it with the same, in the same order."""
-        for one in axes:
-            self._group(one, lane)
 
     def exchange(self, kind: str, x: Any, axes: tuple[str, ...], **options: Any) -> Any:
         """See ``engine.Engine``; of an array of CuPy it gives one, on the device's work stream."""
@@ -117,19 +111,15 @@ class NcclEngine:
             out = stacked.exchange(transport, kind, given, **options)
         return out if isinstance(x, cupy.ndarray) else out.get(stream=stream)
 
-    def enqueue(
-        self, exchanges: Sequence[Exchange], axes: tuple[str, ...], stream: Any, *, lane: int = 0
-    ) -> None:
+    def enqueue(self, exchanges: Sequence[Exchange], axes: tuple[str, ...], stream: Any) -> None:
         """Put exchanges on a stream (``cupy.cuda.Stream``), whose device must be current; several go as one.
 
-        Args:
-          lane: which of the communicators of ``axes``.
         Raises:
           UnsupportedError: NCCL has no sums of a dtype.
         """
         if not exchanges:
             return
-        group = self._group(axes, lane)
+        group = self._group(axes)
         calls = [group.call(self._nccl, e, stream.ptr) for e in exchanges]
         members = [self.members[r] for r in group.ranks]
         kinds = dict.fromkeys(e.kind for e in exchanges)
@@ -152,21 +142,21 @@ class NcclEngine:
         for group in self._groups.values():
             group.comm.abort()
 
-    def _group(self, axes: tuple[str, ...], lane: int = 0) -> _Group:
-        group = self._groups.get((axes, lane))
+    def _group(self, axes: tuple[str, ...]) -> _Group:
+        group = self._groups.get(axes)
         if group is None:
             ranks = engines.group_of(self.rank, self.mesh, axes)
             members = [self.members[r] for r in ranks]
             mine = self._nccl.get_unique_id() if self.rank == ranks[0] else b""
             with self.world.recorder.during("communicator", axes, 0, members):
-                name = f"NCCL over {','.join(axes)}, lane {lane}"
+                name = f"NCCL over {','.join(axes)}"
                 unique = self.world.gather(name, bytes(mine), members)[0]
                 comm = self._nccl.NcclCommunicator(len(ranks), unique, ranks.index(self.rank))
-            group = self._groups[axes, lane] = _Group(comm, ranks, self.rank)
+            group = self._groups[axes] = _Group(comm, ranks, self.rank)
         return group
 
     def _asynchronous_error(self) -> str | None:
-        for (axes, _), group in tuple(self._groups.items()):
+        for axes, group in tuple(self._groups.items()):
             try:
                 group.comm.check_async_error()
             except Exception as e:  # the classes of its errors are the library's

@@ -115,6 +115,11 @@ class StoreServer:
             watchers = list(self._watchers.values())
         self._tell(watchers, "abort", text)
 
+    def hear_out(self, rank: int, seconds: float) -> None:
+        """Wait, at most that long, until all that a process said which has ended has come here: its last words too."""
+        with self._changed:
+            self._wait_for(lambda: rank not in self._watchers or self.failure is not None, seconds)
+
     def close(self, seconds: float = 0.0) -> None:
         """Stop, after waiting that long for those who still watch to say goodbye."""
         with self._changed:
@@ -180,6 +185,8 @@ class StoreServer:
 
     def _watch(self, connection: socket.socket, rank: int, name: str) -> None:
         with self._changed:
+            with contextlib.suppress(OSError):  # one that is gone already is registered: it has died
+                send(connection, "watching")  # first, as the lock lets nobody else send here yet
             other = self._names.setdefault(rank, name)
             if other == name:
                 self._watchers[rank] = connection
@@ -327,13 +334,16 @@ class Store:
 def watch(host: str, port: int, rank: int, name: str, *, deadline: float) -> socket.socket:
     """A connection on which the server says ``["abort", why]`` when a rank fails, ``["ended", rank]`` when one ends.
 
-    The rank sends ``"fail", why`` to end the job, and ``"bye"`` before it closes the connection.
+    The rank sends ``"fail", why`` to end the job, and ``"bye"`` before it closes the connection. From the return of
+    this function on the server knows of the rank, and takes a silent end of the connection for its death.
 
     Args:
       rank, name: who watches, for messages about its own end.
+    Raises:
+      CollectiveError: no server answers.
     """
     store = Store(host, port, deadline=deadline)
-    send(store._connection, "watch", rank, name)
+    store._ask("the watch over the job", "watch", rank, name)
     return store._connection
 
 

@@ -58,7 +58,6 @@ def exchanges(world):
     """All exchanges on a mesh of two axes give what simulated devices give, bit for bit."""
     mesh = AbstractMesh((2, world.size // 2), ("x", "y"))
     engine = MpiEngine(world, mesh)
-    engine.prepare([("x",), ("y",)])
     got = trials(engine, world.rank)
     want = run_ranks(mesh, lambda rank: trials(engines.current(), rank))[world.rank]
     for a, b in zip(got, want, strict=True):

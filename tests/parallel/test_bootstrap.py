@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import zlib
 
 import pytest
@@ -301,3 +302,20 @@ def test_what_is_not_ours_is_not_answered(server, clients):
     (a,) = clients(1)
     a.set("still", b"here")
     assert a.get("still") == b"here"
+
+
+def test_last_words_are_heard_out(monkeypatch, server):
+    """Who fails and ends at once is not taken for one that said nothing, however late the server comes to it."""
+    receive = store.receive
+
+    def late(connection):
+        time.sleep(0.2)
+        return receive(connection)
+
+    monkeypatch.setattr(store, "receive", late)
+    connection = store.watch("127.0.0.1", server.port, 1, "a process", deadline=5.0)
+    store.send(connection, "fail", "rank 1 has failed: a reason")
+    connection.close()
+    server.hear_out(1, 10.0)
+    assert server.failure == "rank 1 has failed: a reason"
+    server.hear_out(7, 10.0)  # which never came

@@ -163,17 +163,25 @@ def test_threads_are_kept_for_the_next_run_and_runs_may_nest():
 
 def test_an_interrupt_ends_the_run(monkeypatch):
     def interrupt(crew, function):
-        threading.Timer(0.05, signal.raise_signal, [signal.SIGINT]).start()
+        main = threading.main_thread().ident
+        threading.Timer(0.05, signal.pthread_kill, [main, signal.SIGINT]).start()
         run(crew, function)
+
+    released = threading.Event()
 
     def function(rank):
         if rank == 0:
-            time.sleep(0.2)
+            released.wait(20)
         return engine.current().exchange("all_reduce", PARTS[0], ("x",), op="sum")
 
     run = thread_engine._Crew.run
-    with monkeypatch.context() as patch:
-        patch.setattr(thread_engine._Crew, "run", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            run_ranks(mesh_of(2), function)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background ignore it
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(thread_engine._Crew, "run", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                run_ranks(mesh_of(2), function)
+    finally:
+        signal.signal(signal.SIGINT, before)
+        released.set()
     assert run_ranks(mesh_of(2), lambda rank: rank) == [0, 1]
