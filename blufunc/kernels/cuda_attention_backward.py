@@ -47,7 +47,7 @@ attention_query_gradient(const element *q, const element *k, const element *v, c
   load_tile<ROWS>(rows + tile_bytes(ROWS), rows_at(dout, p.dout, batch, head, first), p.dout.token, there_are);
   load_tile<ROWS>(stages + STAGE, rows_at(out, p.out, batch, head, first), p.out.token, there_are);
   end_of_copies();
-  if (list.count) load_keys(0);
+  if (!MASKED || list.count) load_keys(0);
   else end_of_copies();
   wait_for_copies<1>();
   __syncthreads();
@@ -243,7 +243,7 @@ attention_key_gradient(const element *q, const element *k, const element *v, con
             if (SLOPED) slopes[m][i / 4][i % 4] = slope;
           }
       }
-      if ((CAUSAL && start < row + 16 * SLABS - 1) || partial) {
+      if ((CAUSAL && start < row + 16 * SLABS - 1) || (MASKED && partial)) {
 #pragma unroll
         for (int m = 0; m < SLABS; ++m)
 #pragma unroll

@@ -91,7 +91,7 @@ attention_forward(const element *q, const element *k, const element *v, element 
 
   load_tile<ROWS>(rows, rows_at(q, p.q, batch, head, first), p.q.token, p.queries - first);
   end_of_copies();
-  if (list.count) load_keys(0);
+  if (!MASKED || list.count) load_keys(0);
   else end_of_copies();
   wait_for_copies<1>();
   __syncthreads();
