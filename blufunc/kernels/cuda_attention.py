@@ -4,6 +4,9 @@ Kernels, stage 8, above ``cuda_attention_forward`` and ``cuda_attention_backward
 ``cuda_attention_mods``, which has what users do with scores. Arrays are
 given by their addresses; where their elements are, by strides, so that the queries, keys and values may be parts of
 one array. Nothing is allocated and nothing waits for the host: a graph can have it.
+
+Elements are bfloat16 or float16; or, with ``parts``, float32 as that many numbers of float16 (``split_attention.py``),
+which are side by side: first parts of all features of a row, then the second ones. Results are then float32.
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ import numpy as np
 from blufunc import errors
 from blufunc.core import dtypes
 from blufunc.kernels import cuda_attention_mods, cuda_mma, cuda_runtime, nvrtc
-from blufunc.kernels.cuda_attention_backward import KEY_GRADIENT, QUERY_GRADIENT
-from blufunc.kernels.cuda_attention_forward import COMMON, FORWARD
+from blufunc.kernels.cuda_attention_backward import GRADIENTS, KEY_GRADIENT, QUERY_GRADIENT
+from blufunc.kernels.cuda_attention_forward import COMMON, FORWARD, PLAIN_UNITS, UNITS
 from blufunc.kernels.cuda_attention_mods import Code
 from blufunc.kernels.cuda_prelude import with_prelude
 
@@ -93,6 +96,7 @@ class Kernel(NamedTuple):
       tiles: of a block's rows, in shared memory.
       warps: how work is divided where products are those of warps: up to 64 features, and beyond.
       groups: likewise where they are those of four warps.
+      two_warps, two_groups: the same for operands of two parts.
     """
 
     entry: str
@@ -102,10 +106,13 @@ class Kernel(NamedTuple):
     tiles: int
     warps: tuple[Tiling, Tiling]
     groups: tuple[Tiling, Tiling]
+    two_warps: tuple[Tiling, Tiling]
+    two_groups: tuple[Tiling, Tiling]
 
-    def tiling(self, features: int, arch: str, code: Code = NO_CODE) -> Tiling:
+    def tiling(self, features: int, arch: str, code: Code = NO_CODE, parts: int = 0) -> Tiling:
         """How it divides its work on an architecture: what is done with scores wants registers, too."""
-        tiling = (self.groups if arch == "sm_90a" else self.warps)[features > 64]
+        groups, warps = (self.two_groups, self.two_warps) if parts == 2 else (self.groups, self.warps)
+        tiling = (groups if arch == "sm_90a" else warps)[features > 64]
         if code is NO_CODE:
             return tiling
         full = tiling.groups and self.of_keys and features > 64  # of sums, which stay in registers
@@ -135,11 +142,11 @@ class Kernel(NamedTuple):
             code, shape.batch, shape.heads, *self.tiles_of(shape, tiling)
         )
 
-    def shared_bytes(self, features: int, tiling: Tiling) -> int:
+    def shared_bytes(self, features: int, tiling: Tiling, parts: int = 0) -> int:
         """Of a block: its own tiles, and two stages of what it goes over."""
         # of numbers for each column, after which tiles are to lie at multiples of 1024
         pairs = -(-8 * tiling.columns // 1024) * 1024 if self.of_keys else 0
-        return 2 * features * (self.tiles * tiling.rows + 4 * tiling.columns) + 2 * pairs
+        return max(parts, 1) * 2 * features * (self.tiles * tiling.rows + 4 * tiling.columns) + 2 * pairs
 
 
 FORWARD_KERNEL = Kernel(
@@ -150,24 +157,30 @@ FORWARD_KERNEL = Kernel(
     tiles=1,
     warps=(Tiling(2, 128, 64, 64, 2), Tiling(1, 128, 64, 64, 2)),
     groups=(Tiling(1, 128, 64, 64, 4, groups=True), Tiling(1, 128, 64, 64, 2, groups=True)),
+    two_warps=(Tiling(1, 128, 64, 64, 2), Tiling(1, 128, 32, 32, 1)),
+    two_groups=(Tiling(1, 128, 64, 64, 2, groups=True), Tiling(1, 256, 64, 64, 1, groups=True)),
 )
 QUERY_KERNEL = Kernel(
     "attention_query_gradient",
-    QUERY_GRADIENT,
+    GRADIENTS + QUERY_GRADIENT,
     ("q", "k", "v", "out", "lse", "dout", "dq", "scratch"),
     of_keys=False,
     tiles=2,
     warps=(Tiling(2, 128, 64, 32, 2), Tiling(1, 128, 64, 32, 2)),
     groups=(Tiling(1, 128, 64, 64, 4, groups=True), Tiling(1, 128, 64, 64, 2, groups=True)),
+    two_warps=(Tiling(1, 128, 64, 32, 2), Tiling(1, 128, 16, 16, 1)),
+    two_groups=(Tiling(1, 128, 64, 64, 2, groups=True), Tiling(1, 256, 32, 32, 1, groups=True)),
 )
 KEY_KERNEL = Kernel(
     "attention_key_gradient",
-    KEY_GRADIENT,
+    GRADIENTS + KEY_GRADIENT,
     ("q", "k", "v", "dout", "dk", "dv", "scratch"),
     of_keys=True,
     tiles=2,
     warps=(Tiling(1, 128, 64, 16, 3), Tiling(1, 128, 64, 16, 2)),
     groups=(Tiling(1, 128, 64, 64, 2, groups=True), Tiling(1, 128, 64, 64, 2, groups=True)),
+    two_warps=(Tiling(1, 128, 64, 16, 2), Tiling(1, 128, 16, 16, 1)),
+    two_groups=(Tiling(1, 128, 64, 64, 2, groups=True), Tiling(1, 256, 32, 32, 1, groups=True)),
 )
 _PADDING = 128
 """Rows of scratch memory come in this number: a multiple of all tiles. The query kernel writes those of its tiles, and
@@ -199,11 +212,19 @@ def refused(shape: Shape, dtype: np.dtype, strides: Sequence[Strides], arch: str
 
 
 def source(
-    kernel: Kernel, dtype: np.dtype, features: int, causal: bool, tiling: Tiling, code: Code = NO_CODE
+    kernel: Kernel,
+    dtype: np.dtype,
+    features: int,
+    causal: bool,
+    tiling: Tiling,
+    code: Code = NO_CODE,
+    parts: int = 0,
 ) -> str:
     """The CUDA C++ of one kernel, behind its prelude; lengths, heads and strides are arguments."""
     constants = {
         "FEATURES": features,
+        "PARTS": max(parts, 1),
+        "SLICE": cuda_mma.slice_of(features, parts),
         "THREADS": tiling.threads,
         "SLABS": tiling.slabs,
         "COLUMNS": tiling.columns,
@@ -211,15 +232,15 @@ def source(
         "BLOCKS": tiling.blocks,
     }
     head = "".join(f"constexpr int {name} = {value};\n" for name, value in constants.items())
-    flags = {"CAUSAL": causal, "OF_KEYS": kernel.of_keys}
+    flags = {"CAUSAL": causal, "OF_KEYS": kernel.of_keys, "WIDE": parts > 0}
     head += "".join(f"constexpr bool {name} = {str(value).lower()};\n" for name, value in flags.items())
-    products = cuda_mma.text(dtype.name, group_sizes(features, tiling))
-    return head + products + code.text + COMMON + kernel.body
+    products = cuda_mma.text(dtype.name, group_sizes(features, tiling, parts))
+    return head + products + code.text + (UNITS if parts else PLAIN_UNITS) + COMMON + kernel.body
 
 
-def group_sizes(features: int, tiling: Tiling) -> cuda_mma.GroupSizes | None:
+def group_sizes(features: int, tiling: Tiling, parts: int = 0) -> cuda_mma.GroupSizes | None:
     """The numbers of columns of products that four warps make together; None if they do not."""
-    return cuda_mma.GroupSizes(tiling.inner, features) if tiling.groups else None
+    return cuda_mma.GroupSizes(tiling.inner, cuda_mma.slice_of(features, parts)) if tiling.groups else None
 
 
 def problem(kernel: Kernel, shape: Shape, scale: float, strides: Mapping[str, Strides]) -> bytes:
