@@ -26,7 +26,7 @@ constexpr int DOWN = 30 + (FEATURES > 64 ? 7 : FEATURES > 32 ? 6 : FEATURES > 16
 constexpr float LOWERED = WIDE ? 1.0f / (1ll << DOWN) : 1;
 // what multiplies a sum over products with dS, but for the unit of the other operand
 inline float unit_of_scores(float scale, const Units &units) {
-  return scale * (WIDE ? units.dout * units.v * (float)(1ll << (DOWN - 14)) : 1);
+  return scale * (WIDE ? units.dout * (float)(1ll << (DOWN - 14)) * units.v : 1);
 }
 """
 """What both kernels have before their own text."""
@@ -77,12 +77,13 @@ static_assert(WIDE || ROWS <= 2 * COLUMNS, "the output's tile is where the secon
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_query_gradient(const element *q, const element *k, const element *v, const result *out, const float *lse,
-                         const element *dout, result *dq, float2 *numbers, UNITS EXTRAS const Problem p) {
+                         const element *dout, result *dq, float2 *numbers, IN_PARTS EXTRAS const Problem p) {
   const Place place = place_of(p.planes, p.section, (p.queries + ROWS - 1) / ROWS, CAUSAL);
   const int batch = place.plane / p.heads, head = place.plane % p.heads, first = place.tile * ROWS;
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * SLABS, there_are = p.queries - first;
   const int unit_end = first + warp_row / UNIT * UNIT + UNIT;
   const unsigned rows = shared_address(shared_memory), stages = rows + 2 * operand_bytes(ROWS);
+  const long long q_apart = APART(q), k_apart = APART(k), v_apart = APART(v), dout_apart = APART(dout);
   k = rows_at(k, p.k, batch, head / p.group, 0);
   v = rows_at(v, p.v, batch, head / p.group, 0);
   int tiles = (p.keys + COLUMNS - 1) / COLUMNS;
@@ -93,13 +94,14 @@ attention_query_gradient(const element *q, const element *k, const element *v, c
   auto load_keys = [&](int n) {
     const unsigned stage = stages + n % 2 * STAGE;
     const int t = list.tile(n);
-    load_operand<COLUMNS>(stage, k + t * COLUMNS * p.k.token, p.k.token, p.keys - t * COLUMNS);
-    load_operand<COLUMNS>(stage + STAGE / 2, v + t * COLUMNS * p.v.token, p.v.token, p.keys - t * COLUMNS);
+    load_operand<COLUMNS>(stage, k + t * COLUMNS * p.k.token, k_apart, p.k.token, p.keys - t * COLUMNS);
+    load_operand<COLUMNS>(stage + STAGE / 2, v + t * COLUMNS * p.v.token, v_apart, p.v.token, p.keys - t * COLUMNS);
     end_of_copies();
   };
 
-  load_operand<ROWS>(rows, rows_at(q, p.q, batch, head, first), p.q.token, there_are);
-  load_operand<ROWS>(rows + operand_bytes(ROWS), rows_at(dout, p.dout, batch, head, first), p.dout.token, there_are);
+  load_operand<ROWS>(rows, rows_at(q, p.q, batch, head, first), q_apart, p.q.token, there_are);
+  load_operand<ROWS>(rows + operand_bytes(ROWS), rows_at(dout, p.dout, batch, head, first), dout_apart, p.dout.token,
+                     there_are);
   load_results<ROWS>(stages + STAGE, rows_at(out, p.out, batch, head, first), p.out.token, there_are);
   end_of_copies();
   if (!MASKED || list.count) load_keys(0);
@@ -203,17 +205,19 @@ attention_query_gradient(const element *q, const element *k, const element *v, c
 """
 
 KEY_GRADIENT = r"""
-constexpr unsigned PAIRS = COLUMNS * sizeof(float2), STAGE = 2 * operand_bytes(COLUMNS) + 1024 * ((PAIRS + 1023) / 1024);
+constexpr unsigned PAIRS = COLUMNS * sizeof(float2);
+constexpr unsigned STAGE = 2 * operand_bytes(COLUMNS) + 1024 * ((PAIRS + 1023) / 1024);
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_key_gradient(const element *q, const element *k, const element *v, const element *dout, result *dk,
-                       result *dv, const float2 *numbers, UNITS EXTRAS const Problem p) {
+                       result *dv, const float2 *numbers, IN_PARTS EXTRAS const Problem p) {
   const Place place = place_of(p.planes, p.section, (p.keys + ROWS - 1) / ROWS, false);
   const int key_heads = p.heads / p.group, batch = place.plane / key_heads, key_head = place.plane % key_heads;
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * SLABS;
   const int first = place.tile * ROWS, there_are = p.keys - first, row = first + warp_row;
   const int unit_begin = first + warp_row / UNIT * UNIT;
   const unsigned rows = shared_address(shared_memory), stages = rows + 2 * operand_bytes(ROWS);
+  const long long q_apart = APART(q), k_apart = APART(k), v_apart = APART(v), dout_apart = APART(dout);
   // the queries that see these keys, for each head of the group one after the other
   const int begin = CAUSAL && !MASKED ? first / COLUMNS * COLUMNS : 0;
   int next_head = key_head * p.group, next = begin, stage = 0, steps = 0, next_visit = 0;
@@ -241,17 +245,18 @@ attention_key_gradient(const element *q, const element *k, const element *v, con
   if (MASKED && steps) advance();
   auto load_queries = [&] {
     const unsigned to = stages + stage * STAGE;
-    load_operand<COLUMNS>(to, rows_at(q, p.q, batch, next_head, next), p.q.token, p.queries - next);
-    load_operand<COLUMNS>(to + operand_bytes(COLUMNS), rows_at(dout, p.dout, batch, next_head, next), p.dout.token,
-                       p.queries - next);
+    load_operand<COLUMNS>(to, rows_at(q, p.q, batch, next_head, next), q_apart, p.q.token, p.queries - next);
+    load_operand<COLUMNS>(to + operand_bytes(COLUMNS), rows_at(dout, p.dout, batch, next_head, next), dout_apart,
+                          p.dout.token, p.queries - next);
     const float2 *from = numbers + (long long)(batch * p.heads + next_head) * p.padded + next;
     for (int i = threadIdx.x; i < COLUMNS / 2; i += THREADS)
       copy16(to + 2 * operand_bytes(COLUMNS) + i * 16, from + i * 2, true);
     end_of_copies();
   };
 
-  load_operand<ROWS>(rows, rows_at(k, p.k, batch, key_head, first), p.k.token, there_are);
-  load_operand<ROWS>(rows + operand_bytes(ROWS), rows_at(v, p.v, batch, key_head, first), p.v.token, there_are);
+  load_operand<ROWS>(rows, rows_at(k, p.k, batch, key_head, first), k_apart, p.k.token, there_are);
+  load_operand<ROWS>(rows + operand_bytes(ROWS), rows_at(v, p.v, batch, key_head, first), v_apart, p.v.token,
+                     there_are);
   end_of_copies();
   if (steps) load_queries();
   else end_of_copies();

@@ -15,25 +15,31 @@ what multiplies them back, numbers of a batch entry and key head. Results are th
 
 from __future__ import annotations
 
-PLAIN_UNITS = r"""
+PLAIN = r"""
 struct Units { static constexpr float q = 1, k = 1, v = 1, dout = 1; };
-#define UNITS
+#define IN_PARTS
+#define APART(operand) 0
 #define UNITS_OF(batch, key_head) Units{}
 inline float scale_of_products(float scale, const Units &) { return scale; }
 """
-"""What stands in the place of ``UNITS`` where operands are what they are."""
+"""What stands in the place of ``SPLIT`` where operands are what they are."""
 
-UNITS = r"""
+SPLIT = r"""
 struct Units { float q, k, v, dout; };
-#define UNITS const float *q_units, const float *k_units, const float *v_units, const float *dout_units,
-#define UNITS_OF(batch, key_head) units_at(q_units, k_units, v_units, dout_units, batch * (p.heads / p.group) + key_head)
+#define IN_PARTS \
+  const element *q_rest, const element *k_rest, const element *v_rest, const element *dout_rest, \
+  const float *q_units, const float *k_units, const float *v_units, const float *dout_units,
+#define APART(operand) ((long long)operand##_rest - (long long)operand) / (long long)sizeof(element)
+#define UNITS_OF(batch, key_head) \
+  units_at(q_units, k_units, v_units, dout_units, batch * (p.heads / p.group) + key_head)
 inline Units units_at(const float *q, const float *k, const float *v, const float *dout, int i) {
   return {q[i], k[i], v[i], dout ? dout[i] : 1};
 }
 // of scores; not zero, so that a score of minus infinity times this is one too
 inline float scale_of_products(float scale, const Units &units) { return fmaxf(scale * units.q * units.k, 1e-36f); }
 """
-"""The units of operands, as parameters of a kernel; the forward one has no ``dout``."""
+"""The second parts of operands and their units, as parameters of a kernel. Where there is one part, the former are not
+read; neither is what has to do with ``dout`` by the forward kernel."""
 
 COMMON = r"""
 struct Strides { long long batch, token, head; };
@@ -90,13 +96,14 @@ FORWARD = r"""
 constexpr unsigned STAGE = 2 * operand_bytes(COLUMNS);
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-attention_forward(const element *q, const element *k, const element *v, result *out, float *lse, UNITS
+attention_forward(const element *q, const element *k, const element *v, result *out, float *lse, IN_PARTS
                   EXTRAS const Problem p) {
   const Place place = place_of(p.planes, p.section, (p.queries + ROWS - 1) / ROWS, CAUSAL);
   const int batch = place.plane / p.heads, head = place.plane % p.heads, first = place.tile * ROWS;
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * SLABS;
   const int unit_end = first + warp_row / UNIT * UNIT + UNIT;
   const unsigned rows = shared_address(shared_memory), stages = rows + operand_bytes(ROWS);
+  const long long q_apart = APART(q), k_apart = APART(k), v_apart = APART(v);
   k = rows_at(k, p.k, batch, head / p.group, 0);
   v = rows_at(v, p.v, batch, head / p.group, 0);
   int tiles = (p.keys + COLUMNS - 1) / COLUMNS;
@@ -107,12 +114,12 @@ attention_forward(const element *q, const element *k, const element *v, result *
   auto load_keys = [&](int n) {
     const unsigned stage = stages + n % 2 * STAGE;
     const int t = list.tile(n);
-    load_operand<COLUMNS>(stage, k + t * COLUMNS * p.k.token, p.k.token, p.keys - t * COLUMNS);
-    load_operand<COLUMNS>(stage + STAGE / 2, v + t * COLUMNS * p.v.token, p.v.token, p.keys - t * COLUMNS);
+    load_operand<COLUMNS>(stage, k + t * COLUMNS * p.k.token, k_apart, p.k.token, p.keys - t * COLUMNS);
+    load_operand<COLUMNS>(stage + STAGE / 2, v + t * COLUMNS * p.v.token, v_apart, p.v.token, p.keys - t * COLUMNS);
     end_of_copies();
   };
 
-  load_operand<ROWS>(rows, rows_at(q, p.q, batch, head, first), p.q.token, p.queries - first);
+  load_operand<ROWS>(rows, rows_at(q, p.q, batch, head, first), q_apart, p.q.token, p.queries - first);
   end_of_copies();
   if (!MASKED || list.count) load_keys(0);
   else end_of_copies();

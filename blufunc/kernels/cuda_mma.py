@@ -9,9 +9,9 @@ A warp holds a matrix in **fragments**. Of 16 x 8 sums, lane ``l`` has ``[0], [1
 ``l % 4 * 2`` and the next, and ``[2], [3]`` eight rows below; two such fragments side by side, rounded and packed in
 pairs, are the left operand of 16 x 16 of the next product. So a chain of products needs no shared memory in between.
 
-Float32 is multiplied as sums of float16 (``split_attention.py``): an operand then has PARTS tiles, one behind the other
-in memory and in each of its rows, and of the products of parts all are added but that of the last two. Long sums are
-then added up outside of the tensor cores, which cut off what does not fit (``split_products.py`` says more).
+Float32 is multiplied as sums of float16 (``split_attention.py``): an operand then has PARTS arrays and tiles, and of
+the products of parts all are added but that of the last two. Long sums are then added up outside of the tensor cores,
+which cut off what does not fit (``split_products.py`` says more).
 
 The text wants ``ELEMENT`` defined, ``"bf16"`` or ``"f16"``, and constants FEATURES, a multiple of 16, THREADS, PARTS,
 1 or 2, SLICE (``slice_of``), and WIDE: whether results are float32.
@@ -112,11 +112,12 @@ template<int ROWS> inline void load_tile(unsigned tile, const element *from, lon
   }
 }
 
-// All parts of an operand, which are side by side in its rows.
-template<int ROWS> inline void load_operand(unsigned tile, const element *from, long long stride, int there_are) {
+// All parts of an operand: arrays alike, so many elements apart.
+template<int ROWS>
+inline void load_operand(unsigned tile, const element *from, long long apart, long long stride, int there_are) {
 #pragma unroll
   for (int part = 0; part < PARTS; ++part)
-    load_tile<ROWS>(tile + part * tile_bytes(ROWS), from + part * FEATURES, stride, there_are);
+    load_tile<ROWS>(tile + part * tile_bytes(ROWS), from + part * apart, stride, there_are);
 }
 
 // Rows of a tile, 16 in each of M slabs from `row` on, as left operands.
