@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from benchmarks import gpu_tables
+from benchmarks.cells import geometric_mean
 from benchmarks.peers import RESULTS
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
@@ -64,7 +65,7 @@ def _kernels(rows: list[dict]) -> list[str]:
             f"| {r['what']} | {r['blufunc']:.2f} ms | {r['jax']:.2f} ms | {r['ratio']:.2f} "
             f"| {rate:.1f} | {100 * rate / copy:.0f} |"
         )
-    mean = gpu_tables.geometric_mean(r["ratio"] for r in rows)
+    mean = geometric_mean(r["ratio"] for r in rows)
     return [*lines, "", f"Geometric mean of the ratios: {mean:.2f}."]
 
 
