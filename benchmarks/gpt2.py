@@ -95,16 +95,10 @@ def programs(o: argparse.Namespace, scratch: Path) -> Iterator[Program]:
     size = [f"--{name}={value}" for name, value in sizes.items()]
     for library in PRODUCTS:
         if not o.libraries or any(name.partition("-")[0] == library for name in o.libraries):
-            args = (
-                "--library",
-                library,
-                "--platform",
-                o.device,
-                "--precisions",
-                ",".join(o.precisions),
-                *size,
-            )
-            yield Program(library, PEERS + "products", args, {"products": ",".join(o.precisions)}, needs=20)
+            wanted = ",".join(o.precisions)
+            args = ["--library", library, "--platform", o.device, "--precisions", wanted, *size]
+            args += ["--square", "64"] if o.device == "cpu" else []
+            yield Program(library, PEERS + "products", tuple(args), {"products": wanted}, needs=20)
     found = list(trainers("gpt2", o, skip={"torch-reduce-overhead"}, extra=extra))
     yield from sorted(found, key=lambda p: p.library in SLOW)
 

@@ -10,9 +10,9 @@ ASKED = {"bf16": (1.15, 0.60), "tf32": (1.7, 0.60), "fp32": (2.5, 0.60)}
 
 HEAD = {  # by the figure that a row has, or makes of several
     "precision": "precision", "library": "library",
-    "tokens_s": "tokens/s", "rate": "of the best peer's", "asked": "asked", "step_ms": "step ms",
+    "tokens_s": "tokens/s", "rate": "of the best peer's rate", "asked": "rate asked", "step_ms": "step ms",
     "TFLOP_s": "model TFLOP/s", "of_square": "% of 8192^3", "of_products": "% of its products",
-    "most_GB": "device GB", "memory": "of the best peer's", "asked_memory": "asked", "peak_GB": "arrays GB",
+    "most_GB": "device GB", "memory": "of the best peer's memory", "asked_memory": "asked", "peak_GB": "arrays GB",
     "first_step_s": "first step s", "warm_s": "from warm cache s", "last": "last loss", "apart": "losses apart",
 }  # fmt: skip
 
@@ -50,7 +50,9 @@ def training(record: dict, rows: list[dict]) -> list[str]:
                 }
             body.append(cells)
     shown = [key for key in HEAD if any(cells.get(key) for cells in body)]
-    lines = grid([HEAD[key] for key in shown], [[cells.get(key, "") for key in shown] for cells in body])
+    lines = (
+        grid([HEAD[k] for k in shown], [[cells.get(k, "") for k in shown] for cells in body]) if body else []
+    )
     counts = sorted({len(r["losses"]) for r in steps if "losses" in r})
     told = [f"Losses are of {' or '.join(map(str, counts))} steps."] if counts else []
     told += [

@@ -32,6 +32,7 @@ TITLES = {
     "gpu_copy": "Copying memory on the GPU",
     "gpu_ops": "What a call costs on the GPU",
     "gpu_kernels": "Kernels on the GPU",
+    "gpu_attention": "Causal attention on the GPU",
     "gpu_gpt2": "GPT-2 124M's training step",
     "gpu_gpt2_curves": "GPT-2's losses and gradients beside PyTorch's",
     "gpu_small": "A small model's training step",
@@ -106,6 +107,24 @@ def _kernels(record: dict, rows: list[dict]) -> list[str]:
     return grid(head, body) + ([] if mean is None else ["", f"Geometric mean of the ratios: {mean:.3f}."])
 
 
+def _attention(record: dict, rows: list[dict]) -> list[str]:
+    """Times with errors against float64 behind them; peers in IEEE arithmetic are those of float32_tc, too."""
+    names, body = libraries(rows), []
+    peers = {r["what"]: {} for r in rows}
+    for r in rows:
+        if r["precision"] == "fp32" and not is_ours(r["library"]):
+            peers[r["what"]][r["library"]] = r
+    for precision in dict.fromkeys(r["precision"] for r in rows):
+        for what, row in by([r for r in rows if r["precision"] == precision], "what").items():
+            beside = row if precision != "float32_tc" else peers[what] | row
+            which = "gradient_error" if "backward" in what else "out_error"
+            cells = [f"{three(r['ms'])} ({r[which]:.0e})" if (r := row.get(n)) else "" for n in names]
+            rate = number(row.get(OURS, {}).get("TFLOP_s"), 0)
+            body.append([precision, what, *cells, rate, number(ratio(beside, "ms"))])
+    head = ["precision", "milliseconds (error)", *names, "blufunc's TFLOP/s", "best peer / blufunc"]
+    return grid(head, body)
+
+
 def check(row: dict[str, dict]) -> float | None:
     """By how much our results differ from the first peer's, as a part of the largest; None if by rounding alone."""
     peers = [r["check"] for library, r in row.items() if library != OURS and "check" in r]
@@ -169,6 +188,7 @@ _BODIES: dict[str, Callable[[dict, list[dict]], list[str]]] = {
     "gpu_copy": _copies,
     "gpu_ops": _calls,
     "gpu_kernels": _kernels,
+    "gpu_attention": _attention,
     "gpu_gpt2": gpt2_tables.training,
     "gpu_small": gpt2_tables.training,
     "gpu_gpt2_curves": gpt2_tables.curves,
