@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from benchmarks import gpt2_tables
+from benchmarks import gpt2_tables, timeline
 from benchmarks.cells import (
     OURS,
     by,
@@ -38,6 +38,7 @@ TITLES = {
     "gpu_small": "A small model's training step",
     "gpu_repro": "Two runs from one key",
     "gpu_multi": "GPT-2 124M over several GPUs",
+    "gpu_timeline": "One step of GPT-2 124M on the first GPU",
 }
 
 
@@ -171,6 +172,27 @@ def _several(record: dict, rows: list[dict]) -> list[str]:
     return grid(head, body)
 
 
+def _timelines(record: dict, rows: list[dict]) -> list[str]:
+    """What the first device did in one step, in milliseconds."""
+    body = []
+    for r in rows:
+        found = r["timeline"]
+        classes = [
+            found["classes"].get(kind, {}).get("us", 0.0) for kind in (*timeline.CLASSES, timeline.OTHERS)
+        ]
+        times = [
+            found["step_us"],
+            *classes,
+            *(found[k] for k in ("only_nccl_us", "nccl_beside_us", "idle_us")),
+        ]
+        beside = found["products"]
+        slower = beside["us"] / beside["alone_us"] if beside["times"] else None
+        cells = [number(us / 1e3) for us in times]
+        body.append([r["library"], r["layout"], str(r["gpus"]), number(r["step_ms"]), *cells, number(slower)])
+    head = ["library", "layout", "GPUs", "step", "step recorded", *timeline.CLASSES, timeline.OTHERS]
+    return grid([*head, "only NCCL", "NCCL beside", "idle", "products beside NCCL / alone"], body)
+
+
 def _repeated(record: dict, rows: list[dict]) -> list[str]:
     runs: dict[tuple[str, str], list[dict]] = {}
     for r in rows:
@@ -194,4 +216,5 @@ _BODIES: dict[str, Callable[[dict, list[dict]], list[str]]] = {
     "gpu_gpt2_curves": gpt2_tables.curves,
     "gpu_repro": _repeated,
     "gpu_multi": _several,
+    "gpu_timeline": _timelines,
 }

@@ -34,6 +34,7 @@ class Trainer:
       start: puts the initial weights and a fresh optimizer's state on the device, in the place of what was there.
       load: puts batches of tokens, int32 [n, batch, context + 1], on the device.
       step: takes training step ``i``, with batch ``i`` modulo n, waits for it, and returns its loss.
+      settle: waits for all that steps have put on the device, which may go on when their losses are there.
       gradients: the loss of the first batch and the gradients in the tree of ``weights``; trains nothing.
       after: what else to tell when steps are taken, such as the most memory there was.
     """
@@ -41,6 +42,7 @@ class Trainer:
     start: Callable[[], None]
     load: Callable[[np.ndarray], None]
     step: Callable[[int], Any]
+    settle: Callable[[], Any]
     gradients: Callable[[], tuple[float, Any]]
     after: Callable[[], dict]
 

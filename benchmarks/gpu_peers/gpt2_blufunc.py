@@ -112,7 +112,7 @@ def trainer(o: argparse.Namespace) -> gpt2.Trainer:
         return memory(o.platform) | ({"parameters": fingerprint(kept[0])} if o.hash else {})
 
     gradients = lambda: bf.jit(bf.value_and_grad(loss))(kept[0], batches[0])
-    return gpt2.Trainer(start, load, step, gradients, after)
+    return gpt2.Trainer(start, load, step, lambda: bf.block_until_ready(kept), gradients, after)
 
 
 def mesh_of(o: argparse.Namespace) -> bf.Mesh | None:

@@ -87,7 +87,7 @@ def main() -> None:
         return {name: known[key] / 1e9 for key, name in names.items() if known.get(key)}
 
     gradients = lambda: jax.jit(jax.value_and_grad(loss))(kept[0], batches[0])
-    gpt2.run(o, gpt2.Trainer(start, load, step, gradients, memory))
+    gpt2.run(o, gpt2.Trainer(start, load, step, lambda: jax.block_until_ready(kept), gradients, memory))
 
 
 if __name__ == "__main__":

@@ -136,9 +136,12 @@ def main() -> None:
         loss = loss.detach()
         if ranks > 1:
             dist.all_reduce(loss)
+        wait()
+        return loss / ranks
+
+    def wait():
         if on_gpu:
             torch.cuda.synchronize()
-        return loss / ranks
 
     def gradients():
         loss = loss_of(batches[0])
@@ -158,7 +161,7 @@ def main() -> None:
             "device_GB": (total - free) / 1e9,
         }
 
-    gpt2.run(o, gpt2.Trainer(start, load, step, gradients, memory), leads=not rank)
+    gpt2.run(o, gpt2.Trainer(start, load, step, wait, gradients, memory), leads=not rank)
     if ranks > 1:
         dist.destroy_process_group()
 
