@@ -12,7 +12,8 @@ HEAD = {  # by the figure that a row has, or makes of several
     "precision": "precision", "library": "library",
     "tokens_s": "tokens/s", "rate": "of the best peer's rate", "asked": "rate asked", "step_ms": "step ms",
     "TFLOP_s": "model TFLOP/s", "of_square": "% of 8192^3", "of_products": "% of its products",
-    "most_GB": "device GB", "memory": "of the best peer's memory", "asked_memory": "asked", "peak_GB": "arrays GB",
+    "most_GB": "device GB", "memory": "of the best peer's memory", "asked_memory": "memory asked",
+    "peak_GB": "arrays GB",
     "first_step_s": "first step s", "warm_s": "from warm cache s", "last": "last loss", "apart": "losses apart",
 }  # fmt: skip
 

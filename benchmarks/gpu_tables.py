@@ -175,7 +175,7 @@ def _several(record: dict, rows: list[dict]) -> list[str]:
 def _timelines(record: dict, rows: list[dict]) -> list[str]:
     """What the first device did in one step, in milliseconds."""
     body = []
-    for r in rows:
+    for r in (r for r in rows if "timeline" in r):
         found = r["timeline"]
         classes = [
             found["classes"].get(kind, {}).get("us", 0.0) for kind in (*timeline.CLASSES, timeline.OTHERS)
