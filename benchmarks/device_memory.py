@@ -38,7 +38,11 @@ class Watch:
 
     def _watch(self) -> None:
         while not self._over.wait(INTERVAL):
-            now = self.used()
+            try:
+                now = self.used()
+            except OSError:
+                self.peak = None  # no figure is better than one of a part of the time
+                return
             self._least = min(self._least, now)  # what others have just left may still go at the start
             self.peak = max(self.peak, now - self._least)
 

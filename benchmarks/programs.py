@@ -153,6 +153,7 @@ class Record:
             print(f"{program.library}: left out, {left:.0f} s are left, {program.tags}", flush=True)
             self.save()
             return []
+        print(f"{program.library}: begins, at most {limit:.0f} s, {program.tags}", flush=True)
         start, before = time.monotonic(), len(self.contents["rows"])
         with tempfile.TemporaryFile("w+") as words:
             with device_memory.Watch(self.options.device) as memory:

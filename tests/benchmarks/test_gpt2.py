@@ -209,18 +209,17 @@ def test_gradients_go_to_a_file(tmp_path, capsys):
 
 def test_products_are_those_of_the_model():
     """Three times as many operations as forward alone, which are 2 for each weight and token."""
-    o = shared.parser().parse_args([])
-    o.square = 8192
+    o = shared.parser().parse_args(["--layers=2", "--width=3", "--vocab=5", "--context=7", "--batch=2"])
+    o.square = 4
     found = list(products.cases(o))
     assert len({c.product for c in found}) == len(found) == 16
     weights = o.layers * 12 * o.width**2 + o.vocab * o.width
     assert sum(c.count * c.flops for c in found) == 6 * o.batch * o.context * weights
-    assert found[0].flops == 2 * 8192**3
+    assert found[0].flops == 2 * 4**3
     for c in found:
-        x, y = (np.zeros((s[0] // 256 or 1, s[1] // 256 or 1), np.float32) for s in (c.x, c.y))
-        m, n = products.FORMS[c.form](x, y).shape
-        k = x.shape[0] if c.form == "x.T @ y" else x.shape[1]
-        assert 2 * m * n * k * 256**3 == c.flops
+        m, n = products.FORMS[c.form](np.zeros(c.x), np.zeros(c.y)).shape
+        terms = c.x[0] if c.form == "x.T @ y" else c.x[1]
+        assert 2 * m * n * terms == c.flops
 
 
 # -- blufunc's program -----------------------------------------------------------------------------
@@ -381,6 +380,21 @@ def test_the_most_memory_that_was_taken(seen, peak, monkeypatch):
     with device_memory.Watch("cuda", used) as watch:
         time.sleep(0.05)
     assert watch.peak == peak
+
+
+def test_a_driver_that_stops_answering_leaves_no_figure(monkeypatch):
+    monkeypatch.setattr(device_memory, "INTERVAL", 0.0)
+    answers = iter([100, 700])
+
+    def used():
+        try:
+            return next(answers)
+        except StopIteration:
+            raise OSError("error 15") from None
+
+    with device_memory.Watch("cuda", used) as watch:
+        time.sleep(0.05)
+    assert watch.peak is None
 
 
 def test_a_cpu_has_no_device_memory():
