@@ -63,13 +63,14 @@ def _circumstances(record: dict) -> str:
 def _missing(record: dict) -> list[str]:
     """Sentences on what failed or was not run."""
     failed = sorted({_who(r) for r in record["rows"] if "error" in r})
-    left = sorted({f"{library} {tags.get('precision', '')}".strip() for library, tags in record["left_out"]})
+    left = sorted({_who({"library": library} | tags) for library, tags in record["left_out"]})
     sentences = [f"Failed: {'; '.join(failed)}."] if failed else []
     return sentences + ([f"Not run, for want of time: {'; '.join(left)}."] if left else [])
 
 
 def _who(row: dict) -> str:
-    return " ".join(str(row[k]) for k in ("library", "precision", "cache", "what") if k in row)
+    words = [str(row[k]) for k in ("library", "precision", "layout", "cache", "what") if k in row]
+    return " ".join([*words, *(["products"] if "products" in row else [])])
 
 
 # ------------------------------------------------------------------------------------------------ the parts

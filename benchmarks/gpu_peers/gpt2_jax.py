@@ -24,6 +24,8 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, help="divide batches of that many times --batch among devices")
     o = parser.parse_args()
     clock.emit_versions("jax", "optax")
+    if o.gpus and o.platform == "cpu":
+        jax.config.update("jax_num_cpu_devices", o.gpus)
     device = everywhere = divided = jax.devices(o.platform)[0]
     if o.gpus:
         devices = jax.devices(o.platform)[: o.gpus]

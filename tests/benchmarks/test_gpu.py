@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import blufunc as bf
-from benchmarks import gpu, kernel_cases, programs
+from benchmarks import device_memory, gpu, kernel_cases, programs
 from benchmarks.gpu_peers import clock, gpt2, kernel_shapes
 from examples.gpt import model
 
@@ -103,6 +103,13 @@ def test_merging_replaces_what_is_run_again(record):
     record(GOOD)
     found = record(GOOD.replace("2.0", "3.0"), words=("--merge", "--libraries", "blufunc"))
     assert [r["us"] for r in found["rows"]] == [3.0]
+
+
+def test_rows_have_the_most_memory_of_the_device(record, monkeypatch):
+    answers = iter([1e9, 3.5e9])
+    monkeypatch.setattr(device_memory, "reader", lambda: lambda: next(answers, 2e9))
+    found = record(GOOD + "import time; time.sleep(0.3)")
+    assert [r["most_GB"] for r in found["rows"]] == [2.5]
 
 
 # -- what the programs share -----------------------------------------------------------------------
