@@ -29,40 +29,58 @@ def training(record: dict, rows: list[dict]) -> list[str]:
         peers = [r for r in row.values() if not is_ours(r["library"]) and "losses" in r]
         reference = peers[0]["losses"] if peers else None
         for name in libraries(list(row.values())):
-            r = row[name]
-            square, products = ceilings.get(precision, (None, None))
-            of = lambda rate, r=r: number(100 * r["TFLOP_s"] / rate, 0) if rate and "TFLOP_s" in r else ""
-            cells = {
-                **{k: number(r.get(k), d) for k, d in (("tokens_s", 0), ("step_ms", 2), ("TFLOP_s", 0))},
-                **{k: number(r.get(k), 2) for k in ("most_GB", "peak_GB")},
-                "precision": precision, "library": name, "of_square": of(square), "of_products": of(products),
-                "first_step_s": three(r["first_step_s"]), "warm_s": three(warm.get((precision, name))),
-                "last": number(r["losses"][-1], 4) if "losses" in r else "",
-                "apart": losses_apart(r.get("losses"), reference, precision),
-            }  # fmt: skip
-            if is_ours(name):
-                ahead, memory = ratio(row, "tokens_s", True, ours=name), best_peer(row, "most_GB")
-                share = r["most_GB"] / memory if memory and "most_GB" in r else None
-                least, most = asked.get(precision, (None, None))
-                cells |= {"rate": number(ahead, 3), "memory": number(share, 3)}
-                cells |= {
-                    "asked": f"{least:.2f}" if least and ahead else "",
-                    "asked_memory": f"{most:.2f}" if most and share else "",
-                }
-            body.append(cells)
+            cells = _figures(row[name], *ceilings.get(precision, (None, None)))
+            cells["warm_s"] = three(warm.get((precision, name)))
+            cells["apart"] = losses_apart(row[name].get("losses"), reference, precision)
+            body.append(cells | (_beside_peers(row, name, asked.get(precision)) if is_ours(name) else {}))
     shown = [key for key in HEAD if any(cells.get(key) for cells in body)]
-    lines = (
-        grid([HEAD[k] for k in shown], [[cells.get(k, "") for k in shown] for cells in body]) if body else []
-    )
+    cells_shown = [[cells.get(key, "") for key in shown] for cells in body]
+    return [*(grid([HEAD[key] for key in shown], cells_shown) if body else []), *_told(rows, steps, ceilings)]
+
+
+def _figures(r: dict, square: float | None, products: float | None) -> dict[str, str]:
+    """The cells of a row by itself; ``square`` and ``products``: the rates of the device, TFLOP/s."""
+    of = lambda rate: number(100 * r["TFLOP_s"] / rate, 0) if rate and "TFLOP_s" in r else ""
+    return {
+        "precision": r["precision"],
+        "library": r["library"],
+        **{
+            key: number(r.get(key), digits)
+            for key, digits in (("tokens_s", 0), ("step_ms", 2), ("TFLOP_s", 0))
+        },
+        **{key: number(r.get(key), 2) for key in ("most_GB", "peak_GB")},
+        "of_square": of(square),
+        "of_products": of(products),
+        "first_step_s": three(r["first_step_s"]),
+        "last": number(r["losses"][-1], 4) if "losses" in r else "",
+    }
+
+
+def _beside_peers(row: dict[str, dict], name: str, asked: tuple[float, float] | None) -> dict[str, str]:
+    """The cells that compare one of our rows with the best peers, and what is asked of it."""
+    rate, least = ratio(row, "tokens_s", True, ours=name), best_peer(row, "most_GB")
+    memory = row[name]["most_GB"] / least if least and "most_GB" in row[name] else None
+    cells = {"rate": number(rate, 3), "memory": number(memory, 3)}
+    if asked:
+        cells |= {
+            "asked": number(asked[0]) if rate else "",
+            "asked_memory": number(asked[1]) if memory else "",
+        }
+    return cells
+
+
+def _told(rows: list[dict], steps: list[dict], ceilings: dict[str, tuple]) -> list[str]:
+    """What stands below the table, behind an empty line."""
     counts = sorted({len(r["losses"]) for r in steps if "losses" in r})
     told = [f"Losses are of {' or '.join(map(str, counts))} steps."] if counts else []
-    told += [
-        f"Products in {precision}, the best of {', '.join(libraries(rows_of(rows, precision)))}: {square:,.0f} TFLOP/s "
-        f"for 8192^3, {products:,.0f} for those of a step."
-        for precision, (square, products) in ceilings.items()
-        if square and products
-    ]
-    return [*lines, "", *told] if told else lines
+    for precision, (square, products) in ceilings.items():
+        if square and products:
+            best = ", ".join(libraries(rows_of(rows, precision)))
+            told.append(
+                f"Products in {precision}, the best of {best}: {square:,.0f} TFLOP/s for 8192^3, "
+                f"{products:,.0f} for those of a step."
+            )
+    return ["", *told] if told else []
 
 
 def rows_of(rows: list[dict], precision: str) -> list[dict]:
@@ -71,10 +89,7 @@ def rows_of(rows: list[dict], precision: str) -> list[dict]:
 
 
 def rates(rows: list[dict]) -> dict[str, tuple[float | None, float | None]]:
-    """By precision: the TFLOP/s of the square product, and of all of a step's, each in its quickest library.
-
-    None where no library has the square, or where one of a step's products has no time.
-    """
+    """By precision: TFLOP/s of the square product, and of a step's that have times, each in its quickest library."""
     found = {}
     for precision in dict.fromkeys(r["precision"] for r in rows):
         best: dict[str, dict] = {}
