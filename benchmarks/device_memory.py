@@ -10,7 +10,7 @@ import ctypes
 import threading
 from collections.abc import Callable
 
-INTERVAL = 0.005  # seconds between two questions
+INTERVAL = 0.02  # seconds between two questions
 
 
 class Watch:

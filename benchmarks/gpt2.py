@@ -64,7 +64,7 @@ def main() -> None:
     deadline = time.monotonic() + options.limit
     with tempfile.TemporaryDirectory(prefix="blufunc-bench-") as scratch:
         planned = list(programs(options, Path(scratch)))
-        record = Record("gpt2", device(), options, planned)
+        record = Record("gpt2", device(), options, planned, data=options.data)
         record.run_all(planned, deadline, Path(scratch))
 
 

@@ -42,7 +42,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="blufunc-bench-") as folder:
         scratch = Path(folder)
         near, far = list(gradients(o, scratch)), list(curves(o, scratch))
-        record = Record("gpt2_curves", device(), o, near + far)
+        record = Record("gpt2_curves", device(), o, near + far, steps=o.steps, batch=o.batch)
         for program in near:
             rows = record.run(program, deadline, scratch)
             beside_float64(program, rows, scratch)

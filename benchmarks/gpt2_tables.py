@@ -35,7 +35,10 @@ def training(record: dict, rows: list[dict]) -> list[str]:
             body.append(cells | (_beside_peers(row, name, asked.get(precision)) if is_ours(name) else {}))
     shown = [key for key in HEAD if any(cells.get(key) for cells in body)]
     cells_shown = [[cells.get(key, "") for key in shown] for cells in body]
-    return [*(grid([HEAD[key] for key in shown], cells_shown) if body else []), *_told(rows, steps, ceilings)]
+    return [
+        *(grid([HEAD[key] for key in shown], cells_shown) if body else []),
+        *_told(record, rows, steps, ceilings),
+    ]
 
 
 def _figures(r: dict, square: float | None, products: float | None) -> dict[str, str]:
@@ -69,10 +72,11 @@ def _beside_peers(row: dict[str, dict], name: str, asked: tuple[float, float] | 
     return cells
 
 
-def _told(rows: list[dict], steps: list[dict], ceilings: dict[str, tuple]) -> list[str]:
+def _told(record: dict, rows: list[dict], steps: list[dict], ceilings: dict[str, tuple]) -> list[str]:
     """What stands below the table, behind an empty line."""
     counts = sorted({len(r["losses"]) for r in steps if "losses" in r})
-    told = [f"Losses are of {' or '.join(map(str, counts))} steps."] if counts else []
+    data = " on real text" if record.get("facts", {}).get("data") == "text" else ""
+    told = [f"Losses are of {' or '.join(map(str, counts))} steps{data}."] if counts else []
     for precision, (square, products) in ceilings.items():
         if square and products:
             best = ", ".join(libraries(rows_of(rows, precision)))

@@ -44,7 +44,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="blufunc-bench-") as scratch:
         for part in options.only:
             planned = list(programs(part, options, Path(scratch)))
-            Record(part, gpu, options, planned).run_all(planned, deadline, Path(scratch))
+            facts = {"data": options.data} if part == "gpt2" else {}
+            Record(part, gpu, options, planned, **facts).run_all(planned, deadline, Path(scratch))
 
 
 def _parser() -> argparse.ArgumentParser:

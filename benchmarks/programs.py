@@ -103,11 +103,18 @@ class Record:
     """The results of one part, on disk at every moment.
 
     ``gpu`` is what ``device()`` says; ``options`` are those of ``add_options``; ``programs`` are all that will run,
-    whose rows of before ``--merge`` does not keep; ``name`` is that of the file, if not the part's.
+    whose rows of before ``--merge`` does not keep; ``name`` is that of the file, if not the part's. ``facts`` are of
+    all rows, such as the number of steps: rows of before that had others are not kept either.
     """
 
     def __init__(
-        self, part: str, gpu: dict, options: argparse.Namespace, programs: Sequence[Program], name: str = ""
+        self,
+        part: str,
+        gpu: dict,
+        options: argparse.Namespace,
+        programs: Sequence[Program],
+        name: str = "",
+        **facts: object,
     ):
         out = Path(options.out)
         out.mkdir(parents=True, exist_ok=True)
@@ -117,12 +124,13 @@ class Record:
             "date": datetime.date.today().isoformat(),
             "gpu": gpu,
             "versions": {"python": platform.python_version(), "blufunc": blufunc.__version__},
+            "facts": facts,
             "rows": [],
             "left_out": [],
         }
         if options.merge and self.path.is_file():
             before = json.loads(self.path.read_text())
-            if same_device(before["gpu"], gpu):
+            if same_device(before["gpu"], gpu) and before.get("facts", facts) == facts:
                 again = {p.key for p in programs}
                 self.contents["versions"] = before["versions"] | self.contents["versions"]
                 self.contents["rows"] = [r for r in before["rows"] if _key(r) not in again]

@@ -99,6 +99,15 @@ def test_merging_keeps_rows_of_the_same_device_alone(record, uuid, kept):
     assert [r["us"] for r in found["rows"]] == kept
 
 
+def test_merging_keeps_rows_of_the_same_facts_alone(tmp_path):
+    o = options("--out", str(tmp_path), "--merge")
+    for steps, kept in ((200, 0), (200, 1), (100, 0)):
+        found = programs.Record("ops", {"name": "a device", "uuid": "GPU-1"}, o, [], steps=steps)
+        assert len(found.contents["rows"]) == kept
+        found.contents["rows"] = [{"library": "jax", "of": []}]
+        found.save()
+
+
 def test_merging_replaces_what_is_run_again(record):
     record(GOOD)
     found = record(GOOD.replace("2.0", "3.0"), words=("--merge", "--libraries", "blufunc"))

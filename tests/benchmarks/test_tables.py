@@ -130,6 +130,12 @@ def test_the_use_of_the_device_is_reckoned_by_the_quickest_products():
     assert told in found
 
 
+def test_the_data_are_named():
+    rows = [step("blufunc", 20.0, [5.0])]
+    assert "Losses are of 1 steps." in lines("gpu_gpt2", *rows)
+    assert "Losses are of 1 steps on real text." in lines("gpu_gpt2", *rows, facts={"data": "text"})
+
+
 def test_nothing_but_products_has_no_table_of_steps():
     found = lines("gpu_gpt2", product("torch", "square x @ w", 1.0, 800.0, count=0))
     assert not any(line.startswith("|") for line in found)
