@@ -183,7 +183,7 @@ SMALL = 1e-3, 1e3, 1e-9, 1e-12
         (Shape(1, 70, 90, 1, 1, 80), 2, True, "sm_90a", None, (1, 1, 1, 1)),
         (Shape(1, 70, 150, 1, 1, 256), 1, True, "sm_90a", None, (1, 1, 1, 1)),
         (Shape(1, 130, 130, 2, 1, 64), 1, True, "sm_80", None, (1, 1, 1, 1)),
-        (Shape(2, 67, 150, 2, 2, 64), 2, False, "sm_80", None, SMALL),
+        (Shape(1, 67, 90, 2, 2, 64), 2, False, "sm_80", None, SMALL),
         (Shape(1, 130, 130, 2, 1, 64), 2, True, "sm_80", TWO_SLABS, (1, 1, 1, 1)),
         (Shape(1, 70, 90, 1, 1, 128), 2, True, "sm_80", None, (1, 1, 1, 1)),
         (Shape(1, 70, 70, 1, 1, 16), 2, True, "sm_80", None, (1e-10, 1e10, 1e-10, 1e-8)),
