@@ -28,6 +28,7 @@ from blufunc.kernels.horizontal import groups, structure
 from blufunc.kernels.indices import Index
 from blufunc.kernels.launches import Launch, Scratch
 from blufunc.kernels.loopir import Buffer, Kernel, Lanes, Reduce, Rows, Store, post_order, values_of
+from blufunc.kernels.packed_gradients import with_packed_gradients
 from blufunc.kernels.plan import plan
 from blufunc.kernels.plan_types import Placement, Plan, Value
 from blufunc.kernels.plan_types import Step as PlanStep
@@ -187,7 +188,7 @@ def schedule(
     """
     if target.epilogues:
         jaxpr, origins = inline_bodies(jaxpr, lambda eqn: keep(eqn) or is_activation(eqn))
-        jaxpr = with_split_attention(jaxpr, origins)
+        jaxpr = with_packed_gradients(with_split_attention(jaxpr, origins), origins)
         if target.splits is not None:
             jaxpr = with_split_products(jaxpr, origins, target.splits)
         jaxpr, origins = with_activations(jaxpr, origins)
