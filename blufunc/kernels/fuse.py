@@ -69,6 +69,7 @@ class Region:
       eqns: the nodes, in order of dependence. Virtual equations are found through ``Fusion.virtual``.
       roles: what each of their results is in the frame.
       outputs: the results that others read; for a region without nodes, the virtual variables that it writes out.
+      again: the call that computes some of it a second time, as ``origins`` has it; 0: none does.
       numbers: virtual numbers that it writes at its end, computed of its totals.
       inputs: the variables in memory that it reads.
     """
@@ -76,6 +77,7 @@ class Region:
     frame: Frame
     eqns: list[Eqn] = field(default_factory=list)
     roles: dict[Var, str] = field(default_factory=dict)
+    again: int = 0
     outputs: list[Var] = field(default_factory=list)
     numbers: list[Var] = field(default_factory=list)
     inputs: list[Var] = field(default_factory=list)
@@ -263,6 +265,11 @@ class _Fuser:
         self.last_effect: int | None = None
         self.first_result: dict[Any, Var] = {}  # of loops and branches at points
         self.in_copies = _computed_in_copies(jaxpr)
+        self.readers: dict[Any, list[Eqn]] = {}
+        for eqn in jaxpr.eqns:
+            for a in eqn.invars:
+                if a.__class__ is not Literal:
+                    self.readers.setdefault(a, []).append(eqn)
 
     def run(self) -> Fusion:
         for eqn in self.jaxpr.eqns:
@@ -345,7 +352,7 @@ class _Fuser:
         out = eqn.outvars[0]
         points = eqn.invars[0] if eqn.prim in REDUCES else out
         role, frame = role_of(eqn, Frame(points.aval.size)) or ("element", Frame(out.aval.size))
-        return Region(frame, [eqn], {out: role})
+        return Region(frame, [eqn], {out: role}, self.origin(eqn))
 
     def new_step(self, step: Step, eqn: Eqn, homes: set[int]) -> None:
         number = len(self.steps)
@@ -389,7 +396,7 @@ class _Fuser:
         return True
 
     def obstacle(self, eqn: Eqn, region: Region, number: int, others: set[int]) -> str | None:
-        if self.origin(eqn) not in (0, self.origin(region.eqns[0])):
+        if self.origin(eqn) not in (0, region.again):
             return "it is computed again, later, on purpose"
         if any(self.order.waits(s, number) for s in others):
             return "another step must run between them"
@@ -485,14 +492,14 @@ class _Fuser:
         assert isinstance(a, Region) and isinstance(b, Region)
         if self.order.between(other, into) or self.order.between(into, other):
             return False
-        if self.origin(a.eqns[0]) != self.origin(b.eqns[0]):
+        if not self.at_one_time(a, b):
             return False
         if len(a.eqns) + len(b.eqns) > 4 * MOST_BUFFERS:
             return False
         frame = common(a.frame, b.frame)
         if frame is None:
             return False
-        trial = Region(frame)
+        trial = Region(frame, again=a.again or b.again)
         for e in self.by_position([*a.eqns, *b.eqns]):
             fitted = role_of(e, trial.frame)
             if (
@@ -511,6 +518,28 @@ class _Fuser:
             self.home[e.outvars[0]] = into
         self.order.merge(other, into)
         return True
+
+    def at_one_time(self, a: Region, b: Region) -> bool:
+        """Whether two regions are computed again by one call, or neither is; or one of them, which is not, may wait for
+        the other, as nobody reads it before.
+        """
+        if a.again == b.again:
+            return True
+        if a.again and b.again:
+            return False
+        plain, again = (b, a) if a.again else (a, b)
+        begin = min(self.position[id(e)] for e in again.eqns if self.origin(e))
+        return all(self.first_read(v, plain) > begin for v in plain.roles)
+
+    def first_read(self, v: Var, inside: Region) -> int:
+        """The position of the first equation outside of a region that reads a variable, or a view of it."""
+        found = len(self.position)
+        for e in self.readers.get(v, ()):
+            if e.outvars and e.outvars[0] in self.virtual:
+                found = min(found, self.first_read(e.outvars[0], inside))
+            elif not e.outvars or e.outvars[0] not in inside.roles:
+                found = min(found, self.position[id(e)])
+        return found
 
     def by_position(self, eqns: Sequence[Eqn]) -> list[Eqn]:
         return sorted(eqns, key=lambda e: self.position[id(e)])
