@@ -10,7 +10,7 @@ import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc.core.array import from_numpy
 from blufunc.kernels import fuse
-from blufunc.kernels.steps import schedule
+from blufunc.kernels.steps import GroupStep, schedule
 from tests.kernels.differential import LIKE_A_GPU, SMALL, case
 
 X = from_numpy(np.ones((6, 8), np.float32))
@@ -49,6 +49,19 @@ def test_the_sort_of_an_equation_is_asked_once(monkeypatch):
     monkeypatch.setattr("blufunc.kernels.steps._LEAST_SAVING", 1)
     made = planned(bf.grad(lambda x: bnp.tanh(bnp.sin(x @ x.T)).sum()), X, target=LIKE_A_GPU)
     assert len(asked) == len(set(asked)) >= len(made.jaxpr.eqns)
+
+
+@pytest.mark.parametrize("most, groups", [(1 << 24, [4, 4]), (X.nbytes, [4, 4]), (X.nbytes - 1, [4])])
+def test_what_is_alive_at_once_is_not_much(most, groups, monkeypatch):
+    """A group has memory for all that its members write; results have theirs anyway."""
+    monkeypatch.setattr("blufunc.kernels.steps._LARGE", most)
+
+    def f(*xs):
+        return [x * 2 for x in xs], sum(bnp.tanh(x) @ x.T for x in xs)
+
+    jaxpr = bf.jit(f).trace(*(X + n for n in range(4))).jaxpr
+    made = schedule(jaxpr, (False,) * 4, LIKE_A_GPU, lambda eqn: True)
+    assert [len(s.members) for s in made.steps if isinstance(s, GroupStep)] == groups
 
 
 def test_what_is_computed_again_at_the_cost_of_memory_is_not(monkeypatch):
