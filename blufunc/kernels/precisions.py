@@ -61,16 +61,18 @@ ALGORITHMS = {
 """By name, which is JAX's (``DotAlgorithmPreset``) where it has one: types of operands and sums, number of products."""
 
 _ROUNDED = ("high", "tf32", "fastest")
-_ACCURATE = "float32_tc"
 
-QUICKER_BY = {_ACCURATE: "F16_F16_F32_X3", **dict.fromkeys(_ROUNDED, "F16_F16_F32_SCALED")}
+ACCURATE = "float32_tc"
+"""As exact as float32, by the quickest way: on tensor cores where a product is large enough to gain."""
+
+QUICKER_BY = {ACCURATE: "F16_F16_F32_X3", **dict.fromkeys(_ROUNDED, "F16_F16_F32_SCALED")}
 """The precisions that say how exact a product must be and not how it is computed: an algorithm that is so exact, for
 products that are quicker by it. The others are computed in IEEE arithmetic by ``float32_tc``, else in TF32."""
 
 _TF32 = (*_ROUNDED, "TF32_TF32_F32")
 _IEEE = ("default", "highest", "F32_F32_F32")
 
-_FROM_COARSE_TO_EXACT = (*_TF32, *ALGORITHMS, _ACCURATE, *_IEEE)
+_FROM_COARSE_TO_EXACT = (*_TF32, *ALGORITHMS, ACCURATE, *_IEEE)
 
 PRECISIONS = frozenset(_FROM_COARSE_TO_EXACT)
 """All names."""

@@ -299,7 +299,7 @@ def _scales(x: Any, contract: tuple[int, ...]) -> tuple[Any, Any]:
         ew.shift_right_logical_p, ew.bitcast(top, dtypes.int32), 23
     )  # the number is below 2^(exponent - 126)
     j = ew.min(ew.binary(ew.shift_right_arithmetic_p, ew.sub(15 + 126, exponent), 1), 63)
-    return _power(ew.neg(j)), _power(ew.add(j, j))
+    return power_of_two(ew.neg(j)), power_of_two(ew.add(j, j))
 
 
 def _levelled(
@@ -325,9 +325,9 @@ def _levelled(
     top = reduce.reduce_max(exponent, tuple(range(batch, exponent.aval.ndim)))
     below = ew.max(ew.sub(exponent, broadcast_in_dim(top, exponent.aval.shape, tuple(range(batch)))), -63)
     sorted_back = (*range(batch), *(batch + contract.index(d) for d in sorted(contract)))
-    scale = _power(transpose(ew.add(below, below), sorted_back))
+    scale = power_of_two(transpose(ew.add(below, below), sorted_back))
     scale = broadcast_in_dim(scale, part.aval.shape, (*range(batch), *sorted(contract)))
-    return [ew.convert(ew.mul(ew.convert(part, dtypes.float32), scale), part.aval.dtype), _power(top)]
+    return [ew.convert(ew.mul(ew.convert(part, dtypes.float32), scale), part.aval.dtype), power_of_two(top)]
 
 
 def _exponent(power: Any) -> Any:
@@ -336,7 +336,7 @@ def _exponent(power: Any) -> Any:
     return ew.sub(bits, 127)
 
 
-def _power(exponent: Any) -> Any:
+def power_of_two(exponent: Any) -> Any:
     """2 to an int32 between -126 and 127, as float32."""
     return ew.bitcast(ew.binary(ew.shift_left_p, ew.add(exponent, 127), 23), dtypes.float32)
 
