@@ -60,6 +60,7 @@ def both(precision):
 CHOSEN = {  # the dtypes of the operands of a product, of that for the gradient of its input, and of its weight
     "high": ("float16", "float16", "float32"),  # which sums over tokens
     "fastest": ("float16", "float16", "float32"),
+    "tf32": ("float16", "float16", "float32"),
     ("high", "fastest"): ("float16", "float16", "float32"),
     ("high", "TF32_TF32_F32"): ("float32", "float32", "float32"),
     "TF32_TF32_F32": ("float32", "float32", "float32"),

@@ -61,7 +61,7 @@ class DotAlgorithmPreset(enum.StrEnum):
     """Of rows and columns that were scaled as by ``F16_F16_F32_SCALED``."""
 
 
-_PRECISIONS = (None, "default", "high", "highest", "fastest", "float32_tc", *DotAlgorithmPreset)
+_PRECISIONS = (None, "default", "high", "highest", "fastest", "tf32", "float32_tc", *DotAlgorithmPreset)
 
 
 class _DotGeneral(Primitive):
@@ -203,7 +203,7 @@ def _check_precision(precision: Any) -> None:
         if p not in _PRECISIONS:
             raise errors.ArgumentError(
                 f"dot_general: {p!r} is not a precision.",
-                fix="'default', 'high', 'highest', 'float32_tc', an algorithm of lax.DotAlgorithmPreset, or a pair",
+                fix="'default', 'high', 'highest', 'tf32', 'float32_tc', one of lax.DotAlgorithmPreset, or a pair",
             )
 
 
@@ -310,9 +310,9 @@ def dot_general(
       lhs, rhs: arrays of one dtype.
       dimension_numbers: ``((lhs_contract, rhs_contract), (lhs_batch, rhs_batch))``.
       precision: how exactly devices that have a choice must multiply float32; one, or one for each operand. None or
-        'default': as ``config.matmul_precision`` says; 'high': operands rounded to 11 bits, in TF32 or in float16 with
-        a scale for each row and column, whichever is quicker; 'highest': in IEEE arithmetic; 'float32_tc': with the
-        errors of that, on tensor cores where they are quicker; or a ``DotAlgorithmPreset``.
+        'default': as ``config.matmul_precision`` says; 'high' or 'tf32': operands rounded to 11 bits, in TF32 or in
+        float16 with a scale for each row and column, whichever is quicker; 'highest': in IEEE arithmetic; 'float32_tc':
+        with the errors of that, on tensor cores where they are quicker; or a ``DotAlgorithmPreset``.
       preferred_element_type: the dtype of the result; the operands' by default. Half precisions are summed in
         float32 either way.
     Returns:
