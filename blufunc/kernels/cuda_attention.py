@@ -26,7 +26,7 @@ from blufunc.kernels.cuda_attention_forward import COMMON, FORWARD, PLAIN, SPLIT
 from blufunc.kernels.cuda_attention_mods import Code
 from blufunc.kernels.cuda_prelude import with_prelude
 
-_MOST_FEATURES = 128
+_MOST_FEATURES, _MOST_OF_TWO_PARTS = 256, 128
 _SECTION_BYTES = 16 << 20
 """What the planes of a section have to read together: a part of the second-level cache."""
 
@@ -98,9 +98,10 @@ class Kernel(NamedTuple):
       operands: the parameters that are arrays.
       of_keys: whether a block has rows of keys, and goes over the queries.
       tiles: of a block's rows, in shared memory.
-      warps: how work is divided where products are those of warps: up to 64 features, and beyond.
+      warps: how work is divided where products are those of warps: up to 64 features, up to 128, and beyond.
       groups: likewise where they are those of four warps.
-      two_warps, two_groups: the same for operands of two parts.
+      two_warps, two_groups: the same for operands of two parts, up to 64 features, and beyond.
+      makes: of the gradients of keys (k) and values (v), those that it makes if it is the kernel for them.
     """
 
     entry: str
@@ -108,15 +109,16 @@ class Kernel(NamedTuple):
     operands: tuple[str, ...]
     of_keys: bool
     tiles: int
-    warps: tuple[Tiling, Tiling]
-    groups: tuple[Tiling, Tiling]
-    two_warps: tuple[Tiling, Tiling]
-    two_groups: tuple[Tiling, Tiling]
+    warps: tuple[Tiling, ...]
+    groups: tuple[Tiling, ...]
+    two_warps: tuple[Tiling, ...]
+    two_groups: tuple[Tiling, ...]
+    makes: str = "kv"
 
     def tiling(self, features: int, arch: str, code: Code = NO_CODE, parts: int = 0) -> Tiling:
         """How it divides its work on an architecture: what is done with scores wants registers, too."""
         groups, warps = (self.two_groups, self.two_warps) if parts == 2 else (self.groups, self.warps)
-        tiling = (groups if arch == "sm_90a" else warps)[features > 64]
+        tiling = (groups if arch == "sm_90a" else warps)[(features > 64) + (features > 128)]
         if code is NO_CODE:
             return tiling
         full = tiling.groups and self.of_keys and features > 64  # of sums, which stay in registers
@@ -159,8 +161,12 @@ FORWARD_KERNEL = Kernel(
     ("q", "k", "v", "out", "lse"),
     of_keys=False,
     tiles=1,
-    warps=(Tiling(2, 128, 64, 64, 2), Tiling(1, 128, 64, 64, 2)),
-    groups=(Tiling(1, 128, 64, 64, 4, groups=True), Tiling(1, 128, 64, 64, 2, groups=True)),
+    warps=(Tiling(2, 128, 64, 64, 2), Tiling(1, 128, 64, 64, 2), Tiling(1, 128, 32, 32, 1)),
+    groups=(
+        Tiling(1, 128, 64, 64, 4, groups=True),
+        Tiling(1, 128, 64, 64, 2, groups=True),
+        Tiling(1, 256, 64, 64, 1, groups=True),
+    ),
     two_warps=(Tiling(1, 128, 64, 64, 2), Tiling(1, 128, 32, 32, 1)),
     two_groups=(Tiling(1, 128, 64, 64, 2, groups=True), Tiling(1, 256, 64, 64, 1, groups=True)),
 )
@@ -170,8 +176,12 @@ QUERY_KERNEL = Kernel(
     ("q", "k", "v", "out", "lse", "dout", "dq", "scratch"),
     of_keys=False,
     tiles=2,
-    warps=(Tiling(2, 128, 64, 32, 2), Tiling(1, 128, 64, 32, 2)),
-    groups=(Tiling(1, 128, 64, 64, 4, groups=True), Tiling(1, 128, 64, 64, 2, groups=True)),
+    warps=(Tiling(2, 128, 64, 32, 2), Tiling(1, 128, 64, 32, 2), Tiling(1, 64, 16, 16, 2)),
+    groups=(
+        Tiling(1, 128, 64, 64, 4, groups=True),
+        Tiling(1, 128, 64, 64, 2, groups=True),
+        Tiling(1, 128, 64, 32, 1, groups=True),
+    ),
     two_warps=(Tiling(1, 128, 64, 32, 2), Tiling(1, 128, 16, 16, 1)),
     two_groups=(Tiling(1, 128, 64, 64, 2, groups=True), Tiling(1, 256, 32, 32, 1, groups=True)),
 )
@@ -181,11 +191,24 @@ KEY_KERNEL = Kernel(
     ("q", "k", "v", "dout", "dk", "dv", "scratch"),
     of_keys=True,
     tiles=2,
-    warps=(Tiling(1, 128, 64, 16, 3), Tiling(1, 128, 64, 16, 2)),
-    groups=(Tiling(1, 128, 64, 64, 2, groups=True), Tiling(1, 128, 64, 64, 2, groups=True)),
+    warps=(Tiling(1, 128, 64, 16, 3), Tiling(1, 128, 64, 16, 2), Tiling(1, 64, 16, 16, 2)),
+    groups=(
+        Tiling(1, 128, 64, 64, 2, groups=True),
+        Tiling(1, 128, 64, 64, 2, groups=True),
+        Tiling(1, 256, 32, 32, 1, groups=True),
+    ),
     two_warps=(Tiling(1, 128, 64, 16, 2), Tiling(1, 128, 16, 16, 1)),
     two_groups=(Tiling(1, 128, 64, 64, 2, groups=True), Tiling(1, 256, 32, 32, 1, groups=True)),
 )
+
+
+def key_kernels(features: int) -> tuple[Kernel, ...]:
+    """The kernels for the gradients of keys and values: one, or one for each where registers do not hold both sums."""
+    if features <= 128:
+        return (KEY_KERNEL,)
+    return KEY_KERNEL._replace(makes="k"), KEY_KERNEL._replace(makes="v")
+
+
 _PADDING = 128
 """Rows of scratch memory come in this number: a multiple of all tiles. The query kernel writes those of its tiles, and
 the key kernel reads whole tiles of its own: the columns of the second divide the rows of the first."""
@@ -205,8 +228,11 @@ def refused(
         return f"elements are {dtype.name}, and tensor-core attention has bfloat16 and float16"
     if int(arch.removeprefix("sm_").rstrip("af")) < 80:
         return f"the device is {arch}, and the kernels are for sm_80 and later"
-    if shape.features % 16 or not 16 <= shape.features <= _MOST_FEATURES:
-        return f"features={shape.features} is not a multiple of 16 up to {_MOST_FEATURES}"
+    most = _MOST_OF_TWO_PARTS if parts > 1 else _MOST_FEATURES
+    if shape.features % 16 or not 16 <= shape.features <= most:
+        return f"features={shape.features} is not a multiple of 16 up to {most}" + " in two parts" * (
+            parts > 1
+        )
     if min(shape) < 1:
         return f"there is nothing in {shape}"
     if shape.heads % shape.key_heads:
@@ -239,7 +265,8 @@ def source(
         "BLOCKS": tiling.blocks,
     }
     head = "".join(f"constexpr int {name} = {value};\n" for name, value in constants.items())
-    flags = {"CAUSAL": causal, "OF_KEYS": kernel.of_keys, "WIDE": parts > 0}
+    makes = {f"MAKES_{name.upper()}": name in kernel.makes for name in "kv"}
+    flags = {"CAUSAL": causal, "OF_KEYS": kernel.of_keys, "WIDE": parts > 0} | makes
     head += "".join(f"constexpr bool {name} = {str(value).lower()};\n" for name, value in flags.items())
     products = cuda_mma.text(dtype.name, group_sizes(features, tiling, parts))
     return head + products + code.text + (SPLIT if parts else PLAIN) + COMMON + kernel.body
@@ -451,9 +478,9 @@ class Backward:
         named = dict(zip(_NAMES, strides, strict=True))
         options = (shape, dtype, named, scale, causal, device, code, parts)
         self._query = _Kernel(QUERY_KERNEL, *options)
-        self._key = _Kernel(KEY_KERNEL, *options)
+        self._keys = [_Kernel(kernel, *options) for kernel in key_kernels(shape.features)]
         self._pairs_bytes = 8 * shape.batch * shape.heads * padded(shape)
-        self.scratch_bytes = self._pairs_bytes + self._query.list_bytes + self._key.list_bytes
+        self.scratch_bytes = self._pairs_bytes + self._query.list_bytes + self._keys[0].list_bytes
 
     def __call__(
         self, pointers: Sequence[int], scratch: int, stream: Any, extras: Sequence[int] = ()
@@ -464,7 +491,8 @@ class Backward:
         split = _padded(split, 4)
         lists = scratch + self._pairs_bytes
         self._query((q, k, v, out, lse, dout, dq, scratch, *split), extras, lists, stream)
-        self._key((q, k, v, dout, dk, dv, scratch, *split), extras, lists + self._query.list_bytes, stream)
+        for kernel in self._keys:
+            kernel((q, k, v, dout, dk, dv, scratch, *split), extras, lists + self._query.list_bytes, stream)
 
 
 def _padded(split: Sequence[int], operands: int) -> list[int]:

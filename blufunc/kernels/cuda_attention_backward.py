@@ -15,7 +15,9 @@ Of a score that is changed (``cuda_attention_mods.py``), dS is that times the de
 Of float32, weights are multiplied by 2^14, and what is left of dP - delta by 2^-DOWN, where it is below 2: so dS is
 below 2^15 and fits into parts of float16.
 
-Constants as in ``cuda_attention_forward``; INNER of the COLUMNS of a tile are worked on at a time.
+Constants as in ``cuda_attention_forward``; INNER of the COLUMNS of a tile are worked on at a time. Registers do not
+hold the sums for keys and for values of more than 128 features: the second kernel then runs twice, of which one MAKES_K
+and the other MAKES_V, with one product more.
 """
 
 from __future__ import annotations
@@ -255,8 +257,9 @@ attention_key_gradient(const element *q, const element *k, const element *v, con
   };
 
   load_operand<ROWS>(rows, rows_at(k, p.k, batch, key_head, first), k_apart, p.k.token, there_are);
-  load_operand<ROWS>(rows + operand_bytes(ROWS), rows_at(v, p.v, batch, key_head, first), v_apart, p.v.token,
-                     there_are);
+  if (MAKES_K)
+    load_operand<ROWS>(rows + operand_bytes(ROWS), rows_at(v, p.v, batch, key_head, first), v_apart, p.v.token,
+                       there_are);
   end_of_copies();
   if (steps) load_queries();
   else end_of_copies();
@@ -285,7 +288,7 @@ attention_key_gradient(const element *q, const element *k, const element *v, con
       begin_products();
       times_rows<COLUMNS>(weights, keys, tile, inner);
       end_of_products();
-      times_rows<COLUMNS>(gradients, values, tile + operand_bytes(COLUMNS), inner);
+      if (MAKES_K) times_rows<COLUMNS>(gradients, values, tile + operand_bytes(COLUMNS), inner);
       end_of_products();
       wait_for_products<1>(weights);
       float slopes[SLOPED ? SLABS : 1][SLOPED ? INNER / 8 : 1][4];
@@ -321,9 +324,15 @@ attention_key_gradient(const element *q, const element *k, const element *v, con
         }
       }
       unsigned left_weights[PARTS][SLABS][INNER / 16][4], left_gradients[PARTS][SLABS][INNER / 16][4];
-      as_left(left_weights, weights);
-      add_columns<COLUMNS>(value_sums, left_weights, tile + operand_bytes(COLUMNS), inner);
-      wait_for_products<1>(gradients);
+      if (MAKES_V) {
+        as_left(left_weights, weights);
+        add_columns<COLUMNS>(value_sums, left_weights, tile + operand_bytes(COLUMNS), inner);
+      }
+      if (!MAKES_K) {
+        wait_for_products<0>(value_sums);
+        continue;
+      }
+      wait_for_products<MAKES_V>(gradients);
 #pragma unroll
       for (int n = 0; n < INNER / 8; ++n)
 #pragma unroll
@@ -342,11 +351,13 @@ attention_key_gradient(const element *q, const element *k, const element *v, con
   float factor[SLABS][2];
 #pragma unroll
   for (int m = 0; m < SLABS; ++m) factor[m][0] = factor[m][1] = unit_of_scores(p.scale, units) * units.q;
-  store_rows<ROWS>(rows_at(dk, p.dk, batch, key_head, first), p.dk.token, there_are, shared_memory, warp_row, key_sums,
-                   factor);
+  if (MAKES_K)
+    store_rows<ROWS>(rows_at(dk, p.dk, batch, key_head, first), p.dk.token, there_are, shared_memory, warp_row,
+                     key_sums, factor);
 #pragma unroll
   for (int m = 0; m < SLABS; ++m) factor[m][0] = factor[m][1] = WIDE ? units.dout / (1 << 14) : 1;
-  store_rows<ROWS>(rows_at(dv, p.dv, batch, key_head, first), p.dv.token, there_are,
-                   shared_memory + operand_bytes(ROWS), warp_row, value_sums, factor);
+  if (MAKES_V)
+    store_rows<ROWS>(rows_at(dv, p.dv, batch, key_head, first), p.dv.token, there_are,
+                     shared_memory + operand_bytes(ROWS), warp_row, value_sums, factor);
 }
 """

@@ -202,7 +202,7 @@ WARP_PRODUCTS = r"""
 constexpr int UNIT = 16 * SLABS;  // rows whose warps go the same way
 
 // Rows of a tile, those of this warp from `row` on, as left operands of many products: in registers if they are few.
-template<int ROWS, bool KEPT = PARTS == 1> struct Left {
+template<int ROWS, bool KEPT = PARTS == 1 && FEATURES <= 128> struct Left {
   unsigned rows[SLABS][FEATURES / 16][4];
   inline Left(unsigned tile, int row) { load_left<ROWS>(rows, tile, row); }
   inline void of_columns(unsigned (&a)[4], int, int m, int k) const {

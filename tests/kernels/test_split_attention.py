@@ -12,7 +12,15 @@ from blufunc.core.array import from_numpy
 from blufunc.core.jaxpr import eval_jaxpr
 from blufunc.core.passes import inline_bodies, simplify
 from blufunc.kernels import cuda_attention, cuda_mma, cuda_runtime, nvrtc, split_attention
-from blufunc.kernels.cuda_attention import FORWARD_KERNEL, KEY_KERNEL, QUERY_KERNEL, Shape, Strides, Tiling
+from blufunc.kernels.cuda_attention import (
+    FORWARD_KERNEL,
+    KEY_KERNEL,
+    QUERY_KERNEL,
+    Shape,
+    Strides,
+    Tiling,
+    key_kernels,
+)
 from blufunc.kernels.precisions import ACCURATE, ALGORITHMS
 from tests.kernels import fake_cuda
 from tests.kernels.cuda_machines import needs_nvrtc
@@ -127,6 +135,9 @@ def test_refused():
     shape, dense = Shape(2, 128, 128, 4, 2, 64), [Strides(128 * 256, 256, 64)] * 8
     assert cuda_attention.refused(shape, dtypes.float32, dense, "sm_90a", 2) is None
     assert "sm_75" in cuda_attention.refused(shape, dtypes.float32, dense, "sm_75", 2)
+    wide = shape._replace(features=256)
+    assert cuda_attention.refused(wide, dtypes.float32, dense, "sm_90a", 1) is None
+    assert "in two parts" in cuda_attention.refused(wide, dtypes.float32, dense, "sm_90a", 2)
 
 
 @pytest.fixture(scope="module")
@@ -138,7 +149,7 @@ def run_on_the_host(emulator, case, causal, arch, tilings=None):
     results = ("out", "dq", "dk", "dv", "lse")
     types = {"scratch": "float2 *"} | dict.fromkeys(results, "float *")
     shape, parts = case.shape, case.parts
-    for kernel in KERNELS:
+    for kernel in (FORWARD_KERNEL, QUERY_KERNEL, *key_kernels(shape.features)):
         tiling = (tilings or {}).get(kernel.entry) or kernel.tiling(shape.features, arch, parts=parts)
         parameters = [(types.get(n, "unsigned short *"), case.arrays[n]) for n in kernel.operands]
         parameters += [("unsigned short *", case.rests[n]) for n in IN_PARTS]
@@ -170,8 +181,9 @@ SMALL = 1e-3, 1e3, 1e-9, 1e-12
         (Shape(2, 67, 150, 2, 2, 64), 2, False, "sm_90a", None, SMALL),
         (Shape(1, 70, 90, 1, 1, 128), 2, True, "sm_90a", None, (1, 1, 1, 1)),
         (Shape(1, 70, 90, 1, 1, 80), 2, True, "sm_90a", None, (1, 1, 1, 1)),
+        (Shape(1, 70, 150, 1, 1, 256), 1, True, "sm_90a", None, (1, 1, 1, 1)),
         (Shape(1, 130, 130, 2, 1, 64), 1, True, "sm_80", None, (1, 1, 1, 1)),
-        (Shape(2, 67, 150, 2, 2, 64), 2, False, "sm_80", None, SMALL),
+        (Shape(1, 67, 90, 2, 2, 64), 2, False, "sm_80", None, SMALL),
         (Shape(1, 130, 130, 2, 1, 64), 2, True, "sm_80", TWO_SLABS, (1, 1, 1, 1)),
         (Shape(1, 70, 90, 1, 1, 128), 2, True, "sm_80", None, (1, 1, 1, 1)),
         (Shape(1, 70, 70, 1, 1, 16), 2, True, "sm_80", None, (1e-10, 1e10, 1e-10, 1e-8)),
