@@ -166,9 +166,10 @@ def _one_hot_add(low: Reader, eqn: Eqn, place: Place) -> Value:
     if eqn.params["mode"] is not GatherScatterMode.CLIP:
         index = _start_or_none(wide, most)
     hit = within(place[axis] - index, 0, 1)
-    assert hit is not None
     dtype = x.aval.dtype
-    added = choose(hit, low.at(updates, batch), const(0, dtype), dtype)
+    added = low.at(updates, batch)
+    if hit is not None:  # else there is one place
+        added = choose(hit, added, const(0, dtype), dtype)
     return apply(add_p, (low.at(x, place), added), {}, dtype)
 
 

@@ -133,6 +133,15 @@ def test_a_row_that_is_read_again_is_stored_over_at_the_end(room):
     assert len(same_place(kernel)) == 1
 
 
+def test_an_axis_of_one_place_is_always_hit():
+    """As in the gradient of what was taken along it, wherever that was."""
+    w = from_numpy(np.arange(6, dtype=np.float32)[:, None])
+    f = bf.grad(lambda x: (bnp.take_along_axis(x, LABELS[:, None], axis=1, mode="clip") * w).sum())
+    made = case(f, ones(6, 1), target=ROOMY)
+    assert made.schedule.kernels
+    np.testing.assert_array_equal(made.interpreted()[0], w)
+
+
 def test_reductions_that_do_not_wait_for_each_other_share_a_loop():
     (kernel,) = kernels(lambda x: x.max(1) + x.sum(1) + x.min(1), X)
     assert len(loops_of(kernel)) == 1 and len(statements(kernel, Reduce)) == 3
