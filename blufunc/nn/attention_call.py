@@ -361,8 +361,9 @@ class _Attention(_Whole):
 
 def _tangent(jaxpr: Jaxpr, nonzeros: tuple[bool, ...]) -> Jaxpr:
     """The tangent of ``out`` as a function of the operands of ``attention_tangent``."""
-    both, _ = jvp_jaxpr(jaxpr, nonzeros, (False, False))  # out, lse, and their tangents
-    both = passes.dce(both, (False, False, True, False))
+    # out, lse, and their tangents; values alone change no lse
+    both, _ = jvp_jaxpr(jaxpr, nonzeros, (True, False))
+    both = passes.dce(both, tuple([i == 2 for i in range(len(both.outvars))]))
     n = len(nonzeros)
     ins = [*both.invars[:n], *(Var(a) for a in jaxpr.out_avals), *both.invars[n:]]
     return both.replace(invars=ins, arg_names=())

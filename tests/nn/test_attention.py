@@ -96,6 +96,25 @@ def test_gradients(name, K):
         )
 
 
+SUBSETS = [of for n in (1, 2) for of in itertools.combinations(range(3), n)]
+
+
+@pytest.mark.parametrize("of", SUBSETS, ids=str)
+def test_gradients_of_some_operands(of):
+    """Values alone move no statistic of the softmax."""
+    q, k, v = (bnp.asarray(RNG.normal(size=(2, 40, 2, 8))) for _ in range(3))
+    f = lambda *x: (nn.dot_product_attention(*x, is_causal=True) ** 2).sum()
+    every = grad(f, (0, 1, 2))(q, k, v)
+    for got, i in zip(grad(f, of)(q, k, v), of, strict=True):
+        np.testing.assert_allclose(got, every[i], rtol=1e-5, atol=1e-6)
+
+
+def test_arrays_that_only_a_mask_reads_have_no_gradient():
+    q, k, v = (bnp.asarray(RNG.normal(size=(2, 40, 2, 8))) for _ in range(3))
+    f = lambda limit: nn.dot_product_attention(q, k, v, mask_mod=lambda b, h, i, j: j <= limit[i]).sum()
+    np.testing.assert_array_equal(grad(f)(bnp.arange(40.0)), 0)
+
+
 def test_bias_gradient():
     q, k, v = arrays(*inputs(2))
     bias = bnp.asarray(RNG.normal(size=(N, 1, S)), dtype="float64")
