@@ -66,6 +66,9 @@ class Backend(Protocol):
     def compile(self, jaxpr: Any, donated: Sequence[bool]) -> Executable:
         """Compile a jaxpr without constants; ``donated`` inputs may be overwritten."""
 
+    def chosen(self, jaxpr: Any) -> Any:
+        """The jaxpr in the forms that this backend prefers, where there are several (``core/alternatives.py``)."""
+
     def claim(self, buffers: list[Buffer], donated: Sequence[bool]) -> None:
         """Put a copy in the place of each donated buffer whose storage anybody sees besides one array and ``buffers``.
 

@@ -23,6 +23,7 @@ from blufunc.core.jaxpr import Eqn, Jaxpr, Var
 from blufunc.core.structure import reshape_p
 from blufunc.kernels import cuda_memory, cuda_runtime
 from blufunc.kernels.cuda_draft import Draft
+from blufunc.kernels.cuda_forms import in_kernels
 from blufunc.kernels.cuda_limits import limits_of
 from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.cuda_program import CudaProgram
@@ -98,6 +99,10 @@ class CudaBackend:
     def compile(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> CudaProgram:
         """A program for the device."""
         return CudaProgram(jaxpr, donated, self.index)
+
+    def chosen(self, jaxpr: Jaxpr) -> Jaxpr:
+        """In the forms that the device has kernels for."""
+        return in_kernels(jaxpr, cuda_runtime.properties(self.index).arch)[0]
 
     def draft(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> Draft:
         """What ``compile`` would make of a jaxpr, without compiling it."""

@@ -26,6 +26,7 @@ from blufunc.core.passes import simplify
 from blufunc.kernels import cuda_memory, cuda_modules, cuda_opaque, cuda_product, cuda_runtime
 from blufunc.kernels.cstyle_cuda import CUDA
 from blufunc.kernels.cuda_attention_step import is_attention, why_not
+from blufunc.kernels.cuda_forms import in_kernels
 from blufunc.kernels.cuda_executor import ALIGNMENT, Allocator, Executor, Work
 from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.cuda_modules import wanted_by
@@ -53,7 +54,7 @@ _programs: weakref.WeakSet[CudaProgram] = weakref.WeakSet()
 
 def planned(jaxpr: Jaxpr, donated: Sequence[bool], arch: str) -> Schedule:
     """The schedule of a simplified jaxpr on a CUDA device of an architecture."""
-
+    jaxpr, told = in_kernels(jaxpr, arch)
     notes: dict[str, None] = {}
 
     def keep(eqn: Eqn) -> bool:
@@ -65,7 +66,7 @@ def planned(jaxpr: Jaxpr, donated: Sequence[bool], arch: str) -> Schedule:
         return reason is None
 
     made = schedule(jaxpr, donated, TARGET, cuda_opaque.planned, keep)
-    made.notes = tuple(notes)
+    made.notes = (*told, *notes)
     return made
 
 

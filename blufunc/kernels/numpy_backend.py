@@ -14,6 +14,7 @@ import numpy as np
 
 from blufunc.config import config
 from blufunc.core import backend
+from blufunc.core.alternatives import chosen
 from blufunc.core.avals import ShapedArray
 from blufunc.core.holders import ALONE, references
 from blufunc.core.jaxpr import Jaxpr
@@ -66,6 +67,7 @@ class NumpyBackend:
 
     def compile(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> Program | HostProgram:
         """A program over buffers: compiled loops where they gain, NumPy calls otherwise."""
+        jaxpr = self.chosen(jaxpr)
         program = host_program.compile_program(jaxpr, donated)
         if program is None:
             program = (CallingProgram if calls_back(jaxpr) else Program)(jaxpr, donated)
@@ -75,7 +77,11 @@ class NumpyBackend:
 
     def draft(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> Draft:
         """What ``compile`` would make, before anything is compiled."""
-        return Draft(jaxpr, donated)
+        return Draft(self.chosen(jaxpr), donated)
+
+    def chosen(self, jaxpr: Jaxpr) -> Jaxpr:
+        """As it was written: no operation has a kernel here that its definition has not."""
+        return chosen(jaxpr)
 
     def claim(self, buffers: list[np.ndarray], donated: Sequence[bool]) -> None:
         """Copy the donated buffers that a view, or another array, still sees, or that are views themselves."""

@@ -44,7 +44,7 @@ class MeshProgram:
     """
 
     def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], mesh: Mesh):
-        self.jaxpr = simplify(jaxpr)
+        self.jaxpr = simplify(mesh.local_devices[0].backend.chosen(jaxpr))
         self.donated = tuple(donated)
         self.mesh = mesh
         self.local_programs: dict[Shardings, LocalProgram] = {}

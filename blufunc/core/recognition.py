@@ -1,0 +1,75 @@
+"""Whoever knows a better form for something that users write by hand: asked before a function is differentiated.
+
+Core, between stages 1 and 2, and again before stage 4 on devices that have kernels. A **recogniser** goes through a
+jaxpr and puts an equation with two bodies (``core/alternatives.py``) in the place of each part that it knows: the part
+as it was written, and the better form. Recognisers stand above the transforms that ask for them, so they register
+themselves here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from blufunc.config import config
+from blufunc.core.jaxpr import Eqn, Jaxpr
+
+
+class Found(NamedTuple):
+    """What a recogniser made of a jaxpr.
+
+    Attributes:
+      jaxpr: with the parts that it knows replaced; the very jaxpr if there are none.
+      misses: a line for each part that is nearly one that it knows, and why it is not.
+    """
+
+    jaxpr: Jaxpr
+    misses: tuple[str, ...] = ()
+
+
+_WRITTEN_BY_USERS = ("checkpoint", "custom_jvp_call", "custom_vjp_call", "custom_vmap_call")
+"""Calls of users' functions; the bodies of others are definitions of operations that are known."""
+
+recognisers: list[Callable[[Jaxpr], Found]] = []
+
+
+def recognised_everywhere(jaxpr: Jaxpr) -> Found:
+    """The same, and in the bodies of loops, branches and calls: for programs of which all transforms are done."""
+    found, misses = recognised(jaxpr)
+
+    def param(value: Any) -> Any:
+        if isinstance(value, Jaxpr):
+            inner = recognised_everywhere(value)
+            misses_within.extend(inner.misses)
+            return inner.jaxpr
+        if isinstance(value, tuple) and any(isinstance(v, Jaxpr) for v in value):
+            return tuple([param(v) for v in value])
+        return value
+
+    misses_within: list[str] = []
+    eqns = []
+    for eqn in found.eqns:
+        if eqn.prim.kind == "control" or eqn.prim.name in _WRITTEN_BY_USERS:
+            params = {k: param(v) for k, v in eqn.params.items()}
+            if any(params[k] is not v for k, v in eqn.params.items()):
+                eqn = Eqn(eqn.prim, eqn.invars, eqn.outvars, params, eqn.source)
+        eqns.append(eqn)
+    if any(a is not b for a, b in zip(eqns, found.eqns, strict=True)):
+        found = found.replace(eqns=eqns)
+    return Found(found, (*misses, *misses_within))
+
+
+def recognised(jaxpr: Jaxpr) -> Found:
+    """A jaxpr with all that is known in it replaced."""
+    if not config.recognise:
+        return Found(jaxpr)
+
+    def find() -> Found:
+        found, misses = jaxpr, []
+        for recognise in recognisers:
+            found, more = recognise(found)
+            misses += more
+        changed = any(e.prim.alternative for e in found.eqns)
+        return Found(found if changed else jaxpr, tuple(misses))
+
+    return jaxpr.memoised("recognised", find)

@@ -1,0 +1,501 @@
+"""What hand-written attention looks like in a jaxpr: from a product with the values up to the queries and keys.
+
+A face, above ``point_graph.py`` and ``position_masks.py``, below ``attention_recognised.py``. In: a graph, and a product
+that may be ``weights @ values``. Out: a ``Match``, or a ``Miss`` that says why something so alike is not attention.
+
+    out = weights . value                        a ``dot_general``
+    weights = e / sum(e), e = exp(x - constant)  NORMALISED and SHIFTED: a softmax along the keys
+    x = scores, hidden, scaled, changed          CHANGES: a mask, a factor; else any function of single scores
+    scores = query . key                         a ``dot_general``
+
+What is between these is gone through by points (``point_graph.py``), which know of no transposes and broadcasts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from blufunc.core import dtypes
+from blufunc.core.jaxpr import Atom, Eqn
+from blufunc.core.ops import elementwise as ew
+from blufunc.core.ops.dot import dot_general_p
+from blufunc.core.structure import broadcast_in_dim_p, reduce_sum_p, reshape_p, transpose_p
+from blufunc.nn.point_graph import FIRST, Graph, Place, Point
+from blufunc.nn.position_masks import Condition, conditions, every_row_sees, two_valued
+
+Label = Hashable
+FEATURES = "features"
+
+HIDING = -1e9
+"""From here on a finite number in the place of a score, or added to it, leaves a pair the weight 0 beside any that is
+seen, as minus infinity does; so does the least number of a dtype."""
+
+
+class Miss(Exception):
+    """Why something so like attention is not recognised: ``args`` are the reason."""
+
+
+class Operand(NamedTuple):
+    """Queries, keys or values as they lie.
+
+    Attributes:
+      atom: the array.
+      labels: of each dimension; None for one of size 1 that means nothing.
+    """
+
+    atom: Any
+    labels: tuple[Label | None, ...]
+
+    @property
+    def sizes(self) -> dict[Label, int]:
+        """By label."""
+        pairs = zip(self.labels, self.atom.aval.shape, strict=True)
+        return {label: n for label, n in pairs if label is not None}
+
+
+class Hidden(NamedTuple):
+    """Pairs that are not seen: those where ``mask`` is ``negated``."""
+
+    mask: Point
+    negated: bool
+    value: float
+
+
+@dataclass(frozen=True)
+class Match:
+    """Attention that was found.
+
+    Attributes:
+      query, key, value: the arrays.
+      rows, columns: the labels of the axes of queries and keys.
+      out: what it computes, and the labels of its dimensions.
+      last: the equation that makes it.
+      score: a product of a query and a key.
+      changed: what counts in the place of a score: ``score`` itself where nothing is done but to scale it.
+      scale: the factor of a product of a query and a key, as the arrays are; ``score`` has it already.
+      factor: that of ``changed``, if something is done with scores; else 1.
+      hidden: masks.
+      is_causal: whether they come to a causal one.
+      certain: whether every query is known to see a key.
+    """
+
+    query: Operand
+    key: Operand
+    value: Operand
+    rows: Label
+    columns: Label
+    out: Operand
+    last: Eqn
+    score: Point
+    changed: Point
+    scale: float
+    factor: float
+    hidden: tuple[Hidden, ...]
+    is_causal: bool
+    certain: bool
+
+
+# -- softmax ---------------------------------------------------------------------------------------
+
+
+def _ratio(eqn: Eqn, graph: Graph, operands: Sequence[Point]) -> list[tuple[Point, Point]]:
+    """x / y as (x, y)."""
+    return [(operands[0], operands[1])]
+
+
+def _inverse(eqn: Eqn, graph: Graph, operands: Sequence[Point]) -> list[tuple[Point, Point]]:
+    """x * (1 / y) as (x, y), the factors in either order."""
+    pairs = []
+    for x, y in (operands, operands[::-1]):
+        made = graph.operands(graph.thin(y))
+        if made is None:
+            continue
+        inner, parts = made
+        if inner.prim is ew.div_p and graph.constant(parts[0]) == 1:
+            pairs.append((x, parts[1]))
+        if inner.prim is ew.integer_pow_p and inner.params["exponent"] == -1:
+            pairs.append((x, parts[0]))
+    return pairs
+
+
+NORMALISED: dict[Any, Callable] = {ew.div_p: _ratio, ew.mul_p: _inverse}
+"""How exponentials are divided by their sum: pairs of what is divided, and by what."""
+
+SHIFTED: dict[Any, tuple[tuple[int, int], ...]] = {ew.sub_p: ((0, 1),), ew.add_p: ((0, 1), (1, 0))}
+"""What is done with scores without consequence for a softmax: which operand they are, and which is a constant to it."""
+
+
+def _softmax_of(graph: Graph, weights: Point, column: Label) -> Point | None:
+    """The scores of which something is the softmax along an axis."""
+    weights = graph.thin(weights)
+    made = graph.operands(weights)
+    if made is None or made[0].prim not in NORMALISED:
+        return None
+    for part, total in NORMALISED[made[0].prim](made[0], graph, made[1]):
+        part, total = graph.thin(part), graph.thin(total)
+        eqn = graph.maker(total.atom)
+        if eqn is None or eqn.prim is not reduce_sum_p or len(eqn.params["axes"]) != 1:
+            continue
+        (axis,) = eqn.params["axes"]
+        summed = Point(eqn.invars[0], (*total.places[:axis], Place(column), *total.places[axis:]))
+        made = graph.operands(part)
+        if graph.thin(summed) == part and made is not None and made[0].prim is ew.exp_p:
+            return _unshifted(graph, made[1][0], column)
+    return None
+
+
+def _unshifted(graph: Graph, x: Point, column: Label) -> Point:
+    """Scores without what was added to a whole row of them."""
+    while True:
+        x = graph.thin(x)
+        made = graph.operands(x)
+        if made is None:
+            return x
+        eqn, operands = made
+        for scores, constant in SHIFTED.get(eqn.prim, ()):
+            if column not in graph.thin(operands[constant]).labels:
+                x = operands[scores]
+                break
+        else:
+            return x
+
+
+# -- scores ----------------------------------------------------------------------------------------
+
+
+def hides(number: float, dtype: np.dtype) -> bool:
+    """Whether a score of this number, in the dtype that scores have there, is that of a pair that is not seen."""
+    return number <= HIDING or (dtypes.is_floating(dtype) and number <= float(dtypes.finfo(dtype).min))
+
+
+class _Changes:
+    """Goes from what the softmax is of to the product, and gathers what is done with it.
+
+    Args:
+      masks: whether masks are taken out; else they are a change like any other.
+    """
+
+    def __init__(self, graph: Graph, masks: bool):
+        self.graph, self.masks = graph, masks
+        self.scale = 1.0
+        self.hidden: list[Hidden] = []
+
+    def follow(self, x: Point) -> Point:
+        """The point that nothing more is known of: the product, if all was scales and masks."""
+        while True:
+            x = self.graph.thin(x)
+            made = self.graph.operands(x)
+            rule = None if made is None else _CHANGES.get(made[0].prim)
+            before = None if rule is None else rule(self, *made)
+            if before is None:
+                return x
+            x = before
+
+    def times(self, eqn: Eqn, operands: Sequence[Point]) -> Point | None:
+        """A product with a number."""
+        return self._scaled(operands, lambda c: c) or self._scaled(operands[::-1], lambda c: c)
+
+    def over(self, eqn: Eqn, operands: Sequence[Point]) -> Point | None:
+        """A quotient by a number."""
+        return self._scaled(operands, lambda c: 1 / c)
+
+    def _scaled(self, operands: Sequence[Point], factor: Callable[[float], float]) -> Point | None:
+        number = self.graph.constant(operands[1])
+        if number is None or not math.isfinite(number) or not number > 0:
+            return None
+        self.scale *= factor(float(number))
+        return operands[0]
+
+    def choice(self, eqn: Eqn, operands: Sequence[Point]) -> Point | None:
+        """A number in the place of scores."""
+        mask, *cases = operands
+        for scores, other, negated in ((0, 1, False), (1, 0, True)):
+            if self._hide(mask, negated, self.graph.constant(cases[other]), eqn):
+                return cases[scores]
+        return None
+
+    def sum(self, eqn: Eqn, operands: Sequence[Point]) -> Point | None:
+        """A bias that is 0, or a number that hides."""
+        for scores, bias in (operands, operands[::-1]):
+            found = two_valued(self.graph, self.graph.thin(bias))
+            if found is None or 0 not in (found.true, found.false):
+                continue
+            negated = bool(found.true != 0)
+            if self._hide(found.condition, negated, found.true if negated else found.false, eqn):
+                return scores
+        return None
+
+    def _hide(self, mask: Point, negated: bool, number: Any, eqn: Eqn) -> bool:
+        if not self.masks or number is None:
+            return False
+        value = float(number)
+        if not hides(value * min(self.scale, 1.0), eqn.outvars[0].aval.dtype) and value != -math.inf:
+            return False
+        self.hidden.append(Hidden(mask, negated, value))
+        return True
+
+
+_CHANGES: dict[Any, Callable[..., Point | None]] = {
+    ew.mul_p: _Changes.times,
+    ew.div_p: _Changes.over,
+    ew.select_p: _Changes.choice,
+    ew.add_p: _Changes.sum,
+}
+"""What is done with scores and is known by more than its value: for each operation what it is, and the scores before."""
+
+
+def product_in(graph: Graph, changed: Point, axes: frozenset[Label]) -> Point | None:
+    """The one product of arrays in a function of single elements that has an element for each position along ``axes``.
+
+    Raises:
+      Miss: there are two.
+    """
+    found: set[Point] = set()
+    seen: set[Point] = set()
+    waiting = [changed]
+    while waiting:
+        point = graph.moved(waiting.pop())
+        if point in seen:
+            continue
+        seen.add(point)
+        made = graph.operands(point)
+        if made is not None:
+            waiting += made[1]
+            continue
+        eqn = graph.maker(point.atom)
+        whole = all(p == Place(p.label) for p in point.places) and len(point.labels) == len(axes)
+        if eqn is not None and eqn.prim is dot_general_p and whole and axes == set(point.labels):
+            found.add(point)
+    if len(found) > 1:
+        raise Miss("its scores are of two products")
+    return next(iter(found), None)
+
+
+# -- queries, keys and values ----------------------------------------------------------------------
+
+
+def _sides(eqn: Eqn) -> list[tuple[Atom, tuple[int, ...], tuple[int, ...], list[int]]]:
+    """For both operands of a product: the array, and its contracted, batch and free dimensions."""
+    contracted, batch = eqn.params["dimension_numbers"]
+    found = []
+    for x, c, b in zip(eqn.invars, contracted, batch, strict=True):
+        found.append((x, c, b, [d for d in range(x.aval.ndim) if d not in c and d not in b]))
+    return found
+
+
+def _peeled(
+    graph: Graph,
+    atom: Atom,
+    labels: Sequence[Label | None],
+    low: np.dtype,
+    batch: frozenset[Label],
+    scaled: bool = True,
+) -> tuple[Operand, float]:
+    """An operand as it was before it was transposed, made wider, ``scaled``, or repeated along axes in ``batch``.
+
+    Returns:
+      the operand, and the number that it was multiplied by.
+    """
+    scale = 1.0
+    labels = tuple(labels)
+    while True:
+        atom = graph.named(atom)
+        eqn = graph.maker(atom)
+        if eqn is None:
+            break
+        if eqn.prim is transpose_p:
+            permutation = eqn.params["permutation"]
+            labels = tuple([labels[permutation.index(d)] for d in range(len(labels))])
+            atom = eqn.invars[0]
+        elif eqn.prim is ew.convert_p and atom.aval.dtype != low and eqn.invars[0].aval.dtype == low:
+            atom = eqn.invars[0]
+        elif scaled and eqn.prim in (ew.mul_p, ew.div_p):
+            factor = _number(graph, eqn)
+            if factor is None:
+                break
+            scale *= factor[1]
+            atom = factor[0]
+        else:
+            repeated = _repeated(graph, eqn, labels, batch)
+            if repeated is None:
+                break
+            atom, labels = repeated
+    return Operand(atom, labels), scale
+
+
+def _number(graph: Graph, eqn: Eqn) -> tuple[Atom, float] | None:
+    """Of a product or quotient of an array and a number: the array, and the factor."""
+    x, y = eqn.invars
+    for array, other in ((x, y), (y, x)) if eqn.prim is ew.mul_p else ((x, y),):
+        number = graph.constant(Point(other, (FIRST,) * other.aval.ndim))
+        if number is not None and array.aval.ndim and math.isfinite(number) and number > 0:
+            return array, float(number) if eqn.prim is ew.mul_p else 1 / float(number)
+    return None
+
+
+def _repeated(
+    graph: Graph, eqn: Eqn, labels: tuple[Label | None, ...], batch: frozenset[Label]
+) -> tuple[Atom, tuple[Label | None, ...]] | None:
+    """Heads before they were repeated for others to share: by a broadcast, or by one that was then made one axis."""
+    if eqn.prim is reshape_p:
+        (x,) = eqn.invars
+        inner, shape = graph.maker(x), eqn.outvars[0].aval.shape
+        if inner is None or inner.prim is not broadcast_in_dim_p:
+            return None
+        for d, label in enumerate(labels):  # [..., K, G, ...] became [..., K * G, ...] at d
+            wide = x.aval.shape
+            if label in batch and (*wide[:d], wide[d] * wide[d + 1], *wide[d + 2 :]) == shape:
+                split = (*labels[: d + 1], _REPEATS, *labels[d + 1 :])
+                return _broadcast_operand(inner, split, frozenset([_REPEATS]))
+        return None
+    return _broadcast_operand(eqn, labels, batch) if eqn.prim is broadcast_in_dim_p else None
+
+
+_REPEATS = "repeats"
+
+
+def _broadcast_operand(
+    eqn: Eqn, labels: tuple[Label | None, ...], may: frozenset[Label]
+) -> tuple[Atom, tuple[Label | None, ...]] | None:
+    """What was broadcast, if only along axes in ``may``, or of size 1."""
+    (x,), dims = eqn.invars, eqn.params["dims"]
+    new = {d for d in range(len(labels)) if d not in dims}
+    new |= {d for i, d in enumerate(dims) if x.aval.shape[i] == 1 != eqn.outvars[0].aval.shape[d]}
+    if not x.aval.ndim or any(labels[d] is not None and labels[d] not in may for d in new):
+        return None
+    return x, tuple([None if d in new else labels[d] for d in dims])
+
+
+# -- all of it -------------------------------------------------------------------------------------
+
+
+def match(graph: Graph, last: Eqn) -> Match | None:
+    """The attention that an equation ends, if it does.
+
+    Raises:
+      Miss: it is like one, but for something.
+    """
+    if last.prim is not dot_general_p:
+        return None
+    left, right = _sides(last)
+    return _match(graph, last, left, right, 0) or _match(graph, last, right, left, 1)
+
+
+def _match(graph: Graph, last: Eqn, of_weights: tuple, of_values: tuple, place: int) -> Match | None:
+    weights, w_contracted, w_batch, w_free = of_weights
+    values, v_contracted, v_batch, v_free = of_values
+    if len(w_contracted) != 1 or len(v_free) != 1 or not w_free:
+        return None
+    (column,) = w_contracted
+    whole = Point(weights, tuple(map(Place, range(weights.aval.ndim))))  # labels are the dimensions of the weights
+    x = _softmax_of(graph, whole, column)
+    if x is None:
+        _check_changed(graph, whole, column)
+        return None
+    axes = frozenset(range(weights.aval.ndim))
+    score = product_in(graph, x, axes)
+    if score is None:
+        return None
+    value_labels = dict(zip(v_batch, w_batch, strict=True)) | {v_contracted[0]: column, v_free[0]: FEATURES}
+    low = values.aval.dtype
+    query, key, own_scale = _query_and_key(graph, score, column, low)
+    batch = frozenset(w_batch)
+    own_labels = [value_labels[d] for d in range(values.aval.ndim)]
+    value, _ = _peeled(graph, values, own_labels, low, batch, scaled=False)
+    rows = [d for d in w_free if d not in key.sizes]
+    if not rows:
+        raise Miss("its queries have no axis of their own")
+    _check_types(query, key, value, weights)
+
+    changes = _Changes(graph, masks=True)
+    changed = changes.follow(x)
+    is_causal, certain = _visible(graph, changes.hidden, rows[-1], column, weights.aval.shape)
+    if not certain and any(h.value > -math.inf for h in changes.hidden):
+        changes = _Changes(graph, masks=False)  # as in a row of nothing but these numbers, all are weighed alike
+        changed, is_causal, certain = changes.follow(x), False, True
+    ends = [*w_free, FEATURES] if place == 0 else [FEATURES, *w_free]
+    plain = changed == score
+    return Match(
+        query,
+        key,
+        value,
+        rows[-1],
+        column,
+        Operand(last.outvars[0], (*w_batch, *ends)),
+        last,
+        score,
+        changed,
+        own_scale * changes.scale if plain else own_scale,
+        1.0 if plain else changes.scale,
+        () if is_causal else tuple(changes.hidden),
+        is_causal,
+        certain,
+    )
+
+
+def _check_changed(graph: Graph, weights: Point, column: Label, depth: int = 4) -> None:
+    """Raise Miss if weights are a softmax that something was done with."""
+    made = graph.operands(graph.thin(weights))
+    if made is None or not depth:
+        return
+    eqn, operands = made
+    for p in operands:
+        if _softmax_of(graph, p, column) is not None:
+            raise Miss(f"{eqn.prim.name} changes its weights before they meet the values, as dropout does")
+        _check_changed(graph, p, column, depth - 1)
+
+
+def _query_and_key(
+    graph: Graph, score: Point, column: Label, low: np.dtype
+) -> tuple[Operand, Operand, float]:
+    """The operands of the product that makes scores, and the number that they were scaled by."""
+    product = graph.maker(score.atom)
+    assert product is not None
+    labels = iter(score.labels)
+    batch = [next(labels) for _ in product.params["dimension_numbers"][1][0]]
+    found = []
+    for x, contracted, batch_dims, free in _sides(product):
+        if len(contracted) != 1:
+            raise Miss("its queries and keys are contracted along several axes, or none")
+        own = dict(zip(batch_dims, batch, strict=True)) | {d: next(labels) for d in free}
+        found.append((x, [*({**own, contracted[0]: FEATURES}[d] for d in range(x.aval.ndim))]))
+    of_keys = [column in names for _, names in found]
+    if of_keys not in ([True, False], [False, True]):
+        raise Miss("its softmax is along an axis that queries and keys share")
+    (q, q_labels), (k, k_labels) = found if of_keys[1] else found[::-1]
+    if any(d != column for d in k_labels if d not in batch and d != FEATURES):
+        raise Miss("its keys have more axes than one of their own")
+    query, scale = _peeled(graph, q, q_labels, low, frozenset())
+    key, other = _peeled(graph, k, k_labels, low, frozenset(batch))
+    return query, key, scale * other
+
+
+def _check_types(query: Operand, key: Operand, value: Operand, weights: Atom) -> None:
+    """Raise Miss unless attention of these is at least as exact as what was written."""
+    types = [x.atom.aval.dtype for x in (query, key, value)]
+    if len(set(types)) > 1:
+        raise Miss(f"its queries, keys and values are {', '.join(t.name for t in types)}")
+    if weights.aval.dtype != types[2]:
+        raise Miss(f"its weights meet the values as {weights.aval.dtype.name}, and the values are {types[2].name}")
+
+
+def _visible(
+    graph: Graph, hidden: Sequence[Hidden], row: Label, column: Label, shape: Sequence[int]
+) -> tuple[bool, bool]:
+    """Whether masks come to a causal one, and whether every query is known to see a key."""
+    if not hidden:
+        return False, True
+    found: list[Condition] = []
+    for h in hidden:
+        part = conditions(graph, h.mask, h.negated)
+        if part is None:
+            return False, False
+        found += part
+    causal = Condition(tuple(sorted(((row, 1), (column, -1)))), 0)
+    needed = [c for c in dict.fromkeys(found) if c.factors]
+    return needed == [causal], every_row_sees(found, row, column, shape[row], shape[column])
