@@ -26,9 +26,7 @@ def has_alternatives(jaxpr: Jaxpr) -> bool:
 
     def look() -> tuple[bool]:
         eqns = jaxpr.eqns
-        return (
-            any(e.prim.alternative or any(map(has_alternatives, subjaxprs(e.params))) for e in eqns),
-        )
+        return (any(e.prim.alternative or any(map(has_alternatives, subjaxprs(e.params))) for e in eqns),)
 
     return jaxpr.memoised("has alternatives", look)[0]
 

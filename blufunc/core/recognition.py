@@ -8,7 +8,9 @@ themselves here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from blufunc.config import config
@@ -59,9 +61,26 @@ def recognised_everywhere(jaxpr: Jaxpr) -> Found:
     return Found(found, (*misses, *misses_within))
 
 
+class _State(threading.local):
+    as_written = False
+
+
+_state = _State()
+
+
+@contextlib.contextmanager
+def as_written() -> Iterator[None]:
+    """Within the block nothing is recognised: for those who look at what users wrote."""
+    before, _state.as_written = _state.as_written, True
+    try:
+        yield
+    finally:
+        _state.as_written = before
+
+
 def recognised(jaxpr: Jaxpr) -> Found:
     """A jaxpr with all that is known in it replaced."""
-    if not config.recognise:
+    if not config.recognise or _state.as_written:
         return Found(jaxpr)
 
     def find() -> Found:

@@ -26,8 +26,8 @@ from blufunc.core.passes import simplify
 from blufunc.kernels import cuda_memory, cuda_modules, cuda_opaque, cuda_product, cuda_runtime
 from blufunc.kernels.cstyle_cuda import CUDA
 from blufunc.kernels.cuda_attention_step import is_attention, why_not
-from blufunc.kernels.cuda_forms import in_kernels
 from blufunc.kernels.cuda_executor import ALIGNMENT, Allocator, Executor, Work
+from blufunc.kernels.cuda_forms import in_kernels
 from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.cuda_modules import wanted_by
 from blufunc.kernels.cuda_replay import Replays

@@ -158,7 +158,7 @@ class Sight:
         """The measured times of the program's steps, beside what they cost."""
         times = self.program.timings(buffers, repeats)
         compiled = hasattr(self.program, "schedule")
-        cost = self.cost if compiled else cost_of_equations(self.jaxpr)
+        cost = self.cost if compiled else cost_of_equations(self.device.backend.chosen(self.jaxpr))
         rows = [_row(c, t.name, t.ms, machine) for c, t in zip(cost.steps, times, strict=True)]
         return Timings(rows, machine, "" if compiled else self.why_not_compiled)
 

@@ -1,7 +1,7 @@
 """What hand-written attention looks like in a jaxpr: from a product with the values up to the queries and keys.
 
-A face, above ``point_graph.py`` and ``position_masks.py``, below ``attention_recognised.py``. In: a graph, and a product
-that may be ``weights @ values``. Out: a ``Match``, or a ``Miss`` that says why something so alike is not attention.
+A face, above ``point_graph.py`` and ``position_masks.py``, below ``attention_recognised.py``. In: a graph, and a
+product that may be ``weights @ values``. Out: a ``Match``, or a ``Miss``: why something so alike is not attention.
 
     out = weights . value                        a ``dot_general``
     weights = e / sum(e), e = exp(x - constant)  NORMALISED and SHIFTED: a softmax along the keys
@@ -31,9 +31,9 @@ from blufunc.nn.position_masks import Condition, conditions, every_row_sees, two
 Label = Hashable
 FEATURES = "features"
 
-HIDING = -1e9
+HIDING = -9e8
 """From here on a finite number in the place of a score, or added to it, leaves a pair the weight 0 beside any that is
-seen, as minus infinity does; so does the least number of a dtype."""
+seen, as minus infinity does; so does the least number of a dtype. It is -1e9 rounded to few bits."""
 
 
 class Miss(Exception):
@@ -81,7 +81,7 @@ class Match:
       factor: that of ``changed``, if something is done with scores; else 1.
       hidden: masks.
       is_causal: whether they come to a causal one.
-      certain: whether every query is known to see a key.
+      certain: whether every query is known to see a key, or has zeros where it does not.
     """
 
     query: Operand
@@ -128,6 +128,15 @@ NORMALISED: dict[Any, Callable] = {ew.div_p: _ratio, ew.mul_p: _inverse}
 
 SHIFTED: dict[Any, tuple[tuple[int, int], ...]] = {ew.sub_p: ((0, 1),), ew.add_p: ((0, 1), (1, 0))}
 """What is done with scores without consequence for a softmax: which operand they are, and which is a constant to it."""
+
+
+def _without_zeros(graph: Graph, weights: Point) -> tuple[Point, Point | None]:
+    """Weights before they were made 0 where a mask is False, as ``softmax(..., where=)`` does, and the mask."""
+    made = graph.operands(graph.thin(weights))
+    if made is None or made[0].prim is not ew.select_p or graph.constant(made[1][2]) != 0:
+        return weights, None
+    mask, inner, _ = made[1]
+    return inner, graph.moved(mask)
 
 
 def _softmax_of(graph: Graph, weights: Point, column: Label) -> Point | None:
@@ -190,8 +199,9 @@ class _Changes:
         while True:
             x = self.graph.thin(x)
             made = self.graph.operands(x)
-            rule = None if made is None else _CHANGES.get(made[0].prim)
-            before = None if rule is None else rule(self, *made)
+            if made is None or made[0].prim not in _CHANGES:
+                return x
+            before = _CHANGES[made[0].prim](self, *made)
             if before is None:
                 return x
             x = before
@@ -234,7 +244,7 @@ class _Changes:
         if not self.masks or number is None:
             return False
         value = float(number)
-        if not hides(value * min(self.scale, 1.0), eqn.outvars[0].aval.dtype) and value != -math.inf:
+        if not hides(value, eqn.outvars[0].aval.dtype) or value * self.scale > -1e3:
             return False
         self.hidden.append(Hidden(mask, negated, value))
         return True
@@ -246,7 +256,7 @@ _CHANGES: dict[Any, Callable[..., Point | None]] = {
     ew.select_p: _Changes.choice,
     ew.add_p: _Changes.sum,
 }
-"""What is done with scores and is known by more than its value: for each operation what it is, and the scores before."""
+"""What is done with scores and is known by more than its value: for each operation, how to get to those before."""
 
 
 def product_in(graph: Graph, changed: Point, axes: frozenset[Label]) -> Point | None:
@@ -392,8 +402,11 @@ def _match(graph: Graph, last: Eqn, of_weights: tuple, of_values: tuple, place: 
     if len(w_contracted) != 1 or len(v_free) != 1 or not w_free:
         return None
     (column,) = w_contracted
-    whole = Point(weights, tuple(map(Place, range(weights.aval.ndim))))  # labels are the dimensions of the weights
-    x = _softmax_of(graph, whole, column)
+    whole = Point(
+        weights, tuple(map(Place, range(weights.aval.ndim)))
+    )  # labels are the dimensions of the weights
+    inner, zeroed = _without_zeros(graph, whole)
+    x = _softmax_of(graph, inner, column)
     if x is None:
         _check_changed(graph, whole, column)
         return None
@@ -414,9 +427,15 @@ def _match(graph: Graph, last: Eqn, of_weights: tuple, of_values: tuple, place: 
 
     changes = _Changes(graph, masks=True)
     changed = changes.follow(x)
+    masks = {graph.moved(h.mask) for h in changes.hidden if h.value == -math.inf and not h.negated}
+    if zeroed is not None and zeroed not in masks:
+        raise Miss(_CHANGED.format("select"))
     is_causal, certain = _visible(graph, changes.hidden, rows[-1], column, weights.aval.shape)
+    certain = certain or masks == {zeroed}
     if not certain and any(h.value > -math.inf for h in changes.hidden):
-        changes = _Changes(graph, masks=False)  # as in a row of nothing but these numbers, all are weighed alike
+        changes = _Changes(
+            graph, masks=False
+        )  # as in a row of nothing but these numbers, all are weighed alike
         changed, is_causal, certain = changes.follow(x), False, True
     ends = [*w_free, FEATURES] if place == 0 else [FEATURES, *w_free]
     plain = changed == score
@@ -438,6 +457,9 @@ def _match(graph: Graph, last: Eqn, of_weights: tuple, of_values: tuple, place: 
     )
 
 
+_CHANGED = "{} changes its weights before they meet the values, as dropout does"
+
+
 def _check_changed(graph: Graph, weights: Point, column: Label, depth: int = 4) -> None:
     """Raise Miss if weights are a softmax that something was done with."""
     made = graph.operands(graph.thin(weights))
@@ -446,7 +468,7 @@ def _check_changed(graph: Graph, weights: Point, column: Label, depth: int = 4) 
     eqn, operands = made
     for p in operands:
         if _softmax_of(graph, p, column) is not None:
-            raise Miss(f"{eqn.prim.name} changes its weights before they meet the values, as dropout does")
+            raise Miss(_CHANGED.format(eqn.prim.name))
         _check_changed(graph, p, column, depth - 1)
 
 
@@ -478,14 +500,18 @@ def _query_and_key(
 def _check_types(query: Operand, key: Operand, value: Operand, weights: Atom) -> None:
     """Raise Miss unless attention of these is at least as exact as what was written."""
     types = [x.atom.aval.dtype for x in (query, key, value)]
-    if len(set(types)) > 1:
+    low, high = types[0], weights.aval.dtype
+    if low.itemsize < high.itemsize:
+        raise Miss(
+            f"its weights meet the values in {high.name}, and kernels round them to {low.name}, "
+            "as weights.astype(queries.dtype) does"
+        )
+    if len({*types, high}) > 1:
         raise Miss(f"its queries, keys and values are {', '.join(t.name for t in types)}")
-    if weights.aval.dtype != types[2]:
-        raise Miss(f"its weights meet the values as {weights.aval.dtype.name}, and the values are {types[2].name}")
 
 
 def _visible(
-    graph: Graph, hidden: Sequence[Hidden], row: Label, column: Label, shape: Sequence[int]
+    graph: Graph, hidden: Sequence[Hidden], row: int, column: int, shape: Sequence[int]
 ) -> tuple[bool, bool]:
     """Whether masks come to a causal one, and whether every query is known to see a key."""
     if not hidden:

@@ -51,6 +51,8 @@ def recognise(jaxpr: Jaxpr) -> Found:
                 last, made = _replacement(graph, found)
                 placed[id(last)] = made
         except Miss as miss:
+            if source.is_backward(eqn.source):
+                continue  # of what the forward pass is told of already
             misses[f"not recognised as attention at {line_of(eqn)}: {miss}"] = None
     if not placed:
         return Found(whole, tuple(misses))
@@ -74,14 +76,15 @@ def _replacement(graph: Graph, found: Match) -> tuple[Eqn, Eqn]:
     tables = _tables(graph, found)
     arrays = [graph.outward(x.atom) for x in (found.query, found.key, found.value)]
     operands = list(dict.fromkeys([*arrays, *map(graph.outward, tables)]))
-    eqns = _region(graph, found, last, operands)
-    written = Jaxpr(operands, eqns, last.outvars, name="attention")
     kernel = stage(
-        source.at(last.source, lambda *xs: [_attention(graph, found, out, dict(zip(operands, xs, strict=True)))]),
+        source.at(
+            last.source, lambda *xs: [_attention(graph, found, out, dict(zip(operands, xs, strict=True)))]
+        ),
         [v.aval for v in operands],
         "attention",
     )
     assert not kernel.consts, "it is a function of its operands"
+    written = Jaxpr(operands, _region(graph, found, last, operands), last.outvars, name="attention")
     held = tuple([v not in arrays for v in operands])
     params = {"jaxpr": written, "preferred": kernel, "parts": (1, 0, 0), "held": held}
     return last, Eqn(either_p, operands, last.outvars, params, last.source)
@@ -104,7 +107,9 @@ def _extended(graph: Graph, found: Match) -> tuple[Eqn, Operand]:
             break
         last = reader
     if out.atom.aval.dtype != low:
-        raise Miss(f"its result is {out.atom.aval.dtype.name}, and that of kernels is {low.name} as the values are")
+        raise Miss(
+            f"its result is {out.atom.aval.dtype.name}, and that of kernels is {low.name} as the values are"
+        )
     return last, out
 
 
@@ -114,7 +119,7 @@ def _region(graph: Graph, found: Match, last: Eqn, operands: Sequence[Var]) -> l
     Raises:
       Miss: it is of more than the operands, or of what is computed on the way somebody else reads something.
     """
-    makers = {v: e for e in graph.jaxpr.eqns for v in e.outvars}
+    makers: dict[Any, Eqn] = {v: e for e in graph.jaxpr.eqns for v in e.outvars}
     inside: dict[int, Eqn] = {id(last): last}
     waiting = [last]
     while waiting:
@@ -136,6 +141,11 @@ def _region(graph: Graph, found: Match, last: Eqn, operands: Sequence[Var]) -> l
             scored |= set(e.outvars)
     for v in scored - set(last.outvars):
         others = [e for e in graph.readers(v) if id(e) not in inside]
+        if others and source.is_backward(others[0].source):
+            raise Miss(
+                "its weights are kept for a backward pass: it was differentiated in a shard_map, or outside of jit, "
+                "or with respect to what its masks or biases are computed of"
+            )
         if others:
             raise Miss(f"its scores or weights are read at {line_of(others[0])}, too")
         if v in graph.jaxpr.outvars:
@@ -176,9 +186,13 @@ def _attention(graph: Graph, found: Match, out: Operand, env: dict[Any, Any]) ->
     B, T, N, H = query.shape
     S, K = key.shape[1:3]
     if key.shape != value.shape:
-        raise Miss(f"its keys are [batch, keys, heads, features] = {list(key.shape)}, its values {list(value.shape)}")
+        raise Miss(
+            f"its keys are [batch, keys, heads, features] = {list(key.shape)}, its values {list(value.shape)}"
+        )
     if S <= H:
-        raise Miss(f"its {S} keys are no more than the {H} features of a head, so that its weights are no large array")
+        raise Miss(
+            f"its {S} keys are no more than the {H} features of a head, so that its weights are no large array"
+        )
     shape = cuda_attention.Shape(B, T, S, N, K, H)
     refused = cuda_attention.refused(shape, query.dtype, (), _ANY_DEVICE)
     if refused is not None:

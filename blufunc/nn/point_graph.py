@@ -92,14 +92,13 @@ _MOVES: dict[Any, Callable[[Eqn, tuple[Place, ...]], tuple[Place, ...] | None]] 
 
 
 def _same_value(eqn: Eqn) -> bool:
-    """Whether the result counts as the operand: it is the same number, but for the precision in which it is handed on."""
+    """Whether the result counts as the operand: the same number, but for the precision in which it is handed on."""
     if eqn.prim is not ew.convert_p:
         return eqn.prim is ew.copy_p
     before, after = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
     if dtypes.is_floating(after):
         return not dtypes.is_complex(before)
     return dtypes.is_integer(after) and not dtypes.is_inexact(before) and after.itemsize >= before.itemsize
-
 
 
 # -- graphs ----------------------------------------------------------------------------------------

@@ -81,7 +81,8 @@ def _affine(graph: Graph, point: Point) -> dict | None:
     eqn = graph.maker(point.atom)
     if eqn is not None and eqn.prim is iota_p:
         place = point.places[eqn.params["dimension"]]
-        return {place.label: place.stride, _CONSTANT: place.start} if place.label is not None else {_CONSTANT: place.start}
+        steps = {} if place.label is None else {place.label: place.stride}
+        return {**steps, _CONSTANT: place.start}
     made = graph.operands(point)
     if made is None or made[0].prim not in _SUMS:
         return None
@@ -145,17 +146,19 @@ def conditions(graph: Graph, mask: Point, negated: bool = False) -> list[Conditi
     holds = bool(found.true) != negated
     comparison = graph.operands(found.condition)
     assert comparison is not None, "a comparison is what two-valued points go by"
-    sides = [_affine(graph, p) for p in comparison[1]]
-    if None in sides:
+    left, right = [_affine(graph, p) for p in comparison[1]]
+    if left is None or right is None:
         return None
-    total = _COMPARISONS[comparison[0].prim](*sides)
+    total = _COMPARISONS[comparison[0].prim](left, right)
     if not holds:
         total = _less({_CONSTANT: -1}, total)
     start = total.pop(_CONSTANT, 0)
     return [Condition(tuple(sorted((k, a) for k, a in total.items() if a)), start)]
 
 
-def every_row_sees(found: Sequence[Condition], row: Hashable, column: Hashable, rows: int, columns: int) -> bool:
+def every_row_sees(
+    found: Sequence[Condition], row: Hashable, column: Hashable, rows: int, columns: int
+) -> bool:
     """Whether each row has a column where all conditions hold, by looking at the first column and at the diagonal.
 
     Conditions are affine, so that the ends of a line are enough.

@@ -37,11 +37,14 @@ class _Either(Call):
     drop_outputs = None  # type: ignore[assignment]  # whose results are read says which body is taken
 
     def both(
-        self, plain: Jaxpr, preferred: Jaxpr, args: Sequence, parts: tuple[int, int, int], held: Sequence[bool]
+        self,
+        bodies: Sequence[Jaxpr],
+        args: Sequence,
+        parts: tuple[int, int, int],
+        held: Sequence[bool],
     ) -> list:
         """The equation for bodies that a transform produced, which may have constants."""
-        first, consts = plain.hoist()
-        second, more = preferred.hoist()
+        (first, consts), (second, more) = [body.hoist() for body in bodies]
         n, m = len(consts), len(more)
         mine, other = first.invars, second.invars
         pad = lambda like: [Var(v.aval) for v in like]
@@ -77,7 +80,7 @@ class _Either(Call):
         given = [t for t in tangents if t.__class__ is not Zero]
         n = len(flags)
         flat = (n + sum(flags), 0, 0)
-        outs = self.both(*bodies, [*primals, *given], flat, (*held, *(False,) * len(given)))
+        outs = self.both(bodies, [*primals, *given], flat, (*held, *(False,) * len(given)))
         rest = iter(outs[n:])
         return outs[:n], [next(rest) if f else zero(o.aval) for o, f in zip(outs, flags, strict=False)]
 
@@ -93,7 +96,7 @@ class _Either(Call):
         kept, other = len(plain.outvars) - n, len(better.outvars) - n
         first = _computing(plain, better, n, plain_first=True)
         second = _computing(plain, better, n, plain_first=False)
-        results = self.both(first, second, primals, (n, kept, other), held)
+        results = self.both([first, second], primals, (n, kept, other), held)
         shared = results[:n]
         sources = [[primals, [*shared, *results[n : n + kept]]], [primals, [*shared, *results[n + kept :]]]]
         residuals = [
@@ -121,7 +124,7 @@ class _Either(Call):
             sum(linear),
         )
         ins = [a for a in args if not is_linear(a)] + [ct for ct in cts if ct.__class__ is not Zero]
-        outs = iter(self.both(*bodies, ins, (sum(flags), 0, 0), (False,) * len(ins)))
+        outs = iter(self.both(bodies, ins, (sum(flags), 0, 0), (False,) * len(ins)))
         for a, f in zip([a for a in args if is_linear(a)], flags, strict=True):
             if f:
                 a.add(next(outs))
@@ -129,10 +132,12 @@ class _Either(Call):
     def batch(self, axis, args, dims, *, jaxpr, preferred, parts, held):
         batched = tuple(d is not None for d in dims)
         bodies, flags = _agreeing(
-            lambda body, wanted: batch_jaxpr(body, axis, batched, wanted), (jaxpr, preferred), len(jaxpr.outvars)
+            lambda body, wanted: batch_jaxpr(body, axis, batched, wanted),
+            (jaxpr, preferred),
+            len(jaxpr.outvars),
         )
         ins = [a if d is None else move_dim(a, d, 0) for a, d in zip(args, dims, strict=True)]
-        return self.both(*bodies, ins, parts, held), [0 if f else None for f in flags]
+        return self.both(bodies, ins, parts, held), [0 if f else None for f in flags]
 
     def rewrite(self, bodies, operands, *, jaxpr, **params):
         """The plain body gone through."""

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from blufunc.config import config
-from blufunc.core import passes
+from blufunc.core import passes, source
 from blufunc.core.array import lift
-from blufunc.core.jaxpr import Jaxpr, eval_jaxpr
+from blufunc.core.jaxpr import Eqn, Jaxpr, eval_jaxpr
 from blufunc.core.recognition import recognised
 from blufunc.core.rules import pair_of
 from blufunc.core.stage import StagedTracer, StageTrace, is_staging, stage
@@ -108,9 +108,10 @@ class _Recognising:
 
     def __call__(self, *args: Any) -> list[Any]:
         values = [x if isinstance(x, Value) else lift(x) for x in args]
-        labels = [getattr(x, "label", None) for x in values]
+        labels: Any = [getattr(x, "label", None) for x in values]
         jaxpr = stage(self.fun, [x.aval for x in values], "grad", labels)
-        return eval_jaxpr(recognised(jaxpr).jaxpr, values)
+        eqns = [Eqn(e.prim, e.invars, e.outvars, e.params, source.placed_again(e.source)) for e in jaxpr.eqns]
+        return eval_jaxpr(recognised(jaxpr.replace(eqns=eqns)).jaxpr, values)
 
 
 def with_recognised(jaxpr: Jaxpr) -> Jaxpr:
