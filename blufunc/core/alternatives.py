@@ -82,8 +82,14 @@ def _narrowed(eqn: Eqn, reads: list[bool], prefers: Prefers) -> Eqn:
     """An equation whose bodies are without alternatives, and without the operands that nobody reads then."""
     if not any(map(has_alternatives, subjaxprs(eqn.params))):
         return eqn
+    eqn = _read(eqn, reads)  # first, as what is read of a body says what is chosen in it
     params = {k: _inner(v, prefers) for k, v in eqn.params.items()}
     eqn = Eqn(eqn.prim, eqn.invars, eqn.outvars, params, eqn.source)
+    return _read(eqn, [v.__class__ is not DropVar for v in eqn.outvars])
+
+
+def _read(eqn: Eqn, reads: list[bool]) -> Eqn:
+    """An equation with the results that are read, and the operands that it needs for these."""
     if eqn.prim.drop_outputs is not None:
         return eqn.prim.drop_outputs(eqn, reads)
     outvars = [v if r else DropVar(v.aval) for v, r in zip(eqn.outvars, reads, strict=True)]

@@ -25,7 +25,7 @@ from blufunc.core.jaxpr import Atom, Eqn
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.structure import broadcast_in_dim_p, reduce_sum_p, reshape_p, transpose_p
-from blufunc.nn.point_graph import FIRST, Graph, Place, Point
+from blufunc.nn.point_graph import FIRST, Graph, Place, Point, places_of
 from blufunc.nn.position_masks import Condition, conditions, every_row_sees, two_valued
 
 Label = Hashable
@@ -278,7 +278,7 @@ def product_in(graph: Graph, changed: Point, axes: frozenset[Label]) -> Point | 
             waiting += made[1]
             continue
         eqn = graph.maker(point.atom)
-        whole = all(p == Place(p.label) for p in point.places) and len(point.labels) == len(axes)
+        whole = all(p in (Place(p.label), FIRST) for p in point.places) and len(point.labels) == len(axes)
         if eqn is not None and eqn.prim is dot_general_p and whole and axes == set(point.labels):
             found.add(point)
     if len(found) > 1:
@@ -402,25 +402,24 @@ def _match(graph: Graph, last: Eqn, of_weights: tuple, of_values: tuple, place: 
     if len(w_contracted) != 1 or len(v_free) != 1 or not w_free:
         return None
     (column,) = w_contracted
-    whole = Point(
-        weights, tuple(map(Place, range(weights.aval.ndim)))
-    )  # labels are the dimensions of the weights
+    whole = Point(weights, places_of(weights.aval.shape))
     inner, zeroed = _without_zeros(graph, whole)
     x = _softmax_of(graph, inner, column)
     if x is None:
         _check_changed(graph, whole, column)
         return None
-    axes = frozenset(range(weights.aval.ndim))
-    score = product_in(graph, x, axes)
+    score = product_in(graph, x, frozenset(whole.labels))
     if score is None:
         return None
-    value_labels = dict(zip(v_batch, w_batch, strict=True)) | {v_contracted[0]: column, v_free[0]: FEATURES}
+    of_batch = [whole.places[d].label for d in w_batch]
+    value_labels = dict(zip(v_batch, of_batch, strict=True)) | {v_contracted[0]: column, v_free[0]: FEATURES}
     low = values.aval.dtype
     query, key, own_scale = _query_and_key(graph, score, column, low)
-    batch = frozenset(w_batch)
+    batch = frozenset(of_batch)
     own_labels = [value_labels[d] for d in range(values.aval.ndim)]
     value, _ = _peeled(graph, values, own_labels, low, batch, scaled=False)
-    rows = [d for d in w_free if d not in key.sizes]
+    of_free = [whole.places[d].label for d in w_free]
+    rows = [d for d in of_free if d is not None and d not in key.sizes]
     if not rows:
         raise Miss("its queries have no axis of their own")
     _check_types(query, key, value, weights)
@@ -437,7 +436,7 @@ def _match(graph: Graph, last: Eqn, of_weights: tuple, of_values: tuple, place: 
             graph, masks=False
         )  # as in a row of nothing but these numbers, all are weighed alike
         changed, is_causal, certain = changes.follow(x), False, True
-    ends = [*w_free, FEATURES] if place == 0 else [FEATURES, *w_free]
+    ends = [*of_free, FEATURES] if place == 0 else [FEATURES, *of_free]
     plain = changed == score
     return Match(
         query,
@@ -445,7 +444,7 @@ def _match(graph: Graph, last: Eqn, of_weights: tuple, of_values: tuple, place: 
         value,
         rows[-1],
         column,
-        Operand(last.outvars[0], (*w_batch, *ends)),
+        Operand(last.outvars[0], (*of_batch, *ends)),
         last,
         score,
         changed,
@@ -478,7 +477,7 @@ def _query_and_key(
     """The operands of the product that makes scores, and the number that they were scaled by."""
     product = graph.maker(score.atom)
     assert product is not None
-    labels = iter(score.labels)
+    labels = iter([p.label for p in score.places])
     batch = [next(labels) for _ in product.params["dimension_numbers"][1][0]]
     found = []
     for x, contracted, batch_dims, free in _sides(product):
@@ -490,7 +489,7 @@ def _query_and_key(
     if of_keys not in ([True, False], [False, True]):
         raise Miss("its softmax is along an axis that queries and keys share")
     (q, q_labels), (k, k_labels) = found if of_keys[1] else found[::-1]
-    if any(d != column for d in k_labels if d not in batch and d != FEATURES):
+    if any(d not in (None, column, FEATURES, *batch) for d in k_labels):
         raise Miss("its keys have more axes than one of their own")
     query, scale = _peeled(graph, q, q_labels, low, frozenset())
     key, other = _peeled(graph, k, k_labels, low, frozenset(batch))

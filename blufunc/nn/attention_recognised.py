@@ -27,13 +27,17 @@ from blufunc.kernels import cuda_attention
 from blufunc.kernels.report import line_of
 from blufunc.nn import attention_call
 from blufunc.nn.attention_mods import traced
-from blufunc.nn.attention_patterns import FEATURES, Label, Match, Miss, Operand, match
+from blufunc.nn.attention_patterns import FEATURES, HIDING, Label, Match, Miss, Operand, match
 from blufunc.nn.point_graph import Graph, Place, Point
+from blufunc.nn.position_masks import two_valued
 from blufunc.transforms.calls import jit_p
 from blufunc.transforms.either import either_p
 
 _ANY_DEVICE = "sm_90a"
 """An architecture that has all the kernels there are."""
+_LEAST = -(2.0**14)
+"""The score that stands for numbers that hide where a row may have no other. Kernels keep the logarithm of a row's sum
+of exponentials in float32: beside -1e9 it would be lost how many there are."""
 
 
 def recognise(jaxpr: Jaxpr) -> Found:
@@ -43,21 +47,19 @@ def recognise(jaxpr: Jaxpr) -> Found:
         return Found(whole)
     graph = Graph(jaxpr)
     misses: dict[str, None] = {}
-    placed: dict[int, Eqn] = {}
     for eqn in jaxpr.eqns:
         try:
             found = match(graph, eqn)
             if found is not None:
                 last, made = _replacement(graph, found)
-                placed[id(last)] = made
+                graph.replace(last, made)
         except Miss as miss:
             if source.is_backward(eqn.source):
                 continue  # of what the forward pass is told of already
             misses[f"not recognised as attention at {line_of(eqn)}: {miss}"] = None
-    if not placed:
+    if not any(e.prim is either_p for e in graph.eqns):
         return Found(whole, tuple(misses))
-    eqns = [placed.get(id(e), e) for e in jaxpr.eqns]
-    return Found(passes.dce(jaxpr.replace(eqns=eqns)), tuple(misses))
+    return Found(passes.dce(jaxpr.replace(eqns=graph.eqns)), tuple(misses))
 
 
 recognition.recognisers.append(recognise)
@@ -119,7 +121,7 @@ def _region(graph: Graph, found: Match, last: Eqn, operands: Sequence[Var]) -> l
     Raises:
       Miss: it is of more than the operands, or of what is computed on the way somebody else reads something.
     """
-    makers: dict[Any, Eqn] = {v: e for e in graph.jaxpr.eqns for v in e.outvars}
+    makers: dict[Any, Eqn] = {v: e for e in graph.eqns for v in e.outvars}
     inside: dict[int, Eqn] = {id(last): last}
     waiting = [last]
     while waiting:
@@ -132,7 +134,7 @@ def _region(graph: Graph, found: Match, last: Eqn, operands: Sequence[Var]) -> l
             if id(maker) not in inside:
                 inside[id(maker)] = maker
                 waiting.append(maker)
-    eqns = [e for e in graph.jaxpr.eqns if id(e) in inside]
+    eqns = [e for e in graph.eqns if id(e) in inside]
     product = graph.maker(found.score.atom)
     assert product is not None
     scored = set(graph.outer(product).outvars)
@@ -226,7 +228,8 @@ def _attention(graph: Graph, found: Match, out: Operand, env: dict[Any, Any]) ->
         result = bnp.where(blind, math.nan, result)
     axes = (*batch, found.rows, *heads, FEATURES)
     result = bnp.reshape(result, [H if a == FEATURES else sizes[a] for a in axes])
-    return lax.transpose(result, [axes.index(label) for label in out.labels])
+    result = lax.transpose(result, [axes.index(label) for label in out.labels if label is not None])
+    return bnp.reshape(result, out.atom.aval.shape)
 
 
 def _divided(found: Match) -> tuple[list[Label], list[Label]]:
@@ -266,6 +269,10 @@ def _unravelled(number: Any, axes: Sequence[Label], sizes: dict[Label, int]) -> 
         positions[a] = lax.rem(number, bnp.int32(sizes[a])) if n else number
         number = lax.div(number, bnp.int32(sizes[a])) if n else number
     return positions
+
+
+def _hides(number: Any) -> bool:
+    return math.isfinite(number) and number <= HIDING
 
 
 class _Scalars:
@@ -313,9 +320,25 @@ class _Scalars:
         if eqn.prim is ew.convert_p and dtypes.is_floating(eqn.params["dtype"]):
             return found[0]
         wide = next(x.dtype for x, of_score in found if of_score and dtypes.is_floating(x.dtype))
+        if eqn.prim in (ew.select_p, ew.add_p):
+            found = [
+                (x if of_score else self._moderate(p, x), of_score)
+                for p, (x, of_score) in zip(operands, found, strict=True)
+            ]
         values = [x.astype(wide) if dtypes.is_floating(x.dtype) else x for x, _ in found]
         out = eqn.prim.bind(*values, **eqn.params)
         return out, dtypes.is_floating(out.dtype)
+
+    def _moderate(self, point: Point, x: Any) -> Any:
+        """A number that hides, by one that a sum of exponentials is not lost beside, where it is all that a row has."""
+        known = two_valued(self.graph, point)
+        number = self.graph.constant(point)
+        if number is not None:
+            return bnp.asarray(_LEAST, x.dtype) if _hides(number) else x
+        if known is None or not (_hides(known.true) or _hides(known.false)):
+            return x
+        cases = [bnp.asarray(_LEAST if _hides(c) else c, x.dtype) for c in (known.true, known.false)]
+        return bnp.where(self(known.condition), *cases)
 
     def _position(self, place: Place) -> Any:
         if place.label is None:

@@ -9,7 +9,7 @@ a bias is at (query, key), symbolically or in the code of a kernel, goes by this
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 from blufunc.core import dtypes, passes
@@ -31,6 +31,11 @@ class Place(NamedTuple):
 
 FIRST = Place(None, 0, 0)
 """The one element of a dimension of size 1."""
+
+
+def places_of(shape: Sequence[int]) -> tuple[Place, ...]:
+    """All elements of an array, by axes whose labels are the numbers of its dimensions; those of size 1 have none."""
+    return tuple([FIRST if n == 1 else Place(d) for d, n in enumerate(shape)])
 
 
 class Point(NamedTuple):
@@ -113,6 +118,7 @@ class Graph:
         self._names: dict[Any, Atom] = {}
         self._outer: dict[int, Eqn] = {}
         self._readers: dict[Any, list[Eqn]] = {}
+        self._replaced: dict[int, Eqn] = {}
         for eqn in jaxpr.eqns:
             self._add(eqn, eqn)
             for v in {a for a in eqn.invars if a.__class__ is not Literal}:
@@ -126,6 +132,17 @@ class Graph:
             return
         self._outer[id(eqn)] = outer
         self._made.update(dict.fromkeys(eqn.outvars, eqn))
+
+    def replace(self, last: Eqn, made: Eqn) -> None:
+        """Have ``made`` in the place of ``last``, and of all that only led to it."""
+        self._outer[id(made)] = made
+        self._made.update(dict.fromkeys(made.outvars, made))
+        self._replaced[id(last)] = made
+
+    @property
+    def eqns(self) -> list[Eqn]:
+        """The equations of the jaxpr, with those that replace some of them."""
+        return [self._replaced.get(id(e), e) for e in self.jaxpr.eqns]
 
     def named(self, atom: Atom) -> Atom:
         """The value that a variable stands for."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from blufunc.core.jaxpr import Eqn, Jaxpr, Var, eval_jaxpr
+from blufunc.core.recognition import as_written
 from blufunc.core.stage import stage
 from blufunc.core.structure import move_dim
 from blufunc.core.tangents import Zero, is_linear, zero
@@ -87,7 +88,8 @@ class _Either(Call):
     def linearize(self, trace, primals, tangents, *, jaxpr, preferred, parts, held):
         nonzeros = tuple(t.__class__ is not Zero for t in tangents)
         if any(h and nz for h, nz in zip(held, nonzeros, strict=True)):
-            return jit_p.linearize(trace, primals, tangents, jaxpr=jaxpr, name=self.name)
+            with as_written():
+                return jit_p.linearize(trace, primals, tangents, jaxpr=jaxpr, name=self.name)
         n = len(jaxpr.outvars)
         halves, flags = _agreeing(
             lambda body, wanted: _halves(linearize_jaxpr(body, nonzeros, wanted)), (jaxpr, preferred), n

@@ -1,6 +1,8 @@
 """Attention written by hand: what is recognised, what is not and why, and that it stays the same function."""
 
 import math
+import re
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -36,14 +38,20 @@ def equations(jaxpr):
     """All equations, those of loops among them, but not what operations are defined as."""
     for e in jaxpr.eqns:
         yield e
-        if e.prim.kind != "call":
+        if e.prim.kind == "control" or e.prim.name == "checkpoint":
             for inner in subjaxprs(e.params):
                 yield from equations(inner)
 
 
-def weights_in(made, size):
-    """Whether an array of so many elements, or more, is made anywhere in a plan."""
-    return any(v.aval.size >= size for e in equations(made.jaxpr) for v in e.outvars)
+def weights_in(made):
+    """Whether an array with all pairs of a head or more is made anywhere in a plan."""
+    shapes = [v.aval.shape for e in equations(made.jaxpr) for v in e.outvars]
+    return any(math.prod(shape) >= T * T and shape.count(T) > 1 for shape in shapes)
+
+
+def notes(made):
+    """What a plan says of attention, without the lines."""
+    return [re.sub(r" at \S+ \(\S+\)", "", n) for n in made.notes]
 
 
 def avals(*shapes, dtype=BF16):
@@ -174,7 +182,7 @@ def test_is_recognised(name):
     made = planned(f, *avals(shape, shape, shape))
     (call,) = calls(made).values()
     assert call.params["is_causal"] == causal and "mods" not in call.params
-    assert not weights_in(made, T * T * math.prod(shape) // (T * H))
+    assert not weights_in(made)
     assert [NOTE in n for n in made.notes] == [True]
 
 
@@ -183,7 +191,7 @@ def test_is_recognised_under_grad(name):
     f, shape, _ = FORMS[name]
     made = planned(bf.grad(as_loss(f), (0, 1, 2)), *avals(shape, shape, shape))
     assert sorted(calls(made)) == ["attention", "attention_grad"]
-    assert not weights_in(made, T * T * math.prod(shape) // (T * H))
+    assert not weights_in(made)
 
 
 @pytest.fixture
@@ -208,3 +216,364 @@ def test_is_the_same_function(name, cuda):
     both = bf.jit(lambda *xs: (f(*xs), bf.grad(as_loss(f), (0, 1, 2))(*xs)))
     got = both(*[from_numpy(x, cuda) for x in args])
     close(got, both(*map(bnp.asarray, args)), 3e-2)
+
+
+# -- heads that share keys -------------------------------------------------------------------------
+
+
+def repeated(q, k, v):
+    k, v = (bnp.repeat(x, 2, axis=2) for x in (k, v))
+    return bnp.einsum("bhqk,bkhd->bqhd", nn.softmax(bnp.einsum("bqhd,bkhd->bhqk", q, k)), v)
+
+
+def broadcast(q, k, v):
+    k, v = (bnp.broadcast_to(x[:, :, :, None], (B, T, N, 2, H)).reshape(B, T, 2 * N, H) for x in (k, v))
+    return bnp.einsum("bhqk,bkhd->bqhd", nn.softmax(bnp.einsum("bqhd,bkhd->bhqk", q, k)), v)
+
+
+def grouped(q, k, v):
+    scores = bnp.einsum("btkgh,bskh->bkgts", q.reshape(B, T, N, 2, H), k) * SCALE
+    weights = nn.softmax(bnp.where(tril(), scores, -1e9))
+    return bnp.einsum("bkgts,bskh->btkgh", weights, v).reshape(B, T, 2 * N, H)
+
+
+def one_key_head(q, k, v):
+    weights = nn.softmax(bnp.einsum("bnth,bsh->bnts", q, k) * SCALE)
+    return bnp.einsum("bnts,bsh->bnth", weights, v)
+
+
+GROUPED = {
+    "repeated": (repeated, (B, T, 2 * N, H), BTNH),
+    "broadcast": (broadcast, (B, T, 2 * N, H), BTNH),
+    "grouped": (grouped, (B, T, 2 * N, H), BTNH),
+    "one key head": (one_key_head, BNTH, (B, T, H)),
+}
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_heads_that_share_keys(name, cuda):
+    f, queries, keys = GROUPED[name]
+    shapes = queries, keys, keys
+    both = bf.jit(lambda *xs: (f(*xs), bf.grad(as_loss(f), (0, 1, 2))(*xs)))
+    made = planned(both, *avals(*shapes))
+    for call in calls(made).values():
+        query, key = (v.aval.shape for v in call.invars[:2])
+        assert query[2] == math.prod(queries) // (B * T * H) and key[2] == math.prod(keys) // (B * T * H)
+    assert len(calls(made)) == 2 and not weights_in(made)
+    args = normal(*shapes)
+    close(both(*[from_numpy(x, cuda) for x in args]), both(*map(bnp.asarray, args)), 3e-2)
+
+
+# -- masks and changes of scores -------------------------------------------------------------------
+
+
+def scores_of(q, k):
+    return (q @ k.swapaxes(-1, -2)).astype("float32") * SCALE
+
+
+def attend(scores, v):
+    return nn.softmax(scores).astype(v.dtype) @ v
+
+
+def window(q, k, v):
+    i = bnp.arange(T)
+    distance = i[:, None] - i
+    return attend(bnp.where((distance >= 0) & (distance < 8), scores_of(q, k), -bnp.inf), v)
+
+
+def slopes(q, k, v):
+    """ALiBi, whose slopes differ with the head, which is in front of the queries here."""
+    i, slope = bnp.arange(T), bnp.exp2(-bnp.arange(1, N + 1, dtype="float32"))
+    scores = scores_of(q, k) - slope[:, None, None] * abs(i[:, None] - i)
+    return attend(bnp.where(tril(), scores, -bnp.inf), v)
+
+
+def capped(q, k, v):
+    return attend(bnp.where(tril(), 3 * bnp.tanh(scores_of(q, k) / 3), -1e30), v)
+
+
+def small_number(q, k, v):
+    """What stands for a masked score is no mask: it has a weight."""
+    return attend(bnp.where(tril(), scores_of(q, k), -2.0), v)
+
+
+def biased(q, k, v, bias):
+    return attend(scores_of(q, k) + bias, v)
+
+
+def padded(q, k, v, seen):
+    return attend(bnp.where(seen[:, None, None], scores_of(q, k), -1e9), v)
+
+
+def padded_by_infinity(q, k, v, seen):
+    return attend(bnp.where(seen[:, None, None], scores_of(q, k), -bnp.inf), v)
+
+
+def padded_by_zeros(q, k, v, seen):
+    return nn.softmax(scores_of(q, k), where=seen[:, None, None]).astype(v.dtype) @ v
+
+
+SEEN = np.arange(T) < np.array([[T - 7], [0]])  # of the second batch entry nothing
+BIAS = np.linspace(-1, 1, N * T * T, dtype=np.float32).reshape(N, T, T)
+MODS = {
+    "window": (window, (), "mask_mod"),
+    "slopes": (slopes, (), "score_mod"),
+    "capped": (capped, (), "score_mod"),
+    "small number": (small_number, (), "score_mod"),
+    "biased": (biased, (BIAS,), "score_mod"),
+    "padded": (padded, (SEEN,), "score_mod"),
+    "padded by infinity": (padded_by_infinity, (SEEN,), "mask_mod"),
+    "padded by zeros": (padded_by_zeros, (SEEN,), "mask_mod"),
+}
+"""What is no causal mask: the function, its tables, and what it becomes."""
+
+
+@pytest.mark.parametrize("name", MODS)
+def test_masks_and_changes_become_functions_of_pairs(name):
+    f, tables, kind = MODS[name]
+    types = [*avals(BNTH, BNTH, BNTH), *[bf.ShapeDtypeStruct(x.shape, x.dtype) for x in tables]]
+    made = planned(bf.grad(as_loss(f), (0, 1, 2)), *types)
+    assert [repr(e.params["mods"]) for e in calls(made).values()] == [kind, kind] and not weights_in(made)
+    assert all(e.params["is_causal"] == (name in ("slopes", "capped")) for e in calls(made).values())
+
+
+@pytest.mark.parametrize("name", MODS)
+def test_functions_of_pairs_are_what_was_written(name, cuda):
+    """In a row that sees nothing, too: it is the mean of all where a number is masked, NaN where infinity is."""
+    f, tables, _ = MODS[name]
+    args = [*normal(BNTH, BNTH, BNTH), *tables]
+    forward = bf.jit(f)
+    got, want = forward(*[from_numpy(x, cuda) for x in args]), forward(*map(bnp.asarray, args))
+    close(got, want, 2e-2)
+    assert bool(np.isnan(np.asarray(want)[1]).any()) == (name == "padded by infinity")
+    if name != "padded by infinity":
+        derived = bf.jit(bf.grad(as_loss(f), (0, 1, 2)))
+        close(derived(*[from_numpy(x, cuda) for x in args]), derived(*map(bnp.asarray, args)), 3e-2)
+
+
+def test_a_row_that_sees_nothing_is_nan_and_hides_no_other(cuda):
+    """As it is written: NaN values where -inf leaves nothing, and gradients of the other batch entries are numbers."""
+    args = [*normal(BNTH, BNTH, BNTH), SEEN]
+    out = np.asarray(bf.jit(padded_by_infinity)(*[from_numpy(x, cuda) for x in args]))
+    assert np.isnan(out[1]).all() and not np.isnan(out[0]).any()
+    grads = bf.jit(bf.grad(as_loss(padded_by_infinity), (0, 1, 2)))(*[from_numpy(x, cuda) for x in args])
+    assert not any(np.isnan(np.asarray(g)[0]).any() for g in grads)
+
+
+def test_a_learnt_bias_is_differentiated_as_it_is_written():
+    """Its gradient would need all pairs anyway."""
+    types = [*avals(BNTH, BNTH, BNTH), bf.ShapeDtypeStruct(BIAS.shape, F32)]
+    made = planned(bf.value_and_grad(as_loss(biased), (0, 3)), *types)
+    assert not calls(made)
+    (note,) = notes(made)
+    assert "its weights are kept for a backward pass" in note and "masks or biases" in note
+
+
+# -- what is not recognised ------------------------------------------------------------------------
+
+
+def dropped(q, k, v, kept):
+    return (nn.softmax(q @ k.swapaxes(-1, -2)) * kept / 0.9) @ v
+
+
+def weights_too(q, k, v):
+    weights = nn.softmax(q @ k.swapaxes(-1, -2))
+    return weights @ v, weights
+
+
+def weights_twice(q, k, v):
+    weights = nn.softmax(q @ k.swapaxes(-1, -2))
+    return weights @ v + weights.sum(-1, keepdims=True)
+
+
+def wide_weights(q, k, v):
+    return nn.softmax((q @ k.swapaxes(-1, -2)).astype("float32")) @ v
+
+
+def wide_result(q, k, v):
+    weights = nn.softmax(q @ k.swapaxes(-1, -2))
+    return bnp.matmul(weights, v, preferred_element_type="float32")
+
+
+def two_products(q, k, v):
+    return nn.softmax(q @ k.swapaxes(-1, -2) + k @ q.swapaxes(-1, -2)) @ v
+
+
+def mixed(q, k, v):
+    return nn.softmax(q @ k.swapaxes(-1, -2)).astype(v.dtype) @ v
+
+
+def many_keys(q, k, v):
+    return bf.vmap(plain, (None, 0, 0))(q, k, v)
+
+
+MISSES = {
+    "dropout": (
+        dropped,
+        [*avals(BNTH, BNTH, BNTH, (B, N, T, T))],
+        "changes its weights before they meet",
+    ),
+    "weights are returned": (weights_too, avals(BNTH, BNTH, BNTH), "its scores or weights are returned, too"),
+    "weights are used": (weights_twice, avals(BNTH, BNTH, BNTH), "its scores or weights are read at"),
+    "weights are float32": (wide_weights, avals(BNTH, BNTH, BNTH), "its weights meet the values in float32"),
+    "result is float32": (
+        wide_result,
+        avals(BNTH, BNTH, BNTH),
+        "its result is float32, and that of kernels is",
+    ),
+    "scores of two products": (two_products, avals(BNTH, BNTH, BNTH), "its scores are of two products"),
+    "float32": (matmul, avals(BNTH, BNTH, BNTH, dtype=F32), "no kernel: elements are float32"),
+    "few keys": (plain, avals((H, H), (H, H), (H, H)), "its 16 keys are no more than the 16 features"),
+    "features": (plain, avals((T, 24), (T, 24), (T, 24)), "features=24 is not a multiple of 16"),
+    "other values": (matmul, avals(BNTH, BNTH, (B, N, T, 32)), "its keys are [batch, keys, heads, features]"),
+    "dtypes": (mixed, [*avals(BNTH, BNTH), *avals(BNTH, dtype=F16)], "are bfloat16, bfloat16, float16"),
+    "queries for many keys": (
+        many_keys,
+        avals(TH, NTH, NTH),
+        "its keys have more axes than one of their own",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISSES)
+def test_near_misses_say_why(name):
+    f, types, why = MISSES[name]
+    made = planned(f, *types)
+    assert not calls(made)
+    (note,) = made.notes
+    assert note.startswith("not recognised as attention at test_attention_recognised.py:") and why in note
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda q, k, v: q @ k.swapaxes(-1, -2) @ v,
+        lambda q, k, v: nn.softmax(q) @ k.swapaxes(-1, -2) @ v,
+        lambda q, k, v: nn.relu(q @ k.swapaxes(-1, -2)) @ v,
+        lambda q, k, v: nn.softmax(q @ k.swapaxes(-1, -2), axis=-2) @ v,
+        lambda q, k, v: nn.softmax(bnp.cumsum(q @ k.swapaxes(-1, -2), -1)) @ v,
+    ],
+)
+def test_what_is_no_attention_is_left_in_silence(f):
+    made = planned(f, *avals(BNTH, BNTH, BNTH))
+    assert not calls(made) and made.notes == ()
+
+
+def test_an_older_device_runs_what_was_written():
+    made = planned(bf.grad(as_loss(einsum)), *avals(BTNH, BTNH, BTNH), arch="sm_75")
+    assert not calls(made)
+    assert all("runs as it is written, without a kernel: the device is sm_75" in n for n in made.notes)
+
+
+def test_it_can_be_switched_off(monkeypatch):
+    monkeypatch.setattr(config, "recognise", False)
+    made = planned(bf.grad(as_loss(einsum)), *avals(BTNH, BTNH, BTNH))
+    assert not calls(made) and made.notes == ()
+
+
+# -- together with transforms ----------------------------------------------------------------------
+
+
+def scanned(q, k, v):
+    return lax.scan(lambda x, w: (einsum(x * w, k, v), None), q, bnp.linspace(0.5, 1, 3, dtype=q.dtype))[0]
+
+
+def looped_again(q, k, v):
+    body = bf.checkpoint(lambda x: einsum(x, k, v))
+    return lax.scan(lambda x, w: (body(x * w), None), q, bnp.linspace(0.5, 1, 3, dtype=q.dtype))[0]
+
+
+def branched(q, k, v):
+    return lax.cond(q[0, 0, 0, 0] > -9, einsum, lambda q, k, v: q + v, q, k, v)
+
+
+def examples(q, k, v):
+    f = bf.vmap(bf.grad(as_loss(einsum)), (0, None, 0))
+    return f(bnp.stack([q, q + 1]), k, bnp.stack([v, v - 1]))
+
+
+def two_layers(q, k, v):
+    return einsum(einsum(q, k, v), k, q)
+
+
+TRANSFORMED = {
+    "checkpoint": bf.grad(as_loss(bf.checkpoint(einsum)), (0, 1, 2)),
+    "jit": bf.grad(bf.jit(as_loss(bf.jit(einsum))), (0, 1, 2)),
+    "vjp": lambda q, k, v: bf.vjp(einsum, q, k, v)[1](q),
+    "vmap of grad": examples,
+    "grad of vmap": bf.grad(lambda *xs: bf.vmap(as_loss(einsum))(*[x[None] for x in xs])[0], (0, 1, 2)),
+    "scan": bf.grad(as_loss(scanned), (0, 1, 2)),
+    "checkpoint in a scan": bf.grad(as_loss(looped_again), (0, 1, 2)),
+    "cond": bf.grad(as_loss(branched), (0, 1, 2)),
+    "one batch entry": bf.grad(as_loss(lambda *xs: einsum(*[x[:1] for x in xs])), (0, 1, 2)),
+    "two layers": bf.grad(as_loss(two_layers), (0, 1, 2)),
+    "jacrev": lambda q, k, v: bf.jacrev(lambda q: einsum(q, k, v)[:, -1].sum((0, 1)))(q),
+    "a closed-over array": lambda q, k, v: bf.grad(lambda q: as_loss(einsum)(q, k, v))(q),
+    "with the value": bf.value_and_grad(as_loss(einsum), (0, 1, 2)),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_transforms(name, cuda):
+    f = bf.jit(TRANSFORMED[name])
+    made = planned(f, *avals(BTNH, BTNH, BTNH))
+    assert sorted(calls(made)) == ["attention", "attention_grad"] and not weights_in(made)
+    args = normal(BTNH, BTNH, BTNH)
+    close(f(*[from_numpy(x, cuda) for x in args]), f(*map(bnp.asarray, args)), 4e-2)
+
+
+def written(f):
+    """What the CPU computes, as a multiset of equations without regard to their order."""
+    traced = bf.jit(f).trace(*avals(BTNH, BTNH, BTNH))
+    made = bf.devices("cpu")[0].backend.draft(traced.jaxpr, (False,) * 3).schedule
+    types = lambda atoms: tuple(str(a.aval) for a in atoms)
+    return Counter((e.prim.name, types(e.invars), types(e.outvars)) for e in equations(made.jaxpr))
+
+
+@pytest.mark.parametrize("name", sorted({*TRANSFORMED} - {"checkpoint in a scan"}))
+def test_nothing_changes_where_there_is_no_kernel(name, monkeypatch):
+    """The CPU computes what it would have, and keeps the same for the backward pass, in loops too."""
+    with_it = written(TRANSFORMED[name])
+    monkeypatch.setattr(config, "recognise", False)
+    assert with_it == written(TRANSFORMED[name]) and with_it["dot_general", (), ()] == 0
+
+
+def test_forward_mode_and_second_order(cuda):
+    """Have no kernels; they are what they were."""
+    args = normal(BTNH, BTNH, BTNH)
+    forward = bf.jit(lambda q, k, v: bf.jvp(einsum, (q, k, v), (k, v, q)))
+    of_grad = bf.jit(
+        lambda q, k, v: bf.grad(lambda x: (bf.grad(as_loss(einsum))(x, k, v).astype("float32") ** 2).sum())(q)
+    )
+    linear = bf.jit(lambda q, k, v: bf.linearize(einsum, q, k, v)[1](k, v, q))
+    for f in (forward, of_grad, linear):
+        close(f(*[from_numpy(x, cuda) for x in args]), f(*map(bnp.asarray, args)), 4e-2)
+
+
+def test_a_training_step_in_mixed_precision():
+    """Parameters in float32, attention by autocast in bfloat16."""
+    width = N * H
+
+    def loss(params, x):
+        q, k, v = ((x @ params[n]).reshape(B, T, N, H) for n in "qkv")
+        out = einsum(q, k, v).reshape(B, T, width) @ params["o"]
+        return ((out - x) ** 2).mean()
+
+    def step(params, x):
+        grads = bf.grad(bf.autocast(loss))(params, x)
+        return tree.map(lambda p, g: p - 0.1 * g, params, grads)
+
+    params = {n: bf.ShapeDtypeStruct((width, width), F32) for n in "qkvo"}
+    traced = bf.jit(step).trace(params, bf.ShapeDtypeStruct((B, T, width), F32))
+    made = Draft(traced.jaxpr, (False,) * 5, "sm_90a").schedule
+    assert sorted(calls(made)) == ["attention", "attention_grad"] and not weights_in(made)
+
+
+def test_eagerly_nothing_is_traced_first():
+    """Python code of a function that is differentiated outside of jit may look at values."""
+
+    def f(q):
+        return as_loss(plain)(q, q, q) if q[0, 0] > 0 else q.sum()
+
+    q = bnp.asarray(abs(normal(TH)[0]))
+    assert bf.grad(f)(q).shape == TH
