@@ -16,6 +16,7 @@ from blufunc.core.jaxpr import Eqn, Jaxpr, Var
 from blufunc.core.passes import simplify
 from blufunc.kernels import cuda_library, cuda_opaque
 from blufunc.kernels.cost import Cost, StepCost, cost_of, cost_of_equations
+from blufunc.kernels.cuda_attention_step import is_attention
 from blufunc.kernels.machine import Machine
 from blufunc.kernels.plan_types import Plan
 from blufunc.kernels.report import (
@@ -138,6 +139,8 @@ class Sight:
         for n, step in enumerate(self.schedule.steps):
             if not isinstance(step, OpaqueStep) or (self.device.platform != "cpu" and on_host(step.eqn)):
                 continue
+            if is_attention(step.eqn):
+                continue  # by a kernel: its definition runs nowhere
             for role, jaxpr in _roles(step.eqn):
                 donated = (False,) * len(jaxpr.invars)
                 if self.device.platform != "cpu" and step.eqn.prim.name == "scan":
