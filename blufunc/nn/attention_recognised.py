@@ -26,6 +26,7 @@ from blufunc.core.structure import transpose_p
 from blufunc.kernels import cuda_attention
 from blufunc.kernels.report import line_of
 from blufunc.nn import attention_call
+from blufunc.nn.activations import softmax_over
 from blufunc.nn.attention_mods import traced
 from blufunc.nn.attention_patterns import FEATURES, HIDING, Label, Match, Miss, Operand, match
 from blufunc.nn.point_graph import Graph, Place, Point
@@ -45,7 +46,7 @@ def recognise(jaxpr: Jaxpr) -> Found:
     whole, jaxpr = jaxpr, passes.inline_calls(jaxpr, only=jit_p)  # other calls have derivatives of their own
     if sum(e.prim is dot_general_p for e in jaxpr.eqns) < 2:
         return Found(whole)
-    graph = Graph(jaxpr)
+    graph = Graph(jaxpr, [softmax_over])
     misses: dict[str, None] = {}
     for eqn in jaxpr.eqns:
         try:

@@ -18,7 +18,7 @@ from blufunc.core.kinds import Elementwise
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.shape import slice_p
 from blufunc.core.structure import broadcast_in_dim_p, reshape_p, transpose_p
-from blufunc.transforms.custom_jvp import custom_jvp_call_p
+from blufunc.transforms.custom_jvp import custom_jvp_call_p, owner_of
 
 
 class Place(NamedTuple):
@@ -110,10 +110,16 @@ def _same_value(eqn: Eqn) -> bool:
 
 
 class Graph:
-    """The equations of a jaxpr by what they make, those in functions with derivatives of their own among them."""
+    """The equations of a jaxpr by what they make.
 
-    def __init__(self, jaxpr: Jaxpr):
-        self.jaxpr = jaxpr
+    Args:
+      jaxpr: the program.
+      known: functions with derivative rules of their own that are looked into: they say nothing else than derivatives
+        of the equations would. What other rules say would be lost.
+    """
+
+    def __init__(self, jaxpr: Jaxpr, known: Sequence[Any] = ()):
+        self.jaxpr, self._known = jaxpr, known
         self._made: dict[Any, Eqn] = {}
         self._names: dict[Any, Atom] = {}
         self._outer: dict[int, Eqn] = {}
@@ -126,7 +132,7 @@ class Graph:
         self._outward = {self.named(v): v for e in jaxpr.eqns for v in e.outvars}
 
     def _add(self, eqn: Eqn, outer: Eqn) -> None:
-        if eqn.prim is custom_jvp_call_p:
+        if eqn.prim is custom_jvp_call_p and owner_of(eqn.params["rule"]) in self._known:
             for inner in passes.put_in_place(eqn, eqn.params["jaxpr"], eqn.invars, self._names.__setitem__):
                 self._add(inner, outer)
             return

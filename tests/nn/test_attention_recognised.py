@@ -459,6 +459,22 @@ def test_what_is_no_attention_is_left_in_silence(f):
     assert not calls(made) and made.notes == ()
 
 
+def test_rules_of_derivatives_count():
+    """A function with a rule of its own between scores and softmax is differentiated by it, and not looked into."""
+
+    @bf.custom_jvp
+    def doubled_backwards(x):
+        return x * 1.0
+
+    @doubled_backwards.defjvp
+    def rule(primals, tangents):
+        return doubled_backwards(*primals), 2 * tangents[0]
+
+    f = lambda q, k, v: nn.softmax(doubled_backwards(q @ k.swapaxes(-1, -2))) @ v
+    assert not calls(planned(bf.grad(as_loss(f)), *avals(BNTH, BNTH, BNTH)))
+    assert sorted(calls(planned(f, *avals(BNTH, BNTH, BNTH)))) == ["attention"]
+
+
 def test_an_older_device_runs_what_was_written():
     made = planned(bf.grad(as_loss(einsum)), *avals(BTNH, BTNH, BTNH), arch="sm_75")
     assert not calls(made)
