@@ -83,12 +83,12 @@ def recognised(jaxpr: Jaxpr) -> Found:
     if not config.recognise or _state.as_written:
         return Found(jaxpr)
 
-    def find() -> Found:
+    def find() -> tuple[Jaxpr | None, tuple[str, ...]]:
         found, misses = jaxpr, []
         for recognise in recognisers:
             found, more = recognise(found)
             misses += more
-        changed = any(e.prim.alternative for e in found.eqns)
-        return Found(found if changed else jaxpr, tuple(misses))
+        return (None if found is jaxpr else found), tuple(misses)  # a memo of itself would keep it alive
 
-    return jaxpr.memoised("recognised", find)
+    found, misses = jaxpr.memoised("recognised", find)
+    return Found(found or jaxpr, misses)
