@@ -40,7 +40,10 @@ def chosen(jaxpr: Jaxpr, prefers: Prefers = none) -> Jaxpr:
     """
     if not has_alternatives(jaxpr):
         return jaxpr
-    jaxpr = passes.inline_calls(jaxpr)
+    for prim in {
+        e.prim for e in jaxpr.eqns if e.prim.name == "jit"
+    }:  # a forward and a backward pass are two calls
+        jaxpr = passes.inline_calls(jaxpr, only=prim)
     live = {v for v in jaxpr.outvars if v.__class__ is not Literal}
     kept: list[Eqn] = []
     bodies: dict[int, Jaxpr] = {}

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from blufunc.core.alternatives import chosen
 from blufunc.core.jaxpr import Eqn, Jaxpr
-from blufunc.core.passes import inline_calls, simplify
+from blufunc.core.passes import inline_calls
 from blufunc.core.recognition import recognised_everywhere
 from blufunc.kernels.cuda_attention_step import is_attention, why_not
 from blufunc.kernels.report import line_of
 
 
 def in_kernels(jaxpr: Jaxpr, arch: str) -> tuple[Jaxpr, tuple[str, ...]]:
-    """A jaxpr in the forms that a device of an architecture has kernels for, simplified; and a line for each of them,
-    and for each that is like one but is not, which says why."""
+    """A jaxpr in the forms that a device of an architecture has kernels for; and a line for each of them, and for each
+    that is like one but is not, which says why."""
     found, misses = recognised_everywhere(jaxpr)
     notes: dict[str, None] = {}
 
@@ -29,5 +29,5 @@ def in_kernels(jaxpr: Jaxpr, arch: str) -> tuple[Jaxpr, tuple[str, ...]]:
             notes[f"recognised as attention at {line_of(eqn)}"] = None
         return bool(calls) and not reasons
 
-    made = simplify(chosen(found, prefers))
+    made = chosen(found, prefers)
     return made, (*sorted(notes), *misses)

@@ -55,6 +55,7 @@ _programs: weakref.WeakSet[CudaProgram] = weakref.WeakSet()
 def planned(jaxpr: Jaxpr, donated: Sequence[bool], arch: str) -> Schedule:
     """The schedule of a simplified jaxpr on a CUDA device of an architecture."""
     jaxpr, told = in_kernels(jaxpr, arch)
+    jaxpr = simplify(jaxpr)
     notes: dict[str, None] = {}
 
     def keep(eqn: Eqn) -> bool:

@@ -75,10 +75,11 @@ class Match:
       rows, columns: the labels of the axes of queries and keys.
       out: what it computes, and the labels of its dimensions.
       last: the equation that makes it.
-      score: a product of a query and a key.
-      changed: what counts in the place of a score: ``score`` itself where nothing is done but to scale it.
-      scale: the factor of a product of a query and a key, as the arrays are; ``score`` has it already.
-      factor: that of ``changed``, if something is done with scores; else 1.
+      product: that of a query and a key.
+      score: the product, or what it was scaled to at once.
+      changed: what counts in the place of a score, but for a factor: ``score`` itself where nothing else is done.
+      scale: the factor of a product of a query and a key, as the arrays are, which gives a score.
+      factor: that of ``changed``.
       hidden: masks.
       is_causal: whether they come to a causal one.
       certain: whether every query is known to see a key, or has zeros where it does not.
@@ -91,6 +92,7 @@ class Match:
     columns: Label
     out: Operand
     last: Eqn
+    product: Point
     score: Point
     changed: Point
     scale: float
@@ -286,6 +288,28 @@ def product_in(graph: Graph, changed: Point, axes: frozenset[Label]) -> Point | 
     return next(iter(found), None)
 
 
+def _scaled(graph: Graph, changed: Point, product: Point) -> tuple[Point, float]:
+    """What a product is scaled to before anything else is done with it, and the factor."""
+    readers: dict[Point, set[Point]] = {}
+    waiting = [graph.thin(changed)]
+    while waiting:
+        point = waiting.pop()
+        made = graph.operands(point)
+        for operand in map(graph.thin, made[1] if made is not None else ()):
+            if operand not in readers:
+                waiting.append(operand)
+            readers.setdefault(operand, set()).add(point)
+    score, scale = product, 1.0
+    while len(readers.get(score, ())) == 1:
+        (reader,) = readers[score]
+        eqn = graph.maker(reader.atom)
+        scaling = _number(graph, eqn) if eqn is not None and eqn.prim in (ew.mul_p, ew.div_p) else None
+        if scaling is None:
+            break
+        score, scale = reader, scale * scaling[1]
+    return score, scale
+
+
 # -- queries, keys and values ----------------------------------------------------------------------
 
 
@@ -408,13 +432,13 @@ def _match(graph: Graph, last: Eqn, of_weights: tuple, of_values: tuple, place: 
     if x is None:
         _check_changed(graph, whole, column)
         return None
-    score = product_in(graph, x, frozenset(whole.labels))
-    if score is None:
+    product = product_in(graph, x, frozenset(whole.labels))
+    if product is None:
         return None
     of_batch = [whole.places[d].label for d in w_batch]
     value_labels = dict(zip(v_batch, of_batch, strict=True)) | {v_contracted[0]: column, v_free[0]: FEATURES}
     low = values.aval.dtype
-    query, key, own_scale = _query_and_key(graph, score, column, low)
+    query, key, own_scale = _query_and_key(graph, product, column, low)
     batch = frozenset(of_batch)
     own_labels = [value_labels[d] for d in range(values.aval.ndim)]
     value, _ = _peeled(graph, values, own_labels, low, batch, scaled=False)
@@ -437,7 +461,11 @@ def _match(graph: Graph, last: Eqn, of_weights: tuple, of_values: tuple, place: 
         )  # as in a row of nothing but these numbers, all are weighed alike
         changed, is_causal, certain = changes.follow(x), False, True
     ends = [*of_free, FEATURES] if place == 0 else [FEATURES, *of_free]
-    plain = changed == score
+    factor, of_score = changes.scale, 1.0
+    if changed == product:
+        score, factor, of_score = product, 1.0, changes.scale
+    else:
+        score, of_score = _scaled(graph, changed, product)
     return Match(
         query,
         key,
@@ -446,10 +474,11 @@ def _match(graph: Graph, last: Eqn, of_weights: tuple, of_values: tuple, place: 
         column,
         Operand(last.outvars[0], (*of_batch, *ends)),
         last,
+        product,
         score,
         changed,
-        own_scale * changes.scale if plain else own_scale,
-        1.0 if plain else changes.scale,
+        own_scale * of_score,
+        factor,
         () if is_causal else tuple(changes.hidden),
         is_causal,
         certain,
@@ -472,12 +501,12 @@ def _check_changed(graph: Graph, weights: Point, column: Label, depth: int = 4) 
 
 
 def _query_and_key(
-    graph: Graph, score: Point, column: Label, low: np.dtype
+    graph: Graph, scores: Point, column: Label, low: np.dtype
 ) -> tuple[Operand, Operand, float]:
     """The operands of the product that makes scores, and the number that they were scaled by."""
-    product = graph.maker(score.atom)
+    product = graph.maker(scores.atom)
     assert product is not None
-    labels = iter([p.label for p in score.places])
+    labels = iter([p.label for p in scores.places])
     batch = [next(labels) for _ in product.params["dimension_numbers"][1][0]]
     found = []
     for x, contracted, batch_dims, free in _sides(product):

@@ -136,7 +136,7 @@ def _region(graph: Graph, found: Match, last: Eqn, operands: Sequence[Var]) -> l
                 inside[id(maker)] = maker
                 waiting.append(maker)
     eqns = [e for e in graph.eqns if id(e) in inside]
-    product = graph.maker(found.score.atom)
+    product = graph.maker(found.product.atom)
     assert product is not None
     scored = set(graph.outer(product).outvars)
     for e in eqns:

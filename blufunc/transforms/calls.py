@@ -12,10 +12,12 @@ from typing import Any
 from blufunc.config import config
 from blufunc.core import effects, finite, passes
 from blufunc.core.array import Array
+from blufunc.core.backend import Device
 from blufunc.core.jaxpr import Eqn, Jaxpr, eval_jaxpr
 from blufunc.core.primitive import Primitive, concrete, device_of
 from blufunc.core.structure import move_dim
 from blufunc.core.tangents import Zero, is_linear, zero
+from blufunc.core.trace import EVAL, state
 from blufunc.transforms.batch import batch_jaxpr
 from blufunc.transforms.jvp import jvp_jaxpr
 from blufunc.transforms.linearize import LinearizeTrace, linearize_jaxpr, with_recognised
@@ -159,7 +161,26 @@ class _Jit(Call):
     name, inline = "jit", True
 
     def linearize(self, trace, primals, tangents, *, jaxpr, **params):
-        return super().linearize(trace, primals, tangents, jaxpr=with_recognised(jaxpr), **params)
+        if (
+            state.trace is EVAL
+        ):  # two programs, whose device is known: what is kept between them is for one form only
+            jaxpr = _in_forms_of(
+                device_of([*map(concrete, primals)], self.name, passes.home_of(jaxpr)), jaxpr
+            )
+        else:
+            jaxpr = with_recognised(jaxpr)
+        return super().linearize(trace, primals, tangents, jaxpr=jaxpr, **params)
+
+
+def _in_forms_of(device: Device, jaxpr: Jaxpr) -> Jaxpr:
+    """A jaxpr in the forms that a device prefers."""
+
+    def choose() -> tuple[Jaxpr | None]:
+        made = device.backend.chosen(jaxpr)
+        return (None if made is jaxpr else made,)  # a memo of itself would keep it alive
+
+    (found,) = jaxpr.memoised(("in forms of", device), choose)
+    return found or jaxpr
 
     def derived(self, params, jaxpr, n_args):
         return {"name": params["name"], "jaxpr": jaxpr}

@@ -14,6 +14,7 @@ from blufunc.config import config
 from blufunc.core import dtypes
 from blufunc.core.array import from_numpy
 from blufunc.core.jaxpr import subjaxprs
+from blufunc.kernels import cuda_program
 from blufunc.kernels.cuda_draft import Draft
 from tests.kernels import fake_cuda
 
@@ -334,6 +335,8 @@ def test_masks_and_changes_become_functions_of_pairs(name):
     types = [*avals(BNTH, BNTH, BNTH), *[bf.ShapeDtypeStruct(x.shape, x.dtype) for x in tables]]
     made = planned(bf.grad(as_loss(f), (0, 1, 2)), *types)
     assert [repr(e.params["mods"]) for e in calls(made).values()] == [kind, kind] and not weights_in(made)
+    scale = SCALE / 3 if name == "capped" else SCALE  # what a score is divided by at once is the kernel's to do
+    assert all(e.params["scale"] == pytest.approx(scale) for e in calls(made).values())
     assert all(e.params["is_causal"] == (name in ("slopes", "capped")) for e in calls(made).values())
 
 
@@ -583,6 +586,24 @@ def test_a_training_step_in_mixed_precision():
     traced = bf.jit(step).trace(params, bf.ShapeDtypeStruct((B, T, width), F32))
     made = Draft(traced.jaxpr, (False,) * 5, "sm_90a").schedule
     assert sorted(calls(made)) == ["attention", "attention_grad"] and not weights_in(made)
+
+
+def test_a_gradient_outside_of_programs(cuda, monkeypatch):
+    """Of a function under ``jit``: two programs, of one attention kernel each; they are made once."""
+    ran = []
+    run = fake_cuda.Attention._run
+    monkeypatch.setattr(
+        fake_cuda.Attention, "_run", lambda self, *args: (ran.append(self.backward), run(self, *args))[1]
+    )
+    args = normal(BTNH, BTNH, BTNH)
+    gradient = bf.grad(bf.jit(as_loss(einsum)), (0, 1, 2))
+    there = [from_numpy(x, cuda) for x in args]
+    got = gradient(*there)
+    assert sorted(ran) == [False, True]
+    close(got, gradient(*map(bnp.asarray, args)), 3e-2)
+    made = len(cuda_program._programs)
+    gradient(*there)
+    assert sorted(ran) == [False, False, True, True] and len(cuda_program._programs) == made
 
 
 def test_eagerly_nothing_is_traced_first():
