@@ -40,9 +40,8 @@ def chosen(jaxpr: Jaxpr, prefers: Prefers = none) -> Jaxpr:
     """
     if not has_alternatives(jaxpr):
         return jaxpr
-    for prim in {
-        e.prim for e in jaxpr.eqns if e.prim.name == "jit"
-    }:  # a forward and a backward pass are two calls
+    jits = {e.prim for e in jaxpr.eqns if e.prim.name == "jit"}
+    for prim in jits:  # a forward and a backward pass are two calls, of which one says what the other keeps
         jaxpr = passes.inline_calls(jaxpr, only=prim)
     live = {v for v in jaxpr.outvars if v.__class__ is not Literal}
     kept: list[Eqn] = []

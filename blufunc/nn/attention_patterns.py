@@ -454,11 +454,12 @@ def _match(graph: Graph, last: Eqn, of_weights: tuple, of_values: tuple, place: 
     if zeroed is not None and zeroed not in masks:
         raise Miss(_CHANGED.format("select"))
     is_causal, certain = _visible(graph, changes.hidden, rows[-1], column, weights.aval.shape)
-    certain = certain or masks == {zeroed}
+    if zeroed is not None and not certain:
+        if len(changes.hidden) > 1:
+            raise Miss("its softmax has a mask for where=, and another one")
+        certain = True
     if not certain and any(h.value > -math.inf for h in changes.hidden):
-        changes = _Changes(
-            graph, masks=False
-        )  # as in a row of nothing but these numbers, all are weighed alike
+        changes = _Changes(graph, masks=False)  # in a row of nothing but these numbers all are weighed alike
         changed, is_causal, certain = changes.follow(x), False, True
     ends = [*of_free, FEATURES] if place == 0 else [FEATURES, *of_free]
     factor, of_score = changes.scale, 1.0

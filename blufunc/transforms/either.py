@@ -100,10 +100,10 @@ class _Either(Call):
         second = _computing(plain, better, n, plain_first=False)
         results = self.both([first, second], primals, (n, kept, other), held)
         shared = results[:n]
-        sources = [[primals, [*shared, *results[n : n + kept]]], [primals, [*shared, *results[n + kept :]]]]
+        own = [*shared, *results[n : n + kept]], [*shared, *results[n + kept :]]
         residuals = [
-            [source[not of_input][i] for of_input, i in found]
-            for source, found in zip(sources, (places, other_places), strict=True)
+            [(primals if of_input else mine)[i] for of_input, i in found]
+            for mine, found in zip(own, (places, other_places), strict=True)
         ]
         ts = [t for t in tangents if t.__class__ is not Zero]
         ins = [*residuals[0], *residuals[1], *ts]

@@ -150,7 +150,7 @@ class Lowered:
     nothing is compiled for it on the CPU.
 
     Attributes:
-      jaxpr: the simplified jaxpr.
+      jaxpr: the simplified jaxpr; of what has two forms (``transforms/either.py``) it has both yet.
     """
 
     def __init__(self, traced: Traced):

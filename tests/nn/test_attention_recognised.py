@@ -314,6 +314,11 @@ def padded_by_zeros(q, k, v, seen):
     return nn.softmax(scores_of(q, k), where=seen[:, None, None]).astype(v.dtype) @ v
 
 
+def padded_by_both(q, k, v, seen):
+    scores = bnp.where(seen[:, None, None], scores_of(q, k), -1e9)
+    return nn.softmax(scores, where=seen[::-1, None, None]).astype(v.dtype) @ v
+
+
 SEEN = np.arange(T) < np.array([[T - 7], [0]])  # of the second batch entry nothing
 BIAS = np.linspace(-1, 1, N * T * T, dtype=np.float32).reshape(N, T, T)
 MODS = {
@@ -335,7 +340,9 @@ def test_masks_and_changes_become_functions_of_pairs(name):
     types = [*avals(BNTH, BNTH, BNTH), *[bf.ShapeDtypeStruct(x.shape, x.dtype) for x in tables]]
     made = planned(bf.grad(as_loss(f), (0, 1, 2)), *types)
     assert [repr(e.params["mods"]) for e in calls(made).values()] == [kind, kind] and not weights_in(made)
-    scale = SCALE / 3 if name == "capped" else SCALE  # what a score is divided by at once is the kernel's to do
+    scale = (
+        SCALE / 3 if name == "capped" else SCALE
+    )  # what a score is divided by at once is the kernel's to do
     assert all(e.params["scale"] == pytest.approx(scale) for e in calls(made).values())
     assert all(e.params["is_causal"] == (name in ("slopes", "capped")) for e in calls(made).values())
 
@@ -415,6 +422,11 @@ MISSES = {
         dropped,
         [*avals(BNTH, BNTH, BNTH, (B, N, T, T))],
         "changes its weights before they meet",
+    ),
+    "two masks": (
+        padded_by_both,
+        [*avals(BNTH, BNTH, BNTH), *avals((B, T), dtype=bool)],
+        "mask for where=, and",
     ),
     "weights are returned": (weights_too, avals(BNTH, BNTH, BNTH), "its scores or weights are returned, too"),
     "weights are used": (weights_twice, avals(BNTH, BNTH, BNTH), "its scores or weights are read at"),
