@@ -448,19 +448,7 @@ def _match(graph: Graph, last: Eqn, of_weights: tuple, of_values: tuple, place: 
         raise Miss("its queries have no axis of their own")
     _check_types(query, key, value, weights)
 
-    changes = _Changes(graph, masks=True)
-    changed = changes.follow(x)
-    masks = {graph.moved(h.mask) for h in changes.hidden if h.value == -math.inf and not h.negated}
-    if zeroed is not None and zeroed not in masks:
-        raise Miss(_CHANGED.format("select"))
-    is_causal, certain = _visible(graph, changes.hidden, rows[-1], column, weights.aval.shape)
-    if zeroed is not None and not certain:
-        if len(changes.hidden) > 1:
-            raise Miss("its softmax has a mask for where=, and another one")
-        certain = True
-    if not certain and any(h.value > -math.inf for h in changes.hidden):
-        changes = _Changes(graph, masks=False)  # in a row of nothing but these numbers all are weighed alike
-        changed, is_causal, certain = changes.follow(x), False, True
+    changes, changed, is_causal, certain = _counting(graph, x, zeroed, rows[-1], column, weights.aval.shape)
     ends = [*of_free, FEATURES] if place == 0 else [FEATURES, *of_free]
     factor, of_score = changes.scale, 1.0
     if changed == product:
@@ -484,6 +472,31 @@ def _match(graph: Graph, last: Eqn, of_weights: tuple, of_values: tuple, place: 
         is_causal,
         certain,
     )
+
+
+def _counting(
+    graph: Graph, x: Point, zeroed: Point | None, row: int, column: int, shape: Sequence[int]
+) -> tuple[_Changes, Point, bool, bool]:
+    """What is done with scores, what it starts from, whether masks come to a causal one, and whether all rows see a key.
+
+    Args:
+      x: what the softmax is of.
+      zeroed: the mask where its weights are made 0.
+    """
+    changes = _Changes(graph, masks=True)
+    changed = changes.follow(x)
+    masks = {graph.moved(h.mask) for h in changes.hidden if h.value == -math.inf and not h.negated}
+    if zeroed is not None and zeroed not in masks:
+        raise Miss(_CHANGED.format("select"))
+    is_causal, certain = _visible(graph, changes.hidden, row, column, shape)
+    if zeroed is not None and not certain:
+        if len(changes.hidden) > 1:
+            raise Miss("its softmax has a mask for where=, and another one")
+        certain = True
+    if certain or all(h.value == -math.inf for h in changes.hidden):
+        return changes, changed, is_causal, certain
+    changes = _Changes(graph, masks=False)  # in a row of nothing but these numbers all are weighed alike
+    return changes, changes.follow(x), False, True
 
 
 _CHANGED = "{} changes its weights before they meet the values, as dropout does"
