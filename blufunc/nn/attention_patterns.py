@@ -477,7 +477,7 @@ def _match(graph: Graph, last: Eqn, of_weights: tuple, of_values: tuple, place: 
 def _counting(
     graph: Graph, x: Point, zeroed: Point | None, row: int, column: int, shape: Sequence[int]
 ) -> tuple[_Changes, Point, bool, bool]:
-    """What is done with scores, what it starts from, whether masks come to a causal one, and whether all rows see a key.
+    """What is done with scores, what it starts from, whether masks come to a causal one, whether all rows see a key.
 
     Args:
       x: what the softmax is of.

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from blufunc import errors
 from blufunc.core import passes, source
+from blufunc.core.alternatives import chosen
 from blufunc.core.array import Array
 from blufunc.core.jaxpr import Eqn, Jaxpr, Var, subjaxprs
 from blufunc.core.ops.elementwise import convert_p, div_p, mul_p, neg_p
@@ -193,14 +194,22 @@ class Local(NamedTuple):
 
 
 def local_program(
-    fun: Callable, caller: str, mesh: Mesh | AbstractMesh | None, args: tuple, kwargs: dict
+    fun: Callable,
+    caller: str,
+    mesh: Mesh | AbstractMesh | None,
+    args: tuple,
+    kwargs: dict,
+    in_forms: Callable[[Jaxpr], Jaxpr] = chosen,
 ) -> Local | None:
-    """The program of one device; None if no mesh is given, and none is to be seen."""
+    """The program of one device; None if no mesh is given, and none is to be seen.
+
+    ``in_forms`` says what of it the devices have kernels for: by default they run what was written.
+    """
     check_callable(fun, caller)
     function = fun if isinstance(fun, Jitted) else jit(fun)
     lowered = function.lower(*args, **kwargs)
     leaves = [_as_placed(x, caller) for x in function._layouts(function._split(args, kwargs))]
-    jaxpr = lowered.jaxpr
+    jaxpr = passes.simplify(in_forms(lowered.jaxpr))
     mesh = mesh or _mesh_of(lowered, leaves)
     if mesh is None:
         return None

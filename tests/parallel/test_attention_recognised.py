@@ -69,3 +69,13 @@ def test_on_a_mesh_of_simulated_devices(eight):
         want = np.asarray(want).astype(np.float64)
         np.testing.assert_allclose(np.asarray(got).astype(np.float64), want, atol=1e-2 * abs(want).max())
     assert not any(op.startswith("attention") for s in step.lower(*there).cost.steps for op in s.ops)
+
+
+def test_plans_for_many_devices_have_the_kernels():
+    step = bf.shard(
+        bf.grad(loss, (0, 1, 2)), AbstractMesh((2,), ("data",)), (P("data"),) * 3, (P("data"),) * 3
+    )
+    found = bf.plan(step, AbstractMesh((2,), ("data",)), *[bf.ShapeDtypeStruct((B, T, N, H), "bfloat16")] * 3)
+    ops = [op for s in found.cost.steps for op in s.ops]
+    assert {"attention", "attention_grad"} <= set(ops)
+    assert len(bf.collectives(step, *[bf.ShapeDtypeStruct((B, T, N, H), "bfloat16")] * 3)) == 0
