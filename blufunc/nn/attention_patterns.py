@@ -233,14 +233,20 @@ class _Changes:
 
     def sum(self, eqn: Eqn, operands: Sequence[Point]) -> Point | None:
         """A bias that is 0, or a number that hides."""
-        for scores, bias in (operands, operands[::-1]):
-            found = two_valued(self.graph, self.graph.thin(bias))
-            if found is None or 0 not in (found.true, found.false):
-                continue
-            negated = bool(found.true != 0)
-            if self._hide(found.condition, negated, found.true if negated else found.false, eqn):
-                return scores
-        return None
+        one, other = operands
+        return self._biased(eqn, one, other) or self._biased(eqn, other, one)
+
+    def difference(self, eqn: Eqn, operands: Sequence[Point]) -> Point | None:
+        """The same, taken away."""
+        return self._biased(eqn, operands[0], operands[1], -1)
+
+    def _biased(self, eqn: Eqn, scores: Point, bias: Point, sign: int = 1) -> Point | None:
+        found = two_valued(self.graph, self.graph.thin(bias))
+        if found is None or 0 not in (found.true, found.false):
+            return None
+        negated = bool(found.true != 0)
+        number = sign * float(found.true if negated else found.false)
+        return scores if self._hide(found.condition, negated, number, eqn) else None
 
     def _hide(self, mask: Point, negated: bool, number: Any, eqn: Eqn) -> bool:
         if not self.masks or number is None:
@@ -257,6 +263,7 @@ _CHANGES: dict[Any, Callable[..., Point | None]] = {
     ew.div_p: _Changes.over,
     ew.select_p: _Changes.choice,
     ew.add_p: _Changes.sum,
+    ew.sub_p: _Changes.difference,
 }
 """What is done with scores and is known by more than its value: for each operation, how to get to those before."""
 
