@@ -245,10 +245,10 @@ def _scales(x: Any, contract: tuple[int, ...]) -> tuple[Any, Any]:
         ew.shift_right_logical_p, ew.bitcast(top, dtypes.int32), 23
     )  # the number is below 2^(exponent - 126)
     j = ew.min(ew.binary(ew.shift_right_arithmetic_p, ew.sub(15 + 126, exponent), 1), 63)
-    return _power(ew.neg(j)), _power(ew.add(j, j))
+    return power_of_two(ew.neg(j)), power_of_two(ew.add(j, j))
 
 
-def _power(exponent: Any) -> Any:
+def power_of_two(exponent: Any) -> Any:
     """2 to an int32 between -126 and 127, as float32."""
     return ew.bitcast(ew.binary(ew.shift_left_p, ew.add(exponent, 127), 23), dtypes.float32)
 

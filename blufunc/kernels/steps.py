@@ -34,6 +34,7 @@ from blufunc.kernels.plan_types import Step as PlanStep
 from blufunc.kernels.point_control import with_point_control
 from blufunc.kernels.remat import rematerialise
 from blufunc.kernels.rewrite import rewrite
+from blufunc.kernels.split_attention import with_split_attention
 from blufunc.kernels.split_products import with_split_products
 from blufunc.kernels.target import Target
 
@@ -186,6 +187,7 @@ def schedule(
     """
     if target.epilogues:
         jaxpr, origins = inline_bodies(jaxpr, lambda eqn: keep(eqn) or is_activation(eqn))
+        jaxpr = with_split_attention(jaxpr, origins)
         if target.splits is not None:
             jaxpr = with_split_products(jaxpr, origins, target.splits)
         jaxpr, origins = with_activations(jaxpr, origins)

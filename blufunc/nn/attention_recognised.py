@@ -196,6 +196,8 @@ def _attention(graph: Graph, found: Match, out: Operand, env: dict[Any, Any]) ->
         raise Miss(
             f"its {S} keys are no more than the {H} features of a head, so that its weights are no large array"
         )
+    if query.dtype not in (dtypes.bfloat16, dtypes.float16):
+        raise Miss(f"its elements are {query.dtype.name}, and only those of 16 bits are recognised")
     shape = cuda_attention.Shape(B, T, S, N, K, H)
     refused = cuda_attention.refused(shape, query.dtype, (), _ANY_DEVICE)
     if refused is not None:

@@ -56,7 +56,8 @@ class Call(Primitive):
         jaxpr = params["jaxpr"]
         device = device_of(arrays, self.name, passes.home_of(jaxpr))
         program = jaxpr.memoised(
-            ("program", device), lambda: device.backend.compile(jaxpr, (False,) * len(arrays))
+            ("program", device, config.matmul_precision),
+            lambda: device.backend.compile(jaxpr, (False,) * len(arrays)),
         )
         outs = program([a.buffer_on(device) for a in arrays])
         if config.guards:
@@ -179,7 +180,7 @@ def _in_forms_of(device: Device, jaxpr: Jaxpr) -> Jaxpr:
         made = device.backend.chosen(jaxpr)
         return (None if made is jaxpr else made,)  # a memo of itself would keep it alive
 
-    (found,) = jaxpr.memoised(("in forms of", device), choose)
+    (found,) = jaxpr.memoised(("in forms of", device, config.matmul_precision), choose)
     return found or jaxpr
 
     def derived(self, params, jaxpr, n_args):

@@ -11,7 +11,7 @@ from blufunc import errors, lax, nn, tree
 from blufunc.config import Config, config
 from blufunc.core import backend, dtypes
 from blufunc.core.array import Array, from_numpy
-from blufunc.kernels import cuda_memory, cuda_product, cuda_replay, precisions
+from blufunc.kernels import cublaslt, cuda_memory, cuda_product, cuda_replay, precisions
 from examples.gpt import model as gpt
 from examples.gpt import train as gpt_train
 from tests.kernels import fake_cuda
@@ -279,6 +279,22 @@ def test_a_wrong_precision_is_named():
 @pytest.mark.parametrize("flag", sorted(precisions.PRECISIONS))
 def test_every_precision_is_a_value_of_the_flag(flag):
     Config().update("matmul_precision", flag)
+
+
+def test_programs_are_those_of_the_precision_that_is_set(cuda, monkeypatch):
+    """Of functions under jit, calls with a definition of their own, and single operations; nothing is traced again."""
+    made = []
+    plan = cublaslt.Plan
+    monkeypatch.setattr(cublaslt, "Plan", lambda gemm, *rest: made.append(gemm.compute) or plan(gemm, *rest))
+    x, w = on(cuda, uniform(8, 16), uniform(16, 8))
+    jitted, inner = bf.jit(lambda x, w: x @ w), bf.jit(lambda x, w: bf.jit(lambda y: y @ w)(x * 2))
+    for f in (jitted, inner, lambda x, w: x @ w, lambda x, w: bf.checkpoint(lambda y: y @ w)(x)):
+        for precision, compute in (("default", "f32"), ("tf32", "tf32")):
+            made.clear()
+            monkeypatch.setattr(config, "matmul_precision", precision)
+            same(f(x, w), np.asarray(f(*on(backend.host_device(), x, w))), 1e-6)
+            assert set(made) == {compute}
+    assert jitted.trace_count == inner.trace_count == 1
 
 
 def test_a_single_operation_is_compiled_once(fake, cuda):

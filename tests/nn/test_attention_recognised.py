@@ -477,7 +477,7 @@ MISSES = {
         "its result is float32, and that of kernels is",
     ),
     "scores of two products": (two_products, avals(BNTH, BNTH, BNTH), "its scores are of two products"),
-    "float32": (matmul, avals(BNTH, BNTH, BNTH, dtype=F32), "no kernel: elements are float32"),
+    "float32": (matmul, avals(BNTH, BNTH, BNTH, dtype=F32), "its elements are float32, and only those of 16"),
     "few keys": (plain, avals((H, H), (H, H), (H, H)), "its 16 keys are no more than the 16 features"),
     "features": (plain, avals((T, 24), (T, 24), (T, 24)), "features=24 is not a multiple of 16"),
     "other values": (matmul, avals(BNTH, BNTH, (B, N, T, 32)), "its keys are [batch, keys, heads, features]"),
