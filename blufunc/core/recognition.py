@@ -35,32 +35,6 @@ _WRITTEN_BY_USERS = ("checkpoint", "custom_jvp_call", "custom_vjp_call", "custom
 recognisers: list[Callable[[Jaxpr], Found]] = []
 
 
-def recognised_everywhere(jaxpr: Jaxpr) -> Found:
-    """The same, and in the bodies of loops, branches and calls: for programs of which all transforms are done."""
-    found, misses = recognised(jaxpr)
-
-    def param(value: Any) -> Any:
-        if isinstance(value, Jaxpr):
-            inner = recognised_everywhere(value)
-            misses_within.extend(inner.misses)
-            return inner.jaxpr
-        if isinstance(value, tuple) and any(isinstance(v, Jaxpr) for v in value):
-            return tuple([param(v) for v in value])
-        return value
-
-    misses_within: list[str] = []
-    eqns = []
-    for eqn in found.eqns:
-        if eqn.prim.kind == "control" or eqn.prim.name in _WRITTEN_BY_USERS:
-            params = {k: param(v) for k, v in eqn.params.items()}
-            if any(params[k] is not v for k, v in eqn.params.items()):
-                eqn = Eqn(eqn.prim, eqn.invars, eqn.outvars, params, eqn.source)
-        eqns.append(eqn)
-    if any(a is not b for a, b in zip(eqns, found.eqns, strict=True)):
-        found = found.replace(eqns=eqns)
-    return Found(found, (*misses, *misses_within))
-
-
 class _State(threading.local):
     as_written = False
 
@@ -92,3 +66,31 @@ def recognised(jaxpr: Jaxpr) -> Found:
 
     found, misses = jaxpr.memoised("recognised", find)
     return Found(found or jaxpr, misses)
+
+
+def recognised_everywhere(jaxpr: Jaxpr) -> Found:
+    """The same, and in the bodies of loops, branches and calls: for programs of which all transforms are done."""
+    found, misses = recognised(jaxpr)
+    within: list[str] = []
+
+    def param(value: Any) -> Any:
+        if isinstance(value, Jaxpr):
+            inner = recognised_everywhere(value)
+            within.extend(inner.misses)
+            return inner.jaxpr
+        if isinstance(value, tuple) and any(isinstance(v, Jaxpr) for v in value):
+            made = tuple(map(param, value))
+            return made if any(a is not b for a, b in zip(made, value, strict=True)) else value
+        return value
+
+    def bodies(eqn: Eqn) -> Eqn:
+        if eqn.prim.kind != "control" and eqn.prim.name not in _WRITTEN_BY_USERS:
+            return eqn
+        params = {k: param(v) for k, v in eqn.params.items()}
+        changed = any(params[k] is not v for k, v in eqn.params.items())
+        return Eqn(eqn.prim, eqn.invars, eqn.outvars, params, eqn.source) if changed else eqn
+
+    eqns = list(map(bodies, found.eqns))
+    if any(a is not b for a, b in zip(eqns, found.eqns, strict=True)):
+        found = found.replace(eqns=eqns)
+    return Found(found, (*misses, *within))
