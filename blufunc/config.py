@@ -53,7 +53,8 @@ _CHOICES = {
     "host_compiler": ("auto", "always", "never"),
     "matmul_precision": (
         "default", "high", "highest", "tf32", "fastest", "float32_tc", "TF32_TF32_F32", "F32_F32_F32",
-        "BF16_BF16_F32_X3", "TF32_TF32_F32_X3", "F16_F16_F32_X3", "BF16_BF16_F32_X6",
+        "F16_F16_F32_SCALED", "F16_F16_F32_SHARED", "BF16_BF16_F32_X3", "TF32_TF32_F32_X3", "F16_F16_F32_X3",
+        "BF16_BF16_F32_X6",
     ),
 }  # fmt: skip
 """The values of flags that have only few."""
@@ -84,10 +85,11 @@ class Config:
       default_device: where arrays are made when nothing says otherwise: ``cuda``, ``cuda:1``; empty for the CPU.
       matmul_precision: how CUDA devices multiply float32 matrices that ask for no ``precision`` of their own:
         ``default`` in IEEE float32, with the numbers that the CPU gives; ``tf32`` with operands rounded to 11 bits,
-        several times faster; ``float32_tc`` as exactly as in IEEE float32 but not bit for bit the same, on tensor
-        cores where that is quicker, or one of the algorithms of ``lax.DotAlgorithmPreset``. ``precision="high"`` asks
-        for tf32 in one product, ``"highest"`` for IEEE, ``"float32_tc"`` and the algorithms for themselves. Functions
-        under ``jit`` are compiled again when it changes.
+        several times faster, in TF32 or, where that is quicker, in float16 with a scale for each row and column;
+        ``float32_tc`` as exactly as in IEEE float32 but not bit for bit the same, on tensor cores where that is
+        quicker, or one of the algorithms of ``lax.DotAlgorithmPreset``. ``precision="high"`` asks for tf32 in one
+        product, ``"highest"`` for IEEE, ``"float32_tc"`` and the algorithms for themselves. Functions under ``jit`` are
+        compiled again when it changes.
       recognise: whether attention that is written by hand, as ``softmax(q @ k.T) @ v``, is given to the kernels of
         ``nn.dot_product_attention`` on devices that have them. It holds for functions that are traced from then on.
       cuda_graphs: whether a program that runs again on the same memory is replayed as one CUDA graph.

@@ -47,6 +47,7 @@ class _Rematerialiser:
         self._leaves: dict[Var, tuple[Var, ...]] = {}
         self.results = {leaf for a in self.jaxpr.outvars for leaf in self.leaves(a)}
         self.late = self.read_late()
+        self.written = self.results | self.read_early()
         self.again: dict[Var, int] = {}  # what is computed again, and the number of the region it is from
         self.next_origin = max(origins.values(), default=0)
 
@@ -77,6 +78,16 @@ class _Rematerialiser:
             late.update(leaf for a in eqn.invars for leaf in self.leaves(a))
         return late
 
+    def read_early(self) -> set[Var]:
+        """The variables in memory that steps up to the peak read which do not compute them."""
+        early: set[Var] = set()
+        for step in self.fusion.steps:
+            own = step.roles if isinstance(step, Region) else {}
+            for eqn in step.eqns if isinstance(step, Region) else [step.eqn]:
+                if self.position[id(eqn)] <= self.peak:
+                    early.update(v for a in eqn.invars for v in self.leaves(a) if v not in own)
+        return early
+
     # -- what to keep --------------------------------------------------------------------------
 
     def choose(self, region: Region) -> None:
@@ -97,9 +108,12 @@ class _Rematerialiser:
         self.again.update((v, self.next_origin) for v in self.between(region, wanted, cut))
 
     def price(self, v: Var, region: Region) -> int:
-        """The bytes that keeping a variable takes beyond what is kept anyway."""
-        kept_anyway = v not in region.roles and (v in self.late or v not in self.made)
-        return 0 if kept_anyway else _bytes(v)
+        """The bytes that keeping a variable takes beyond what is kept anyway; a little more for what would not be
+        written if it were not kept.
+        """
+        if v not in region.roles:
+            return 0 if v in self.late or v not in self.made else _bytes(v)
+        return _bytes(v) + (0 if v in self.written else _bytes(v) >> 6)
 
     def operands(self, v: Var, region: Region) -> list[Var] | None:
         """What a value is computed of, element by element; None where it must be kept."""

@@ -21,7 +21,7 @@ from blufunc.kernels.cuda_attention import (
     Tiling,
     key_kernels,
 )
-from blufunc.kernels.precisions import ACCURATE
+from blufunc.kernels.precisions import ACCURATE, ALGORITHMS
 from tests.kernels import fake_cuda
 from tests.kernels.cuda_machines import needs_nvrtc
 from tests.kernels.emulated_mma import Emulator
@@ -229,7 +229,10 @@ def steps_of(f, device, *args):
     return [s.eqn for s in program_of(f, *on(device, *args)).schedule.steps if hasattr(s, "eqn")]
 
 
-@pytest.mark.parametrize("precision, parts", [("tf32", 1), (ACCURATE, 2)])
+@pytest.mark.parametrize(
+    "precision, parts",
+    [("tf32", 1), (ACCURATE, 2), *((n, ALGORITHMS[n].parts) for n in ALGORITHMS if n.startswith("F16"))],
+)
 @pytest.mark.parametrize("key_heads, causal", [(4, True), (2, False)])
 def test_is_one_kernel_in_each_direction(precision, parts, key_heads, causal, cuda, monkeypatch):
     """Which read the same parts of queries, keys and values."""
