@@ -95,14 +95,15 @@ class CudaBackend:
 
     # -- programs --------------------------------------------------------------------------------------
 
-    def compile(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> CudaProgram:
+    def compile(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> CudaProgram:
         """A program for the device."""
-        return CudaProgram(jaxpr, donated, self.index)
+        return CudaProgram(jaxpr, donated, self.index, budget)
 
-    def draft(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> Draft:
+    def draft(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> Draft:
         """What ``compile`` would make of a jaxpr, without compiling it."""
         found = cuda_runtime.properties(self.index)
-        return Draft(jaxpr, donated, found.arch, limits_of(found.capability, found.shared_per_block))
+        limits = limits_of(found.capability, found.shared_per_block)
+        return Draft(jaxpr, donated, found.arch, limits, budget)
 
     def run(
         self, prim: Any, buffers: Sequence[DeviceBuffer], params: dict, outs: Sequence[ShapedArray]

@@ -64,18 +64,20 @@ class NumpyBackend:
                 check_values(prim, results, outs)
         return [r if r.__class__ is np.ndarray else np.asarray(r) for r in results]
 
-    def compile(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> Program | HostProgram:
-        """A program over buffers: compiled loops where they gain, NumPy calls otherwise."""
-        program = host_program.compile_program(jaxpr, donated)
+    def compile(
+        self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None
+    ) -> Program | HostProgram:
+        """A program over buffers: compiled loops where they gain, or a budget asks for them, NumPy calls otherwise."""
+        program = host_program.compile_program(jaxpr, donated, budget)
         if program is None:
             program = (CallingProgram if calls_back(jaxpr) else Program)(jaxpr, donated)
         if config.shows("source"):
             config.show(program.source())
         return program
 
-    def draft(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> Draft:
+    def draft(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> Draft:
         """What ``compile`` would make, before anything is compiled."""
-        return Draft(jaxpr, donated)
+        return Draft(jaxpr, donated, budget)
 
     def claim(self, buffers: list[np.ndarray], donated: Sequence[bool]) -> None:
         """Copy the donated buffers that a view, or another array, still sees, or that are views themselves."""

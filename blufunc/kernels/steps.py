@@ -18,7 +18,7 @@ from blufunc.core import source
 from blufunc.core.jaxpr import DropVar, Eqn, Jaxpr, Literal, Var
 from blufunc.core.ops.barrier import optimization_barrier_p
 from blufunc.core.override import is_replaced
-from blufunc.core.passes import inline_bodies
+from blufunc.core.passes import Origins, inline_bodies
 from blufunc.kernels.access import view_chain
 from blufunc.kernels.activation_epilogue import is_activation, with_activations
 from blufunc.kernels.alike import Lowered
@@ -124,6 +124,7 @@ class Schedule:
       aliases: from the ids of values that are other values to those.
       peak: a step at which most of the arena is in use.
       notes: for people: operations that have kernels, but not here, and why.
+      bought: what is computed again for a budget of memory, if anything is: a ``budget_report.Bought``.
     """
 
     jaxpr: Jaxpr
@@ -138,6 +139,7 @@ class Schedule:
     aliases: dict[int, int] = field(default_factory=dict)
     peak: Step | None = None
     notes: tuple[str, ...] = ()
+    bought: Any = None
 
     @property
     def kernels(self) -> list[Kernel]:
@@ -156,7 +158,7 @@ _LEAST_SAVING = 1 << 16
 
 
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """Without the garbage collector, which would go through all that planning makes, again and again, for nothing."""
     enabled = gc.isenabled()
     gc.disable()
@@ -167,7 +169,6 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-@_uncollected()
 def schedule(
     jaxpr: Jaxpr,
     donated: Sequence[bool],
@@ -184,26 +185,64 @@ def schedule(
       planned: whether an opaque equation writes its results into memory that it is given.
       keep: for which calls there is a kernel, so that they are not replaced by their bodies.
     """
-    if target.epilogues:
-        jaxpr, origins = inline_bodies(jaxpr, lambda eqn: keep(eqn) or is_activation(eqn))
-        if target.splits is not None:
-            jaxpr = with_split_products(jaxpr, origins, target.splits)
-        jaxpr, origins = with_activations(jaxpr, origins)
-    else:
-        jaxpr, origins = inline_bodies(jaxpr, keep)
-    jaxpr = rewrite(with_point_control(jaxpr, origins), origins, target.batch_first)
-    if target.epilogues:
-        jaxpr = with_epilogues(jaxpr, origins)
-    sorts: dict[Eqn, str] = {}  # a program in which something is computed again has mostly the same equations
-    scheduler = lambda jaxpr: _Scheduler(jaxpr, origins, donated, target, planned, sorts)
-    if not target.recompute:
-        return scheduler(jaxpr).run()
-    first = scheduler(jaxpr).run(estimate=True)
-    again = _recomputing(first, origins, target)
-    made = scheduler(again).run()
-    if again is not jaxpr and made.plan.peak_bytes > first.plan.peak_bytes:
-        return scheduler(jaxpr).run()  # what is computed again needs more than it is worth
-    return made
+    with uncollected():
+        return Planning(jaxpr, donated, target, planned, keep).default()
+
+
+class Planning:
+    """A program for which plans can be made, and for variants of which that compute something again.
+
+    Args:
+      jaxpr, donated, target, planned, keep: as of ``schedule``.
+
+    Attributes:
+      jaxpr: what the passes before fusion made of the program.
+      origins: for equations, the call that computes them again.
+    """
+
+    def __init__(
+        self,
+        jaxpr: Jaxpr,
+        donated: Sequence[bool],
+        target: Target,
+        planned: Planned,
+        keep: Callable[[Eqn], bool] = lambda eqn: False,
+    ):
+        if target.epilogues:
+            jaxpr, origins = inline_bodies(jaxpr, lambda eqn: keep(eqn) or is_activation(eqn))
+            if target.splits is not None:
+                jaxpr = with_split_products(jaxpr, origins, target.splits)
+            jaxpr, origins = with_activations(jaxpr, origins)
+        else:
+            jaxpr, origins = inline_bodies(jaxpr, keep)
+        jaxpr = rewrite(with_point_control(jaxpr, origins), origins, target.batch_first)
+        self.jaxpr = with_epilogues(jaxpr, origins) if target.epilogues else jaxpr
+        self.origins, self.target = origins, target
+        self._donated, self._planned = donated, planned
+        self._sorts: dict[Eqn, str] = {}  # variants have mostly the same equations
+
+    def default(self) -> Schedule:
+        """The schedule, with what is cheap computed again where memory is scarce."""
+        if not self.target.recompute:
+            return self.schedule(self.jaxpr)
+        first = self.estimate(self.jaxpr)
+        again = _recomputing(first, self.origins, self.target)
+        made = self.schedule(again)
+        if again is not self.jaxpr and made.plan.peak_bytes > first.plan.peak_bytes:
+            return self.schedule(self.jaxpr)  # what is computed again needs more than it is worth
+        return made
+
+    def schedule(self, jaxpr: Jaxpr, origins: Origins | None = None) -> Schedule:
+        """The schedule of a variant, which may have origins of its own."""
+        return self._scheduler(jaxpr, origins).run()
+
+    def estimate(self, jaxpr: Jaxpr, origins: Origins | None = None) -> Schedule:
+        """The steps of a variant, none of them a group, and their memory, but no kernels."""
+        return self._scheduler(jaxpr, origins).run(estimate=True)
+
+    def _scheduler(self, jaxpr: Jaxpr, origins: Origins | None) -> _Scheduler:
+        origins = self.origins if origins is None else origins
+        return _Scheduler(jaxpr, origins, self._donated, self.target, self._planned, self._sorts)
 
 
 def _recomputing(first: Schedule, origins: dict[Eqn, int], target: Target) -> Jaxpr:
@@ -228,6 +267,7 @@ class _Scheduler:
         self, jaxpr: Jaxpr, origins, donated: Sequence[bool], target: Target, planned: Planned, sorts
     ):
         self.jaxpr, self.donated, self.target, self.planned = jaxpr, donated, target, planned
+        self.origins = origins
         self.fusion = fuse(jaxpr, origins, sorts)
         self.lowered = Lowered(self.fusion, target)
         self.values: list[Var | Scratch] = []
@@ -301,7 +341,7 @@ class _Scheduler:
 
     def group(self) -> None:
         """Put kernels of one structure together."""
-        keys = [structure(s.kernel) if isinstance(s, KernelStep) else None for s in self.steps]
+        keys = [self.group_of(s) for s in self.steps]
         deferred = [n for n, s in enumerate(self.steps) if isinstance(s, OpaqueStep) and _is_deferred(s.eqn)]
         steps: list[Step] = []
         plan_steps: list[PlanStep] = []
@@ -326,6 +366,12 @@ class _Scheduler:
             )
         self.plan_steps = [replace(p, after=tuple(number[a] for a in p.after)) for p in plan_steps]
         self.steps = steps
+
+    def group_of(self, step: Step) -> Any:
+        """What steps of one group have in common. What is computed again for one purpose does not wait for another."""
+        found = structure(step.kernel) if isinstance(step, KernelStep) else None
+        origins = {self.origins.get(e, 0) for e in step.region.eqns} if found is not None else ()  # type: ignore[union-attr]
+        return found and (found, frozenset(origins))
 
     def add_opaque(self, step: Opaque) -> None:
         eqn = step.eqn

@@ -136,9 +136,9 @@ class MeshBackend:
         eqn = Eqn(prim, invars, outvars, named, None)  # of no line: it serves many
         return self.compile(Jaxpr(invars, [eqn], outvars, name=prim.name), (False,) * len(invars))
 
-    def compile(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> MeshProgram:
+    def compile(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> MeshProgram:
         """A program that is partitioned for the shardings of its arguments when it is called."""
-        return MeshProgram(jaxpr, donated, self.mesh)
+        return MeshProgram(jaxpr, donated, self.mesh, budget)
 
     def claim(self, buffers: list[ShardedBuffer], donated: Sequence[bool]) -> None:
         """Copy the shards of donated buffers that somebody else still sees."""
