@@ -94,7 +94,18 @@ class Divided:
                     origins[new] = origins[eqn]
                 eqn = new
             eqns.append(eqn)
-        return self.jaxpr.replace(eqns=eqns)
+        return self.jaxpr.replace(eqns=_read(eqns, self.jaxpr.outvars))
+
+
+def _read(eqns: list[Eqn], outvars: Iterable[Atom]) -> list[Eqn]:
+    """Without the equations whose results nobody reads any more: those that were read behind the peak alone."""
+    read: set[Atom] = set(outvars)
+    kept = []
+    for eqn in reversed(eqns):
+        if eqn.effects or not read.isdisjoint(eqn.outvars):
+            read.update(eqn.invars)
+            kept.append(eqn)
+    return kept[::-1]
 
 
 def nbytes(v: Var) -> int:
