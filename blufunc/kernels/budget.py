@@ -30,8 +30,11 @@ _TRIES = 3
 
 _NEARLY = 1.1
 
-_PLANS = 40
-"""Plans in all."""
+_PLANS = 24
+"""Plans for one aim."""
+
+_AIMS = 3
+"""Aims for one budget."""
 
 _STEPS = 32
 _RATES = range(-3 * _STEPS, 12 * _STEPS)
@@ -84,28 +87,49 @@ class _Search:
     def __init__(self, planning: Planning, budget: int, default: Schedule):
         self.planning, self.budget, self.default = planning, budget, default
         self.machine = planning.target.machine
+        self.start = _Trial(planning.jaxpr, planning.origins, planning.estimate(planning.jaxpr))
+        self.lowest = default.plan.peak_bytes
         self.plans = 0
 
     def run(self) -> Schedule:
         """The schedule within the budget.
 
-        A plan with kernels may need more than was estimated: then the aim is lowered by that. One that is out of reach
-        may be so for the choices that it led to: then others are tried, for an aim between it and what was reached.
+        Where there is none, what is missing is found by bisection: the least budget for which there is one, that of
+        the error. A larger budget may lead to choices that are enough for a smaller one.
         """
-        planning, aim = self.planning, self.budget
-        start = _Trial(planning.jaxpr, planning.origins, planning.estimate(planning.jaxpr))
-        least = self.default
-        while True:
-            trial = self.descend(start, aim)
-            made = planning.schedule(trial.jaxpr, trial.origins)
-            if made.plan.peak_bytes <= self.budget:
+        made = self.attempt(self.budget)
+        if made is None:
+            low, high, best = self.budget, self.default.plan.peak_bytes, self.default
+            probe = self.lowest
+            while high - low > high // 16:
+                found = self.attempt(probe)
+                if found is None:
+                    low = probe
+                else:
+                    high, best = probe, found
+                if best.plan.peak_bytes <= self.budget:
+                    made = best
+                    break
+                probe = (low + high) // 2
+            else:
+                raise no_plan(self.budget, high, best, self.default)
+        return made
+
+    def attempt(self, budget: int) -> Schedule | None:
+        """A schedule within some budget. A plan with kernels may need more than was estimated: then less is aimed at."""
+        aim = budget
+        for _ in range(_AIMS):
+            self.plans = 0
+            trial = self.descend(self.start, aim)
+            made = self.planning.schedule(trial.jaxpr, trial.origins)
+            self.lowest = min(self.lowest, made.plan.peak_bytes)
+            if made.plan.peak_bytes <= budget:
                 made.bought = bought_of(self.budget, self.default, made, trial.dropped, self.machine)
                 return made
-            least = min(least, made, key=lambda m: m.plan.peak_bytes)
-            over = made.plan.peak_bytes - self.budget
-            before, aim = aim, aim - over if trial.peak <= aim <= self.budget else (aim + trial.peak) // 2
-            if self.plans >= _PLANS or abs(aim - before) < self.budget // 64:
-                raise no_plan(self.budget, least, self.default)
+            if trial.peak > aim:
+                break
+            aim -= made.plan.peak_bytes - budget
+        return None
 
     def descend(self, start: _Trial, aim: int) -> _Trial:
         """The trial that takes the least time of those that fit; if none does, the one with the lowest peak."""

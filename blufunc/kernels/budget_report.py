@@ -120,11 +120,10 @@ def _share(part: float, whole: float) -> str:
     return f"{part / whole:+.1%}" if whole else "of nothing"
 
 
-def no_plan(budget: int, least: Schedule, default: Schedule) -> errors.MemoryBudgetError:
-    """The error where no plan within a budget was found, of which ``least`` needs the least."""
-    peak = least.plan.peak_bytes
+def no_plan(budget: int, lowest: int, least: Schedule, default: Schedule) -> errors.MemoryBudgetError:
+    """The error where no plan within a budget was found; ``least`` is that of ``lowest``, for which there is one."""
     lines = [
-        f"the lowest planned peak that was found is {size(peak)} ({peak} bytes); without a budget it is "
+        f"the lowest budget for which one was found is {size(lowest)} ({lowest} bytes); without a budget it is "
         f"{size(default.plan.peak_bytes)}.",
         *least.plan.report(6).splitlines(),
     ]
@@ -132,19 +131,21 @@ def no_plan(budget: int, least: Schedule, default: Schedule) -> errors.MemoryBud
         f"no plan of {least.jaxpr.name or 'the program'} fits memory_budget={size(budget)} ({budget} bytes).",
         where=source.here(),
         why="\n".join(lines),
-        fix=_fix(budget, least),
+        fix=_fix(budget, lowest, least),
     )
 
 
-def _fix(budget: int, least: Schedule) -> str:
+def _fix(budget: int, lowest: int, least: Schedule) -> str:
     """What would help: more, or less of what cannot be computed again."""
     plan = least.plan
-    advice = [f"memory_budget={plan.peak_bytes} or more", "a smaller batch"]
+    advice = [f"memory_budget={lowest}, or a smaller batch"]
     if plan.output_bytes > budget // 16:
-        advice.append("donate_argnums for arguments that results may take the memory of")
+        advice.append(
+            f"donate_argnums=... lets results take the memory of arguments (now {size(plan.output_bytes)} more)"
+        )
     if plan.argument_bytes > budget // 2:
-        advice.append("divide arguments among devices: they alone are " + size(plan.argument_bytes))
-    return "; or ".join(advice)
+        advice.append(f"arguments alone take {size(plan.argument_bytes)}: divide them among devices")
+    return "; ".join(advice)
 
 
 def bought_of(
