@@ -116,7 +116,7 @@ class _Search:
         return made
 
     def attempt(self, budget: int) -> Schedule | None:
-        """A schedule within some budget. A plan with kernels may need more than was estimated: then less is aimed at."""
+        """A schedule within some budget. With kernels it may need more than was estimated: then less is aimed at."""
         aim = budget
         for _ in range(_AIMS):
             self.plans = 0
