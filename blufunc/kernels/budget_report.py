@@ -99,7 +99,7 @@ class Bought:
         lines = [
             f"memory budget {size(self.budget)}: planned peak {size(self.peak_bytes)} instead of "
             f"{size(self.default_peak_bytes)}",
-            f"computed again instead of kept: {len(self.dropped)} values, {size(total)}",
+            f"computed again, or later, instead of kept: {len(self.dropped)} values, {size(total)}",
         ]
         lines += [f"  {size(k * d.nbytes):>10}  {f'{k} x ' if k > 1 else ''}{d.label}" for d, k in rows[:n]]
         if len(rows) > n:
