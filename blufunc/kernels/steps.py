@@ -241,8 +241,10 @@ class Planning:
         return self._scheduler(jaxpr, origins).run(estimate=True)
 
     def _scheduler(self, jaxpr: Jaxpr, origins: Origins | None) -> _Scheduler:
+        common = max(self.origins.values(), default=0)
         origins = self.origins if origins is None else origins
-        return _Scheduler(jaxpr, origins, self._donated, self.target, self._planned, self._sorts)
+        apart = {e: n for e, n in origins.items() if n > common}
+        return _Scheduler(jaxpr, origins, self._donated, self.target, self._planned, self._sorts, apart)
 
 
 def _recomputing(first: Schedule, origins: dict[Eqn, int], target: Target) -> Jaxpr:
@@ -264,10 +266,10 @@ def _position(made: Schedule, jaxpr: Jaxpr) -> int:
 
 class _Scheduler:
     def __init__(
-        self, jaxpr: Jaxpr, origins, donated: Sequence[bool], target: Target, planned: Planned, sorts
+        self, jaxpr: Jaxpr, origins, donated: Sequence[bool], target: Target, planned: Planned, sorts, apart
     ):
         self.jaxpr, self.donated, self.target, self.planned = jaxpr, donated, target, planned
-        self.origins = origins
+        self.apart: Origins = apart  # of equations of a variant: those of one origin alone are grouped
         self.fusion = fuse(jaxpr, origins, sorts)
         self.lowered = Lowered(self.fusion, target)
         self.values: list[Var | Scratch] = []
@@ -368,10 +370,11 @@ class _Scheduler:
         self.steps = steps
 
     def group_of(self, step: Step) -> Any:
-        """What steps of one group have in common. What is computed again for one purpose does not wait for another."""
+        """What steps of one group have in common. Of what a variant computes again, each part has its own time."""
         found = structure(step.kernel) if isinstance(step, KernelStep) else None
-        origins = {self.origins.get(e, 0) for e in step.region.eqns} if found is not None else ()  # type: ignore[union-attr]
-        return found and (found, frozenset(origins))
+        if found is None or not self.apart:
+            return found
+        return found, frozenset(self.apart.get(e, 0) for e in step.region.eqns)  # type: ignore[union-attr]
 
     def add_opaque(self, step: Opaque) -> None:
         eqn = step.eqn

@@ -73,7 +73,10 @@ class Entry:
         if found is None:
             donated = (False,) * len(self.consts) + self.donated
             flags = donated if donating else (False,) * len(donated)
-            found = self.programs[device, donating] = device.backend.compile(self.jaxpr, flags, self.budget)
+            budget = (
+                self.budget if flags == donated else None
+            )  # arguments that are kept need more than was planned
+            found = self.programs[device, donating] = device.backend.compile(self.jaxpr, flags, budget)
         return found
 
     def alive(self) -> bool:
