@@ -25,15 +25,21 @@ from blufunc.kernels.steps import Planning, Schedule, uncollected
 _PEAKS = 5
 """Peaks, one after the other, that are cut."""
 
+_PROGRESS = 0.98
+"""What is left of a peak that is worth to be cut again."""
+
 _TRIES = 3
 """Plans of one division in segments that nearly fit, before it is given up."""
 
 _NEARLY = 1.1
 
-_PLANS = 24
+_REPEATS = 1.5
+"""How often what is before the first peak may be computed again, by its time."""
+
+_PLANS = 16
 """Plans for one aim."""
 
-_AIMS = 3
+_AIMS = 2
 """Aims for one budget."""
 
 _STEPS = 32
@@ -88,7 +94,8 @@ class _Search:
         self.planning, self.budget, self.default = planning, budget, default
         self.machine = planning.target.machine
         self.start = _Trial(planning.jaxpr, planning.origins, planning.estimate(planning.jaxpr))
-        self.lowest = default.plan.peak_bytes
+        self.floor = 0  # no cut of the first peak leaves less
+        self.most_seconds = 0.0
         self.plans = 0
 
     def run(self) -> Schedule:
@@ -98,22 +105,19 @@ class _Search:
         the error. A larger budget may lead to choices that are enough for a smaller one.
         """
         made = self.attempt(self.budget)
-        if made is None:
-            low, high, best = self.budget, self.default.plan.peak_bytes, self.default
-            probe = self.lowest
-            while high - low > high // 16:
-                found = self.attempt(probe)
-                if found is None:
-                    low = probe
-                else:
-                    high, best = probe, found
-                if best.plan.peak_bytes <= self.budget:
-                    made = best
-                    break
-                probe = (low + high) // 2
+        if made is not None:
+            return made
+        low, high, best = max(self.budget, self.floor), self.default.plan.peak_bytes, self.default
+        while high - low > high // 16:
+            probe = (low + high) // 2
+            found = self.attempt(probe)
+            if found is None:
+                low = probe
+            elif found.plan.peak_bytes <= self.budget:
+                return found
             else:
-                raise no_plan(self.budget, high, best, self.default)
-        return made
+                high, best = probe, found
+        raise no_plan(self.budget, high, best, self.default)
 
     def attempt(self, budget: int) -> Schedule | None:
         """A schedule within some budget. With kernels it may need more than was estimated: then less is aimed at."""
@@ -122,7 +126,6 @@ class _Search:
             self.plans = 0
             trial = self.descend(self.start, aim)
             made = self.planning.schedule(trial.jaxpr, trial.origins)
-            self.lowest = min(self.lowest, made.plan.peak_bytes)
             if made.plan.peak_bytes <= budget:
                 made.bought = bought_of(self.budget, self.default, made, trial.dropped, self.machine)
                 return made
@@ -138,7 +141,7 @@ class _Search:
             if lowest.peak <= aim or lowest.made.plan.peak_step is None:
                 break
             found = self.cut(lowest, aim)
-            if found.peak >= lowest.peak:
+            if found.peak > lowest.peak * _PROGRESS:
                 break
             lowest = found
         return lowest
@@ -146,22 +149,26 @@ class _Search:
     def cut(self, trial: _Trial, aim: int) -> _Trial:
         """A trial with more computed again behind the peak of another."""
         cuts = Cuts(trial.made, aim, self.machine)
+        if trial is self.start:
+            self.most_seconds = _REPEATS * sum(cuts.seconds.values())
+            self.floor = trial.peak - max(self.choices(cuts, s)(_RATES[-1]).freed for s in cuts.levels)
         fits: _Trial | None = None
         lowest = trial
         seen: set[frozenset[Var]] = set()
         for segments in cuts.levels:
             chosen = self.choices(cuts, segments)
-            most = chosen(_RATES[-1]).freed
-            if most < cuts.excess and lowest is not trial:
-                break  # finer segments free still less
-            wanted, k = min(cuts.excess, most), 0
+            if chosen(_RATES[-1]).freed < cuts.excess:
+                continue
+            wanted, k = cuts.excess, 0
             for _ in range(_TRIES):
                 k = bisect.bisect_left(_RATES, wanted, lo=k, key=lambda rate: chosen(rate).freed)
                 if k == len(_RATES) or self.plans == _PLANS:
                     break
                 choice = chosen(_RATES[k])
                 key = frozenset(choice.again)
-                if key in seen or (fits is not None and trial.seconds + choice.seconds >= fits.seconds):
+                if key in seen or trial.seconds + choice.seconds >= (
+                    fits.seconds if fits else self.most_seconds
+                ):
                     break
                 seen.add(key)
                 found = self.tried(trial, cuts, choice)

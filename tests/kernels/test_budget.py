@@ -12,8 +12,10 @@ import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import errors, lax
 from blufunc.core.array import from_numpy
+from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.passes import simplify
 from blufunc.kernels import cuda_program, steps
+from blufunc.kernels.budget_cuts import Cuts
 from blufunc.kernels.cost import cost_of
 from blufunc.kernels.host_program import HOST
 from blufunc.kernels.plan_check import check_plan
@@ -194,6 +196,23 @@ def test_the_report_says_what_and_at_which_price():
     )
     sizes = [d.nbytes for d in bought.dropped]
     assert sizes == sorted(sizes, reverse=True)
+
+
+def test_choices_by_rate():
+    """Segments are all of what is before the peak; at no rate nothing is repeated, at any rate what can be."""
+    c = chain()
+    planning = steps.Planning(c.jaxpr, c.donated, c.target, lambda e: e.prim is dot_general_p)
+    made = planning.estimate(planning.jaxpr)
+    cuts = Cuts(made, budget_of(made, 0.6), c.target.machine)
+    for segments in cuts.levels:
+        assert [i for r in segments for i in r] == list(range(len(cuts.nodes)))
+        choices = [cuts.choose(segments, rate) for rate in (1e-15, 1e-11, 1e-9, 1e-3)]
+        assert not choices[0].again and choices[0].freed == 0
+        assert choices[-1].again and choices[-1].freed > 0
+        assert [x.seconds for x in choices] == sorted(x.seconds for x in choices)
+        assert not any(x.kept & x.again.keys() for x in choices)
+        assert all(cuts.results.isdisjoint(x.again) for x in choices)
+    assert len(cuts.levels[0]) == 1 and len(cuts.levels[-1]) > 4
 
 
 # -- what must not be repeated --------------------------------------------------------------------------

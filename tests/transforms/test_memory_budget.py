@@ -127,6 +127,19 @@ def test_donated_arguments(arguments):
 
 
 @compiled
+def test_arguments_that_are_kept_for_a_check_need_more(arguments, monkeypatch):
+    """With ``debug_nans`` donated arguments outlive the call: then there is no budget, and no error."""
+
+    def update(params, x):
+        return [p - 0.1 * g for p, g in zip(params, bf.grad(loss)(params, x), strict=True)]
+
+    expected = bf.jit(update)(*arguments)
+    step, _ = tight(update, *arguments, donate_argnums=0)
+    monkeypatch.setattr(bf.config, "debug_nans", True)
+    assert_close(step(*arguments), expected)
+
+
+@compiled
 def test_the_outer_program_has_the_say(arguments):
     inner = bf.jit(bf.grad(loss), memory_budget="1KB")
     assert_close(bf.jit(lambda p, x: inner(p, x))(*arguments), bf.jit(bf.grad(loss))(*arguments))
