@@ -39,7 +39,7 @@ _REPEATS = 1.5
 _PLANS = 16
 """Plans for one aim."""
 
-_AIMS = 2
+_AIMS = 4
 """Aims for one budget."""
 
 _STEPS = 32
@@ -122,7 +122,7 @@ class _Search:
     def attempt(self, budget: int) -> Schedule | None:
         """A schedule within some budget. With kernels it may need more than was estimated: then less is aimed at."""
         aim = budget
-        for _ in range(_AIMS):
+        for n in range(_AIMS):
             self.plans = 0
             trial = self.descend(self.start, aim)
             made = self.planning.schedule(trial.jaxpr, trial.origins)
@@ -131,7 +131,7 @@ class _Search:
                 return made
             if trial.peak > aim:
                 break
-            aim -= made.plan.peak_bytes - budget
+            aim -= (made.plan.peak_bytes - budget) << n
         return None
 
     def descend(self, start: _Trial, aim: int) -> _Trial:

@@ -82,7 +82,8 @@ def test_random_training_steps_found_by_hypothesis(names, share):
     c = case(random_networks.network(names), *random_networks.arguments(len(names)), target=SMALL)
     tight = within(c, share)
     if tight is not None:
-        assert_same(c, tight)
+        for found, expected in zip(tight.interpreted(), c.interpreted(), strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 # -- what is chosen -------------------------------------------------------------------------------------
