@@ -32,6 +32,7 @@ _TRIES = 3
 """Plans of one division in segments that nearly fit, before it is given up."""
 
 _NEARLY = 1.1
+"""The peak of such a plan, in budgets."""
 
 _REPEATS = 1.5
 """How often what is before the first peak may be computed again, by its time."""
@@ -141,7 +142,7 @@ class _Search:
             if lowest.peak <= aim or lowest.made.plan.peak_step is None:
                 break
             found = self.cut(lowest, aim)
-            if found.peak > lowest.peak * _PROGRESS:
+            if found.peak > aim and found.peak > lowest.peak * _PROGRESS:
                 break
             lowest = found
         return lowest
@@ -166,9 +167,8 @@ class _Search:
                     break
                 choice = chosen(_RATES[k])
                 key = frozenset(choice.again)
-                if key in seen or trial.seconds + choice.seconds >= (
-                    fits.seconds if fits else self.most_seconds
-                ):
+                most = self.most_seconds if fits is None else fits.seconds
+                if key in seen or trial.seconds + choice.seconds >= most:
                     break
                 seen.add(key)
                 found = self.tried(trial, cuts, choice)

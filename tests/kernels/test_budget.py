@@ -115,6 +115,12 @@ def test_a_budget_at_the_default_peak_changes_nothing():
     assert same.schedule.plan.placement == c.schedule.plan.placement
 
 
+def test_a_budget_that_is_missed_by_little():
+    c = chain()
+    made = dataclasses.replace(c, budget=c.schedule.plan.peak_bytes - 1, _schedule=[]).schedule
+    assert made.plan.peak_bytes < c.schedule.plan.peak_bytes and made.bought.dropped
+
+
 def test_whole_products_are_computed_again_and_less_costs_more():
     c = chain()
     prices = []
