@@ -62,6 +62,8 @@ bench: $(STAMPS)/examples $(STAMPS)/peers ## measure against JAX on this machine
 
 bench-gpu: $(STAMPS)/examples ## measure against PyTorch and JAX on a CUDA device, with what of them .venv has
 	$(PY) -m benchmarks.gpu
+	$(PY) -m benchmarks.gpu_attention
+	$(PY) -m benchmarks.gpt2_curves
 
 goldens: $(STAMPS)/dev ## rewrite the golden files from what the code does now; read the diff
 	BLUFUNC_UPDATE_GOLDENS=1 $(PY) -m pytest -q -k golden $(PYTEST)

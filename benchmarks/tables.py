@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from benchmarks import gpu_tables
+from benchmarks.cells import geometric_mean
 from benchmarks.peers import RESULTS
 
 PAGE = Path(__file__).parent.parent / "docs" / "benchmarks.md"
@@ -20,8 +21,23 @@ GPU_HEAD = """## On a GPU
 Each library runs in a process of its own, one after the other on the same device, from the same weights and data.
 Ratios compare with the best of the peers: above 1, blufunc is ahead. Kernels of blufunc and PyTorch are timed by events
 on the device, with the cache overwritten before each; JAX's by the wall clock over calls that follow each other, and so
-is blufunc's second figure. "Losses apart" is the largest difference from the first peer's losses, step by step.
-`make bench-gpu` takes the records again.
+is blufunc's second figure. "Losses apart" is the largest difference from the first peer's losses, step by step. "Device
+GB" is the most that the driver saw taken of the device, with contexts, workspaces and what allocators hold; "arrays GB"
+is what each library's allocator says of its arrays.
+
+`make bench-gpu` takes the records again that one GPU has; these are the commands one by one. All but the last have a
+total `--limit` in seconds, `--libraries`, and `--merge`, with which rows of before are kept that were measured on this
+device; with `--device cpu` all but the timeline try themselves out at tiny sizes.
+
+| command | what it shows |
+| --- | --- |
+| `python -m benchmarks.gpt2` | GPT-2 124M's training step in every library and precision: the table below, at once |
+| `python -m benchmarks.gpt2_curves` | 200 steps on real text beside PyTorch's, and gradients beside float64's |
+| `python -m benchmarks.gpu_attention` | causal attention beside PyTorch's backends and JAX's |
+| `python -m benchmarks.gpu --only copy,ops,kernels,small,repro` | the other tables of one GPU |
+| `python -m benchmarks.multi_gpu --gpus 4` | data, FSDP and tensor parallel, in one process and in one for each GPU |
+| `python -m benchmarks.gpu_timeline --gpus 4` | what the first GPU does in one step, as a trace and as figures |
+| `python -m benchmarks.gpu_products` | products in float32 by every algorithm, with errors |
 """
 
 
@@ -64,7 +80,7 @@ def _kernels(rows: list[dict]) -> list[str]:
             f"| {r['what']} | {r['blufunc']:.2f} ms | {r['jax']:.2f} ms | {r['ratio']:.2f} "
             f"| {rate:.1f} | {100 * rate / copy:.0f} |"
         )
-    mean = gpu_tables.geometric_mean(r["ratio"] for r in rows)
+    mean = geometric_mean(r["ratio"] for r in rows)
     return [*lines, "", f"Geometric mean of the ratios: {mean:.2f}."]
 
 

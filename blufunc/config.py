@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -52,7 +53,8 @@ _CHOICES = {
     "host_compiler": ("auto", "always", "never"),
     "matmul_precision": (
         "default", "high", "highest", "tf32", "fastest", "float32_tc", "TF32_TF32_F32", "F32_F32_F32",
-        "BF16_BF16_F32_X3", "TF32_TF32_F32_X3", "F16_F16_F32_X3", "BF16_BF16_F32_X6",
+        "F16_F16_F32_SCALED", "F16_F16_F32_SHARED", "BF16_BF16_F32_X3", "TF32_TF32_F32_X3", "F16_F16_F32_X3",
+        "BF16_BF16_F32_X6",
     ),
 }  # fmt: skip
 """The values of flags that have only few."""
@@ -83,9 +85,11 @@ class Config:
       default_device: where arrays are made when nothing says otherwise: ``cuda``, ``cuda:1``; empty for the CPU.
       matmul_precision: how CUDA devices multiply float32 matrices that ask for no ``precision`` of their own:
         ``default`` in IEEE float32, with the numbers that the CPU gives; ``tf32`` with operands rounded to 11 bits,
-        several times faster; ``float32_tc`` as exactly as in IEEE float32 but not bit for bit the same, on tensor
-        cores where that is quicker, or one of the algorithms of ``lax.DotAlgorithmPreset``. ``precision="high"`` asks
-        for tf32 in one product, ``"highest"`` for IEEE, ``"float32_tc"`` and the algorithms for themselves.
+        several times faster, in TF32 or, where that is quicker, in float16 with a scale for each row and column;
+        ``float32_tc`` as exactly as in IEEE float32 but not bit for bit the same, on tensor cores where that is
+        quicker, or one of the algorithms of ``lax.DotAlgorithmPreset``. ``precision="high"`` asks for tf32 in one
+        product, ``"highest"`` for IEEE, ``"float32_tc"`` and the algorithms for themselves. Functions under ``jit`` are
+        compiled again when it changes.
       cuda_graphs: whether a program that runs again on the same memory is replayed as one CUDA graph.
       cuda_streams: how many streams the steps of such a graph take, those that are independent side by side; 1: all
         steps wait for each other. Exchanges between devices have one more.
@@ -109,11 +113,18 @@ class Config:
     nccl_graphs: bool = True
     cpu_devices: int = 1
     guards: ClassVar[bool] = False  # whether results must be looked at
+    watchers: ClassVar[
+        dict[str, list[Callable[[], None]]]
+    ] = {}  # by flag, what is called when it has another value
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dataclass_fields__:
             _check_value(name, value)
+            changed = name in self.watchers and getattr(self, name) != value
             object.__setattr__(self, name, value)
+            if changed:
+                for watcher in self.watchers[name]:
+                    watcher()
             if name in ("debug_nans", "debug_infs"):
                 object.__setattr__(self, "guards", bool(self.debug_nans or self.debug_infs))
         else:  # a flag that nothing reads would be ignored in silence

@@ -86,3 +86,8 @@ def test_paths_that_pages_name_exist():
     for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]:
         for path in re.findall(r"`((?:blufunc|examples|benchmarks|tests|docs)/[\w/.-]+)`", page.read_text()):
             assert (ROOT / path.rstrip("/")).exists() or "NNN" in path, f"{page}: {path}"
+
+
+def test_no_page_has_both_sides_of_a_merge():
+    for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")]:
+        assert not re.search(r"^(?:<{7}|={7}|>{7})(?: |$)", page.read_text(), flags=re.M), page

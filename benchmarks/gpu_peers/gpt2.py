@@ -1,7 +1,9 @@
 """What the GPT-2 programs of all libraries share: sizes, options, initial weights, tokens, and how steps are timed.
 
-Weights and tokens come from NumPy's generator, so that every library starts from the same numbers and their losses
-can be compared step by step. The recipe is plain: AdamW with a constant learning rate, no clipping, decay of all.
+Weights and tokens come from NumPy's generator, or tokens from a file, so that every library starts from the same
+numbers and their losses can be compared step by step. The recipe is plain: AdamW with a constant learning rate, no
+clipping, decay of all. A library is a ``Trainer``, and ``run`` does with it what the options ask for: time steps, tell
+the losses of runs with other orders of the data, or save the gradients of the first batch.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +26,36 @@ LEARNING_RATE = 6e-4
 BATCHES = 4  # of tokens, taken in turns
 
 
+@dataclass(frozen=True)
+class Trainer:
+    """A training program of one library.
+
+    Attributes:
+      start: puts the initial weights and a fresh optimizer's state on the device, in the place of what was there.
+      load: puts batches of tokens, int32 [n, batch, context + 1], on the device.
+      step: takes training step ``i``, with batch ``i`` modulo n, waits for it, and returns its loss.
+      settle: waits for all that steps have put on the device, which may go on when their losses are there.
+      gradients: the loss of the first batch and the gradients in the tree of ``weights``; trains nothing.
+      after: what else to tell when steps are taken, such as the most memory there was.
+    """
+
+    start: Callable[[], None]
+    load: Callable[[np.ndarray], None]
+    step: Callable[[int], Any]
+    settle: Callable[[], Any]
+    gradients: Callable[[], tuple[float, Any]]
+    after: Callable[[], dict]
+
+
 def parser() -> argparse.ArgumentParser:
     """The options that all programs take."""
     p = argparse.ArgumentParser()
     p.add_argument("--precision", choices=["fp32", "tf32", "bf16"], default="bf16")
+    p.add_argument("--tokens", help="a file of NumPy with batches of tokens, instead of random ones")
+    p.add_argument(
+        "--orders", help="seeds such as 0,1: take the steps for each, with tokens in another order"
+    )
+    p.add_argument("--gradients", help="a file of NumPy for the gradients of the first batch; takes no steps")
     p.add_argument("--platform", choices=["cuda", "cpu"], default="cuda")
     p.add_argument("--batch", type=int, default=32)
     p.add_argument("--context", type=int, default=1024)
@@ -69,19 +98,52 @@ def weights(o: argparse.Namespace) -> dict:
 
 
 def tokens(o: argparse.Namespace) -> np.ndarray:
-    """Random tokens [BATCHES, batch, context + 1], int32."""
+    """Tokens [n, batch, context + 1], int32: those of the file, or random ones for ``BATCHES``."""
+    if o.tokens:
+        found = np.load(o.tokens)
+        if found.shape[1:] != (o.batch, o.context + 1) or found.max() >= o.vocab:
+            raise ValueError(
+                f"{o.tokens} has tokens {found.dtype}{list(found.shape)} up to {found.max()}; wanted are batches of "
+                f"[{o.batch}, {o.context + 1}] below {o.vocab}"
+            )
+        return found
     rng = np.random.default_rng(1)
     return rng.integers(0, o.vocab, (BATCHES, o.batch, o.context + 1), dtype=np.int32)
 
 
-def measure(o: argparse.Namespace, step: Callable[[int], Any], after: Callable[[], dict]) -> None:
-    """Take the steps and tell one row.
+def ordered(tokens: np.ndarray, seed: int) -> np.ndarray:
+    """The same sequences in other batches, in an order that the seed says."""
+    sequences = tokens.reshape(-1, tokens.shape[-1])
+    return np.random.default_rng(seed).permutation(sequences).reshape(tokens.shape)
 
-    Args:
-      o: the options.
-      step: takes training step ``i``, waits for it, and returns its loss.
-      after: what else to tell when the steps are taken, such as the most memory there was.
-    """
+
+def run(o: argparse.Namespace, trainer: Trainer, leads: bool = True) -> None:
+    """Do what the options ask for; of several processes, one ``leads`` and tells the rows."""
+    batches = tokens(o)
+    if o.orders:
+        for seed in map(int, o.orders.split(",")):
+            trainer.start()
+            trainer.load(ordered(batches, seed))
+            losses = [float(trainer.step(i)) for i in range(o.steps)]
+            if leads:
+                clock.emit(order=seed, last=losses[-1], losses=[round(x, 6) for x in losses])
+        return
+    trainer.start()
+    trainer.load(batches)
+    if o.gradients:
+        loss, grads = trainer.gradients()
+        np.savez(o.gradients, **named(grads))
+        clock.emit(loss=float(loss))
+    elif leads:
+        measure(o, trainer)
+    else:  # the steps of ``measure``
+        for i in range(1 + o.warmup + o.steps):
+            float(trainer.step(i))
+
+
+def measure(o: argparse.Namespace, trainer: Trainer) -> None:
+    """Take the steps and tell one row."""
+    step = trainer.step
     begin = time.perf_counter()
     losses = [float(step(0))]
     first, since_start = time.perf_counter() - begin, process_age()
@@ -96,13 +158,16 @@ def measure(o: argparse.Namespace, step: Callable[[int], Any], after: Callable[[
         s = statistics.median(times)
         row |= {"tokens_s": o.batch * o.context / s, "step_ms": 1e3 * s, "min_ms": 1e3 * min(times)}
         row |= {"TFLOP_s": model_flops(o) / s / 1e12, "losses": [round(x, 6) for x in losses + later]}
-    clock.emit(**row, **after())
+    clock.emit(**row, **trainer.after())
 
 
-def take(o: argparse.Namespace, step: Callable[[int], Any]) -> None:
-    """Take the steps that ``measure`` takes, and tell nothing: for the ranks that are not the first."""
-    for i in range(1 + o.warmup + o.steps):
-        float(step(i))
+def named(values: Any, name: str = "") -> dict[str, np.ndarray]:
+    """The leaves of a tree of dicts and lists by names such as "blocks.0.mlp.up.weight", as NumPy arrays."""
+    if isinstance(values, dict | list):
+        items = values.items() if isinstance(values, dict) else enumerate(values)
+        parts = (named(v, f"{name}.{k}" if name else str(k)) for k, v in items)
+        return {k: v for part in parts for k, v in part.items()}
+    return {name: np.asarray(values)}
 
 
 def process_age() -> float:

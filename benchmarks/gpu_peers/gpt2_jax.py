@@ -24,6 +24,8 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, help="divide batches of that many times --batch among devices")
     o = parser.parse_args()
     clock.emit_versions("jax", "optax")
+    if o.gpus and o.platform == "cpu":
+        jax.config.update("jax_num_cpu_devices", o.gpus)
     device = everywhere = divided = jax.devices(o.platform)[0]
     if o.gpus:
         devices = jax.devices(o.platform)[: o.gpus]
@@ -65,14 +67,20 @@ def main() -> None:
         updates, state = optimizer.update(grads, state, params)
         return optax.apply_updates(params, updates), state, value
 
-    params = jax.device_put(gpt2.weights(o), everywhere)
-    kept = [params, jax.jit(optimizer.init)(params)]
-    del params  # it is donated
-    tokens = [jax.device_put(t, divided) for t in gpt2.tokens(o)]
-    jax.block_until_ready((kept, tokens))
+    initial, kept, batches = gpt2.weights(o), [], []
+
+    def start():
+        kept.clear()
+        params = jax.device_put(initial, everywhere)
+        kept[:] = [params, jax.jit(optimizer.init)(params)]
+        jax.block_until_ready(kept)
+
+    def load(tokens):
+        batches[:] = [jax.device_put(t, divided) for t in tokens]
+        jax.block_until_ready(batches)
 
     def step(i):
-        *kept[:], value = train_step(*kept, tokens[i % gpt2.BATCHES])
+        *kept[:], value = train_step(*kept, batches[i % len(batches)])
         return value.block_until_ready()
 
     def memory():
@@ -80,7 +88,8 @@ def main() -> None:
         names = {"peak_bytes_in_use": "peak_GB", "peak_pool_bytes": "held_GB"}
         return {name: known[key] / 1e9 for key, name in names.items() if known.get(key)}
 
-    gpt2.measure(o, step, memory)
+    gradients = lambda: jax.jit(jax.value_and_grad(loss))(kept[0], batches[0])
+    gpt2.run(o, gpt2.Trainer(start, load, step, lambda: jax.block_until_ready(kept), gradients, memory))
 
 
 if __name__ == "__main__":

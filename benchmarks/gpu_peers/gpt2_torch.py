@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn as nn
@@ -60,24 +61,19 @@ class GPT(nn.Module):
 
 def state(weights: dict) -> dict[str, torch.Tensor]:
     """The common initial weights under PyTorch's names; its matrices are [outputs, inputs]."""
+    found = {of_torch(name): torch.from_numpy(matrix(name, x)) for name, x in gpt2.named(weights).items()}
+    return found | {"head.weight": found["tokens.weight"]}
 
-    def norm(name, p):
-        return {f"{name}.weight": p["scale"], f"{name}.bias": p["bias"]}
 
-    def linear(name, p):
-        return {f"{name}.weight": p["weight"].T.copy(), f"{name}.bias": p["bias"]}
+def of_torch(name: str) -> str:
+    """PyTorch's name of a parameter: that of the module here, and what a norm multiplies with is its weight."""
+    name = name.replace("attention.", "").replace("mlp.", "").replace(".scale", ".weight")
+    return f"{name}.weight" if name in ("tokens", "positions") else name
 
-    found = {
-        "tokens.weight": weights["tokens"],
-        "positions.weight": weights["positions"],
-        "head.weight": weights["tokens"],
-    } | norm("norm", weights["norm"])
-    for i, block in enumerate(weights["blocks"]):
-        at = f"blocks.{i}."
-        found |= norm(at + "norm1", block["norm1"]) | norm(at + "norm2", block["norm2"])
-        found |= linear(at + "qkv", block["attention"]["qkv"]) | linear(at + "out", block["attention"]["out"])
-        found |= linear(at + "up", block["mlp"]["up"]) | linear(at + "down", block["mlp"]["down"])
-    return {name: torch.from_numpy(x) for name, x in found.items()}
+
+def matrix(name: str, x: np.ndarray) -> np.ndarray:
+    """A parameter or its gradient from [inputs, outputs] to [outputs, inputs], or back; others as they are."""
+    return np.ascontiguousarray(x.T) if name.endswith(".weight") else x
 
 
 def main() -> None:
@@ -85,6 +81,7 @@ def main() -> None:
     parser = gpt2.parser()
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--mode", help="of torch.compile: reduce-overhead, max-autotune")
+    parser.add_argument("--float64", action="store_true", help="compute in float64, with --precision fp32")
     parser.add_argument("--parallel", choices=["ddp", "fsdp"], help="one of several processes of torchrun")
     o = parser.parse_args()
     on_gpu, rank, ranks = o.platform == "cuda", 0, 1
@@ -98,38 +95,61 @@ def main() -> None:
     if not rank:
         clock.emit_versions("torch", "triton")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = o.precision != "fp32"
-    model = GPT(o)
-    model.load_state_dict(state(gpt2.weights(o)))
-    model = model.to(o.platform)
-    assert sum(p.numel() for p in model.parameters()) == gpt2.count(o)
-    model = distributed(model, o.parallel)
-    a = gpt2.ADAMW
-    optimizer = torch.optim.AdamW(
-        model.parameters(),
-        lr=gpt2.LEARNING_RATE,
-        betas=(a["b1"], a["b2"]),
-        eps=a["eps"],
-        weight_decay=a["weight_decay"],
-        fused=True,
-    )
+    dtype = torch.float64 if o.float64 else torch.float32
+    initial = state(gpt2.weights(o))
+    model = GPT(o).to(dtype)
+    model.load_state_dict(initial)
+    model = distributed(model.to(o.platform), o.parallel)
+    assert o.parallel or sum(p.numel() for p in model.parameters()) == gpt2.count(o)
     forward = torch.compile(model, mode=o.mode) if o.compile else model
-    tokens = torch.from_numpy(gpt2.tokens(o)).long().to(o.platform)
     low = torch.autocast(o.platform, torch.bfloat16, enabled=o.precision == "bf16")
+    optimizers, batches, a = [], [], gpt2.ADAMW
+
+    def start():
+        if optimizers:  # a run before has trained
+            assert not o.parallel
+            model.load_state_dict(initial)
+        optimizers[:] = [
+            torch.optim.AdamW(
+                model.parameters(),
+                lr=gpt2.LEARNING_RATE,
+                betas=(a["b1"], a["b2"]),
+                eps=a["eps"],
+                weight_decay=a["weight_decay"],
+                fused=True,
+            )
+        ]
+
+    def load(tokens):
+        batches[:] = torch.from_numpy(tokens).long().to(o.platform)
+
+    def loss_of(batch):
+        with low:
+            return forward(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
 
     def step(i):
         torch.compiler.cudagraph_mark_step_begin()
-        batch = tokens[i % gpt2.BATCHES, rows]
-        with low:
-            loss = forward(batch[:, :-1].contiguous(), batch[:, 1:].contiguous())
+        loss = loss_of(batches[i % len(batches)][rows])
         loss.backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        optimizers[0].step()
+        optimizers[0].zero_grad(set_to_none=True)
         loss = loss.detach()
         if ranks > 1:
             dist.all_reduce(loss)
+        wait()
+        return loss / ranks
+
+    def wait():
         if on_gpu:
             torch.cuda.synchronize()
-        return loss / ranks
+
+    def gradients():
+        loss = loss_of(batches[0])
+        loss.backward()
+        found = {name: p.grad.cpu().numpy() for name, p in model.named_parameters()}
+        return loss.item(), {
+            name: matrix(name, found[of_torch(name)]) for name in gpt2.named(gpt2.weights(o))
+        }
 
     def memory():
         if not on_gpu:
@@ -141,10 +161,7 @@ def main() -> None:
             "device_GB": (total - free) / 1e9,
         }
 
-    if rank:
-        gpt2.take(o, step)
-    else:
-        gpt2.measure(o, step, memory)
+    gpt2.run(o, gpt2.Trainer(start, load, step, wait, gradients, memory), leads=not rank)
     if ranks > 1:
         dist.destroy_process_group()
 

@@ -4,6 +4,9 @@ Kernels, stage 8, above ``cuda_attention_forward`` and ``cuda_attention_backward
 ``cuda_attention_mods``, which has what users do with scores. Arrays are
 given by their addresses; where their elements are, by strides, so that the queries, keys and values may be parts of
 one array. Nothing is allocated and nothing waits for the host: a graph can have it.
+
+Elements are bfloat16 or float16; or, with ``parts``, float32 as that many numbers of float16 (``split_attention.py``),
+in arrays that lie alike. Results are then float32.
 """
 
 from __future__ import annotations
@@ -18,17 +21,21 @@ import numpy as np
 from blufunc import errors
 from blufunc.core import dtypes
 from blufunc.kernels import cuda_attention_mods, cuda_mma, cuda_runtime, nvrtc
-from blufunc.kernels.cuda_attention_backward import KEY_GRADIENT, QUERY_GRADIENT
-from blufunc.kernels.cuda_attention_forward import COMMON, FORWARD
+from blufunc.kernels.cuda_attention_backward import GRADIENTS, KEY_GRADIENT, QUERY_GRADIENT
+from blufunc.kernels.cuda_attention_forward import COMMON, FORWARD, PLAIN, SPLIT
 from blufunc.kernels.cuda_attention_mods import Code
 from blufunc.kernels.cuda_prelude import with_prelude
 
-_MOST_FEATURES = 128
+_MOST_FEATURES, _MOST_OF_TWO_PARTS = 256, 128
 _SECTION_BYTES = 16 << 20
 """What the planes of a section have to read together: a part of the second-level cache."""
 
 _NAMES = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
 """The operands that have strides, in the order of the structure ``Problem``."""
+
+_IN_PARTS = ("q", "k", "v", "dout")
+"""The operands that may be in parts. Kernels then get the addresses of their second parts, 0 if there are none, and of
+their units: arrays (batch, key_heads) of float32, which multiply them back."""
 
 _STRIDES = struct.Struct("=3q")
 _NUMBERS = struct.Struct("=7if")
@@ -91,8 +98,10 @@ class Kernel(NamedTuple):
       operands: the parameters that are arrays.
       of_keys: whether a block has rows of keys, and goes over the queries.
       tiles: of a block's rows, in shared memory.
-      warps: how work is divided where products are those of warps: up to 64 features, and beyond.
+      warps: how work is divided where products are those of warps: up to 64 features, up to 128, and beyond.
       groups: likewise where they are those of four warps.
+      two_warps, two_groups: the same for operands of two parts, up to 64 features, and beyond.
+      makes: of the gradients of keys (k) and values (v), those that it makes if it is the kernel for them.
     """
 
     entry: str
@@ -100,12 +109,16 @@ class Kernel(NamedTuple):
     operands: tuple[str, ...]
     of_keys: bool
     tiles: int
-    warps: tuple[Tiling, Tiling]
-    groups: tuple[Tiling, Tiling]
+    warps: tuple[Tiling, ...]
+    groups: tuple[Tiling, ...]
+    two_warps: tuple[Tiling, ...]
+    two_groups: tuple[Tiling, ...]
+    makes: str = "kv"
 
-    def tiling(self, features: int, arch: str, code: Code = NO_CODE) -> Tiling:
+    def tiling(self, features: int, arch: str, code: Code = NO_CODE, parts: int = 0) -> Tiling:
         """How it divides its work on an architecture: what is done with scores wants registers, too."""
-        tiling = (self.groups if arch == "sm_90a" else self.warps)[features > 64]
+        groups, warps = (self.two_groups, self.two_warps) if parts == 2 else (self.groups, self.warps)
+        tiling = (groups if arch == "sm_90a" else warps)[(features > 64) + (features > 128)]
         if code is NO_CODE:
             return tiling
         full = tiling.groups and self.of_keys and features > 64  # of sums, which stay in registers
@@ -135,11 +148,11 @@ class Kernel(NamedTuple):
             code, shape.batch, shape.heads, *self.tiles_of(shape, tiling)
         )
 
-    def shared_bytes(self, features: int, tiling: Tiling) -> int:
+    def shared_bytes(self, features: int, tiling: Tiling, parts: int = 0) -> int:
         """Of a block: its own tiles, and two stages of what it goes over."""
         # of numbers for each column, after which tiles are to lie at multiples of 1024
         pairs = -(-8 * tiling.columns // 1024) * 1024 if self.of_keys else 0
-        return 2 * features * (self.tiles * tiling.rows + 4 * tiling.columns) + 2 * pairs
+        return max(parts, 1) * 2 * features * (self.tiles * tiling.rows + 4 * tiling.columns) + 2 * pairs
 
 
 FORWARD_KERNEL = Kernel(
@@ -148,45 +161,78 @@ FORWARD_KERNEL = Kernel(
     ("q", "k", "v", "out", "lse"),
     of_keys=False,
     tiles=1,
-    warps=(Tiling(2, 128, 64, 64, 2), Tiling(1, 128, 64, 64, 2)),
-    groups=(Tiling(1, 128, 64, 64, 4, groups=True), Tiling(1, 128, 64, 64, 2, groups=True)),
+    warps=(Tiling(2, 128, 64, 64, 2), Tiling(1, 128, 64, 64, 2), Tiling(1, 128, 32, 32, 1)),
+    groups=(
+        Tiling(1, 128, 64, 64, 4, groups=True),
+        Tiling(1, 128, 64, 64, 2, groups=True),
+        Tiling(1, 256, 64, 64, 1, groups=True),
+    ),
+    two_warps=(Tiling(1, 128, 64, 64, 2), Tiling(1, 128, 32, 32, 1)),
+    two_groups=(Tiling(1, 128, 64, 64, 2, groups=True), Tiling(1, 256, 64, 64, 1, groups=True)),
 )
 QUERY_KERNEL = Kernel(
     "attention_query_gradient",
-    QUERY_GRADIENT,
+    GRADIENTS + QUERY_GRADIENT,
     ("q", "k", "v", "out", "lse", "dout", "dq", "scratch"),
     of_keys=False,
     tiles=2,
-    warps=(Tiling(2, 128, 64, 32, 2), Tiling(1, 128, 64, 32, 2)),
-    groups=(Tiling(1, 128, 64, 64, 4, groups=True), Tiling(1, 128, 64, 64, 2, groups=True)),
+    warps=(Tiling(2, 128, 64, 32, 2), Tiling(1, 128, 64, 32, 2), Tiling(1, 64, 16, 16, 2)),
+    groups=(
+        Tiling(1, 128, 64, 64, 4, groups=True),
+        Tiling(1, 128, 64, 64, 2, groups=True),
+        Tiling(1, 128, 64, 32, 1, groups=True),
+    ),
+    two_warps=(Tiling(1, 128, 64, 32, 2), Tiling(1, 128, 16, 16, 1)),
+    two_groups=(Tiling(1, 128, 64, 64, 2, groups=True), Tiling(1, 256, 32, 32, 1, groups=True)),
 )
 KEY_KERNEL = Kernel(
     "attention_key_gradient",
-    KEY_GRADIENT,
+    GRADIENTS + KEY_GRADIENT,
     ("q", "k", "v", "dout", "dk", "dv", "scratch"),
     of_keys=True,
     tiles=2,
-    warps=(Tiling(1, 128, 64, 16, 3), Tiling(1, 128, 64, 16, 2)),
-    groups=(Tiling(1, 128, 64, 64, 2, groups=True), Tiling(1, 128, 64, 64, 2, groups=True)),
+    warps=(Tiling(1, 128, 64, 16, 3), Tiling(1, 128, 64, 16, 2), Tiling(1, 64, 16, 16, 2)),
+    groups=(
+        Tiling(1, 128, 64, 64, 2, groups=True),
+        Tiling(1, 128, 64, 64, 2, groups=True),
+        Tiling(1, 256, 32, 32, 1, groups=True),
+    ),
+    two_warps=(Tiling(1, 128, 64, 16, 2), Tiling(1, 128, 16, 16, 1)),
+    two_groups=(Tiling(1, 128, 64, 64, 2, groups=True), Tiling(1, 256, 32, 32, 1, groups=True)),
 )
+
+
+def key_kernels(features: int) -> tuple[Kernel, ...]:
+    """The kernels for the gradients of keys and values: one, or one for each where registers do not hold both sums."""
+    if features <= 128:
+        return (KEY_KERNEL,)
+    return KEY_KERNEL._replace(makes="k"), KEY_KERNEL._replace(makes="v")
+
+
 _PADDING = 128
 """Rows of scratch memory come in this number: a multiple of all tiles. The query kernel writes those of its tiles, and
 the key kernel reads whole tiles of its own: the columns of the second divide the rows of the first."""
 
 
-def refused(shape: Shape, dtype: np.dtype, strides: Sequence[Strides], arch: str) -> str | None:
+def refused(
+    shape: Shape, dtype: np.dtype, strides: Sequence[Strides], arch: str, parts: int = 0
+) -> str | None:
     """Why there is no kernel; None if there is.
 
     Args:
       strides: those of all operands and results.
       arch: as ``sm_90a``.
+      parts: how many parts of float16 elements of float32 are in; 0 for elements of two bytes.
     """
-    if dtype not in (dtypes.bfloat16, dtypes.float16):
+    if not parts and dtype not in (dtypes.bfloat16, dtypes.float16):
         return f"elements are {dtype.name}, and tensor-core attention has bfloat16 and float16"
     if int(arch.removeprefix("sm_").rstrip("af")) < 80:
         return f"the device is {arch}, and the kernels are for sm_80 and later"
-    if shape.features % 16 or not 16 <= shape.features <= _MOST_FEATURES:
-        return f"features={shape.features} is not a multiple of 16 up to {_MOST_FEATURES}"
+    most = _MOST_OF_TWO_PARTS if parts > 1 else _MOST_FEATURES
+    if shape.features % 16 or not 16 <= shape.features <= most:
+        return f"features={shape.features} is not a multiple of 16 up to {most}" + " in two parts" * (
+            parts > 1
+        )
     if min(shape) < 1:
         return f"there is nothing in {shape}"
     if shape.heads % shape.key_heads:
@@ -199,11 +245,19 @@ def refused(shape: Shape, dtype: np.dtype, strides: Sequence[Strides], arch: str
 
 
 def source(
-    kernel: Kernel, dtype: np.dtype, features: int, causal: bool, tiling: Tiling, code: Code = NO_CODE
+    kernel: Kernel,
+    dtype: np.dtype,
+    features: int,
+    causal: bool,
+    tiling: Tiling,
+    code: Code = NO_CODE,
+    parts: int = 0,
 ) -> str:
     """The CUDA C++ of one kernel, behind its prelude; lengths, heads and strides are arguments."""
     constants = {
         "FEATURES": features,
+        "PARTS": max(parts, 1),
+        "SLICE": cuda_mma.slice_of(features, parts),
         "THREADS": tiling.threads,
         "SLABS": tiling.slabs,
         "COLUMNS": tiling.columns,
@@ -211,15 +265,16 @@ def source(
         "BLOCKS": tiling.blocks,
     }
     head = "".join(f"constexpr int {name} = {value};\n" for name, value in constants.items())
-    flags = {"CAUSAL": causal, "OF_KEYS": kernel.of_keys}
+    makes = {f"MAKES_{name.upper()}": name in kernel.makes for name in "kv"}
+    flags = {"CAUSAL": causal, "OF_KEYS": kernel.of_keys, "WIDE": parts > 0} | makes
     head += "".join(f"constexpr bool {name} = {str(value).lower()};\n" for name, value in flags.items())
-    products = cuda_mma.text(dtype.name, group_sizes(features, tiling))
-    return head + products + code.text + COMMON + kernel.body
+    products = cuda_mma.text(dtype.name, group_sizes(features, tiling, parts))
+    return head + products + code.text + (SPLIT if parts else PLAIN) + COMMON + kernel.body
 
 
-def group_sizes(features: int, tiling: Tiling) -> cuda_mma.GroupSizes | None:
+def group_sizes(features: int, tiling: Tiling, parts: int = 0) -> cuda_mma.GroupSizes | None:
     """The numbers of columns of products that four warps make together; None if they do not."""
-    return cuda_mma.GroupSizes(tiling.inner, features) if tiling.groups else None
+    return cuda_mma.GroupSizes(tiling.inner, cuda_mma.slice_of(features, parts)) if tiling.groups else None
 
 
 def problem(kernel: Kernel, shape: Shape, scale: float, strides: Mapping[str, Strides]) -> bytes:
@@ -243,11 +298,18 @@ def padded(shape: Shape) -> int:
 
 @functools.lru_cache(256)
 def _function(
-    kernel: Kernel, dtype: np.dtype, features: int, causal: bool, tiling: Tiling, code: Code, device: int
+    kernel: Kernel,
+    dtype: np.dtype,
+    features: int,
+    causal: bool,
+    tiling: Tiling,
+    code: Code,
+    parts: int,
+    device: int,
 ) -> cuda_runtime.Kernel:
     cuda_runtime.use_device(device)
     arch = cuda_runtime.properties(device).arch
-    text = with_prelude(source(kernel, dtype, features, causal, tiling, code))
+    text = with_prelude(source(kernel, dtype, features, causal, tiling, code, parts))
     return cuda_runtime.Module(nvrtc.compile(text, arch, kernel.entry)).kernel(kernel.entry)
 
 
@@ -261,38 +323,44 @@ def prepare(
     device: int,
     tiling: Tiling | None = None,
     code: Code = NO_CODE,
+    parts: int = 0,
 ) -> cuda_runtime.Launch:
-    """The launch of one kernel; its first arguments, the addresses of ``kernel.operands``, are to be set.
+    """The launch of one kernel; its first arguments, the addresses of ``operands_of`` it, are to be set.
 
     Args:
+      dtype: of the operands; float16 if there are ``parts``.
       strides: by name.
       tiling: another than the kernel's own.
-      code: what is done with scores; if anything, addresses of ``code.operands`` are to be set behind the others.
+      code: what is done with scores.
+      parts: how many parts of float16 elements of float32 are in; 0 for elements of two bytes.
     Raises:
       UnsupportedError: ``refused`` says why, or the scale is not positive.
     """
     arch = cuda_runtime.properties(device).arch
-    reason = refused(shape, dtype, list(strides.values()), arch)
+    reason = refused(shape, dtype, list(strides.values()), arch, parts)
     if reason is None and not scale > 0:
         reason = f"scale={scale} is not positive, and the greatest score is taken before it is scaled"
     if reason is not None:
         raise errors.UnsupportedError("there is no kernel for this attention.", why=reason)
-    tiling = tiling or kernel.tiling(shape.features, arch, code)
-    function = _function(kernel, dtype, shape.features, causal, tiling, code, device)
-    arguments = [0] * len(operands_of(kernel, code)) + [problem(kernel, shape, scale, strides)]
+    tiling = tiling or kernel.tiling(shape.features, arch, code, parts)
+    function = _function(kernel, dtype, shape.features, causal, tiling, code, parts, device)
+    arguments = [0] * len(operands_of(kernel, code, parts)) + [problem(kernel, shape, scale, strides)]
     if kernel.body is cuda_attention_mods.TILES:
         grid, shared = (
             cuda_attention_mods.lists(code, shape.batch, shape.heads, kernel.tiles_of(shape, tiling)[0]),
             0,
         )
     else:
-        grid, shared = kernel.blocks(shape, tiling), kernel.shared_bytes(shape.features, tiling)
+        grid, shared = kernel.blocks(shape, tiling), kernel.shared_bytes(shape.features, tiling, parts)
     return function.prepare((grid,), (tiling.threads,), shared, arguments)
 
 
-def operands_of(kernel: Kernel, code: Code) -> tuple[str, ...]:
+def operands_of(kernel: Kernel, code: Code, parts: int = 0) -> tuple[str, ...]:
     """The parameters that are arrays."""
-    return kernel.operands if code is NO_CODE else (*kernel.operands, *code.operands)
+    found = list(kernel.operands)
+    if parts and found:
+        found += [f"{name}_{what}" for what in ("rest", "units") for name in _IN_PARTS]
+    return (*found, *(() if code is NO_CODE else code.operands))
 
 
 class _Kernel:
@@ -308,11 +376,12 @@ class _Kernel:
         causal: bool,
         device: int,
         code: Code,
+        parts: int,
     ):
-        tiling = kernel.tiling(shape.features, cuda_runtime.properties(device).arch, code)
+        tiling = kernel.tiling(shape.features, cuda_runtime.properties(device).arch, code, parts)
 
         def made(kernel: Kernel) -> cuda_runtime.Launch:
-            return prepare(kernel, shape, dtype, strides, scale, causal, device, tiling, code)
+            return prepare(kernel, shape, dtype, strides, scale, causal, device, tiling, code, parts)
 
         self.list_bytes = -(-kernel.list_bytes(shape, tiling, code) // 16) * 16
         self._lists = made(kernel.lists) if code.masked else None
@@ -323,7 +392,7 @@ class _Kernel:
         """Put it on a stream.
 
         Args:
-          pointers: those of the kernel's operands.
+          pointers: those of the kernel's operands, and of what they have in parts.
           extras: the addresses of the numbers of batch entries and heads, and of the tables; none without a ``Code``.
           lists: memory of ``list_bytes``.
         """
@@ -344,6 +413,7 @@ class Forward:
       causal: whether query ``t`` sees keys 0 to ``t`` only.
       device: the number of the device.
       code: what is done with scores.
+      parts: how many parts of float16 q, k and v are in, if they are float32 and so is out; 0 if they are of ``dtype``.
     Attributes:
       scratch_bytes: bytes of device memory that a call needs.
     Raises:
@@ -359,9 +429,10 @@ class Forward:
         causal: bool,
         device: int,
         code: Code = NO_CODE,
+        parts: int = 0,
     ):
         named = dict(zip(_NAMES[:4], strides, strict=True))
-        self._kernel = _Kernel(FORWARD_KERNEL, shape, dtype, named, scale, causal, device, code=code)
+        self._kernel = _Kernel(FORWARD_KERNEL, shape, dtype, named, scale, causal, device, code, parts)
         self.scratch_bytes = self._kernel.list_bytes
 
     def __call__(
@@ -370,19 +441,22 @@ class Forward:
         """Put it on a stream.
 
         Args:
-          pointers: of q, k, v, out, and lse, float32 (batch, heads, queries), which gets the logarithms of sums of
-            exp(score).
+          pointers: of q, k, v, with ``parts`` of their second parts, if there are any, and of their units, float32
+            (batch, key_heads), and of out, and lse, float32 (batch, heads, queries), which gets the logarithms of sums
+            of exp(score).
           scratch: memory of ``scratch_bytes``.
           extras: with ``code``, those of the numbers of batch entries and heads, int32, and of its tables.
         """
-        self._kernel(pointers, extras, scratch, stream)
+        *given, out, lse = pointers
+        q, k, v, *split = given
+        self._kernel((q, k, v, out, lse, *_padded(split, 3)), extras, scratch, stream)
 
 
 class Backward:
     """The gradients of ``Forward``, the same bits each time.
 
     Args:
-      shape, dtype, scale, causal, device, code: as for ``Forward``.
+      shape, dtype, scale, causal, device, code, parts: as for ``Forward``; dout has parts, too.
       strides: of q, k, v, out, dout, dq, dk and dv.
     Attributes:
       scratch_bytes: bytes of device memory that a call needs: two numbers for each row of queries, and lists of tiles.
@@ -399,22 +473,35 @@ class Backward:
         causal: bool,
         device: int,
         code: Code = NO_CODE,
+        parts: int = 0,
     ):
         named = dict(zip(_NAMES, strides, strict=True))
-        options = (shape, dtype, named, scale, causal, device)
-        self._query = _Kernel(QUERY_KERNEL, *options, code=code)
-        self._key = _Kernel(KEY_KERNEL, *options, code=code)
+        options = (shape, dtype, named, scale, causal, device, code, parts)
+        self._query = _Kernel(QUERY_KERNEL, *options)
+        self._keys = [_Kernel(kernel, *options) for kernel in key_kernels(shape.features)]
         self._pairs_bytes = 8 * shape.batch * shape.heads * padded(shape)
-        self.scratch_bytes = self._pairs_bytes + self._query.list_bytes + self._key.list_bytes
+        self.scratch_bytes = self._pairs_bytes + self._query.list_bytes + self._keys[0].list_bytes
 
     def __call__(
         self, pointers: Sequence[int], scratch: int, stream: Any, extras: Sequence[int] = ()
     ) -> None:
-        """Put it on a stream: as ``Forward``, with pointers of q, k, v, out, lse, dout, dq, dk and dv."""
-        q, k, v, out, lse, dout, dq, dk, dv = pointers
+        """Put it on a stream: as ``Forward``, with pointers of q, k, v, out, lse, dout, the split, dq, dk, dv."""
+        *given, dq, dk, dv = pointers
+        q, k, v, out, lse, dout, *split = given
+        split = _padded(split, 4)
         lists = scratch + self._pairs_bytes
-        self._query((q, k, v, out, lse, dout, dq, scratch), extras, lists, stream)
-        self._key((q, k, v, dout, dk, dv, scratch), extras, lists + self._query.list_bytes, stream)
+        self._query((q, k, v, out, lse, dout, dq, scratch, *split), extras, lists, stream)
+        for kernel in self._keys:
+            kernel((q, k, v, dout, dk, dv, scratch, *split), extras, lists + self._query.list_bytes, stream)
+
+
+def _padded(split: Sequence[int], operands: int) -> list[int]:
+    """The addresses of second parts, if any, and of units, with zeros for what is not there."""
+    if not split:
+        return []
+    both = [split[n : n + operands] for n in range(0, len(split), operands)]
+    both = [[0] * operands, *both][-2:]
+    return [address for some in both for address in (*some, *[0] * (len(_IN_PARTS) - operands))]
 
 
 def _run(launch: cuda_runtime.Launch, pointers: Sequence[int], stream: Any) -> None:

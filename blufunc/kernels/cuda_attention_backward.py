@@ -12,73 +12,130 @@ scratch memory for the second; rows that see nothing, and those beyond the last,
 
 Of a score that is changed (``cuda_attention_mods.py``), dS is that times the derivative of the change, its slope.
 
-Constants as in ``cuda_attention_forward``; INNER of the COLUMNS of a tile are worked on at a time.
+Of float32, weights are multiplied by 2^14, and what is left of dP - delta by 2^-DOWN, where it is below 2: so dS is
+below 2^15 and fits into parts of float16.
+
+Constants as in ``cuda_attention_forward``; INNER of the COLUMNS of a tile are worked on at a time. Registers do not
+hold the sums for keys and for values of more than 128 features: the second kernel then runs twice, of which one MAKES_K
+and the other MAKES_V, with one product more.
 """
 
 from __future__ import annotations
 
+GRADIENTS = r"""
+// Elements of operands in parts are below 2^15, and so a sum of FEATURES of their products below 2^DOWN.
+constexpr int DOWN = 30 + (FEATURES > 64 ? 7 : FEATURES > 32 ? 6 : FEATURES > 16 ? 5 : 4);
+constexpr float LOWERED = WIDE ? 1.0f / (1ll << DOWN) : 1;
+// what multiplies a sum over products with dS, but for the unit of the other operand
+inline float unit_of_scores(float scale, const Units &units) {
+  return scale * (WIDE ? units.dout * (float)(1ll << (DOWN - 14)) * units.v : 1);
+}
+"""
+"""What both kernels have before their own text."""
+
 QUERY_GRADIENT = r"""
-constexpr unsigned STAGE = 2 * tile_bytes(COLUMNS);
-static_assert(ROWS <= 2 * COLUMNS, "the output's tile is where the second stage will be");
+// delta: the sums over features of results times gradients. Results of two bytes come through a tile.
+template<int ROWS> inline void load_results(unsigned tile, const element *from, long long stride, int there_are) {
+  load_tile<ROWS>(tile, from, stride, there_are);
+}
+template<int ROWS>
+inline void times_results(float (&delta)[SLABS][2], unsigned gradients_tile, unsigned tile, const element *, long long,
+                          int, int first) {
+  unsigned outs[SLABS][FEATURES / 16][4], gradients[SLABS][FEATURES / 16][4];
+  load_left<ROWS>(outs, tile, first);
+  load_left<ROWS>(gradients, gradients_tile, first);
+#pragma unroll
+  for (int m = 0; m < SLABS; ++m)
+#pragma unroll
+    for (int i = 0; i < FEATURES / 4; ++i) {
+      const unsigned x = outs[m][i / 4][i % 4], y = gradients[m][i / 4][i % 4];
+      delta[m][i % 2] += low_half(x) * low_half(y) + high_half(x) * high_half(y);
+    }
+}
+// Those of float32 are read where they lie.
+template<int ROWS> inline void load_results(unsigned, const float *, long long, int) {}
+template<int ROWS>
+inline void times_results(float (&delta)[SLABS][2], unsigned gradients_tile, unsigned, const float *from,
+                          long long stride, int there_are, int first) {
+#pragma unroll
+  for (int part = PARTS - 1; part >= 0; --part) {
+    unsigned gradients[SLABS][FEATURES / 16][4];
+    load_left<ROWS>(gradients, gradients_tile + part * tile_bytes(ROWS), first);
+#pragma unroll
+    for (int m = 0; m < SLABS; ++m)
+#pragma unroll
+      for (int i = 0; i < FEATURES / 4; ++i) {
+        const int row = first + m * 16 + i % 2 * 8 + threadIdx.x % 32 / 4;
+        if (row >= there_are) continue;
+        const float2 x = *(const float2 *)(from + row * stride + i / 2 * 8 + threadIdx.x % 4 * 2);
+        const unsigned y = gradients[m][i / 4][i % 4];
+        delta[m][i % 2] += x.x * low_half(y) + x.y * high_half(y);
+      }
+  }
+}
+
+constexpr unsigned STAGE = 2 * operand_bytes(COLUMNS);
+static_assert(WIDE || ROWS <= 2 * COLUMNS, "the output's tile is where the second stage will be");
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-attention_query_gradient(const element *q, const element *k, const element *v, const element *out, const float *lse,
-                         const element *dout, element *dq, float2 *numbers, EXTRAS const Problem p) {
+attention_query_gradient(const element *q, const element *k, const element *v, const result *out, const float *lse,
+                         const element *dout, result *dq, float2 *numbers, IN_PARTS EXTRAS const Problem p) {
   const Place place = place_of(p.planes, p.section, (p.queries + ROWS - 1) / ROWS, CAUSAL);
   const int batch = place.plane / p.heads, head = place.plane % p.heads, first = place.tile * ROWS;
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * SLABS, there_are = p.queries - first;
   const int unit_end = first + warp_row / UNIT * UNIT + UNIT;
-  const unsigned rows = shared_address(shared_memory), stages = rows + 2 * tile_bytes(ROWS);
+  const unsigned rows = shared_address(shared_memory), stages = rows + 2 * operand_bytes(ROWS);
+  const long long q_apart = APART(q), k_apart = APART(k), v_apart = APART(v), dout_apart = APART(dout);
   k = rows_at(k, p.k, batch, head / p.group, 0);
   v = rows_at(v, p.v, batch, head / p.group, 0);
   int tiles = (p.keys + COLUMNS - 1) / COLUMNS;
   if (CAUSAL) tiles = min(tiles, (first + ROWS + COLUMNS - 1) / COLUMNS);
   const Visits list = visits(LISTS, p, batch, head, place.tile, tiles);
   const Pairs pairs = PAIRS_OF(batch, head);
+  const Units units = UNITS_OF(batch, head / p.group);
   auto load_keys = [&](int n) {
     const unsigned stage = stages + n % 2 * STAGE;
     const int t = list.tile(n);
-    load_tile<COLUMNS>(stage, k + t * COLUMNS * p.k.token, p.k.token, p.keys - t * COLUMNS);
-    load_tile<COLUMNS>(stage + STAGE / 2, v + t * COLUMNS * p.v.token, p.v.token, p.keys - t * COLUMNS);
+    load_operand<COLUMNS>(stage, k + t * COLUMNS * p.k.token, k_apart, p.k.token, p.keys - t * COLUMNS);
+    load_operand<COLUMNS>(stage + STAGE / 2, v + t * COLUMNS * p.v.token, v_apart, p.v.token, p.keys - t * COLUMNS);
     end_of_copies();
   };
 
-  load_tile<ROWS>(rows, rows_at(q, p.q, batch, head, first), p.q.token, there_are);
-  load_tile<ROWS>(rows + tile_bytes(ROWS), rows_at(dout, p.dout, batch, head, first), p.dout.token, there_are);
-  load_tile<ROWS>(stages + STAGE, rows_at(out, p.out, batch, head, first), p.out.token, there_are);
+  load_operand<ROWS>(rows, rows_at(q, p.q, batch, head, first), q_apart, p.q.token, there_are);
+  load_operand<ROWS>(rows + operand_bytes(ROWS), rows_at(dout, p.dout, batch, head, first), dout_apart, p.dout.token,
+                     there_are);
+  load_results<ROWS>(stages + STAGE, rows_at(out, p.out, batch, head, first), p.out.token, there_are);
   end_of_copies();
   if (!MASKED || list.count) load_keys(0);
   else end_of_copies();
   wait_for_copies<1>();
   __syncthreads();
-  const Left<ROWS> queries(rows, warp_row), douts(rows + tile_bytes(ROWS), warp_row);
+  const Left<ROWS> queries(rows, warp_row), douts(rows + operand_bytes(ROWS), warp_row);
 
   float shift[SLABS][2], delta[SLABS][2] = {};
   {
-    unsigned outs[SLABS][FEATURES / 16][4], gradients[SLABS][FEATURES / 16][4];
-    load_left<ROWS>(outs, stages + STAGE, warp_row);
-    load_left<ROWS>(gradients, rows + tile_bytes(ROWS), warp_row);
+    times_results<ROWS>(delta, rows + operand_bytes(ROWS), stages + STAGE, rows_at(out, p.out, batch, head, first),
+                        p.out.token, there_are, warp_row);
+    if (WIDE) {
+#pragma unroll
+      for (int i = 0; i < SLABS * 2; ++i) delta[i / 2][i % 2] *= LOWERED / units.v;
+    }
 #pragma unroll
     for (int m = 0; m < SLABS; ++m) {
-#pragma unroll
-      for (int i = 0; i < FEATURES / 4; ++i) {
-        const unsigned x = outs[m][i / 4][i % 4], y = gradients[m][i / 4][i % 4];
-        delta[m][i % 2] += low_half(x) * low_half(y) + high_half(x) * high_half(y);
-      }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int query = first + warp_row + m * 16 + half * 8 + lane / 4;
         const float logarithm =
             query < p.queries ? lse[(long long)place.plane * p.queries + query] : negative_infinity();
         delta[m][half] = sum_of_row(delta[m][half]);
-        shift[m][half] = logarithm == negative_infinity() ? -negative_infinity() : logarithm * LOG2_E;
+        shift[m][half] = logarithm == negative_infinity() ? -negative_infinity() : logarithm * LOG2_E - RAISED;
         if (lane % 4 == 0 && query < p.padded)
           numbers[(long long)place.plane * p.padded + query] = make_float2(shift[m][half], delta[m][half]);
       }
     }
   }
 
-  const float scale = (SCORED ? 1 : p.scale) * LOG2_E;
+  const float of_products = scale_of_products(p.scale, units), scale = (SCORED ? 1 : of_products) * LOG2_E;
   float sums[SLABS][FEATURES / 8][4] = {};
   for (int n = 0; n < list.count; ++n) {
     wait_for_tile();  // the tile is there, and nobody reads the one before it, or the output's, any more
@@ -115,7 +172,7 @@ attention_query_gradient(const element *q, const element *k, const element *v, c
           float &weight = weights[m][i / 4][i % 4], slope = 1;
           if constexpr (SCORED) {
             int key = start + i / 4 * 8 + lane % 4 * 2 + i % 2, query = row + m * 16 + i % 4 / 2 * 8 + lane / 4;
-            weight = pairs.score(weight * p.scale, query, key, slope);
+            weight = pairs.score(weight * of_products, query, key, slope);
           }
           weight = exp2_fast(weight * scale - shift[m][i % 4 / 2]);
           if (SLOPED && weight > 0) weight *= slope;  // only the product of both is wanted
@@ -133,36 +190,36 @@ attention_query_gradient(const element *q, const element *k, const element *v, c
 #pragma unroll
         for (int i = 0; i < INNER / 2; ++i) {
           float &gradient = gradients[m][i / 4][i % 4];
-          gradient = weights[m][i / 4][i % 4] * (gradient - delta[m][i % 4 / 2]);
+          gradient = weights[m][i / 4][i % 4] * (gradient * LOWERED - delta[m][i % 4 / 2]);
         }
-      unsigned left[SLABS][INNER / 16][4];
+      unsigned left[PARTS][SLABS][INNER / 16][4];
       as_left(left, gradients);
-      begin_products();
-      times_columns<COLUMNS>(sums, left, stage, inner);
-      end_of_products();
+      add_columns<COLUMNS>(sums, left, stage, inner);
       wait_for_products<0>(sums);
     }
   }
 
   float factor[SLABS][2];
 #pragma unroll
-  for (int m = 0; m < SLABS; ++m) factor[m][0] = factor[m][1] = p.scale;
+  for (int m = 0; m < SLABS; ++m) factor[m][0] = factor[m][1] = unit_of_scores(p.scale, units) * units.k;
   store_rows<ROWS>(rows_at(dq, p.dq, batch, head, first), p.dq.token, there_are, shared_memory, warp_row, sums, factor);
 }
 """
 
 KEY_GRADIENT = r"""
-constexpr unsigned PAIRS = COLUMNS * sizeof(float2), STAGE = 2 * tile_bytes(COLUMNS) + 1024 * ((PAIRS + 1023) / 1024);
+constexpr unsigned PAIRS = COLUMNS * sizeof(float2);
+constexpr unsigned STAGE = 2 * operand_bytes(COLUMNS) + 1024 * ((PAIRS + 1023) / 1024);
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-attention_key_gradient(const element *q, const element *k, const element *v, const element *dout, element *dk,
-                       element *dv, const float2 *numbers, EXTRAS const Problem p) {
+attention_key_gradient(const element *q, const element *k, const element *v, const element *dout, result *dk,
+                       result *dv, const float2 *numbers, IN_PARTS EXTRAS const Problem p) {
   const Place place = place_of(p.planes, p.section, (p.keys + ROWS - 1) / ROWS, false);
   const int key_heads = p.heads / p.group, batch = place.plane / key_heads, key_head = place.plane % key_heads;
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * SLABS;
   const int first = place.tile * ROWS, there_are = p.keys - first, row = first + warp_row;
   const int unit_begin = first + warp_row / UNIT * UNIT;
-  const unsigned rows = shared_address(shared_memory), stages = rows + 2 * tile_bytes(ROWS);
+  const unsigned rows = shared_address(shared_memory), stages = rows + 2 * operand_bytes(ROWS);
+  const long long q_apart = APART(q), k_apart = APART(k), v_apart = APART(v), dout_apart = APART(dout);
   // the queries that see these keys, for each head of the group one after the other
   const int begin = CAUSAL && !MASKED ? first / COLUMNS * COLUMNS : 0;
   int next_head = key_head * p.group, next = begin, stage = 0, steps = 0, next_visit = 0;
@@ -190,32 +247,35 @@ attention_key_gradient(const element *q, const element *k, const element *v, con
   if (MASKED && steps) advance();
   auto load_queries = [&] {
     const unsigned to = stages + stage * STAGE;
-    load_tile<COLUMNS>(to, rows_at(q, p.q, batch, next_head, next), p.q.token, p.queries - next);
-    load_tile<COLUMNS>(to + tile_bytes(COLUMNS), rows_at(dout, p.dout, batch, next_head, next), p.dout.token,
-                       p.queries - next);
+    load_operand<COLUMNS>(to, rows_at(q, p.q, batch, next_head, next), q_apart, p.q.token, p.queries - next);
+    load_operand<COLUMNS>(to + operand_bytes(COLUMNS), rows_at(dout, p.dout, batch, next_head, next), dout_apart,
+                          p.dout.token, p.queries - next);
     const float2 *from = numbers + (long long)(batch * p.heads + next_head) * p.padded + next;
     for (int i = threadIdx.x; i < COLUMNS / 2; i += THREADS)
-      copy16(to + 2 * tile_bytes(COLUMNS) + i * 16, from + i * 2, true);
+      copy16(to + 2 * operand_bytes(COLUMNS) + i * 16, from + i * 2, true);
     end_of_copies();
   };
 
-  load_tile<ROWS>(rows, rows_at(k, p.k, batch, key_head, first), p.k.token, there_are);
-  load_tile<ROWS>(rows + tile_bytes(ROWS), rows_at(v, p.v, batch, key_head, first), p.v.token, there_are);
+  load_operand<ROWS>(rows, rows_at(k, p.k, batch, key_head, first), k_apart, p.k.token, there_are);
+  if (MAKES_K)
+    load_operand<ROWS>(rows + operand_bytes(ROWS), rows_at(v, p.v, batch, key_head, first), v_apart, p.v.token,
+                       there_are);
   end_of_copies();
   if (steps) load_queries();
   else end_of_copies();
   wait_for_copies<1>();
   __syncthreads();
-  const Left<ROWS> keys(rows, warp_row), values(rows + tile_bytes(ROWS), warp_row);
+  const Left<ROWS> keys(rows, warp_row), values(rows + operand_bytes(ROWS), warp_row);
 
-  const float scale = (SCORED ? 1 : p.scale) * LOG2_E;
+  const Units units = UNITS_OF(batch, key_head);
+  const float of_products = scale_of_products(p.scale, units), scale = (SCORED ? 1 : of_products) * LOG2_E;
   float key_sums[SLABS][FEATURES / 8][4] = {}, value_sums[SLABS][FEATURES / 8][4] = {};
   for (int step = 0; step < steps; ++step) {
     const int query = next;
     const bool partial = next_partial;
     const Pairs pairs = PAIRS_OF(batch, next_head);
     const unsigned tile = stages + stage * STAGE;
-    const float4 *two_pairs = (const float4 *)(shared_memory + (tile - rows) + 2 * tile_bytes(COLUMNS));
+    const float4 *two_pairs = (const float4 *)(shared_memory + (tile - rows) + 2 * operand_bytes(COLUMNS));
     if (!MASKED || step + 1 < steps) advance();
     stage ^= 1;
     wait_for_tile();  // the tile is there, and nobody reads the one before it any more
@@ -228,7 +288,7 @@ attention_key_gradient(const element *q, const element *k, const element *v, con
       begin_products();
       times_rows<COLUMNS>(weights, keys, tile, inner);
       end_of_products();
-      times_rows<COLUMNS>(gradients, values, tile + tile_bytes(COLUMNS), inner);
+      if (MAKES_K) times_rows<COLUMNS>(gradients, values, tile + operand_bytes(COLUMNS), inner);
       end_of_products();
       wait_for_products<1>(weights);
       float slopes[SLOPED ? SLABS : 1][SLOPED ? INNER / 8 : 1][4];
@@ -239,7 +299,7 @@ attention_key_gradient(const element *q, const element *k, const element *v, con
           for (int i = 0; i < INNER / 2; ++i) {
             int query = start + i / 4 * 8 + lane % 4 * 2 + i % 2, key = row + m * 16 + i % 4 / 2 * 8 + lane / 4;
             float &weight = weights[m][i / 4][i % 4], slope = 1;
-            weight = pairs.score(weight * p.scale, query, key, slope);
+            weight = pairs.score(weight * of_products, query, key, slope);
             if (SLOPED) slopes[m][i / 4][i % 4] = slope;
           }
       }
@@ -263,37 +323,41 @@ attention_key_gradient(const element *q, const element *k, const element *v, con
           weight = exp2_fast(weight * scale - (i % 2 ? both.z : both.x));
         }
       }
-      unsigned left_weights[SLABS][INNER / 16][4], left_gradients[SLABS][INNER / 16][4];
-      as_left(left_weights, weights);
-      begin_products();
-      times_columns<COLUMNS>(value_sums, left_weights, tile + tile_bytes(COLUMNS), inner);
-      end_of_products();
-      wait_for_products<1>(gradients);
+      unsigned left_weights[PARTS][SLABS][INNER / 16][4], left_gradients[PARTS][SLABS][INNER / 16][4];
+      if (MAKES_V) {
+        as_left(left_weights, weights);
+        add_columns<COLUMNS>(value_sums, left_weights, tile + operand_bytes(COLUMNS), inner);
+      }
+      if (!MAKES_K) {
+        wait_for_products<0>(value_sums);
+        continue;
+      }
+      wait_for_products<MAKES_V>(gradients);
 #pragma unroll
       for (int n = 0; n < INNER / 8; ++n)
 #pragma unroll
         for (int i = 0; i < SLABS * 4; ++i) {
           float &gradient = gradients[i / 4][n][i % 4];
           const float weight = weights[i / 4][n][i % 4];
-          gradient = weight * (gradient - deltas[n][i % 2]);
+          gradient = weight * (gradient * LOWERED - deltas[n][i % 2]);
           if (SLOPED && weight > 0) gradient *= slopes[i / 4][n][i % 4];
         }
       as_left(left_gradients, gradients);
-      begin_products();
-      times_columns<COLUMNS>(key_sums, left_gradients, tile, inner);
-      end_of_products();
+      add_columns<COLUMNS>(key_sums, left_gradients, tile, inner);
       wait_for_products<0>(value_sums, key_sums);
     }
   }
 
   float factor[SLABS][2];
 #pragma unroll
-  for (int m = 0; m < SLABS; ++m) factor[m][0] = factor[m][1] = p.scale;
-  store_rows<ROWS>(rows_at(dk, p.dk, batch, key_head, first), p.dk.token, there_are, shared_memory, warp_row, key_sums,
-                   factor);
+  for (int m = 0; m < SLABS; ++m) factor[m][0] = factor[m][1] = unit_of_scores(p.scale, units) * units.q;
+  if (MAKES_K)
+    store_rows<ROWS>(rows_at(dk, p.dk, batch, key_head, first), p.dk.token, there_are, shared_memory, warp_row,
+                     key_sums, factor);
 #pragma unroll
-  for (int m = 0; m < SLABS; ++m) factor[m][0] = factor[m][1] = 1;
-  store_rows<ROWS>(rows_at(dv, p.dv, batch, key_head, first), p.dv.token, there_are,
-                   shared_memory + tile_bytes(ROWS), warp_row, value_sums, factor);
+  for (int m = 0; m < SLABS; ++m) factor[m][0] = factor[m][1] = WIDE ? units.dout / (1 << 14) : 1;
+  if (MAKES_V)
+    store_rows<ROWS>(rows_at(dv, p.dv, batch, key_head, first), p.dv.token, there_are,
+                     shared_memory + operand_bytes(ROWS), warp_row, value_sums, factor);
 }
 """

@@ -8,9 +8,38 @@ Constants: FEATURES, CAUSAL, THREADS; a block has ROWS query rows, SLABS times 1
 keys at a time, which are copied while it works on those before. What users do with scores is in ``Pairs``
 (``cuda_attention_mods.py``): whether a pair is seen, and the score that counts; with a mask, a block goes through a
 list of tiles.
+
+Float32 attention (``split_attention.py``) has operands in PARTS of float16, multiplied by powers of two; ``Units`` are
+what multiplies them back, numbers of a batch entry and key head. Results are then float32, as WIDE says.
 """
 
 from __future__ import annotations
+
+PLAIN = r"""
+struct Units { static constexpr float q = 1, k = 1, v = 1, dout = 1; };
+#define IN_PARTS
+#define APART(operand) 0
+#define UNITS_OF(batch, key_head) Units{}
+inline float scale_of_products(float scale, const Units &) { return scale; }
+"""
+"""What stands in the place of ``SPLIT`` where operands are what they are."""
+
+SPLIT = r"""
+struct Units { float q, k, v, dout; };
+#define IN_PARTS \
+  const element *q_rest, const element *k_rest, const element *v_rest, const element *dout_rest, \
+  const float *q_units, const float *k_units, const float *v_units, const float *dout_units,
+#define APART(operand) ((long long)operand##_rest - (long long)operand) / (long long)sizeof(element)
+#define UNITS_OF(batch, key_head) \
+  units_at(q_units, k_units, v_units, dout_units, batch * (p.heads / p.group) + key_head)
+inline Units units_at(const float *q, const float *k, const float *v, const float *dout, int i) {
+  return {q[i], k[i], v[i], dout ? dout[i] : 1};
+}
+// of scores; not zero, so that a score of minus infinity times this is one too
+inline float scale_of_products(float scale, const Units &units) { return fmaxf(scale * units.q * units.k, 1e-36f); }
+"""
+"""The second parts of operands and their units, as parameters of a kernel. Where there is one part, the former are not
+read; neither is what has to do with ``dout`` by the forward kernel."""
 
 COMMON = r"""
 struct Strides { long long batch, token, head; };
@@ -37,12 +66,11 @@ inline Place place_of(int planes, int section, int tiles, bool last_tile_first) 
   int tile = i / size;
   return {begun * section + i % size, last_tile_first ? tiles - 1 - tile : tile};
 }
-inline const element *rows_at(const element *x, const Strides &s, int batch, int head, int token) {
+template<class T> inline T *rows_at(T *x, const Strides &s, int batch, int head, int token) {
   return x + batch * s.batch + head * s.head + token * s.token;
 }
-inline element *rows_at(element *x, const Strides &s, int batch, int head, int token) {
-  return x + batch * s.batch + head * s.head + token * s.token;
-}
+
+constexpr float RAISED = WIDE ? 14 : 0;  // weights are multiplied by 2 to this, so that small ones have all their bits
 
 inline float negative_infinity() { return __uint_as_float(0xff800000u); }
 
@@ -65,31 +93,33 @@ inline Visits visits(const int *lists, const Problem &p, int batch, int head, in
 """
 
 FORWARD = r"""
-constexpr unsigned STAGE = 2 * tile_bytes(COLUMNS);
+constexpr unsigned STAGE = 2 * operand_bytes(COLUMNS);
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-attention_forward(const element *q, const element *k, const element *v, element *out, float *lse,
+attention_forward(const element *q, const element *k, const element *v, result *out, float *lse, IN_PARTS
                   EXTRAS const Problem p) {
   const Place place = place_of(p.planes, p.section, (p.queries + ROWS - 1) / ROWS, CAUSAL);
   const int batch = place.plane / p.heads, head = place.plane % p.heads, first = place.tile * ROWS;
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * SLABS;
   const int unit_end = first + warp_row / UNIT * UNIT + UNIT;
-  const unsigned rows = shared_address(shared_memory), stages = rows + tile_bytes(ROWS);
+  const unsigned rows = shared_address(shared_memory), stages = rows + operand_bytes(ROWS);
+  const long long q_apart = APART(q), k_apart = APART(k), v_apart = APART(v);
   k = rows_at(k, p.k, batch, head / p.group, 0);
   v = rows_at(v, p.v, batch, head / p.group, 0);
   int tiles = (p.keys + COLUMNS - 1) / COLUMNS;
   if (CAUSAL) tiles = min(tiles, (first + ROWS + COLUMNS - 1) / COLUMNS);
   const Visits list = visits(LISTS, p, batch, head, place.tile, tiles);
   const Pairs pairs = PAIRS_OF(batch, head);
+  const Units units = UNITS_OF(batch, head / p.group);
   auto load_keys = [&](int n) {
     const unsigned stage = stages + n % 2 * STAGE;
     const int t = list.tile(n);
-    load_tile<COLUMNS>(stage, k + t * COLUMNS * p.k.token, p.k.token, p.keys - t * COLUMNS);
-    load_tile<COLUMNS>(stage + STAGE / 2, v + t * COLUMNS * p.v.token, p.v.token, p.keys - t * COLUMNS);
+    load_operand<COLUMNS>(stage, k + t * COLUMNS * p.k.token, k_apart, p.k.token, p.keys - t * COLUMNS);
+    load_operand<COLUMNS>(stage + STAGE / 2, v + t * COLUMNS * p.v.token, v_apart, p.v.token, p.keys - t * COLUMNS);
     end_of_copies();
   };
 
-  load_tile<ROWS>(rows, rows_at(q, p.q, batch, head, first), p.q.token, p.queries - first);
+  load_operand<ROWS>(rows, rows_at(q, p.q, batch, head, first), q_apart, p.q.token, p.queries - first);
   end_of_copies();
   if (!MASKED || list.count) load_keys(0);
   else end_of_copies();
@@ -97,7 +127,8 @@ attention_forward(const element *q, const element *k, const element *v, element 
   __syncthreads();
   const Left<ROWS> queries(rows, warp_row);
 
-  const float unit = SCORED ? 1 : p.scale, scale = unit * LOG2_E;  // exp(x) is exp2(x log2(e)), one instruction
+  const float of_products = scale_of_products(p.scale, units);
+  const float unit = SCORED ? 1 : of_products, scale = unit * LOG2_E;  // exp(x) is exp2(x log2(e)), one instruction
   float sums[SLABS][FEATURES / 8][4] = {}, top[SLABS][2], total[SLABS][2] = {};
 #pragma unroll
   for (int m = 0; m < SLABS; ++m) top[m][0] = top[m][1] = negative_infinity();
@@ -121,7 +152,7 @@ attention_forward(const element *q, const element *k, const element *v, element 
         for (int i = 0; i < COLUMNS / 2; ++i) {
           int key = start + i / 4 * 8 + lane % 4 * 2 + i % 2, query = row + m * 16 + i % 4 / 2 * 8 + lane / 4;
           float &score = scores[m][i / 4][i % 4];
-          score = pairs.score(score * p.scale, query, key);
+          score = pairs.score(score * of_products, query, key);
         }
     }
     if (start + COLUMNS > p.keys || (CAUSAL && start + COLUMNS > row + 1) || list.partial(n)) {
@@ -148,18 +179,16 @@ attention_forward(const element *q, const element *k, const element *v, element 
 #pragma unroll
         for (int i = 0; i < COLUMNS / 4; ++i) {
           float &score = scores[m][i / 2][half * 2 + i % 2];
-          score = exp2_fast(score * scale - shift);
+          score = exp2_fast(score * scale - (shift - RAISED));
           sum += score;
         }
         total[m][half] = total[m][half] * kept + sum;
 #pragma unroll
         for (int i = 0; i < FEATURES / 4; ++i) sums[m][i / 2][half * 2 + i % 2] *= kept;
       }
-    unsigned weights[SLABS][COLUMNS / 16][4];
+    unsigned weights[PARTS][SLABS][COLUMNS / 16][4];
     as_left(weights, scores);
-    begin_products();
-    times_columns<COLUMNS>(sums, weights, stage + STAGE / 2, 0);
-    end_of_products();
+    add_columns<COLUMNS>(sums, weights, stage + STAGE / 2, 0);
     wait_for_products<0>(sums);
   }
 
@@ -170,10 +199,10 @@ attention_forward(const element *q, const element *k, const element *v, element 
     for (int half = 0; half < 2; ++half) {
       const float sum = sum_of_row(total[m][half]);
       const int query = first + warp_row + m * 16 + half * 8 + lane / 4;
-      factor[m][half] = sum > 0 ? 1 / sum : 0;
+      factor[m][half] = (sum > 0 ? 1 / sum : 0) * units.v;
       if (lane % 4 == 0 && query < p.queries)
         lse[(long long)place.plane * p.queries + query] =
-            sum > 0 ? top[m][half] * unit + logf(sum) : negative_infinity();
+            sum > 0 ? top[m][half] * unit + (logf(sum) - RAISED / LOG2_E) : negative_infinity();
     }
   store_rows<ROWS>(rows_at(out, p.out, batch, head, first), p.out.token, p.queries - first, shared_memory, warp_row,
                    sums, factor);

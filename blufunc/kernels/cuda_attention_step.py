@@ -2,7 +2,8 @@
 
 Kernels, stages 5 and 8. Which calls of these names (``nn/attention_call.py``) have a kernel, so that they are not
 replaced by their definitions; and the ``Work`` of one, which reads its operands as they lie: parts of one packed array
-are not copied. The kernels are those of ``cuda_attention.py``; the mods of an equation are code in them.
+are not copied. The kernels are those of ``cuda_attention.py``; the mods of an equation are code in them. Of float32,
+there are kernels for what ``split_attention`` makes of an equation.
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from blufunc.kernels.cuda_attention import Shape, Strides
 from blufunc.kernels.cuda_attention_mods import Code, code_of
 from blufunc.kernels.cuda_executor import ALIGNMENT, Executor, Operand, Work
 from blufunc.kernels.indices import strides_of
+from blufunc.kernels.packed_gradients import packed_p
+from blufunc.kernels.split_attention import attention_grad_p, attention_p, parts_of
 from blufunc.kernels.steps import OpaqueStep
 
 _FORWARD, _BACKWARD, _OF_TABLES = "attention", "attention_grad", "attention_table_grad"
-_WHOLE = {_FORWARD: 3, _BACKWARD: 6}
-"""How many operands there are before the numbers of batch entries and heads, and the tables, which mods have."""
+_WHOLE = {_FORWARD: 3, _BACKWARD: 6, attention_p.name: 3, attention_grad_p.name: 6, packed_p.name: 6}
+"""How many operands there are before second parts and units, and before what mods have: the numbers of batch entries
+and heads, and tables."""
 _VECTOR = 16
 """Bytes that kernels read at once."""
 
@@ -38,9 +42,14 @@ def why_not(eqn: Eqn, arch: str) -> str | None:
     code = _code(eqn)
     if isinstance(code, str):
         return code
+    parts = parts_of(eqn) if query.dtype == dtypes.float32 else 0
+    if isinstance(parts, str):
+        return parts
+    if parts and code.sloped and eqn.prim.name == _BACKWARD:
+        return "score_mod has a slope that may be of any size, and gradients in parts of float16 may not"
     rows = (*eqn.invars[: _WHOLE[eqn.prim.name]], *eqn.outvars)
     strides = [_dense(v.aval) for v in rows if v.aval.ndim == 4]
-    return cuda_attention.refused(_shape(query, key), query.dtype, strides, arch)
+    return cuda_attention.refused(_shape(query, key), query.dtype, strides, arch, parts)
 
 
 def _code(eqn: Eqn) -> Code | str:
@@ -48,32 +57,45 @@ def _code(eqn: Eqn) -> Code | str:
     mods = eqn.params.get("mods")
     if mods is None:
         return cuda_attention.NO_CODE
-    return code_of(mods, tuple([v.aval for v in eqn.invars[_WHOLE[eqn.prim.name] + 2 :]]))
+    return code_of(mods, tuple([v.aval for v in eqn.invars[_own(eqn) + 2 :]]))
+
+
+def _own(eqn: Eqn) -> int:
+    """How many operands there are before those that mods have."""
+    split = 3 if _is_forward(eqn) else 4  # operands of which there are more parts, and units
+    return _WHOLE[eqn.prim.name] + eqn.params.get("parts", 0) * split
+
+
+def _is_forward(eqn: Eqn) -> bool:
+    return eqn.prim.name in (_FORWARD, attention_p.name)
 
 
 def is_attention(eqn: Eqn) -> bool:
     """Whether an equation is attention or one of its derivatives."""
-    return eqn.prim.name in (_FORWARD, _BACKWARD, _OF_TABLES) and eqn.prim.kind == "call"
+    return (eqn.prim.name in _WHOLE or eqn.prim.name == _OF_TABLES) and eqn.prim.kind == "call"
 
 
 def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Work:
     """The step, ready to run."""
     eqn = step.eqn
     query, key = (v.aval for v in eqn.invars[:2])
-    shape, whole = _shape(query, key), _WHOLE[eqn.prim.name]
-    parts = [_Part(o, n < whole and o.aval.ndim == 4) for n, o in enumerate(operands)]
+    shape, whole, own = _shape(query, key), _WHOLE[eqn.prim.name], _own(eqn)
+    parts = [_Part(o, n < own and o.aval.ndim == 4) for n, o in enumerate(operands)]
     outs = [v.aval for v in eqn.outvars]
     places = [None if r is None else executor.roots.place(r) for r in step.results]
     spare = [
         executor.own(a, "a result that nobody wants") if p is None else None
         for a, p in zip(outs, places, strict=True)
     ]
-    rows = [p.strides for p in parts if p.strides is not None] + [_dense(a) for a in outs if a.ndim == 4]
+    rows = [p.strides for p in parts[:whole] if p.strides is not None]
+    rows += _strides_of_results(eqn)
+    rest = [p.strides for p in parts[whole:own] if p.strides is not None]
+    assert not rest or rest == [s for n, s in enumerate(rows[: len(rest) + 1]) if n != 3], "parts lie alike"
     code = _code(eqn)
     assert isinstance(code, Code), code
     options = (eqn.params["scale"], eqn.params["is_causal"], executor.device, code)
-    kind = cuda_attention.Forward if eqn.prim.name == _FORWARD else cuda_attention.Backward
-    launch = kind(shape, query.dtype, rows, *options)
+    kind = cuda_attention.Forward if _is_forward(eqn) else cuda_attention.Backward
+    launch = kind(shape, query.dtype, rows, *options, eqn.params.get("parts", 0))
     scratch = None
     if launch.scratch_bytes:
         scratch = executor.own(ShapedArray((launch.scratch_bytes,), dtypes.uint8), "scratch of attention")
@@ -82,10 +104,22 @@ def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> W
         held = [p.address(executor) for p in parts]
         found = zip(places, spare, strict=True)
         results = [executor.address(p) if p is not None else b.ptr for p, b in found]  # type: ignore[union-attr]
+        if eqn.prim is packed_p:
+            results = [results[0] + n * outs[0].dtype.itemsize for n in eqn.params["places"]]
         given, memory = [a for a, _ in held], 0 if scratch is None else scratch.ptr
-        launch([*given[:whole], *results], memory, executor.work_stream(), given[whole:])
+        launch([*given[:own], *results], memory, executor.work_stream(), given[own:])
 
     return Work(run, eqn.prim.name, step, anywhere=lambda: not any(p.copied for p in parts))
+
+
+def _strides_of_results(eqn: Eqn) -> list[Strides]:
+    """Those of results that have rows of features; of three in one array each its own."""
+    outs = [v.aval for v in eqn.outvars]
+    if eqn.prim is not packed_p:
+        return [_dense(a) for a in outs if a.ndim == 4]
+    batch, tokens, _, features = eqn.invars[0].aval.shape
+    row = outs[0].size // (batch * tokens)
+    return [Strides(tokens * row, row, features)] * 3
 
 
 class _Part:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from blufunc.config import config
 from blufunc.core import backend, source
 from blufunc.core.avals import ShapedArray
 from blufunc.core.exact import exact
@@ -112,7 +113,7 @@ class CudaBackend:
         if prim.identity or prim is reshape_p:  # the same elements in the same order: the same memory
             return [buffers[0].view(outs[0].shape, outs[0].dtype)]
         types = tuple([(b.shape, b.dtype) for b in buffers])
-        key = (prim, types, tuple([(k, exact(v)) for k, v in params.items()]))
+        key = (prim, types, tuple([(k, exact(v)) for k, v in params.items()]), config.matmul_precision)
         program = self._operations.get(key)
         if program is None:
             jaxpr = _one_equation(prim, buffers, params, outs)

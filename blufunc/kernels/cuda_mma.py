@@ -9,7 +9,12 @@ A warp holds a matrix in **fragments**. Of 16 x 8 sums, lane ``l`` has ``[0], [1
 ``l % 4 * 2`` and the next, and ``[2], [3]`` eight rows below; two such fragments side by side, rounded and packed in
 pairs, are the left operand of 16 x 16 of the next product. So a chain of products needs no shared memory in between.
 
-The text wants ``ELEMENT`` defined, ``"bf16"`` or ``"f16"``, and constants FEATURES, a multiple of 16, and THREADS.
+Float32 is multiplied as sums of float16 (``split_attention.py``): an operand then has PARTS arrays and tiles, and of
+the products of parts all are added but that of the last two. Long sums are then added up outside of the tensor cores,
+which cut off what does not fit (``split_products.py`` says more).
+
+The text wants ``ELEMENT`` defined, ``"bf16"`` or ``"f16"``, and constants FEATURES, a multiple of 16, THREADS, PARTS,
+1 or 2, SLICE (``slice_of``), and WIDE: whether results are float32.
 """
 
 from __future__ import annotations
@@ -72,6 +77,9 @@ inline float high_half(unsigned x) { return half_float((unsigned short)(x >> 16)
 
 TILES = r"""
 typedef unsigned short element;  // its bits
+template<bool> struct Result { typedef element type; };
+template<> struct Result<true> { typedef float type; };
+typedef Result<WIDE>::type result;
 
 constexpr int CHUNKS = FEATURES / 8;                                           // of 16 bytes, in a row
 constexpr int PANEL = (CHUNKS & -CHUNKS) < 8 ? (CHUNKS & -CHUNKS) : 8;         // those in a row of a panel
@@ -84,6 +92,7 @@ template<int ROWS> inline unsigned tile_at(unsigned row, unsigned chunk) {
 }
 constexpr unsigned row_bytes(int rows) { return rows * PANEL * 16; }  // in a panel; 8 rows on, chunks lie as here
 constexpr unsigned tile_bytes(int rows) { return rows * FEATURES * 2; }
+constexpr unsigned operand_bytes(int rows) { return PARTS * tile_bytes(rows); }
 
 // Begin to copy ROWS rows to a tile; from is the first of them, and those from there_are on are zeros.
 template<int ROWS> inline void load_tile(unsigned tile, const element *from, long long stride, int there_are) {
@@ -103,6 +112,14 @@ template<int ROWS> inline void load_tile(unsigned tile, const element *from, lon
   }
 }
 
+// All parts of an operand: arrays alike, so many elements apart.
+template<int ROWS>
+inline void load_operand(unsigned tile, const element *from, long long apart, long long stride, int there_are) {
+#pragma unroll
+  for (int part = 0; part < PARTS; ++part)
+    load_tile<ROWS>(tile + part * tile_bytes(ROWS), from + part * apart, stride, there_are);
+}
+
 // Rows of a tile, 16 in each of M slabs from `row` on, as left operands.
 template<int ROWS, int M> inline void load_left(unsigned (&a)[M][FEATURES / 16][4], unsigned tile, int row) {
   int lane = threadIdx.x % 32;
@@ -113,14 +130,15 @@ template<int ROWS, int M> inline void load_left(unsigned (&a)[M][FEATURES / 16][
       load_matrices(a[m][k], tile + tile_at<ROWS>(row + m * 16 + lane % 16, 2 * k + lane / 16));
 }
 
-// Sums of N x 8 columns, rounded, as left operands.
-template<int M, int N> inline void as_left(unsigned (&a)[M][N / 2][4], const float (&sums)[M][N][4]) {
+// Sums of N x 8 columns as left operands: the first part is what they are rounded to, the second what is left.
+template<int M, int N> inline void as_left(unsigned (&a)[PARTS][M][N / 2][4], const float (&sums)[M][N][4]) {
 #pragma unroll
   for (int m = 0; m < M; ++m)
 #pragma unroll
     for (int i = 0; i < N * 2; ++i) {
       const float *pair = &sums[m][i / 2][i % 2 * 2];
-      a[m][i / 4][i % 4] = pack(pair[0], pair[1]);
+      const unsigned first = a[0][m][i / 4][i % 4] = pack(pair[0], pair[1]);
+      if constexpr (PARTS > 1) a[1][m][i / 4][i % 4] = pack(pair[0] - low_half(first), pair[1] - high_half(first));
     }
 }
 
@@ -148,6 +166,26 @@ inline void store_rows(element *to, long long stride, int there_are, unsigned ch
   }
 }
 
+// The same of float32, of which four lanes have 32 bytes side by side: they go out as they are.
+template<int ROWS, int M>
+inline void store_rows(float *to, long long stride, int there_are, unsigned char *, int row,
+                       const float (&sums)[M][FEATURES / 8][4], const float (&factor)[M][2]) {
+  int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int m = 0; m < M; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = row + m * 16 + half * 8 + lane / 4;
+#pragma unroll
+      for (int n = 0; n < FEATURES / 8; ++n) {
+        const float *pair = &sums[m][n][2 * half];
+        if (r < there_are)
+          *(float2 *)(to + r * stride + n * 8 + lane % 4 * 2) =
+              make_float2(pair[0] * factor[m][half], pair[1] * factor[m][half]);
+      }
+    }
+}
+
 // Over the four lanes that share the rows of a fragment.
 inline float sum_of_row(float x) {
   x += __shfl_xor_sync(0xffffffffu, x, 1);
@@ -163,10 +201,23 @@ inline float max_of_row(float x) {
 WARP_PRODUCTS = r"""
 constexpr int UNIT = 16 * SLABS;  // rows whose warps go the same way
 
-// Rows of a tile, those of this warp from `row` on, as left operands of many products: in registers.
-template<int ROWS> struct Left {
-  unsigned parts[SLABS][FEATURES / 16][4];
-  inline Left(unsigned tile, int row) { load_left<ROWS>(parts, tile, row); }
+// Rows of a tile, those of this warp from `row` on, as left operands of many products: in registers if they are few.
+template<int ROWS, bool KEPT = PARTS == 1 && FEATURES <= 128> struct Left {
+  unsigned rows[SLABS][FEATURES / 16][4];
+  inline Left(unsigned tile, int row) { load_left<ROWS>(rows, tile, row); }
+  inline void of_columns(unsigned (&a)[4], int, int m, int k) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] = rows[m][k][i];
+  }
+};
+template<int ROWS> struct Left<ROWS, false> {
+  unsigned tile;
+  int row;
+  inline Left(unsigned tile, int row) : tile(tile), row(row) {}
+  inline void of_columns(unsigned (&a)[4], int part, int m, int k) const {
+    const int lane = threadIdx.x % 32;
+    load_matrices(a, tile + part * tile_bytes(ROWS) + tile_at<ROWS>(row + m * 16 + lane % 16, 2 * k + lane / 16));
+  }
 };
 
 // The products below are done when the functions return: there is nothing to begin, and nothing to wait for.
@@ -186,36 +237,52 @@ inline void times_rows(float (&sums)[M][N][4], const Left<LEFT_ROWS> &a, unsigne
 #pragma unroll
   for (int i = 0; i < M * N * 4; ++i) sums[i / 4 / N][i / 4 % N][i % 4] = 0;
 #pragma unroll
-  for (int k = 0; k < FEATURES / 16; ++k)
+  for (int of_b = PARTS - 1; of_b >= 0; --of_b)  // what is small is added first
 #pragma unroll
-    for (int n = 0; n < N / 2; ++n) {
-      unsigned b[4];
-      load_matrices(b, tile + tile_at<ROWS>(mine, 2 * k + lane / 8 % 2) + row_bytes(16 * n));
+    for (int k = 0; k < FEATURES / 16; ++k) {
+      unsigned left[PARTS][M][4];
 #pragma unroll
-      for (int m = 0; m < M; ++m) {
-        multiply_add(sums[m][2 * n], a.parts[m][k], b[0], b[1]);
-        multiply_add(sums[m][2 * n + 1], a.parts[m][k], b[2], b[3]);
+      for (int of_a = PARTS - 1 - of_b; of_a >= 0; --of_a)
+#pragma unroll
+        for (int m = 0; m < M; ++m) a.of_columns(left[of_a][m], of_a, m, k);
+#pragma unroll
+      for (int n = 0; n < N / 2; ++n) {
+        unsigned b[4];
+        load_matrices(b, tile + of_b * tile_bytes(ROWS) + tile_at<ROWS>(mine, 2 * k + lane / 8 % 2) +
+                             row_bytes(16 * n));
+#pragma unroll
+        for (int of_a = PARTS - 1 - of_b; of_a >= 0; --of_a)
+#pragma unroll
+          for (int m = 0; m < M; ++m) {
+            multiply_add(sums[m][2 * n], left[of_a][m], b[0], b[1]);
+            multiply_add(sums[m][2 * n + 1], left[of_a][m], b[2], b[3]);
+          }
       }
     }
 }
 
-// sums += a (rows of a tile from `row` on): 16 K of them
-template<int ROWS, int M, int K>
-inline void times_columns(float (&sums)[M][FEATURES / 8][4], const unsigned (&a)[M][K][4], unsigned tile, int row) {
+// sums += a (rows of a tile from `row` on): 16 K of them, and of their features the 8 N from FROM on
+template<int ROWS, int FROM, int M, int N, int K>
+inline void times_columns(float (&sums)[M][N][4], const unsigned (&a)[PARTS][M][K][4], unsigned tile, int row) {
   int lane = threadIdx.x % 32, mine = lane % 16;
   tile += row_bytes(row);
 #pragma unroll
-  for (int k = 0; k < K; ++k)
+  for (int of_b = PARTS - 1; of_b >= 0; --of_b)
 #pragma unroll
-    for (int n = 0; n < FEATURES / 16; ++n) {
-      unsigned b[4];
-      load_transposed(b, tile + tile_at<ROWS>(mine, 2 * n + lane / 16) + row_bytes(16 * k));
+    for (int k = 0; k < K; ++k)
 #pragma unroll
-      for (int m = 0; m < M; ++m) {
-        multiply_add(sums[m][2 * n], a[m][k], b[0], b[1]);
-        multiply_add(sums[m][2 * n + 1], a[m][k], b[2], b[3]);
+      for (int n = 0; n < N / 2; ++n) {
+        unsigned b[4];
+        load_transposed(b, tile + of_b * tile_bytes(ROWS) + tile_at<ROWS>(mine, FROM / 8 + 2 * n + lane / 16) +
+                               row_bytes(16 * k));
+#pragma unroll
+        for (int of_a = PARTS - 1 - of_b; of_a >= 0; --of_a)
+#pragma unroll
+          for (int m = 0; m < M; ++m) {
+            multiply_add(sums[m][2 * n], a[of_a][m][k], b[0], b[1]);
+            multiply_add(sums[m][2 * n + 1], a[of_a][m][k], b[2], b[3]);
+          }
       }
-    }
 }
 """
 """Products of a warp, with ``multiply_add``."""
@@ -296,19 +363,68 @@ template<int ROWS> struct Left {
 template<int ROWS, int LEFT_ROWS, int N>
 inline void times_rows(float (&sums)[1][N][4], const Left<LEFT_ROWS> &a, unsigned tile, int row) {
 #pragma unroll
-  for (int k = 0; k < FEATURES / 16; ++k)
-    group_times_rows(sums[0], described<LEFT_ROWS>(a.tile, a.row, k), described<ROWS>(tile, row, k), k > 0);
+  for (int of_b = PARTS - 1; of_b >= 0; --of_b)  // what is small is added first
+#pragma unroll
+    for (int of_a = PARTS - 1 - of_b; of_a >= 0; --of_a)
+#pragma unroll
+      for (int k = 0; k < FEATURES / 16; ++k)
+        group_times_rows(sums[0], described<LEFT_ROWS>(a.tile + of_a * tile_bytes(LEFT_ROWS), a.row, k),
+                         described<ROWS>(tile + of_b * tile_bytes(ROWS), row, k), of_b < PARTS - 1 || k > 0);
 }
 
-// sums += a (rows of a tile from `row` on): 16 K of them
-template<int ROWS, int K>
-inline void times_columns(float (&sums)[1][FEATURES / 8][4], const unsigned (&a)[1][K][4], unsigned tile, int row) {
+// sums += a (rows of a tile from `row` on): 16 K of them, and of their features the 8 N from FROM on
+template<int ROWS, int FROM, int N, int K>
+inline void times_columns(float (&sums)[1][N][4], const unsigned (&a)[PARTS][1][K][4], unsigned tile, int row) {
+  static_assert(FROM / 8 % PANEL == 0, "the columns of a product begin with a panel");
+  tile += FROM / 8 / PANEL * row_bytes(ROWS);
 #pragma unroll
-  for (int k = 0; k < K; ++k)
-    group_times_columns(sums[0], a[0][k], described<ROWS>(tile + row_bytes(row + 16 * k)));
+  for (int of_b = PARTS - 1; of_b >= 0; --of_b)
+#pragma unroll
+    for (int of_a = PARTS - 1 - of_b; of_a >= 0; --of_a)
+#pragma unroll
+      for (int k = 0; k < K; ++k)
+        group_times_columns(sums[0], a[of_a][0][k],
+                            described<ROWS>(tile + of_b * tile_bytes(ROWS) + row_bytes(row + 16 * k)));
 }
 """
 """Products of four warps, with Hopper's own instructions, which go on while the warps do something else."""
+
+
+ADD_COLUMNS = r"""
+template<int ROWS, int FROM, int M, int K>
+inline void add_slice(float (&sums)[M][FEATURES / 8][4], const unsigned (&a)[PARTS][M][K][4], unsigned tile, int row) {
+  float more[M][SLICE / 8][4] = {};
+  begin_products();
+  times_columns<ROWS, FROM>(more, a, tile, row);
+  end_of_products();
+  wait_for_products<0>(more);
+#pragma unroll
+  for (int m = 0; m < M; ++m)
+#pragma unroll
+    for (int i = 0; i < SLICE / 2; ++i) sums[m][FROM / 8 + i / 4][i % 4] += more[m][i / 4][i % 4];
+}
+
+// Begin to add a (rows of a tile from `row` on) to sums: 16 K of them. Sums of several parts are added up in float32, a
+// slice of their features at a time.
+template<int ROWS, int M, int K>
+inline void add_columns(float (&sums)[M][FEATURES / 8][4], const unsigned (&a)[PARTS][M][K][4], unsigned tile,
+                        int row) {
+  if constexpr (PARTS == 1) {
+    begin_products();
+    times_columns<ROWS, 0>(sums, a, tile, row);
+    end_of_products();
+  } else {
+    add_slice<ROWS, 0>(sums, a, tile, row);
+    if constexpr (SLICE < FEATURES) add_slice<ROWS, SLICE>(sums, a, tile, row);
+  }
+}
+"""
+"""What stands on either sort of products."""
+
+
+def slice_of(features: int, parts: int) -> int:
+    """The features that are added up at a time where that is done in float32: registers must hold their sums twice."""
+    return features // 2 if parts > 1 and features == 128 else features
 
 
 class GroupSizes(NamedTuple):
@@ -350,4 +466,5 @@ def instructions(dtype_name: str, groups: GroupSizes | None = None) -> str:
 
 def text(dtype_name: str, groups: GroupSizes | None = None) -> str:
     """Both layers; the constants have to stand before. Takes what ``instructions`` does."""
-    return instructions(dtype_name, groups) + TILES + (GROUP_PRODUCTS if groups else WARP_PRODUCTS)
+    products = GROUP_PRODUCTS if groups else WARP_PRODUCTS
+    return instructions(dtype_name, groups) + TILES + products + ADD_COLUMNS

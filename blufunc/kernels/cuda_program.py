@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from blufunc import errors
+from blufunc.config import config
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Eqn, Jaxpr
 from blufunc.core.passes import simplify
@@ -234,4 +235,5 @@ class CudaProgram:
 def body_of(device: int, jaxpr: Jaxpr, donated: tuple[bool, ...] = ()) -> CudaProgram:
     """The body of a loop, branch or call as a program; by default none of its arguments is donated."""
     donated = donated or (False,) * len(jaxpr.invars)
-    return jaxpr.memoised(("cuda body", device, donated), lambda: CudaProgram(jaxpr, donated, device))
+    key = "cuda body", device, donated, config.matmul_precision
+    return jaxpr.memoised(key, lambda: CudaProgram(jaxpr, donated, device))

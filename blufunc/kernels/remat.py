@@ -39,6 +39,7 @@ class _Rematerialiser(Divided):
         self.origins, self.worth = origins, worth
         self.position = {id(e): i for i, e in enumerate(self.jaxpr.eqns)}
         self.late = self.read_late()
+        self.written = self.results | self.read_early()
         self.again: dict[Var, int] = {}  # what is computed again, and the number of the region it is from
         self.next_origin = max(origins.values(), default=0)
 
@@ -56,6 +57,16 @@ class _Rematerialiser(Divided):
                 continue
             late.update(leaf for a in eqn.invars for leaf in self.leaves(a))
         return late
+
+    def read_early(self) -> set[Var]:
+        """The variables in memory that steps up to the peak read which do not compute them."""
+        early: set[Var] = set()
+        for step in self.fusion.steps:
+            own = step.roles if isinstance(step, Region) else {}
+            for eqn in step.eqns if isinstance(step, Region) else [step.eqn]:
+                if self.position[id(eqn)] <= self.peak:
+                    early.update(v for a in eqn.invars for v in self.leaves(a) if v not in own)
+        return early
 
     # -- what to keep --------------------------------------------------------------------------
 
@@ -77,9 +88,12 @@ class _Rematerialiser(Divided):
         self.again.update((v, self.next_origin) for v in self.between(region, wanted, cut))
 
     def price(self, v: Var, region: Region) -> int:
-        """The bytes that keeping a variable takes beyond what is kept anyway."""
-        kept_anyway = v not in region.roles and (v in self.late or v not in self.made)
-        return 0 if kept_anyway else nbytes(v)
+        """The bytes that keeping a variable takes beyond what is kept anyway; a little more for what would not be
+        written if it were not kept.
+        """
+        if v not in region.roles:
+            return 0 if v in self.late or v not in self.made else nbytes(v)
+        return nbytes(v) + (0 if v in self.written else nbytes(v) >> 6)
 
     def operands(self, v: Var, region: Region) -> list[Var] | None:
         """What a value is computed of, element by element; None where it must be kept."""

@@ -28,12 +28,14 @@ from blufunc.kernels.horizontal import groups, structure
 from blufunc.kernels.indices import Index
 from blufunc.kernels.launches import Launch, Scratch
 from blufunc.kernels.loopir import Buffer, Kernel, Lanes, Reduce, Rows, Store, post_order, values_of
+from blufunc.kernels.packed_gradients import with_packed_gradients
 from blufunc.kernels.plan import plan
 from blufunc.kernels.plan_types import Placement, Plan, Value
 from blufunc.kernels.plan_types import Step as PlanStep
 from blufunc.kernels.point_control import with_point_control
 from blufunc.kernels.remat import rematerialise
 from blufunc.kernels.rewrite import rewrite
+from blufunc.kernels.split_attention import with_split_attention
 from blufunc.kernels.split_products import with_split_products
 from blufunc.kernels.target import Target
 
@@ -157,6 +159,10 @@ _LEAST_SAVING = 1 << 16
 """Bytes below which nothing is computed again, however small a program is."""
 
 
+_LARGE = 1 << 24
+"""Bytes that a kernel writes in several times the time of a launch."""
+
+
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
     """Without the garbage collector, which would go through all that planning makes, again and again, for nothing."""
@@ -210,6 +216,7 @@ class Planning:
     ):
         if target.epilogues:
             jaxpr, origins = inline_bodies(jaxpr, lambda eqn: keep(eqn) or is_activation(eqn))
+            jaxpr = with_packed_gradients(with_split_attention(jaxpr, origins), origins)
             if target.splits is not None:
                 jaxpr = with_split_products(jaxpr, origins, target.splits)
             jaxpr, origins = with_activations(jaxpr, origins)
@@ -343,7 +350,11 @@ class _Scheduler:
 
     def group(self) -> None:
         """Put kernels of one structure together."""
-        keys = [self.group_of(s) for s in self.steps]
+        results = {a for a in self.jaxpr.outvars if a.__class__ is not Literal}
+        keys = [
+            None if self.is_large(p, results) else self.group_of(s)
+            for s, p in zip(self.steps, self.plan_steps, strict=True)
+        ]
         deferred = [n for n, s in enumerate(self.steps) if isinstance(s, OpaqueStep) and _is_deferred(s.eqn)]
         steps: list[Step] = []
         plan_steps: list[PlanStep] = []
@@ -425,6 +436,12 @@ class _Scheduler:
         while value in self.aliases:
             value = self.aliases[value]
         return value
+
+    def is_large(self, step: PlanStep, results: set) -> bool:
+        """Whether a step writes so much besides results that a launch less is worth less than memory: in a group all
+        that its members write is alive at once."""
+        made = (self.values[w] for w in step.writes)
+        return sum(_nbytes(v) for v in made if v not in results) > _LARGE
 
     def plan_values(self, inputs: set[int], outputs: Sequence[Literal | int], labels: bool) -> list[Value]:
         # what is returned stays until the end; of what stands for another value, that value

@@ -54,7 +54,8 @@ class Call(Primitive):
         jaxpr = params["jaxpr"]
         device = device_of(arrays, self.name, passes.home_of(jaxpr))
         program = jaxpr.memoised(
-            ("program", device), lambda: device.backend.compile(jaxpr, (False,) * len(arrays))
+            ("program", device, config.matmul_precision),
+            lambda: device.backend.compile(jaxpr, (False,) * len(arrays)),
         )
         outs = program([a.buffer_on(device) for a in arrays])
         if config.guards:

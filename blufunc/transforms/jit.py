@@ -186,6 +186,16 @@ def clear_caches() -> None:
         function.clear_cache()
 
 
+def _forget_programs() -> None:
+    """Forget what traces were compiled to, so that it is compiled again; ``Compiled`` ones stay as they are."""
+    for function in list(_jitted):
+        for entry in function._entries.values():
+            entry.forget_programs()
+
+
+config.watchers.setdefault("matmul_precision", []).append(_forget_programs)
+
+
 class Jitted:
     """What ``jit`` returns."""
 

@@ -79,6 +79,11 @@ class Entry:
             found = self.programs[device, donating] = device.backend.compile(self.jaxpr, flags, budget)
         return found
 
+    def forget_programs(self) -> None:
+        """Have them made again when they are wanted."""
+        self.programs.clear()
+        self.ran = None, None
+
     def alive(self) -> bool:
         """Whether the values it closed over may still be used."""
         return not self.consts or all(c.trace.alive for c in self.consts if isinstance(c, Tracer))

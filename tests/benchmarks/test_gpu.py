@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import blufunc as bf
-from benchmarks import gpu, kernel_cases
+from benchmarks import device_memory, gpu, kernel_cases, programs
 from benchmarks.gpu_peers import clock, gpt2, kernel_shapes
 from examples.gpt import model
 
@@ -27,11 +27,12 @@ def options(*words):
 )
 def test_which_libraries_run(wanted, chosen):
     names = ["blufunc", "torch-eager", "torch-compile", "torch-max-autotune", "jax-xla"]
-    assert {n for n in names if gpu.chosen(n, wanted)} == chosen
+    assert {n for n in names if programs.chosen(n, wanted)} == chosen
 
 
 def test_training_programs_of_a_precision():
     found = list(gpu.programs("gpt2", options("--precisions", "bf16", "--warm", "all")))
+    found = [p for p in found if "products" not in p.tags]
     cold = [p.library for p in found if "cache" not in p.tags]
     assert cold == ["blufunc", "torch-eager", "torch-compile", "jax-cudnn"]
     assert [p.library for p in found if "cache" in p.tags] == cold
@@ -47,17 +48,17 @@ def test_training_programs_of_a_precision():
 @pytest.fixture
 def record(tmp_path, monkeypatch):
     """A function that runs program texts, one after the other, and returns the record that is on disk."""
-    monkeypatch.setattr(gpu, "SHORTEST", 0.1)
+    monkeypatch.setattr(programs, "SHORTEST", 0.1)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     path = tmp_path / "gpu_ops.json"
 
     def run(*texts, limit=20.0, uuid="GPU-1", words=()):
-        given = options(*words)
+        given = options("--out", str(tmp_path), *words)
         planned = list(gpu.programs("ops", given))
-        kept = gpu.Record("ops", path, {"name": "a device", "uuid": uuid}, given, planned)
+        kept = programs.Record("ops", {"name": "a device", "uuid": uuid}, given, planned)
         for i, text in enumerate(texts):
             (tmp_path / f"fake_program_{i}.py").write_text(text)
-            program = gpu.Program(("blufunc", "jax")[i % 2], f"fake_program_{i}", limit=limit)
+            program = programs.Program(("blufunc", "jax")[i % 2], f"fake_program_{i}", limit=limit)
             kept.run(program, time.monotonic() + 100, tmp_path)
         kept.save()
         return json.loads(path.read_text())
@@ -98,10 +99,26 @@ def test_merging_keeps_rows_of_the_same_device_alone(record, uuid, kept):
     assert [r["us"] for r in found["rows"]] == kept
 
 
+def test_merging_keeps_rows_of_the_same_facts_alone(tmp_path):
+    o = options("--out", str(tmp_path), "--merge")
+    for steps, kept in ((200, 0), (200, 1), (100, 0)):
+        found = programs.Record("ops", {"name": "a device", "uuid": "GPU-1"}, o, [], steps=steps)
+        assert len(found.contents["rows"]) == kept
+        found.contents["rows"] = [{"library": "jax", "of": []}]
+        found.save()
+
+
 def test_merging_replaces_what_is_run_again(record):
     record(GOOD)
     found = record(GOOD.replace("2.0", "3.0"), words=("--merge", "--libraries", "blufunc"))
     assert [r["us"] for r in found["rows"]] == [3.0]
+
+
+def test_rows_have_the_most_memory_of_the_device(record, monkeypatch):
+    answers = iter([1e9, 3.5e9])
+    monkeypatch.setattr(device_memory, "reader", lambda: lambda: next(answers, 2e9))
+    found = record(GOOD + "import time; time.sleep(0.3)")
+    assert [r["most_GB"] for r in found["rows"]] == [2.5]
 
 
 # -- what the programs share -----------------------------------------------------------------------

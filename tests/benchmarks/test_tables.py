@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from benchmarks import gpu_tables, tables
+from benchmarks import gpt2_tables, gpu_tables, tables
 
 PART = {"gpu": {"name": "a device"}, "date": "2026-01-01", "versions": {"blufunc": "0"}, "left_out": []}
 
@@ -12,6 +12,12 @@ PART = {"gpu": {"name": "a device"}, "date": "2026-01-01", "versions": {"blufunc
 def lines(benchmark, *rows, **more):
     text = gpu_tables.table(PART | {"benchmark": benchmark, "rows": list(rows)} | more)
     return text.splitlines()
+
+
+def grid(found):
+    """The rows of the first table among the lines, by its head; cells of one head are told apart by their places."""
+    rows = [[c.strip() for c in line.strip("|").split("|")] for line in found if line.startswith("|")]
+    return [dict(zip(rows[0], row, strict=True)) for row in rows[2:]]
 
 
 def kernel(library, ms, check=(1.0, -2.0)):
@@ -59,15 +65,132 @@ def step(library, rate, losses, **more):
 )
 def test_losses_beyond_the_tolerance_are_marked(ours, cell):
     found = lines("gpu_gpt2", step("torch-eager", 10.0, [5.0, 4.0]), step("blufunc", 20.0, ours))
-    assert found[6].startswith("| bf16 | blufunc |")
-    assert found[6].endswith(f"| {cell} | 2.000 |")
+    row = grid(found)[0]
+    assert (row["precision"], row["library"]) == ("bf16", "blufunc")
+    assert (row["losses apart"], row["of the best peer's rate"]) == (cell, "2.000")
 
 
 def test_the_start_from_a_warm_cache_stands_beside_the_cold_one():
     warm = {"library": "blufunc", "precision": "bf16", "cache": "warm", "first_step_s": 0.5}
     found = lines("gpu_gpt2", step("blufunc", 20.0, [5.0]), warm)
-    assert len(found) == 7
-    assert "| 9 | 0.5 |" in found[6]
+    (row,) = grid(found)
+    assert (row["first step s"], row["from warm cache s"]) == ("9", "0.5")
+
+
+H200 = {"gpu": {"name": "NVIDIA H200"}}
+
+
+def test_rates_and_memory_stand_beside_what_is_asked():
+    rows = [
+        step("torch-eager", 10.0, [5.0], most_GB=30.0),
+        step("torch-compile", 16.0, [5.0], most_GB=20.0),
+        step("blufunc chunk=auto", 20.0, [5.0], most_GB=15.0),
+    ]
+    first, *others = grid(lines("gpu_gpt2", *rows, **H200))
+    assert (first["library"], first["of the best peer's rate"], first["rate asked"]) == (
+        "blufunc chunk=auto",
+        "1.250",
+        "1.15",
+    )
+    assert (first["of the best peer's memory"], first["memory asked"]) == ("0.750", "0.60")
+    assert all(row["rate asked"] == row["of the best peer's rate"] == "" for row in others)
+    assert "rate asked" not in grid(lines("gpu_small", *rows, **H200))[0]
+
+
+def product(library, what, ms, rate, count=12, precision="bf16"):
+    return {
+        "library": library,
+        "product": what,
+        "ms": ms,
+        "TFLOP_s": rate,
+        "count": count,
+        "precision": precision,
+    }
+
+
+def test_the_use_of_the_device_is_reckoned_by_the_quickest_products():
+    rows = [
+        product("torch", "square x @ w", 1.0, 800.0, count=0),
+        product("jax", "square x @ w", 2.0, 400.0, count=0),
+        product("torch", "up x @ w", 1.0, 500.0, count=2),
+        product("blufunc", "up x @ w", 0.5, 1000.0, count=2),
+        product("torch", "logits x @ w", 3.0, 200.0, count=1),
+        product("torch", "up x @ w", 1.0, 50.0, precision="fp32"),
+    ]
+    assert gpt2_tables.rates(rows) == {
+        "bf16": (800.0, pytest.approx(400.0)),
+        "fp32": (None, pytest.approx(50.0)),
+    }
+    found = lines("gpu_gpt2", step("blufunc", 20.0, [5.0], TFLOP_s=200.0), *rows)
+    (row,) = grid(found)
+    assert (row["% of 8192^3"], row["% of its products"]) == ("25", "50")
+    told = (
+        "Products in bf16, the best of blufunc, torch, jax: 800 TFLOP/s for 8192^3, 400 for those of a step."
+    )
+    assert told in found
+
+
+def test_the_data_are_named():
+    rows = [step("blufunc", 20.0, [5.0])]
+    assert "Losses are of 1 steps." in lines("gpu_gpt2", *rows)
+    assert "Losses are of 1 steps on real text." in lines("gpu_gpt2", *rows, facts={"data": "text"})
+
+
+def test_nothing_but_products_has_no_table_of_steps():
+    found = lines("gpu_gpt2", product("torch", "square x @ w", 1.0, 800.0, count=0))
+    assert not any(line.startswith("|") for line in found)
+
+
+def order(library, seed, losses):
+    return {"library": library, "precision": "bf16", "order": seed, "losses": losses}
+
+
+@pytest.mark.parametrize("shift, word", [(0.0, "yes"), (0.5, "**no**")])
+def test_curves_within_seed_noise(shift, word):
+    slope = [5.0, 4.0, 3.0]
+    rows = [order("torch-eager", seed, [x + 0.25 * seed for x in slope]) for seed in (0, 1)]
+    rows += [order("blufunc", seed, [x + 0.25 * seed + shift for x in slope]) for seed in (0, 1)]
+    (row,) = grid(lines("gpu_gpt2_curves", *rows))
+    assert (row["beside"], row["steps"], row["within seed noise"]) == ("torch-eager", "3", word)
+
+
+def test_errors_of_gradients_stand_beside_those_of_the_peers_in_fp32():
+    def errors(library, precision, size):
+        row = {"library": library, "precision": precision, "loss_error": 1e-7, "gradients": size}
+        return row | {"worst": 2 * size, "worst_of": "norm.bias"}
+
+    reference = {"library": "torch in float64", "precision": "fp32", "loss": 5.0}
+    rows = [
+        errors("torch-eager", "fp32", 4e-7),
+        errors("blufunc", "fp32", 2e-7),
+        errors("blufunc", "bf16", 4e-3),
+    ]
+    found = grid(lines("gpu_gpt2_curves", reference, *rows))
+    assert [(r["library"], r["of the peers' fp32"]) for r in found] == [
+        ("blufunc", "10,000.00"), ("blufunc", "0.50"), ("torch-eager", "1.00"),
+    ]  # fmt: skip
+
+
+def attention(library, precision, ms):
+    errors = {"out_error": 1e-3, "gradient_error": 2e-3}
+    return {
+        "library": library,
+        "precision": precision,
+        "what": "forward 1x1",
+        "ms": ms,
+        "TFLOP_s": 9.0,
+    } | errors
+
+
+def test_attention_in_float32_tc_has_the_peers_of_fp32():
+    rows = [
+        attention("blufunc", "bf16", 1.0),
+        attention("torch-flash", "bf16", 2.0),
+        attention("torch", "fp32", 6.0),
+    ]
+    found = grid(lines("gpu_attention", *rows, attention("blufunc", "float32_tc", 2.0)))
+    assert [r["best peer / blufunc"] for r in found] == ["2.00", "", "3.00"]
+    assert found[0]["blufunc"] == "1 (1e-03)" and found[2]["torch"] == ""
 
 
 @pytest.mark.parametrize("second, word", [("aa", "yes"), ("ab", "**no**"), (None, "**no**")])

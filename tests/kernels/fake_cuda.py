@@ -380,8 +380,9 @@ class Scatter:
 class Attention:
     """``cuda_attention.Forward`` and ``Backward`` by the definitions of ``nn``, in float32."""
 
-    def __init__(self, fake, backward, shape, dtype, strides, scale, causal, device, code):
+    def __init__(self, fake, backward, shape, dtype, strides, scale, causal, device, code, parts):
         self.fake, self.backward, self.shape, self.dtype, self.strides = fake, backward, shape, dtype, strides
+        self.parts = parts
         self.how = {"scale": scale, "is_causal": causal} | ({} if code.mods is None else {"mods": code.mods})
         s = shape
         numbers = [ShapedArray((n,), dtypes.int32) for n in (s.batch, s.heads)]
@@ -398,11 +399,32 @@ class Attention:
 
     def _run(self, addresses, extras):
         s = self.shape
-        lse = self.fake.array(addresses[4], (s.batch, s.heads, s.queries), np.dtype(np.float32))
-        places = [*addresses[:4], *addresses[5:9]][: len(self.shapes)]
-        arrays = [self._view(*x) for x in zip(places, self.shapes, self.strides, strict=True)]
+        if self.backward:
+            *given, dq, dk, dv = addresses
+            q, k, v, out, lse, dout, *split = given
+            places, in_parts = [q, k, v, out, dout, dq, dk, dv], (0, 1, 2, 4)
+        else:
+            *given, out, lse = addresses
+            q, k, v, *split = given
+            places, in_parts = [q, k, v, out], (0, 1, 2)
+        lse = self.fake.array(lse, (s.batch, s.heads, s.queries), np.dtype(np.float32))
+        result = np.dtype(np.float32) if self.parts else self.dtype
+        arrays, wide = [], []
+        for i, (place, shape, strides) in enumerate(zip(places, self.shapes, self.strides, strict=True)):
+            if self.parts and i in in_parts:
+                *rest, unit = split[in_parts.index(i) :: len(in_parts)]
+                parts = [self._view(p, shape, strides, self.dtype) for p in (place, *rest)]
+                assert len(parts) == self.parts
+                units = np.repeat(
+                    self.fake.array(unit, (s.batch, s.key_heads), result), shape[2] // s.key_heads, 1
+                )
+                arrays.append(parts[0])
+                wide.append(sum(p.astype(np.float32) for p in parts) * units[:, None, :, None])
+            else:
+                arrays.append(self._view(place, shape, strides, result))
+                wide.append(arrays[-1].astype(np.float32))
         on_host = lambda x: bf.device_put(x, backend.host_device())
-        wide = [on_host(x.astype(np.float32)) for x in arrays]
+        wide = [on_host(x) for x in wide]
         behind = [
             on_host(self.fake.array(a, t.shape, t.dtype)) for a, t in zip(extras, self.extras, strict=True)
         ]
@@ -410,17 +432,17 @@ class Attention:
             q, k, v, out, dout = wide[:5]
             results = attention_call._backward(q, k, v, out, on_host(lse), dout, *behind, **self.how)
             for to, x in zip(arrays[5:], results, strict=True):
-                to[...] = np.asarray(x).astype(self.dtype)
+                to[...] = np.asarray(x).astype(result)
             return
         out, sums = attention_call._forward(*wide[:3], *behind, **self.how)
-        arrays[3][...] = np.asarray(out).astype(self.dtype)
+        arrays[3][...] = np.asarray(out).astype(result)
         lse[...] = np.asarray(sums)
 
-    def _view(self, address, shape, strides):
+    def _view(self, address, shape, strides, dtype):
         """An operand where its strides say."""
         last = sum((n - 1) * s for n, s in zip(shape, (*strides, 1), strict=True)) + 1
-        flat = self.fake.array(address, (last,), self.dtype)
-        steps = [s * self.dtype.itemsize for s in (*strides, 1)]
+        flat = self.fake.array(address, (last,), dtype)
+        steps = [s * dtype.itemsize for s in (*strides, 1)]
         return np.lib.stride_tricks.as_strided(flat, shape, steps)
 
 

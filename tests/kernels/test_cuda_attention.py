@@ -6,11 +6,21 @@ import pytest
 from blufunc import errors
 from blufunc.core import dtypes
 from blufunc.kernels import cuda_attention, cuda_mma, cuda_runtime, nvrtc
-from blufunc.kernels.cuda_attention import FORWARD_KERNEL, KEY_KERNEL, QUERY_KERNEL, Shape, Strides, Tiling
+from blufunc.kernels.cuda_attention import (
+    FORWARD_KERNEL,
+    KEY_KERNEL,
+    QUERY_KERNEL,
+    Shape,
+    Strides,
+    Tiling,
+    key_kernels,
+)
 from tests.kernels.cuda_machines import needs_nvrtc
 from tests.kernels.emulated_mma import Emulator
 
 KERNELS = [FORWARD_KERNEL, QUERY_KERNEL, KEY_KERNEL]
+TOGETHER = [(kernel, features) for features in (64, 128) for kernel in KERNELS]
+APART = [(kernel, 256) for kernel in (FORWARD_KERNEL, QUERY_KERNEL, *key_kernels(256))]
 NAMES = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
 BF16, F16 = dtypes.bfloat16, dtypes.float16
 
@@ -74,8 +84,7 @@ class Case:
 
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
-@pytest.mark.parametrize("features", [64, 128])
-@pytest.mark.parametrize("kernel", KERNELS, ids=lambda k: k.entry)
+@pytest.mark.parametrize("kernel, features", TOGETHER + APART, ids=lambda k: getattr(k, "entry", k))
 def test_compiles_without_spills(kernel, features, arch):
     tiling = kernel.tiling(features, arch)
     binary = nvrtc.build(cuda_attention.source(kernel, BF16, features, True, tiling), arch, kernel.entry)
@@ -86,22 +95,22 @@ def test_compiles_without_spills(kernel, features, arch):
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("features", [16, 48, 96, 112])
+@pytest.mark.parametrize("features", [16, 48, 96, 112, 144, 192])
 def test_compiles_for_other_features(features):
-    for kernel in KERNELS:
+    for kernel in (FORWARD_KERNEL, QUERY_KERNEL, *key_kernels(features)):
         for arch in ("sm_80", "sm_90a"):
             text = cuda_attention.source(kernel, F16, features, False, kernel.tiling(features, arch))
             assert nvrtc.build(text, arch, kernel.entry).cubin
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
-@pytest.mark.parametrize("features", [32, 64, 96, 128])
+@pytest.mark.parametrize("features", [32, 64, 96, 128, 256])
 def test_what_the_key_kernel_reads_was_written(features, arch):
     """Its tiles of queries end where tiles of the query kernel end, or before: beyond, nobody wrote scratch memory."""
     assert QUERY_KERNEL.tiling(features, arch).rows % KEY_KERNEL.tiling(features, arch).columns == 0
 
 
-@pytest.mark.parametrize("features", [16, 64, 80, 128])
+@pytest.mark.parametrize("features", [16, 64, 80, 128, 144, 256])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90a"])
 def test_shared_memory_is_what_a_block_can_have(features, arch):
     limit = {"sm_80": 163, "sm_86": 99, "sm_90a": 227}[arch] << 10
@@ -124,7 +133,7 @@ DENSE = [Strides(128 * 256, 256, 64)] * 8
         (GOOD, dtypes.float32, DENSE, "sm_90a", "elements are float32"),
         (GOOD, BF16, DENSE, "sm_75", "sm_80 and later"),
         (GOOD._replace(features=72), BF16, DENSE, "sm_90a", "features=72"),
-        (GOOD._replace(features=256), BF16, DENSE, "sm_90a", "features=256"),
+        (GOOD._replace(features=272), BF16, DENSE, "sm_90a", "features=272"),
         (GOOD._replace(keys=0), BF16, DENSE, "sm_90a", "nothing"),
         (GOOD._replace(key_heads=3), BF16, DENSE, "sm_90a", "key_heads=3"),
         (GOOD._replace(keys=1 << 25), BF16, DENSE, "sm_90a", "tokens"),
@@ -149,7 +158,8 @@ def emulator(tmp_path_factory):
     return Emulator(tmp_path_factory.mktemp("attention"))
 
 
-WARPS = {k.entry: k.warps[0] for k in KERNELS}
+WARPS, WIDE_WARPS = ({k.entry: k.warps[n] for k in KERNELS} for n in (0, 2))
+WIDE_GROUPS = {k.entry: k.groups[2] for k in KERNELS}
 TWO_SLABS = {k.entry: Tiling(2, 128, 64, 32, 1) for k in KERNELS} | {
     "attention_forward": Tiling(2, 128, 32, 32, 1)
 }
@@ -174,12 +184,16 @@ TWO_GROUPS = {k.entry: Tiling(1, 256, 64, 32, 1, groups=True) for k in KERNELS} 
         (Shape(1, 70, 90, 1, 1, 80), BF16, True, GROUPS, False),
         (Shape(1, 70, 70, 1, 1, 32), F16, True, GROUPS, False),
         (Shape(1, 200, 200, 1, 1, 64), BF16, True, TWO_GROUPS, False),
+        (Shape(1, 70, 70, 2, 1, 256), BF16, True, WIDE_WARPS, False),
+        (Shape(1, 67, 90, 1, 1, 144), F16, False, WIDE_WARPS, False),
+        (Shape(1, 150, 150, 1, 1, 256), BF16, True, WIDE_GROUPS, False),
+        (Shape(1, 70, 140, 2, 1, 192), F16, False, WIDE_GROUPS, False),
     ],
 )
 def test_kernels_on_the_host(emulator, shape, dtype, causal, tilings, packed):
     case = Case(shape, dtype, packed)
     types = {"lse": "float *", "scratch": "float2 *"}
-    for kernel in KERNELS:
+    for kernel in (FORWARD_KERNEL, QUERY_KERNEL, *key_kernels(shape.features)):
         tiling = tilings[kernel.entry]
         parameters = [(types.get(n, "unsigned short *"), case.arrays[n]) for n in kernel.operands]
         parameters += [("Problem", cuda_attention.problem(kernel, shape, case.scale, case.strides()))]
@@ -244,6 +258,8 @@ def run_on_device(case, causal, repeats=1):
         (Shape(1, 257, 257, 3, 1, 128), BF16, False),
         (Shape(1, 150, 260, 2, 2, 80), F16, False),
         (Shape(1, 200, 200, 2, 2, 32), BF16, False),
+        (Shape(2, 190, 190, 2, 2, 256), BF16, True),
+        (Shape(1, 150, 260, 2, 2, 160), F16, False),
         (Shape(1, 1, 1, 1, 1, 16), BF16, False),
     ],
 )

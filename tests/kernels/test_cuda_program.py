@@ -11,7 +11,7 @@ from blufunc import errors, lax, nn, tree
 from blufunc.config import Config, config
 from blufunc.core import backend, dtypes
 from blufunc.core.array import Array, from_numpy
-from blufunc.kernels import cuda_memory, cuda_product, cuda_replay, precisions
+from blufunc.kernels import cublaslt, cuda_memory, cuda_product, cuda_replay, precisions
 from examples.gpt import model as gpt
 from examples.gpt import train as gpt_train
 from tests.kernels import fake_cuda
@@ -158,6 +158,9 @@ FUNCTIONS = {
     "integers": (lambda x, y: x @ y, *(np.arange(12, dtype=np.int32).reshape(3, 4),) * 1, np.ones((4, 2), np.int32)),
     "half": (lambda x: (x @ x.T).sum(0), uniform(4, 6).astype(dtypes.bfloat16)),
     "scatter": (lambda x, i: x.at[i].add(2 * x[i]), uniform(7, 3), np.array([1, 5, 1], np.int32)),
+    "scatter of views": (
+        lambda x, i, u: x.T.at[i].add(u.T), uniform(3, 7), np.array([1, 5, 1], np.int32), uniform(3, 3, seed=1)
+    ),
     "sort and cumsum": (lambda x: (bnp.sort(x.T), bnp.cumsum(x, 0), bnp.argsort(x)), uniform(5, 4)),
     "factor": (lambda x: bnp.linalg.cholesky(x @ x.T + 4 * bnp.eye(3)), uniform(3, 3)),
     "arguments and numbers as they are": (lambda x, y: (x, y, x, 3.0, x + y), uniform(3), uniform(3)),
@@ -279,6 +282,22 @@ def test_a_wrong_precision_is_named():
 @pytest.mark.parametrize("flag", sorted(precisions.PRECISIONS))
 def test_every_precision_is_a_value_of_the_flag(flag):
     Config().update("matmul_precision", flag)
+
+
+def test_programs_are_those_of_the_precision_that_is_set(cuda, monkeypatch):
+    """Of functions under jit, calls with a definition of their own, and single operations; nothing is traced again."""
+    made = []
+    plan = cublaslt.Plan
+    monkeypatch.setattr(cublaslt, "Plan", lambda gemm, *rest: made.append(gemm.compute) or plan(gemm, *rest))
+    x, w = on(cuda, uniform(8, 16), uniform(16, 8))
+    jitted, inner = bf.jit(lambda x, w: x @ w), bf.jit(lambda x, w: bf.jit(lambda y: y @ w)(x * 2))
+    for f in (jitted, inner, lambda x, w: x @ w, lambda x, w: bf.checkpoint(lambda y: y @ w)(x)):
+        for precision, compute in (("default", "f32"), ("tf32", "tf32")):
+            made.clear()
+            monkeypatch.setattr(config, "matmul_precision", precision)
+            same(f(x, w), np.asarray(f(*on(backend.host_device(), x, w))), 1e-6)
+            assert set(made) == {compute}
+    assert jitted.trace_count == inner.trace_count == 1
 
 
 def test_a_single_operation_is_compiled_once(fake, cuda):
@@ -731,7 +750,7 @@ def test_attention_in_mixed_precision(precision, cuda):
     f = bf.autocast(f) if precision == "bf16" else f
     schedule = program_of(bf.grad(f), *on(cuda, qkv)).schedule
     names = [s.eqn.prim.name for s in schedule.steps if hasattr(s, "eqn")]
-    assert (names == ["attention", "attention_grad"]) is (precision == "bf16")
+    assert (names == ["attention", "attention_grad+packed"]) is (precision == "bf16")
     assert precision == "fp32" or len(schedule.steps) == 5  # casts, forward, cotangent, backward, gradient
     same(bf.jit(bf.grad(f))(*on(cuda, qkv)), bf.grad(f)(*on(backend.host_device(), qkv)), 4e-2)
 
