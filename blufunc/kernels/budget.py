@@ -94,7 +94,7 @@ class _Search:
     def __init__(self, planning: Planning, budget: int, default: Schedule):
         self.planning, self.budget, self.default = planning, budget, default
         self.machine = planning.target.machine
-        self.start = _Trial(planning.jaxpr, planning.origins, planning.estimate(planning.jaxpr))
+        self.start = _Trial(default.jaxpr, planning.origins, planning.estimate(default.jaxpr))
         self.floor = 0  # no cut of the first peak leaves less
         self.most_seconds = 0.0
         self.plans = 0
