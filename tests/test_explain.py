@@ -335,7 +335,7 @@ def test_a_backend_without_a_draft_is_asked_for_the_program():
             self.made = 0
             self.backend = backend
 
-        def compile(self, jaxpr, donated):
+        def compile(self, jaxpr, donated, budget=None):
             self.made += 1
             return self.backend.draft(jaxpr, donated)
 

@@ -97,18 +97,19 @@ class CudaBackend:
 
     # -- programs --------------------------------------------------------------------------------------
 
-    def compile(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> CudaProgram:
+    def compile(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> CudaProgram:
         """A program for the device."""
-        return CudaProgram(jaxpr, donated, self.index)
+        return CudaProgram(jaxpr, donated, self.index, budget)
 
     def chosen(self, jaxpr: Jaxpr) -> Jaxpr:
         """In the forms that the device has kernels for."""
         return in_kernels(jaxpr, cuda_runtime.properties(self.index).arch)[0]
 
-    def draft(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> Draft:
+    def draft(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> Draft:
         """What ``compile`` would make of a jaxpr, without compiling it."""
         found = cuda_runtime.properties(self.index)
-        return Draft(jaxpr, donated, found.arch, limits_of(found.capability, found.shared_per_block))
+        limits = limits_of(found.capability, found.shared_per_block)
+        return Draft(jaxpr, donated, found.arch, limits, budget)
 
     def run(
         self, prim: Any, buffers: Sequence[DeviceBuffer], params: dict, outs: Sequence[ShapedArray]

@@ -184,6 +184,7 @@ class Local(NamedTuple):
       whole: the global jaxpr that it was made of, simplified.
       jaxpr: the local jaxpr, simplified, constants first among its parameters.
       donated: which of these are.
+      budget: the bytes that its planned peak may have; None: as it comes.
     """
 
     name: str
@@ -191,6 +192,7 @@ class Local(NamedTuple):
     whole: Jaxpr
     jaxpr: Jaxpr
     donated: tuple[bool, ...]
+    budget: int | None = None
 
 
 def local_program(
@@ -218,7 +220,7 @@ def local_program(
     local, _ = localise(jaxpr, lies, mesh)
     closed, consts = local.hoist()
     donated = (False,) * len(consts) + lowered.donated
-    return Local(function.name, mesh, jaxpr, passes.simplify(closed), donated)
+    return Local(function.name, mesh, jaxpr, passes.simplify(closed), donated, lowered.traced.entry.budget)
 
 
 def _as_placed(x: Any, caller: str) -> Any:

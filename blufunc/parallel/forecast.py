@@ -190,7 +190,8 @@ def plan(
     by_axis = None if links is None else links_by_axis(links, mesh.axis_names)
     local = local_program(fun, "plan", mesh, args, {}, lambda jaxpr: in_kernels(jaxpr, _ARCH)[0])
     assert local is not None  # there is a mesh
-    sight = Sight(spell_out(local.jaxpr), local.donated, Device("cuda", 0, _Drafts()))  # type: ignore[arg-type]
+    device_of_mesh = Device("cuda", 0, _Drafts())  # type: ignore[arg-type]
+    sight = Sight(spell_out(local.jaxpr), local.donated, device_of_mesh, local.budget)
     return Forecast(
         local.name,
         mesh.abstract,
@@ -208,9 +209,9 @@ class _Drafts:
 
     name = "cuda"
 
-    def draft(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> Draft:
+    def draft(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> Draft:
         """What the backend would make of a jaxpr."""
-        return Draft(jaxpr, donated, _ARCH)
+        return Draft(jaxpr, donated, _ARCH, budget=budget)
 
 
 def _body_bytes(sight: Sight) -> int:

@@ -138,9 +138,9 @@ class MeshBackend:
         eqn = Eqn(prim, invars, outvars, named, None)  # of no line: it serves many
         return self.compile(Jaxpr(invars, [eqn], outvars, name=prim.name), (False,) * len(invars))
 
-    def compile(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> MeshProgram:
+    def compile(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> MeshProgram:
         """A program that is partitioned for the shardings of its arguments when it is called."""
-        return MeshProgram(jaxpr, donated, self.mesh)
+        return MeshProgram(jaxpr, donated, self.mesh, budget)
 
     def chosen(self, jaxpr: Jaxpr) -> Jaxpr:
         """As the devices of the mesh prefer it."""
