@@ -11,7 +11,7 @@ for each shape the best of all libraries counts.
 
 ``--variants`` runs blufunc with other settings, too: ``--variants default,chunk=4096,chunk=auto+recompute=1``, in which
 a ``+`` joins settings: ``chunk``, tokens of the loss at a time (0: all); ``recompute=1``, each layer computed again in
-the backward pass; ``products=float32_tc`` and the like, of fp32 alone.
+the backward pass; ``budget=9.7GB``, ``jit(memory_budget=)``; ``products=float32_tc`` and the like, of fp32 alone.
 """
 
 from __future__ import annotations

@@ -90,6 +90,8 @@ class Config:
         quicker, or one of the algorithms of ``lax.DotAlgorithmPreset``. ``precision="high"`` asks for tf32 in one
         product, ``"highest"`` for IEEE, ``"float32_tc"`` and the algorithms for themselves. Functions under ``jit`` are
         compiled again when it changes.
+      recognise: whether attention that is written by hand, as ``softmax(q @ k.T) @ v``, is given to the kernels of
+        ``nn.dot_product_attention`` on devices that have them. It holds for functions that are traced from then on.
       cuda_graphs: whether a program that runs again on the same memory is replayed as one CUDA graph.
       cuda_streams: how many streams the steps of such a graph take, those that are independent side by side; 1: all
         steps wait for each other. Exchanges between devices have one more.
@@ -108,6 +110,7 @@ class Config:
     host_compiler: str = "auto"
     default_device: str = ""
     matmul_precision: str = "default"
+    recognise: bool = True
     cuda_graphs: bool = True
     cuda_streams: int = 2
     nccl_graphs: bool = True

@@ -43,6 +43,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--products", default="default", help="how fp32 multiplies: float32_tc, BF16_BF16_F32_X6, ..."
     )
+    p.add_argument("--budget", help="what a step may plan to need of a device's memory: 9.7GB")
     p.add_argument("--chunk", default="0", help="tokens that have logits at a time; auto; 0: all")
     p.add_argument(
         "--recompute", type=int, default=0, help="1: compute each layer again in the backward pass"
@@ -82,7 +83,7 @@ def trainer(o: argparse.Namespace) -> gpt2.Trainer:
         values = sharded.keep(values, plan) if tensor else values
         return values["params"], values["optimizer"], value
 
-    compiled = bf.jit(train_step, donate_argnums=(0, 1))
+    compiled = bf.jit(train_step, donate_argnums=(0, 1), memory_budget=o.budget)
     everywhere, divided = ends(plan, o)
     initial = gpt2.weights(o) if o.key is None else None
     kept: list[Any] = []

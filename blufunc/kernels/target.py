@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from blufunc.kernels.machine import Machine
 from blufunc.kernels.precisions import ProductShape
+
+_A_CPU = Machine("a CPU", bandwidth=2e10, flops=1e11, products=2e11)
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,8 @@ class Target:
       group: whether kernels that do the same to different arrays are launched as one.
       recompute: whether what is cheap to compute again is not kept for later, where memory is scarcer than time.
       scarce_bytes: from which peak on memory is scarce: smaller programs compute nothing again.
+      machine: the speed that is taken for granted where time is weighed against memory. It is not measured, so that
+        programs are the same wherever they are compiled.
     """
 
     chunks: Callable[[int, int], int]
@@ -54,3 +59,4 @@ class Target:
     group: bool = False
     recompute: bool = False
     scarce_bytes: int = 0
+    machine: Machine = _A_CPU

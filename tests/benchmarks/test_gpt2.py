@@ -242,7 +242,9 @@ def usual_settings(monkeypatch):
     monkeypatch.setattr(bf.config, "matmul_precision", bf.config.matmul_precision)
 
 
-@pytest.mark.parametrize("settings", ["--chunk=auto", "--chunk=32", "--recompute=1", "--products=float32_tc"])
+@pytest.mark.parametrize(
+    "settings", ["--chunk=auto", "--chunk=32", "--recompute=1", "--budget=1GB", "--products=float32_tc"]
+)
 def test_variants_train_alike(settings):
     losses, value, grads = trained()
     assert value == pytest.approx(losses[0], rel=1e-6)

@@ -361,7 +361,13 @@ SCIPY = [
     fun("scipy.linalg.det", lambda m, a: m.scipy.linalg.det(a), S),
     fun("scipy.linalg.eigh values", lambda m, a: m.scipy.linalg.eigh(sym(m, a), eigvals_only=True), P, tol=2),
     fun("scipy.linalg.svd", lambda m, a: m.scipy.linalg.svd(a, compute_uv=False), TALL, tol=2),
-    fun("scipy.linalg.qr", lambda m, a: (lambda q, r: q @ r)(*m.scipy.linalg.qr(a, mode="economic")), TALL),
+    fun(
+        "scipy.linalg.qr",
+        lambda m, a: (lambda q, r: (q @ herm(m, q) @ m.np.cos(a), m.np.abs(r)))(
+            *m.scipy.linalg.qr(a, mode="economic")
+        ),
+        TALL,
+    ),
     fun("scipy.linalg.expm", lambda m, a: m.scipy.linalg.expm(a), ANY, tol=2, order=1),
     fun(
         "scipy.linalg.expm of large matrices",
