@@ -16,6 +16,7 @@ from blufunc.core import dtypes
 from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, eval_jaxpr
 from blufunc.core.ops.elementwise import add_p, convert_p
 from blufunc.core.ops.shape import concatenate, pad_p
+from blufunc.core.override import is_replaced
 from blufunc.core.passes import Origins, rewrite
 from blufunc.core.primitive import Primitive
 from blufunc.core.stage import stage
@@ -23,6 +24,8 @@ from blufunc.core.structure import add_any_p, reshape, reshape_p
 from blufunc.kernels.split_attention import attention_grad_p
 
 _GRADIENTS = ("attention_grad", attention_grad_p.name)
+_GONE = (add_p, add_any_p, convert_p, pad_p, reshape_p)
+"""What would put gradients together."""
 _ALIGNED = 8
 """Elements of which a place in a row is a multiple: kernels write 16 bytes at once."""
 
@@ -69,7 +72,7 @@ def with_packed_gradients(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
       origins: for equations, the call that computes them again; kept up for those that take their place.
     """
     candidates = [e for e in jaxpr.eqns if e.prim.name in _GRADIENTS and e.prim.kind == "call"]
-    if not candidates:
+    if not candidates or any(is_replaced(p, "impl") for p in _GONE):
         return jaxpr
     readers: dict[Any, list[Eqn | None]] = {a: [None] for a in jaxpr.outvars}
     for eqn in jaxpr.eqns:

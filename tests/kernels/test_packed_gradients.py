@@ -122,6 +122,13 @@ def test_one_that_is_returned_stays_apart(cuda):
     same(bf.jit(f)(*on(cuda, y)), f(*on(backend.host_device(), y)), 2e-2)
 
 
+@pytest.mark.parametrize("prim", packed_gradients._GONE, ids=lambda prim: prim.name)
+def test_what_puts_them_together_in_another_way_is_asked(prim, cuda):
+    y = small(2, 40, 192).astype(BF16)
+    with bf.override(prim, impl=lambda *args, **params: prim.impl(*args, **params)):
+        assert PACKED not in steps_of(bf.grad(lambda y: attend(*by_axis(y))), cuda, y)
+
+
 def test_means_the_same_by_its_definition():
     y = small(2, 40, 192)
     f = bf.grad(lambda y: attend(*shared_heads(y)))
