@@ -191,7 +191,9 @@ class _Splitter:
         Then the parts are written as it lies in memory, and others that read it may have them.
         """
         eqn = self.makers.get(x)
-        if eqn is None or eqn.prim is not transpose_p or eqn.invars[0].__class__ is Literal:
+        if eqn is None or eqn.prim is not transpose_p or is_replaced(transpose_p, "impl"):
+            return _Operand(x, contract, batch)
+        if eqn.invars[0].__class__ is Literal:
             return _Operand(x, contract, batch)
         axes = eqn.params["permutation"]
         free = [axes[d] for d in range(x.aval.ndim) if d not in (*contract, *batch)]

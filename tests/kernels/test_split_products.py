@@ -238,6 +238,12 @@ def test_replaced_products_are_left_alone(cuda, monkeypatch):
     assert draft(product(X6), X, W)[1] == [DOT]
 
 
+def test_replaced_transposes_are_not_read_through(cuda):
+    with bf.override(lax.transpose_p, impl=lambda x, permutation: 2 * x.transpose(permutation)):
+        got = bf.jit(lambda x, w: product(BF16_X3)(x, w.T))(*on(cuda, X, W.T.copy()))
+    same(got, 2 * X @ W, 1e-4)
+
+
 # -- numbers -----------------------------------------------------------------------------------------
 
 HUGE, TINY = np.float32(3.4e38), np.float32(1e-42)
