@@ -17,7 +17,7 @@ The scales. A row that is to be split into float16 is multiplied by ``4^j``, so 
 between 2^13 and 2^15; a result's rows and columns are divided by these. With ``r = 2^-j`` of the row times that of the
 column it is multiplied by r twice, so that nothing overflows or loses bits on the way to a result that does not. What
 is left of such a row behind its first part is held times 2^11, and so is the sum of the products with it: an element
-has all its bits, 11 of each part, down to 2^-28 of the largest of its row.
+has all its bits, 11 of each part, down to 2^-27 of the largest of its row.
 
 A row goes along what is contracted, so that forward and backward passes have other ones. Of algorithms that are
 ``by_rows`` it goes along the last axes either way, and the one copy serves all products. Where rows of both operands

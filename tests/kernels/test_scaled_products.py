@@ -7,15 +7,16 @@ import blufunc as bf
 import blufunc.numpy as bnp
 from benchmarks import float32_errors
 from blufunc.config import config
+from blufunc.core.array import from_numpy
 from blufunc.core.passes import simplify
 from blufunc.kernels import cuda_product, split_products
 from blufunc.kernels.cuda_draft import Draft
-from blufunc.kernels.precisions import QUICKER_BY, ProductShape
+from blufunc.kernels.precisions import ALGORITHMS, QUICKER_BY, ProductShape, is_tf32
 from blufunc.kernels.steps import OpaqueStep
 from tests.kernels import fake_cuda
 from tests.kernels.test_cuda_program import on, uniform
 from tests.kernels.test_epilogue import draft
-from tests.kernels.test_split_products import SCALED, SHARED, SPECIAL, columns, product
+from tests.kernels.test_split_products import SCALED, SHARED, SPECIAL, X3, columns, product
 
 UNIT = 2.0**-10
 """What two roundings to 11 bits lose of a product, and what float32 sums add to that, at most."""
@@ -161,6 +162,18 @@ def test_special_numbers_of_columns(name, precision, cuda):
     assert (np.abs(got[finite] - want[finite]) <= UNIT * bound[finite]).all()
 
 
+@pytest.mark.parametrize("precision", [SCALED, X3])
+@pytest.mark.parametrize("top", [1.0, 1.99, 2.0, 3.99])
+def test_down_to_where_elements_have_all_bits(top, precision):
+    """A scale is a power of 4: the largest of a row is anywhere between 2^13 and 2^15."""
+    algorithm = ALGORITHMS[precision]
+    least = top * 2.0**-27
+    row = from_numpy(np.concatenate([[top], least * uniform(200) ** 2 + least]).astype(np.float32)[None])
+    *parts, root = (np.asarray(v, np.float64) for v in split_products.parts_of(row, (1,), algorithm))
+    held = sum(p * 2.0 ** (-algorithm.raised * n) for n, p in enumerate(parts)) * root[:, None] ** 2
+    assert (np.abs(held - row) <= 2.0 ** -(11 * algorithm.parts) * np.abs(row)).all()
+
+
 SCALES = {  # powers of two of the lhs' rows, of the rhs' columns, of the contracted axis there and back, and what holds
     "as they are": (0, 0, 0, {SCALED, SHARED}),
     "rows and columns, a little": (6, 6, 0, {SCALED, SHARED}),
@@ -230,8 +243,6 @@ def test_errors_beside_tf32(operands):
 
 def test_every_choice_is_as_exact_as_what_it_stands_for():
     """By the number of bits that parts hold together."""
-    from blufunc.kernels.precisions import ALGORITHMS, is_tf32
-
     for precision, name in QUICKER_BY.items():
         bits = ALGORITHMS[name].parts * (ALGORITHMS[name].mantissa + 1)
         assert bits >= (11 if is_tf32(precision) else 22)

@@ -50,10 +50,10 @@ class DotAlgorithmPreset(enum.StrEnum):
     TF32_TF32_F32 = "TF32_TF32_F32"
     F16_F16_F32_SCALED = "F16_F16_F32_SCALED"
     """Of rows and columns multiplied by powers of two, so that their largest elements are alike: an element is
-    rounded to 11 bits as by ``TF32_TF32_F32``, if it is above 2^-28 of the largest that it is summed up with."""
+    rounded to 11 bits as by ``TF32_TF32_F32``, if it is above 2^-27 of the largest that it is summed up with."""
     F16_F16_F32_SHARED = "F16_F16_F32_SHARED"
     """The same with scales of the rows of operands as they lie, so that one copy serves forward and backward passes.
-    Gradients of weights are less exact for features below 2^-28 of the largest of every example."""
+    Gradients of weights are less exact for features below 2^-27 of the largest of every example."""
     TF32_TF32_F32_X3 = "TF32_TF32_F32_X3"
     BF16_BF16_F32_X3 = "BF16_BF16_F32_X3"
     BF16_BF16_F32_X6 = "BF16_BF16_F32_X6"
