@@ -72,7 +72,9 @@ products that are quicker by it. The others are computed in IEEE arithmetic by `
 _TF32 = (*_ROUNDED, "TF32_TF32_F32")
 _IEEE = ("default", "highest", "F32_F32_F32")
 
-_FROM_COARSE_TO_EXACT = (*_TF32, *ALGORITHMS, ACCURATE, *_IEEE)
+_ONE_PART = tuple(name for name, a in ALGORITHMS.items() if a.parts == 1)  # TF32's bits, of fewer elements
+
+_FROM_COARSE_TO_EXACT = (*_ONE_PART, *_TF32, *(n for n in ALGORITHMS if n not in _ONE_PART), ACCURATE, *_IEEE)
 
 PRECISIONS = frozenset(_FROM_COARSE_TO_EXACT)
 """All names."""

@@ -1,5 +1,7 @@
 """Float32 products in parts: where they are, that they mean the same, what they cost, and how exact they are."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -398,6 +400,15 @@ def test_wrong_names_are_errors():
         bnp.matmul(X, W, precision="BF16_BF16_F32_X4")
     with pytest.raises(errors.ValueRangeError, match=r"float32_t.*\n.*'BF16_BF16_F32_X6'"):
         resolved("float32_t")
+
+
+FROM_COARSE_TO_EXACT = (SHARED, SCALED, "high", "TF32_TF32_F32", BF16_X3, X3, X6, "float32_tc", "highest")
+
+
+@pytest.mark.parametrize("coarse, exact", list(itertools.pairwise(FROM_COARSE_TO_EXACT)))
+def test_the_more_exact_of_two_precisions_counts(coarse, exact):
+    """Of one part of float16, elements have the bits of TF32, but not its range."""
+    assert resolved((coarse, exact)) == resolved((exact, coarse)) == exact
 
 
 def test_every_algorithm_has_a_name_in_the_enumeration():
