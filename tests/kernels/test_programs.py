@@ -1,9 +1,10 @@
-"""Whole programs on every executor of the CPU: the table of operations, control flow, random graphs.
+"""Whole programs on every executor of the CPU: operations, control flow, random graphs and random training steps.
 
-``differential.py`` runs them. With ``BLUFUNC_SWEEP=1`` the random graphs are many more.
+``differential.py`` runs them. With ``BLUFUNC_SWEEP=1`` the random programs are many more.
 """
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from blufunc.core import dtypes
 from blufunc.core.array import from_numpy
 from blufunc.kernels import cstyle_host, frames, host_compiler, host_program, steps
 from blufunc.transforms.grad import grad
-from tests.kernels import random_graphs
+from tests.kernels import random_graphs, random_networks
 from tests.kernels.differential import LIKE_A_GPU, SMALL, as_body, case, compile_all, differences
 from tests.kernels.test_kernel_counts import adamw, draw
 from tests.op_table import OPS
@@ -126,6 +127,33 @@ def test_random_graphs_found_by_hypothesis(data):
     donate = [i for i in range(len(args)) if choose([True, False])]
     fun = lambda *args: random_graphs.graph(args, choose, choose(range(1, 9)), *KINDS)
     assert_agrees([case(fun, *args, donate=donate, target=SMALL, name="a random graph")], exact=True)
+
+
+def training_step(seed, room):
+    """A random network, some of whose parameters are donated; with room for a row, or for a few of its values."""
+    names = list(np.random.default_rng(seed).choice(list(random_networks.LAYERS), 4 + seed % 5))
+    network, args = random_networks.network(names), random_networks.arguments(len(names))
+
+    def step(x, key, *weights):
+        _, (gradient, gradients) = network(x, key, *weights)
+        return [w - 0.1 * g for w, g in zip((x, *weights), (gradient, *gradients), strict=True)]
+
+    donate = [i for i in range(len(args)) if i != 1 and i % 3]
+    target = replace(LIKE_A_GPU, keep_bytes=room)
+    return case(step, *args, donate=donate, target=target, name=f"{seed}, {', '.join(names)}")
+
+
+@pytest.mark.parametrize("room", [8, LIKE_A_GPU.keep_bytes])
+@pytest.mark.parametrize("first", range(0, 1_000 if SWEEP else 16, 8))
+def test_random_training_steps(first, room, monkeypatch):
+    """Where much is computed again, in kernels with what is not, and little is launched as one."""
+    monkeypatch.setattr(steps, "_LEAST_SAVING", 1)
+    monkeypatch.setattr(steps, "_LARGE", 1 << 10)
+    monkeypatch.setattr(frames, "ONE_ROW", 16)
+    cases = [training_step(seed, room) for seed in range(first, first + 8)]
+    assert_agrees(cases, exact=False)
+    regions = [r for c in cases for r in c.schedule.fusion.regions]
+    assert any(r.again for r in regions)
 
 
 @compiled
