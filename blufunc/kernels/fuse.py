@@ -265,6 +265,7 @@ class _Fuser:
         self.last_effect: int | None = None
         self.first_result: dict[Any, Var] = {}  # of loops and branches at points
         self.in_copies = computed_in_copies(jaxpr)
+        self.results = {a for a in jaxpr.outvars if a.__class__ is not Literal}
         self.readers: dict[Any, list[Eqn]] = {}
         for eqn in jaxpr.eqns:
             for a in eqn.invars:
@@ -521,7 +522,7 @@ class _Fuser:
 
     def at_one_time(self, a: Region, b: Region) -> bool:
         """Whether two regions are computed again by one call, or neither is; or one of them, which is not, may wait for
-        the other, as nobody reads it before.
+        the other: nobody reads it before, and what it keeps alive meanwhile is no more than what it writes.
         """
         if a.again == b.again:
             return True
@@ -529,16 +530,26 @@ class _Fuser:
             return False
         plain, again = (b, a) if a.again else (a, b)
         begin = min(self.position[id(e)] for e in again.eqns if self.origin(e))
-        return all(self.first_read(v, plain) > begin for v in plain.roles)
+        reads = {v: self.reads_outside(v, plain) for v in plain.roles}
+        if any(min(found, default=begin + 1) <= begin for found in reads.values()):
+            return False
+        held = [
+            v
+            for v in self.read_by(plain.eqns, plain.roles)
+            if v in self.home and max(self.reads_outside(v, plain), default=-1) < begin
+        ]
+        return sum(map(_bytes, held)) <= sum(_bytes(v) for v, found in reads.items() if found)
 
-    def first_read(self, v: Var, inside: Region) -> int:
-        """The position of the first equation outside of a region that reads a variable, or a view of it."""
-        found = len(self.position)
+    def reads_outside(self, v: Var, inside: Region) -> list[int]:
+        """The positions of the equations outside of a region that read a variable, or a view of it; a result is read at
+        the very end.
+        """
+        found = [len(self.position)] if v in self.results else []
         for e in self.readers.get(v, ()):
             if e.outvars and e.outvars[0] in self.virtual:
-                found = min(found, self.first_read(e.outvars[0], inside))
+                found += self.reads_outside(e.outvars[0], inside)
             elif not e.outvars or e.outvars[0] not in inside.roles:
-                found = min(found, self.position[id(e)])
+                found.append(self.position[id(e)])
         return found
 
     def by_position(self, eqns: Sequence[Eqn]) -> list[Eqn]:
@@ -675,6 +686,10 @@ class _Fuser:
         for step in sorted(self.live(), key=key):
             visit(step)
         return [s for s in order if s.outputs or isinstance(s, Opaque)]
+
+
+def _bytes(v: Var) -> int:
+    return v.aval.size * v.aval.dtype.itemsize
 
 
 def _is_second_long_scan(eqn: Eqn, frame: Frame, region: Region) -> bool:

@@ -148,6 +148,27 @@ def test_what_may_wait_for_something_computed_again_joins_it(name):
     assert steps_of(fuse(jaxpr, {sine: 1})) == steps
 
 
+HELD = {  # what else is returned, and the last steps
+    "nothing": (lambda a: (), ["cos reduce_sum", "sin mul"]),
+    "what is read": (lambda a: a, ["cos reduce_sum sin mul"]),
+    "a view of it": (lambda a: a.T, ["cos reduce_sum sin mul", "copy"]),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_what_would_keep_more_alive_than_it_writes_does_not_wait(name):
+    """Sums of rows, of what is only read for them."""
+    also, steps = HELD[name]
+
+    def program(x):
+        a = x @ x.T @ x
+        return also(a), bnp.cos(a).sum(1, keepdims=True) * bnp.sin(x)
+
+    jaxpr = simplify(bf.jit(program).trace(X).jaxpr)
+    (sine,) = (e for e in jaxpr.eqns if e.prim is lax.sin_p)
+    assert steps_of(fuse(jaxpr, {sine: 1})) == ["!dot_general", "!dot_general", *steps]
+
+
 def test_numbers_that_took_long_to_compute_are_stored():
     """Others would repeat them for each kernel that reads them."""
 
