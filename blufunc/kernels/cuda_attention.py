@@ -121,7 +121,8 @@ class Kernel(NamedTuple):
         tiling = (groups if arch == "sm_90a" else warps)[(features > 64) + (features > 128)]
         if code is NO_CODE:
             return tiling
-        full = tiling.groups and self.of_keys and features > 64  # of sums, which stay in registers
+        # of sums, which stay in registers
+        full = tiling.groups and self.of_keys and (features > 64 or parts == 2)
         return tiling._replace(blocks=max(1, tiling.blocks - 1), inner=32 if full else tiling.inner)
 
     @property

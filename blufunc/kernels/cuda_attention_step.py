@@ -18,6 +18,7 @@ from blufunc.kernels.cuda_attention import Shape, Strides
 from blufunc.kernels.cuda_attention_mods import Code, code_of
 from blufunc.kernels.cuda_executor import ALIGNMENT, Executor, Operand, Work
 from blufunc.kernels.indices import strides_of
+from blufunc.kernels.precisions import ACCURATE
 from blufunc.kernels.split_attention import attention_grad_p, attention_p, parts_of
 from blufunc.kernels.steps import OpaqueStep
 
@@ -44,8 +45,11 @@ def why_not(eqn: Eqn, arch: str) -> str | None:
     parts = parts_of(eqn) if query.dtype == dtypes.float32 else 0
     if isinstance(parts, str):
         return parts
-    if parts and code.sloped and eqn.prim.name == _BACKWARD:
-        return "score_mod has a slope that may be of any size, and gradients in parts of float16 may not"
+    if parts == 1 and code.sloped and eqn.prim.name == _BACKWARD:
+        return (
+            "score_mod has a slope that may be of any size, and gradients in one part of float16 may not; "
+            f"in two parts, by precision {ACCURATE!r}, they may"
+        )
     rows = (*eqn.invars[: _WHOLE[eqn.prim.name]], *eqn.outvars)
     strides = [_dense(v.aval) for v in rows if v.aval.ndim == 4]
     return cuda_attention.refused(_shape(query, key), query.dtype, strides, arch, parts)
