@@ -23,16 +23,16 @@ and the other MAKES_V, with one product more.
 from __future__ import annotations
 
 GRADIENTS = r"""
-// Elements of operands in parts are below 2^15, so that dP is between plus and minus 2^(30 + log2(FEATURES)), M. As P is
-// between 0 and 1 and delta the mean of dP by P, P (dP - delta) is not beyond M / 2: 2^(DOWN + 1) at most.
+// Elements of operands in parts are at most 2^15, and so dP is at most M = 2^(30 + log2(FEATURES)). As delta is the
+// mean of dP by P, P (dP - delta) is at most M / 2, which is 2^(DOWN + 1) or less.
 constexpr int DOWN = 28 + (FEATURES > 128 ? 8 : FEATURES > 64 ? 7 : FEATURES > 32 ? 6 : FEATURES > 16 ? 5 : 4);
 constexpr float LOWERED = WIDE && PARTS == 1 ? 1.0f / (1ll << DOWN) : 1;
 // what multiplies a sum over products with dS, but for the unit of the other operand
 inline float unit_of_scores(float scale, const Units &units) {
   return (PARTS == 1 ? scale : 1) * (WIDE ? units.dout * (float)(1ll << (DOWN - 14)) * units.v : 1);
 }
-// Two parts have 22 bits of numbers that are not below 2^-3, and dS is far below its bound where there are many keys, or
-// where gradients of other tokens are larger. So each row of a tile is multiplied by a power of two of its own; `units`
+// Two parts have 22 bits of numbers that are not below 2^-3, and dS is far below its bound where there are many keys,
+// or gradients of other tokens are larger. So each row of a tile is multiplied by a power of two of its own; `units`
 // are what its products are to be multiplied by, 2^-DOWN and the scale of scores included.
 template<int M, int N> inline void raise_rows(float (&x)[M][N][4], float (&units)[M][2], float scale) {
   if constexpr (PARTS == 1) return;
@@ -43,7 +43,8 @@ template<int M, int N> inline void raise_rows(float (&x)[M][N][4], float (&units
       float most = 0;
 #pragma unroll
       for (int i = 0; i < N * 2; ++i) most = fmaxf(most, fabsf(x[m][i / 2][half * 2 + i % 2]));
-      const int exponent = max((int)(__float_as_uint(max_of_row(most)) >> 23), 15 + DOWN);  // so that both powers are normal
+      most = max_of_row(most);
+      const int exponent = max((int)(__float_as_uint(most) >> 23), 15 + DOWN);  // so that both powers are normal
       const float power = __uint_as_float((14 + 127 + 127 - exponent) << 23);
       units[m][half] = scale * __uint_as_float((exponent - 14 - DOWN) << 23);
 #pragma unroll
@@ -72,7 +73,7 @@ inline void times_results(float (&delta)[SLABS][2], unsigned gradients_tile, uns
       delta[m][i % 2] += low_half(x) * low_half(y) + high_half(x) * high_half(y);
     }
 }
-// Those of float32 are read where they lie; `scale` brings them to where the values in parts are, so that no sum overflows.
+// Those of float32 are read where they lie; `scale` brings them to where values in parts are, so that no sum overflows.
 template<int ROWS> inline void load_results(unsigned, const float *, long long, int) {}
 template<int ROWS>
 inline void times_results(float (&delta)[SLABS][2], unsigned gradients_tile, unsigned, const float *from,

@@ -49,8 +49,8 @@ def split(x, key_heads, parts):
 class Case:
     """The operands of one attention, those in parts and results, and what is right for them in float64."""
 
-    def __init__(self, shape, parts, sizes=(1, 1, 1, 1), uneven=False):
-        """``sizes`` of q, k, v and dout; ``uneven``: gradients of very different size, and one large feature of v."""
+    def __init__(self, shape, parts, sizes=(1, 1, 1, 1), change=lambda arrays: None):
+        """``sizes``: of q, k, v and dout, which are by name what ``change`` gets before they are split."""
         self.shape, self.parts, self.scale = shape, parts, shape.features**-0.5
         b, t, s, h, kh, d = shape
         rng = np.random.default_rng(sum(shape))
@@ -59,9 +59,7 @@ class Case:
             name: (rng.standard_normal(x) * size).astype(np.float32)
             for (name, x), size in zip(shapes.items(), sizes, strict=True)
         }
-        if uneven:
-            self.whole["dout"] *= np.exp2(rng.integers(-8, 8, (b, t, h, 1))).astype(np.float32)
-            self.whole["v"][..., 0] *= 8
+        change(self.whole)
         made = {name: split(x, kh, parts) for name, x in self.whole.items()}
         self.units = {name: x[-1] for name, x in made.items()}
         self.rests = {name: x[1] if parts > 1 else x[0] for name, x in made.items()}
@@ -210,10 +208,16 @@ def test_two_parts_are_as_exact_as_float32(emulator):
         assert np.sqrt((errors[0] ** 2).mean()) < 2 * np.sqrt((errors[1] ** 2).mean()), name
 
 
+def uneven(arrays):
+    """Gradients of tokens of very different size, and one large feature of values."""
+    arrays["dout"] *= np.float32(2) ** (np.arange(arrays["dout"].shape[1]) * 7 % 16)[:, None, None]
+    arrays["v"][..., 0] *= 8
+
+
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
 def test_small_rows_are_as_exact_as_float32(emulator, arch):
     """Where gradients of other tokens are 2^15 times larger: errors are relative to the largest of a row."""
-    case = Case(Shape(1, 192, 192, 2, 2, 64), 2, uneven=True)
+    case = Case(Shape(1, 192, 192, 2, 2, 64), 2, change=uneven)
     run_on_the_host(emulator, case, True, arch)
     right, plain = (case.results(dtype, True) for dtype in (np.float64, np.float32))
     for name in ("out", "dq", "dk", "dv"):
@@ -229,6 +233,21 @@ def test_sizes_at_the_ends_of_float32(emulator, sizes):
     case = Case(Shape(1, 70, 70, 1, 1, 128), 2, sizes)
     run_on_the_host(emulator, case, True, "sm_90a")
     case.check(True)
+
+
+def opposed(arrays):
+    """Two keys of the same weight, with values as far apart as they can be."""
+    arrays["k"] *= 1e-6
+    arrays["dout"][...], arrays["v"][...] = np.nextafter(np.float32(2), 0), np.nextafter(np.float32(2), 0)
+    arrays["v"][:, 1] *= -1
+
+
+@pytest.mark.parametrize("features", [16, 80, 256])
+def test_the_largest_gradient_of_scores_fits_into_one_part(emulator, features):
+    case = Case(Shape(1, 16, 2, 1, 1, features), 1, change=opposed)
+    run_on_the_host(emulator, case, False, "sm_80")
+    case.arrays["out"] = case.results(np.float64, False)["out"]  # it is nearly zero
+    case.check(False)
 
 
 def test_zeros_are_zeros(emulator):

@@ -1,4 +1,4 @@
-"""Attention kernels of float32 in parts of float16 with ``mask_mod`` and ``score_mod``: on the host, and their texts."""
+"""Attention kernels of float32 in parts, with ``mask_mod`` and ``score_mod``: on the host, and their texts."""
 
 import numpy as np
 import pytest
