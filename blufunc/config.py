@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -87,7 +86,7 @@ class Config:
         several times faster; ``float32_tc`` as exactly as in IEEE float32 but not bit for bit the same, on tensor
         cores where that is quicker, or one of the algorithms of ``lax.DotAlgorithmPreset``. ``precision="high"`` asks
         for tf32 in one product, ``"highest"`` for IEEE, ``"float32_tc"`` and the algorithms for themselves. Functions
-        under ``jit`` are compiled again when it changes.
+        under ``jit`` have a program for each value that they are called under; what ``compile()`` gave stays as it is.
       cuda_graphs: whether a program that runs again on the same memory is replayed as one CUDA graph.
       cuda_streams: how many streams the steps of such a graph take, those that are independent side by side; 1: all
         steps wait for each other. Exchanges between devices have one more.
@@ -111,18 +110,11 @@ class Config:
     nccl_graphs: bool = True
     cpu_devices: int = 1
     guards: ClassVar[bool] = False  # whether results must be looked at
-    watchers: ClassVar[
-        dict[str, list[Callable[[], None]]]
-    ] = {}  # by flag, what is called when it has another value
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dataclass_fields__:
             _check_value(name, value)
-            changed = name in self.watchers and getattr(self, name) != value
             object.__setattr__(self, name, value)
-            if changed:
-                for watcher in self.watchers[name]:
-                    watcher()
             if name in ("debug_nans", "debug_infs"):
                 object.__setattr__(self, "guards", bool(self.debug_nans or self.debug_infs))
         else:  # a flag that nothing reads would be ignored in silence
