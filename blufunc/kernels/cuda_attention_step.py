@@ -26,8 +26,8 @@ _FORWARD, _BACKWARD, _OF_TABLES = "attention", "attention_grad", "attention_tabl
 _WHOLE = {_FORWARD: 3, _BACKWARD: 6, attention_p.name: 3, attention_grad_p.name: 6}
 """How many operands there are before second parts and units, and before what mods have: the numbers of batch entries
 and heads, and tables."""
-_VECTOR = 16
-"""Bytes that kernels read at once."""
+_VECTOR = 8
+"""Of how many elements strides are multiples, of whatever size: 16 bytes are read at once (``cuda_attention.refused``)."""
 
 
 def why_not(eqn: Eqn, arch: str) -> str | None:
@@ -116,14 +116,12 @@ class _Part:
     def __init__(self, operand: Operand, rows: bool):
         """``rows``: whether it has rows of features, which may lie apart."""
         self._operand, layout = operand, operand.layout
-        itemsize = operand.aval.dtype.itemsize
         last = len(layout.strides) - 1
-        step = _VECTOR // itemsize
         self.in_place = (
             rows
             and layout.strides[last] == 1
-            and all(s >= 0 and not s % step for s in layout.strides[:last])
-            and not layout.offset % step
+            and all(s >= 0 and not s % _VECTOR for s in layout.strides[:last])
+            and not layout.offset % _VECTOR
         )
         self.strides = (
             Strides(*layout.strides[:last]) if self.in_place else _dense(operand.aval) if rows else None
@@ -147,4 +145,4 @@ def _dense(aval: ShapedArray) -> Strides:
     return Strides(*strides_of(aval.shape)[:3])
 
 
-assert not ALIGNMENT % _VECTOR
+assert not ALIGNMENT % 16

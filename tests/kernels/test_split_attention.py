@@ -22,6 +22,7 @@ from blufunc.kernels.cuda_attention import (
     key_kernels,
 )
 from blufunc.kernels.precisions import ACCURATE
+from blufunc.nn import attention_call
 from tests.kernels import fake_cuda
 from tests.kernels.cuda_machines import needs_nvrtc
 from tests.kernels.emulated_mma import Emulator
@@ -299,6 +300,28 @@ def test_packed_operands_are_split_where_they_are(cuda, monkeypatch):
     schedule = program_of(packed_attention, *on(cuda, qkv)).schedule
     assert len(schedule.steps) == 5
     same(bf.jit(bf.grad(f))(*on(cuda, qkv)), bf.grad(f)(*on(backend.host_device(), qkv)), DEVIATION[2])
+
+
+def test_operands_that_lie_otherwise_are_copied(cuda, monkeypatch):
+    """Rows of 20 numbers are not multiples of 8, which is what kernels want of float32 too."""
+    monkeypatch.setattr(config, "matmul_precision", ACCURATE)
+    q, k, v, ct = (uniform(2, 40, 2, 16, seed=s) for s in range(4))
+    out, lse = uniform(2, 40, 2, 20, seed=4), uniform(2, 2, 40) + 3
+    how = {"scale": 0.25, "is_causal": True}
+    f = lambda q, k, v, out, lse, ct: attention_call.attention_grad_p.at(
+        q, k, v, out[..., :16], lse, ct, **how
+    )
+    args = q, k, v, out, lse, ct
+    assert [e.prim.name for e in steps_of(f, cuda, *args)] == ["attention_grad+split"]
+    same(bf.jit(f)(*on(cuda, *args)), f(*on(backend.host_device(), *args)), DEVIATION[2])
+
+
+@pytest.mark.parametrize("parts, planes", [(0, 4), (1, 4), (2, 2)])
+def test_sections_fit_into_the_cache(parts, planes):
+    """Their keys and values, 16 MiB in all."""
+    shape = Shape(2, 16384, 16384, 8, 8, 64)
+    numbers = cuda_attention.problem(FORWARD_KERNEL, shape, 1.0, {}, parts)
+    assert np.frombuffer(numbers, np.int32, 7)[5] == planes
 
 
 @pytest.mark.parametrize("precision", ["default", "highest", "BF16_BF16_F32_X3"])
