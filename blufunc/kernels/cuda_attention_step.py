@@ -27,7 +27,7 @@ _WHOLE = {_FORWARD: 3, _BACKWARD: 6, attention_p.name: 3, attention_grad_p.name:
 """How many operands there are before second parts and units, and before what mods have: the numbers of batch entries
 and heads, and tables."""
 _VECTOR = 8
-"""Of how many elements strides are multiples, of whatever size: 16 bytes are read at once (``cuda_attention.refused``)."""
+"""Strides are multiples of so many elements, of whatever size (``cuda_attention.refused``)."""
 
 
 def why_not(eqn: Eqn, arch: str) -> str | None:
