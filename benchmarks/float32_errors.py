@@ -78,7 +78,18 @@ def tf32(x: np.ndarray) -> np.ndarray:
     return (bits + 0xFFF + ((bits >> 13) & 1) & ~0x1FFF).view(np.float32)
 
 
-def _product(x: np.ndarray, y: np.ndarray, *addend: np.ndarray, chunk: int = 1 << 30, **_: Any) -> np.ndarray:
+def _product(
+    x: np.ndarray,
+    y: np.ndarray,
+    *addend: np.ndarray,
+    chunk: int = 1 << 30,
+    dimension_numbers: Any = (((1,), (0,)), ()),
+    **_: Any,
+) -> np.ndarray:
+    x, y = (
+        v if axes == (axis,) else v.T
+        for v, axes, axis in zip((x, y), dimension_numbers[0], (1, 0), strict=True)
+    )
     if x.dtype == np.float32:
         x, y = tf32(x), tf32(y)
     total = addend[0] if addend else np.float32(0)
@@ -98,11 +109,20 @@ def evaluated(jaxpr: Jaxpr, *args: np.ndarray) -> np.ndarray:
     return env[jaxpr.outvars[0]]
 
 
-def by_algorithm(name: str, chunk: int | None = None) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """Products with a precision, as a CUDA device computes them; ``chunk`` in the place of the usual one."""
+def by_algorithm(
+    name: str, chunk: int | None = None, across: bool = False
+) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """Products with a precision, as a CUDA device computes them.
+
+    Args:
+      chunk: in the place of the usual one.
+      across: with both operands' contracted axes first in memory, as in the gradient of a weight.
+    """
 
     def run(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        traced = bf.jit(lambda x, y: bf.numpy.matmul(x, y, precision=name)).trace(x, y)
+        x = np.ascontiguousarray(x.T) if across else x
+        equation = "km,kn->mn" if across else "mk,kn->mn"
+        traced = bf.jit(lambda x, y: bf.numpy.einsum(equation, x, y, precision=name)).trace(x, y)
         usual = ALGORITHMS[name]
         ALGORITHMS[name] = replace(usual, chunk=chunk or usual.chunk)
         try:
@@ -118,6 +138,8 @@ def by_algorithm(name: str, chunk: int | None = None) -> Callable[[np.ndarray, n
 METHODS: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "SGEMM": by_fma,
     "TF32": _product,
+    "F16_F16_F32_SCALED": by_algorithm("F16_F16_F32_SCALED"),
+    "F16_F16_F32_SHARED": by_algorithm("F16_F16_F32_SHARED", across=True),
     "BF16_BF16_F32_X3": by_algorithm("BF16_BF16_F32_X3"),
     "TF32_TF32_F32_X3": by_algorithm("TF32_TF32_F32_X3"),
     "F16_F16_F32_X3": by_algorithm("F16_F16_F32_X3"),

@@ -52,7 +52,8 @@ _CHOICES = {
     "host_compiler": ("auto", "always", "never"),
     "matmul_precision": (
         "default", "high", "highest", "tf32", "fastest", "float32_tc", "TF32_TF32_F32", "F32_F32_F32",
-        "BF16_BF16_F32_X3", "TF32_TF32_F32_X3", "F16_F16_F32_X3", "BF16_BF16_F32_X6",
+        "F16_F16_F32_SCALED", "F16_F16_F32_SHARED", "BF16_BF16_F32_X3", "TF32_TF32_F32_X3", "F16_F16_F32_X3",
+        "BF16_BF16_F32_X6",
     ),
 }  # fmt: skip
 """The values of flags that have only few."""
@@ -83,10 +84,13 @@ class Config:
       default_device: where arrays are made when nothing says otherwise: ``cuda``, ``cuda:1``; empty for the CPU.
       matmul_precision: how CUDA devices multiply float32 matrices that ask for no ``precision`` of their own:
         ``default`` in IEEE float32, with the numbers that the CPU gives; ``tf32`` with operands rounded to 11 bits,
-        several times faster; ``float32_tc`` as exactly as in IEEE float32 but not bit for bit the same, on tensor
-        cores where that is quicker, or one of the algorithms of ``lax.DotAlgorithmPreset``. ``precision="high"`` asks
-        for tf32 in one product, ``"highest"`` for IEEE, ``"float32_tc"`` and the algorithms for themselves. Functions
-        under ``jit`` have a program for each value that they are called under; what ``compile()`` gave stays as it is.
+        several times faster, in TF32 or, where that is quicker, in float16 with a scale for each row and column;
+        ``float32_tc`` as exactly as in IEEE float32 but not bit for bit the same, on tensor cores where that is
+        quicker, or one of the algorithms of ``lax.DotAlgorithmPreset``. ``precision="high"`` asks for tf32 in one
+        product, ``"highest"`` for IEEE, ``"float32_tc"`` and the algorithms for themselves. Functions under ``jit``
+        have a program for each value that they are called under; what ``compile()`` gave stays as it is.
+      recognise: whether attention that is written by hand, as ``softmax(q @ k.T) @ v``, is given to the kernels of
+        ``nn.dot_product_attention`` on devices that have them. It holds for functions that are traced from then on.
       cuda_graphs: whether a program that runs again on the same memory is replayed as one CUDA graph.
       cuda_streams: how many streams the steps of such a graph take, those that are independent side by side; 1: all
         steps wait for each other. Exchanges between devices have one more.
@@ -105,6 +109,7 @@ class Config:
     host_compiler: str = "auto"
     default_device: str = ""
     matmul_precision: str = "default"
+    recognise: bool = True
     cuda_graphs: bool = True
     cuda_streams: int = 2
     nccl_graphs: bool = True

@@ -139,5 +139,9 @@ class OutOfMemoryError(BlufuncError, MemoryError):
     """A device without enough memory for an array or a program; the message lists what holds most of it."""
 
 
+class MemoryBudgetError(BlufuncError, ValueError):
+    """A ``memory_budget`` for which no plan was found; the message says what the least is, and what is alive there."""
+
+
 class CollectiveError(BlufuncError, RuntimeError):
     """Ranks of a mesh that do not meet: one failed, ended or is late, or they do not agree on what to exchange."""

@@ -21,6 +21,7 @@ TESTED_ELSEWHERE = {
     "cuda_kernel": ("tests/transforms/test_cuda_kernel.py", "bf.cuda_kernel("),
     "while": ("tests/transforms/test_while_loop.py", "while_loop("),
     "linear_solve": ("tests/transforms/test_linear_solve.py", "custom_linear_solve("),
+    "either": ("tests/nn/test_attention_recognised.py", "TRANSFORMED"),
     "scan": ("tests/transforms/test_scan.py", "scan("),
     "sharding_constraint": ("tests/parallel/test_partition.py", "constrain("),
     "reshard": ("tests/parallel/test_shard.py", "reshard("),

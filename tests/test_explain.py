@@ -335,7 +335,7 @@ def test_a_backend_without_a_draft_is_asked_for_the_program():
             self.made = 0
             self.backend = backend
 
-        def compile(self, jaxpr, donated):
+        def compile(self, jaxpr, donated, budget=None):
             self.made += 1
             return self.backend.draft(jaxpr, donated)
 
@@ -411,3 +411,21 @@ def test_attention_that_has_no_kernel(monkeypatch):
     assert "score_mod has no code in a kernel: sort has no scalar code" in line
     (line,) = told(bf.grad(relative, (0, 1)), q, table)
     assert "attention_table_grad" in line and "the gradients of arrays that score_mod reads" in line
+
+
+def test_attention_that_is_written_by_hand(monkeypatch):
+    """Says that it was recognised, or what it wants."""
+    fake_cuda.install(monkeypatch)
+    q = bnp.ones((40, 16), dtype="bfloat16")
+    weights = lambda q: nn.softmax(q @ q.T)
+
+    def told(f):
+        text = str(bf.explain(f, q, device=bf.devices("cuda")[0]))
+        return [line for line in text.splitlines() if "as attention at" in line]
+
+    (line,) = told(lambda q: weights(q) @ q)
+    assert line.startswith("recognised as attention at test_explain.py:")
+    (line,) = told(lambda q: (weights(q) @ q, weights(q)))
+    assert line.endswith("its scores or weights are returned, too")
+    lines = told(bf.grad(lambda q: (weights(q) @ q).astype("float32").sum()))
+    assert [line.endswith(" backward") for line in lines] == [False, True]

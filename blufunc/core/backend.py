@@ -63,8 +63,14 @@ class Backend(Protocol):
     ) -> Sequence[Buffer]:
         """Evaluate one primitive eagerly."""
 
-    def compile(self, jaxpr: Any, donated: Sequence[bool]) -> Executable:
-        """Compile a jaxpr without constants; ``donated`` inputs may be overwritten."""
+    def compile(self, jaxpr: Any, donated: Sequence[bool], budget: int | None = None) -> Executable:
+        """Compile a jaxpr without constants; ``donated`` inputs may be overwritten.
+
+        ``budget`` is how many bytes its planned peak may be, on each device; None: as it comes.
+        """
+
+    def chosen(self, jaxpr: Any) -> Any:
+        """The jaxpr in the forms that this backend prefers, where there are several (``core/alternatives.py``)."""
 
     def claim(self, buffers: list[Buffer], donated: Sequence[bool]) -> None:
         """Put a copy in the place of each donated buffer whose storage anybody sees besides one array and ``buffers``.

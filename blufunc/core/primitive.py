@@ -37,6 +37,8 @@ class Primitive:
       identity: whether the result is the one operand as it is, and nothing is computed.
       opaque: whether simplification leaves every use as it is: none is folded, or merged with an equal one.
       body: the name of the parameter with the jaxpr that a use computes on all operands, if it computes nothing else.
+      alternative: the name of the parameter with a second jaxpr, which computes the same by operations that some
+        devices have kernels for; ``core/alternatives.py`` chooses.
       again: whether that was computed before and was not stored on purpose.
       pointwise: whether the body is a few elementwise equations, which every program is better off with.
       inline: whether it only names a call of ``params["jaxpr"]``, which programs put in its place.
@@ -51,6 +53,7 @@ class Primitive:
     identity = False
     opaque = False
     body: str | None = None
+    alternative: str | None = None
     again = False
     pointwise = False
     inline = False

@@ -87,6 +87,11 @@ def open_scopes(scopes: tuple[str, ...]) -> tuple[str, ...]:
     return before
 
 
+def placed_again(source: Source | None) -> Source | None:
+    """The source of an equation that was made apart, as it would be had it been made by the code that runs now."""
+    return within(_opened.scopes, source) if replay.line is None else replay.line
+
+
 def _classify(filename: str) -> bool:
     internal = filename.startswith("<blufunc") or os.path.abspath(filename).startswith(
         _PACKAGE

@@ -15,7 +15,7 @@ from blufunc.core import check, source
 from blufunc.core.array import Array, lift
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var
-from blufunc.core.trace import Trace, Tracer, leak_error, new_trace
+from blufunc.core.trace import Trace, Tracer, leak_error, new_trace, state
 
 
 class StagedTracer(Tracer):
@@ -97,6 +97,14 @@ class StageTrace(Trace):
         if config.check:
             check.check_jaxpr(jaxpr)
         return jaxpr
+
+
+def is_staging() -> bool:
+    """Whether what is computed now becomes part of a program, whatever transforms stand between."""
+    trace: Any = state.trace
+    while trace is not None and not isinstance(trace, StageTrace):
+        trace = getattr(trace, "parent", None) or getattr(trace, "inner", None)
+    return trace is not None
 
 
 def stage(

@@ -59,6 +59,7 @@ class StepCost:
         ``products`` included.
       products: multiplications and additions of products of matrices and convolutions.
       unbounded: whether it holds a loop that runs until a condition fails: one round is counted.
+      narrow: whether what its products multiply has 16 bits or less.
     """
 
     name: str
@@ -71,6 +72,7 @@ class StepCost:
     flops: int
     products: int = 0
     unbounded: bool = False
+    narrow: bool = False
 
     @property
     def bytes(self) -> int:
@@ -81,7 +83,8 @@ class StepCost:
         """The time that it cannot go below."""
         if self.kind == "free":
             return 0.0
-        arithmetic = self.products / machine.products + (self.flops - self.products) / machine.flops
+        rate = machine.narrow_products if self.narrow and machine.narrow_products else machine.products
+        arithmetic = self.products / rate + (self.flops - self.products) / machine.flops
         return max(self.bytes / machine.bandwidth, arithmetic)
 
 
@@ -296,7 +299,9 @@ def of_eqn(eqn: Eqn, kind: str) -> StepCost:
         products //= 2 if eqn.params.get("is_causal") else 1  # pairs that see nothing are left out
     else:
         products = _products(eqn)
-    return replace(row, reads=reads, writes=writes, flops=products or _arithmetic(eqn), products=products)
+    narrow = bool(products) and eqn.invars[0].aval.dtype.itemsize <= 2
+    flops = products or arithmetic(eqn)
+    return replace(row, reads=reads, writes=writes, flops=flops, products=products, narrow=narrow)
 
 
 def _products(eqn: Eqn) -> int:
@@ -315,7 +320,7 @@ def _products(eqn: Eqn) -> int:
     return 2 * terms * out.size * (4 if dtypes.is_complex(out.dtype) else 1)
 
 
-def _arithmetic(eqn: Eqn) -> int:
+def arithmetic(eqn: Eqn) -> int:
     """Operations of an equation that is no product; 0 for those that move elements, or of which nothing is known."""
     if moves(eqn) or len(eqn.outvars) != 1:
         return 0

@@ -18,12 +18,13 @@ from blufunc.kernels.cuda_attention import Shape, Strides
 from blufunc.kernels.cuda_attention_mods import Code, code_of
 from blufunc.kernels.cuda_executor import ALIGNMENT, Executor, Operand, Work
 from blufunc.kernels.indices import strides_of
+from blufunc.kernels.packed_gradients import packed_p
 from blufunc.kernels.precisions import ACCURATE
 from blufunc.kernels.split_attention import attention_grad_p, attention_p, parts_of
 from blufunc.kernels.steps import OpaqueStep
 
 _FORWARD, _BACKWARD, _OF_TABLES = "attention", "attention_grad", "attention_table_grad"
-_WHOLE = {_FORWARD: 3, _BACKWARD: 6, attention_p.name: 3, attention_grad_p.name: 6}
+_WHOLE = {_FORWARD: 3, _BACKWARD: 6, attention_p.name: 3, attention_grad_p.name: 6, packed_p.name: 6}
 """How many operands there are before second parts and units, and before what mods have: the numbers of batch entries
 and heads, and tables."""
 _VECTOR = 8
@@ -65,8 +66,12 @@ def _code(eqn: Eqn) -> Code | str:
 
 def _own(eqn: Eqn) -> int:
     """How many operands there are before those that mods have."""
-    split = {attention_p: 3, attention_grad_p: 4}  # operands of which there are more parts, and units
-    return _WHOLE[eqn.prim.name] + eqn.params.get("parts", 0) * split.get(eqn.prim, 0)
+    split = 3 if _is_forward(eqn) else 4  # operands of which there are more parts, and units
+    return _WHOLE[eqn.prim.name] + eqn.params.get("parts", 0) * split
+
+
+def _is_forward(eqn: Eqn) -> bool:
+    return eqn.prim.name in (_FORWARD, attention_p.name)
 
 
 def is_attention(eqn: Eqn) -> bool:
@@ -87,14 +92,13 @@ def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> W
         for a, p in zip(outs, places, strict=True)
     ]
     rows = [p.strides for p in parts[:whole] if p.strides is not None]
-    rows += [_dense(a) for a in outs if a.ndim == 4]
+    rows += _strides_of_results(eqn)
     rest = [p.strides for p in parts[whole:own] if p.strides is not None]
     assert not rest or rest == [s for n, s in enumerate(rows[: len(rest) + 1]) if n != 3], "parts lie alike"
     code = _code(eqn)
     assert isinstance(code, Code), code
     options = (eqn.params["scale"], eqn.params["is_causal"], executor.device, code)
-    forward = eqn.prim.name in (_FORWARD, attention_p.name)
-    kind = cuda_attention.Forward if forward else cuda_attention.Backward
+    kind = cuda_attention.Forward if _is_forward(eqn) else cuda_attention.Backward
     launch = kind(shape, query.dtype, rows, *options, eqn.params.get("parts", 0))
     scratch = None
     if launch.scratch_bytes:
@@ -104,10 +108,22 @@ def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> W
         held = [p.address(executor) for p in parts]
         found = zip(places, spare, strict=True)
         results = [executor.address(p) if p is not None else b.ptr for p, b in found]  # type: ignore[union-attr]
+        if eqn.prim is packed_p:
+            results = [results[0] + n * outs[0].dtype.itemsize for n in eqn.params["places"]]
         given, memory = [a for a, _ in held], 0 if scratch is None else scratch.ptr
         launch([*given[:own], *results], memory, executor.work_stream(), given[own:])
 
     return Work(run, eqn.prim.name, step, anywhere=lambda: not any(p.copied for p in parts))
+
+
+def _strides_of_results(eqn: Eqn) -> list[Strides]:
+    """Those of results that have rows of features; of three in one array each its own."""
+    outs = [v.aval for v in eqn.outvars]
+    if eqn.prim is not packed_p:
+        return [_dense(a) for a in outs if a.ndim == 4]
+    batch, tokens, _, features = eqn.invars[0].aval.shape
+    row = outs[0].size // (batch * tokens)
+    return [Strides(tokens * row, row, features)] * 3
 
 
 class _Part:

@@ -24,6 +24,7 @@ from blufunc.core.jaxpr import Eqn, Jaxpr, Var
 from blufunc.core.structure import reshape_p
 from blufunc.kernels import cuda_memory, cuda_runtime
 from blufunc.kernels.cuda_draft import Draft
+from blufunc.kernels.cuda_forms import in_kernels
 from blufunc.kernels.cuda_limits import limits_of
 from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.cuda_program import CudaProgram
@@ -96,14 +97,19 @@ class CudaBackend:
 
     # -- programs --------------------------------------------------------------------------------------
 
-    def compile(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> CudaProgram:
+    def compile(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> CudaProgram:
         """A program for the device."""
-        return CudaProgram(jaxpr, donated, self.index)
+        return CudaProgram(jaxpr, donated, self.index, budget)
 
-    def draft(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> Draft:
+    def chosen(self, jaxpr: Jaxpr) -> Jaxpr:
+        """In the forms that the device has kernels for."""
+        return in_kernels(jaxpr, cuda_runtime.properties(self.index).arch)[0]
+
+    def draft(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> Draft:
         """What ``compile`` would make of a jaxpr, without compiling it."""
         found = cuda_runtime.properties(self.index)
-        return Draft(jaxpr, donated, found.arch, limits_of(found.capability, found.shared_per_block))
+        limits = limits_of(found.capability, found.shared_per_block)
+        return Draft(jaxpr, donated, found.arch, limits, budget)
 
     def run(
         self, prim: Any, buffers: Sequence[DeviceBuffer], params: dict, outs: Sequence[ShapedArray]

@@ -16,16 +16,25 @@ from blufunc.kernels.steps import OpaqueStep, Schedule
 
 
 class Draft:
-    """What ``compile`` would make of a jaxpr, on a device of an architecture such as ``sm_90`` with these limits."""
+    """What ``compile`` would make of a jaxpr, on a device of an architecture such as ``sm_90`` with these limits, its
+    planned peak within a budget in bytes.
+    """
 
-    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], arch: str, limits: Limits = HOPPER):
+    def __init__(
+        self,
+        jaxpr: Jaxpr,
+        donated: Sequence[bool],
+        arch: str,
+        limits: Limits = HOPPER,
+        budget: int | None = None,
+    ):
         self.jaxpr, self.donated, self.arch = simplify(jaxpr), donated, arch
-        self.limits = limits
+        self.limits, self.budget = limits, budget
 
     @functools.cached_property
     def schedule(self) -> Schedule:
         """Its steps and their memory."""
-        return cuda_program.planned(self.jaxpr, self.donated, self.arch)
+        return cuda_program.planned(self.jaxpr, self.donated, self.arch, self.budget)
 
     def source(self) -> str:
         """The CUDA C++ that will be compiled."""

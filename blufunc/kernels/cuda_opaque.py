@@ -177,7 +177,8 @@ def _row_scatter(executor: Executor, step: OpaqueStep, operands: Sequence[Operan
     place = executor.roots.place(result)
 
     def run(executor: Executor) -> None:
-        x, rows, updates = (o.buffer(executor).ptr for o in operands)
+        given = [o.buffer(executor) for o in operands]  # copies live until they have been read
+        x, rows, updates = (b.ptr for b in given)
         scatter(x, rows, updates, executor.address(place), executor.work_stream())
 
     return Work(run, eqn.prim.name, step, anywhere=lambda: all(o.in_place for o in operands))

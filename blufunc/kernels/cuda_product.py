@@ -24,11 +24,11 @@ from blufunc.kernels import cublaslt, cuda_runtime
 from blufunc.kernels.activation_epilogue import dot_bias_gelu_p, dot_dgelu_p, dot_gelu_p
 from blufunc.kernels.cuda_executor import ALIGNMENT, Executor, Operand, Place
 from blufunc.kernels.cuda_memory import DeviceBuffer
-from blufunc.kernels.cuda_streams import BANDWIDTH, LAUNCH, PRODUCTS, PRODUCTS_FLOAT32
+from blufunc.kernels.cuda_streams import BANDWIDTH, LAUNCH, PRODUCTS, PRODUCTS_FLOAT32, PRODUCTS_TF32
 from blufunc.kernels.epilogue import dot_accumulate_p, dot_bias_p, dot_promoted_p
 from blufunc.kernels.gemm_layout import Copies, Gemm, Layout, chunks_of, plan_dot_general
 from blufunc.kernels.indices import strides_of
-from blufunc.kernels.precisions import ACCURATE_BY, ALGORITHMS, is_tf32, resolved
+from blufunc.kernels.precisions import ALGORITHMS, ProductShape, is_tf32, resolved
 from blufunc.kernels.steps import OpaqueStep
 
 Axes = tuple[int, ...]
@@ -49,19 +49,41 @@ def compute_of(dtype: np.dtype, precision: Any) -> str:
     return "tf32" if is_tf32(resolved(precision)) else "f32"
 
 
-def split_pays(batch: int, m: int, n: int, k: int) -> bool:
-    """Whether a product of float32 is quicker by ``ACCURATE_BY``: three of float16 with what goes with them.
+def split_pays(algorithm: str, shape: ProductShape) -> bool:
+    """Whether a product of float32 is quicker by one of ``QUICKER_BY``, with what goes with it. By estimates."""
+    return _PAYS[algorithm](*shape)
 
-    By estimates. What goes with them: an operand is read twice, for the scales and to be split, and written; the
-    results of all products but the first are read and written once more, and what reads the leading sum reads the
-    other one too.
+
+def _three_products_pay(batch: int, m: int, n: int, k: int, by_rows: tuple[bool, bool]) -> bool:
+    """Three products of float16 instead of one in IEEE arithmetic.
+
+    What goes with them: an operand is read twice, for the scales and to be split, and written; the results of all
+    products but the first are read and written once more, and what reads the leading sum reads the other one too.
     """
-    chunks = len(chunks_of(k, ALGORITHMS[ACCURATE_BY].chunk))
+    chunks = len(chunks_of(k, ALGORITHMS["F16_F16_F32_X3"].chunk or k))
     results = 4 * batch * m * n * (2 + 2 * chunks + 2)
     operands = 4 * batch * (m * k + k * n) * 3
     flops = 2 * batch * m * n * k
     split = 3 * flops / PRODUCTS + (results + operands) / BANDWIDTH + (5 + chunks) * LAUNCH
     return split < flops / PRODUCTS_FLOAT32
+
+
+def _scaled_product_pays(batch: int, m: int, n: int, k: int, by_rows: tuple[bool, bool]) -> bool:
+    """One product of float16 instead of one in TF32, which reads twice as much.
+
+    What goes with it: an operand is read and written in float16; before, it is read for scales that are not of its
+    rows, which takes three launches more.
+    """
+    elements = (batch * m * k, batch * k * n)
+    scaling = sum((6 if rows else 10) * x for rows, x in zip(by_rows, elements, strict=True))
+    launches = sum(1 if rows else 4 for rows in by_rows)
+    flops, results = 2 * batch * m * n * k, 4 * batch * m * n
+    scaled = max(flops / PRODUCTS, (results + 2 * sum(elements)) / BANDWIDTH)
+    plain = max(flops / PRODUCTS_TF32, (results + 4 * sum(elements)) / BANDWIDTH)
+    return scaled + scaling / BANDWIDTH + launches * LAUNCH < plain
+
+
+_PAYS = {"F16_F16_F32_X3": _three_products_pay, "F16_F16_F32_SCALED": _scaled_product_pays}
 
 
 def _epilogue_of(eqn: Eqn) -> str | None:

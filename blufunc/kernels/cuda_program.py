@@ -25,17 +25,20 @@ from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Eqn, Jaxpr
 from blufunc.core.passes import simplify
 from blufunc.kernels import cuda_memory, cuda_modules, cuda_opaque, cuda_product, cuda_runtime
+from blufunc.kernels.budget import within
 from blufunc.kernels.cstyle_cuda import CUDA
 from blufunc.kernels.cuda_attention_step import is_attention, why_not
 from blufunc.kernels.cuda_executor import ALIGNMENT, Allocator, Executor, Work
+from blufunc.kernels.cuda_forms import in_kernels
 from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.cuda_modules import wanted_by
 from blufunc.kernels.cuda_replay import Replays
 from blufunc.kernels.cuda_times import times_of
+from blufunc.kernels.machine import Machine
 from blufunc.kernels.plan_types import Plan
 from blufunc.kernels.report import line_of
 from blufunc.kernels.stages import show_stages
-from blufunc.kernels.steps import OpaqueStep, Schedule, schedule
+from blufunc.kernels.steps import OpaqueStep, Planning, Schedule
 from blufunc.kernels.timing import StepTime
 
 TARGET = dataclasses.replace(
@@ -46,15 +49,17 @@ TARGET = dataclasses.replace(
     group=True,
     recompute=True,
     scarce_bytes=1 << 30,
+    machine=Machine("an H200", bandwidth=4.3e12, flops=3e13, products=5e13, narrow_products=7e14),
 )
 """What a lowering should know of a device: memory is scarce there, and launches take as long as small kernels."""
 
 _programs: weakref.WeakSet[CudaProgram] = weakref.WeakSet()
 
 
-def planned(jaxpr: Jaxpr, donated: Sequence[bool], arch: str) -> Schedule:
-    """The schedule of a simplified jaxpr on a CUDA device of an architecture."""
-
+def planned(jaxpr: Jaxpr, donated: Sequence[bool], arch: str, budget: int | None = None) -> Schedule:
+    """The schedule of a simplified jaxpr on a CUDA device of an architecture, its peak within a budget in bytes."""
+    jaxpr, told = in_kernels(jaxpr, arch)
+    jaxpr = simplify(jaxpr)
     notes: dict[str, None] = {}
 
     def keep(eqn: Eqn) -> bool:
@@ -65,8 +70,8 @@ def planned(jaxpr: Jaxpr, donated: Sequence[bool], arch: str) -> Schedule:
             notes[f"no kernel for {eqn.prim.name} at {line_of(eqn)}: {reason}"] = None
         return reason is None
 
-    made = schedule(jaxpr, donated, TARGET, cuda_opaque.planned, keep)
-    made.notes = tuple(notes)
+    made = within(Planning(jaxpr, donated, TARGET, cuda_opaque.planned, keep), budget)
+    made.notes = (*told, *notes)
     return made
 
 
@@ -87,19 +92,21 @@ class CudaProgram:
       jaxpr: without constants.
       donated: the parameters whose memory results may take.
       device: the index of the CUDA device.
+      budget: for the planned peak, in bytes; None for none.
 
     Attributes:
       schedule: its steps and their memory.
       captured: whether it can be part of a graph: no step waits for the host.
     Raises:
       CompileError: a kernel, of ours or of the user's, does not compile.
+      MemoryBudgetError: there is no plan within the budget.
       OutOfMemoryError: the device has no room for the program's temporaries.
     """
 
-    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], device: int = 0):
+    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], device: int = 0, budget: int | None = None):
         self.device, self.name = device, jaxpr.name or "program"
         self.jaxpr = simplify(jaxpr)
-        self.schedule = planned(self.jaxpr, donated, cuda_runtime.properties(device).arch)
+        self.schedule = planned(self.jaxpr, donated, cuda_runtime.properties(device).arch, budget)
         show_stages(self.schedule, self.name)
         # numbers are never taken over, whatever is said of them
         self._movable = [not (d and v.aval.ndim) for v, d in zip(jaxpr.invars, donated, strict=True)]

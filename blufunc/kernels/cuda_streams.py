@@ -23,7 +23,7 @@ WORTH = 1e-6
 LAUNCH = 2e-6
 """Seconds between two short kernels of one stream of a graph."""
 
-BANDWIDTH, PRODUCTS, PRODUCTS_FLOAT32 = 3e12, 5e14, 5e13
+BANDWIDTH, PRODUCTS, PRODUCTS_TF32, PRODUCTS_FLOAT32 = 3e12, 5e14, 2.5e14, 5e13
 """Bytes, and multiplications and additions, a second: of the order of a large device's."""
 
 EXCHANGE, LINK = 15e-6, 3e11

@@ -279,9 +279,14 @@ class _Epilogues(Products):
         return v if self.only_stored(v) else None
 
     def only_stored(self, v: Var) -> bool:
-        """Whether no kernel reads a variable, by way of movement either."""
+        """Whether no kernel computes a variable where it reads it, by way of movement either.
+
+        One that reads a part of it has other points: that is computed before, and stored.
+        """
         return all(
-            self.only_stored(e.outvars[0]) if moves(e) else sort_of(e) == "opaque"
+            e.outvars[0].aval.size < v.aval.size or self.only_stored(e.outvars[0])
+            if moves(e)
+            else sort_of(e) == "opaque"
             for e in self.readers.get(v, ())
         )
 

@@ -28,13 +28,13 @@ from blufunc.core import dtypes, source
 from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, meets
 from blufunc.core.kinds import Elementwise
 from blufunc.core.ops.dynamic import dynamic_slice_p, dynamic_update_slice_p
-from blufunc.core.ops.elementwise import convert_p, copy_p
 from blufunc.core.ops.gather_scatter import gather_p, scatter_add_p
 from blufunc.core.ops.shape import concatenate_p, iota_p, pad_p
 from blufunc.core.override import is_replaced
 from blufunc.core.structure import add_any_p
 from blufunc.kernels import frames, scalars
 from blufunc.kernels.access import Place, gathered, moves, view_chain
+from blufunc.kernels.copied_values import computed_in_copies
 from blufunc.kernels.frames import (
     REDUCES,
     SCANS,
@@ -69,6 +69,7 @@ class Region:
       eqns: the nodes, in order of dependence. Virtual equations are found through ``Fusion.virtual``.
       roles: what each of their results is in the frame.
       outputs: the results that others read; for a region without nodes, the virtual variables that it writes out.
+      again: the call that computes some of it a second time, as ``origins`` has it; 0: none does.
       numbers: virtual numbers that it writes at its end, computed of its totals.
       inputs: the variables in memory that it reads.
     """
@@ -76,6 +77,7 @@ class Region:
     frame: Frame
     eqns: list[Eqn] = field(default_factory=list)
     roles: dict[Var, str] = field(default_factory=dict)
+    again: int = 0
     outputs: list[Var] = field(default_factory=list)
     numbers: list[Var] = field(default_factory=list)
     inputs: list[Var] = field(default_factory=list)
@@ -262,7 +264,12 @@ class _Fuser:
         self._leaves: dict[Var, tuple[Var, ...]] = {}
         self.last_effect: int | None = None
         self.first_result: dict[Any, Var] = {}  # of loops and branches at points
-        self.in_copies = _computed_in_copies(jaxpr)
+        self.in_copies = computed_in_copies(jaxpr)
+        self.readers: dict[Any, list[Eqn]] = {}
+        for eqn in jaxpr.eqns:
+            for a in eqn.invars:
+                if a.__class__ is not Literal:
+                    self.readers.setdefault(a, []).append(eqn)
 
     def run(self) -> Fusion:
         for eqn in self.jaxpr.eqns:
@@ -345,7 +352,7 @@ class _Fuser:
         out = eqn.outvars[0]
         points = eqn.invars[0] if eqn.prim in REDUCES else out
         role, frame = role_of(eqn, Frame(points.aval.size)) or ("element", Frame(out.aval.size))
-        return Region(frame, [eqn], {out: role})
+        return Region(frame, [eqn], {out: role}, self.origin(eqn))
 
     def new_step(self, step: Step, eqn: Eqn, homes: set[int]) -> None:
         number = len(self.steps)
@@ -389,7 +396,7 @@ class _Fuser:
         return True
 
     def obstacle(self, eqn: Eqn, region: Region, number: int, others: set[int]) -> str | None:
-        if self.origin(eqn) not in (0, self.origin(region.eqns[0])):
+        if self.origin(eqn) not in (0, region.again):
             return "it is computed again, later, on purpose"
         if any(self.order.waits(s, number) for s in others):
             return "another step must run between them"
@@ -485,14 +492,14 @@ class _Fuser:
         assert isinstance(a, Region) and isinstance(b, Region)
         if self.order.between(other, into) or self.order.between(into, other):
             return False
-        if self.origin(a.eqns[0]) != self.origin(b.eqns[0]):
+        if not self.at_one_time(a, b):
             return False
         if len(a.eqns) + len(b.eqns) > 4 * MOST_BUFFERS:
             return False
         frame = common(a.frame, b.frame)
         if frame is None:
             return False
-        trial = Region(frame)
+        trial = Region(frame, again=a.again or b.again)
         for e in self.by_position([*a.eqns, *b.eqns]):
             fitted = role_of(e, trial.frame)
             if (
@@ -511,6 +518,28 @@ class _Fuser:
             self.home[e.outvars[0]] = into
         self.order.merge(other, into)
         return True
+
+    def at_one_time(self, a: Region, b: Region) -> bool:
+        """Whether two regions are computed again by one call, or neither is; or one of them, which is not, may wait for
+        the other, as nobody reads it before.
+        """
+        if a.again == b.again:
+            return True
+        if a.again and b.again:
+            return False
+        plain, again = (b, a) if a.again else (a, b)
+        begin = min(self.position[id(e)] for e in again.eqns if self.origin(e))
+        return all(self.first_read(v, plain) > begin for v in plain.roles)
+
+    def first_read(self, v: Var, inside: Region) -> int:
+        """The position of the first equation outside of a region that reads a variable, or a view of it."""
+        found = len(self.position)
+        for e in self.readers.get(v, ()):
+            if e.outvars and e.outvars[0] in self.virtual:
+                found = min(found, self.first_read(e.outvars[0], inside))
+            elif not e.outvars or e.outvars[0] not in inside.roles:
+                found = min(found, self.position[id(e)])
+        return found
 
     def by_position(self, eqns: Sequence[Eqn]) -> list[Eqn]:
         return sorted(eqns, key=lambda e: self.position[id(e)])
@@ -652,44 +681,3 @@ def _is_second_long_scan(eqn: Eqn, frame: Frame, region: Region) -> bool:
     """Whether a row would be scanned twice that is too long to be kept, or in chunks."""
     long = frame.order == "chunks" or (frame.order == "whole" and (frame.lanes or 0) > _SCANNED_TWICE)
     return long and scans(eqn) and any(map(scans, region.eqns))
-
-
-_LITTLE = 2  # operations that a copy does beside moving
-
-
-def _computed_in_copies(jaxpr: Jaxpr) -> set[Var]:
-    """What only copies read, by way of movement and of each other, and is computed by little of no more memory."""
-    makers = {v: e for e in jaxpr.eqns for v in e.outvars}
-    inside: set[Any] = set()  # what some reader only copies
-    outside: set[Any] = set(jaxpr.outvars)  # what some reader does not
-    found: set[Var] = set()
-    for e in reversed(jaxpr.eqns):
-        v = e.outvars[0] if len(e.outvars) == 1 else None
-        if v in inside and v not in outside and _is_little(e, makers):
-            found.add(v)  # type: ignore[arg-type]
-        passes = v in found and (moves(e) or isinstance(e.prim, Elementwise))
-        if passes or e.prim is copy_p:
-            inside.update(e.invars)
-        elif e.prim is pad_p or e.prim is concatenate_p:
-            for a in e.invars:
-                (inside if a.aval.ndim else outside).add(a)
-        else:
-            outside.update(e.invars)
-    return found
-
-
-def _is_little(eqn: Eqn, makers: Mapping[Any, Eqn]) -> bool:
-    """Whether an equation is no more than movement, or a little work on one array of no less memory."""
-    if not isinstance(eqn.prim, Elementwise) or eqn.prim is copy_p:
-        return True
-    size = eqn.outvars[0].aval.size
-    large = [a for a in eqn.invars if _stored_size(a, makers) >= size > 1]
-    return len(large) <= 1 and scalars.cost(eqn.prim) <= _LITTLE
-
-
-def _stored_size(operand: Atom, makers: Mapping[Any, Eqn]) -> int:
-    """The elements of what an operand is moved from."""
-    a = operand
-    while a in makers and (moves(makers[a]) or makers[a].prim is convert_p):
-        a = makers[a].invars[0]
-    return 1 if a.__class__ is Literal else a.aval.size

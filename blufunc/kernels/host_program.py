@@ -25,12 +25,13 @@ from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.passes import simplify
 from blufunc.kernels import host_compiler, host_gemm
 from blufunc.kernels.access import view
+from blufunc.kernels.budget import within
 from blufunc.kernels.cstyle_host import render_many
 from blufunc.kernels.host_product import one_thread_each, product_into
 from blufunc.kernels.numpy_program import Program, calls_back
 from blufunc.kernels.quiet import openly, quietly
 from blufunc.kernels.stages import show_stages
-from blufunc.kernels.steps import KernelStep, OpaqueStep, Schedule, Step, schedule, touched
+from blufunc.kernels.steps import KernelStep, OpaqueStep, Planning, Schedule, Step, touched
 from blufunc.kernels.target import Target
 from blufunc.kernels.timing import StepTime, medians
 
@@ -69,9 +70,15 @@ class HostProgram:
       schedule: its steps and their memory.
     """
 
-    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], compiler: host_compiler.Compiler):
+    def __init__(
+        self,
+        jaxpr: Jaxpr,
+        donated: Sequence[bool],
+        compiler: host_compiler.Compiler,
+        budget: int | None = None,
+    ):
         self.jaxpr = simplify(jaxpr)
-        self.schedule = made = planned(self.jaxpr, donated)
+        self.schedule = made = planned(self.jaxpr, donated, budget)
         show_stages(made, jaxpr.name)
         self.text, names = source_of(made)
         library = compiler.compile(self.text, jaxpr.name or "program") if names else None
@@ -104,9 +111,9 @@ class HostProgram:
         return medians(names, runs[1:])  # the first run touches new memory
 
 
-def planned(jaxpr: Jaxpr, donated: Sequence[bool]) -> Schedule:
-    """The steps of a simplified jaxpr on the CPU, and their memory."""
-    return schedule(jaxpr, donated, HOST, lambda e: e.prim is dot_general_p)
+def planned(jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> Schedule:
+    """The steps of a simplified jaxpr on the CPU, and their memory, its peak within a budget in bytes."""
+    return within(Planning(jaxpr, donated, HOST, lambda e: e.prim is dot_general_p), budget)
 
 
 def name_of(step: Step) -> str:
@@ -119,8 +126,25 @@ def _in_order(x: Any) -> np.ndarray:
     return x if x.__class__ is np.ndarray and x.flags.c_contiguous else np.array(x, order="C")
 
 
-def compile_program(jaxpr: Jaxpr, donated: Sequence[bool]) -> HostProgram | None:
-    """The compiled program; None where there is no compiler, or no gain in one."""
+def compile_program(jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> HostProgram | None:
+    """The compiled program; None where there is no compiler, or no gain in one.
+
+    With a budget that the default plan does not meet it is compiled in any case: NumPy calls have no plan.
+
+    Raises:
+      MemoryBudgetError: there is no plan within the budget.
+      UnsupportedError: there is one, but no compiler.
+    """
+    if budget is not None and planned(simplify(jaxpr), donated).plan.peak_bytes > budget:
+        compiler = host_compiler.find() if config.host_compiler != "never" else None
+        if compiler is None:
+            raise errors.UnsupportedError(
+                f"memory_budget={budget} needs {jaxpr.name or 'the program'} to be compiled.",
+                where=source.here(),
+                why=f"it would run as NumPy calls, which allocate as they go: {why_as_numpy(jaxpr)}.",
+                fix="install a C++ compiler, or leave out the budget",
+            )
+        return HostProgram(jaxpr, donated, compiler, budget)
     if config.host_compiler == "never" or (config.host_compiler == "auto" and not worth_compiling(jaxpr)):
         return None
     compiler = host_compiler.find()
@@ -139,6 +163,15 @@ def compile_program(jaxpr: Jaxpr, donated: Sequence[bool]) -> HostProgram | None
         else:
             _say_once(f"{jaxpr.name or 'a program'} could not be compiled")
         return None
+
+
+def why_as_numpy(jaxpr: Jaxpr) -> str:
+    """Why a program runs as NumPy calls; empty if it is compiled."""
+    if config.host_compiler == "never":
+        return "config.host_compiler is 'never'"
+    if config.host_compiler == "auto" and not worth_compiling(jaxpr):
+        return "its arrays are too small to gain from compiling; config.host_compiler = 'always' does so all the same"
+    return "" if host_compiler.find() is not None else host_compiler.why_none()
 
 
 _said: list[bool] = []

@@ -32,7 +32,14 @@ from blufunc.kernels.loopir import (
     post_order,
 )
 from blufunc.kernels.lower_values import Values
-from blufunc.kernels.row_loops import is_scanned, roots_of, shared_between, with_keeps, with_scans
+from blufunc.kernels.row_loops import (
+    is_scanned,
+    roots_of,
+    shared_between,
+    with_keeps,
+    with_late_stores,
+    with_scans,
+)
 
 _KEEP_COST = 8  # operations from which on a value is kept for the next loop rather than computed again
 
@@ -79,6 +86,7 @@ class Lowering(Values):
         wanted = shared_between(loops, k, self.worth)
         if sum(k.extent * v.dtype.itemsize for v in wanted) > self.target.keep_bytes:
             wanted = shared_between(loops, k, is_scanned) if len(self.scans) > 1 else []
+            body = with_late_stores(body)
         keeps = {v: Keep(f"{self.keep_name(v)}_{n}", v.dtype, k) for n, v in enumerate(wanted)}
         return with_scans(with_keeps(body, keeps) if keeps else body)
 

@@ -50,12 +50,14 @@ class Machine:
       bandwidth: bytes a second, read and written ones together.
       flops: additions of floats a second that kernels may reach; that of products, for want of a better bound.
       products: multiplications and additions a second, of products of float32 matrices.
+      narrow_products: those of products of 16 bits; None: like the others.
     """
 
     name: str
     bandwidth: float
     flops: float
     products: float
+    narrow_products: float | None = None
 
     def __str__(self) -> str:
         return f"{self.name}: {self.bandwidth / 1e9:.0f} GB/s, {self.products / 1e9:.0f} GFLOP/s in float32 products"

@@ -14,6 +14,7 @@ import numpy as np
 
 from blufunc.config import config
 from blufunc.core import backend
+from blufunc.core.alternatives import chosen
 from blufunc.core.avals import ShapedArray
 from blufunc.core.holders import ALONE, references
 from blufunc.core.jaxpr import Jaxpr
@@ -64,18 +65,25 @@ class NumpyBackend:
                 check_values(prim, results, outs)
         return [r if r.__class__ is np.ndarray else np.asarray(r) for r in results]
 
-    def compile(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> Program | HostProgram:
-        """A program over buffers: compiled loops where they gain, NumPy calls otherwise."""
-        program = host_program.compile_program(jaxpr, donated)
+    def compile(
+        self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None
+    ) -> Program | HostProgram:
+        """A program over buffers: compiled loops where they gain, or a budget asks for them, NumPy calls otherwise."""
+        jaxpr = self.chosen(jaxpr)
+        program = host_program.compile_program(jaxpr, donated, budget)
         if program is None:
             program = (CallingProgram if calls_back(jaxpr) else Program)(jaxpr, donated)
         if config.shows("source"):
             config.show(program.source())
         return program
 
-    def draft(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> Draft:
+    def draft(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> Draft:
         """What ``compile`` would make, before anything is compiled."""
-        return Draft(jaxpr, donated)
+        return Draft(self.chosen(jaxpr), donated, budget)
+
+    def chosen(self, jaxpr: Jaxpr) -> Jaxpr:
+        """As it was written: no operation has a kernel here that its definition has not."""
+        return chosen(jaxpr)
 
     def claim(self, buffers: list[np.ndarray], donated: Sequence[bool]) -> None:
         """Copy the donated buffers that a view, or another array, still sees, or that are views themselves."""

@@ -239,6 +239,27 @@ def with_keeps(body: Sequence[Any], keeps: dict[Value, Keep]) -> list[Any]:
     return out
 
 
+def with_late_stores(body: Sequence[Any]) -> list[Any]:
+    """The loops of a row that is read again and again, where a store waits for the last loop that computes its value.
+
+    Then nothing reads the row behind the store, which may so be over the row.
+    """
+    late: dict[Store, Lanes] = {}
+    for loop in (s for s in body if isinstance(s, Lanes)):
+        computed = set(post_order([v for x in loop.body for v in values_of(x)]))
+        stores = [x for x in loop.body if isinstance(x, Store)]
+        late.update((x, loop) for x in [*late, *stores] if x.value in computed)
+    out: list[Any] = []
+    for s in body:
+        if isinstance(s, Lanes):
+            stays = [x for x in s.body if late.get(x, s) is s]
+            s = Lanes(
+                s.range, (*stays, *(x for x, loop in late.items() if loop is s and x not in stays)), s.note
+            )
+        out.append(s)
+    return out
+
+
 def is_scanned(v: Value) -> bool:
     """Whether a value is what a scan has found."""
     return v.op == "read" and isinstance(v.attr, Prefix)

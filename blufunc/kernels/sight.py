@@ -15,7 +15,9 @@ from blufunc.core.backend import Device
 from blufunc.core.jaxpr import Eqn, Jaxpr, Var
 from blufunc.core.passes import simplify
 from blufunc.kernels import cuda_library, cuda_opaque
+from blufunc.kernels.budget_report import Bought
 from blufunc.kernels.cost import Cost, StepCost, cost_of, cost_of_equations
+from blufunc.kernels.cuda_attention_step import is_attention
 from blufunc.kernels.machine import Machine
 from blufunc.kernels.plan_types import Plan
 from blufunc.kernels.report import (
@@ -46,10 +48,18 @@ class Memory:
       arena_bytes: the one block for everything else.
       unplanned_bytes: what loops, branches and the reference return, for which they make memory themselves; it comes
         on top of the peak, as far as it is alive at once.
+      bought: what is computed again for ``jit(memory_budget=)``: both peaks, the values and the price; None where
+        nothing is.
     """
 
-    def __init__(self, plan: Plan, why_not_compiled: str = "", unplanned_bytes: int = 0):
-        self.plan, self.why_not_compiled = plan, why_not_compiled
+    def __init__(
+        self,
+        plan: Plan,
+        why_not_compiled: str = "",
+        unplanned_bytes: int = 0,
+        bought: Bought | None = None,
+    ):
+        self.plan, self.why_not_compiled, self.bought = plan, why_not_compiled, bought
         self.unplanned_bytes = unplanned_bytes
         self.peak_bytes: int = plan.peak_bytes
         self.argument_bytes: int = plan.argument_bytes
@@ -57,12 +67,15 @@ class Memory:
         self.arena_bytes: int = plan.arena_bytes
 
     def report(self, n: int = 10) -> str:
-        """The sums, and the ``n`` largest values alive at the peak with the lines that they come from."""
+        """The sums, and the ``n`` largest values alive at the peak with the lines that they come from; within a budget,
+        what is computed again for it.
+        """
         head, *rest = self.plan.report(n).splitlines()
         besides = (
             f"; {size(self.unplanned_bytes)} in results of calls besides" if self.unplanned_bytes else ""
         )
-        return "\n".join([head + besides, *rest])
+        price = [self.bought.report(n)] if self.bought is not None else []
+        return "\n".join([head + besides, *rest, *price])
 
     def __str__(self) -> str:
         return "\n".join([*_as_numpy(self.why_not_compiled), self.report()])
@@ -79,13 +92,14 @@ class Sight:
       jaxpr: simplified.
       donated: the parameters whose memory results may take.
       device: where it will run.
+      budget: the bytes that its planned peak may have; None: as it comes.
 
     Attributes:
       program: the executable, once there is one.
     """
 
-    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], device: Device):
-        self.jaxpr, self.donated, self.device = jaxpr, donated, device
+    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], device: Device, budget: int | None = None):
+        self.jaxpr, self.donated, self.device, self.budget = jaxpr, donated, device, budget
         self.program: Any = None
 
     @functools.cached_property
@@ -93,9 +107,9 @@ class Sight:
         """What has ``schedule`` and ``source()``."""
         make = getattr(self.device.backend, "draft", None)
         if make is not None:
-            return make(self.jaxpr, self.donated)
+            return make(self.jaxpr, self.donated, self.budget)
         if self.program is None:
-            self.program = self.device.backend.compile(self.jaxpr, self.donated)
+            self.program = self.device.backend.compile(self.jaxpr, self.donated, self.budget)
         return self.program
 
     @property
@@ -124,7 +138,7 @@ class Sight:
         made = self.schedule
         values = [made.values[i] for i in made.unplanned]
         unplanned = sum(v.aval.nbytes for v in values if isinstance(v, Var))
-        return Memory(made.plan, self.why_not_compiled, unplanned)
+        return Memory(made.plan, self.why_not_compiled, unplanned, made.bought)
 
     @functools.cached_property
     def cost(self) -> Cost:
@@ -138,6 +152,8 @@ class Sight:
         for n, step in enumerate(self.schedule.steps):
             if not isinstance(step, OpaqueStep) or (self.device.platform != "cpu" and on_host(step.eqn)):
                 continue
+            if is_attention(step.eqn):
+                continue  # by a kernel: its definition runs nowhere
             for role, jaxpr in _roles(step.eqn):
                 donated = (False,) * len(jaxpr.invars)
                 if self.device.platform != "cpu" and step.eqn.prim.name == "scan":
@@ -158,7 +174,7 @@ class Sight:
         """The measured times of the program's steps, beside what they cost."""
         times = self.program.timings(buffers, repeats)
         compiled = hasattr(self.program, "schedule")
-        cost = self.cost if compiled else cost_of_equations(self.jaxpr)
+        cost = self.cost if compiled else cost_of_equations(self.device.backend.chosen(self.jaxpr))
         rows = [_row(c, t.name, t.ms, machine) for c, t in zip(cost.steps, times, strict=True)]
         return Timings(rows, machine, "" if compiled else self.why_not_compiled)
 

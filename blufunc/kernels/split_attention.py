@@ -28,7 +28,7 @@ from blufunc.core.passes import Origins, put_in_place, rewrite, simplify
 from blufunc.core.primitive import Primitive
 from blufunc.core.stage import stage
 from blufunc.core.structure import broadcast_in_dim, reshape
-from blufunc.kernels.precisions import ACCURATE, ACCURATE_BY, is_tf32, resolved
+from blufunc.kernels.precisions import ACCURATE, ALGORITHMS, QUICKER_BY, is_tf32, resolved
 from blufunc.kernels.split_products import power_of_two
 
 OPERANDS = {"attention": (0, 1, 2), "attention_grad": (0, 1, 2, 5)}
@@ -68,8 +68,9 @@ def parts_of(eqn: Eqn) -> int | str:
     name = resolved(wanted) if wanted else ACCURATE
     if is_tf32(name):
         return 1
-    if name in (ACCURATE, ACCURATE_BY):
-        return 2
+    algorithm = ALGORITHMS.get(QUICKER_BY.get(name, name))
+    if algorithm is not None and algorithm.dtype == dtypes.float16:
+        return algorithm.parts
     return (
         f"elements are float32, and its products are to have precision {name!r}: tensor-core attention has 'tf32' and "
         f"{ACCURATE!r}"

@@ -1,10 +1,11 @@
 """Before stage 5, for devices with tensor cores: float32 products as sums of products of narrower parts.
 
 Kernels, before ``activation_epilogue`` and ``rewrite``. In: a program whose products ask for a precision that is an
-``Algorithm``. Out: one that computes them so, in equations like any other: conversions and subtractions make the parts,
-in the kernel that computes an operand where there is one; products of parts, of which each adds to the sum of those
-before it, from small ones to large; and what puts the result together, in the kernel that reads it. An operand that
-several products read one after another is split once.
+``Algorithm``, or is met by one that is quicker. Out: one that computes them so, in equations like any other:
+conversions and subtractions make the parts, in the kernel that computes an operand where there is one; products of
+parts, of which each adds to the sum of those before it, from small ones to large; and what puts the result together, in
+the kernel that reads it. An operand that several products read one after another is split once. What is one part is
+rounded.
 
 The sums. Tensor cores round towards zero as they accumulate (Fasi, Higham, Mikaitis and Pranesh 2021), so that the
 error of a long sum grows with its length; Ootomo and Yokota (2022) therefore add outside of them. Here, terms of the
@@ -16,7 +17,13 @@ The scales. A row that is to be split into float16 is multiplied by ``4^j``, so 
 between 2^13 and 2^15; a result's rows and columns are divided by these. With ``r = 2^-j`` of the row times that of the
 column it is multiplied by r twice, so that nothing overflows or loses bits on the way to a result that does not. What
 is left of such a row behind its first part is held times 2^11, and so is the sum of the products with it: an element
-has all its bits down to 2^-28 of the largest of its row.
+has all its bits, 11 of each part, down to 2^-28 of the largest of its row.
+
+A row goes along what is contracted, so that forward and backward passes have other ones. Of algorithms that are
+``by_rows`` it goes along the last axes either way, and the one copy serves all products. Where rows of both operands
+are summed up, as in the gradient of a weight, row t of one is multiplied by ``4^i`` and of the other by ``4^j``: one of
+them is multiplied by ``4^(m - i - j)`` too, where m is the least ``i + j``, and the result by ``4^-m``. What that loses
+is small beside the largest of all terms of all results, not beside those of each.
 """
 
 from __future__ import annotations
@@ -37,17 +44,18 @@ from blufunc.core.primitive import Primitive
 from blufunc.core.stage import stage
 from blufunc.core.structure import broadcast_in_dim, transpose, transpose_p
 from blufunc.kernels.epilogue import dot_accumulate_p, dot_promoted_p
-from blufunc.kernels.precisions import ACCURATE, ACCURATE_BY, ALGORITHMS, Algorithm, resolved
+from blufunc.kernels.precisions import ALGORITHMS, QUICKER_BY, Algorithm, ProductShape, resolved
 
 _LONGER = 4
 """Chunks of the products behind it are 2^4 times as long for each order: those are smaller by 2^7 or more."""
 
 NEAR = 8
 """For how many products the parts of an operand are kept, for one that reads it too. They are quick to compute again;
-what is kept from a forward to a backward pass decides how much memory a step of training takes."""
+what is kept from a forward to a backward pass decides how much memory a step of training takes. A part that serves all
+products is kept in the place of the operand, and takes half of its memory."""
 
-Pays = Callable[[int, int, int, int], bool]
-"""From batch, m, n and k to whether such a product is quicker by ``ACCURATE_BY`` than in IEEE arithmetic."""
+Pays = Callable[[str, ProductShape], bool]
+"""From an algorithm of ``QUICKER_BY`` and a shape to whether such a product is quicker by it than without."""
 
 
 def with_split_products(jaxpr: Jaxpr, origins: Origins, pays: Pays) -> Jaxpr:
@@ -57,25 +65,53 @@ def with_split_products(jaxpr: Jaxpr, origins: Origins, pays: Pays) -> Jaxpr:
       jaxpr: simplified.
       origins: for equations, the call that computes them again; kept up for those that take their place.
     """
-    split = {e: how for e in jaxpr.eqns if (how := _algorithm(e, pays)) is not None}
-    if not split or is_replaced(dot_general_p, "impl"):
+    asked = {e: name for e in jaxpr.eqns if (name := _precision(e)) in ALGORITHMS or name in QUICKER_BY}
+    if not asked or is_replaced(dot_general_p, "impl"):
         return jaxpr
-    return rewrite(jaxpr, _Splitter(split, origins).step, origins)
+    return rewrite(jaxpr, _Splitter(asked, origins, pays).step, origins)
 
 
-def _algorithm(eqn: Eqn, pays: Pays) -> Algorithm | None:
-    """In what way an equation is to be computed in parts."""
+def _precision(eqn: Eqn) -> str | None:
+    """What a product of float32 asks for."""
     if eqn.prim is not dot_general_p or any(a.__class__ is Literal for a in eqn.invars):
         return None
     if any(a.aval.dtype != dtypes.float32 or not a.aval.size for a in (*eqn.invars, *eqn.outvars)):
         return None
-    name = resolved(eqn.params["precision"])
-    if name != ACCURATE:
-        return ALGORITHMS.get(name)
-    (contract, _), (batch, _) = eqn.params["dimension_numbers"]
-    lhs, rhs = (a.aval for a in eqn.invars)
-    b, k = (math.prod(lhs.shape[d] for d in axes) for axes in (batch, contract))
-    return ALGORITHMS[ACCURATE_BY] if pays(b, lhs.size // (b * k), rhs.size // (b * k), k) else None
+    return resolved(eqn.params["precision"])
+
+
+class _Operand(NamedTuple):
+    """An operand, or what it is a transpose of, with its contracted axes and those of the batch."""
+
+    x: Atom
+    contract: tuple[int, ...]
+    batch: tuple[int, ...]
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """All axes, those of the batch first: so libraries want them, and parts are written anyway."""
+        return (*self.batch, *(d for d in range(self.x.aval.ndim) if d not in self.batch))
+
+    @property
+    def contracted(self) -> tuple[int, ...]:
+        """The contracted axes in that order."""
+        return tuple(map(self.order.index, self.contract))
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        """The other ones in that order."""
+        return tuple(d for d in range(len(self.batch), self.x.aval.ndim) if d not in self.contracted)
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether the contracted axes are the last ones."""
+        return all(d >= self.x.aval.ndim - len(self.contract) for d in self.contract)
+
+
+def _shape(lhs: _Operand, rhs: _Operand) -> ProductShape:
+    batch, k = (math.prod(lhs.x.aval.shape[d] for d in axes) for axes in (lhs.batch, lhs.contract))
+    m, n = (side.x.aval.size // (batch * k) for side in (lhs, rhs))
+    return ProductShape(batch, m, n, k, (lhs.by_rows, rhs.by_rows))
 
 
 class _Parts(NamedTuple):
@@ -83,7 +119,7 @@ class _Parts(NamedTuple):
 
     Attributes:
       parts: from the largest to the smallest.
-      roots: 2^-j of each row, in the shape of an operand without its contracted axes; none where it is not scaled.
+      roots: 2^-j of each row, in the shape of an operand without the axes of a row; none where it is not scaled.
     """
 
     parts: list[Atom]
@@ -91,82 +127,99 @@ class _Parts(NamedTuple):
 
 
 class _Splitter:
-    def __init__(self, split: dict[Eqn, Algorithm], origins: Origins):
-        self.split, self.origins = split, origins
+    def __init__(self, asked: dict[Eqn, str], origins: Origins, pays: Pays):
+        self.asked, self.origins, self.pays = asked, origins, pays
         self.known: dict[Any, tuple[_Parts, int]] = {}  # what is in parts, and the number of its last product
         self.count = 0
         self.makers: dict[Any, Eqn] = {}
 
     def step(self, eqn: Eqn, invars: list[Atom], alias: Callable) -> list[Eqn]:
         """The equations in the place of one, for ``core.passes.rewrite``."""
-        algorithm = self.split.get(eqn)
-        if algorithm is None:
-            eqn = eqn.with_invars(invars)
-            self.makers.update((v, eqn) for v in eqn.outvars)
-            return [eqn]
-        self.count += 1
-        made: list[Eqn] = []
-        operands = zip(invars, *eqn.params["dimension_numbers"], strict=True)
-        invars, contracts, batches = zip(*itertools.starmap(self.untransposed, operands), strict=True)
-        orders = [_batch_first(x.aval.ndim, batch) for x, batch in zip(invars, batches, strict=True)]
-        contracts = [
-            tuple(order.index(d) for d in contract) for order, contract in zip(orders, contracts, strict=True)
-        ]
-        sides = [
-            self.parts(*side, algorithm, eqn, made) for side in zip(invars, orders, contracts, strict=True)
-        ]
-        n = len(batches[0])
-        numbers = (tuple(contracts), (tuple(range(n)),) * 2)
-        leading = _sum(eqn, [0], algorithm, sides, numbers, made)
-        rest = _sum(eqn, range(algorithm.parts - 1, 0, -1), algorithm, sides, numbers, made)
-        before_rhs = invars[0].aval.ndim - len(contracts[0])
-        roots = [*sides[0].roots, *sides[1].roots]
-        function = lambda *xs: [_joined(algorithm, before_rhs, n, *xs)]
-        (total,) = _placed(function, [leading, rest, *roots], eqn, made)
-        alias(eqn.outvars[0], total)
-        return made
+        if eqn in self.asked:
+            operands = zip(invars, *eqn.params["dimension_numbers"], strict=True)
+            lhs, rhs = itertools.starmap(self.untransposed, operands)
+            algorithm = self.algorithm(self.asked[eqn], _shape(lhs, rhs))
+            if algorithm is not None:
+                made: list[Eqn] = []
+                alias(eqn.outvars[0], self.product(eqn, lhs, rhs, algorithm, made))
+                return made
+        eqn = eqn.with_invars(invars)
+        self.makers.update((v, eqn) for v in eqn.outvars)
+        return [eqn]
 
-    def untransposed(
-        self, x: Atom, contract: tuple[int, ...], batch: tuple[int, ...]
-    ) -> tuple[Atom, tuple[int, ...], tuple[int, ...]]:
+    def algorithm(self, precision: str, shape: ProductShape) -> Algorithm | None:
+        """In what way a product is to be computed in parts, if it is."""
+        name = QUICKER_BY.get(precision, precision)
+        return ALGORITHMS[name] if name == precision or self.pays(name, shape) else None
+
+    def product(self, eqn: Eqn, lhs: _Operand, rhs: _Operand, algorithm: Algorithm, made: list[Eqn]) -> Atom:
+        """What stands for the result of a product; the equations that compute it are added to those made."""
+        self.count += 1
+        n = len(lhs.batch)
+        numbers = ((lhs.contracted, rhs.contracted), (tuple(range(n)),) * 2)
+        if algorithm.by_rows and not (lhs.by_rows or rhs.by_rows):
+            return self.across(eqn, (lhs, rhs), numbers, algorithm, made)
+        sides = [self.parts(side, side.contracted, algorithm, eqn, made) for side in (lhs, rhs)]
+        sums = [_sum(eqn, [0], algorithm, sides, numbers, made)]
+        if algorithm.parts > 1:
+            sums.append(_sum(eqn, range(algorithm.parts - 1, 0, -1), algorithm, sides, numbers, made))
+        before_rhs = lhs.x.aval.ndim - len(lhs.contract)
+        joined = lambda *xs: [_joined(algorithm, before_rhs, n, xs[: len(sums)], xs[len(sums) :])]
+        (total,) = _placed(joined, [*sums, *sides[0].roots, *sides[1].roots], eqn, made)
+        return total
+
+    def across(
+        self, eqn: Eqn, operands: Sequence[_Operand], numbers: Any, algorithm: Algorithm, made: list[Eqn]
+    ) -> Atom:
+        """The same for operands that are scaled by rows although these are what is summed up.
+
+        Both scales of a term are taken out of the smaller operand, but for the largest of all, which the result has.
+        """
+        sides = [self.parts(side, side.free, algorithm, eqn, made) for side in operands]
+        small = min((0, 1), key=lambda i: operands[i].x.aval.size)
+        contracts, (batch, _) = numbers
+        level = lambda part, *roots: _levelled(part, contracts[small], roots, contracts, len(batch))
+        part, root = _placed(level, [*sides[small].parts, *sides[0].roots, *sides[1].roots], eqn, made)
+        sides[small] = _Parts([part], [])
+        total = _sum(eqn, [0], algorithm, sides, numbers, made)
+        unscaled = lambda total, root: [_times_twice(total, broadcast_in_dim(root, total.aval.shape, batch))]
+        return _placed(unscaled, [total, root], eqn, made)[0]
+
+    def untransposed(self, x: Atom, contract: tuple[int, ...], batch: tuple[int, ...]) -> _Operand:
         """What an operand is a transpose of, if its free axes come in the same order there, with the axes of that.
 
         Then the parts are written as it lies in memory, and others that read it may have them.
         """
         eqn = self.makers.get(x)
         if eqn is None or eqn.prim is not transpose_p or eqn.invars[0].__class__ is Literal:
-            return x, contract, batch
+            return _Operand(x, contract, batch)
         axes = eqn.params["permutation"]
         free = [axes[d] for d in range(x.aval.ndim) if d not in (*contract, *batch)]
         if free != sorted(free):
-            return x, contract, batch
+            return _Operand(x, contract, batch)
         to = lambda own: tuple(axes[d] for d in own)
         return self.untransposed(eqn.invars[0], to(contract), to(batch))
 
     def parts(
-        self,
-        x: Atom,
-        order: tuple[int, ...],
-        contract: tuple[int, ...],
-        algorithm: Algorithm,
-        eqn: Eqn,
-        made: list[Eqn],
+        self, side: _Operand, along: tuple[int, ...], algorithm: Algorithm, eqn: Eqn, made: list[Eqn]
     ) -> _Parts:
-        """An operand in parts; what computes them is added to the equations made, unless a near product has them."""
-        scaled_along = frozenset(contract) if algorithm.scaled else None
-        key = (x, order, scaled_along, algorithm, self.origins.get(eqn))
+        """An operand in parts, scaled along some axes of its order; what computes them is added to the equations made,
+        unless a near product has them, or any whose scales serve all products.
+        """
+        key = (
+            side.x,
+            side.order,
+            frozenset(along) if algorithm.scaled else None,
+            algorithm,
+            self.origins.get(eqn),
+        )
         found, last = self.known.get(key, (None, 0))
-        if found is None or self.count - last > NEAR:
-            function = lambda v: _parts(transpose(v, order), contract, algorithm)
-            placed = _placed(function, [x], eqn, made)
+        if found is None or (self.count - last > NEAR and not algorithm.by_rows):
+            function = lambda v: parts_of(transpose(v, side.order), along, algorithm)
+            placed = _placed(function, [side.x], eqn, made)
             found = _Parts(placed[: algorithm.parts], placed[algorithm.parts :])
         self.known[key] = found, self.count
         return found
-
-
-def _batch_first(ndim: int, batch: tuple[int, ...]) -> tuple[int, ...]:
-    """All axes, those of the batch first: so libraries want them, and parts are written anyway."""
-    return (*batch, *(d for d in range(ndim) if d not in batch))
 
 
 def _sum(
@@ -180,14 +233,15 @@ def _sum(
     """The sum of the products ``xi yj`` where ``i + j`` is one of some orders, one after another."""
     params = {
         "dimension_numbers": numbers,
-        "precision": "high" if algorithm.dtype == dtypes.float32 else None,  # TF32, which holds parts exactly
+        # TF32 holds parts exactly
+        "precision": "TF32_TF32_F32" if algorithm.dtype == dtypes.float32 else None,
         "preferred_element_type": dtypes.float32,
     }
     lhs, rhs = sides
     terms = math.prod(lhs.parts[0].aval.shape[d] for d in numbers[0][0])
     total: list[Var] = []
     for order in orders:
-        chunk = algorithm.chunk << _LONGER * order
+        chunk = terms if algorithm.chunk is None else algorithm.chunk << _LONGER * order
         for i in range(order + 1):
             prim: Primitive = dot_accumulate_p if total else dot_general_p
             given = params
@@ -211,7 +265,7 @@ def _placed(function: Callable, invars: Sequence[Atom], eqn: Eqn, made: list[Eqn
 # -- what the equations are traced from --------------------------------------------------------------
 
 
-def _parts(x: Any, contract: tuple[int, ...], algorithm: Algorithm) -> list[Any]:
+def parts_of(x: Any, contract: tuple[int, ...], algorithm: Algorithm) -> list[Any]:
     """The parts of an operand, and 2^-j of its rows where they are scaled."""
     roots = []
     if algorithm.scaled:
@@ -248,6 +302,40 @@ def _scales(x: Any, contract: tuple[int, ...]) -> tuple[Any, Any]:
     return power_of_two(ew.neg(j)), power_of_two(ew.add(j, j))
 
 
+def _levelled(
+    part: Any,
+    contract: tuple[int, ...],
+    roots: Sequence[Any],
+    contracts: Sequence[tuple[int, ...]],
+    batch: int,
+) -> list[Any]:
+    """An operand without the scales of its rows and of those that they are multiplied by, and ``2^-j`` of the result.
+
+    Args:
+      part: the operand, scaled by rows.
+      contract: its contracted axes.
+      roots: of both operands, for each position of the batch and of the contracted axes.
+      contracts: the contracted axes of both.
+      batch: the number of axes of the batch.
+    """
+    paired = lambda axes: (*range(batch), *(batch + sorted(axes).index(d) for d in axes))
+    exponent = ew.add(
+        *(_exponent(transpose(root, paired(axes))) for root, axes in zip(roots, contracts, strict=True))
+    )
+    top = reduce.reduce_max(exponent, tuple(range(batch, exponent.aval.ndim)))
+    below = ew.max(ew.sub(exponent, broadcast_in_dim(top, exponent.aval.shape, tuple(range(batch)))), -63)
+    sorted_back = (*range(batch), *(batch + contract.index(d) for d in sorted(contract)))
+    scale = power_of_two(transpose(ew.add(below, below), sorted_back))
+    scale = broadcast_in_dim(scale, part.aval.shape, (*range(batch), *sorted(contract)))
+    return [ew.convert(ew.mul(ew.convert(part, dtypes.float32), scale), part.aval.dtype), power_of_two(top)]
+
+
+def _exponent(power: Any) -> Any:
+    """The int32 of which a float32 is that power of 2."""
+    bits = ew.binary(ew.shift_right_logical_p, ew.bitcast(power, dtypes.int32), 23)
+    return ew.sub(bits, 127)
+
+
 def power_of_two(exponent: Any) -> Any:
     """2 to an int32 between -126 and 127, as float32."""
     return ew.bitcast(ew.binary(ew.shift_left_p, ew.add(exponent, 127), 23), dtypes.float32)
@@ -258,21 +346,29 @@ def _spread(rows: Any, shape: tuple[int, ...], contract: tuple[int, ...]) -> Any
     return broadcast_in_dim(rows, shape, tuple(d for d in range(len(shape)) if d not in contract))
 
 
-def _joined(algorithm: Algorithm, before_rhs: int, batch: int, high: Any, low: Any, *roots: Any) -> Any:
+def _joined(
+    algorithm: Algorithm, before_rhs: int, batch: int, sums: Sequence[Any], roots: Sequence[Any]
+) -> Any:
     """The result of the leading sum and of the rest, with the scales taken out.
 
     Args:
       before_rhs: the number of axes of the result that are of the lhs: those of the batch, and its free ones.
       batch: the number of axes of the batch.
-      high, low: the sums.
+      sums: the leading one, and that of the rest where there are more parts than one.
       roots: of both operands, where they are scaled.
     """
-    low = ew.mul(ew.select(ew.ne(low, low), 0.0, low), 2.0**-algorithm.raised)
-    total = ew.add(high, low)
+    total, *rest = sums
+    for low in rest:
+        low = ew.mul(ew.select(ew.ne(low, low), 0.0, low), 2.0**-algorithm.raised)
+        total = ew.add(total, low)
     if not roots:
         return total
     shape = total.aval.shape
     lhs = broadcast_in_dim(roots[0], shape, tuple(range(before_rhs)))
     rhs = broadcast_in_dim(roots[1], shape, (*range(batch), *range(before_rhs, len(shape))))
-    root = ew.mul(lhs, rhs)
+    return _times_twice(total, ew.mul(lhs, rhs))
+
+
+def _times_twice(total: Any, root: Any) -> Any:
+    """What a scale is taken out of, in two steps, neither of which overflows if the result does not."""
     return ew.mul(ew.mul(total, root), root)

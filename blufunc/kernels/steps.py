@@ -18,7 +18,7 @@ from blufunc.core import source
 from blufunc.core.jaxpr import DropVar, Eqn, Jaxpr, Literal, Var
 from blufunc.core.ops.barrier import optimization_barrier_p
 from blufunc.core.override import is_replaced
-from blufunc.core.passes import inline_bodies
+from blufunc.core.passes import Origins, inline_bodies
 from blufunc.kernels.access import view_chain
 from blufunc.kernels.activation_epilogue import is_activation, with_activations
 from blufunc.kernels.alike import Lowered
@@ -28,6 +28,7 @@ from blufunc.kernels.horizontal import groups, structure
 from blufunc.kernels.indices import Index
 from blufunc.kernels.launches import Launch, Scratch
 from blufunc.kernels.loopir import Buffer, Kernel, Lanes, Reduce, Rows, Store, post_order, values_of
+from blufunc.kernels.packed_gradients import with_packed_gradients
 from blufunc.kernels.plan import plan
 from blufunc.kernels.plan_types import Placement, Plan, Value
 from blufunc.kernels.plan_types import Step as PlanStep
@@ -125,6 +126,7 @@ class Schedule:
       aliases: from the ids of values that are other values to those.
       peak: a step at which most of the arena is in use.
       notes: for people: operations that have kernels, but not here, and why.
+      bought: what is computed again for a budget of memory, if anything is: a ``budget_report.Bought``.
     """
 
     jaxpr: Jaxpr
@@ -139,6 +141,7 @@ class Schedule:
     aliases: dict[int, int] = field(default_factory=dict)
     peak: Step | None = None
     notes: tuple[str, ...] = ()
+    bought: Any = None
 
     @property
     def kernels(self) -> list[Kernel]:
@@ -156,8 +159,12 @@ _LEAST_SAVING = 1 << 16
 """Bytes below which nothing is computed again, however small a program is."""
 
 
+_LARGE = 1 << 24
+"""Bytes that a kernel writes in several times the time of a launch."""
+
+
 @contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
+def uncollected() -> Iterator[None]:
     """Without the garbage collector, which would go through all that planning makes, again and again, for nothing."""
     enabled = gc.isenabled()
     gc.disable()
@@ -168,7 +175,6 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-@_uncollected()
 def schedule(
     jaxpr: Jaxpr,
     donated: Sequence[bool],
@@ -185,27 +191,67 @@ def schedule(
       planned: whether an opaque equation writes its results into memory that it is given.
       keep: for which calls there is a kernel, so that they are not replaced by their bodies.
     """
-    if target.epilogues:
-        jaxpr, origins = inline_bodies(jaxpr, lambda eqn: keep(eqn) or is_activation(eqn))
-        jaxpr = with_split_attention(jaxpr, origins)
-        if target.splits is not None:
-            jaxpr = with_split_products(jaxpr, origins, target.splits)
-        jaxpr, origins = with_activations(jaxpr, origins)
-    else:
-        jaxpr, origins = inline_bodies(jaxpr, keep)
-    jaxpr = rewrite(with_point_control(jaxpr, origins), origins, target.batch_first)
-    if target.epilogues:
-        jaxpr = with_epilogues(jaxpr, origins)
-    sorts: dict[Eqn, str] = {}  # a program in which something is computed again has mostly the same equations
-    scheduler = lambda jaxpr: _Scheduler(jaxpr, origins, donated, target, planned, sorts)
-    if not target.recompute:
-        return scheduler(jaxpr).run()
-    first = scheduler(jaxpr).run(estimate=True)
-    again = _recomputing(first, origins, target)
-    made = scheduler(again).run()
-    if again is not jaxpr and made.plan.peak_bytes > first.plan.peak_bytes:
-        return scheduler(jaxpr).run()  # what is computed again needs more than it is worth
-    return made
+    with uncollected():
+        return Planning(jaxpr, donated, target, planned, keep).default()
+
+
+class Planning:
+    """A program for which plans can be made, and for variants of which that compute something again.
+
+    Args:
+      jaxpr, donated, target, planned, keep: as of ``schedule``.
+
+    Attributes:
+      jaxpr: what the passes before fusion made of the program.
+      origins: for equations, the call that computes them again.
+    """
+
+    def __init__(
+        self,
+        jaxpr: Jaxpr,
+        donated: Sequence[bool],
+        target: Target,
+        planned: Planned,
+        keep: Callable[[Eqn], bool] = lambda eqn: False,
+    ):
+        if target.epilogues:
+            jaxpr, origins = inline_bodies(jaxpr, lambda eqn: keep(eqn) or is_activation(eqn))
+            jaxpr = with_packed_gradients(with_split_attention(jaxpr, origins), origins)
+            if target.splits is not None:
+                jaxpr = with_split_products(jaxpr, origins, target.splits)
+            jaxpr, origins = with_activations(jaxpr, origins)
+        else:
+            jaxpr, origins = inline_bodies(jaxpr, keep)
+        jaxpr = rewrite(with_point_control(jaxpr, origins), origins, target.batch_first)
+        self.jaxpr = with_epilogues(jaxpr, origins) if target.epilogues else jaxpr
+        self.origins, self.target = origins, target
+        self._donated, self._planned = donated, planned
+        self._sorts: dict[Eqn, str] = {}  # variants have mostly the same equations
+
+    def default(self) -> Schedule:
+        """The schedule, with what is cheap computed again where memory is scarce."""
+        if not self.target.recompute:
+            return self.schedule(self.jaxpr)
+        first = self.estimate(self.jaxpr)
+        again = _recomputing(first, self.origins, self.target)
+        made = self.schedule(again)
+        if again is not self.jaxpr and made.plan.peak_bytes > first.plan.peak_bytes:
+            return self.schedule(self.jaxpr)  # what is computed again needs more than it is worth
+        return made
+
+    def schedule(self, jaxpr: Jaxpr, origins: Origins | None = None) -> Schedule:
+        """The schedule of a variant, which may have origins of its own."""
+        return self._scheduler(jaxpr, origins).run()
+
+    def estimate(self, jaxpr: Jaxpr, origins: Origins | None = None) -> Schedule:
+        """The steps of a variant, none of them a group, and their memory, but no kernels."""
+        return self._scheduler(jaxpr, origins).run(estimate=True)
+
+    def _scheduler(self, jaxpr: Jaxpr, origins: Origins | None) -> _Scheduler:
+        common = max(self.origins.values(), default=0)
+        origins = self.origins if origins is None else origins
+        apart = {e: n for e, n in origins.items() if n > common}
+        return _Scheduler(jaxpr, origins, self._donated, self.target, self._planned, self._sorts, apart)
 
 
 def _recomputing(first: Schedule, origins: dict[Eqn, int], target: Target) -> Jaxpr:
@@ -227,9 +273,10 @@ def _position(made: Schedule, jaxpr: Jaxpr) -> int:
 
 class _Scheduler:
     def __init__(
-        self, jaxpr: Jaxpr, origins, donated: Sequence[bool], target: Target, planned: Planned, sorts
+        self, jaxpr: Jaxpr, origins, donated: Sequence[bool], target: Target, planned: Planned, sorts, apart
     ):
         self.jaxpr, self.donated, self.target, self.planned = jaxpr, donated, target, planned
+        self.apart: Origins = apart  # of equations of a variant: those of one origin alone are grouped
         self.fusion = fuse(jaxpr, origins, sorts)
         self.lowered = Lowered(self.fusion, target)
         self.values: list[Var | Scratch] = []
@@ -303,7 +350,11 @@ class _Scheduler:
 
     def group(self) -> None:
         """Put kernels of one structure together."""
-        keys = [structure(s.kernel) if isinstance(s, KernelStep) else None for s in self.steps]
+        results = {a for a in self.jaxpr.outvars if a.__class__ is not Literal}
+        keys = [
+            None if self.is_large(p, results) else self.group_of(s)
+            for s, p in zip(self.steps, self.plan_steps, strict=True)
+        ]
         deferred = [n for n, s in enumerate(self.steps) if isinstance(s, OpaqueStep) and _is_deferred(s.eqn)]
         steps: list[Step] = []
         plan_steps: list[PlanStep] = []
@@ -328,6 +379,13 @@ class _Scheduler:
             )
         self.plan_steps = [replace(p, after=tuple(number[a] for a in p.after)) for p in plan_steps]
         self.steps = steps
+
+    def group_of(self, step: Step) -> Any:
+        """What steps of one group have in common. Of what a variant computes again, each part has its own time."""
+        found = structure(step.kernel) if isinstance(step, KernelStep) else None
+        if found is None or not self.apart:
+            return found
+        return found, frozenset(self.apart.get(e, 0) for e in step.region.eqns)  # type: ignore[union-attr]
 
     def add_opaque(self, step: Opaque) -> None:
         eqn = step.eqn
@@ -378,6 +436,12 @@ class _Scheduler:
         while value in self.aliases:
             value = self.aliases[value]
         return value
+
+    def is_large(self, step: PlanStep, results: set) -> bool:
+        """Whether a step writes so much besides results that a launch less is worth less than memory: in a group all
+        that its members write is alive at once."""
+        made = (self.values[w] for w in step.writes)
+        return sum(_nbytes(v) for v in made if v not in results) > _LARGE
 
     def plan_values(self, inputs: set[int], outputs: Sequence[Literal | int], labels: bool) -> list[Value]:
         # what is returned stays until the end; of what stands for another value, that value

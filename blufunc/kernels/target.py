@@ -9,6 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from blufunc.kernels.machine import Machine
+from blufunc.kernels.precisions import ProductShape
+
+_A_CPU = Machine("a CPU", bandwidth=2e10, flops=1e11, products=2e11)
+
 
 @dataclass(frozen=True)
 class Target:
@@ -29,11 +34,13 @@ class Target:
       wide_tile: from how many elements there are to the same, where elements are stored too; None: as ``tile``.
       batch_first: whether products want their batch axes side by side in memory.
       epilogues: whether products can add something to what they compute.
-      splits: from batch, m, n and k to whether a product of float32 is quicker in parts, on tensor cores; None: there
-        are none, and the precisions that name such an algorithm are computed as float32.
+      splits: from an algorithm and a shape to whether a product of float32 is quicker by that, on tensor cores; None:
+        there are none, and the precisions that name such an algorithm are computed as float32.
       group: whether kernels that do the same to different arrays are launched as one.
       recompute: whether what is cheap to compute again is not kept for later, where memory is scarcer than time.
       scarce_bytes: from which peak on memory is scarce: smaller programs compute nothing again.
+      machine: the speed that is taken for granted where time is weighed against memory. It is not measured, so that
+        programs are the same wherever they are compiled.
     """
 
     chunks: Callable[[int, int], int]
@@ -48,7 +55,8 @@ class Target:
     wide_tile: Callable[[int], int] | None = None
     batch_first: bool = False
     epilogues: bool = False
-    splits: Callable[[int, int, int, int], bool] | None = None
+    splits: Callable[[str, ProductShape], bool] | None = None
     group: bool = False
     recompute: bool = False
     scarce_bytes: int = 0
+    machine: Machine = _A_CPU

@@ -5,6 +5,7 @@ parameters, and these are the parts that every model needs. Each is the plain de
 memory; those whose derivative is simpler than the derivatives of their parts say so by ``custom_jvp``.
 """
 
+from blufunc.nn import attention_recognised as attention_recognised
 from blufunc.nn import initializers as initializers
 from blufunc.nn import masks as masks
 from blufunc.nn import score_mods as score_mods

@@ -289,10 +289,10 @@ def _softmax_value(x, axes):
     return unnormalized / spread(bnp.sum(unnormalized, axis=axes), x.shape, axes)
 
 
-_softmax = custom_jvp(_softmax_value, nondiff_argnums=(1,))
+softmax_over = custom_jvp(_softmax_value, nondiff_argnums=(1,))
 
 
-@_softmax.defjvp
+@softmax_over.defjvp
 def _softmax_jvp(axes, primals, tangents):
     (x,), (t,) = primals, tangents
     p = _softmax_value(x, axes)
@@ -312,8 +312,8 @@ def softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:
     x = as_inexact(x)
     axes = axes_in(axis, x.ndim, "softmax")
     if where is None:
-        return _softmax(x, axes)
-    return bnp.where(where, _softmax(bnp.where(where, x, -math.inf), axes), 0)
+        return softmax_over(x, axes)
+    return bnp.where(where, softmax_over(bnp.where(where, x, -math.inf), axes), 0)
 
 
 def log_softmax(x: Any, axis: Axis = -1, where: Any = None) -> Any:

@@ -61,12 +61,28 @@ def attention(
       key, value: [B, S, K, H].
       mods, tables: what is done with the scores, and the arrays that this reads.
     """
+    return attention_and_lse(query, key, value, scale=scale, is_causal=is_causal, mods=mods, tables=tables)[0]
+
+
+def attention_and_lse(
+    query: Any,
+    key: Any,
+    value: Any,
+    *,
+    scale: float,
+    is_causal: bool,
+    mods: Mods | None = None,
+    tables: Sequence[Any] = (),
+) -> tuple[Any, Any]:
+    """The same, and the logarithm of the sum of the exponentials of each row of scores, float32 at least [B, N, T]."""
     how: dict[str, Any] = {"scale": scale, "is_causal": is_causal}
     if mods is None:
-        return attention_p.at(query, key, value, **how)[0]
+        out, lse = attention_p.at(query, key, value, **how)
+        return out, lse
     B, _, N, _ = query.shape
     numbers = [bnp.arange(n, dtype=dtypes.int32) for n in (B, N)]
-    return attention_p.at(query, key, value, *numbers, *tables, **how, mods=mods)[0]
+    out, lse = attention_p.at(query, key, value, *numbers, *tables, **how, mods=mods)
+    return out, lse
 
 
 # -- definitions -----------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from blufunc import errors
 from blufunc.core import passes, source
+from blufunc.core.alternatives import chosen
 from blufunc.core.array import Array
 from blufunc.core.jaxpr import Eqn, Jaxpr, Var, subjaxprs
 from blufunc.core.ops.elementwise import convert_p, div_p, mul_p, neg_p
@@ -183,6 +184,7 @@ class Local(NamedTuple):
       whole: the global jaxpr that it was made of, simplified.
       jaxpr: the local jaxpr, simplified, constants first among its parameters.
       donated: which of these are.
+      budget: the bytes that its planned peak may have; None: as it comes.
     """
 
     name: str
@@ -190,17 +192,26 @@ class Local(NamedTuple):
     whole: Jaxpr
     jaxpr: Jaxpr
     donated: tuple[bool, ...]
+    budget: int | None = None
 
 
 def local_program(
-    fun: Callable, caller: str, mesh: Mesh | AbstractMesh | None, args: tuple, kwargs: dict
+    fun: Callable,
+    caller: str,
+    mesh: Mesh | AbstractMesh | None,
+    args: tuple,
+    kwargs: dict,
+    in_forms: Callable[[Jaxpr], Jaxpr] = chosen,
 ) -> Local | None:
-    """The program of one device; None if no mesh is given, and none is to be seen."""
+    """The program of one device; None if no mesh is given, and none is to be seen.
+
+    ``in_forms`` says what of it the devices have kernels for: by default they run what was written.
+    """
     check_callable(fun, caller)
     function = fun if isinstance(fun, Jitted) else jit(fun)
     lowered = function.lower(*args, **kwargs)
     leaves = [_as_placed(x, caller) for x in function._layouts(function._split(args, kwargs))]
-    jaxpr = lowered.jaxpr
+    jaxpr = passes.simplify(in_forms(lowered.jaxpr))
     mesh = mesh or _mesh_of(lowered, leaves)
     if mesh is None:
         return None
@@ -209,7 +220,7 @@ def local_program(
     local, _ = localise(jaxpr, lies, mesh)
     closed, consts = local.hoist()
     donated = (False,) * len(consts) + lowered.donated
-    return Local(function.name, mesh, jaxpr, passes.simplify(closed), donated)
+    return Local(function.name, mesh, jaxpr, passes.simplify(closed), donated, lowered.traced.entry.budget)
 
 
 def _as_placed(x: Any, caller: str) -> Any:

@@ -17,6 +17,7 @@ from blufunc.core.backend import Device
 from blufunc.core.jaxpr import Jaxpr
 from blufunc.kernels.cost import Cost
 from blufunc.kernels.cuda_draft import Draft
+from blufunc.kernels.cuda_forms import in_kernels
 from blufunc.kernels.report import count, duration, size
 from blufunc.kernels.sight import Memory, Sight
 from blufunc.parallel import mesh_collectives
@@ -187,9 +188,10 @@ def plan(
             fix="device=bf.DeviceSpec(flops=800e12, bandwidth=3e12, memory=80e9)",
         )
     by_axis = None if links is None else links_by_axis(links, mesh.axis_names)
-    local = local_program(fun, "plan", mesh, args, {})
+    local = local_program(fun, "plan", mesh, args, {}, lambda jaxpr: in_kernels(jaxpr, _ARCH)[0])
     assert local is not None  # there is a mesh
-    sight = Sight(spell_out(local.jaxpr), local.donated, Device("cuda", 0, _Drafts()))  # type: ignore[arg-type]
+    device_of_mesh = Device("cuda", 0, _Drafts())  # type: ignore[arg-type]
+    sight = Sight(spell_out(local.jaxpr), local.donated, device_of_mesh, local.budget)
     return Forecast(
         local.name,
         mesh.abstract,
@@ -207,9 +209,9 @@ class _Drafts:
 
     name = "cuda"
 
-    def draft(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> Draft:
+    def draft(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> Draft:
         """What the backend would make of a jaxpr."""
-        return Draft(jaxpr, donated, _ARCH)
+        return Draft(jaxpr, donated, _ARCH, budget=budget)
 
 
 def _body_bytes(sight: Sight) -> int:

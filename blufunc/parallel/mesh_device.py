@@ -21,6 +21,7 @@ from blufunc.core.array import Array
 from blufunc.core.avals import ShapedArray
 from blufunc.core.holders import ALONE, references
 from blufunc.core.jaxpr import Eqn, Jaxpr, Var
+from blufunc.core.passes import simplify
 from blufunc.parallel import sharded_buffer
 from blufunc.parallel.mesh import Mesh
 from blufunc.parallel.mesh_program import LocalProgram, MeshProgram, local_jaxpr, reshard
@@ -60,6 +61,7 @@ class MeshDevice(backend.Device):
         self, jaxpr: Jaxpr, donated: Sequence[bool], layouts: tuple[NamedSharding, ...]
     ) -> tuple[Jaxpr, Sequence[bool], backend.Device]:
         """The local jaxpr as it runs, constants first among its parameters, and the first device of this process."""
+        jaxpr = simplify(self.own.backend.chosen(jaxpr))
         made, consts, _ = local_jaxpr(jaxpr, layouts or self._all_replicated(jaxpr), self.mesh)
         return spell_out(made), (False,) * len(consts) + tuple(donated), self.own
 
@@ -141,9 +143,13 @@ class MeshBackend:
         eqn = Eqn(prim, invars, outvars, named, None)  # of no line: it serves many
         return self.compile(Jaxpr(invars, [eqn], outvars, name=prim.name), (False,) * len(invars))
 
-    def compile(self, jaxpr: Jaxpr, donated: Sequence[bool]) -> MeshProgram:
+    def compile(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> MeshProgram:
         """A program that is partitioned for the shardings of its arguments when it is called."""
-        return MeshProgram(jaxpr, donated, self.mesh)
+        return MeshProgram(jaxpr, donated, self.mesh, budget)
+
+    def chosen(self, jaxpr: Jaxpr) -> Jaxpr:
+        """As the devices of the mesh prefer it."""
+        return self.device.own.backend.chosen(jaxpr)
 
     def claim(self, buffers: list[ShardedBuffer], donated: Sequence[bool]) -> None:
         """Copy the shards of donated buffers that somebody else still sees."""

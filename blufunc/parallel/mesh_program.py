@@ -40,13 +40,14 @@ class MeshProgram:
       jaxpr: the global jaxpr, simplified.
       donated: the parameters whose memory results may take.
       mesh: where it runs.
+      budget: the bytes that its planned peak may have on each device; None: as it comes.
       local_programs: for the shardings of arguments that it was called with, the program of one device.
     """
 
-    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], mesh: Mesh):
-        self.jaxpr = simplify(jaxpr)
+    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], mesh: Mesh, budget: int | None = None):
+        self.jaxpr = simplify(mesh.local_devices[0].backend.chosen(jaxpr))
         self.donated = tuple(donated)
-        self.mesh = mesh
+        self.mesh, self.budget = mesh, budget
         self.local_programs: dict[Shardings, LocalProgram] = {}
         self._last: tuple[Shardings, LocalProgram] | None = None  # of the last call
 
@@ -61,7 +62,7 @@ class MeshProgram:
                 return program
         found = self.local_programs.get(in_shardings)
         if found is None:
-            made = LocalProgram(self.jaxpr, in_shardings, self.donated, self.mesh)
+            made = LocalProgram(self.jaxpr, in_shardings, self.donated, self.mesh, self.budget)
             found = self.local_programs[in_shardings] = made
         self._last = in_shardings, found
         return found
@@ -88,7 +89,14 @@ class LocalProgram:
       programs: the jaxpr compiled for each device of this process; simulated devices share one.
     """
 
-    def __init__(self, jaxpr: Jaxpr, in_shardings: Shardings, donated: Sequence[bool], mesh: Mesh):
+    def __init__(
+        self,
+        jaxpr: Jaxpr,
+        in_shardings: Shardings,
+        donated: Sequence[bool],
+        mesh: Mesh,
+        budget: int | None = None,
+    ):
         self.jaxpr, consts, self.out_shardings = local_jaxpr(jaxpr, in_shardings, mesh)
         self.in_shardings = in_shardings
         self._out_types = [
@@ -104,13 +112,13 @@ class LocalProgram:
         self._names = jaxpr.arg_names or ("",) * len(jaxpr.invars)
         self._on_gpus = mesh.local_devices[0].platform == "cuda"
         self._plain = spell_out(self.jaxpr)  # as it runs
-        self.programs = self._compiled((False,) * len(consts) + tuple(donated))
+        self.programs = self._compiled((False,) * len(consts) + tuple(donated), budget)
 
-    def _compiled(self, donated: Sequence[bool]) -> list[Any]:
+    def _compiled(self, donated: Sequence[bool], budget: int | None) -> list[Any]:
         plain, devices = self._plain, self.mesh.local_devices
         if devices[0].platform == "cpu":
-            return [devices[0].backend.compile(plain, donated)] * len(devices)
-        return [d.backend.compile(plain, donated) for d in devices]
+            return [devices[0].backend.compile(plain, donated, budget)] * len(devices)
+        return [d.backend.compile(plain, donated, budget) for d in devices]
 
     @property
     def program(self) -> Any:

@@ -12,13 +12,15 @@ from typing import Any
 from blufunc.config import config
 from blufunc.core import effects, finite, passes
 from blufunc.core.array import Array
+from blufunc.core.backend import Device
 from blufunc.core.jaxpr import Eqn, Jaxpr, eval_jaxpr
 from blufunc.core.primitive import Primitive, concrete, device_of
 from blufunc.core.structure import move_dim
 from blufunc.core.tangents import Zero, is_linear, zero
+from blufunc.core.trace import EVAL, state
 from blufunc.transforms.batch import batch_jaxpr
 from blufunc.transforms.jvp import jvp_jaxpr
-from blufunc.transforms.linearize import LinearizeTrace, linearize_jaxpr
+from blufunc.transforms.linearize import LinearizeTrace, linearize_jaxpr, with_recognised
 from blufunc.transforms.transpose import transpose_jaxpr
 
 
@@ -78,7 +80,7 @@ class Call(Primitive):
         primal, linear, out_nonzeros, _ = linearize_jaxpr(params["jaxpr"], nonzeros)
         n = len(out_nonzeros)
         # A residual that is a parameter or already a result need not be returned: the value is at hand.
-        primal, places = primal.memoised("forwarded", lambda: _forward_residuals(primal, n))
+        primal, places = forward_residuals(primal, n)
         results = self.call(primal, primals, params)
         outs, residuals = results[:n], [(primals if of_input else results)[i] for of_input, i in places]
         ins = [*residuals, *(t for t in tangents if t.__class__ is not Zero)]
@@ -130,11 +132,15 @@ class Call(Primitive):
         return Eqn(eqn.prim, invars, outvars, self.derived(eqn.params, jaxpr, len(invars)), eqn.source)
 
 
-def _forward_residuals(primal: Jaxpr, n: int) -> tuple[Jaxpr, list[tuple[bool, int]]]:
+def forward_residuals(primal: Jaxpr, n: int) -> tuple[Jaxpr, list[tuple[bool, int]]]:
     """The primal jaxpr without residuals (outputs from ``n`` on) that its caller has anyway.
 
     Also where each residual is found: ``(True, i)`` is argument i, ``(False, i)`` is result i.
     """
+    return primal.memoised(("forwarded", n), lambda: _forwarded(primal, n))
+
+
+def _forwarded(primal: Jaxpr, n: int) -> tuple[Jaxpr, list[tuple[bool, int]]]:
     inputs = {v: i for i, v in enumerate(primal.invars)}
     outvars = list(primal.outvars[:n])
     results = {v: i for i, v in reversed(list(enumerate(outvars)))}
@@ -154,6 +160,28 @@ class _Jit(Call):
     """A function compiled as one program; inlined into the program around it."""
 
     name, inline = "jit", True
+
+    def linearize(self, trace, primals, tangents, *, jaxpr, **params):
+        if (
+            state.trace is EVAL
+        ):  # two programs, whose device is known: what is kept between them is for one form only
+            jaxpr = _in_forms_of(
+                device_of([*map(concrete, primals)], self.name, passes.home_of(jaxpr)), jaxpr
+            )
+        else:
+            jaxpr = with_recognised(jaxpr)
+        return super().linearize(trace, primals, tangents, jaxpr=jaxpr, **params)
+
+
+def _in_forms_of(device: Device, jaxpr: Jaxpr) -> Jaxpr:
+    """A jaxpr in the forms that a device prefers."""
+
+    def choose() -> tuple[Jaxpr | None]:
+        made = device.backend.chosen(jaxpr)
+        return (None if made is jaxpr else made,)  # a memo of itself would keep it alive
+
+    (found,) = jaxpr.memoised(("in forms of", device, config.matmul_precision), choose)
+    return found or jaxpr
 
     def derived(self, params, jaxpr, n_args):
         return {"name": params["name"], "jaxpr": jaxpr}

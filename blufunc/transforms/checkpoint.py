@@ -21,6 +21,7 @@ import numpy as np
 from blufunc.core import effects, passes, source, tree
 from blufunc.core.array import lift
 from blufunc.core.jaxpr import Eqn, Jaxpr, Literal, Var, eval_jaxpr
+from blufunc.core.recognition import recognised
 from blufunc.core.stage import stage
 from blufunc.core.tangents import Zero, zero
 from blufunc.core.trace import Trace, set_trace, state
@@ -69,6 +70,8 @@ def _split(jaxpr: Jaxpr, nonzeros: tuple[bool, ...], policy: Policy) -> tuple:
 
     def make():
         body = passes.inline_calls(jaxpr, only=jit_p)  # all other calls have derivatives of their own
+        if policy is nothing_saveable:  # else what is written says what is kept
+            body = recognised(body).jaxpr  # of what it has both halves, whatever runs around it
         verdicts = {v: verdict for e in body.eqns if (verdict := _verdict(policy, e)) for v in e.outvars}
         kept = list(verdicts)
         out_nonzeros: tuple[bool, ...] = ()

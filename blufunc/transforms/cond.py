@@ -26,7 +26,7 @@ from blufunc.core.trace import set_trace
 from blufunc.transforms.arguments import as_values, check_callable, name_of
 from blufunc.transforms.batch import batch_jaxpr
 from blufunc.transforms.jvp import jvp_jaxpr
-from blufunc.transforms.linearize import linearize_jaxpr, split_jaxpr
+from blufunc.transforms.linearize import linearize_jaxpr, split_jaxpr, with_recognised
 from blufunc.transforms.transpose import transpose_jaxpr
 
 Branches = tuple[Jaxpr, ...]
@@ -77,6 +77,7 @@ class _Cond(Primitive):
         ]
 
     def linearize(self, trace, primals, tangents, *, branches: Branches):
+        branches = tuple(map(with_recognised, branches))
         index, *operands = primals
         ts = [t for t in tangents[1:] if t.__class__ is not Zero]
         nonzeros = tuple(t.__class__ is not Zero for t in tangents[1:])

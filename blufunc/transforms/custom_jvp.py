@@ -124,6 +124,13 @@ class _BatchedRule:
 custom_jvp_call_p = _CustomJVPCall()
 
 
+def owner_of(rule: Any) -> Any:
+    """The ``custom_jvp`` that the rule of an equation is of, whatever transforms made of it; None if it is of none."""
+    while rule is not None and not isinstance(rule, _FlatRule):
+        rule = getattr(rule, "rule", None)
+    return None if rule is None else rule.owner
+
+
 class custom_jvp:
     """A function whose forward-mode rule the user gives; reverse mode follows from it.
 

@@ -44,6 +44,7 @@ from blufunc.transforms.arguments import (
 )
 from blufunc.transforms.batch import MeshAxis
 from blufunc.transforms.calls import jit_p
+from blufunc.transforms.memory_sizes import budget_in_bytes
 from blufunc.transforms.stages import Entry, Lowered, Traced, give, part_with
 
 
@@ -55,6 +56,7 @@ def jit(
     donate_argnums: int | Sequence[int] = (),
     donate_argnames: str | Sequence[str] = (),
     max_traces: int | None = None,
+    memory_budget: int | str | None = None,
     inline: bool = False,
     keep_unused: bool = False,
     in_shardings: Any = None,
@@ -72,6 +74,12 @@ def jit(
       donate_argnums, donate_argnames: arguments whose memory the results may take. The caller's arrays may not be
         used afterwards.
       max_traces: how often the function may be traced before that is an error.
+      memory_budget: how much memory the program may plan to need at its peak, on each device, its arguments and results
+        included: bytes, or text such as ``"12GB"`` or ``"11.5GiB"``. Where it would need more, values that wait for
+        their readers are computed again instead of being kept, the cheapest for what they free first, products of
+        matrices among them; ``lower(...).memory.bought`` says which, and the price. Results are as without a budget up
+        to rounding. Where it would not, the program is the very same. A call inside another program becomes part of
+        it, and that program's budget counts.
       inline, keep_unused: without effect. A call inside another program always becomes part of it, and parameters
         that are not used cost nothing.
       in_shardings: how the arguments that are not static lie on a mesh: a ``NamedSharding``, a ``PartitionSpec`` on the
@@ -82,7 +90,8 @@ def jit(
     Returns:
       a function like ``fun``, with the stages ``trace`` and ``lower``, ``clear_cache`` and ``trace_count``.
     Raises:
-      ArgumentError: ``fun`` is not a function, or ``inline`` or ``keep_unused`` not a bool.
+      ArgumentError: ``fun`` is not a function, ``inline`` or ``keep_unused`` not a bool, or ``memory_budget`` no size.
+      MemoryBudgetError: at a call, if no plan within ``memory_budget`` was found.
       ShardingError: at a call, if an argument lies otherwise than ``in_shardings`` says, or a spec does not fit.
       TreeError: at a call, if shardings are no prefix of arguments or results.
       UnsupportedError: one of the options that have to be None is not.
@@ -99,11 +108,13 @@ def jit(
             donate_argnums=donate_argnums,
             donate_argnames=donate_argnames,
             max_traces=max_traces,
+            memory_budget=memory_budget,
             in_shardings=in_shardings,
             out_shardings=out_shardings,
         )
     check_callable(fun, "jit")
-    options = (static_argnums, static_argnames, donate_argnums, donate_argnames, max_traces)
+    budget = None if memory_budget is None else budget_in_bytes(memory_budget)
+    options = (static_argnums, static_argnames, donate_argnums, donate_argnames, max_traces, budget)
     if in_shardings is None and out_shardings is None:
         return Jitted(fun, *options)
     return _sharded[-1](fun, *options, in_shardings=in_shardings, out_shardings=out_shardings)
@@ -178,13 +189,16 @@ def clear_caches() -> None:
 class Jitted:
     """What ``jit`` returns."""
 
-    def __init__(self, fun, static_argnums, static_argnames, donate_argnums, donate_argnames, max_traces):
+    def __init__(
+        self, fun, static_argnums, static_argnames, donate_argnums, donate_argnames, max_traces, budget
+    ):
         functools.update_wrapper(self, fun)
         self.fun = fun
         self.name = name_of(fun)
         self.static_nums, self.static_names = _positions(fun, static_argnums, static_argnames, "static")
         self.donate_nums, self.donate_names = _positions(fun, donate_argnums, donate_argnames, "donate")
         self.max_traces = None if max_traces is None else static_int(max_traces, "jit", "max_traces")
+        self.budget = budget
         self.trace_count = 0
         self._entries: dict[Key, Entry] = {}
         self._plain = not self.static_nums and not self.static_names
@@ -398,7 +412,7 @@ class Jitted:
         out_avals = tuple(a.strong() for a in closed.out_avals)
         donated = self._donated(call.in_tree)
         home, single = passes.home_of(closed), flat.out_tree is tree.LEAF
-        return Entry(closed, consts, flat.out_tree, out_avals, key, donated, single, home)
+        return Entry(closed, consts, flat.out_tree, out_avals, key, donated, single, home, self.budget)
 
 
 class _Static:

@@ -11,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from blufunc.core import passes
-from blufunc.core.jaxpr import Jaxpr, eval_jaxpr
+from blufunc.config import config
+from blufunc.core import passes, source
+from blufunc.core.array import lift
+from blufunc.core.jaxpr import Eqn, Jaxpr, eval_jaxpr
+from blufunc.core.recognition import recognised
 from blufunc.core.rules import pair_of
-from blufunc.core.stage import StagedTracer, StageTrace, stage
+from blufunc.core.stage import StagedTracer, StageTrace, is_staging, stage
 from blufunc.core.structure import instantiate
 from blufunc.core.tangents import Zero
-from blufunc.core.trace import Trace, new_trace, set_trace, state
+from blufunc.core.trace import Trace, Value, new_trace, set_trace, state
 from blufunc.transforms.batch import MeshAxis
 from blufunc.transforms.jvp import JVPTrace
 
@@ -86,8 +89,34 @@ class LinearizeTrace(JVPTrace):
 
 
 def differentiable(fun: Callable, primals: Sequence[Any]) -> Callable:
-    """A user's function of flat lists, ready for ``linearize_flat``: inside of ``shard_map``, with its casts."""
-    return state.trace.typed(fun, primals) if in_shard_map() else fun
+    """A user's function of flat lists, ready for ``linearize_flat``: with the better forms of what is recognised in it.
+
+    These are put in before derivatives are taken, which would need values that the better forms do not have. Outside
+    of programs the function runs as it is, as there its Python code may look at values. Inside of ``shard_map`` it gets
+    its casts.
+    """
+    if in_shard_map():
+        return state.trace.typed(fun, primals)
+    return _Recognising(fun) if config.recognise and is_staging() else fun
+
+
+class _Recognising:
+    """A function of flat lists that is traced first, and then evaluated with what was recognised in it."""
+
+    def __init__(self, fun: Callable):
+        self.fun = fun
+
+    def __call__(self, *args: Any) -> list[Any]:
+        values = [x if isinstance(x, Value) else lift(x) for x in args]
+        labels: Any = [getattr(x, "label", None) for x in values]
+        jaxpr = stage(self.fun, [x.aval for x in values], "grad", labels)
+        eqns = [Eqn(e.prim, e.invars, e.outvars, e.params, source.placed_again(e.source)) for e in jaxpr.eqns]
+        return eval_jaxpr(recognised(jaxpr.replace(eqns=eqns)).jaxpr, values)
+
+
+def with_recognised(jaxpr: Jaxpr) -> Jaxpr:
+    """A jaxpr that is to be linearized, with the better forms of what is recognised in it, within programs."""
+    return recognised(jaxpr).jaxpr if is_staging() else jaxpr
 
 
 def in_shard_map() -> bool:

@@ -13,6 +13,7 @@ from typing import Any
 from blufunc.core import dtypes, passes, source, tree
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Eqn, Literal, Var
+from blufunc.core.recognition import as_written
 from blufunc.core.stage import stage
 from blufunc.transforms.arguments import FlatFunction, abstract, check_callable, labels_of, name_of
 from blufunc.transforms.checkpoint_policies import name_p, offload_p
@@ -27,7 +28,8 @@ def saved_residuals(fun: Callable, *args: Any, **kwargs: Any) -> list[tuple[Shap
       args, kwargs: its arguments: arrays or ``ShapeDtypeStruct``.
     Returns:
       for each array that is stored its type, and where it comes from: an argument, a constant, a name
-      (``checkpoint_name``) or an operation, at the user's line.
+      (``checkpoint_name``) or an operation, at the user's line. It is of what was written: where a device has a kernel
+      for that, as for attention, less is stored.
     """
     check_callable(fun, "saved_residuals")
     leaves, in_tree = tree.flatten((args, kwargs))
@@ -35,7 +37,8 @@ def saved_residuals(fun: Callable, *args: Any, **kwargs: Any) -> list[tuple[Shap
     avals = [abstract(x, f"the argument {label}") for x, label in zip(leaves, labels, strict=True)]
     jaxpr, consts = stage(FlatFunction(fun, in_tree), avals, name_of(fun), labels).hoist()
     nonzeros = (*[False] * len(consts), *[dtypes.is_inexact(a.dtype) for a in avals])
-    primal, _, _, _ = linearize_jaxpr(jaxpr, nonzeros)
+    with as_written():
+        primal, _, _, _ = linearize_jaxpr(jaxpr, nonzeros)
     stored = primal.outvars[len(jaxpr.outvars) :]
     primal = passes.inline_calls(primal.replace(outvars=stored))
     parameters = [*["a constant"] * len(consts), *(f"the argument {label}" for label in labels)]

@@ -27,7 +27,7 @@ from blufunc.transforms import loop_carry
 from blufunc.transforms.arguments import as_values, check_callable, name_of
 from blufunc.transforms.batch import batch_jaxpr
 from blufunc.transforms.jvp import jvp_jaxpr
-from blufunc.transforms.linearize import linearize_jaxpr, split_jaxpr
+from blufunc.transforms.linearize import linearize_jaxpr, split_jaxpr, with_recognised
 from blufunc.transforms.transpose import backward_pass
 
 
@@ -122,6 +122,7 @@ class _Scan(Primitive):
         ]
 
     def linearize(self, trace, primals, tangents, *, jaxpr: Jaxpr, n_consts, n_carry, **params):
+        jaxpr = with_recognised(jaxpr)
         nz_consts, nz_carry, nz_xs = _parts(map(is_nonzero, tangents), n_consts, n_carry)
         while True:
             nonzeros = (*nz_consts, *nz_carry, *nz_xs)

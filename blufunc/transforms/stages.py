@@ -39,6 +39,7 @@ class Entry:
     donated: tuple[bool, ...]  # which arguments, constants aside, are
     single: bool  # one array is all it returns
     home: backend.Device | None = None  # where its operations say that it runs
+    budget: int | None = None  # bytes that the planned peak of its programs may have
     programs: dict[Any, Callable] = field(default_factory=dict)
     ran: tuple[Any, Any, Any] = (None, None, None)  # the last call: where, program, matmul_precision
     copies: dict[backend.Device, list[Array]] = field(default_factory=dict)  # what it closes over
@@ -73,7 +74,10 @@ class Entry:
         if found is None:
             donated = (False,) * len(self.consts) + self.donated
             flags = donated if donating else (False,) * len(donated)
-            found = self.programs[key] = device.backend.compile(self.jaxpr, flags)
+            budget = (
+                self.budget if flags == donated else None
+            )  # arguments that are kept need more than was planned
+            found = self.programs[key] = device.backend.compile(self.jaxpr, flags, budget)
         return found
 
     def alive(self) -> bool:
@@ -151,7 +155,7 @@ class Lowered:
     nothing is compiled for it on the CPU.
 
     Attributes:
-      jaxpr: the simplified jaxpr.
+      jaxpr: the simplified jaxpr; of what has two forms (``transforms/either.py``) it has both yet.
     """
 
     def __init__(self, traced: Traced):
@@ -171,7 +175,7 @@ class Lowered:
         found = self._sights.get(key)
         if found is None:
             local = device.local(self.jaxpr, self.donated, self.layouts_on(device))
-            found = self._sights[key] = Sight(*local)
+            found = self._sights[key] = Sight(*local, self.traced.entry.budget)
         return found
 
     def layouts_on(self, device: backend.Device) -> tuple:
@@ -214,7 +218,7 @@ class Compiled:
         self.lowered = lowered
         self.device = device
         self.donated = lowered.donated
-        self.program = device.backend.compile(lowered.jaxpr, self.donated)
+        self.program = device.backend.compile(lowered.jaxpr, self.donated, lowered.traced.entry.budget)
         self._sight = lowered.sight(device)
         self._sight.program = device.local_program(self.program, lowered.layouts_on(device))
 

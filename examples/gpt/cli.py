@@ -19,7 +19,7 @@ from pathlib import Path
 
 import blufunc as bf
 from blufunc import random, tree
-from blufunc.errors import DataError
+from blufunc.errors import ArgumentError, DataError, MemoryBudgetError
 from examples.gpt import data, devices, model, report, sample, sharded, train, weights
 
 OUT = "runs/gpt"
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         bf.distributed.initialize()
     try:
         _run(options)
-    except DataError as error:
+    except (DataError, MemoryBudgetError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:  # the second Ctrl-C of a run, or one outside the training
@@ -59,6 +59,7 @@ def _run(options: argparse.Namespace) -> None:
         schedule=options.schedule,
         recompute=options.recompute,
         loss_chunk=options.loss_chunk,
+        memory_budget=options.memory_budget,
     )
     run = train.Run(settings, resume, layout)
     if run.done >= settings.steps:
@@ -169,6 +170,7 @@ def _continue_command(settings: train.Settings, done: int, options: argparse.Nam
         words += [] if value == default else [flag, str(value)]
     words += ["--recompute"] if options.recompute else []
     words += ["--loss-chunk", str(options.loss_chunk)] if options.loss_chunk else []
+    words += ["--memory-budget", options.memory_budget] if options.memory_budget else []
     if done >= settings.steps:
         words += ["--steps", str(2 * done)]
     return shlex.join(words)
@@ -201,6 +203,13 @@ def _parser() -> argparse.ArgumentParser:
         if not 0 < (value := float(text)) < float("inf"):
             raise argparse.ArgumentTypeError(f"{value:g} is not a positive number")
         return value
+
+    def size(text: str) -> str:
+        try:
+            bf.jit(abs, memory_budget=text)
+        except ArgumentError:
+            raise argparse.ArgumentTypeError(f"{text!r} is no size, as 12GB and 500MiB are") from None
+        return text
 
     parser = argparse.ArgumentParser("python -m examples.gpt", description="Train a GPT from pure functions.")
     add = parser.add_argument
@@ -253,6 +262,12 @@ def _parser() -> argparse.ArgumentParser:
         default=0,
         metavar="N",
         help="tokens of a device that have logits at a time: less memory (default: 0, all of them)",
+    )
+    add(
+        "--memory-budget",
+        type=size,
+        metavar="SIZE",
+        help="what a step may need of each device's memory, such as 12GB: as much as that takes is computed again",
     )
     add(
         "--experts",

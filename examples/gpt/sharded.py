@@ -61,6 +61,7 @@ class Plan:
         gather its parameters again).
       loss_chunk: how many of a device's tokens have logits at a time, see ``model.Wiring``; not with "model", along
         which their vocabulary is divided.
+      memory_budget: what the step may plan to need of each device's memory at its peak, as for ``bf.jit``.
     """
 
     mesh: bf.Mesh | bf.AbstractMesh | None = None
@@ -69,6 +70,7 @@ class Plan:
     schedule: str = "1f1b"
     recompute: bool = False
     loss_chunk: int | None = 0
+    memory_budget: str | None = None
 
     def has(self, axis: str) -> bool:
         """Whether the mesh has this axis."""

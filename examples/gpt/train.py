@@ -81,7 +81,7 @@ def make_step(config: model.Config, optimizer, plan: sharded.Plan = sharded.ALON
         values = sharded.keep(values, plan)
         return values["params"], values["optimizer"], loss
 
-    return bf.jit(step, donate_argnums=(0, 1))
+    return bf.jit(step, donate_argnums=(0, 1), memory_budget=plan.memory_budget)
 
 
 def make_evaluate(

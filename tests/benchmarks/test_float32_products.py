@@ -67,7 +67,9 @@ def test_the_table_of_a_device(platform, monkeypatch):
         calls.append(fake.products - sum(calls))
         lines.append(row)
     assert len(lines) == len(gpu_products.PRECISIONS) and usual == ALGORITHMS
-    assert all(float(line.split("|")[-2]) < 1e-5 for line in lines)
+    one_part = [name.startswith("F16") and chunk is None for name, chunk in gpu_products.PRECISIONS]
+    for line, short in zip(lines, one_part, strict=True):
+        assert float(line.split("|")[-2]) < (1e-3 if short and platform == "cuda" else 1e-5)
     if platform == "cuda":  # chunks of 256 terms are more calls than those of 512, those of 1024 fewer
         of = dict(zip(gpu_products.PRECISIONS, calls, strict=True))
         runs = [of["F16_F16_F32_X3", n] for n in (1024, 512, 256)]

@@ -73,6 +73,8 @@ def test_two_processes_train_as_two_simulated_devices_do_and_as_one(words, tmp_p
         ["--mesh", "fsdp=2", "--loss-chunk", "7"],
         ["--mesh", "data=2", "--loss-chunk", "64"],
         ["--mesh", "stage=2", "--accumulate", "2", "--loss-chunk", "5"],
+        ["--memory-budget", "300KB"],
+        ["--mesh", "fsdp=2", "--memory-budget", "200KB"],
     ],
     ids=lambda words: words[1],
 )
@@ -137,6 +139,8 @@ def test_a_signal_stops_all_processes_at_the_same_step(words, tmp_path):
         (["--mesh", "stage=3"], "2 layers cannot be divided into 3 parts"),
         (["--mesh", "model=2", "--loss-chunk", "8"], "--loss-chunk 8 with an axis model"),
         (["--loss-chunk", "-1"], "-1 is less than 0"),
+        (["--memory-budget", "12"], "'12' is no size, as 12GB and 500MiB are"),
+        (["--memory-budget", "1KB"], "no plan of step fits memory_budget=1000 B"),
         (["--mesh", "stage=2,expert=2"], "a pipeline that is divided along expert, too"),
         (["--mesh", "stage=2,zero2=2"], "fix: --mesh stage=2,zero1=2"),
         (["--mesh", "zero1=2,zero2=2"], "gradients that are divided for each microbatch, and are not"),

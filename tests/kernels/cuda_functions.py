@@ -16,6 +16,8 @@ from blufunc.kernels.cstyle_cuda import CUDA
 from blufunc.kernels.fuse import Region, fuse
 from blufunc.kernels.lower import lower
 from blufunc.kernels.point_control import with_point_control
+from blufunc.kernels.precisions import ALGORITHMS
+from blufunc.kernels.split_products import parts_of
 from blufunc.nn import vocabulary_loss_call
 
 F32, F64, F16, I32, BOOL, C64 = (
@@ -67,6 +69,17 @@ def adamw(p, g, m, v):
 def heads(x):
     """Heads before positions."""
     return bnp.transpose(x.reshape(*x.shape[:2], -1, 16), (0, 2, 1, 3))
+
+
+def scaled(x, axis=1):
+    """An array as it is, and as one part of float16 with a scale for each row (column)."""
+    return x, *parts_of(x, (axis,), ALGORITHMS["F16_F16_F32_SCALED"])
+
+
+def gelu_gradient(x, b, g):
+    """As a step of training in TF32 wants it: as it is, in scaled float16, and the sums of its columns."""
+    made = backward(lambda x, b: nn.gelu(x + b))(x, b, g)
+    return *scaled(made[0]), made[1]
 
 
 def ranged(*shapes, dtype=F32):
@@ -146,6 +159,13 @@ SMALL_CASES = {
     "loss of a chunk with gradient": (chunk_loss, [((9, 1304), BF16), ((9,), I32)]),
     "gelu": (lambda x, b: nn.gelu(x + b), ranged((6, 48), (48,))),
     "gelu bf16": (lambda x, b: nn.gelu(x + b), ranged((6, 48), (48,), dtype=BF16)),
+    "gelu backward, scaled too": (gelu_gradient, ranged((41, 192), (192,), (41, 192))),
+    "layer norm, scaled too": (lambda *a: scaled(nn.layer_norm(*a)), ranged((9, 768), (768,), (768,))),
+    "columns, scaled": (lambda x: scaled(bnp.tanh(x), 0), ranged((67, 130))),
+    "gradient of cross-entropy of rows read again, scaled too": (
+        lambda x, labels: scaled(bf.grad(cross_entropy)(x, labels)),
+        [((2, 60000), F32), ((2,), I32)],
+    ),
     "gelu backward": (backward(lambda x, b: nn.gelu(x + b)), ranged((41, 192), (192,), (41, 192))),
     "rows scaled": (lambda x, s: (s * x.sum(1), x * s[:, None]), ranged((9, 1100), (9,))),
     "short rows scaled": (lambda x, s: (s * x.sum(1), x * s[:, None]), ranged((9, 100), (9,))),
@@ -229,6 +249,13 @@ LARGE_CASES = {
     "gelu backward": (
         backward(lambda x, b: nn.gelu(x + b)),
         ranged((16384, 3072), (3072,), (16384, 3072)),
+    ),
+    "gelu backward, scaled too": (gelu_gradient, ranged((16384, 3072), (3072,), (16384, 3072))),
+    "layer norm, scaled too": (lambda *a: scaled(nn.layer_norm(*a)), ranged(_X, _W, _W)),
+    "columns, scaled": (lambda x: scaled(x, 0), ranged((768, 3072))),
+    "gradient of cross-entropy, scaled too": (
+        lambda x, labels: scaled(bf.grad(cross_entropy)(x, labels)),
+        [((8192, 50304), F32), ((8192,), I32)],
     ),
     "sum over rows": (lambda x: x.sum(0), ranged((16384, 50304))),
     "sum over columns": (lambda x: x.sum(1), ranged((16384, 50304))),

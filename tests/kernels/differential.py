@@ -20,6 +20,7 @@ from blufunc.core.jaxpr import Jaxpr
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.passes import simplify
 from blufunc.kernels import host_compiler
+from blufunc.kernels.budget import within
 from blufunc.kernels.cstyle_host import render_many
 from blufunc.kernels.host_program import HOST, Runner, aligned
 from blufunc.kernels.loop_check import check_kernel
@@ -27,7 +28,7 @@ from blufunc.kernels.loop_interpreter import run as interpret_kernel
 from blufunc.kernels.loopir import Buffer, Kernel
 from blufunc.kernels.numpy_program import Program
 from blufunc.kernels.quiet import quietly
-from blufunc.kernels.steps import GroupStep, KernelStep, Schedule, schedule
+from blufunc.kernels.steps import GroupStep, KernelStep, Planning, Schedule
 from blufunc.kernels.target import Target
 from blufunc.transforms.jit import jit
 
@@ -63,6 +64,7 @@ class Case:
       args: NumPy arrays, one for each parameter, constants included; never written to.
       donated: which of them results may be written over.
       target: what the program is lowered for.
+      budget: for its planned peak, in bytes; None: as it comes.
     """
 
     name: str
@@ -70,13 +72,15 @@ class Case:
     args: list[np.ndarray]
     donated: tuple[bool, ...]
     target: Target = HOST
+    budget: int | None = None
     _schedule: list[Schedule] = field(default_factory=list)
 
     @property
     def schedule(self) -> Schedule:
         """The steps and their memory; every kernel obeys the rules of LoopIR."""
         if not self._schedule:
-            made = schedule(self.jaxpr, self.donated, self.target, lambda e: e.prim is dot_general_p)
+            planning = Planning(self.jaxpr, self.donated, self.target, lambda e: e.prim is dot_general_p)
+            made = within(planning, self.budget)
             for kernel in made.kernels:
                 check_kernel(kernel)
             self._schedule.append(alone(made))

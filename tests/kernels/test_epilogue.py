@@ -74,6 +74,14 @@ FUSED = {
         [KERNEL, KERNEL, KERNEL, BIAS, DOT, KERNEL],
         bf.autocast(lambda x, w, b: (s := (x @ w + b).reshape(16, 24))[:, :12] @ s[:, 12:].T), X, W, B
     ),
+    "a bias, of which kernels read parts": (
+        [BIAS, "kernel", "kernel"],
+        lambda x, w, b: [(s := x @ w + b)[..., :8].sum(0), bnp.tanh(s[..., 8:])], X, W, B,
+    ),
+    "a bias, of which a kernel reads a part": (
+        [BIAS, "kernel"],
+        lambda x, w, b: bnp.tanh((x @ w + b)[..., 3:]), X, W, B,
+    ),
     "an array": ([SUM], lambda x, w, y: y + x @ w, X, W, Y),
     "an array of another shape": ([SUM], lambda x, w, y: x @ w + y.reshape(2, 8, 24), X, W, Y.reshape(-1)),
     "an array, transposed operands": (

@@ -123,6 +123,31 @@ def test_why(name, fun, why):
     assert any(why in reason for *_, reason in fused(fun, X).apart), name
 
 
+AGAIN = {  # what reads a value before a sine is computed again, and the steps
+    "nobody": (lambda y, x: y, ["!dot_general", "!dot_general", "cos sin mul"]),
+    "a product": (lambda y, x: y @ x.T, ["!dot_general", "!dot_general", "cos", "!dot_general", "sin mul"]),
+    "a view in a product": (
+        lambda y, x: y.reshape(8, 6) @ x, ["!dot_general", "!dot_general", "cos", "!dot_general", "sin mul"]
+    ),
+    "a view, at the end": (lambda y, x: y.T, ["!dot_general", "!dot_general", "cos sin mul", "copy"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", AGAIN)
+def test_what_may_wait_for_something_computed_again_joins_it(name):
+    """Not what was read before, as it was before the peak that something is computed again for."""
+    read, steps = AGAIN[name]
+
+    def program(x):
+        y = bnp.cos(x @ x.T @ x)
+        z = read(y, x)
+        return z, y * bnp.sin(x)
+
+    jaxpr = simplify(bf.jit(program).trace(X).jaxpr)
+    (sine,) = (e for e in jaxpr.eqns if e.prim is lax.sin_p)
+    assert steps_of(fuse(jaxpr, {sine: 1})) == steps
+
+
 def test_numbers_that_took_long_to_compute_are_stored():
     """Others would repeat them for each kernel that reads them."""
 

@@ -119,6 +119,20 @@ def test_without_room_values_are_computed_again():
     assert not statements(kernel, Set)
 
 
+@pytest.mark.parametrize("room", [8, 1 << 20])
+def test_a_row_that_is_read_again_is_stored_over_at_the_end(room):
+    """With two results, of which one could be stored a loop earlier: so it is where the row is kept."""
+
+    def f(x):
+        y = bnp.exp(x - x.max(1, keepdims=True))
+        return y, (y / y.max(1, keepdims=True)).astype("int8")
+
+    (kernel,) = kernels(f, X, target=replace(ROOMY, keep_bytes=room))
+    stored = [[s.buffer.dtype.name for s in loop.body if isinstance(s, Store)] for loop in loops_of(kernel)]
+    assert stored == ([[], [], ["int8", "float32"]] if room == 8 else [[], ["float32"], ["int8"]])
+    assert len(same_place(kernel)) == 1
+
+
 def test_reductions_that_do_not_wait_for_each_other_share_a_loop():
     (kernel,) = kernels(lambda x: x.max(1) + x.sum(1) + x.min(1), X)
     assert len(loops_of(kernel)) == 1 and len(statements(kernel, Reduce)) == 3

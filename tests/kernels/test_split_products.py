@@ -17,14 +17,15 @@ from blufunc.kernels.cost import cost_of
 from blufunc.kernels.cuda_draft import Draft
 from blufunc.kernels.epilogue import dot_promoted_p
 from blufunc.kernels.gemm_layout import chunks_of
-from blufunc.kernels.precisions import ALGORITHMS, resolved
+from blufunc.kernels.precisions import ALGORITHMS, ProductShape, resolved
 from tests.kernels import fake_cuda
 from tests.kernels.test_cuda_program import on, same, uniform
 from tests.kernels.test_epilogue import draft
 
 X3, X6, TF32_X3, BF16_X3 = "F16_F16_F32_X3", "BF16_BF16_F32_X6", "TF32_TF32_F32_X3", "BF16_BF16_F32_X3"
+SCALED, SHARED = "F16_F16_F32_SCALED", "F16_F16_F32_SHARED"
 DOT, SUM, PROMOTED, KERNEL = "dot_general", "dot_general+accumulate", "dot_general+promoted", "kernel"
-DEVIATION = {X3: 2e-6, X6: 1e-6, TF32_X3: 2e-6, BF16_X3: 1e-4}
+DEVIATION = {X3: 2e-6, X6: 1e-6, TF32_X3: 2e-6, BF16_X3: 1e-4, SCALED: 2.0**-10, SHARED: 2.0**-10}
 """Of an element, relative to the sum of the absolute values of its terms."""
 
 
@@ -42,6 +43,11 @@ def product(precision):
     return lambda x, w: bnp.matmul(x, w, precision=precision)
 
 
+def columns(precision):
+    """Of operands whose contracted axis is the first, as in the gradient of a weight."""
+    return lambda x, w: bnp.einsum("km,kn->mn", x, w, precision=precision)
+
+
 X, W = uniform(24, 40), uniform(40, 16)
 
 PLANS = {  # the steps, and the function
@@ -53,6 +59,20 @@ PLANS = {  # the steps, and the function
     # rows find their scale in the kernel that splits them; for columns, two kernels do before
     "scaled": ([KERNEL] * 4 + [DOT, SUM, DOT, KERNEL], product(X3), X, W),
     "scaled along rows": ([KERNEL] * 2 + [DOT, SUM, DOT, KERNEL], lambda x, w: product(X3)(x, w.T), X, W.T.copy()),
+    "one part": ([KERNEL] * 4 + [DOT, KERNEL], product(SCALED), X, W),
+    "one part, scaled along rows": (
+        [KERNEL] * 2 + [DOT, KERNEL], lambda x, w: product(SCALED)(x, w.T), X, W.T.copy()
+    ),
+    "one part of columns": ([KERNEL] * 6 + [DOT, KERNEL], columns(SCALED), X.T.copy(), W),
+    # of rows, all the same: the least exponent of both, and what takes the scales out of an operand
+    "one part of rows": ([KERNEL] * 4 + [DOT, KERNEL], columns(SHARED), X.T.copy(), W),
+    "one part, long sums": (
+        [KERNEL] * 2 + [DOT, KERNEL], lambda x, w: product(SCALED)(x, w.T), uniform(2, 9000), uniform(3, 9000)
+    ),
+    "between kernels, one part": (
+        [KERNEL, KERNEL, DOT, KERNEL],
+        lambda x, w: nn.softmax(product(SCALED)(nn.layer_norm(x, X[0], X[0]), w.T)), X, W.T.copy(),
+    ),
     "a member of the enumeration": (
         [KERNEL, KERNEL, DOT, SUM, DOT, KERNEL], product(lax.DotAlgorithmPreset.BF16_BF16_F32_X3), X, W
     ),
@@ -76,6 +96,7 @@ PLANS = {  # the steps, and the function
     ),
     "nothing": ([DOT], product(X3), uniform(3, 0), uniform(0, 4)),
     "small, by whatever is quickest": ([DOT], product("float32_tc"), X, W),
+    "small, as exact as TF32": ([DOT], product("high"), X, W),
 }  # fmt: skip
 
 
@@ -123,6 +144,16 @@ CASES = {
     "a loop": lambda p: lambda x, w: lax.scan(
         lambda c, _: (bnp.matmul(bnp.matmul(c, w, precision=p), w.T, precision=p), None), x, None, length=2
     )[0],
+    "contracted axes first": lambda p: lambda x, w: columns(p)(x.T.copy(), w),
+    "contracted axes first, several": lambda p: lambda x, w: bnp.einsum(
+        "abm,ban->mn", x.T.reshape(5, 8, 24), w.reshape(8, 5, 16), precision=p
+    ),
+    "contracted axes first, batches": lambda p: lambda x, w: bnp.einsum(
+        "bkm,kbn->bmn", x.reshape(3, 20, 16), w.reshape(20, 2, 16)[:, [0, 1, 0]], precision=p
+    ),
+    "contracted axes around the free one": lambda p: lambda x, w: bnp.einsum(
+        "amb,abn->mn", x.reshape(5, 24, 8), w.reshape(5, 8, 16), precision=p
+    ),
     "gradients": lambda p: lambda x, w: bf.vjp(lambda x, w: bnp.tanh(product(p)(x, w)), x, w)[1](x @ w),
     "checkpointed gradients": lambda p: lambda x, w: bf.grad(
         lambda w: bf.checkpoint(lambda x, w: bnp.tanh(product(p)(x, w)))(x, w).sum()
@@ -140,7 +171,7 @@ def test_values(name, precision, cuda, fake):
     for w, g in zip(bf.tree.leaves(want), bf.tree.leaves(got), strict=True):
         assert g.dtype == np.float32
         np.testing.assert_allclose(g, w, rtol=0, atol=DEVIATION[precision] * 40 * max(1, np.abs(w).max()))
-    assert fake.products >= ALGORITHMS[precision].parts + 1
+    assert fake.products >= ALGORITHMS[precision].parts * (ALGORITHMS[precision].parts + 1) // 2
 
 
 def splits(fun, *args):
@@ -199,7 +230,7 @@ PAYS = {  # batch, m, n, k
 
 @pytest.mark.parametrize("sizes", PAYS)
 def test_where_it_pays(sizes):
-    assert cuda_product.split_pays(*sizes) == PAYS[sizes]
+    assert cuda_product.split_pays(X3, ProductShape(*sizes)) == PAYS[sizes]
 
 
 def test_replaced_products_are_left_alone(cuda, monkeypatch):

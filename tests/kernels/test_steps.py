@@ -9,8 +9,9 @@ import pytest
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc.core.array import from_numpy
+from blufunc.core.passes import simplify
 from blufunc.kernels import fuse
-from blufunc.kernels.steps import schedule
+from blufunc.kernels.steps import GroupStep, KernelStep, schedule
 from tests.kernels.differential import LIKE_A_GPU, SMALL, case
 
 X = from_numpy(np.ones((6, 8), np.float32))
@@ -49,6 +50,42 @@ def test_the_sort_of_an_equation_is_asked_once(monkeypatch):
     monkeypatch.setattr("blufunc.kernels.steps._LEAST_SAVING", 1)
     made = planned(bf.grad(lambda x: bnp.tanh(bnp.sin(x @ x.T)).sum()), X, target=LIKE_A_GPU)
     assert len(asked) == len(set(asked)) >= len(made.jaxpr.eqns)
+
+
+KEPT = {  # an activation, and how many kernels have its tanh: what a product reads is there for the backward pass too
+    "what is written anyway": (bnp.tanh, 1),
+    "what a product has written": (lambda h: h * bnp.tanh(h), 2),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_what_is_kept_is_not_written_for_that_alone(name, monkeypatch):
+    """Of values of one size: a kernel of the forward pass writes its result, and nothing else."""
+    activation, kernels = KEPT[name]
+    monkeypatch.setattr("blufunc.kernels.steps._LEAST_SAVING", 1)
+
+    def f(x, w, s, v):
+        return (bnp.sin(activation((x @ w) * s) @ v) @ v.T @ w.T).sum()
+
+    args = [bf.ShapeDtypeStruct(s, np.float32) for s in ((64, 8), (8, 512), (512,), (512, 8))]
+    jaxpr = simplify(bf.jit(bf.grad(f, (0, 1, 3))).trace(*args).jaxpr)
+    made = schedule(jaxpr, (False,) * 4, LIKE_A_GPU, lambda eqn: True)
+    found = [s for s in made.steps if isinstance(s, KernelStep) and "tanh" in repr(s.region)]
+    assert len(found) == kernels
+    assert sum(b.written for b in found[0].kernel.buffers) == 1
+
+
+@pytest.mark.parametrize("most, groups", [(1 << 24, [4, 4]), (X.nbytes, [4, 4]), (X.nbytes - 1, [4])])
+def test_what_is_alive_at_once_is_not_much(most, groups, monkeypatch):
+    """A group has memory for all that its members write; results have theirs anyway."""
+    monkeypatch.setattr("blufunc.kernels.steps._LARGE", most)
+
+    def f(*xs):
+        return [x * 2 for x in xs], sum(bnp.tanh(x) @ x.T for x in xs)
+
+    jaxpr = bf.jit(f).trace(*(X + n for n in range(4))).jaxpr
+    made = schedule(jaxpr, (False,) * 4, LIKE_A_GPU, lambda eqn: True)
+    assert [len(s.members) for s in made.steps if isinstance(s, GroupStep)] == groups
 
 
 def test_what_is_computed_again_at_the_cost_of_memory_is_not(monkeypatch):

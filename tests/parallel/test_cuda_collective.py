@@ -12,6 +12,7 @@ from blufunc.core.passes import simplify
 from blufunc.core.stage import stage
 from blufunc.kernels import cuda_program, cuda_replay
 from blufunc.kernels.cuda_streams import Access, Task, turns
+from blufunc.kernels.split_products import with_split_products
 from blufunc.parallel import engine as engines
 from blufunc.parallel import mesh_collectives as mc
 from blufunc.parallel import sum_buckets
@@ -71,6 +72,21 @@ def test_what_is_spelled_out_is_the_same(name):
         for j in (jaxpr, plain)
     )
     np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("precision", ["F16_F16_F32_SCALED", "F16_F16_F32_SHARED", "F16_F16_F32_X3"])
+def test_scales_of_a_divided_sum_are_each_rank_s_own(precision):
+    """The rows that a gradient sums up are on four ranks, where sizes differ: what ranks exchange has no scale."""
+    parts = [np.random.default_rng(r).standard_normal((8, 12), np.float32) * 8.0**r for r in range(4)]
+    product = lambda x: bnp.einsum("km,kn->mn", x, bnp.sin(x), precision=precision)
+    jaxpr = local(lambda x: mc.psum_invariant_p.bind(product(x), src="V", dst="I", **BOTH), parts[0])
+    made = with_split_products(simplify(jaxpr), {}, lambda *_: True)
+    assert any(v.aval.dtype == np.float16 for e in made.eqns for v in e.outvars)
+    found = run_ranks(MESH, lambda r: np.asarray(eval_jaxpr(made, [from_numpy(parts[r])])[0]))
+    want = sum(x.T.astype(np.float64) @ np.sin(x) for x in parts)
+    bound = sum(np.abs(x.T).astype(np.float64) @ np.abs(np.sin(x)) for x in parts)
+    for got in found:
+        assert (np.abs(got - want) <= 2.0**-10 * bound).all()
 
 
 class Alike:

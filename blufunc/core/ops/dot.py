@@ -41,21 +41,27 @@ class Precision(enum.StrEnum):
 class DotAlgorithmPreset(enum.StrEnum):
     """How a device with tensor cores multiplies float32: the dtypes of operands and sums, and the number of products.
 
-    Names as in JAX, but for ``F16_F16_F32_X3``. With ``_Xn`` an operand is the sum of 2 parts (3 of ``_X6``) that are
-    rounded to that dtype, and n products of parts are summed. Operands of other dtypes, and devices without tensor
-    cores, take no notice. ``docs/design/006-headline.md`` has the errors.
+    Names as in JAX, but for those that begin with ``F16``. With ``_Xn`` an operand is the sum of 2 parts (3 of ``_X6``)
+    that are rounded to that dtype, and n products of parts are summed; without, it is rounded. Operands of other
+    dtypes, and devices without tensor cores, take no notice. ``docs/design/006-headline.md`` has the errors.
     """
 
     F32_F32_F32 = "F32_F32_F32"
     TF32_TF32_F32 = "TF32_TF32_F32"
+    F16_F16_F32_SCALED = "F16_F16_F32_SCALED"
+    """Of rows and columns multiplied by powers of two, so that their largest elements are alike: an element is
+    rounded to 11 bits as by ``TF32_TF32_F32``, if it is above 2^-28 of the largest that it is summed up with."""
+    F16_F16_F32_SHARED = "F16_F16_F32_SHARED"
+    """The same with scales of the rows of operands as they lie, so that one copy serves forward and backward passes.
+    Gradients of weights are less exact for features below 2^-28 of the largest of every example."""
     TF32_TF32_F32_X3 = "TF32_TF32_F32_X3"
     BF16_BF16_F32_X3 = "BF16_BF16_F32_X3"
     BF16_BF16_F32_X6 = "BF16_BF16_F32_X6"
     F16_F16_F32_X3 = "F16_F16_F32_X3"
-    """Of rows and columns that were multiplied by powers of two, so that their largest elements are alike."""
+    """Of rows and columns that were scaled as by ``F16_F16_F32_SCALED``."""
 
 
-_PRECISIONS = (None, "default", "high", "highest", "fastest", "float32_tc", *DotAlgorithmPreset)
+_PRECISIONS = (None, "default", "high", "highest", "fastest", "tf32", "float32_tc", *DotAlgorithmPreset)
 
 
 class _DotGeneral(Primitive):
@@ -197,7 +203,7 @@ def _check_precision(precision: Any) -> None:
         if p not in _PRECISIONS:
             raise errors.ArgumentError(
                 f"dot_general: {p!r} is not a precision.",
-                fix="'default', 'high', 'highest', 'float32_tc', an algorithm of lax.DotAlgorithmPreset, or a pair",
+                fix="'default', 'high', 'highest', 'tf32', 'float32_tc', one of lax.DotAlgorithmPreset, or a pair",
             )
 
 
@@ -304,9 +310,9 @@ def dot_general(
       lhs, rhs: arrays of one dtype.
       dimension_numbers: ``((lhs_contract, rhs_contract), (lhs_batch, rhs_batch))``.
       precision: how exactly devices that have a choice must multiply float32; one, or one for each operand. None or
-        'default': as ``config.matmul_precision`` says; 'high': operands rounded to 11 bits; 'highest': in IEEE
-        arithmetic; 'float32_tc': with the errors of that, on tensor cores where they are quicker; or a
-        ``DotAlgorithmPreset``.
+        'default': as ``config.matmul_precision`` says; 'high' or 'tf32': operands rounded to 11 bits, in TF32 or in
+        float16 with a scale for each row and column, whichever is quicker; 'highest': in IEEE arithmetic; 'float32_tc':
+        with the errors of that, on tensor cores where they are quicker; or a ``DotAlgorithmPreset``.
       preferred_element_type: the dtype of the result; the operands' by default. Half precisions are summed in
         float32 either way.
     Returns:

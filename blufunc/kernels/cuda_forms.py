@@ -1,0 +1,33 @@
+"""Which form of a computation a CUDA device takes: what was written, or the one that it has kernels for.
+
+Kernels, before stage 5; what there is to take, recognisers have found (``core/recognition.py``). It is asked once more
+here, when all transforms are done: what nobody differentiates was not looked at before.
+"""
+
+from __future__ import annotations
+
+from blufunc.core.alternatives import chosen
+from blufunc.core.jaxpr import Eqn, Jaxpr
+from blufunc.core.passes import inline_calls
+from blufunc.core.recognition import recognised_everywhere
+from blufunc.kernels.cuda_attention_step import is_attention, why_not
+from blufunc.kernels.report import line_of
+
+
+def in_kernels(jaxpr: Jaxpr, arch: str) -> tuple[Jaxpr, tuple[str, ...]]:
+    """A jaxpr in the forms that a device of an architecture has kernels for; and a line for each of them, and for each
+    that is like one but is not, which says why."""
+    found, misses = recognised_everywhere(jaxpr)
+    notes: dict[str, None] = {}
+
+    def prefers(eqn: Eqn) -> bool:
+        calls = [e for e in inline_calls(eqn.params["preferred"]).eqns if is_attention(e)]
+        reasons = [reason for e in calls if (reason := why_not(e, arch)) is not None]
+        if reasons:
+            notes[f"attention at {line_of(eqn)} runs as it is written, without a kernel: {reasons[0]}"] = None
+        elif calls:
+            notes[f"recognised as attention at {line_of(eqn)}"] = None
+        return bool(calls) and not reasons
+
+    made = chosen(found, prefers)
+    return made, (*sorted(notes), *misses)
