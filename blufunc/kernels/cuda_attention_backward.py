@@ -55,6 +55,27 @@ template<int M, int N> inline void raise_rows(float (&x)[M][N][4], float (&units
 """What both kernels have before their own text."""
 
 QUERY_GRADIENT = r"""
+// Rows of gradients in one part, all below 2^15, are brought to between 2^14 and there, so that dS of small ones has as
+// many bits: by these powers of two, which nothing else needs.
+constexpr bool BY_ROWS = WIDE && PARTS == 1;
+template<int ROWS> inline void find_powers(float (&powers)[SLABS][2], unsigned tile, int first) {
+  unsigned gradients[SLABS][FEATURES / 16][4];
+  load_left<ROWS>(gradients, tile, first);
+#pragma unroll
+  for (int m = 0; m < SLABS; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float most = 0;
+#pragma unroll
+      for (int i = half; i < FEATURES / 4; i += 2) {
+        const unsigned x = gradients[m][i / 4][i % 4];
+        most = fmaxf(most, fmaxf(fabsf(low_half(x)), fabsf(high_half(x))));
+      }
+      const int exponent = min(__float_as_uint(max_of_row(most)) >> 23, 127 + 14);
+      powers[m][half] = __uint_as_float((127 + 127 + 14 - max(exponent, 127 - 24)) << 23);  // of zeros, any will do
+    }
+}
+
 // delta: the sums over features of results times gradients. Results of two bytes come through a tile.
 template<int ROWS> inline void load_results(unsigned tile, const element *from, long long stride, int there_are) {
   load_tile<ROWS>(tile, from, stride, there_are);
@@ -155,6 +176,12 @@ attention_query_gradient(const element *q, const element *k, const element *v, c
       }
     }
   }
+  float powers[SLABS][2];
+  if (BY_ROWS) {
+    find_powers<ROWS>(powers, rows + operand_bytes(ROWS), warp_row);
+#pragma unroll
+    for (int i = 0; i < SLABS * 2; ++i) delta[i / 2][i % 2] *= powers[i / 2][i % 2];
+  }
 
   const float of_products = scale_of_products(p.scale, units), scale = (SCORED ? 1 : of_products) * LOG2_E;
   float sums[SLABS][FEATURES / 8][4] = {};
@@ -211,7 +238,8 @@ attention_query_gradient(const element *q, const element *k, const element *v, c
 #pragma unroll
         for (int i = 0; i < INNER / 2; ++i) {
           float &gradient = gradients[m][i / 4][i % 4];
-          gradient = weights[m][i / 4][i % 4] * (gradient * LOWERED - delta[m][i % 4 / 2]);
+          const float lowered = BY_ROWS ? LOWERED * powers[m][i % 4 / 2] : LOWERED;
+          gradient = weights[m][i / 4][i % 4] * (gradient * lowered - delta[m][i % 4 / 2]);
         }
       float raised[SLABS][2];
       raise_rows(gradients, raised, p.scale);
@@ -224,7 +252,8 @@ attention_query_gradient(const element *q, const element *k, const element *v, c
 
   float factor[SLABS][2];
 #pragma unroll
-  for (int m = 0; m < SLABS; ++m) factor[m][0] = factor[m][1] = unit_of_scores(p.scale, units) * units.k;
+  for (int i = 0; i < SLABS * 2; ++i)
+    factor[i / 2][i % 2] = unit_of_scores(p.scale, units) * units.k / (BY_ROWS ? powers[i / 2][i % 2] : 1);
   store_rows<ROWS>(rows_at(dq, p.dq, batch, head, first), p.dq.token, there_are, shared_memory, warp_row, sums, factor);
 }
 """

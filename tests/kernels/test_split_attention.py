@@ -228,6 +228,21 @@ def test_small_rows_are_as_exact_as_float32(emulator, arch):
         assert np.sqrt(errors[0].mean()) < 2 * np.sqrt(errors[1].mean()), name
 
 
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+def test_small_rows_have_the_bits_of_one_part(emulator, arch):
+    """Each query's gradient by itself, relative to its largest element."""
+
+    def change(arrays):
+        uneven(arrays)
+        arrays["v"][..., 0] *= 8  # so that dS is far below what it could be
+
+    case = Case(Shape(1, 192, 192, 2, 2, 64), 1, change=change)
+    run_on_the_host(emulator, case, True, arch)
+    want = case.results(np.float64, True)["dq"][:, 1:]
+    errors = np.abs(case.arrays["dq"][:, 1:] - want).max(-1) / np.abs(want).max(-1)
+    assert errors.max() < 3e-3
+
+
 @pytest.mark.parametrize("sizes", [(1, 1, 1e36, 1e-30), (1e-36, 1e36, 1, 1), (1, 1, 1e-33, 1)])
 def test_sizes_at_the_ends_of_float32(emulator, sizes):
     """Nothing overflows, or loses bits, that has its place in the result."""
