@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -88,8 +87,8 @@ class Config:
         several times faster, in TF32 or, where that is quicker, in float16 with a scale for each row and column;
         ``float32_tc`` as exactly as in IEEE float32 but not bit for bit the same, on tensor cores where that is
         quicker, or one of the algorithms of ``lax.DotAlgorithmPreset``. ``precision="high"`` asks for tf32 in one
-        product, ``"highest"`` for IEEE, ``"float32_tc"`` and the algorithms for themselves. Functions under ``jit`` are
-        compiled again when it changes.
+        product, ``"highest"`` for IEEE, ``"float32_tc"`` and the algorithms for themselves. Functions under ``jit``
+        have a program for each value that they are called under; what ``compile()`` gave stays as it is.
       recognise: whether attention that is written by hand, as ``softmax(q @ k.T) @ v``, is given to the kernels of
         ``nn.dot_product_attention`` on devices that have them. It holds for functions that are traced from then on.
       cuda_graphs: whether a program that runs again on the same memory is replayed as one CUDA graph.
@@ -116,18 +115,11 @@ class Config:
     nccl_graphs: bool = True
     cpu_devices: int = 1
     guards: ClassVar[bool] = False  # whether results must be looked at
-    watchers: ClassVar[
-        dict[str, list[Callable[[], None]]]
-    ] = {}  # by flag, what is called when it has another value
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dataclass_fields__:
             _check_value(name, value)
-            changed = name in self.watchers and getattr(self, name) != value
             object.__setattr__(self, name, value)
-            if changed:
-                for watcher in self.watchers[name]:
-                    watcher()
             if name in ("debug_nans", "debug_infs"):
                 object.__setattr__(self, "guards", bool(self.debug_nans or self.debug_infs))
         else:  # a flag that nothing reads would be ignored in silence

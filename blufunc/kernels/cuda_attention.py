@@ -121,7 +121,8 @@ class Kernel(NamedTuple):
         tiling = (groups if arch == "sm_90a" else warps)[(features > 64) + (features > 128)]
         if code is NO_CODE:
             return tiling
-        full = tiling.groups and self.of_keys and features > 64  # of sums, which stay in registers
+        # of sums, which stay in registers
+        full = tiling.groups and self.of_keys and (features > 64 or parts == 2)
         return tiling._replace(blocks=max(1, tiling.blocks - 1), inner=32 if full else tiling.inner)
 
     @property
@@ -277,11 +278,13 @@ def group_sizes(features: int, tiling: Tiling, parts: int = 0) -> cuda_mma.Group
     return cuda_mma.GroupSizes(tiling.inner, cuda_mma.slice_of(features, parts)) if tiling.groups else None
 
 
-def problem(kernel: Kernel, shape: Shape, scale: float, strides: Mapping[str, Strides]) -> bytes:
+def problem(
+    kernel: Kernel, shape: Shape, scale: float, strides: Mapping[str, Strides], parts: int = 0
+) -> bytes:
     """The structure ``Problem``: ``strides`` are those of the operands, by name."""
     planes = kernel.planes(shape)
     # bytes that the blocks of a plane read again and again
-    read = 4 * shape.features * (shape.queries if kernel.of_keys else shape.keys)
+    read = 4 * max(parts, 1) * shape.features * (shape.queries if kernel.of_keys else shape.keys)
     section = max(1, min(planes, _SECTION_BYTES // read))
     group = shape.heads // shape.key_heads
     numbers = _NUMBERS.pack(
@@ -344,7 +347,7 @@ def prepare(
         raise errors.UnsupportedError("there is no kernel for this attention.", why=reason)
     tiling = tiling or kernel.tiling(shape.features, arch, code, parts)
     function = _function(kernel, dtype, shape.features, causal, tiling, code, parts, device)
-    arguments = [0] * len(operands_of(kernel, code, parts)) + [problem(kernel, shape, scale, strides)]
+    arguments = [0] * len(operands_of(kernel, code, parts)) + [problem(kernel, shape, scale, strides, parts)]
     if kernel.body is cuda_attention_mods.TILES:
         grid, shared = (
             cuda_attention_mods.lists(code, shape.batch, shape.heads, kernel.tiles_of(shape, tiling)[0]),

@@ -12,8 +12,8 @@ scratch memory for the second; rows that see nothing, and those beyond the last,
 
 Of a score that is changed (``cuda_attention_mods.py``), dS is that times the derivative of the change, its slope.
 
-Of float32, weights are multiplied by 2^14, and what is left of dP - delta by 2^-DOWN, where it is below 2: so dS is
-below 2^15 and fits into parts of float16.
+Of float32, weights are multiplied by 2^14. dS fits into one part of float16 as dP - delta is multiplied by 2^-DOWN, so
+that it is below 2^15, and into two as ``raise_rows`` brings the largest of each row of a tile to there.
 
 Constants as in ``cuda_attention_forward``; INNER of the COLUMNS of a tile are worked on at a time. Registers do not
 hold the sums for keys and for values of more than 128 features: the second kernel then runs twice, of which one MAKES_K
@@ -23,24 +23,66 @@ and the other MAKES_V, with one product more.
 from __future__ import annotations
 
 GRADIENTS = r"""
-// Elements of operands in parts are below 2^15, and so a sum of FEATURES of their products below 2^DOWN.
-constexpr int DOWN = 30 + (FEATURES > 64 ? 7 : FEATURES > 32 ? 6 : FEATURES > 16 ? 5 : 4);
-constexpr float LOWERED = WIDE ? 1.0f / (1ll << DOWN) : 1;
+// Elements of operands in parts are at most 2^15, and so dP is at most M = 2^(30 + log2(FEATURES)). As delta is the
+// mean of dP by P, P (dP - delta) is at most M / 2, which is 2^(DOWN + 1) or less.
+constexpr int DOWN = 28 + (FEATURES > 128 ? 8 : FEATURES > 64 ? 7 : FEATURES > 32 ? 6 : FEATURES > 16 ? 5 : 4);
+constexpr float LOWERED = WIDE && PARTS == 1 ? 1.0f / (1ll << DOWN) : 1;
 // what multiplies a sum over products with dS, but for the unit of the other operand
 inline float unit_of_scores(float scale, const Units &units) {
-  return scale * (WIDE ? units.dout * (float)(1ll << (DOWN - 14)) * units.v : 1);
+  return (PARTS == 1 ? scale : 1) * (WIDE ? units.dout * (float)(1ll << (DOWN - 14)) * units.v : 1);
+}
+// Two parts have 22 bits of numbers that are not below 2^-3, and dS is far below its bound where there are many keys,
+// or gradients of other tokens are larger. So each row of a tile is multiplied by a power of two of its own; `units`
+// are what its products are to be multiplied by, 2^-DOWN and the scale of scores included.
+template<int M, int N> inline void raise_rows(float (&x)[M][N][4], float (&units)[M][2], float scale) {
+  if constexpr (PARTS == 1) return;
+#pragma unroll
+  for (int m = 0; m < M; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float most = 0;
+#pragma unroll
+      for (int i = 0; i < N * 2; ++i) most = fmaxf(most, fabsf(x[m][i / 2][half * 2 + i % 2]));
+      most = max_of_row(most);
+      const int exponent = max((int)(__float_as_uint(most) >> 23), 15 + DOWN);  // so that both powers are normal
+      const float power = __uint_as_float((14 + 127 + 127 - exponent) << 23);
+      units[m][half] = scale * __uint_as_float((exponent - 14 - DOWN) << 23);
+#pragma unroll
+      for (int i = 0; i < N * 2; ++i) x[m][i / 2][half * 2 + i % 2] *= power;
+    }
 }
 """
 """What both kernels have before their own text."""
 
 QUERY_GRADIENT = r"""
+// Rows of gradients in one part, all below 2^15, are brought to between 2^14 and there, so that dS of small ones has as
+// many bits: by these powers of two, which nothing else needs.
+constexpr bool BY_ROWS = WIDE && PARTS == 1;
+template<int ROWS> inline void find_powers(float (&powers)[SLABS][2], unsigned tile, int first) {
+  unsigned gradients[SLABS][FEATURES / 16][4];
+  load_left<ROWS>(gradients, tile, first);
+#pragma unroll
+  for (int m = 0; m < SLABS; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float most = 0;
+#pragma unroll
+      for (int i = half; i < FEATURES / 4; i += 2) {
+        const unsigned x = gradients[m][i / 4][i % 4];
+        most = fmaxf(most, fmaxf(fabsf(low_half(x)), fabsf(high_half(x))));
+      }
+      const int exponent = min(__float_as_uint(max_of_row(most)) >> 23, 127 + 14);
+      powers[m][half] = __uint_as_float((127 + 127 + 14 - max(exponent, 127 - 24)) << 23);  // of zeros, any will do
+    }
+}
+
 // delta: the sums over features of results times gradients. Results of two bytes come through a tile.
 template<int ROWS> inline void load_results(unsigned tile, const element *from, long long stride, int there_are) {
   load_tile<ROWS>(tile, from, stride, there_are);
 }
 template<int ROWS>
 inline void times_results(float (&delta)[SLABS][2], unsigned gradients_tile, unsigned tile, const element *, long long,
-                          int, int first) {
+                          int, int first, float) {
   unsigned outs[SLABS][FEATURES / 16][4], gradients[SLABS][FEATURES / 16][4];
   load_left<ROWS>(outs, tile, first);
   load_left<ROWS>(gradients, gradients_tile, first);
@@ -52,11 +94,11 @@ inline void times_results(float (&delta)[SLABS][2], unsigned gradients_tile, uns
       delta[m][i % 2] += low_half(x) * low_half(y) + high_half(x) * high_half(y);
     }
 }
-// Those of float32 are read where they lie.
+// Those of float32 are read where they lie; `scale` brings them to where values in parts are, so that no sum overflows.
 template<int ROWS> inline void load_results(unsigned, const float *, long long, int) {}
 template<int ROWS>
 inline void times_results(float (&delta)[SLABS][2], unsigned gradients_tile, unsigned, const float *from,
-                          long long stride, int there_are, int first) {
+                          long long stride, int there_are, int first, float scale) {
 #pragma unroll
   for (int part = PARTS - 1; part >= 0; --part) {
     unsigned gradients[SLABS][FEATURES / 16][4];
@@ -69,7 +111,7 @@ inline void times_results(float (&delta)[SLABS][2], unsigned gradients_tile, uns
         if (row >= there_are) continue;
         const float2 x = *(const float2 *)(from + row * stride + i / 2 * 8 + threadIdx.x % 4 * 2);
         const unsigned y = gradients[m][i / 4][i % 4];
-        delta[m][i % 2] += x.x * low_half(y) + x.y * high_half(y);
+        delta[m][i % 2] += x.x * scale * low_half(y) + x.y * scale * high_half(y);
       }
   }
 }
@@ -115,10 +157,10 @@ attention_query_gradient(const element *q, const element *k, const element *v, c
   float shift[SLABS][2], delta[SLABS][2] = {};
   {
     times_results<ROWS>(delta, rows + operand_bytes(ROWS), stages + STAGE, rows_at(out, p.out, batch, head, first),
-                        p.out.token, there_are, warp_row);
+                        p.out.token, there_are, warp_row, 1 / units.v);
     if (WIDE) {
 #pragma unroll
-      for (int i = 0; i < SLABS * 2; ++i) delta[i / 2][i % 2] *= LOWERED / units.v;
+      for (int i = 0; i < SLABS * 2; ++i) delta[i / 2][i % 2] *= LOWERED;
     }
 #pragma unroll
     for (int m = 0; m < SLABS; ++m) {
@@ -133,6 +175,12 @@ attention_query_gradient(const element *q, const element *k, const element *v, c
           numbers[(long long)place.plane * p.padded + query] = make_float2(shift[m][half], delta[m][half]);
       }
     }
+  }
+  float powers[SLABS][2];
+  if (BY_ROWS) {
+    find_powers<ROWS>(powers, rows + operand_bytes(ROWS), warp_row);
+#pragma unroll
+    for (int i = 0; i < SLABS * 2; ++i) delta[i / 2][i % 2] *= powers[i / 2][i % 2];
   }
 
   const float of_products = scale_of_products(p.scale, units), scale = (SCORED ? 1 : of_products) * LOG2_E;
@@ -190,18 +238,22 @@ attention_query_gradient(const element *q, const element *k, const element *v, c
 #pragma unroll
         for (int i = 0; i < INNER / 2; ++i) {
           float &gradient = gradients[m][i / 4][i % 4];
-          gradient = weights[m][i / 4][i % 4] * (gradient * LOWERED - delta[m][i % 4 / 2]);
+          const float lowered = BY_ROWS ? LOWERED * powers[m][i % 4 / 2] : LOWERED;
+          gradient = weights[m][i / 4][i % 4] * (gradient * lowered - delta[m][i % 4 / 2]);
         }
+      float raised[SLABS][2];
+      raise_rows(gradients, raised, p.scale);
       unsigned left[PARTS][SLABS][INNER / 16][4];
       as_left(left, gradients);
-      add_columns<COLUMNS>(sums, left, stage, inner);
+      add_columns<COLUMNS>(sums, left, stage, inner, raised);
       wait_for_products<0>(sums);
     }
   }
 
   float factor[SLABS][2];
 #pragma unroll
-  for (int m = 0; m < SLABS; ++m) factor[m][0] = factor[m][1] = unit_of_scores(p.scale, units) * units.k;
+  for (int i = 0; i < SLABS * 2; ++i)
+    factor[i / 2][i % 2] = unit_of_scores(p.scale, units) * units.k / (BY_ROWS ? powers[i / 2][i % 2] : 1);
   store_rows<ROWS>(rows_at(dq, p.dq, batch, head, first), p.dq.token, there_are, shared_memory, warp_row, sums, factor);
 }
 """
@@ -342,8 +394,10 @@ attention_key_gradient(const element *q, const element *k, const element *v, con
           gradient = weight * (gradient * LOWERED - deltas[n][i % 2]);
           if (SLOPED && weight > 0) gradient *= slopes[i / 4][n][i % 4];
         }
+      float raised[SLABS][2];
+      raise_rows(gradients, raised, p.scale);
       as_left(left_gradients, gradients);
-      add_columns<COLUMNS>(key_sums, left_gradients, tile, inner);
+      add_columns<COLUMNS>(key_sums, left_gradients, tile, inner, raised);
       wait_for_products<0>(value_sums, key_sums);
     }
   }

@@ -36,7 +36,7 @@ inline Units units_at(const float *q, const float *k, const float *v, const floa
   return {q[i], k[i], v[i], dout ? dout[i] : 1};
 }
 // of scores; not zero, so that a score of minus infinity times this is one too
-inline float scale_of_products(float scale, const Units &units) { return fmaxf(scale * units.q * units.k, 1e-36f); }
+inline float scale_of_products(float scale, const Units &units) { return fmaxf(scale * (units.q * units.k), 1e-36f); }
 """
 """The second parts of operands and their units, as parameters of a kernel. Where there is one part, the former are not
 read; neither is what has to do with ``dout`` by the forward kernel."""
@@ -199,7 +199,12 @@ attention_forward(const element *q, const element *k, const element *v, result *
     for (int half = 0; half < 2; ++half) {
       const float sum = sum_of_row(total[m][half]);
       const int query = first + warp_row + m * 16 + half * 8 + lane / 4;
-      factor[m][half] = (sum > 0 ? 1 / sum : 0) * units.v;
+      factor[m][half] = sum > 0 ? 1 / sum : 0;
+      if (WIDE) {  // one after the other, for their product may be too small to have all its bits
+#pragma unroll
+        for (int i = 0; i < FEATURES / 4; ++i) sums[m][i / 2][half * 2 + i % 2] *= factor[m][half];
+        factor[m][half] = units.v;
+      }
       if (lane % 4 == 0 && query < p.queries)
         lse[(long long)place.plane * p.queries + query] =
             sum > 0 ? top[m][half] * unit + (logf(sum) - RAISED / LOG2_E) : negative_infinity();

@@ -19,6 +19,7 @@ from blufunc.kernels.cuda_attention_mods import Code, code_of
 from blufunc.kernels.cuda_executor import ALIGNMENT, Executor, Operand, Work
 from blufunc.kernels.indices import strides_of
 from blufunc.kernels.packed_gradients import packed_p
+from blufunc.kernels.precisions import ACCURATE
 from blufunc.kernels.split_attention import attention_grad_p, attention_p, parts_of
 from blufunc.kernels.steps import OpaqueStep
 
@@ -26,8 +27,8 @@ _FORWARD, _BACKWARD, _OF_TABLES = "attention", "attention_grad", "attention_tabl
 _WHOLE = {_FORWARD: 3, _BACKWARD: 6, attention_p.name: 3, attention_grad_p.name: 6, packed_p.name: 6}
 """How many operands there are before second parts and units, and before what mods have: the numbers of batch entries
 and heads, and tables."""
-_VECTOR = 16
-"""Bytes that kernels read at once."""
+_VECTOR = 8
+"""Strides are multiples of so many elements, of whatever size (``cuda_attention.refused``)."""
 
 
 def why_not(eqn: Eqn, arch: str) -> str | None:
@@ -45,8 +46,11 @@ def why_not(eqn: Eqn, arch: str) -> str | None:
     parts = parts_of(eqn) if query.dtype == dtypes.float32 else 0
     if isinstance(parts, str):
         return parts
-    if parts and code.sloped and eqn.prim.name == _BACKWARD:
-        return "score_mod has a slope that may be of any size, and gradients in parts of float16 may not"
+    if parts == 1 and code.sloped and eqn.prim.name == _BACKWARD:
+        return (
+            "score_mod has a slope that may be of any size, and gradients in one part of float16 may not; "
+            f"in two parts, by precision {ACCURATE!r}, they may"
+        )
     rows = (*eqn.invars[: _WHOLE[eqn.prim.name]], *eqn.outvars)
     strides = [_dense(v.aval) for v in rows if v.aval.ndim == 4]
     return cuda_attention.refused(_shape(query, key), query.dtype, strides, arch, parts)
@@ -128,14 +132,12 @@ class _Part:
     def __init__(self, operand: Operand, rows: bool):
         """``rows``: whether it has rows of features, which may lie apart."""
         self._operand, layout = operand, operand.layout
-        itemsize = operand.aval.dtype.itemsize
         last = len(layout.strides) - 1
-        step = _VECTOR // itemsize
         self.in_place = (
             rows
             and layout.strides[last] == 1
-            and all(s >= 0 and not s % step for s in layout.strides[:last])
-            and not layout.offset % step
+            and all(s >= 0 and not s % _VECTOR for s in layout.strides[:last])
+            and not layout.offset % _VECTOR
         )
         self.strides = (
             Strides(*layout.strides[:last]) if self.in_place else _dense(operand.aval) if rows else None
@@ -159,4 +161,4 @@ def _dense(aval: ShapedArray) -> Strides:
     return Strides(*strides_of(aval.shape)[:3])
 
 
-assert not ALIGNMENT % _VECTOR
+assert not ALIGNMENT % 16

@@ -392,7 +392,8 @@ inline void times_columns(float (&sums)[1][N][4], const unsigned (&a)[PARTS][1][
 
 ADD_COLUMNS = r"""
 template<int ROWS, int FROM, int M, int K>
-inline void add_slice(float (&sums)[M][FEATURES / 8][4], const unsigned (&a)[PARTS][M][K][4], unsigned tile, int row) {
+inline void add_slice(float (&sums)[M][FEATURES / 8][4], const unsigned (&a)[PARTS][M][K][4], unsigned tile, int row,
+                      const float (&units)[M][2]) {
   float more[M][SLICE / 8][4] = {};
   begin_products();
   times_columns<ROWS, FROM>(more, a, tile, row);
@@ -401,22 +402,31 @@ inline void add_slice(float (&sums)[M][FEATURES / 8][4], const unsigned (&a)[PAR
 #pragma unroll
   for (int m = 0; m < M; ++m)
 #pragma unroll
-    for (int i = 0; i < SLICE / 2; ++i) sums[m][FROM / 8 + i / 4][i % 4] += more[m][i / 4][i % 4];
+    for (int i = 0; i < SLICE / 2; ++i)
+      sums[m][FROM / 8 + i / 4][i % 4] += more[m][i / 4][i % 4] * units[m][i % 4 / 2];
 }
 
 // Begin to add a (rows of a tile from `row` on) to sums: 16 K of them. Sums of several parts are added up in float32, a
-// slice of their features at a time.
+// slice of their features at a time; `units` are what rows of `a` are then multiplied by.
 template<int ROWS, int M, int K>
-inline void add_columns(float (&sums)[M][FEATURES / 8][4], const unsigned (&a)[PARTS][M][K][4], unsigned tile,
-                        int row) {
+inline void add_columns(float (&sums)[M][FEATURES / 8][4], const unsigned (&a)[PARTS][M][K][4], unsigned tile, int row,
+                        const float (&units)[M][2]) {
   if constexpr (PARTS == 1) {
     begin_products();
     times_columns<ROWS, 0>(sums, a, tile, row);
     end_of_products();
   } else {
-    add_slice<ROWS, 0>(sums, a, tile, row);
-    if constexpr (SLICE < FEATURES) add_slice<ROWS, SLICE>(sums, a, tile, row);
+    add_slice<ROWS, 0>(sums, a, tile, row, units);
+    if constexpr (SLICE < FEATURES) add_slice<ROWS, SLICE>(sums, a, tile, row, units);
   }
+}
+template<int ROWS, int M, int K>
+inline void add_columns(float (&sums)[M][FEATURES / 8][4], const unsigned (&a)[PARTS][M][K][4], unsigned tile,
+                        int row) {
+  float ones[M][2];
+#pragma unroll
+  for (int i = 0; i < M * 2; ++i) ones[i / 2][i % 2] = 1;
+  add_columns<ROWS>(sums, a, tile, row, ones);
 }
 """
 """What stands on either sort of products."""

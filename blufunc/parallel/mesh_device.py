@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from blufunc.config import config
 from blufunc.core import backend
 from blufunc.core.array import Array
 from blufunc.core.avals import ShapedArray
@@ -128,9 +129,13 @@ class MeshBackend:
     ) -> Sequence[ShardedBuffer]:
         """One primitive: a program of one equation, kept for the next time."""
         avals = tuple(ShapedArray(b.shape, b.dtype) for b in buffers)
-        return self._operation(prim, avals, tuple(params.items()))(list(buffers))
+        made = self._operation(prim, avals, tuple(params.items()), config.matmul_precision)
+        return made(list(buffers))
 
-    def _compile_operation(self, prim: Any, avals: tuple[ShapedArray, ...], params: tuple) -> MeshProgram:
+    def _compile_operation(
+        self, prim: Any, avals: tuple[ShapedArray, ...], params: tuple, precision: str
+    ) -> MeshProgram:
+        """``precision``: what its products go by, for which it is kept."""
         named = dict(params)
         outs = prim.typed(avals, named)
         invars = [Var(a) for a in avals]

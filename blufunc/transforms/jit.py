@@ -186,16 +186,6 @@ def clear_caches() -> None:
         function.clear_cache()
 
 
-def _forget_programs() -> None:
-    """Forget what traces were compiled to, so that it is compiled again; ``Compiled`` ones stay as they are."""
-    for function in list(_jitted):
-        for entry in function._entries.values():
-            entry.forget_programs()
-
-
-config.watchers.setdefault("matmul_precision", []).append(_forget_programs)
-
-
 class Jitted:
     """What ``jit`` returns."""
 
@@ -242,15 +232,15 @@ class Jitted:
         """Run a program on arrays; those that are donated lose their buffers."""
         if config.guards:
             return self._run_guarded(entry, arrays)
-        device, program = entry.ran
+        device, program, precision = entry.ran
         buffers = [  # the inner loop is an assignment that lasts no longer: references are counted
             b for a in arrays if a.device is device for b in (a._buffer,) if b.__class__ is not Donated
         ]
-        if len(buffers) != len(arrays) or not buffers:
-            device = entry.place(arrays, self.name)
+        if len(buffers) != len(arrays) or not buffers or precision != config.matmul_precision:
+            device, precision = entry.place(arrays, self.name), config.matmul_precision
             buffers = [a.buffer_on(device) for a in arrays]
             program = entry.program_on(device)
-            entry.ran = device, program
+            entry.ran = device, program, precision
         if entry.consts:
             arrays = [*entry.constants(device), *arrays]
             buffers = [*[c.buffer for c in entry.constants(device)], *buffers]

@@ -41,7 +41,7 @@ class Entry:
     home: backend.Device | None = None  # where its operations say that it runs
     budget: int | None = None  # bytes that the planned peak of its programs may have
     programs: dict[Any, Callable] = field(default_factory=dict)
-    ran: tuple[Any, Any] = (None, None)  # where a call ran last, and its program
+    ran: tuple[Any, Any, Any] = (None, None, None)  # the last call: where, program, matmul_precision
     copies: dict[backend.Device, list[Array]] = field(default_factory=dict)  # what it closes over
     taken: tuple[bool, ...] = ()  # which parameters of the jaxpr lose their buffers; empty where none do
 
@@ -69,20 +69,16 @@ class Entry:
 
     def program_on(self, device: backend.Device, donating: bool = True) -> Callable:
         """The program for a device; not ``donating``: one that leaves all its arguments as they are."""
-        found = self.programs.get((device, donating))
+        key = device, donating, config.matmul_precision
+        found = self.programs.get(key)
         if found is None:
             donated = (False,) * len(self.consts) + self.donated
             flags = donated if donating else (False,) * len(donated)
             budget = (
                 self.budget if flags == donated else None
             )  # arguments that are kept need more than was planned
-            found = self.programs[device, donating] = device.backend.compile(self.jaxpr, flags, budget)
+            found = self.programs[key] = device.backend.compile(self.jaxpr, flags, budget)
         return found
-
-    def forget_programs(self) -> None:
-        """Have them made again when they are wanted."""
-        self.programs.clear()
-        self.ran = None, None
 
     def alive(self) -> bool:
         """Whether the values it closed over may still be used."""
@@ -165,7 +161,7 @@ class Lowered:
     def __init__(self, traced: Traced):
         self.traced = traced
         self.jaxpr = passes.simplify(traced.jaxpr)
-        self._sights: dict[backend.Device, Sight] = {}
+        self._sights: dict[tuple[backend.Device, str], Sight] = {}
 
     @property
     def donated(self) -> tuple[bool, ...]:
@@ -175,10 +171,11 @@ class Lowered:
     def sight(self, device: backend.Device | None = None) -> Sight:
         """All that can be said of the program before it runs, for a device."""
         device = device or self.traced.device or backend.default_device()
-        found = self._sights.get(device)
+        key = device, config.matmul_precision
+        found = self._sights.get(key)
         if found is None:
             local = device.local(self.jaxpr, self.donated, self.layouts_on(device))
-            found = self._sights[device] = Sight(*local, self.traced.entry.budget)
+            found = self._sights[key] = Sight(*local, self.traced.entry.budget)
         return found
 
     def layouts_on(self, device: backend.Device) -> tuple:
@@ -222,11 +219,12 @@ class Compiled:
         self.device = device
         self.donated = lowered.donated
         self.program = device.backend.compile(lowered.jaxpr, self.donated, lowered.traced.entry.budget)
-        lowered.sight(device).program = device.local_program(self.program, lowered.layouts_on(device))
+        self._sight = lowered.sight(device)
+        self._sight.program = device.local_program(self.program, lowered.layouts_on(device))
 
     def source(self) -> str:
         """The generated source, with that of the bodies of its loops and branches."""
-        return self.lowered.sight(self.device).source()
+        return self._sight.source()
 
     def timings(self, *args, repeats: int = 5, **kwargs) -> Timings:
         """Run the program step by step on these arguments, which are left as they are, and time each step.
@@ -247,7 +245,7 @@ class Compiled:
                 fix="repeats=5",
             )
         buffers = [a.buffer_on(self.device) for a in self._arrays(args, kwargs)]
-        return self.lowered.sight(self.device).timings(buffers, machine_of(self.device.own), repeats)
+        return self._sight.timings(buffers, machine_of(self.device.own), repeats)
 
     def __call__(self, *args, **kwargs) -> Any:
         arrays = self._arrays(args, kwargs)

@@ -1,7 +1,7 @@
 """Stand-ins for the instructions of ``cuda_mma``: its kernels run on the host, where each thread is a fiber.
 
-Beside ``emulated_cuda.py``, above ``cuda_machines.py``. A copy to shared memory is made only when it is waited for, so
-that a wait that is missing is found.
+Beside ``emulated_cuda.py``, above ``cuda_machines.py``. A copy to shared memory is made, and a product of four warps
+computed, only when it is waited for, so that a wait that is missing is found.
 """
 
 import ctypes
@@ -91,9 +91,25 @@ static float exp2_fast(float x) {{ return exp2f(x); }}
 
 _GROUP_INSTRUCTIONS = """
 static void fence_for_products() {}
+#include <functional>
+static std::vector<std::vector<std::function<void()>>> products[1024];  // of each thread; the last vector is not ended
+static std::vector<std::function<void()>> &begun_products() {
+  auto &mine = products[threadIdx.x];
+  if (mine.empty()) mine.emplace_back();
+  return mine.back();
+}
 static void begin_products() {}
-static void end_of_products() {}
-template<int LEFT> static void wait_for_groups() {}
+static void end_of_products() {
+  begun_products();
+  products[threadIdx.x].emplace_back();
+}
+template<int LEFT> static void wait_for_groups() {
+  auto &mine = products[threadIdx.x];
+  while (mine.size() > LEFT + 1) {
+    for (auto &product : mine.front()) product();
+    mine.erase(mine.begin());
+  }
+}
 static void settle(float &) {}
 // an element of an operand, as PTX describes it: K-major, or transposed, in groups of eight rows
 template<bool TRANSPOSED> static float described_element(unsigned long long b, unsigned k, unsigned n) {
@@ -107,7 +123,7 @@ template<bool TRANSPOSED> static float described_element(unsigned long long b, u
   return low_half(bits);
 }
 template<int N>
-static void group_times_rows(float (&c)[N][4], unsigned long long a, unsigned long long b, bool add) {
+static void times_rows_now(float (&c)[N][4], unsigned long long a, unsigned long long b, bool add) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4;
   for (int n = 0; n < N; ++n)
     for (int i = 0; i < 4; ++i) {
@@ -118,7 +134,11 @@ static void group_times_rows(float (&c)[N][4], unsigned long long a, unsigned lo
     }
 }
 template<int N>
-static void group_times_columns(float (&c)[N][4], const unsigned (&a)[4], unsigned long long b) {
+static void group_times_rows(float (&c)[N][4], unsigned long long a, unsigned long long b, bool add) {
+  begun_products().push_back([&c, a, b, add] { times_rows_now(c, a, b, add); });
+}
+template<int N>
+static void times_columns_now(float (&c)[N][4], const unsigned (&a)[4], unsigned long long b) {
   const int warp = threadIdx.x / 32 * 32, lane = threadIdx.x % 32;
   for (int i = 0; i < 4; ++i) operands[threadIdx.x][i] = a[i];
   wait(WAITS_FOR_WARP);
@@ -131,6 +151,10 @@ static void group_times_columns(float (&c)[N][4], const unsigned (&a)[4], unsign
       }
     }
   wait(WAITS_FOR_WARP);
+}
+template<int N>
+static void group_times_columns(float (&c)[N][4], const unsigned (&a)[4], unsigned long long b) {
+  begun_products().push_back([&c, &a, b] { times_columns_now(c, a, b); });
 }
 """
 

@@ -381,6 +381,7 @@ class Attention:
     """``cuda_attention.Forward`` and ``Backward`` by the definitions of ``nn``, in float32."""
 
     def __init__(self, fake, backward, shape, dtype, strides, scale, causal, device, code, parts):
+        assert cuda_attention.refused(shape, dtype, strides, "sm_90a", parts) is None
         self.fake, self.backward, self.shape, self.dtype, self.strides = fake, backward, shape, dtype, strides
         self.parts = parts
         self.how = {"scale": scale, "is_causal": causal} | ({} if code.mods is None else {"mods": code.mods})

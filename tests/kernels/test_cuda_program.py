@@ -291,13 +291,30 @@ def test_programs_are_those_of_the_precision_that_is_set(cuda, monkeypatch):
     monkeypatch.setattr(cublaslt, "Plan", lambda gemm, *rest: made.append(gemm.compute) or plan(gemm, *rest))
     x, w = on(cuda, uniform(8, 16), uniform(16, 8))
     jitted, inner = bf.jit(lambda x, w: x @ w), bf.jit(lambda x, w: bf.jit(lambda y: y @ w)(x * 2))
-    for f in (jitted, inner, lambda x, w: x @ w, lambda x, w: bf.checkpoint(lambda y: y @ w)(x)):
+    single, traced = lambda x, w: x @ w, lambda x, w: bf.checkpoint(lambda y: y @ w)(x)
+    for f in (jitted, inner, single, traced):
         for precision, compute in (("default", "f32"), ("tf32", "tf32")):
             made.clear()
             monkeypatch.setattr(config, "matmul_precision", precision)
             same(f(x, w), np.asarray(f(*on(backend.host_device(), x, w))), 1e-6)
             assert set(made) == {compute}
+        made.clear()
+        monkeypatch.setattr(config, "matmul_precision", "default")
+        f(x, w)
+        assert not made or f is traced  # it is the program that there was
     assert jitted.trace_count == inner.trace_count == 1
+
+
+def test_what_is_shown_is_of_the_precision_that_is_set(cuda, monkeypatch):
+    """But for what was compiled: that stays as it is."""
+    (q,) = on(cuda, uniform(2, 40, 2, 16))
+    lowered = bf.jit(lambda q: nn.dot_product_attention(q, q, q)).lower(q)
+    compiled = lowered.compile()
+    source = compiled.source()
+    assert "no kernel for attention" in lowered.sight().notes[0]
+    monkeypatch.setattr(config, "matmul_precision", "tf32")
+    assert not lowered.sight().notes
+    assert compiled.source() == source != lowered.source()
 
 
 def test_a_single_operation_is_compiled_once(fake, cuda):

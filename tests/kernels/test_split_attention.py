@@ -22,6 +22,7 @@ from blufunc.kernels.cuda_attention import (
     key_kernels,
 )
 from blufunc.kernels.precisions import ACCURATE, ALGORITHMS
+from blufunc.nn import attention_call
 from tests.kernels import fake_cuda
 from tests.kernels.cuda_machines import needs_nvrtc
 from tests.kernels.emulated_mma import Emulator
@@ -49,7 +50,8 @@ def split(x, key_heads, parts):
 class Case:
     """The operands of one attention, those in parts and results, and what is right for them in float64."""
 
-    def __init__(self, shape, parts, sizes=(1, 1, 1, 1)):
+    def __init__(self, shape, parts, sizes=(1, 1, 1, 1), change=lambda arrays: None):
+        """``sizes``: of q, k, v and dout, which are by name what ``change`` gets before they are split."""
         self.shape, self.parts, self.scale = shape, parts, shape.features**-0.5
         b, t, s, h, kh, d = shape
         rng = np.random.default_rng(sum(shape))
@@ -58,6 +60,7 @@ class Case:
             name: (rng.standard_normal(x) * size).astype(np.float32)
             for (name, x), size in zip(shapes.items(), sizes, strict=True)
         }
+        change(self.whole)
         made = {name: split(x, kh, parts) for name, x in self.whole.items()}
         self.units = {name: x[-1] for name, x in made.items()}
         self.rests = {name: x[1] if parts > 1 else x[0] for name, x in made.items()}
@@ -206,6 +209,63 @@ def test_two_parts_are_as_exact_as_float32(emulator):
         assert np.sqrt((errors[0] ** 2).mean()) < 2 * np.sqrt((errors[1] ** 2).mean()), name
 
 
+def uneven(arrays):
+    """Gradients of tokens of very different size, and one large feature of values."""
+    arrays["dout"] *= np.float32(2) ** (np.arange(arrays["dout"].shape[1]) * 7 % 16)[:, None, None]
+    arrays["v"][..., 0] *= 8
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+def test_small_rows_are_as_exact_as_float32(emulator, arch):
+    """Where gradients of other tokens are 2^15 times larger: errors are relative to the largest of a row."""
+    case = Case(Shape(1, 192, 192, 2, 2, 64), 2, change=uneven)
+    run_on_the_host(emulator, case, True, arch)
+    right, plain = (case.results(dtype, True) for dtype in (np.float64, np.float32))
+    for name in ("out", "dq", "dk", "dv"):
+        want = right[name][:, 1:]  # the first query has one key, and so no gradient but errors
+        largest = np.abs(want).max(-1, keepdims=True)
+        errors = [((x[name][:, 1:] - want) / largest) ** 2 for x in (case.arrays, plain)]
+        assert np.sqrt(errors[0].mean()) < 2 * np.sqrt(errors[1].mean()), name
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_80"])
+def test_small_rows_have_the_bits_of_one_part(emulator, arch):
+    """Each query's gradient by itself, relative to its largest element."""
+
+    def change(arrays):
+        uneven(arrays)
+        arrays["v"][..., 0] *= 8  # so that dS is far below what it could be
+
+    case = Case(Shape(1, 192, 192, 2, 2, 64), 1, change=change)
+    run_on_the_host(emulator, case, True, arch)
+    want = case.results(np.float64, True)["dq"][:, 1:]
+    errors = np.abs(case.arrays["dq"][:, 1:] - want).max(-1) / np.abs(want).max(-1)
+    assert errors.max() < 3e-3
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1e36, 1e-30), (1e-36, 1e36, 1, 1), (1, 1, 1e-33, 1)])
+def test_sizes_at_the_ends_of_float32(emulator, sizes):
+    """Nothing overflows, or loses bits, that has its place in the result."""
+    case = Case(Shape(1, 70, 70, 1, 1, 128), 2, sizes)
+    run_on_the_host(emulator, case, True, "sm_90a")
+    case.check(True)
+
+
+def opposed(arrays):
+    """Two keys of the same weight, with values as far apart as they can be."""
+    arrays["k"] *= 1e-6
+    arrays["dout"][...], arrays["v"][...] = np.nextafter(np.float32(2), 0), np.nextafter(np.float32(2), 0)
+    arrays["v"][:, 1] *= -1
+
+
+@pytest.mark.parametrize("features", [16, 80, 256])
+def test_the_largest_gradient_of_scores_fits_into_one_part(emulator, features):
+    case = Case(Shape(1, 16, 2, 1, 1, features), 1, change=opposed)
+    run_on_the_host(emulator, case, False, "sm_80")
+    case.arrays["out"] = case.results(np.float64, False)["out"]  # it is nearly zero
+    case.check(False)
+
+
 def test_zeros_are_zeros(emulator):
     """Their scale is the largest there is; scores of zero times its inverse twice are no NaN where they are masked."""
     case = Case(Shape(1, 70, 70, 1, 1, 64), 2, (0, 0, 1, 1))
@@ -260,6 +320,28 @@ def test_packed_operands_are_split_where_they_are(cuda, monkeypatch):
     same(bf.jit(bf.grad(f))(*on(cuda, qkv)), bf.grad(f)(*on(backend.host_device(), qkv)), DEVIATION[2])
 
 
+def test_operands_that_lie_otherwise_are_copied(cuda, monkeypatch):
+    """Rows of 20 numbers are not multiples of 8, which is what kernels want of float32 too."""
+    monkeypatch.setattr(config, "matmul_precision", ACCURATE)
+    q, k, v, ct = (uniform(2, 40, 2, 16, seed=s) for s in range(4))
+    out, lse = uniform(2, 40, 2, 20, seed=4), uniform(2, 2, 40) + 3
+    how = {"scale": 0.25, "is_causal": True}
+    f = lambda q, k, v, out, lse, ct: attention_call.attention_grad_p.at(
+        q, k, v, out[..., :16], lse, ct, **how
+    )
+    args = q, k, v, out, lse, ct
+    assert [e.prim.name for e in steps_of(f, cuda, *args)] == ["attention_grad+split"]
+    same(bf.jit(f)(*on(cuda, *args)), f(*on(backend.host_device(), *args)), DEVIATION[2])
+
+
+@pytest.mark.parametrize("parts, planes", [(0, 4), (1, 4), (2, 2)])
+def test_sections_fit_into_the_cache(parts, planes):
+    """Their keys and values, 16 MiB in all."""
+    shape = Shape(2, 16384, 16384, 8, 8, 64)
+    numbers = cuda_attention.problem(FORWARD_KERNEL, shape, 1.0, {}, parts)
+    assert np.frombuffer(numbers, np.int32, 7)[5] == planes
+
+
 @pytest.mark.parametrize("precision", ["default", "highest", "BF16_BF16_F32_X3"])
 def test_other_precisions_have_no_kernel(precision, cuda, monkeypatch):
     monkeypatch.setattr(config, "matmul_precision", precision)
@@ -273,7 +355,7 @@ def test_other_precisions_have_no_kernel(precision, cuda, monkeypatch):
 
 
 def test_functions_of_pairs(cuda, monkeypatch):
-    """Masks, and scores to which something is added; a slope of any size would not fit into float16."""
+    """Masks, and scores to which something is added; a slope of any size would not fit into one part of float16."""
     monkeypatch.setattr(config, "matmul_precision", ACCURATE)
     qkv, table = [uniform(2, 40, 4, 16, seed=s) for s in range(3)], uniform(4, 5)
     ids = np.repeat(np.arange(10), 8).reshape(2, 40).astype(np.int32)
@@ -284,10 +366,12 @@ def test_functions_of_pairs(cuda, monkeypatch):
     assert names == ["attention+split", "attention_grad+split"]
     same(bf.jit(run)(*on(cuda, *qkv)), run(*on(backend.host_device(), *qkv)), DEVIATION[2])
     capped = bf.grad(lambda *x: attend(*x, score_mod=nn.score_mods.soft_cap(5.0)), (0, 1, 2))
+    assert [e.prim.name for e in steps_of(capped, cuda, *qkv)] == names
+    monkeypatch.setattr(config, "matmul_precision", "tf32")
     assert steps_of(capped, cuda, *qkv)[0].prim.name == "attention+split"
     (note,) = program_of(capped, *on(cuda, *qkv)).schedule.notes
     assert "no kernel for attention_grad" in note and "a slope that may be of any size" in note
-    same(bf.jit(capped)(*on(cuda, *qkv)), capped(*on(backend.host_device(), *qkv)), DEVIATION[2])
+    same(bf.jit(capped)(*on(cuda, *qkv)), capped(*on(backend.host_device(), *qkv)), DEVIATION[1])
 
 
 SPECIAL = {

@@ -10,6 +10,7 @@ import pytest
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import NamedSharding, P, errors, lax, make_mesh
+from blufunc.config import config
 from blufunc.core.array import Array
 from blufunc.parallel import mesh_program
 from blufunc.sharding import SingleDeviceSharding
@@ -35,6 +36,16 @@ def on_eight(spec):
 
 
 SPECS = [P(), P("x"), P(None, "y"), P("x", "y"), P("y", "x"), P(("x", "y")), P(None, ("y", "x")), P("y")]
+
+
+def test_operations_are_of_the_precision_that_is_set(mesh, monkeypatch):
+    """GPUs multiply by it: a program that was made under another one is not theirs."""
+    x = bf.device_put(np.ones((8, 8), "float32"), NamedSharding(mesh, P("x")))
+    before, made = x @ x, counted(monkeypatch)
+    for precision, programs in (("tf32", 1), ("default", 1)):
+        monkeypatch.setattr(config, "matmul_precision", precision)
+        np.testing.assert_array_equal(np.asarray(x @ x), np.asarray(before))
+        assert len(made) == programs
 
 
 # -- there and back --------------------------------------------------------------------------------
