@@ -533,6 +533,8 @@ class _Fuser:
         reads = {v: self.reads_outside(v, plain) for v in plain.roles}
         if any(min(found, default=begin + 1) <= begin for found in reads.values()):
             return False
+        if max(self.position[id(e)] for e in plain.eqns) > begin:
+            return True  # it comes later as it is
         held = [
             v
             for v in self.read_by(plain.eqns, plain.roles)

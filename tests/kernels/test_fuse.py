@@ -169,6 +169,20 @@ def test_what_would_keep_more_alive_than_it_writes_does_not_wait(name):
     assert steps_of(fuse(jaxpr, {sine: 1})) == ["!dot_general", "!dot_general", *steps]
 
 
+def test_what_comes_later_anyway_does_not_wait():
+    """So it joins, whatever it reads."""
+
+    def program(x):
+        a, s = x @ x.T @ x, bnp.sin(x)
+        return bnp.cos(a).sum(1, keepdims=True) * s
+
+    jaxpr = simplify(bf.jit(program).trace(X).jaxpr)
+    (sine,) = (e for e in jaxpr.eqns if e.prim is lax.sin_p)
+    names = [e.prim.name for e in jaxpr.eqns]
+    assert names.index("sin") < names.index("cos")
+    assert steps_of(fuse(jaxpr, {sine: 1})) == ["!dot_general", "!dot_general", "sin cos reduce_sum mul"]
+
+
 def test_numbers_that_took_long_to_compute_are_stored():
     """Others would repeat them for each kernel that reads them."""
 
