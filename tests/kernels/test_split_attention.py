@@ -97,7 +97,9 @@ class Case:
 
     def deviations(self, causal):
         want = self.results(np.float64, causal)
-        return {name: np.abs(self.arrays[name] - x).max() / np.abs(x).max() for name, x in want.items()}
+        # of one key, a query has no gradient, and neither has that key: what is left is beside terms of order one
+        largest = {name: np.abs(x).max() or 1.0 for name, x in want.items()}
+        return {name: np.abs(self.arrays[name] - x).max() / largest[name] for name, x in want.items()}
 
     def check(self, causal):
         for name, deviation in self.deviations(causal).items():
@@ -482,6 +484,8 @@ def test_programs_on_a_device(precision, parts, monkeypatch):
     device = bf.devices("cuda")[0]
     qkv = uniform(2, 300, 3, 4, 64) * 2 - 1
     f = bf.grad(lambda x: (packed_attention(x) ** 2).sum())
-    want = f(*on(backend.host_device(), qkv.astype(np.float64)))
+    want = np.asarray(f(*on(backend.host_device(), qkv.astype(np.float64))))
     monkeypatch.setattr(config, "matmul_precision", precision)
-    same(bf.jit(f)(*on(device, qkv)), want, 5 * DEVIATION[parts])
+    got = np.asarray(bf.jit(f)(*on(device, qkv)))
+    assert got.dtype == np.float32
+    assert np.abs(got - want).max() < 5 * DEVIATION[parts] * np.abs(want).max()
