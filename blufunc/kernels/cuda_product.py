@@ -86,6 +86,33 @@ def _scaled_product_pays(batch: int, m: int, n: int, k: int, by_rows: tuple[bool
 _PAYS = {"F16_F16_F32_X3": _three_products_pay, "F16_F16_F32_SCALED": _scaled_product_pays}
 
 
+_TILE, _WAVES = 128, 8
+"""Products of this many rows and columns go to a multiprocessor at a time; so many for each keep all of them busy."""
+
+_MULTIPROCESSORS = 132
+
+_RESIDENT = 40 << 20
+"""Bytes of partial sums: each call for a chunk reads and writes all of them, best in the second level cache."""
+
+_MOST_SUMS = 16
+"""The kernel that adds them up reads one element of each at a time."""
+
+
+def partial_sums(shape: ProductShape, chunk: int) -> int:
+    """How many sums of terms fill a device together, where the chunks of one do not, each of two chunks or more.
+
+    About: the number is rather one that divides the terms.
+    """
+    tiles = shape.batch * math.ceil(shape.m / _TILE) * math.ceil(shape.n / _TILE)
+    most = min(
+        _WAVES * _MULTIPROCESSORS // tiles,
+        _RESIDENT // (4 * shape.batch * shape.m * shape.n),
+        shape.k // (2 * chunk),
+        _MOST_SUMS,
+    )
+    return next((n for n in range(most, most // 2, -1) if not shape.k % (n * 64)), max(most, 1))
+
+
 def _epilogue_of(eqn: Eqn) -> str | None:
     """The name in ``Gemm`` of what a product does besides multiplying and adding an array."""
     if eqn.prim is dot_bias_p:
