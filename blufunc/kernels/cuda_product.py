@@ -86,16 +86,15 @@ def _scaled_product_pays(batch: int, m: int, n: int, k: int, by_rows: tuple[bool
 _PAYS = {"F16_F16_F32_X3": _three_products_pay, "F16_F16_F32_SCALED": _scaled_product_pays}
 
 
-_TILE, _WAVES = 128, 8
-"""Products of this many rows and columns go to a multiprocessor at a time; so many for each keep all of them busy."""
-
-_MULTIPROCESSORS = 132
+_TILE, _MULTIPROCESSORS, _WAVES = 128, 132, 8
+"""The rows and columns of a result that a multiprocessor computes at a time; how many multiprocessors there are, about;
+and how many tiles for each, one after another, hide what goes before and behind."""
 
 _RESIDENT = 40 << 20
 """Bytes of partial sums: each call for a chunk reads and writes all of them, best in the second level cache."""
 
-_MOST_SUMS = 16
-"""The kernel that adds them up reads one element of each at a time."""
+_MOST_SUMS = 8
+"""What a thread reads at a time that adds them up: some elements of each."""
 
 
 def partial_sums(shape: ProductShape, chunk: int) -> int:
