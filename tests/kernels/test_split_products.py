@@ -381,6 +381,13 @@ def test_chunks_are_calls_of_the_library(equation, cuda, fake):
     assert fake.products == 2 + len(chunks_of(1100, 512)) and len(fake.epilogues) == 3
 
 
+def side_by_side(monkeypatch, count, unit):
+    """Let all products be so many partial sums of a multiple of so many terms, and the rest."""
+    monkeypatch.setattr(split_products, "_UNIT", unit)
+    target = replace(cuda_program.TARGET, partial_sums=lambda shape, chunk: count)
+    monkeypatch.setattr(cuda_program, "TARGET", target)
+
+
 PARTIAL_SUMS = {  # m, n, k: how many
     (768, 3072, 32768): 4, (768, 2304, 32768): 4, (768, 768, 32768): 8, (2048, 768, 50304): 6, (64, 64, 1 << 20): 8,
     (768, 3072, 32771): 4, (768, 3072, 20 * 64 * 3): 3,  # four would leave terms over
@@ -420,9 +427,7 @@ def test_partial_sums(name, count, terms, cuda, fake, monkeypatch):
     left, right = equation.split("->")[0].split(",")
     x, y = (uniform(*[sizes[c] for c in part], seed=i) for i, part in enumerate((left, right)))
     f = lambda x, y: bnp.einsum(equation, x, y, precision=BF16_X3)
-    monkeypatch.setattr(
-        cuda_program, "TARGET", replace(cuda_program.TARGET, partial_sums=lambda shape, chunk: count)
-    )
+    side_by_side(monkeypatch, count, 64)
     made, names = draft(f, x, y)
     first = next(s.eqn for s in made.steps if hasattr(s, "eqn"))
     divided = size > 0 and "p" in axes[0]
@@ -438,6 +443,32 @@ def test_partial_sums(name, count, terms, cuda, fake, monkeypatch):
     assert (np.abs(got - exact) <= DEVIATION[BF16_X3] / 4 * bound).all()
     assert fake.products >= products
     assert not divided or fake.launches == names.count(KERNEL)  # the library reads operands as they lie
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_values_of_partial_sums(name, count, cuda, fake, monkeypatch):
+    """Under all transformations; and a program that runs again gives the same bits."""
+    side_by_side(monkeypatch, count, 8)
+    want = bf.jit(CASES[name]("highest"))(from_numpy(X.astype(np.float64)), from_numpy(W.astype(np.float64)))
+    f = bf.jit(CASES[name](X3))
+    first, again = f(*on(cuda, X, W)), f(*on(cuda, X, W))
+    for w, g, a in zip(*map(bf.tree.leaves, (want, first, again)), strict=True):
+        np.testing.assert_allclose(g, w, rtol=0, atol=DEVIATION[X3] * 40 * max(1, np.abs(w).max()))
+        np.testing.assert_array_equal(g, a)
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_special_numbers_in_partial_sums(name, cuda, monkeypatch):
+    """Each of two or three terms in a sum of its own."""
+    side_by_side(monkeypatch, 2, 1)
+    x, y = (np.asarray(v, np.float32) for v in SPECIAL[name])
+    with np.errstate(all="ignore"):
+        want = (x.astype(np.float64) @ y.T.astype(np.float64)).astype(np.float32)
+    got = np.asarray(bf.jit(lambda x, y: product(X3)(x, y.T))(*on(cuda, x, y)))
+    finite = np.isfinite(want)
+    np.testing.assert_array_equal(got[~finite], want[~finite])
+    np.testing.assert_allclose(got[finite], want[finite], rtol=1e-5)
 
 
 def test_what_is_promoted_means_the_same_everywhere():
