@@ -26,7 +26,7 @@ from blufunc.kernels.cuda_executor import ALIGNMENT, Executor, Operand, Place
 from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.cuda_streams import BANDWIDTH, LAUNCH, PRODUCTS, PRODUCTS_FLOAT32, PRODUCTS_TF32
 from blufunc.kernels.epilogue import dot_accumulate_p, dot_bias_p, dot_promoted_p
-from blufunc.kernels.gemm_layout import Copies, Gemm, Layout, chunks_of, plan_dot_general
+from blufunc.kernels.gemm_layout import UNIT, Copies, Gemm, Layout, chunks_of, plan_dot_general
 from blufunc.kernels.indices import strides_of
 from blufunc.kernels.precisions import ALGORITHMS, ProductShape, is_tf32, resolved
 from blufunc.kernels.steps import OpaqueStep
@@ -109,7 +109,7 @@ def partial_sums(shape: ProductShape, chunk: int) -> int:
         shape.k // (2 * chunk),
         _MOST_SUMS,
     )
-    return next((n for n in range(most, most // 2, -1) if not shape.k % (n * 64)), max(most, 1))
+    return next((n for n in range(most, most // 2, -1) if not shape.k % (n * UNIT)), max(most, 1))
 
 
 def _epilogue_of(eqn: Eqn) -> str | None:

@@ -46,10 +46,8 @@ from blufunc.core.primitive import Primitive
 from blufunc.core.stage import stage
 from blufunc.core.structure import broadcast_in_dim, reshape, transpose, transpose_p
 from blufunc.kernels.epilogue import dot_accumulate_p, dot_promoted_p
+from blufunc.kernels.gemm_layout import UNIT
 from blufunc.kernels.precisions import ALGORITHMS, QUICKER_BY, Algorithm, ProductShape, resolved
-
-_UNIT = 64
-"""Partial sums are of a multiple of so many terms: where they begin is aligned as a whole operand is."""
 
 _LONGER = 4
 """Chunks of the products behind it are 2^4 times as long for each order: those are smaller by 2^7 or more."""
@@ -259,7 +257,7 @@ def _divided(factors: _Factors, count: int, eqn: Eqn, made: list[Eqn]) -> list[_
     """
     contracts, (batch, _) = factors.numbers
     contracts = list(zip(*sorted(zip(*contracts, strict=True)), strict=True))
-    size = _terms(factors) // max(count, 1) // _UNIT * _UNIT
+    size = _terms(factors) // max(count, 1) // UNIT * UNIT
     adjacent = all(axes == tuple(range(axes[0], axes[0] + len(axes))) for axes in contracts)
     if count < 2 or not size or batch or not adjacent:
         return [factors]
@@ -270,7 +268,7 @@ def _divided(factors: _Factors, count: int, eqn: Eqn, made: list[Eqn]) -> list[_
     lhs, rhs = (axes[0] for axes in contracts)
     numbers = [(((lhs + 1,), (rhs + 1,)), ((lhs,), (rhs,))), (((lhs,), (rhs,)), ((), ()))]
     pieces = [list(zip(*parts, strict=True)) for parts in cut]
-    return [_Factors(*parts) for parts in zip(*pieces, numbers, strict=False)]
+    return [_Factors(*parts) for parts in zip(*pieces, numbers, strict=False)]  # there may be no rest
 
 
 def _terms(factors: _Factors) -> int:
