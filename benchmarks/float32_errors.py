@@ -1,7 +1,8 @@
 """Errors of float32 products by tensor cores, beside SGEMM: ``python -m benchmarks.float32_errors [--out FILE]``.
 
 Needs no GPU. Each product is the very equations that a CUDA device would get (``with_split_products``), evaluated in
-NumPy, with products of matrices by a model of a tensor core in float64:
+NumPy, but for partial sums, which only make the chains of additions shorter; with products of matrices by a model of a
+tensor core in float64:
 
 - operands are exact, and so are their products; TF32 cores take float32 operands rounded to 11 bits;
 - 16 terms at a time (8 of TF32) and the sum so far are aligned to the largest exponent among them, cut off 2 bits

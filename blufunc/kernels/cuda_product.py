@@ -26,7 +26,7 @@ from blufunc.kernels.cuda_executor import ALIGNMENT, Executor, Operand, Place
 from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.cuda_streams import BANDWIDTH, LAUNCH, PRODUCTS, PRODUCTS_FLOAT32, PRODUCTS_TF32
 from blufunc.kernels.epilogue import dot_accumulate_p, dot_bias_p, dot_promoted_p
-from blufunc.kernels.gemm_layout import Copies, Gemm, Layout, chunks_of, plan_dot_general
+from blufunc.kernels.gemm_layout import UNIT, Copies, Gemm, Layout, chunks_of, plan_dot_general
 from blufunc.kernels.indices import strides_of
 from blufunc.kernels.precisions import ALGORITHMS, ProductShape, is_tf32, resolved
 from blufunc.kernels.steps import OpaqueStep
@@ -84,6 +84,32 @@ def _scaled_product_pays(batch: int, m: int, n: int, k: int, by_rows: tuple[bool
 
 
 _PAYS = {"F16_F16_F32_X3": _three_products_pay, "F16_F16_F32_SCALED": _scaled_product_pays}
+
+
+_TILE, _MULTIPROCESSORS, _WAVES = 128, 132, 8
+"""The rows and columns of a result that a multiprocessor computes at a time; how many multiprocessors there are, about;
+and how many tiles for each, one after another, hide what goes before and behind."""
+
+_RESIDENT = 40 << 20
+"""Bytes of partial sums: each call for a chunk reads and writes all of them, best in the second level cache."""
+
+_MOST_SUMS = 8
+"""What a thread reads at a time that adds them up: some elements of each."""
+
+
+def partial_sums(shape: ProductShape, chunk: int) -> int:
+    """How many sums of terms fill a device together, where the chunks of one do not, each of two chunks or more.
+
+    About: the number is rather one that divides the terms.
+    """
+    tiles = shape.batch * math.ceil(shape.m / _TILE) * math.ceil(shape.n / _TILE)
+    most = min(
+        _WAVES * _MULTIPROCESSORS // tiles,
+        _RESIDENT // (4 * shape.batch * shape.m * shape.n),
+        shape.k // (2 * chunk),
+        _MOST_SUMS,
+    )
+    return next((n for n in range(most, most // 2, -1) if not shape.k % (n * UNIT)), max(most, 1))
 
 
 def _epilogue_of(eqn: Eqn) -> str | None:

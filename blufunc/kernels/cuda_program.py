@@ -46,6 +46,7 @@ TARGET = dataclasses.replace(
     batch_first=True,
     epilogues=True,
     splits=cuda_product.split_pays,
+    partial_sums=cuda_product.partial_sums,
     group=True,
     recompute=True,
     scarce_bytes=1 << 30,

@@ -60,14 +60,14 @@ class Layout:
         )
 
 
-_UNIT = 64
-"""Chunks begin at multiples of it: their addresses are aligned as those of whole matrices."""
+UNIT = 64
+"""Some of the terms of a product begin at multiples of it: their addresses are aligned as those of whole matrices."""
 
 
 def chunks_of(terms: int, most: int) -> list[tuple[int, int]]:
     """The starts and sizes of as few, about equal, chunks of no more than ``most`` terms as there can be."""
     count = -(-terms // most)
-    size = min(most, -(-terms // count // _UNIT) * _UNIT)
+    size = min(most, -(-terms // count // UNIT) * UNIT)
     return [(start, min(size, terms - start)) for start in range(0, terms, size)]
 
 

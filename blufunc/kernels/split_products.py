@@ -28,6 +28,7 @@ is small beside the largest of all terms of all results, not beside those of eac
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -38,12 +39,14 @@ from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops import reduce
 from blufunc.core.ops.dot import dot_general_p
+from blufunc.core.ops.shape import slice_in_dim
 from blufunc.core.override import is_replaced
 from blufunc.core.passes import Origins, put_in_place, rewrite, simplify
 from blufunc.core.primitive import Primitive
 from blufunc.core.stage import stage
-from blufunc.core.structure import broadcast_in_dim, transpose, transpose_p
+from blufunc.core.structure import broadcast_in_dim, reshape, transpose, transpose_p
 from blufunc.kernels.epilogue import dot_accumulate_p, dot_promoted_p
+from blufunc.kernels.gemm_layout import UNIT
 from blufunc.kernels.precisions import ALGORITHMS, QUICKER_BY, Algorithm, ProductShape, resolved
 
 _LONGER = 4
@@ -58,7 +61,13 @@ Pays = Callable[[str, ProductShape], bool]
 """From an algorithm of ``QUICKER_BY`` and a shape to whether such a product is quicker by it than without."""
 
 
-def with_split_products(jaxpr: Jaxpr, origins: Origins, pays: Pays) -> Jaxpr:
+PartialSums = Callable[[ProductShape, int], int]
+"""From a shape and the most terms of a chunk to how many sums of terms are to be computed side by side."""
+
+
+def with_split_products(
+    jaxpr: Jaxpr, origins: Origins, pays: Pays, partial_sums: PartialSums = lambda shape, chunk: 1
+) -> Jaxpr:
     """The program with products in parts.
 
     Args:
@@ -68,7 +77,7 @@ def with_split_products(jaxpr: Jaxpr, origins: Origins, pays: Pays) -> Jaxpr:
     asked = {e: name for e in jaxpr.eqns if (name := _precision(e)) in ALGORITHMS or name in QUICKER_BY}
     if not asked or is_replaced(dot_general_p, "impl"):
         return jaxpr
-    return rewrite(jaxpr, _Splitter(asked, origins, pays).step, origins)
+    return rewrite(jaxpr, _Splitter(asked, origins, pays, partial_sums).step, origins)
 
 
 def _precision(eqn: Eqn) -> str | None:
@@ -126,9 +135,17 @@ class _Parts(NamedTuple):
     roots: list[Atom]
 
 
+class _Factors(NamedTuple):
+    """Parts of both operands, from the largest to the smallest, and the dimension numbers of their products."""
+
+    lhs: Sequence[Atom]
+    rhs: Sequence[Atom]
+    numbers: Any
+
+
 class _Splitter:
-    def __init__(self, asked: dict[Eqn, str], origins: Origins, pays: Pays):
-        self.asked, self.origins, self.pays = asked, origins, pays
+    def __init__(self, asked: dict[Eqn, str], origins: Origins, pays: Pays, partial_sums: PartialSums):
+        self.asked, self.origins, self.pays, self.partial_sums = asked, origins, pays, partial_sums
         self.known: dict[Any, tuple[_Parts, int]] = {}  # what is in parts, and the number of its last product
         self.count = 0
         self.makers: dict[Any, Eqn] = {}
@@ -160,11 +177,19 @@ class _Splitter:
         if algorithm.by_rows and not (lhs.by_rows or rhs.by_rows):
             return self.across(eqn, (lhs, rhs), numbers, algorithm, made)
         sides = [self.parts(side, side.contracted, algorithm, eqn, made) for side in (lhs, rhs)]
-        sums = [_sum(eqn, [0], algorithm, sides, numbers, made)]
-        if algorithm.parts > 1:
-            sums.append(_sum(eqn, range(algorithm.parts - 1, 0, -1), algorithm, sides, numbers, made))
-        before_rhs = lhs.x.aval.ndim - len(lhs.contract)
-        joined = lambda *xs: [_joined(algorithm, before_rhs, n, xs[: len(sums)], xs[len(sums) :])]
+        factors = [_Factors(sides[0].parts, sides[1].parts, numbers)]
+        if algorithm.chunk is not None:
+            count = self.partial_sums(_shape(lhs, rhs), algorithm.chunk)
+            factors = _divided(factors[0], count, eqn, made)
+        orders = [[0], range(algorithm.parts - 1, 0, -1)][: algorithm.parts]
+        sums = [_sum(eqn, order, algorithm, f, made) for order in orders for f in factors]
+        before_rhs, rank = lhs.x.aval.ndim - len(lhs.contract), eqn.outvars[0].aval.ndim
+
+        def joined(*xs: Any) -> list[Any]:
+            each = len(factors)
+            totals = [_total(xs[i : i + each], rank) for i in range(0, len(sums), each)]
+            return [_joined(algorithm, before_rhs, n, totals, xs[len(sums) :])]
+
         (total,) = _placed(joined, [*sums, *sides[0].roots, *sides[1].roots], eqn, made)
         return total
 
@@ -181,7 +206,7 @@ class _Splitter:
         level = lambda part, *roots: _levelled(part, contracts[small], roots, contracts, len(batch))
         part, root = _placed(level, [*sides[small].parts, *sides[0].roots, *sides[1].roots], eqn, made)
         sides[small] = _Parts([part], [])
-        total = _sum(eqn, [0], algorithm, sides, numbers, made)
+        total = _sum(eqn, [0], algorithm, _Factors(sides[0].parts, sides[1].parts, numbers), made)
         unscaled = lambda total, root: [_times_twice(total, broadcast_in_dim(root, total.aval.shape, batch))]
         return _placed(unscaled, [total, root], eqn, made)[0]
 
@@ -224,23 +249,41 @@ class _Splitter:
         return found
 
 
-def _sum(
-    eqn: Eqn,
-    orders: Iterable[int],
-    algorithm: Algorithm,
-    sides: Sequence[_Parts],
-    numbers: tuple,
-    made: list[Eqn],
-) -> Var:
+def _divided(factors: _Factors, count: int, eqn: Eqn, made: list[Eqn]) -> list[_Factors]:
+    """Factors of so many sums of as many terms each, as a batch, and those of the terms that are left, if any are.
+
+    Those without a batch whose contracted axes are neighbours: then they may be one axis, and what is made of that has
+    strides. Others stay as they are.
+    """
+    contracts, (batch, _) = factors.numbers
+    contracts = list(zip(*sorted(zip(*contracts, strict=True)), strict=True))
+    size = _terms(factors) // max(count, 1) // UNIT * UNIT
+    adjacent = all(axes == tuple(range(axes[0], axes[0] + len(axes))) for axes in contracts)
+    if count < 2 or not size or batch or not adjacent:
+        return [factors]
+    cut = [
+        [_placed(lambda v, axes=axes: _cut(v, axes, count, size), [part], eqn, made) for part in parts]
+        for parts, axes in zip((factors.lhs, factors.rhs), contracts, strict=True)
+    ]
+    lhs, rhs = (axes[0] for axes in contracts)
+    numbers = [(((lhs + 1,), (rhs + 1,)), ((lhs,), (rhs,))), (((lhs,), (rhs,)), ((), ()))]
+    pieces = [list(zip(*parts, strict=True)) for parts in cut]
+    return [_Factors(*parts) for parts in zip(*pieces, numbers, strict=False)]  # there may be no rest
+
+
+def _terms(factors: _Factors) -> int:
+    return math.prod(factors.lhs[0].aval.shape[d] for d in factors.numbers[0][0])
+
+
+def _sum(eqn: Eqn, orders: Iterable[int], algorithm: Algorithm, factors: _Factors, made: list[Eqn]) -> Var:
     """The sum of the products ``xi yj`` where ``i + j`` is one of some orders, one after another."""
     params = {
-        "dimension_numbers": numbers,
+        "dimension_numbers": factors.numbers,
         # TF32 holds parts exactly
         "precision": "TF32_TF32_F32" if algorithm.dtype == dtypes.float32 else None,
         "preferred_element_type": dtypes.float32,
     }
-    lhs, rhs = sides
-    terms = math.prod(lhs.parts[0].aval.shape[d] for d in numbers[0][0])
+    terms = _terms(factors)
     total: list[Var] = []
     for order in orders:
         chunk = terms if algorithm.chunk is None else algorithm.chunk << _LONGER * order
@@ -249,8 +292,8 @@ def _sum(
             given = params
             if terms > chunk:
                 prim, given = dot_promoted_p, {**params, "chunk": chunk}
-            operands = [lhs.parts[i], rhs.parts[order - i], *total]
-            total = [Var(eqn.outvars[0].aval)]
+            operands = [factors.lhs[i], factors.rhs[order - i], *total]
+            total = [Var(prim.abstract(*[a.aval for a in operands], **given))]
             made.append(Eqn(prim, operands, total, given, eqn.source))
     return total[0]
 
@@ -284,6 +327,18 @@ def parts_of(x: Any, contract: tuple[int, ...], algorithm: Algorithm) -> list[An
         if n + 1 < algorithm.parts:
             x = ew.mul(ew.sub(x, ew.convert(parts[-1], dtypes.float32)), 2.0**algorithm.raised)
     return [*parts, *roots]
+
+
+def _cut(x: Any, axes: tuple[int, ...], count: int, size: int) -> list[Any]:
+    """An array with neighbouring axes as one, of which so many pieces of one size are along an axis before it; and of
+    that axis the rest, if there is one.
+    """
+    at, shape = axes[0], x.aval.shape
+    before, behind = shape[:at], shape[axes[-1] + 1 :]
+    terms, whole = math.prod(shape[d] for d in axes), count * size
+    x = reshape(x, (*before, terms, *behind))
+    pieces = [reshape(slice_in_dim(x, 0, whole, axis=at), (*before, count, size, *behind))]
+    return pieces + [slice_in_dim(x, whole, terms, axis=at)] * (whole < terms)
 
 
 def _bounded(x: Any, largest: float) -> Any:
@@ -346,6 +401,17 @@ def power_of_two(exponent: Any) -> Any:
 def _spread(rows: Any, shape: tuple[int, ...], contract: tuple[int, ...]) -> Any:
     """An array without the contracted axes, repeated along them."""
     return broadcast_in_dim(rows, shape, tuple(d for d in range(len(shape)) if d not in contract))
+
+
+def _total(sums: Sequence[Any], rank: int) -> Any:
+    """The sum of arrays of a rank, some of them along an axis before the others, one after another."""
+    rows = [row for x in sums for row in ([x] if x.aval.ndim == rank else _rows(x))]
+    return functools.reduce(ew.add, rows)
+
+
+def _rows(x: Any) -> list[Any]:
+    n, *shape = x.aval.shape
+    return [reshape(slice_in_dim(x, i, i + 1), tuple(shape)) for i in range(n)]
 
 
 def _joined(

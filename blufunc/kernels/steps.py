@@ -218,7 +218,7 @@ class Planning:
             jaxpr, origins = inline_bodies(jaxpr, lambda eqn: keep(eqn) or is_activation(eqn))
             jaxpr = with_packed_gradients(with_split_attention(jaxpr, origins), origins)
             if target.splits is not None:
-                jaxpr = with_split_products(jaxpr, origins, target.splits)
+                jaxpr = with_split_products(jaxpr, origins, target.splits, target.partial_sums)
             jaxpr, origins = with_activations(jaxpr, origins)
         else:
             jaxpr, origins = inline_bodies(jaxpr, keep)

@@ -36,6 +36,8 @@ class Target:
       epilogues: whether products can add something to what they compute.
       splits: from an algorithm and a shape to whether a product of float32 is quicker by that, on tensor cores; None:
         there are none, and the precisions that name such an algorithm are computed as float32.
+      partial_sums: from the shape of such a product and the most terms that it adds up at a time to how many sums of
+        terms it is to compute side by side.
       group: whether kernels that do the same to different arrays are launched as one.
       recompute: whether what is cheap to compute again is not kept for later, where memory is scarcer than time.
       scarce_bytes: from which peak on memory is scarce: smaller programs compute nothing again.
@@ -56,6 +58,7 @@ class Target:
     batch_first: bool = False
     epilogues: bool = False
     splits: Callable[[str, ProductShape], bool] | None = None
+    partial_sums: Callable[[ProductShape, int], int] = lambda shape, chunk: 1
     group: bool = False
     recompute: bool = False
     scarce_bytes: int = 0

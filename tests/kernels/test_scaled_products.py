@@ -35,8 +35,9 @@ def cuda(fake):
 # -- where they are ------------------------------------------------------------------------------------
 
 PAYS = {  # batch, m, n, k: whether it pays with contracted axes last, and first
-    (1, 32768, 768, 768): (True, False), (1, 32768, 3072, 768): (True, True), (1, 8192, 50304, 768): (True, True),
-    (1, 768, 3072, 32768): (True, False), (1, 4096, 16384, 32768): (True, True), (1, 8192, 8192, 8192): (True, True),
+    (1, 32768, 768, 768): (True, True), (1, 32768, 3072, 768): (True, True), (1, 8192, 50304, 768): (True, True),
+    (1, 768, 3072, 32768): (True, True), (1, 768, 2304, 32768): (True, True), (1, 768, 768, 32768): (True, False),
+    (1, 4096, 16384, 32768): (True, True), (1, 8192, 8192, 8192): (True, True),
     (1, 32768, 1, 768): (False, False), (1, 1, 50304, 768): (False, False), (384, 1024, 1024, 64): (False, False),
     (384, 1024, 64, 1024): (False, False), (1, 512, 512, 512): (False, False),
 }  # fmt: skip
@@ -58,26 +59,40 @@ def both(precision):
     return f
 
 
+EACH_ROUNDED = "float16", "float16", "float16"  # the gradient of a weight too, which sums over tokens
 CHOSEN = {  # the dtypes of the operands of a product, of that for the gradient of its input, and of its weight
-    "high": ("float16", "float16", "float32"),  # which sums over tokens
-    "fastest": ("float16", "float16", "float32"),
-    "tf32": ("float16", "float16", "float32"),
-    ("high", "fastest"): ("float16", "float16", "float32"),
+    "high": EACH_ROUNDED,
+    "fastest": EACH_ROUNDED,
+    "tf32": EACH_ROUNDED,
+    ("high", "fastest"): EACH_ROUNDED,
     ("high", "TF32_TF32_F32"): ("float32", "float32", "float32"),
     "TF32_TF32_F32": ("float32", "float32", "float32"),
-    SCALED: ("float16", "float16", "float16"),
-    SHARED: ("float16", "float16", "float16"),
+    SCALED: EACH_ROUNDED,
+    SHARED: EACH_ROUNDED,
 }
+
+
+def chosen(precision, width):
+    shapes = (4, 8192, 768), (768, width), (4, 8192, width)
+    made, _ = draft(both(precision), *[bf.ShapeDtypeStruct(s, np.float32) for s in shapes])
+    eqns = [s.eqn for s in made.steps if isinstance(s, OpaqueStep)]
+    assert [len(e.outvars[0].aval.shape) for e in eqns].count(2) == 1 and len(eqns) == 3
+    forward, *gradients = sorted(
+        eqns, key=lambda e: (e.outvars[0].aval.shape != shapes[2], -e.outvars[0].aval.ndim)
+    )
+    return tuple(str(e.invars[0].aval.dtype) for e in (forward, *gradients))
 
 
 @pytest.mark.parametrize("precision", CHOSEN)
 def test_what_is_chosen_for_tf32(precision, cuda):
     """What is quicker, where only exactness was asked for."""
-    shapes = (4, 8192, 768), (768, 3072), (4, 8192, 3072)
-    made, _ = draft(both(precision), *[bf.ShapeDtypeStruct(s, np.float32) for s in shapes])
-    eqns = {s.eqn.outvars[0].aval.shape: s.eqn for s in made.steps if isinstance(s, OpaqueStep)}
-    found = [str(eqns[shape].invars[0].aval.dtype) for shape in (shapes[2], shapes[0], shapes[1])]
-    assert len(eqns) == 3 and tuple(found) == CHOSEN[precision]
+    assert chosen(precision, 3072) == CHOSEN[precision]
+
+
+def test_gradients_of_small_weights_stay_tf32(cuda):
+    """Copies in float16 with scales of columns would take longer than what they save."""
+    assert chosen("tf32", 512) == ("float16", "float16", "float32")
+    assert chosen(SCALED, 512) == EACH_ROUNDED
 
 
 def test_the_flag_for_tf32_chooses_too(cuda, monkeypatch):
@@ -129,15 +144,23 @@ def test_a_copy_that_serves_all_is_kept(cuda):
 
 
 def test_gradients_and_memory_at_size(cuda):
-    """A layer whose input is kept: in half its bytes where one copy serves all, in float32 for TF32's gradient."""
-    shapes = [bf.ShapeDtypeStruct(s, np.float32) for s in ((1 << 15, 768), (768, 3072))]
+    """A layer whose input is kept: in half its bytes where one copy serves all, in float32 for TF32's gradient, and in
+    half its bytes again where that is a product of float16, too.
+    """
 
-    def peak(precision):
+    def peak(precision, width):
+        shapes = [bf.ShapeDtypeStruct(s, np.float32) for s in ((1 << 15, 768), (768, width))]
         f = lambda x, w: product(precision)(bnp.tanh(x), w).sum()
         jaxpr = bf.jit(bf.grad(f, argnums=(0, 1))).trace(*shapes).jaxpr
         return Draft(jaxpr, (False,) * 2, "sm_90").schedule.plan.peak_bytes
 
-    assert peak(SHARED) < peak("TF32_TF32_F32") <= peak("high") < 1.35 * peak("TF32_TF32_F32")
+    assert (
+        peak(SHARED, 1024)
+        < peak("TF32_TF32_F32", 1024)
+        <= peak("high", 1024)
+        < 1.35 * peak("TF32_TF32_F32", 1024)
+    )
+    assert peak(SCALED, 3072) == peak("high", 3072) < peak(SHARED, 3072) < peak("TF32_TF32_F32", 3072)
 
 
 # -- numbers -----------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Float32 products in parts: where they are, that they mean the same, what they cost, and how exact they are."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from blufunc.core import dtypes
 from blufunc.core.array import from_numpy
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.passes import simplify
-from blufunc.kernels import cuda_product, split_products
+from blufunc.kernels import cuda_product, cuda_program, split_products
 from blufunc.kernels.cost import cost_of
 from blufunc.kernels.cuda_draft import Draft
 from blufunc.kernels.epilogue import dot_promoted_p
@@ -80,8 +81,17 @@ PLANS = {  # the steps, and the function
     ),
     "of two precisions the more exact": ([DOT], product((BF16_X3, "highest")), X, W),
     "long sums": ([KERNEL, KERNEL, DOT, SUM, PROMOTED, KERNEL], product(BF16_X3), uniform(8, 1025), uniform(1025, 8)),
-    "very long sums": (
-        [KERNEL, KERNEL, PROMOTED, PROMOTED, PROMOTED, KERNEL], product(BF16_X3), uniform(2, 8193), uniform(8193, 2)
+    "very long sums, of batches": (
+        [KERNEL, KERNEL, PROMOTED, PROMOTED, PROMOTED, KERNEL],
+        product(BF16_X3), uniform(1, 2, 8193), uniform(1, 8193, 2),
+    ),
+    # what reads the result adds up the partial sums, too; where some terms are left, these are products of their own
+    "partial sums": (
+        [KERNEL, KERNEL, DOT, SUM, PROMOTED, KERNEL], product(BF16_X3), uniform(8, 8192), uniform(8192, 8)
+    ),
+    "partial sums, and the rest": (
+        [KERNEL, KERNEL, DOT, DOT, SUM, DOT, SUM, PROMOTED, KERNEL],
+        product(BF16_X3), uniform(8, 8200), uniform(8200, 8),
     ),
     "one operand": ([KERNEL, DOT, SUM, DOT, KERNEL], lambda x: product(BF16_X3)(x, x.T), X),
     # what computes an operand, its scale and its parts, and what reads the result, are one kernel each
@@ -322,9 +332,9 @@ def test_errors_beside_sgemm(operands):
 @pytest.mark.parametrize(
     "operands", ["normal", "rows scaled by 2^±60, columns by 2^±40", "a loss's gradient"]
 )
-def test_errors_on_a_device(operands, precision):
+@pytest.mark.parametrize("terms", [32768, 33000])  # partial sums of all terms, and some terms more
+def test_errors_on_a_device(operands, precision, terms):
     """Where tensor cores cut off, at many terms: as the model has it, or less."""
-    terms = 32768
     rng = np.random.default_rng([terms, len(operands)])
     x, y = (np.ascontiguousarray(v, np.float32) for v in float32_errors.OPERANDS[operands](rng, terms))
     device = bf.devices("cuda")[0]
@@ -369,6 +379,96 @@ def test_chunks_are_calls_of_the_library(equation, cuda, fake):
     f = lambda x, y: bnp.einsum(equation, x, y, precision=BF16_X3)
     same(bf.jit(f)(*on(cuda, x, y)), np.einsum(equation, x, y), 1e-4)
     assert fake.products == 2 + len(chunks_of(1100, 512)) and len(fake.epilogues) == 3
+
+
+def side_by_side(monkeypatch, count, unit):
+    """Let all products be so many partial sums of a multiple of so many terms, and the rest."""
+    monkeypatch.setattr(split_products, "UNIT", unit)
+    target = replace(cuda_program.TARGET, partial_sums=lambda shape, chunk: count)
+    monkeypatch.setattr(cuda_program, "TARGET", target)
+
+
+PARTIAL_SUMS = {  # m, n, k: how many
+    (768, 3072, 32768): 4, (768, 2304, 32768): 4, (768, 768, 32768): 8, (2048, 768, 50304): 6, (64, 64, 1 << 20): 8,
+    (768, 3072, 32771): 4, (768, 3072, 20 * 64 * 3): 3,  # four would leave terms over
+    (32768, 768, 3072): 1, (32768, 3072, 768): 1, (50304, 768, 2048): 1,  # a chunk fills the device
+    (768, 768, 2047): 1, (8, 8, 5): 1,  # there are not enough chunks
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("sizes", PARTIAL_SUMS)
+def test_how_many_partial_sums_there_are(sizes):
+    m, n, k = sizes
+    assert cuda_product.partial_sums(ProductShape(1, m, n, k), 512) == PARTIAL_SUMS[sizes]
+
+
+DIVIDED = {  # the equation, and the axes of the operands and of the result of the first product: p partial sums
+    "by rows": ("mk,kn->mn", ("mpk", "pkn", "pmn")),
+    "both by rows": ("mk,nk->mn", ("mpk", "npk", "pmn")),
+    "by columns": ("km,kn->mn", ("pkm", "pkn", "pmn")),
+    "two axes": ("abm,abn->mn", ("pkm", "pkn", "pmn")),
+    "two axes, the other way round": ("bam,ban->mn", ("pkm", "pkn", "pmn")),
+    "two free axes": ("imk,kn->imn", ("impk", "pkn", "pimn")),
+    "a vector": ("k,kn->n", ("pk", "pkn", "pn")),
+    "two vectors": ("k,k->", ("pk", "pk", "p")),
+    "axes in another order": ("abm,ban->mn", ("abm", "ban", "mn")),
+    "axes apart": ("amb,abn->mn", ("amb", "abn", "mn")),
+    "batches": ("imk,ikn->imn", ("imk", "ikn", "imn")),
+}
+
+
+@pytest.mark.parametrize("count, terms", [(2, 1280), (3, 1300), (5, 640), (4, 200)])
+@pytest.mark.parametrize("name", DIVIDED)
+def test_partial_sums(name, count, terms, cuda, fake, monkeypatch):
+    """They are a batch of products, where there are enough terms for all, of what lies as it did; and mean the same."""
+    equation, axes = DIVIDED[name]
+    size = terms // count // 64 * 64
+    sizes = {"m": 8, "n": 16, "i": 3, "a": 4, "b": terms // 4, "k": terms}
+    left, right = equation.split("->")[0].split(",")
+    x, y = (uniform(*[sizes[c] for c in part], seed=i) for i, part in enumerate((left, right)))
+    f = lambda x, y: bnp.einsum(equation, x, y, precision=BF16_X3)
+    side_by_side(monkeypatch, count, 64)
+    made, names = draft(f, x, y)
+    first = next(s.eqn for s in made.steps if hasattr(s, "eqn"))
+    divided = size > 0 and "p" in axes[0]
+    found = {**sizes, "p": count, "k": size} if divided else sizes
+    axes = axes if divided else (left, right, equation.split("->")[1])
+    shapes = [v.aval.shape for v in (*first.invars, *first.outvars)]
+    assert shapes == [tuple(found[c] for c in part) for part in axes]
+    products = sum("dot_general" in n for n in names)
+    assert products == 3 * (2 if divided and terms % (count * 64) else 1)
+    exact = np.einsum(equation, x.astype(np.float64), y)
+    bound = np.einsum(equation, np.abs(x), np.abs(y))
+    got = np.asarray(bf.jit(f)(*on(cuda, x, y)))
+    assert (np.abs(got - exact) <= DEVIATION[BF16_X3] / 4 * bound).all()
+    assert fake.products >= products
+    assert not divided or fake.launches == names.count(KERNEL)  # the library reads operands as they lie
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_values_of_partial_sums(name, count, cuda, fake, monkeypatch):
+    """Under all transformations; and a program that runs again gives the same bits."""
+    side_by_side(monkeypatch, count, 8)
+    want = bf.jit(CASES[name]("highest"))(from_numpy(X.astype(np.float64)), from_numpy(W.astype(np.float64)))
+    f = bf.jit(CASES[name](X3))
+    first, again = f(*on(cuda, X, W)), f(*on(cuda, X, W))
+    for w, g, a in zip(*map(bf.tree.leaves, (want, first, again)), strict=True):
+        np.testing.assert_allclose(g, w, rtol=0, atol=DEVIATION[X3] * 40 * max(1, np.abs(w).max()))
+        np.testing.assert_array_equal(g, a)
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_special_numbers_in_partial_sums(name, cuda, monkeypatch):
+    """Each of two or three terms in a sum of its own."""
+    side_by_side(monkeypatch, 2, 1)
+    x, y = (np.asarray(v, np.float32) for v in SPECIAL[name])
+    with np.errstate(all="ignore"):
+        want = (x.astype(np.float64) @ y.T.astype(np.float64)).astype(np.float32)
+    got = np.asarray(bf.jit(lambda x, y: product(X3)(x, y.T))(*on(cuda, x, y)))
+    finite = np.isfinite(want)
+    np.testing.assert_array_equal(got[~finite], want[~finite])
+    np.testing.assert_allclose(got[finite], want[finite], rtol=1e-5)
 
 
 def test_what_is_promoted_means_the_same_everywhere():
