@@ -74,6 +74,7 @@ class Tiling(NamedTuple):
       inner: those of them that are worked on at a time.
       blocks: of a multiprocessor, for which the compiler leaves registers.
       groups: whether four warps make products together, with Hopper's instructions.
+      ahead: whether products of the next tile are begun before those of a tile are done.
     """
 
     slabs: int
@@ -82,6 +83,7 @@ class Tiling(NamedTuple):
     inner: int
     blocks: int
     groups: bool = False
+    ahead: bool = False
 
     @property
     def rows(self) -> int:
@@ -153,7 +155,9 @@ class Kernel(NamedTuple):
         """Of a block: its own tiles, and two stages of what it goes over."""
         # of numbers for each column, after which tiles are to lie at multiples of 1024
         pairs = -(-8 * tiling.columns // 1024) * 1024 if self.of_keys else 0
-        return max(parts, 1) * 2 * features * (self.tiles * tiling.rows + 4 * tiling.columns) + 2 * pairs
+        stages = 3 if tiling.ahead and self is not FORWARD_KERNEL else 2
+        each = max(parts, 1) * 2 * features
+        return each * (self.tiles * tiling.rows + 2 * stages * tiling.columns) + stages * pairs
 
 
 FORWARD_KERNEL = Kernel(
@@ -267,7 +271,7 @@ def source(
     }
     head = "".join(f"constexpr int {name} = {value};\n" for name, value in constants.items())
     makes = {f"MAKES_{name.upper()}": name in kernel.makes for name in "kv"}
-    flags = {"CAUSAL": causal, "OF_KEYS": kernel.of_keys, "WIDE": parts > 0} | makes
+    flags = {"AHEAD": tiling.ahead, "CAUSAL": causal, "OF_KEYS": kernel.of_keys, "WIDE": parts > 0} | makes
     head += "".join(f"constexpr bool {name} = {str(value).lower()};\n" for name, value in flags.items())
     products = cuda_mma.text(dtype.name, group_sizes(features, tiling, parts))
     return head + products + code.text + (SPLIT if parts else PLAIN) + COMMON + kernel.body

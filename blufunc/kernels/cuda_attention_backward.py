@@ -117,7 +117,9 @@ inline void times_results(float (&delta)[SLABS][2], unsigned gradients_tile, uns
 }
 
 constexpr unsigned STAGE = 2 * operand_bytes(COLUMNS);
-static_assert(WIDE || ROWS <= 2 * COLUMNS, "the output's tile is where the second stage will be");
+constexpr int STAGES = AHEAD ? 3 : 2;
+static_assert(WIDE || ROWS <= 2 * COLUMNS, "the output's tile is where the last stage will be");
+static_assert(!AHEAD || INNER == COLUMNS, "products that are under way read one whole tile");
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_query_gradient(const element *q, const element *k, const element *v, const result *out, const float *lse,
@@ -136,7 +138,7 @@ attention_query_gradient(const element *q, const element *k, const element *v, c
   const Pairs pairs = PAIRS_OF(batch, head);
   const Units units = UNITS_OF(batch, head / p.group);
   auto load_keys = [&](int n) {
-    const unsigned stage = stages + n % 2 * STAGE;
+    const unsigned stage = stages + n % STAGES * STAGE;
     const int t = list.tile(n);
     load_operand<COLUMNS>(stage, k + t * COLUMNS * p.k.token, k_apart, p.k.token, p.keys - t * COLUMNS);
     load_operand<COLUMNS>(stage + STAGE / 2, v + t * COLUMNS * p.v.token, v_apart, p.v.token, p.keys - t * COLUMNS);
@@ -146,7 +148,7 @@ attention_query_gradient(const element *q, const element *k, const element *v, c
   load_operand<ROWS>(rows, rows_at(q, p.q, batch, head, first), q_apart, p.q.token, there_are);
   load_operand<ROWS>(rows + operand_bytes(ROWS), rows_at(dout, p.dout, batch, head, first), dout_apart, p.dout.token,
                      there_are);
-  load_results<ROWS>(stages + STAGE, rows_at(out, p.out, batch, head, first), p.out.token, there_are);
+  load_results<ROWS>(stages + (STAGES - 1) * STAGE, rows_at(out, p.out, batch, head, first), p.out.token, there_are);
   end_of_copies();
   if (!MASKED || list.count) load_keys(0);
   else end_of_copies();
@@ -156,8 +158,8 @@ attention_query_gradient(const element *q, const element *k, const element *v, c
 
   float shift[SLABS][2], delta[SLABS][2] = {};
   {
-    times_results<ROWS>(delta, rows + operand_bytes(ROWS), stages + STAGE, rows_at(out, p.out, batch, head, first),
-                        p.out.token, there_are, warp_row, 1 / units.v);
+    times_results<ROWS>(delta, rows + operand_bytes(ROWS), stages + (STAGES - 1) * STAGE,
+                        rows_at(out, p.out, batch, head, first), p.out.token, there_are, warp_row, 1 / units.v);
     if (WIDE) {
 #pragma unroll
       for (int i = 0; i < SLABS * 2; ++i) delta[i / 2][i % 2] *= LOWERED;
@@ -188,18 +190,19 @@ attention_query_gradient(const element *q, const element *k, const element *v, c
   for (int n = 0; n < list.count; ++n) {
     wait_for_tile();  // the tile is there, and nobody reads the one before it, or the output's, any more
     if (n + 1 < list.count) load_keys(n + 1);
-    const unsigned stage = stages + n % 2 * STAGE;
+    const unsigned stage = stages + n % STAGES * STAGE;
     const int t = list.tile(n);
 #pragma unroll 1
     for (int inner = 0; inner < COLUMNS; inner += INNER) {
       const int start = t * COLUMNS + inner, row = first + warp_row;
-      if (CAUSAL && start >= unit_end) break;  // none of these rows sees the keys
+      if (CAUSAL && (!AHEAD || ROWS > UNIT) && start >= unit_end) break;  // none of these rows sees the keys
       float weights[SLABS][INNER / 8][4], gradients[SLABS][INNER / 8][4];
       begin_products();
       times_rows<COLUMNS>(weights, queries, stage, inner);
       end_of_products();
       times_rows<COLUMNS>(gradients, douts, stage + STAGE / 2, inner);
       end_of_products();
+      if (AHEAD) wait_for_products<2>(sums);
       wait_for_products<1>(weights);
       const bool edge = start + INNER > p.keys || (CAUSAL && start + INNER > row + 1) || list.partial(n);
       auto outside = [&](int m, int i) {
@@ -246,9 +249,10 @@ attention_query_gradient(const element *q, const element *k, const element *v, c
       unsigned left[PARTS][SLABS][INNER / 16][4];
       as_left(left, gradients);
       add_columns<COLUMNS>(sums, left, stage, inner, raised);
-      wait_for_products<0>(sums);
+      if (!AHEAD) wait_for_products<0>(sums);
     }
   }
+  wait_for_products<0>(sums);
 
   float factor[SLABS][2];
 #pragma unroll
@@ -261,6 +265,7 @@ attention_query_gradient(const element *q, const element *k, const element *v, c
 KEY_GRADIENT = r"""
 constexpr unsigned PAIRS = COLUMNS * sizeof(float2);
 constexpr unsigned STAGE = 2 * operand_bytes(COLUMNS) + 1024 * ((PAIRS + 1023) / 1024);
+static_assert(!AHEAD, "two stages hold what one tile's products read");
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_key_gradient(const element *q, const element *k, const element *v, const element *dout, result *dk,

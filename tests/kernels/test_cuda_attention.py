@@ -167,6 +167,12 @@ GROUPS = {k.entry: Tiling(1, 128, 64, 64, 1, groups=True) for k in KERNELS}
 TWO_GROUPS = {k.entry: Tiling(1, 256, 64, 32, 1, groups=True) for k in KERNELS} | {
     "attention_forward": Tiling(1, 256, 128, 128, 1, groups=True)
 }
+AHEAD, TWO_AHEAD = (
+    {
+        k.entry: Tiling(1, threads, 64, 64, 1, groups=True, ahead=k is not KEY_KERNEL) for k in KERNELS
+    }
+    for threads in (128, 256)
+)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +190,10 @@ TWO_GROUPS = {k.entry: Tiling(1, 256, 64, 32, 1, groups=True) for k in KERNELS} 
         (Shape(1, 70, 90, 1, 1, 80), BF16, True, GROUPS, False),
         (Shape(1, 70, 70, 1, 1, 32), F16, True, GROUPS, False),
         (Shape(1, 200, 200, 1, 1, 64), BF16, True, TWO_GROUPS, False),
+        (Shape(1, 200, 200, 2, 2, 64), BF16, True, AHEAD, True),
+        (Shape(1, 67, 200, 1, 1, 128), F16, False, AHEAD, False),
+        (Shape(1, 260, 260, 1, 1, 128), BF16, True, TWO_AHEAD, False),
+        (Shape(1, 130, 30, 1, 1, 64), BF16, True, TWO_AHEAD, False),
         (Shape(1, 70, 70, 2, 1, 256), BF16, True, WIDE_WARPS, False),
         (Shape(1, 67, 90, 1, 1, 144), F16, False, WIDE_WARPS, False),
         (Shape(1, 150, 150, 1, 1, 256), BF16, True, WIDE_GROUPS, False),
