@@ -111,45 +111,40 @@ attention_forward(const element *q, const element *k, const element *v, result *
   const Visits list = visits(LISTS, p, batch, head, place.tile, tiles);
   const Pairs pairs = PAIRS_OF(batch, head);
   const Units units = UNITS_OF(batch, head / p.group);
-  auto tile_of_keys = [&](int n) { return stages + n % 2 * STAGE; };
-  auto tile_of_values = [&](int n) { return stages + n % 2 * STAGE + STAGE / 2; };
   auto load_keys = [&](int n) {
-    const int t = list.tile(n) * COLUMNS;
-    load_operand<COLUMNS>(tile_of_keys(n), k + t * p.k.token, k_apart, p.k.token, p.keys - t);
+    const unsigned stage = stages + n % 2 * STAGE;
+    const int t = list.tile(n);
+    load_operand<COLUMNS>(stage, k + t * COLUMNS * p.k.token, k_apart, p.k.token, p.keys - t * COLUMNS);
+    load_operand<COLUMNS>(stage + STAGE / 2, v + t * COLUMNS * p.v.token, v_apart, p.v.token, p.keys - t * COLUMNS);
+    end_of_copies();
   };
-  auto load_values = [&](int n) {
-    const int t = list.tile(n) * COLUMNS;
-    load_operand<COLUMNS>(tile_of_values(n), v + t * p.v.token, v_apart, p.v.token, p.keys - t);
-  };
-  auto sees = [&](int n) { return n < list.count && !(CAUSAL && list.tile(n) * COLUMNS >= unit_end); };
 
   load_operand<ROWS>(rows, rows_at(q, p.q, batch, head, first), q_apart, p.q.token, p.queries - first);
   end_of_copies();
-  if (!MASKED || list.count) {
-    load_keys(0);
-    if (!AHEAD) load_values(0);
-  }
-  end_of_copies();
+  if (!MASKED || list.count) load_keys(0);
+  else end_of_copies();
   wait_for_copies<1>();
   __syncthreads();
   const Left<ROWS> queries(rows, warp_row);
 
   const float of_products = scale_of_products(p.scale, units);
   const float unit = SCORED ? 1 : of_products, scale = unit * LOG2_E;  // exp(x) is exp2(x log2(e)), one instruction
-  float sums[SLABS][FEATURES / 8][4] = {}, top[SLABS][2], total[SLABS][2] = {}, kept[SLABS][2];
+  float sums[SLABS][FEATURES / 8][4] = {}, top[SLABS][2], total[SLABS][2] = {};
 #pragma unroll
   for (int m = 0; m < SLABS; ++m) top[m][0] = top[m][1] = negative_infinity();
-  float scores[SLABS][COLUMNS / 8][4];
-  unsigned weights[PARTS][SLABS][COLUMNS / 16][4];
 
-  auto begin_scores = [&](int n) {
-    begin_products();
-    times_rows<COLUMNS>(scores, queries, tile_of_keys(n), 0);
-    end_of_products();
-  };
-  // from scores to weights; `kept` is what the sums of before are to be multiplied by
-  auto weigh = [&](int n) {
+  for (int n = 0; n < list.count; ++n) {
+    wait_for_tile();  // the tile is there, and nobody reads the one before it any more
+    if (n + 1 < list.count) load_keys(n + 1);
+    const unsigned stage = stages + n % 2 * STAGE;
     const int start = list.tile(n) * COLUMNS, row = first + warp_row;
+    if (CAUSAL && start >= unit_end) continue;  // none of these rows sees the keys
+
+    float scores[SLABS][COLUMNS / 8][4];
+    begin_products();
+    times_rows<COLUMNS>(scores, queries, stage, 0);
+    end_of_products();
+    wait_for_products<0>(scores);
     if constexpr (SCORED) {
 #pragma unroll
       for (int m = 0; m < SLABS; ++m)
@@ -179,7 +174,7 @@ attention_forward(const element *q, const element *k, const element *v, result *
         for (int i = 0; i < COLUMNS / 4; ++i) now = fmaxf(now, scores[m][i / 2][half * 2 + i % 2]);
         top[m][half] = now = max_of_row(now);
         const float shift = now == negative_infinity() ? 0 : now * scale;  // of a row that sees nothing yet
-        kept[m][half] = exp2_fast(before * scale - shift);
+        const float kept = exp2_fast(before * scale - shift);
         float sum = 0;
 #pragma unroll
         for (int i = 0; i < COLUMNS / 4; ++i) {
@@ -187,60 +182,14 @@ attention_forward(const element *q, const element *k, const element *v, result *
           score = exp2_fast(score * scale - (shift - RAISED));
           sum += score;
         }
-        total[m][half] = total[m][half] * kept[m][half] + sum;
-      }
-  };
-  auto keep_sums = [&] {
+        total[m][half] = total[m][half] * kept + sum;
 #pragma unroll
-    for (int m = 0; m < SLABS; ++m)
-#pragma unroll
-      for (int i = 0; i < FEATURES / 2; ++i) sums[m][i / 4][i % 4] *= kept[m][i % 4 / 2];
-  };
-
-  if constexpr (AHEAD) {
-    // the scores of a tile are computed while the values of the tile before are added up, and become weights meanwhile
-    wait_for_tile();
-    if (!MASKED || list.count) load_values(0);
-    if (list.count > 1) load_keys(1);
-    end_of_copies();
-    if (sees(0)) {
-      begin_scores(0);
-      wait_for_products<0>(scores);
-      weigh(0);
-      as_left(weights, scores);
-    }
-    for (int n = 0; n < list.count; ++n) {
-      wait_for_tile();  // values n and keys n + 1 are there, and nobody reads values n - 1 and keys n any more
-      if (n + 1 < list.count) load_values(n + 1);
-      if (n + 2 < list.count) load_keys(n + 2);
-      end_of_copies();
-      if (sees(n + 1)) {
-        begin_scores(n + 1);
-        add_columns<COLUMNS>(sums, weights, tile_of_values(n), 0);
-        wait_for_products<1>(scores);
-        weigh(n + 1);
-        wait_for_products<0>(sums);
-        keep_sums();
-        as_left(weights, scores);
-      } else if (sees(n)) {
-        add_columns<COLUMNS>(sums, weights, tile_of_values(n), 0);
-        wait_for_products<0>(sums);
+        for (int i = 0; i < FEATURES / 4; ++i) sums[m][i / 2][half * 2 + i % 2] *= kept;
       }
-    }
-  } else {
-    for (int n = 0; n < list.count; ++n) {
-      wait_for_tile();  // the tile is there, and nobody reads the one before it any more
-      if (n + 1 < list.count) load_keys(n + 1), load_values(n + 1);
-      end_of_copies();
-      if (!sees(n)) continue;  // none of these rows sees the keys
-      begin_scores(n);
-      wait_for_products<0>(scores);
-      weigh(n);
-      keep_sums();
-      as_left(weights, scores);
-      add_columns<COLUMNS>(sums, weights, tile_of_values(n), 0);
-      wait_for_products<0>(sums);
-    }
+    unsigned weights[PARTS][SLABS][COLUMNS / 16][4];
+    as_left(weights, scores);
+    add_columns<COLUMNS>(sums, weights, stage + STAGE / 2, 0);
+    wait_for_products<0>(sums);
   }
 
   float factor[SLABS][2];
