@@ -21,7 +21,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.core import dtypes
 from blufunc.kernels import cuda_attention_mods, cuda_mma, cuda_runtime, nvrtc
-from blufunc.kernels.cuda_attention_backward import GRADIENTS, KEY_GRADIENT, QUERY_GRADIENT
+from blufunc.kernels.cuda_attention_backward import GRADIENTS, KEY_GRADIENT, NO_SUMS, QUERY_GRADIENT, SUMS
 from blufunc.kernels.cuda_attention_forward import COMMON, FORWARD, PLAIN, SPLIT
 from blufunc.kernels.cuda_attention_mods import Code
 from blufunc.kernels.cuda_prelude import with_prelude
@@ -32,6 +32,11 @@ _SECTION_BYTES = 16 << 20
 
 _NAMES = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
 """The operands that have strides, in the order of the structure ``Problem``."""
+
+_GRADIENTS = ("dq", "dk", "dv")
+
+ROWS_OF_SUM = 16
+"""Tokens of which sums of gradients are made: those of one warp's rows, so that no two add to one number."""
 
 _IN_PARTS = ("q", "k", "v", "dout")
 """The operands that may be in parts. Kernels then get the addresses of their second parts, 0 if there are none, and of
@@ -102,6 +107,7 @@ class Kernel(NamedTuple):
       groups: likewise where they are those of four warps.
       two_warps, two_groups: the same for operands of two parts, up to 64 features, and beyond.
       makes: of the gradients of keys (k) and values (v), those that it makes if it is the kernel for them.
+      sums: the parameters that get sums of gradients over tokens, if they are wanted.
     """
 
     entry: str
@@ -114,6 +120,7 @@ class Kernel(NamedTuple):
     two_warps: tuple[Tiling, ...]
     two_groups: tuple[Tiling, ...]
     makes: str = "kv"
+    sums: tuple[str, ...] = ()
 
     def tiling(self, features: int, arch: str, code: Code = NO_CODE, parts: int = 0) -> Tiling:
         """How it divides its work on an architecture: what is done with scores wants registers, too."""
@@ -128,7 +135,12 @@ class Kernel(NamedTuple):
     @property
     def lists(self) -> Kernel:
         """What makes the lists of tiles for this kernel, of the same tiling."""
-        return self._replace(entry="attention_tiles", body=cuda_attention_mods.TILES, operands=())
+        return self._replace(entry="attention_tiles", body=cuda_attention_mods.TILES, operands=(), sums=())
+
+    @property
+    def summed(self) -> Kernel:
+        """The kernel that makes sums over tokens of the gradients that it makes, too."""
+        return self._replace(sums=tuple(f"{name}_sums" for name in self.operands if name in _GRADIENTS))
 
     def planes(self, shape: Shape) -> int:
         """Batches times heads of its rows."""
@@ -194,7 +206,7 @@ KEY_KERNEL = Kernel(
     tiles=2,
     warps=(Tiling(1, 128, 64, 16, 3), Tiling(1, 128, 64, 16, 2), Tiling(1, 64, 16, 16, 2)),
     groups=(
-        Tiling(1, 128, 64, 64, 2, groups=True),
+        Tiling(1, 128, 128, 64, 2, groups=True),
         Tiling(1, 128, 64, 64, 2, groups=True),
         Tiling(1, 256, 32, 32, 1, groups=True),
     ),
@@ -211,8 +223,7 @@ def key_kernels(features: int) -> tuple[Kernel, ...]:
 
 
 _PADDING = 128
-"""Rows of scratch memory come in this number: a multiple of all tiles. The query kernel writes those of its tiles, and
-the key kernel reads whole tiles of its own: the columns of the second divide the rows of the first."""
+"""Rows of scratch memory come in this number, a multiple of all tiles: the key kernel reads whole tiles of its own."""
 
 
 def refused(
@@ -270,7 +281,8 @@ def source(
     flags = {"CAUSAL": causal, "OF_KEYS": kernel.of_keys, "WIDE": parts > 0} | makes
     head += "".join(f"constexpr bool {name} = {str(value).lower()};\n" for name, value in flags.items())
     products = cuda_mma.text(dtype.name, group_sizes(features, tiling, parts))
-    return head + products + code.text + (SPLIT if parts else PLAIN) + COMMON + kernel.body
+    common = (SPLIT if parts else PLAIN) + COMMON + (SUMS if kernel.sums else NO_SUMS)
+    return head + products + code.text + common + kernel.body
 
 
 def group_sizes(features: int, tiling: Tiling, parts: int = 0) -> cuda_mma.GroupSizes | None:
@@ -363,7 +375,7 @@ def operands_of(kernel: Kernel, code: Code, parts: int = 0) -> tuple[str, ...]:
     found = list(kernel.operands)
     if parts and found:
         found += [f"{name}_{what}" for what in ("rest", "units") for name in _IN_PARTS]
-    return (*found, *(() if code is NO_CODE else code.operands))
+    return (*found, *kernel.sums, *(() if code is NO_CODE else code.operands))
 
 
 class _Kernel:
@@ -461,6 +473,7 @@ class Backward:
     Args:
       shape, dtype, scale, causal, device, code, parts: as for ``Forward``; dout has parts, too.
       strides: of q, k, v, out, dout, dq, dk and dv.
+      summed: whether sums of the gradients of each ``ROWS_OF_SUM`` tokens are wanted, too; not of ``parts``.
     Attributes:
       scratch_bytes: bytes of device memory that a call needs: two numbers for each row of queries, and lists of tiles.
     Raises:
@@ -477,25 +490,35 @@ class Backward:
         device: int,
         code: Code = NO_CODE,
         parts: int = 0,
+        summed: bool = False,
     ):
+        assert not (summed and parts), "sums are of what is stored in two bytes"
         named = dict(zip(_NAMES, strides, strict=True))
         options = (shape, dtype, named, scale, causal, device, code, parts)
-        self._query = _Kernel(QUERY_KERNEL, *options)
-        self._keys = [_Kernel(kernel, *options) for kernel in key_kernels(shape.features)]
+        wanted = lambda kernel: kernel.summed if summed else kernel
+        self._summed = summed
+        self._query = _Kernel(wanted(QUERY_KERNEL), *options)
+        self._keys = [_Kernel(wanted(kernel), *options) for kernel in key_kernels(shape.features)]
         self._pairs_bytes = 8 * shape.batch * shape.heads * padded(shape)
         self.scratch_bytes = self._pairs_bytes + self._query.list_bytes + self._keys[0].list_bytes
 
     def __call__(
         self, pointers: Sequence[int], scratch: int, stream: Any, extras: Sequence[int] = ()
     ) -> None:
-        """Put it on a stream: as ``Forward``, with pointers of q, k, v, out, lse, dout, the split, dq, dk, dv."""
-        *given, dq, dk, dv = pointers
+        """Put it on a stream: as ``Forward``, with pointers of q, k, v, out, lse, dout, the split, dq, dk, dv.
+
+        Pointers of sums, those of dq, dk and dv, are behind these. They are float32, in rows like those of the gradients:
+        a batch entry has one for each ``ROWS_OF_SUM`` tokens that it begins.
+        """
+        sums = list(pointers[-3:]) if self._summed else []
+        *given, dq, dk, dv = pointers[: len(pointers) - len(sums)]
         q, k, v, out, lse, dout, *split = given
         split = _padded(split, 4)
         lists = scratch + self._pairs_bytes
-        self._query((q, k, v, out, lse, dout, dq, scratch, *split), extras, lists, stream)
+        self._query((q, k, v, out, lse, dout, dq, scratch, *split, *sums[:1]), extras, lists, stream)
         for kernel in self._keys:
-            kernel((q, k, v, dout, dk, dv, scratch, *split), extras, lists + self._query.list_bytes, stream)
+            operands = (q, k, v, dout, dk, dv, scratch, *split, *sums[1:])
+            kernel(operands, extras, lists + self._query.list_bytes, stream)
 
 
 def _padded(split: Sequence[int], operands: int) -> list[int]:

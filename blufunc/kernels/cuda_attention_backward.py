@@ -54,6 +54,50 @@ template<int M, int N> inline void raise_rows(float (&x)[M][N][4], float (&units
 """
 """What both kernels have before their own text."""
 
+NO_SUMS = r"""
+#define SUMS(name)
+#define STORE_SUMS(...)
+"""
+"""What stands in the place of ``SUMS`` where nobody wants sums of gradients over tokens."""
+
+SUMS = r"""
+#define SUMS(name) float *name,
+#define STORE_SUMS(...) store_sums(__VA_ARGS__)
+// The sums of each 16 rows of what store_rows stores, as it is stored: those of rows 16 n to 16 n + 15 go to row n.
+template<int M>
+inline void store_sums(float *to, long long stride, int there_are, int row, const float (&sums)[M][FEATURES / 8][4],
+                       const float (&factor)[M][2]) {
+  static_assert(!WIDE, "elements have two bytes");
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int m = 0; m < M; ++m) {
+    const int first = row + m * 16 + lane / 4;
+    if (row + m * 16 >= there_are) break;
+#pragma unroll
+    for (int n = 0; n < FEATURES / 8; ++n) {
+      float2 of_columns = {};
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float *pair = &sums[m][n][2 * half];
+        const unsigned stored = pack(pair[0] * factor[m][half], pair[1] * factor[m][half]);
+        if (first + half * 8 < there_are) of_columns.x += low_half(stored), of_columns.y += high_half(stored);
+      }
+#pragma unroll
+      for (int apart = 4; apart < 32; apart *= 2) {
+        of_columns.x += __shfl_xor_sync(0xffffffffu, of_columns.x, apart);
+        of_columns.y += __shfl_xor_sync(0xffffffffu, of_columns.y, apart);
+      }
+      if (lane < 4) *(float2 *)(to + (row / 16 + m) * stride + n * 8 + lane * 2) = of_columns;
+    }
+  }
+}
+// where the sums of the rows from `token` on begin: a row of sums has as many numbers as a token's gradients
+inline float *sums_at(float *to, const Strides &s, int tokens, int batch, int head, int token) {
+  return to + (batch * ((tokens + 15) / 16) + token / 16) * s.token + head * s.head;
+}
+"""
+"""Sums over tokens, which a bias that was added to queries, keys and values wants."""
+
 QUERY_GRADIENT = r"""
 // Rows of gradients in one part, all below 2^15, are brought to between 2^14 and there, so that dS of small ones has as
 // many bits: by these powers of two, which nothing else needs.
@@ -121,7 +165,8 @@ static_assert(WIDE || ROWS <= 2 * COLUMNS, "the output's tile is where the secon
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_query_gradient(const element *q, const element *k, const element *v, const result *out, const float *lse,
-                         const element *dout, result *dq, float2 *numbers, IN_PARTS EXTRAS const Problem p) {
+                         const element *dout, result *dq, float2 *numbers, IN_PARTS SUMS(dq_sums) EXTRAS
+                         const Problem p) {
   const Place place = place_of(p.planes, p.section, (p.queries + ROWS - 1) / ROWS, CAUSAL);
   const int batch = place.plane / p.heads, head = place.plane % p.heads, first = place.tile * ROWS;
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * SLABS, there_are = p.queries - first;
@@ -174,6 +219,10 @@ attention_query_gradient(const element *q, const element *k, const element *v, c
         if (lane % 4 == 0 && query < p.padded)
           numbers[(long long)place.plane * p.padded + query] = make_float2(shift[m][half], delta[m][half]);
       }
+    }
+    if (there_are <= ROWS) {  // those behind the last tile, which the other kernel may read as part of one of its own
+      for (int query = first + ROWS + threadIdx.x; query < p.padded; query += THREADS)
+        numbers[(long long)place.plane * p.padded + query] = make_float2(-negative_infinity(), 0);
     }
   }
   float powers[SLABS][2];
@@ -254,6 +303,7 @@ attention_query_gradient(const element *q, const element *k, const element *v, c
 #pragma unroll
   for (int i = 0; i < SLABS * 2; ++i)
     factor[i / 2][i % 2] = unit_of_scores(p.scale, units) * units.k / (BY_ROWS ? powers[i / 2][i % 2] : 1);
+  STORE_SUMS(sums_at(dq_sums, p.dq, p.queries, batch, head, first), p.dq.token, there_are, warp_row, sums, factor);
   store_rows<ROWS>(rows_at(dq, p.dq, batch, head, first), p.dq.token, there_are, shared_memory, warp_row, sums, factor);
 }
 """
@@ -264,7 +314,8 @@ constexpr unsigned STAGE = 2 * operand_bytes(COLUMNS) + 1024 * ((PAIRS + 1023) /
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_key_gradient(const element *q, const element *k, const element *v, const element *dout, result *dk,
-                       result *dv, const float2 *numbers, IN_PARTS EXTRAS const Problem p) {
+                       result *dv, const float2 *numbers, IN_PARTS SUMS(dk_sums) SUMS(dv_sums) EXTRAS
+                       const Problem p) {
   const Place place = place_of(p.planes, p.section, (p.keys + ROWS - 1) / ROWS, false);
   const int key_heads = p.heads / p.group, batch = place.plane / key_heads, key_head = place.plane % key_heads;
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * SLABS;
@@ -405,13 +456,19 @@ attention_key_gradient(const element *q, const element *k, const element *v, con
   float factor[SLABS][2];
 #pragma unroll
   for (int m = 0; m < SLABS; ++m) factor[m][0] = factor[m][1] = unit_of_scores(p.scale, units) * units.q;
-  if (MAKES_K)
+  if (MAKES_K) {
+    STORE_SUMS(sums_at(dk_sums, p.dk, p.keys, batch, key_head, first), p.dk.token, there_are, warp_row, key_sums,
+               factor);
     store_rows<ROWS>(rows_at(dk, p.dk, batch, key_head, first), p.dk.token, there_are, shared_memory, warp_row,
                      key_sums, factor);
+  }
 #pragma unroll
   for (int m = 0; m < SLABS; ++m) factor[m][0] = factor[m][1] = WIDE ? units.dout / (1 << 14) : 1;
-  if (MAKES_V)
+  if (MAKES_V) {
+    STORE_SUMS(sums_at(dv_sums, p.dv, p.keys, batch, key_head, first), p.dv.token, there_are, warp_row, value_sums,
+               factor);
     store_rows<ROWS>(rows_at(dv, p.dv, batch, key_head, first), p.dv.token, there_are,
                      shared_memory + operand_bytes(ROWS), warp_row, value_sums, factor);
+  }
 }
 """

@@ -98,8 +98,10 @@ def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> W
     code = _code(eqn)
     assert isinstance(code, Code), code
     options = (eqn.params["scale"], eqn.params["is_causal"], executor.device, code)
+    summed = eqn.prim is packed_p and len(outs) == 2
+    split = (eqn.params.get("parts", 0),) + (summed,) * (not _is_forward(eqn))
     kind = cuda_attention.Forward if _is_forward(eqn) else cuda_attention.Backward
-    launch = kind(shape, query.dtype, rows, *options, eqn.params.get("parts", 0))
+    launch = kind(shape, query.dtype, rows, *options, *split)
     scratch = None
     if launch.scratch_bytes:
         scratch = executor.own(ShapedArray((launch.scratch_bytes,), dtypes.uint8), "scratch of attention")
@@ -109,7 +111,11 @@ def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> W
         found = zip(places, spare, strict=True)
         results = [executor.address(p) if p is not None else b.ptr for p, b in found]  # type: ignore[union-attr]
         if eqn.prim is packed_p:
-            results = [results[0] + n * outs[0].dtype.itemsize for n in eqn.params["places"]]
+            results = [
+                r + n * a.dtype.itemsize
+                for r, a in zip(results, outs, strict=True)
+                for n in eqn.params["places"]
+            ]
         given, memory = [a for a, _ in held], 0 if scratch is None else scratch.ptr
         launch([*given[:own], *results], memory, executor.work_stream(), given[own:])
 

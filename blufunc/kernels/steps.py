@@ -24,6 +24,7 @@ from blufunc.kernels.activation_epilogue import is_activation, with_activations
 from blufunc.kernels.alike import Lowered
 from blufunc.kernels.epilogue import overwritten_by, with_epilogues
 from blufunc.kernels.fuse import Fusion, Opaque, Region, fuse
+from blufunc.kernels.gradient_sums import with_gradient_sums
 from blufunc.kernels.horizontal import groups, structure
 from blufunc.kernels.indices import Index
 from blufunc.kernels.launches import Launch, Scratch
@@ -217,6 +218,7 @@ class Planning:
         if target.epilogues:
             jaxpr, origins = inline_bodies(jaxpr, lambda eqn: keep(eqn) or is_activation(eqn))
             jaxpr = with_packed_gradients(with_split_attention(jaxpr, origins), origins)
+            jaxpr = with_gradient_sums(jaxpr, origins)
             if target.splits is not None:
                 jaxpr = with_split_products(jaxpr, origins, target.splits, target.partial_sums)
             jaxpr, origins = with_activations(jaxpr, origins)

@@ -380,10 +380,12 @@ class Scatter:
 class Attention:
     """``cuda_attention.Forward`` and ``Backward`` by the definitions of ``nn``, in float32."""
 
-    def __init__(self, fake, backward, shape, dtype, strides, scale, causal, device, code, parts):
+    def __init__(
+        self, fake, backward, shape, dtype, strides, scale, causal, device, code, parts, summed=False
+    ):
         assert cuda_attention.refused(shape, dtype, strides, "sm_90a", parts) is None
         self.fake, self.backward, self.shape, self.dtype, self.strides = fake, backward, shape, dtype, strides
-        self.parts = parts
+        self.parts, self.summed = parts, summed
         self.how = {"scale": scale, "is_causal": causal} | ({} if code.mods is None else {"mods": code.mods})
         s = shape
         numbers = [ShapedArray((n,), dtypes.int32) for n in (s.batch, s.heads)]
@@ -400,8 +402,9 @@ class Attention:
 
     def _run(self, addresses, extras):
         s = self.shape
+        sums = addresses[-3:] if self.summed else []
         if self.backward:
-            *given, dq, dk, dv = addresses
+            *given, dq, dk, dv = addresses[: len(addresses) - len(sums)]
             q, k, v, out, lse, dout, *split = given
             places, in_parts = [q, k, v, out, dout, dq, dk, dv], (0, 1, 2, 4)
         else:
@@ -434,10 +437,20 @@ class Attention:
             results = attention_call._backward(q, k, v, out, on_host(lse), dout, *behind, **self.how)
             for to, x in zip(arrays[5:], results, strict=True):
                 to[...] = np.asarray(x).astype(result)
+            for place, of, strides in zip(sums, arrays[5:], self.strides[5:], strict=bool(sums)):
+                self._sum(place, of.astype(np.float32), strides)
             return
         out, sums = attention_call._forward(*wide[:3], *behind, **self.how)
         arrays[3][...] = np.asarray(out).astype(result)
         lse[...] = np.asarray(sums)
+
+    def _sum(self, place, x, strides):
+        """Write the sums of each 16 tokens, in rows like those of the gradients."""
+        groups = -(-x.shape[1] // cuda_attention.ROWS_OF_SUM)
+        shape = (x.shape[0], groups, *x.shape[2:])
+        to = self._view(place, shape, strides._replace(batch=groups * strides.token), np.dtype(np.float32))
+        for group in range(groups):
+            to[:, group] = x[:, group * cuda_attention.ROWS_OF_SUM :][:, : cuda_attention.ROWS_OF_SUM].sum(1)
 
     def _view(self, address, shape, strides, dtype):
         """An operand where its strides say."""

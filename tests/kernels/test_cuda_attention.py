@@ -103,13 +103,6 @@ def test_compiles_for_other_features(features):
             assert nvrtc.build(text, arch, kernel.entry).cubin
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
-@pytest.mark.parametrize("features", [32, 64, 96, 128, 256])
-def test_what_the_key_kernel_reads_was_written(features, arch):
-    """Its tiles of queries end where tiles of the query kernel end, or before: beyond, nobody wrote scratch memory."""
-    assert QUERY_KERNEL.tiling(features, arch).rows % KEY_KERNEL.tiling(features, arch).columns == 0
-
-
 @pytest.mark.parametrize("features", [16, 64, 80, 128, 144, 256])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90a"])
 def test_shared_memory_is_what_a_block_can_have(features, arch):
@@ -164,9 +157,28 @@ TWO_SLABS = {k.entry: Tiling(2, 128, 64, 32, 1) for k in KERNELS} | {
     "attention_forward": Tiling(2, 128, 32, 32, 1)
 }
 GROUPS = {k.entry: Tiling(1, 128, 64, 64, 1, groups=True) for k in KERNELS}
+LONG_GROUPS = GROUPS | {"attention_key_gradient": Tiling(1, 128, 128, 64, 1, groups=True)}
 TWO_GROUPS = {k.entry: Tiling(1, 256, 64, 32, 1, groups=True) for k in KERNELS} | {
     "attention_forward": Tiling(1, 256, 128, 128, 1, groups=True)
 }
+
+
+def launch(emulator, case, kernel, tiling, causal, types, arrays):
+    """Run one kernel on the host."""
+    names = cuda_attention.operands_of(kernel, cuda_attention.NO_CODE)
+    parameters = [(types.get(n, "unsigned short *"), arrays[n]) for n in names]
+    parameters += [("Problem", cuda_attention.problem(kernel, case.shape, case.scale, case.strides()))]
+    features = case.shape.features
+    emulator.launch(
+        cuda_attention.source(kernel, case.dtype, features, causal, tiling),
+        cuda_mma.instructions(case.dtype.name, cuda_attention.group_sizes(features, tiling)),
+        case.dtype.name,
+        kernel.entry,
+        parameters,
+        kernel.blocks(case.shape, tiling),
+        tiling.threads,
+        kernel.shared_bytes(features, tiling),
+    )
 
 
 @pytest.mark.parametrize(
@@ -184,6 +196,13 @@ TWO_GROUPS = {k.entry: Tiling(1, 256, 64, 32, 1, groups=True) for k in KERNELS} 
         (Shape(1, 70, 90, 1, 1, 80), BF16, True, GROUPS, False),
         (Shape(1, 70, 70, 1, 1, 32), F16, True, GROUPS, False),
         (Shape(1, 200, 200, 1, 1, 64), BF16, True, TWO_GROUPS, False),
+        (
+            Shape(1, 140, 140, 2, 1, 64),
+            BF16,
+            True,
+            LONG_GROUPS,
+            False,
+        ),  # the last tile of queries has no other half
         (Shape(1, 70, 70, 2, 1, 256), BF16, True, WIDE_WARPS, False),
         (Shape(1, 67, 90, 1, 1, 144), F16, False, WIDE_WARPS, False),
         (Shape(1, 150, 150, 1, 1, 256), BF16, True, WIDE_GROUPS, False),
@@ -194,20 +213,35 @@ def test_kernels_on_the_host(emulator, shape, dtype, causal, tilings, packed):
     case = Case(shape, dtype, packed)
     types = {"lse": "float *", "scratch": "float2 *"}
     for kernel in (FORWARD_KERNEL, QUERY_KERNEL, *key_kernels(shape.features)):
-        tiling = tilings[kernel.entry]
-        parameters = [(types.get(n, "unsigned short *"), case.arrays[n]) for n in kernel.operands]
-        parameters += [("Problem", cuda_attention.problem(kernel, shape, case.scale, case.strides()))]
-        emulator.launch(
-            cuda_attention.source(kernel, dtype, shape.features, causal, tiling),
-            cuda_mma.instructions(dtype.name, cuda_attention.group_sizes(shape.features, tiling)),
-            dtype.name,
-            kernel.entry,
-            parameters,
-            kernel.blocks(shape, tiling),
-            tiling.threads,
-            kernel.shared_bytes(shape.features, tiling),
-        )
+        launch(emulator, case, kernel, tilings[kernel.entry], causal, types, case.arrays)
     case.check(causal)
+    assert not np.isnan(case.arrays["scratch"]).any()  # the key kernel reads whole tiles of its own
+
+
+@pytest.mark.parametrize(
+    "shape, dtype, causal, tilings",
+    [
+        (Shape(2, 70, 70, 2, 2, 64), BF16, True, GROUPS),
+        (Shape(1, 130, 130, 1, 1, 64), F16, False, TWO_SLABS),
+        (Shape(1, 40, 40, 1, 1, 192), BF16, True, WIDE_WARPS),
+    ],
+)
+def test_sums_of_gradients_over_tokens_on_the_host(emulator, shape, dtype, causal, tilings):
+    """Of sixteen tokens each, exactly as they are stored; the last of a batch entry may be of fewer."""
+    case = Case(shape, dtype, packed=True)
+    groups = -(-shape.queries // cuda_attention.ROWS_OF_SUM)
+    sums = np.full((shape.batch, groups, 3, shape.heads, shape.features), np.nan, np.float32)
+    arrays = case.arrays | {f"d{name}_sums": sums[:, :, i] for i, name in enumerate("qkv")}
+    types = dict.fromkeys(("lse", "dq_sums", "dk_sums", "dv_sums"), "float *") | {"scratch": "float2 *"}
+    kernels = (FORWARD_KERNEL, QUERY_KERNEL.summed, *(k.summed for k in key_kernels(shape.features)))
+    for kernel in kernels:
+        launch(emulator, case, kernel, tilings[kernel.entry], causal, types, arrays)
+    case.check(causal)
+    stored = np.stack([case.arrays[f"d{n}"].astype(np.float32) for n in "qkv"], 2)
+    filled = np.zeros((shape.batch, groups * cuda_attention.ROWS_OF_SUM, *stored.shape[2:]), np.float32)
+    filled[:, : shape.queries] = stored
+    want = filled.reshape(shape.batch, groups, -1, *stored.shape[2:]).sum(2)
+    np.testing.assert_allclose(sums, want, rtol=1e-5, atol=1e-5 * np.abs(want).max())
 
 
 # -- on a device -----------------------------------------------------------------------------------

@@ -93,6 +93,23 @@ def test_in_mixed_precision_and_in_parts(precision, dtype, cuda, monkeypatch):
     same(bf.jit(f)(*on(cuda, x, w, b)), want, {"bf16": 2e-2, "tf32": 2e-3, "float32_tc": 1e-5}[precision])
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_gradient_of_a_bias_is_made_of_sums_that_kernels_begin(dtype, cuda, monkeypatch):
+    """Of two bytes an element; of float32, what finds their scales reads all of them anyway."""
+    monkeypatch.setattr(config, "matmul_precision", "tf32")
+    x, w, b = uniform(2, 40, 32), small(32, 192), uniform(192)
+    loss = lambda x, w, b: attend(*by_axis(x @ w + b))
+    f = bf.grad(bf.autocast(loss) if dtype == "bfloat16" else loss, (0, 1, 2))
+    (packed,) = (
+        s.eqn
+        for s in program_of(f, *on(cuda, x, w, b)).schedule.steps
+        if hasattr(s, "eqn") and s.eqn.prim.name == PACKED
+    )
+    sums = [v.aval for v in packed.outvars[1:]]
+    assert [str(a) for a in sums] == (["f32[6,192]"] if dtype == "bfloat16" else [])
+    same(bf.jit(f)(*on(cuda, x, w, b)), f(*on(backend.host_device(), x, w, b)), 2e-2)
+
+
 ASIDE = {
     "something between them": (lambda y: [y.reshape(2, 40, 3, 4, 16)[:, :, i] for i in (0, 1, 1)], 192),
     "more in the array": (lambda y: [y.reshape(2, 40, 4, 4, 16)[:, :, i] for i in range(3)], 256),

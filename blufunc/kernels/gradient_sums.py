@@ -1,0 +1,93 @@
+"""Before stage 5, for devices with kernels for it: kernels of attention's derivative make sums over tokens, too.
+
+Kernels, behind ``packed_gradients``. In: a program with gradients of queries, keys and values in one array. Out: the
+same, in which the gradient of a bias that was added to that array, its sum over all tokens, is made of sums over
+sixteen tokens each, which the kernels have in registers when they store the gradients. Nothing reads all of the array
+for them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from blufunc.core import dtypes
+from blufunc.core.avals import ShapedArray
+from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Var, eval_jaxpr
+from blufunc.core.ops import elementwise as ew
+from blufunc.core.ops.shape import pad
+from blufunc.core.override import is_replaced
+from blufunc.core.passes import Origins, put_in_place, rewrite
+from blufunc.core.stage import stage
+from blufunc.core.structure import reduce_sum, reduce_sum_p, reshape, reshape_p
+from blufunc.kernels.cuda_attention import ROWS_OF_SUM
+from blufunc.kernels.packed_gradients import packed_p
+
+
+def with_gradient_sums(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
+    """The program with sums over tokens that the kernels begin.
+
+    Args:
+      jaxpr: behind ``with_packed_gradients``.
+      origins: for equations, the call that computes them again; kept up for those that take their place.
+    """
+    packed = [e for e in jaxpr.eqns if e.prim is packed_p and e.outvars[0].aval.dtype.itemsize == 2]
+    if not packed or is_replaced(reduce_sum_p, "impl"):
+        return jaxpr
+    readers: dict[Atom, list[Eqn]] = {}
+    for eqn in jaxpr.eqns:
+        for a in eqn.invars:
+            readers.setdefault(a, []).append(eqn)
+    sums = {e: found for e in packed if (found := _sums_over_tokens(e, readers))}
+    begun = {total: e for e, totals in sums.items() for total in totals}
+    rows: dict[Eqn, Var] = {}
+
+    def step(eqn: Eqn, invars: list[Atom], alias: Callable) -> list[Eqn]:
+        if eqn in sums:
+            made = _summed(eqn.with_invars(invars))
+            rows[eqn] = made.outvars[1]
+            return [made]
+        if eqn not in begun:
+            return [eqn.with_invars(invars)]
+        shape = eqn.outvars[0].aval.shape
+        body = stage(lambda x: [reshape(reduce_sum(x, (0,)), shape)], [rows[begun[eqn]].aval], "sum")
+        return put_in_place(eqn, body, [rows[begun[eqn]]], alias)
+
+    return rewrite(jaxpr, step, origins) if sums else jaxpr
+
+
+def _sums_over_tokens(packed: Eqn, readers: dict[Atom, list[Eqn]]) -> set[Eqn]:
+    """The equations that sum up a gradient over all tokens, and nothing else."""
+    total, (batch, tokens) = packed.outvars[0], packed.invars[0].aval.shape[:2]
+    found, seen = set(), [total]
+    for v in seen:
+        for eqn in readers.get(v, ()):
+            if eqn.prim is reshape_p or _widens(eqn):
+                seen.append(eqn.outvars[0])
+            elif eqn.prim is reduce_sum_p and v.aval.dtype == dtypes.float32:
+                axes = eqn.params["axes"]
+                if axes == tuple(range(len(axes))) and math.prod(v.aval.shape[: len(axes)]) == batch * tokens:
+                    found.add(eqn)
+    return found
+
+
+def _widens(eqn: Eqn) -> bool:
+    return eqn.prim is ew.convert_p and eqn.outvars[0].aval.dtype == dtypes.float32
+
+
+def _summed(eqn: Eqn) -> Eqn:
+    """The equation with a second result, sums of ``ROWS_OF_SUM`` tokens each: (groups of all batch entries, row)."""
+    definition: Jaxpr = eqn.params["jaxpr"]
+    batch, tokens = eqn.invars[0].aval.shape[:2]
+    row, groups = eqn.outvars[0].aval.size // (batch * tokens), -(-tokens // ROWS_OF_SUM)
+
+    def both(*args: Any) -> list[Any]:
+        (total,) = eval_jaxpr(definition, args)
+        x = ew.convert(reshape(total, (batch, tokens, row)), dtypes.float32)
+        x = pad(x, 0.0, ((0, 0, 0), (0, groups * ROWS_OF_SUM - tokens, 0), (0, 0, 0)))
+        return [total, reduce_sum(reshape(x, (batch * groups, ROWS_OF_SUM, row)), (1,))]
+
+    body = stage(both, [a.aval for a in eqn.invars], eqn.prim.name)
+    sums = Var(ShapedArray((batch * groups, row), dtypes.float32))
+    return Eqn(packed_p, eqn.invars, [eqn.outvars[0], sums], {**eqn.params, "jaxpr": body}, eqn.source)
