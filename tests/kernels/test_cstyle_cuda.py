@@ -113,7 +113,7 @@ BY_HAND = {
     "kept in shared memory": (lambda: _kept(28000, F32), (1024, 1, 1), 112000),
     "too much to keep on the chip": (lambda: _kept(70000, F32), (1024, 1, 1), 0),
     "kept, f64": (lambda: _kept(1100, F64), (288, 1, 1), 0),
-    "a block for each row": (lambda: _sums_of_rows(8192, 5), (512, 1, 1), 0),
+    "a block for each row": (lambda: _sums_of_rows(8192, 5), (512, 1, 1), 131072),
     "a warp for each row": (lambda: _sums_of_rows(260, 11), (32, 1, 8), 7280),
 }
 
