@@ -122,7 +122,7 @@ def planned(o: argparse.Namespace) -> Schedule:
 
 
 def cases(made: Schedule) -> Iterator[Case]:
-    """The distinct kernels of a schedule."""
+    """The distinct kernels of a schedule; of those that differ in a constant alone, one."""
     calls: Counter[Any] = Counter()
     found: dict[Any, Case] = {}
     for step, cost in zip(made.steps, cost_of(made).steps, strict=True):
@@ -130,13 +130,14 @@ def cases(made: Schedule) -> Iterator[Case]:
             continue
         some = cuda_modules.wanted_by(made, step)
         for w in some:
-            calls[w.key] += 1
             buffers = [b for k in w.kernels for b in k.buffers]
+            key = w.kernels[0].name, w.kernels[0].grid[0].extent, [(b.dtype, b.size) for b in buffers]
+            calls[str(key)] += 1
             places = [v if (place := made.place(v)) is None else place for v in w.values]
             share = sum(b.size * b.dtype.itemsize for b in buffers)
             every = sum(b.size * b.dtype.itemsize for x in some for k in x.kernels for b in k.buffers)
             reads, writes = cost.reads * share / every, cost.writes * share / every
-            found.setdefault(w.key, Case(w, 0, reads, writes, buffers, places))
+            found.setdefault(str(key), Case(w, 0, reads, writes, buffers, places))
     for key, case in found.items():
         yield case._replace(calls=calls[key])
 
@@ -182,7 +183,7 @@ def _filled(b: Buffer) -> Any:
     """Memory of a buffer: random numbers where it has floats, else zeros."""
     import cupy
 
-    if b.dtype.kind == "f" and b.dtype.itemsize in (2, 4) or b.dtype.name == "bfloat16":
+    if (b.dtype.kind == "f" and b.dtype.itemsize in (2, 4)) or b.dtype.name == "bfloat16":
         x = cupy.random.standard_normal(b.size, dtype=np.float32)
         if b.dtype.name == "bfloat16":
             return (x.view(np.uint32) >> 16).astype(np.uint16)

@@ -15,7 +15,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from blufunc.kernels.cuda_limits import STATIC_BYTES
-from blufunc.kernels.cuda_schedule import KEPT_REGISTERS, Schedule, is_unrolled, loops_of, steps_of
+from blufunc.kernels.cuda_schedule import (
+    KEPT_REGISTERS,
+    OTHER_REGISTERS,
+    REGISTER_FILE,
+    Schedule,
+    is_unrolled,
+    loops_of,
+    steps_of,
+)
 from blufunc.kernels.cuda_vectors import Vectors, is_contiguous, loads_replaced
 from blufunc.kernels.indices import Index, Range, of
 from blufunc.kernels.loopir import (
@@ -126,7 +134,8 @@ def _words(cut: Vectors, made: Schedule) -> int:
 
 def _left_registers(kernel: Kernel, made: Schedule, cuts: Mapping[Range, Vectors]) -> int:
     keeps = {s.keep for s in kernel.statements() if isinstance(s, (Set, Accumulate))}
-    return KEPT_REGISTERS - sum(_words(cuts[k.lanes], made) for k in keeps)
+    share = REGISTER_FILE // (made.resident * made.block) - OTHER_REGISTERS
+    return min(KEPT_REGISTERS, share) - sum(_words(cuts[k.lanes], made) for k in keeps)
 
 
 def _kept_before(rows: Rows, lanes: Range, most: int) -> tuple[list[Lanes], Rows]:

@@ -46,9 +46,9 @@ _WARP_REGISTERS = 64
 
 _BLOCK_REGISTERS = 80
 """Up to how many of them a thread keeps where a block does row after row: beyond, a thread has one vector of a row."""
-_REGISTER_FILE = 1 << 16
+REGISTER_FILE = 1 << 16
 """Registers of a multiprocessor."""
-_OTHER_REGISTERS = 72
+OTHER_REGISTERS = 72
 """About how many registers a thread has beside those that keep something."""
 
 _ADDING_BLOCKS = 3
@@ -172,8 +172,8 @@ def _blocks_at_once(points: int, made: Schedule, keeps: Sequence[Keep], cuts: di
     blocks = -(-points // SM_COUNT)
     if made.threads == _WARP:
         return blocks if blocks == 1 else 0
-    each = _registers(keeps, made, cuts) + _OTHER_REGISTERS
-    return blocks if blocks * made.block * each <= _REGISTER_FILE else 0
+    each = _registers(keeps, made, cuts) + OTHER_REGISTERS
+    return blocks if blocks * made.block * each <= REGISTER_FILE else 0
 
 
 def _sharing(groups: int, rows: int, threads: int) -> int:

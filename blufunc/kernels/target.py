@@ -21,8 +21,8 @@ class Target:
 
     Attributes:
       chunks: from the rows and the lanes of a reduction over rows to the number of chunks that rows are cut in.
-      crowding: from the lanes of a row, and how many values are kept of each, to how many times as many chunks there are
-        to be; None: one time.
+      crowding: from the lanes of a row, and how many values are kept of each, to how many times as many chunks there
+        are to be; None: one time.
       total_chunks: from the elements of a reduction over everything to the number of chunks.
       tile_chunks: the same where no number of a whole row is needed, from the rows and the number of tiles that each is
         cut in; None: as ``chunks``.
