@@ -28,6 +28,7 @@ CUDA = Target(
     total_chunks=lambda size: _even_chunks(size, 8 * SM_COUNT, 1 << 13),
     tile_chunks=lambda rows, tiles: -(-rows // _rows_of_chunk(rows, tiles)),
     crowding=lambda lanes, kept: _CROWDED // _resident(lanes) if _is_crowded(lanes, kept) else 1,
+    summed_lanes=1 << 14,
     interleaved=True,
     finish_bytes=96 << 10,
     keep_bytes=1 << 17,
