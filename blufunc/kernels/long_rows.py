@@ -42,10 +42,14 @@ def with_columns_apart(jaxpr: Jaxpr, origins: Origins, lanes: int) -> Jaxpr:
 
 def _reduces_columns(eqn: Eqn, lanes: int) -> bool:
     """Whether an equation reduces rows of more than so many lanes, each lane for itself."""
-    if eqn.prim not in REDUCES:
-        return False
-    found = role_of(eqn, Frame(eqn.invars[0].aval.size))
-    return found is not None and found[0] == "column" and (found[1].lanes or 0) > lanes
+    role, most = _reduction_of(eqn)
+    return role == "column" and most > lanes
+
+
+def _reduction_of(eqn: Eqn) -> tuple[str, int]:
+    """The role of a reduction's result, and how many lanes its rows have; no role where it is none."""
+    found = role_of(eqn, Frame(eqn.invars[0].aval.size)) if eqn.prim in REDUCES else None
+    return ("", 0) if found is None else (found[0], found[1].lanes or 0)
 
 
 class _Program:
@@ -64,11 +68,11 @@ class _Program:
 
     def chain_of(self, reduction: Eqn) -> list[Eqn]:
         """The equations, in order, that compute what reductions take up of one array that others read too. None where
-        no other reduction takes it up, or where they are dear or read several arrays.
+        lanes of rows do not meet in it, or where they are dear or read several arrays.
         """
         operand = reduction.invars[0]
-        readers = self.readers.get(operand, [])
-        if len(readers) < 2 or any(r.prim not in REDUCES for r in readers):
+        roles = [_reduction_of(r)[0] for r in self.readers.get(operand, [])]
+        if "row" not in roles or "" in roles:
             return []
         chain: set[Eqn] = set()
         sources = {operand}
