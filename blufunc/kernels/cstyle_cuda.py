@@ -15,6 +15,7 @@ from blufunc.kernels.cuda_column_scans import ColumnStyle, scans_columns
 from blufunc.kernels.cuda_group_style import GroupStyle
 from blufunc.kernels.cuda_limits import HOPPER, SM_COUNT, Limits
 from blufunc.kernels.cuda_row_passes import ONLINE
+from blufunc.kernels.cuda_schedule import KEPT_REGISTERS, WARP_LANES
 from blufunc.kernels.cuda_style import DYNAMIC, CudaKernel, CudaStyle
 from blufunc.kernels.cuda_tile_style import TileStyle, turned_loads
 from blufunc.kernels.loopir import Kernel
@@ -26,6 +27,8 @@ CUDA = Target(
     chunks=lambda rows, lanes: min(rows, SM_COUNT * _resident(lanes)),
     total_chunks=lambda size: _even_chunks(size, 8 * SM_COUNT, 1 << 13),
     tile_chunks=lambda rows, tiles: -(-rows // _rows_of_chunk(rows, tiles)),
+    crowding=lambda lanes, kept: _CROWDED // _resident(lanes) if _is_crowded(lanes, kept) else 1,
+    summed_lanes=1 << 14,
     interleaved=True,
     finish_bytes=96 << 10,
     keep_bytes=1 << 17,
@@ -73,6 +76,14 @@ def _resident(lanes: int) -> int:
     """About how many blocks that reduce rows of so many lanes, and columns too, a multiprocessor holds at a time."""
     return next((blocks for most, blocks in _RESIDENT if lanes <= most), 1)
 
+
+def _is_crowded(lanes: int, kept: int) -> bool:
+    """Whether a warp could do a row of so many lanes, if it had registers for what is kept of each: a block does it."""
+    return lanes <= WARP_LANES and -(-lanes // 32) * kept > KEPT_REGISTERS
+
+
+_CROWDED = 4
+"""How many of these blocks a multiprocessor is to have."""
 
 _RESIDENT = ((64, 8), (512, 2), (1024, 1), (2048, 3), (8192, 2))
 

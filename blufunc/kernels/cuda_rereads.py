@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from blufunc.kernels.cuda_clusters import Shape, cluster_shape
 from blufunc.kernels.cuda_limits import STATIC_BYTES, Limits
 from blufunc.kernels.cuda_row_passes import OneLane
+from blufunc.kernels.cuda_row_results import with_results_kept
 from blufunc.kernels.cuda_schedule import Schedule
 from blufunc.kernels.cuda_vectors import Vectors, is_contiguous, loads_replaced
 from blufunc.kernels.indices import Index, Range, of, ranges_of
@@ -111,23 +112,30 @@ def with_rereads(kernel: Kernel, cuts: Mapping[Range, Vectors], limits: Limits) 
     if not again:
         return kernel, Rereads(held=_held(kernel))
     copy = _copied(kernel, again, cuts, limits)
+    if copy is not None:
+        kernel = _with_copy(kernel, copy)
+        again = _read_again(kernel)
     last = {b: Buffer(b.name, b.dtype, b.size) for b, _ in again}
     body = []
     for n, s in enumerate(kernel.body):
-        found = {}
-        for access, loops in again.items():
-            buffer, index = access
-            if copy is not None and access == (copy.source, copy.index):
-                if n >= copy.first:
-                    found[access] = load(copy.row, copy.place)
-            elif n == loops[-1]:
-                found[access] = load(last[buffer], index)
+        found = {a: load(last[a[0]], a[1]) for a, loops in again.items() if n == loops[-1]}
         body.append(loads_replaced(s, found) if isinstance(s, Lanes) and found else s)
-    read_again = any(copy is None or access != (copy.source, copy.index) for access in again)
     read_later = {v.attr[0] for v in post_order(replace(kernel, body=()).roots()) if v.op == "load"}
     large = {b for b in kernel.buffers if b.written and b.size * b.dtype.itemsize > _CACHE_BYTES}
-    streamed = large if read_again else set()
+    streamed = large if again else set()
     return replace(kernel, body=tuple(body)), Rereads(copy, last, frozenset(streamed - read_later))
+
+
+def _with_copy(kernel: Kernel, copy: RowCopy) -> Kernel:
+    """The kernel in which loops read the copy, and what earlier ones put in its place."""
+    access = copy.source, copy.index
+    of_row = lambda v: v.op == "load" and _is_of_row(v, copy.cut.range)
+    body = with_results_kept(kernel.body, copy.cut.range, copy.row, copy.place, of_row)
+    found = {access: load(copy.row, copy.place)}
+    read_copy = lambda n, s: n >= copy.first and isinstance(s, Lanes)
+    return replace(
+        kernel, body=tuple(loads_replaced(s, found) if read_copy(n, s) else s for n, s in enumerate(body))
+    )
 
 
 def _held(kernel: Kernel) -> frozenset[Buffer]:

@@ -9,11 +9,10 @@ fulfils, only that lane need be read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-
-import numpy as np
 
 from blufunc.core import dtypes
 from blufunc.core.ops import elementwise as ew
@@ -34,6 +33,7 @@ from blufunc.kernels.loopir import (
     post_order,
     values_of,
 )
+from blufunc.kernels.scalars import is_small_float
 
 ONLINE = """
 // takes up some values in their maximum, and in the sum of their exponentials under it. NARROW: they were of 16 bits;
@@ -95,10 +95,10 @@ def with_online_sums(kernel: Kernel, aliased: Collection[str] = ()) -> Kernel:
         ]:
             found = _sum_under(body[at + 1 :], first.range, top)
             if found is not None:
-                second, mass = found
+                second, mass, value = found
                 if _reads_for_all(second, mass, aliased):
                     continue
-                online = OnlineSum(top.total, top.value, None, mass.total)
+                online = OnlineSum(top.total, value, None, mass.total)
                 body[at] = first = replace(first, body=_swapped(first.body, top, online))
                 body[body.index(second)] = replace(
                     second, body=tuple(s for s in second.body if s is not mass)
@@ -181,37 +181,45 @@ def _swapped(body: Sequence[Any], old: Any, new: Any) -> tuple[Any, ...]:
 
 def _loads_only(v: Value) -> bool:
     """Whether a value can be had before other loops have run."""
-    return (
-        dtypes.is_floating(v.dtype) and v.dtype.itemsize >= 4 and all(x.op != "read" for x in post_order([v]))
-    )
+    return dtypes.is_floating(v.dtype) and all(x.op != "read" for x in post_order([v]))
 
 
-def _sum_under(later: Sequence[Any], k: Range, top: Reduce) -> tuple[Lanes, Reduce] | None:
-    """The loop and the reduction that sums ``exp(x - top)``."""
+def _sum_under(later: Sequence[Any], k: Range, top: Reduce) -> tuple[Lanes, Reduce, Value] | None:
+    """The loop and the reduction that sums ``exp(x - top)``, and ``x`` there: of narrow numbers, as float32."""
     for loop in later:
         if not isinstance(loop, Lanes) or loop.range is not k:
             continue
         for s in loop.body:
-            if type(s) is not Reduce or s.total.op != "sum" or not _is_exp_under(s.value, top):
+            x = _under(s.value, top) if type(s) is Reduce and s.total.op == "sum" else None
+            if x is None or x.dtype.itemsize < 4:
                 continue
-            alike = s.value.dtype == s.total.dtype == top.total.dtype
-            if alike and not _needed_elsewhere(s.value, loop, s):
-                return loop, s
+            if s.value.dtype == s.total.dtype == x.dtype and not _needed_elsewhere(s.value, loop, s):
+                return loop, s, x
     return None
 
 
-def _is_exp_under(v: Value, top: Reduce) -> bool:
+def _under(v: Value, top: Reduce) -> Value | None:
+    """What a value is the exponential of, less the maximum, if it is one."""
     if v.op != "apply" or v.attr[0] is not ew.exp_p or v.args[0].op != "apply":
-        return False
+        return None
     under = v.args[0]
-    return under.attr[0] is ew.sub_p and under.args[0] is top.value and _is_top(under.args[1], top.total)
+    if under.attr[0] is not ew.sub_p:
+        return None
+    x, most = under.args
+    if is_small_float(top.value.dtype) and x.op == most.op == "apply" and x.attr == most.attr:
+        if x.attr[0] is not ew.convert_p or x.args[0] is not top.value:
+            return None
+        most = most.args[0]
+    elif x is not top.value:
+        return None
+    return x if _is_top(most, top.total) else None
 
 
 def _is_top(v: Value, top: Total) -> bool:
     """Whether a value is the total; what is no less than minus infinity is what it was."""
     if v.op == "apply" and v.attr[0] is ew.max_p:
         reads = [a for a in v.args if a.op == "read"]
-        bounds = [a for a in v.args if a.op == "const" and np.isneginf(a.attr)]
+        bounds = [a for a in v.args if a.op == "const" and float(a.attr) == -math.inf]
         return len(reads) == len(bounds) == 1 and _is_top(reads[0], top)
     return v.op == "read" and v.attr is top
 

@@ -15,7 +15,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from blufunc.kernels.cuda_limits import STATIC_BYTES
-from blufunc.kernels.cuda_schedule import KEPT_REGISTERS, Schedule, is_unrolled, steps_of
+from blufunc.kernels.cuda_schedule import (
+    KEPT_REGISTERS,
+    OTHER_REGISTERS,
+    REGISTER_FILE,
+    Schedule,
+    is_unrolled,
+    loops_of,
+    steps_of,
+)
 from blufunc.kernels.cuda_vectors import Vectors, is_contiguous, loads_replaced
 from blufunc.kernels.indices import Index, Range, of
 from blufunc.kernels.loopir import (
@@ -24,6 +32,7 @@ from blufunc.kernels.loopir import (
     Keep,
     Kernel,
     Lanes,
+    Reduce,
     Rows,
     Scan,
     Set,
@@ -68,10 +77,12 @@ def with_rows_ahead(
       shared_bytes: what a block may have of shared memory.
     """
     at = next((n for n, s in enumerate(kernel.body) if isinstance(s, Rows)), None)
-    if at is None or made.resident != 1 or made.in_shared:
+    if at is None or not made.resident or made.in_shared:
         return kernel, None
     rows = kernel.body[at]
     first = rows.body[0]
+    if not any(isinstance(t, (Reduce, Scan)) for s in loops_of(rows.body) for t in s.body):
+        return kernel, None  # nobody waits: a loop that only adds up reads ahead by itself
     if not isinstance(first, Lanes) or not is_unrolled(cuts[first.range], made.threads):
         return kernel, None
     if any(isinstance(s, Scan) for s in first.body):  # its loop is of another kind
@@ -81,7 +92,8 @@ def with_rows_ahead(
     each = lanes.extent * sum(b.dtype.itemsize for b in found) * made.sharing
     grown = [max(4, s.keep.dtype.itemsize) for s in kernel.statements() if isinstance(s, Accumulate)]
     combined = lanes.extent * max(grown, default=0) * (made.sharing - 1)  # what groups have accumulated
-    depth = min(_MOST_AHEAD, (shared_bytes - STATIC_BYTES - combined) // max(1, each))
+    room = shared_bytes // made.resident - STATIC_BYTES - combined
+    depth = min(_MOST_AHEAD, room // max(1, each))
     if not found or depth < _LEAST_AHEAD or rows.range.extent < _LEAST_AHEAD * made.sharing:
         return kernel, None
     turn = Range("turn", depth)
@@ -122,7 +134,8 @@ def _words(cut: Vectors, made: Schedule) -> int:
 
 def _left_registers(kernel: Kernel, made: Schedule, cuts: Mapping[Range, Vectors]) -> int:
     keeps = {s.keep for s in kernel.statements() if isinstance(s, (Set, Accumulate))}
-    return KEPT_REGISTERS - sum(_words(cuts[k.lanes], made) for k in keeps)
+    share = REGISTER_FILE // (made.resident * made.block) - OTHER_REGISTERS
+    return min(KEPT_REGISTERS, share) - sum(_words(cuts[k.lanes], made) for k in keeps)
 
 
 def _kept_before(rows: Rows, lanes: Range, most: int) -> tuple[list[Lanes], Rows]:

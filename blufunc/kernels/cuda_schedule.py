@@ -44,6 +44,13 @@ KEPT_REGISTERS = 160
 _WARP_REGISTERS = 64
 """Up to how many of them a warp does a row that is a point: beyond, there would be too few warps to hide waiting."""
 
+_BLOCK_REGISTERS = 80
+"""Up to how many of them a thread keeps where a block does row after row: beyond, a thread has one vector of a row."""
+REGISTER_FILE = 1 << 16
+"""Registers of a multiprocessor."""
+OTHER_REGISTERS = 72
+"""About how many registers a thread has beside those that keep something."""
+
 _ADDING_BLOCKS = 3
 """Blocks of a multiprocessor that do nothing but add up rows: each reads some ahead."""
 
@@ -108,8 +115,8 @@ def schedule(kernel: Kernel, cuts: dict[Range, Vectors], shared_bytes: int = SHA
     reduces = any(isinstance(t, (Reduce, Scan)) for s in loops for t in s.body)
     if rows and _rows_apart(kernel.body):
         made = _of_rows(most, max(r.range.extent for r in rows), reduces, keeps, cuts)
-        if reduces and made.threads == _WARP and kernel.points <= SM_COUNT:
-            made = replace(made, resident=1)  # each block has a multiprocessor to itself
+        if reduces:
+            made = replace(made, resident=_blocks_at_once(kernel.points, made, keeps, cuts))
         if all(isinstance(t, Accumulate) for s in loops_of(rows) for t in s.body):
             made = replace(made, resident=_ADDING_BLOCKS)
     elif rows:
@@ -153,7 +160,20 @@ def _of_rows(
         # what exchanges values is a whole warp: groups of less would have to come to an end together
         return Schedule(_WARP, sharing=_sharing(_BLOCK // _WARP, rows, _WARP))
     each = _ROWS_VECTORS if vectors >= _ROWS_VECTORS * _BLOCK else _THREAD_VECTORS
-    return Schedule(_block_threads(most, each=each))
+    made = Schedule(_block_threads(most, each=each))
+    crowded = _registers(keeps, made, cuts) > _BLOCK_REGISTERS
+    return Schedule(_block_threads(most, each=1)) if crowded else made
+
+
+def _blocks_at_once(points: int, made: Schedule, keeps: Sequence[Keep], cuts: dict[Range, Vectors]) -> int:
+    """How many blocks that do row after row a multiprocessor is to hold: all that there are for it; 0 where they have
+    no room, or where warps of a block do rows each and are so many that they hide each other's waiting.
+    """
+    blocks = -(-points // SM_COUNT)
+    if made.threads == _WARP:
+        return blocks if blocks == 1 else 0
+    each = _registers(keeps, made, cuts) + OTHER_REGISTERS
+    return blocks if blocks * made.block * each <= REGISTER_FILE else 0
 
 
 def _sharing(groups: int, rows: int, threads: int) -> int:

@@ -235,6 +235,13 @@ class _Again:
         return type(s)(s.keep, self(s.value))
 
 
+class ValuesReplaced(_Again):
+    """Puts values in the place of others."""
+
+    def instead(self, v: Value) -> Value | None:
+        return self.found.get(v)
+
+
 class _Loads(_Again):
     """Puts values in the place of loads."""
 

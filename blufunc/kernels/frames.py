@@ -73,6 +73,11 @@ class Frame:
         return self.size // self.lanes if self.lanes else self.size
 
 
+def sums_of_long_rows(frame: Frame, most: int) -> bool:
+    """Whether rows of more than ``most`` lanes, which meet, are also reduced over rows."""
+    return frame.order == "whole" and frame.outer is not None and (frame.lanes or 0) > most
+
+
 def reduction_pattern(shape: Sequence[int], axes: Sequence[int]) -> list[tuple[int, bool]]:
     """The shape of a reduction with neighbours of one sort merged: sizes, and whether they are summed."""
     pattern: list[tuple[int, bool]] = []

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,6 +47,7 @@ from blufunc.kernels.frames import (
     reduction_pattern,
     role_of,
     scans,
+    sums_of_long_rows,
 )
 from blufunc.kernels.indices import ZERO, Computed, Index, flat, of
 from blufunc.kernels.indices import constant as fixed
@@ -168,7 +170,10 @@ def _describe(i: int, step: Step) -> str:
 
 
 def fuse(
-    jaxpr: Jaxpr, origins: Mapping[Eqn, int] | None = None, sorts: dict[Eqn, str] | None = None
+    jaxpr: Jaxpr,
+    origins: Mapping[Eqn, int] | None = None,
+    sorts: dict[Eqn, str] | None = None,
+    summed_lanes: int = sys.maxsize,
 ) -> Fusion:
     """Group the equations of a simplified jaxpr.
 
@@ -176,8 +181,9 @@ def fuse(
       jaxpr: the program, its calls in place.
       origins: for equations, the call that computes them again: they stay apart from what did so first.
       sorts: of what sort equations are, as far as that is known; the others are added.
+      summed_lanes: up to how many lanes rows are also reduced over rows where their lanes meet.
     """
-    return _Fuser(jaxpr, origins or {}, {} if sorts is None else sorts).run()
+    return _Fuser(jaxpr, origins or {}, {} if sorts is None else sorts, summed_lanes).run()
 
 
 # -- what an equation is -----------------------------------------------------------------------------
@@ -250,8 +256,8 @@ def _positions_apart(eqn: Eqn) -> bool:
 
 
 class _Fuser:
-    def __init__(self, jaxpr: Jaxpr, origins: Mapping[Eqn, int], sorts: dict[Eqn, str]):
-        self.jaxpr = jaxpr
+    def __init__(self, jaxpr: Jaxpr, origins: Mapping[Eqn, int], sorts: dict[Eqn, str], summed_lanes: int):
+        self.jaxpr, self.summed_lanes = jaxpr, summed_lanes
         self.origins = origins
         self.sorts = sorts
         self.position = {id(e): i for i, e in enumerate(jaxpr.eqns)}
@@ -381,6 +387,8 @@ class _Fuser:
                 why = "their points differ"
             elif _is_second_long_scan(eqn, fitted[1], region):
                 why = "two scans of a long row, of which one may have to be kept for the other"
+            elif sums_of_long_rows(fitted[1], self.summed_lanes):
+                why = "a long row leaves no room for what is reduced over rows"
             elif not self.meets(eqn, fitted, region):
                 why = "it reads other elements than its own, or the end of a reduction"
         if why is not None:
@@ -506,6 +514,7 @@ class _Fuser:
             if (
                 fitted is None
                 or _is_second_long_scan(e, fitted[1], trial)
+                or sums_of_long_rows(fitted[1], self.summed_lanes)
                 or not self.meets(e, fitted, trial)
             ):
                 return False

@@ -6,7 +6,7 @@ rows is cut in chunks that find too much to be added up at the kernel's end.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from blufunc.core import dtypes
 from blufunc.core.jaxpr import Eqn, Var
@@ -25,6 +25,7 @@ from blufunc.kernels.loopir import (
     Reduce,
     Rows,
     Scan,
+    Set,
     Store,
     Total,
     apply,
@@ -57,20 +58,16 @@ def in_rows(low: Lowering) -> list[Launch]:
         return [low.launch([r], row_body(low, of(r), k))]
     outer = frame.outer or 1
     rows = frame.rows // outer
-    chunks, width, interleaved = _cut_rows(low, rows, outer, len(column_outs))
-    tiles, per = frame.lanes // width, -(-rows // chunks)
-    a, g, j = Range("a", outer), Range("g", chunks), Range("j", per)
-    t, k = Range("t", tiles), Range("k", width)
-    column = of(t) * width + of(k)
-    row_in_outer = of(j) * chunks + of(g) if interleaved else of(g) * per + of(j)
-    row = of(a) * rows + row_in_outer
-    body = row_body(low, row, k, column)
-    keeps = {
-        v: Keep(f"{low.names.of(v, low.maker(v))}_sum", dtype, k, op)
-        for v, (op, dtype, _) in low.columns.items()
-    }
-    inner = with_columns(low, body, keeps, k)
-    whole: list[Any] = [Rows(j, tuple(inner), row_in_outer, rows)]
+    cut = _cut_rows(low, rows, outer, len(column_outs))
+    made = _in_chunks(low, rows, outer, cut)
+    if frame.order is not None and low.target.crowding is not None:
+        times = low.target.crowding(frame.lanes, _values_kept(made))
+        if times > 1:
+            cut = cut._replace(chunks=min(rows, cut.chunks * times))
+            made = _in_chunks(low, rows, outer, cut)
+    chunks, width = cut.chunks, cut.width
+    a, g, t, k, column, keeps = made.outer, made.chunk, made.tile, made.lane, made.column, made.keeps
+    whole: list[Any] = [made.rows]
     grid = [x for x in (a, g, t) if x.extent > 1] or [g]
     results = tuple(
         Store(low.outputs[v], of(a) * frame.lanes + column, converted(read(keep), low.outputs[v].dtype))
@@ -98,8 +95,67 @@ def in_rows(low: Lowering) -> list[Launch]:
     return [first, finish_columns(low, finished, scratch, outer, chunks, frame.lanes)]
 
 
-def _cut_rows(low: Lowering, rows: int, outer: int, columns: int) -> tuple[int, int, bool]:
-    """In how many chunks rows are cut, how wide their tiles are, and whether a chunk takes rows in turns with others.
+class _Cut(NamedTuple):
+    """How rows are cut.
+
+    Attributes:
+      chunks: in how many.
+      width: of their tiles of columns.
+      interleaved: whether a chunk takes rows in turns with others.
+    """
+
+    chunks: int
+    width: int
+    interleaved: bool
+
+
+class _Chunks(NamedTuple):
+    """The rows of a chunk, put in loops.
+
+    Attributes:
+      rows: what is done with each.
+      outer, chunk, tile: which of them this is.
+      lane: in the tile.
+      column: of a lane.
+      keeps: what grows from row to row.
+    """
+
+    rows: Rows
+    outer: Range
+    chunk: Range
+    tile: Range
+    lane: Range
+    column: Index
+    keeps: dict[Var, Keep]
+
+
+def _in_chunks(low: Lowering, rows: int, outer: int, cut: _Cut) -> _Chunks:
+    """The loops over the rows of a chunk, and over their lanes."""
+    lanes = low.region.frame.lanes
+    assert lanes
+    per = -(-rows // cut.chunks)
+    a, g, j = Range("a", outer), Range("g", cut.chunks), Range("j", per)
+    t, k = Range("t", lanes // cut.width), Range("k", cut.width)
+    column = of(t) * cut.width + of(k)
+    row_in_outer = of(j) * cut.chunks + of(g) if cut.interleaved else of(g) * per + of(j)
+    body = row_body(low, of(a) * rows + row_in_outer, k, column)
+    keeps = {
+        v: Keep(f"{low.names.of(v, low.maker(v))}_sum", dtype, k, op)
+        for v, (op, dtype, _) in low.columns.items()
+    }
+    inner = with_columns(low, body, keeps, k)
+    return _Chunks(Rows(j, tuple(inner), row_in_outer, rows), a, g, t, k, column, keeps)
+
+
+def _values_kept(made: _Chunks) -> int:
+    """How many values of each lane are kept from row to row, and from loop to loop of a row."""
+    sets = [s.value for loop in made.rows.body for s in getattr(loop, "body", ()) if isinstance(s, Set)]
+    own = [v for v in sets if v.op != "load" or v.ranges() != {made.lane}]  # others are read again
+    return len(own) + len(made.keeps)
+
+
+def _cut_rows(low: Lowering, rows: int, outer: int, columns: int) -> _Cut:
+    """In what rows are cut.
 
     Args:
       rows: of each of ``outer``.
@@ -117,7 +173,7 @@ def _cut_rows(low: Lowering, rows: int, outer: int, columns: int) -> tuple[int, 
             chunks = target.tile_chunks(rows, outer * (frame.lanes // width))
     chunks = max(1, min(rows, chunks))
     per = -(-rows // chunks)
-    return (chunks if interleaved else -(-rows // per)), width, interleaved
+    return _Cut(chunks if interleaved else -(-rows // per), width, interleaved)
 
 
 def with_columns(low: Lowering, body: list[Any], keeps: dict[Var, Keep], k: Range) -> list[Any]:

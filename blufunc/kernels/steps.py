@@ -28,6 +28,7 @@ from blufunc.kernels.gradient_sums import with_gradient_sums
 from blufunc.kernels.horizontal import groups, structure
 from blufunc.kernels.indices import Index
 from blufunc.kernels.launches import Launch, Scratch
+from blufunc.kernels.long_rows import with_columns_apart
 from blufunc.kernels.loopir import Buffer, Kernel, Lanes, Reduce, Rows, Store, post_order, values_of
 from blufunc.kernels.packed_gradients import with_packed_gradients
 from blufunc.kernels.plan import plan
@@ -225,7 +226,8 @@ class Planning:
         else:
             jaxpr, origins = inline_bodies(jaxpr, keep)
         jaxpr = rewrite(with_point_control(jaxpr, origins), origins, target.batch_first)
-        self.jaxpr = with_epilogues(jaxpr, origins) if target.epilogues else jaxpr
+        jaxpr = with_epilogues(jaxpr, origins) if target.epilogues else jaxpr
+        self.jaxpr = with_columns_apart(jaxpr, origins, target.summed_lanes)
         self.origins, self.target = origins, target
         self._donated, self._planned = donated, planned
         self._sorts: dict[Eqn, str] = {}  # variants have mostly the same equations
@@ -279,7 +281,7 @@ class _Scheduler:
     ):
         self.jaxpr, self.donated, self.target, self.planned = jaxpr, donated, target, planned
         self.apart: Origins = apart  # of equations of a variant: those of one origin alone are grouped
-        self.fusion = fuse(jaxpr, origins, sorts)
+        self.fusion = fuse(jaxpr, origins, sorts, target.summed_lanes)
         self.lowered = Lowered(self.fusion, target)
         self.values: list[Var | Scratch] = []
         self.ids: dict[Any, int] = {}

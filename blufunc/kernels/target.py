@@ -6,6 +6,7 @@ and what is kept.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,6 +22,10 @@ class Target:
 
     Attributes:
       chunks: from the rows and the lanes of a reduction over rows to the number of chunks that rows are cut in.
+      crowding: from the lanes of a row, and how many values are kept of each, to how many times as many chunks there
+        are to be; None: one time.
+      summed_lanes: up to how many lanes rows are also reduced over rows where their lanes meet, as what is found so far
+        lies beside the row.
       total_chunks: from the elements of a reduction over everything to the number of chunks.
       tile_chunks: the same where no number of a whole row is needed, from the rows and the number of tiles that each is
         cut in; None: as ``chunks``.
@@ -54,6 +59,8 @@ class Target:
     tile_chunks: Callable[[int, int], int] | None = None
     interleaved: bool = False
     finish_bytes: int = 0
+    summed_lanes: int = sys.maxsize
+    crowding: Callable[[int, int], int] | None = None
     wide_tile: Callable[[int], int] | None = None
     batch_first: bool = False
     epilogues: bool = False

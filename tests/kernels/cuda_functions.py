@@ -76,10 +76,32 @@ def scaled(x, axis=1):
     return x, *parts_of(x, (axis,), ALGORITHMS["F16_F16_F32_SCALED"])
 
 
+def crowded(x, scale, bias, g, more):
+    """The gradient of a layer norm and of what goes past it, with the largest numbers of its rows and columns."""
+    found = backward(nn.layer_norm)(x, scale, bias, g)
+    total = found[0] + more
+    largest = bnp.abs(total)
+    rows = 1 / (1 + largest.max(1, keepdims=True))
+    return total, (total * rows).astype("float16"), total.sum(0), largest.max(0), *found[1:]
+
+
 def gelu_gradient(x, b, g):
     """As a step of training in TF32 wants it: as it is, in scaled float16, and the sums of its columns."""
     made = backward(lambda x, b: nn.gelu(x + b))(x, b, g)
     return *scaled(made[0]), made[1]
+
+
+def scaled_loss(x, low, rows, columns, labels):
+    """Of logits as a product of scaled parts leaves them, with the gradient as the next product wants it."""
+    scale = rows[:, None] * columns
+    loss, gradient = bf.value_and_grad(cross_entropy)((x + low * 2**-11) * scale * scale, labels)
+    return loss, *scaled(gradient)
+
+
+def narrow_top(x):
+    """A softmax as ``autocast`` has it: the maximum in the type of the row, the sum in float32."""
+    y = bnp.exp(x.astype("float32") - x.max(1, keepdims=True).astype("float32"))
+    return (y / y.sum(1, keepdims=True)).astype(x.dtype), y.sum(1)
 
 
 def ranged(*shapes, dtype=F32):
@@ -166,6 +188,18 @@ SMALL_CASES = {
         lambda x, labels: scaled(bf.grad(cross_entropy)(x, labels)),
         [((2, 60000), F32), ((2,), I32)],
     ),
+    "loss of scaled logits with gradient, scaled too": (
+        scaled_loss,
+        [*ranged((2, 33000), (2, 33000), (2,), (33000,)), ((2,), I32)],
+    ),
+    "softmax with a narrow top": (narrow_top, ranged((5, 264), dtype=BF16)),
+    "softmax of long rows with a narrow top": (narrow_top, ranged((2, 40000), dtype=BF16)),
+    "softmax of rows read again with a narrow top": (narrow_top, ranged((2, 120000), dtype=F16)),
+    "layer norm backward, crowded": (
+        crowded,
+        ranged((50, 768), (768,), (768,), (50, 768), (50, 768)),
+    ),
+    "gelu backward, long, scaled too": (gelu_gradient, ranged((13, 3072), (3072,), (13, 3072))),
     "gelu backward": (backward(lambda x, b: nn.gelu(x + b)), ranged((41, 192), (192,), (41, 192))),
     "rows scaled": (lambda x, s: (s * x.sum(1), x * s[:, None]), ranged((9, 1100), (9,))),
     "short rows scaled": (lambda x, s: (s * x.sum(1), x * s[:, None]), ranged((9, 100), (9,))),
@@ -251,6 +285,8 @@ LARGE_CASES = {
         ranged((16384, 3072), (3072,), (16384, 3072)),
     ),
     "gelu backward, scaled too": (gelu_gradient, ranged((16384, 3072), (3072,), (16384, 3072))),
+    "gelu backward, long, scaled too": (gelu_gradient, ranged((16384, 6144), (6144,), (16384, 6144))),
+    "layer norm backward, crowded": (crowded, ranged(_X, _W, _W, _X, _X)),
     "layer norm, scaled too": (lambda *a: scaled(nn.layer_norm(*a)), ranged(_X, _W, _W)),
     "columns, scaled": (lambda x: scaled(x, 0), ranged((768, 3072))),
     "gradient of cross-entropy, scaled too": (

@@ -40,6 +40,8 @@ from tests.kernels.cuda_functions import (
     SMALL,
     adamw,
     backward,
+    crowded,
+    gelu_gradient,
     kernels,
     ranged,
 )
@@ -113,7 +115,7 @@ BY_HAND = {
     "kept in shared memory": (lambda: _kept(28000, F32), (1024, 1, 1), 112000),
     "too much to keep on the chip": (lambda: _kept(70000, F32), (1024, 1, 1), 0),
     "kept, f64": (lambda: _kept(1100, F64), (288, 1, 1), 0),
-    "a block for each row": (lambda: _sums_of_rows(8192, 5), (512, 1, 1), 0),
+    "a block for each row": (lambda: _sums_of_rows(8192, 5), (512, 1, 1), 131072),
     "a warp for each row": (lambda: _sums_of_rows(260, 11), (32, 1, 8), 7280),
 }
 
@@ -361,6 +363,28 @@ def test_rows_ahead_where_a_block_is_alone(shape, dtype, shared, depth):
     assert (writer.ahead.depth if writer.ahead else 0) == depth
     assert (f"ptx_wait_copies({depth - 1});" in text) == ("ALONE>(" in text) == (depth > 0)
     assert writer.shared_bytes <= shared - (4 << 10)
+
+
+@pytest.mark.parametrize(
+    "function, rows, lanes, threads, blocks, resident, depth",
+    [
+        (gelu_gradient, 16384, 3072, 192, 264, 2, 4),
+        (gelu_gradient, 16384, 6144, 384, 264, 0, 0),  # no registers for two
+        (crowded, 16384, 768, 96, 528, 4, 4),  # nor for a row in a warp
+        (crowded, 200, 768, 96, 200, 2, 0),  # a row each
+        (crowded, 16384, 512, 32, 264, 0, 0),  # warps do rows, and are many
+    ],
+)
+def test_rows_ahead_of_blocks(function, rows, lanes, threads, blocks, resident, depth):
+    """Where a block does row after row, and a multiprocessor has a few."""
+    full, one = (rows, lanes), (lanes,)
+    shapes = [full, one, full] if function is gelu_gradient else [full, one, one, full, full]
+    writer = writer_of(kernels(function, ranged(*shapes))[0])
+    made = writer.made(writer.render())
+    assert (writer.schedule.threads, made.grid[0]) == (threads, blocks)
+    assert writer.schedule.resident == resident
+    assert (writer.ahead.depth if writer.ahead else 0) == depth
+    assert made.shared_bytes <= (227 << 10) // max(1, resident)
 
 
 def test_rows_ahead_are_read_once():

@@ -1,5 +1,7 @@
 """CUDA kernels whose rows several loops read: copied by a block, kept by a cluster, or read again."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -159,6 +161,41 @@ def test_what_is_copied_must_lie_where_vectors_can():
     assert "vec_copy" not in text and "__ldcs(" in text
 
 
+def test_what_is_computed_of_a_copied_row_takes_its_place():
+    """Logits of their parts, then the gradient: later loops read neither the parts nor the scales."""
+    function, shapes = SMALL_CASES["loss of scaled logits with gradient, scaled too"]
+    text = writer_of(kernels(function, shapes)[0]).render()
+    assert text.count("vec_store<float, 8>(low_row + ") == 2
+    assert [text.count(f"{name}_vec = vec_ldg<") for name in ("x", "columns")] == [1, 1]
+    assert text.count("bf_exp(") == 1  # the gradient's: the sum is taken with the maximum
+    narrow = writer_of(_loss_with_gradient(8, 60000, BF16)).render()
+    assert "_row + " in narrow and not re.search(r"vec_store<\w+, 8>\(\w+_row", narrow)  # no room for float32
+
+
+@pytest.mark.parametrize("limits", [HOPPER, Limits(99 << 10), Limits(24 << 10, cluster=1)])
+@pytest.mark.parametrize("case", ["plain", "minus infinity", "infinity", "nan", "rising"])
+def test_sums_under_a_narrow_maximum(machine, case, limits):
+    """They are taken with it, of numbers at the ends of the range too."""
+    (kernel,) = kernels(*SMALL_CASES["softmax of long rows with a narrow top"])
+    writer = writer_of(kernel, (), limits)
+    assert "take_up<true>(" in writer_of(kernel, (), limits).render()
+    got, want = arrays_for(kernel), arrays_for(kernel)
+    x = np.random.default_rng(0).standard_normal(80000).astype(np.float32)
+    lane = np.arange(40000)
+    x[40000:] = {
+        "plain": x[40000:],
+        "minus infinity": -np.inf,
+        "infinity": np.where(lane == 777, np.inf, x[40000:]),
+        "nan": np.where(lane == 39999, np.nan, x[40000:]),
+        "rising": np.linspace(-300, 300, 40000),
+    }[case]
+    for arrays in (got, want):
+        arrays[kernel.buffers[0]][:] = x
+    interpret(kernel, want)
+    launch(machine, machine.compile([writer]), writer, got)
+    agree(kernel, got, want)
+
+
 # -- rows that a cluster keeps -------------------------------------------------------------------------
 
 
@@ -176,6 +213,7 @@ CLUSTERED = {
     "totals": (_centred, _LONG),
     "loss": SMALL_CASES["cross-entropy of long rows with gradient"],
     "loss bf16": (bf.value_and_grad(cross_entropy), [((2, 66000), BF16), ((2,), I32)]),
+    "loss of scaled logits": SMALL_CASES["loss of scaled logits with gradient, scaled too"],
 }
 """Rows of 132 kB."""
 

@@ -1,0 +1,195 @@
+"""The generated kernels of GPT-2's training step, each by itself: ``python -m benchmarks.gpu_step_kernels``.
+
+The step is planned as ``benchmarks.gpu_peers.gpt2_blufunc`` runs it, and every kernel that moves more than the
+second-level cache holds is launched alone, on buffers of its own with random numbers: so its time can be compared with
+that of the bytes which it must move. ``lost`` is what a step would gain if the kernel reached ``--rate``.
+
+``--set MODULE.NAME=VALUE`` changes a constant of ``blufunc.kernels.MODULE`` before planning: what the compiler takes
+for granted of a device can so be measured, a process for each value. Without a device, ``--plan`` tells what the
+kernels take of a multiprocessor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import blufunc as bf
+from benchmarks.gpu_peers import gpt2, gpt2_blufunc
+from blufunc import optim
+from blufunc.core.passes import simplify
+from blufunc.kernels import cuda_modules, cuda_program, nvrtc
+from blufunc.kernels.cost import cost_of
+from blufunc.kernels.cstyle_cuda import CudaKernel, render_group, render_many
+from blufunc.kernels.loopir import Buffer
+from blufunc.kernels.steps import OpaqueStep, Schedule
+from examples.gpt import model
+
+_REPEATS = 20
+_LEAST_BYTES = 100e6
+
+
+class Case(NamedTuple):
+    """A kernel of the step.
+
+    Attributes:
+      calls: how often a step launches it.
+      reads, writes: bytes that one launch must move.
+      buffers, places: its buffers, and what tells which of them lie in one place.
+    """
+
+    wanted: cuda_modules.Wanted
+    calls: int
+    reads: float
+    writes: float
+    buffers: list[Buffer]
+    places: list[Any]
+
+    @property
+    def nbytes(self) -> float:
+        """Bytes of one launch."""
+        return self.reads + self.writes
+
+
+def main() -> None:
+    """Print a line for each kernel, those that lose most first."""
+    o = _parser().parse_args()
+    for text in o.set:
+        name, _, value = text.partition("=")
+        module, _, constant = name.partition(".")
+        found = importlib.import_module(f"blufunc.kernels.{module}")
+        if not hasattr(found, constant):
+            raise SystemExit(f"--set {text}: blufunc.kernels.{module} has no {constant}")
+        setattr(found, constant, ast.literal_eval(value))
+    lines = []
+    for case in cases(planned(o)):
+        if o.kernel not in case.wanted.kernels[0].name or case.nbytes < _LEAST_BYTES:
+            continue
+        kernel = rendered(case)
+        found = nvrtc.build(kernel.source, o.arch, kernel.entry)
+        us = float("nan") if o.plan else timed(case, kernel, found.cubin)
+        least = case.nbytes / o.rate / 1e6
+        lost = case.calls * ((case.nbytes / 1e9 if o.plan else us - least) / 1e3)
+        u = found.resources()[kernel.entry]
+        lines.append(
+            (lost, f"{lost:8.3f} {case.calls:4d} x {us:8.1f} us {case.nbytes / us / 1e6:5.2f} TB/s"
+            f"  R {case.reads / 1e9:6.3f} W {case.writes / 1e9:6.3f} GB, {kernel.grid[0]} x {kernel.block[0]},"
+            f" {u.registers} registers{f' {u.spill_stores} spilt' if u.spill_stores else ''},"
+            f" {(u.shared + kernel.shared_bytes) >> 10} KiB  {kernel.entry}")
+        )  # fmt: skip
+    print("ms lost  calls   each")
+    for _, line in sorted(lines, key=lambda pair: -pair[0]):
+        print(line)
+
+
+def _parser() -> argparse.ArgumentParser:
+    p = gpt2_blufunc.parser()
+    p.add_argument("--kernel", default="", help="those with this in their names")
+    p.add_argument(
+        "--set", action="append", default=[], help="MODULE.NAME=VALUE, a constant of blufunc.kernels"
+    )
+    p.add_argument("--rate", type=float, default=4.1, help="TB/s that can be reached")
+    p.add_argument("--arch", default="sm_90a")
+    p.add_argument("--plan", action="store_true", help="launch nothing")
+    return p
+
+
+def planned(o: argparse.Namespace) -> Schedule:
+    """The training step, as the options want it."""
+    gpt2_blufunc.set_precision(o.precision, o.products)
+    config = model.Config(o.layers, o.heads, o.width, o.context, o.vocab)
+    wiring = model.Wiring(recompute=bool(o.recompute), loss_chunk=None if o.chunk == "auto" else int(o.chunk))
+    loss = lambda params, tokens: model.loss(params, tokens, config, wiring)
+    loss = bf.autocast(loss) if o.precision == "bf16" else loss
+    optimizer = optim.adamw(gpt2.LEARNING_RATE, **gpt2.ADAMW)
+
+    def train_step(params, state, tokens):
+        value, grads = bf.value_and_grad(loss)(params, tokens)
+        updates, state = optimizer.update(grads, state, params)
+        return optim.apply_updates(params, updates), state, value
+
+    params = bf.eval_shape(lambda key: model.init(key, config), bf.random.key(0))
+    state = bf.eval_shape(optimizer.init, params)
+    tokens = bf.ShapeDtypeStruct((o.batch, o.context + 1), np.int32)
+    traced = bf.jit(train_step, donate_argnums=(0, 1)).trace(params, state, tokens)
+    return cuda_program.planned(simplify(traced.jaxpr), traced.lower().donated, o.arch)
+
+
+def cases(made: Schedule) -> Iterator[Case]:
+    """The distinct kernels of a schedule; of those that differ in a constant alone, one."""
+    calls: Counter[Any] = Counter()
+    found: dict[Any, Case] = {}
+    for step, cost in zip(made.steps, cost_of(made).steps, strict=True):
+        if isinstance(step, OpaqueStep):
+            continue
+        some = cuda_modules.wanted_by(made, step)
+        for w in some:
+            buffers = [b for k in w.kernels for b in k.buffers]
+            key = w.kernels[0].name, w.kernels[0].grid[0].extent, [(b.dtype, b.size) for b in buffers]
+            calls[str(key)] += 1
+            places = [v if (place := made.place(v)) is None else place for v in w.values]
+            share = sum(b.size * b.dtype.itemsize for b in buffers)
+            every = sum(b.size * b.dtype.itemsize for x in some for k in x.kernels for b in k.buffers)
+            reads, writes = cost.reads * share / every, cost.writes * share / every
+            found.setdefault(str(key), Case(w, 0, reads, writes, buffers, places))
+    for key, case in found.items():
+        yield case._replace(calls=calls[key])
+
+
+def rendered(case: Case) -> CudaKernel:
+    """The kernel's source and shape."""
+    kernels, aliased = case.wanted.kernels, case.wanted.names
+    if len(kernels) > 1:
+        return render_group(kernels, kernels[0].name, aliased)
+    return render_many(kernels, [aliased])[0]
+
+
+def timed(case: Case, kernel: CudaKernel, cubin: bytes) -> float:
+    """Microseconds of a launch: the mean of some, one behind the other."""
+    import cupy
+
+    from blufunc.kernels import cuda_runtime
+
+    stream = cuda_runtime.compute_stream(0)
+    with stream:
+        arrays = {}
+        for b, place in zip(case.buffers, case.places, strict=True):
+            x = _filled(b)
+            if place not in arrays or arrays[place].nbytes < x.nbytes:
+                arrays[place] = x
+        addresses = [arrays[place].data.ptr for place in case.places]
+        counters = cupy.zeros(max(1, kernel.counters), np.uint32)
+        loaded = cuda_modules.Loaded(
+            cuda_runtime.Module(cubin).kernel(kernel.entry),
+            kernel.grid, kernel.block, kernel.shared_bytes, kernel.counters, kernel.segments > 0,
+        )  # fmt: skip
+        launch, _ = loaded.prepare([*addresses, *([counters.data.ptr] if kernel.counters else [])])
+        for _ in range(3):
+            launch(stream.ptr)
+        stream.synchronize()
+        us = 1e3 * cuda_runtime.elapsed_ms(lambda: launch(stream.ptr), stream, _REPEATS)
+        arrays.clear()
+        cupy.get_default_memory_pool().free_all_blocks()
+    return us
+
+
+def _filled(b: Buffer) -> Any:
+    """Memory of a buffer: random numbers where it has floats, else zeros."""
+    import cupy
+
+    if (b.dtype.kind == "f" and b.dtype.itemsize in (2, 4)) or b.dtype.name == "bfloat16":
+        x = cupy.random.standard_normal(b.size, dtype=np.float32)
+        if b.dtype.name == "bfloat16":
+            return (x.view(np.uint32) >> 16).astype(np.uint16)
+        return x.astype(b.dtype)
+    return cupy.zeros(max(1, b.size * b.dtype.itemsize), np.uint8)
+
+
+if __name__ == "__main__":
+    main()
