@@ -7,6 +7,7 @@ a processor core; a few kernels share a module, since each has the prelude to be
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -65,11 +66,13 @@ class Wanted(NamedTuple):
     Attributes:
       kernels: one; or several that do the same to different arrays.
       values: what their buffers are, kernel after kernel.
+      offsets: how many bytes behind the beginning of its value each begins.
       aliased: the positions of the buffers of a kernel that may lie where another of its buffers does.
     """
 
     kernels: tuple[Kernel, ...]
     values: tuple[int, ...]
+    offsets: tuple[int, ...]
     aliased: frozenset[int]
 
     @property
@@ -100,7 +103,9 @@ def wanted_by(made: Schedule, step: KernelStep | GroupStep) -> list[Wanted]:
 
 def _joined(made: Schedule, members: Sequence[KernelStep]) -> Wanted:
     aliased = frozenset[int]().union(*[_aliased(made, m) for m in members])
-    return Wanted(tuple(m.kernel for m in members), tuple(v for m in members for v in m.values), aliased)
+    values = itertools.chain.from_iterable([m.values for m in members])
+    offsets = itertools.chain.from_iterable([m.offsets for m in members])
+    return Wanted(tuple(m.kernel for m in members), tuple(values), tuple(offsets), aliased)
 
 
 def _aliased(made: Schedule, step: KernelStep) -> frozenset[int]:

@@ -53,6 +53,12 @@ class KernelStep:
         """What is launched."""
         return self.launch.kernel
 
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """For each buffer, how many bytes behind the beginning of its value it begins."""
+        starts = self.launch.starts
+        return tuple([starts.get(b, 0) * b.dtype.itemsize for b in self.kernel.buffers])
+
 
 @dataclass(eq=False)
 class GroupStep:
@@ -332,7 +338,9 @@ class _Scheduler:
             reads = [i for b, i in zip(buffers, ids, strict=True) if not b.written]
             writes = [i for b, i in zip(buffers, ids, strict=True) if b.written]
             pairs = tuple(
-                (ids[buffers.index(out)], ids[buffers.index(into)]) for out, into in same_place(launch.kernel)
+                (ids[buffers.index(out)], ids[buffers.index(into)])
+                for out, into in same_place(launch.kernel)
+                if into not in launch.starts  # of which there is more, that others may read
             )
             self.plan_steps.append(PlanStep(tuple(reads), tuple(writes), pairs, after=self.behind(reads)))
 
