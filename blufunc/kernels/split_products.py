@@ -28,6 +28,7 @@ is small beside the largest of all terms of all results, not beside those of eac
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -129,6 +130,7 @@ class _Parts(NamedTuple):
 class _Splitter:
     def __init__(self, asked: dict[Eqn, str], origins: Origins, pays: Pays):
         self.asked, self.origins, self.pays = asked, origins, pays
+        self.bodies: dict[Any, Jaxpr] = {}
         self.known: dict[Any, tuple[_Parts, int]] = {}  # what is in parts, and the number of its last product
         self.count = 0
         self.makers: dict[Any, Eqn] = {}
@@ -163,9 +165,8 @@ class _Splitter:
         sums = [_sum(eqn, [0], algorithm, sides, numbers, made)]
         if algorithm.parts > 1:
             sums.append(_sum(eqn, range(algorithm.parts - 1, 0, -1), algorithm, sides, numbers, made))
-        before_rhs = lhs.x.aval.ndim - len(lhs.contract)
-        joined = lambda *xs: [_joined(algorithm, before_rhs, n, xs[: len(sums)], xs[len(sums) :])]
-        (total,) = _placed(joined, [*sums, *sides[0].roots, *sides[1].roots], eqn, made)
+        how = (algorithm, lhs.x.aval.ndim - len(lhs.contract), n)
+        (total,) = self.placed(_joined, how, [*sums, *sides[0].roots, *sides[1].roots], eqn, made)
         return total
 
     def across(
@@ -178,12 +179,12 @@ class _Splitter:
         sides = [self.parts(side, side.free, algorithm, eqn, made) for side in operands]
         small = min((0, 1), key=lambda i: operands[i].x.aval.size)
         contracts, (batch, _) = numbers
-        level = lambda part, *roots: _levelled(part, contracts[small], roots, contracts, len(batch))
-        part, root = _placed(level, [*sides[small].parts, *sides[0].roots, *sides[1].roots], eqn, made)
+        how = (contracts[small], contracts, len(batch))
+        given = [*sides[small].parts, *sides[0].roots, *sides[1].roots]
+        part, root = self.placed(_levelled, how, given, eqn, made)
         sides[small] = _Parts([part], [])
         total = _sum(eqn, [0], algorithm, sides, numbers, made)
-        unscaled = lambda total, root: [_times_twice(total, broadcast_in_dim(root, total.aval.shape, batch))]
-        return _placed(unscaled, [total, root], eqn, made)[0]
+        return self.placed(_unscaled, (batch,), [total, root], eqn, made)[0]
 
     def untransposed(self, x: Atom, contract: tuple[int, ...], batch: tuple[int, ...]) -> _Operand:
         """What an operand is a transpose of, if its free axes come in the same order there, with the axes of that.
@@ -217,11 +218,24 @@ class _Splitter:
         )
         found, last = self.known.get(key, (None, 0))
         if found is None or (self.count - last > NEAR and not algorithm.by_rows):
-            function = lambda v: parts_of(transpose(v, side.order), along, algorithm)
-            placed = _placed(function, [side.x], eqn, made)
+            placed = self.placed(_ordered_parts, (side.order, along, algorithm), [side.x], eqn, made)
             found = _Parts(placed[: algorithm.parts], placed[algorithm.parts :])
         self.known[key] = found, self.count
         return found
+
+    def placed(
+        self, function: Callable, how: tuple, invars: Sequence[Atom], eqn: Eqn, made: list[Eqn]
+    ) -> list[Atom]:
+        """The results of ``function(*how, *invars)``, whose equations are added to those made; it is traced once."""
+        key = function, how, *[a.aval for a in invars]
+        body = self.bodies.get(key)
+        if body is None:
+            traced = stage(functools.partial(function, *how), [a.aval for a in invars], eqn.prim.name)
+            body = self.bodies[key] = simplify(traced)
+        call = Eqn(eqn.prim, list(invars), [Var(a) for a in body.out_avals], {}, eqn.source)
+        results: dict[Any, Atom] = {}
+        made += put_in_place(call, body, invars, results.__setitem__)
+        return [results[v] for v in call.outvars]
 
 
 def _sum(
@@ -255,16 +269,13 @@ def _sum(
     return total[0]
 
 
-def _placed(function: Callable, invars: Sequence[Atom], eqn: Eqn, made: list[Eqn]) -> list[Atom]:
-    """The results of a function of values, whose equations are added to those made."""
-    body = simplify(stage(function, [a.aval for a in invars], eqn.prim.name))
-    call = Eqn(eqn.prim, list(invars), [Var(a) for a in body.out_avals], {}, eqn.source)
-    results: dict[Any, Atom] = {}
-    made += put_in_place(call, body, invars, results.__setitem__)
-    return [results[v] for v in call.outvars]
-
-
 # -- what the equations are traced from --------------------------------------------------------------
+
+
+def _ordered_parts(
+    order: tuple[int, ...], contract: tuple[int, ...], algorithm: Algorithm, x: Any
+) -> list[Any]:
+    return parts_of(transpose(x, order), contract, algorithm)
 
 
 def parts_of(x: Any, contract: tuple[int, ...], algorithm: Algorithm) -> list[Any]:
@@ -305,20 +316,16 @@ def _scales(x: Any, contract: tuple[int, ...]) -> tuple[Any, Any]:
 
 
 def _levelled(
-    part: Any,
-    contract: tuple[int, ...],
-    roots: Sequence[Any],
-    contracts: Sequence[tuple[int, ...]],
-    batch: int,
+    contract: tuple[int, ...], contracts: tuple[tuple[int, ...], ...], batch: int, part: Any, *roots: Any
 ) -> list[Any]:
     """An operand without the scales of its rows and of those that they are multiplied by, and ``2^-j`` of the result.
 
     Args:
-      part: the operand, scaled by rows.
       contract: its contracted axes.
-      roots: of both operands, for each position of the batch and of the contracted axes.
       contracts: the contracted axes of both.
       batch: the number of axes of the batch.
+      part: the operand, scaled by rows.
+      roots: of both operands, for each position of the batch and of the contracted axes.
     """
     paired = lambda axes: (*range(batch), *(batch + sorted(axes).index(d) for d in axes))
     exponent = ew.add(
@@ -348,27 +355,30 @@ def _spread(rows: Any, shape: tuple[int, ...], contract: tuple[int, ...]) -> Any
     return broadcast_in_dim(rows, shape, tuple(d for d in range(len(shape)) if d not in contract))
 
 
-def _joined(
-    algorithm: Algorithm, before_rhs: int, batch: int, sums: Sequence[Any], roots: Sequence[Any]
-) -> Any:
+def _joined(algorithm: Algorithm, before_rhs: int, batch: int, total: Any, *others: Any) -> list[Any]:
     """The result of the leading sum and of the rest, with the scales taken out.
 
     Args:
       before_rhs: the number of axes of the result that are of the lhs: those of the batch, and its free ones.
       batch: the number of axes of the batch.
-      sums: the leading one, and that of the rest where there are more parts than one.
-      roots: of both operands, where they are scaled.
+      total: the leading one.
+      others: the sum of the rest, where there are more parts than one; then, of operands that are scaled, the roots.
     """
-    total, *rest = sums
+    rest, roots = (others[:1], others[1:]) if algorithm.parts > 1 else ((), others)
     for low in rest:
         low = ew.mul(ew.select(ew.ne(low, low), 0.0, low), 2.0**-algorithm.raised)
         total = ew.add(total, low)
     if not roots:
-        return total
+        return [total]
     shape = total.aval.shape
     lhs = broadcast_in_dim(roots[0], shape, tuple(range(before_rhs)))
     rhs = broadcast_in_dim(roots[1], shape, (*range(batch), *range(before_rhs, len(shape))))
-    return _times_twice(total, ew.mul(lhs, rhs))
+    return [_times_twice(total, ew.mul(lhs, rhs))]
+
+
+def _unscaled(batch: tuple[int, ...], total: Any, root: Any) -> list[Any]:
+    """A result with the scale of each position of the batch taken out."""
+    return [_times_twice(total, broadcast_in_dim(root, total.aval.shape, batch))]
 
 
 def _times_twice(total: Any, root: Any) -> Any:
