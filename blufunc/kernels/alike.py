@@ -50,6 +50,7 @@ class Lowered:
                     b: scratch[x] if isinstance(x, Scratch) else variables[numbers[x]]
                     for b, x in launch.operands.items()
                 },
+                launch.starts,
             )
             for launch in launches
         ]

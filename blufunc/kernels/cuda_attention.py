@@ -20,7 +20,7 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core import dtypes
-from blufunc.kernels import cuda_attention_mods, cuda_mma, cuda_runtime, nvrtc
+from blufunc.kernels import cuda_attention_mods, cuda_mma, cuda_modules, cuda_runtime
 from blufunc.kernels.cuda_attention_backward import GRADIENTS, KEY_GRADIENT, NO_SUMS, QUERY_GRADIENT, SUMS
 from blufunc.kernels.cuda_attention_forward import COMMON, FORWARD, PLAIN, SPLIT
 from blufunc.kernels.cuda_attention_mods import Code
@@ -34,9 +34,6 @@ _NAMES = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
 """The operands that have strides, in the order of the structure ``Problem``."""
 
 _GRADIENTS = ("dq", "dk", "dv")
-
-ROWS_OF_SUM = 16
-"""Tokens of which sums of gradients are made: those of one warp's rows, so that no two add to one number."""
 
 _IN_PARTS = ("q", "k", "v", "dout")
 """The operands that may be in parts. Kernels then get the addresses of their second parts, 0 if there are none, and of
@@ -322,10 +319,33 @@ def _function(
     parts: int,
     device: int,
 ) -> cuda_runtime.Kernel:
-    cuda_runtime.use_device(device)
-    arch = cuda_runtime.properties(device).arch
-    text = with_prelude(source(kernel, dtype, features, causal, tiling, code, parts))
-    return cuda_runtime.Module(nvrtc.compile(text, arch, kernel.entry)).kernel(kernel.entry)
+    text = _text(kernel, dtype, features, causal, tiling, code, parts)
+    return cuda_modules.module(text, device, kernel.entry).kernel(kernel.entry)
+
+
+@functools.lru_cache(256)
+def _text(
+    kernel: Kernel, dtype: np.dtype, features: int, causal: bool, tiling: Tiling, code: Code, parts: int
+) -> str:
+    return with_prelude(source(kernel, dtype, features, causal, tiling, code, parts))
+
+
+def texts(
+    forward: bool,
+    dtype: np.dtype,
+    features: int,
+    causal: bool,
+    arch: str,
+    code: Code = NO_CODE,
+    parts: int = 0,
+) -> list[tuple[str, str]]:
+    """The sources of the kernels that ``Forward``, or ``Backward``, asks for, and their names."""
+    found = []
+    for kernel in (FORWARD_KERNEL,) if forward else (QUERY_KERNEL, *key_kernels(features)):
+        tiling = kernel.tiling(features, arch, code, parts)
+        for part in (kernel.lists, kernel) if code.masked else (kernel,):
+            found.append((_text(part, dtype, features, causal, tiling, code, parts), part.entry))
+    return found
 
 
 def prepare(
@@ -507,8 +527,8 @@ class Backward:
     ) -> None:
         """Put it on a stream: as ``Forward``, with pointers of q, k, v, out, lse, dout, the split, dq, dk, dv.
 
-        Pointers of sums, those of dq, dk and dv, are behind these. They are float32, in rows like those of the gradients:
-        a batch entry has one for each ``ROWS_OF_SUM`` tokens that it begins.
+        Pointers of sums, those of dq, dk and dv, are behind these. They are float32, in rows like those of gradients: a
+        batch entry has one for each ``ROWS_OF_SUM`` tokens that it begins.
         """
         sums = list(pointers[-3:]) if self._summed else []
         *given, dq, dk, dv = pointers[: len(pointers) - len(sums)]

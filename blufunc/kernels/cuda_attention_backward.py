@@ -22,6 +22,9 @@ and the other MAKES_V, with one product more.
 
 from __future__ import annotations
 
+ROWS_OF_SUM = 16
+"""Tokens of which sums of gradients are made: those of one warp's rows, so that no two add to one number."""
+
 GRADIENTS = r"""
 // Elements of operands in parts are at most 2^15, and so dP is at most M = 2^(30 + log2(FEATURES)). As delta is the
 // mean of dP by P, P (dP - delta) is at most M / 2, which is 2^(DOWN + 1) or less.

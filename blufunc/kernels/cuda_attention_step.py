@@ -79,6 +79,14 @@ def is_attention(eqn: Eqn) -> bool:
     return (eqn.prim.name in _WHOLE or eqn.prim.name == _OF_TABLES) and eqn.prim.kind == "call"
 
 
+def texts(eqn: Eqn, arch: str) -> list[tuple[str, str]]:
+    """The sources of the kernels of an equation that has some, and their names."""
+    code, query = _code(eqn), eqn.invars[0].aval
+    assert isinstance(code, Code), code
+    causal, parts = eqn.params["is_causal"], eqn.params.get("parts", 0)
+    return cuda_attention.texts(_is_forward(eqn), query.dtype, query.shape[-1], causal, arch, code, parts)
+
+
 def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Work:
     """The step, ready to run."""
     eqn = step.eqn

@@ -310,7 +310,10 @@ class Executor:
         counters = [self._next_counter] if loaded.counters else []
         self._next_counter += 4 * loaded.counters
         launch, addresses = loaded.prepare([*[0] * len(wanted.values), *counters])
-        self.follow(addresses, [self.roots.place(v) for v in wanted.values])
+        places = map(self.roots.place, wanted.values)
+        self.follow(
+            addresses, [Place(p.root, p.offset + n) for p, n in zip(places, wanted.offsets, strict=True)]
+        )
         return launch
 
     def follow(self, addresses: Addresses, places: Sequence[Place | None]) -> None:

@@ -1,14 +1,15 @@
 """Stages 6 to 8 for kernels on a CUDA device: LoopIR is rendered, compiled in threads, and loaded.
 
-Kernels. In: the kernels of a schedule, or a user's ``CudaSource``. Out: ``Loaded`` functions, of which executors make
-launches. Kernels with one text are one function. A compiler takes long for a module and little for each kernel in it,
-so that some of them share one.
+Kernels. In: the kernels of a schedule, and the texts that its other steps are written in. Out: ``Loaded`` functions, of
+which executors make launches. Kernels with one text are one function. A program's texts are compiled side by side, one
+a processor core; a few kernels share a module, since each has the prelude to be read.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -21,7 +22,12 @@ from blufunc.kernels.cuda_source import CudaSource
 from blufunc.kernels.loopir import Kernel
 from blufunc.kernels.steps import GroupStep, KernelStep, Schedule
 
-_PER_MODULE = 16
+_PER_MODULE = 4
+"""Kernels of a module at the most: NVRTC takes 20 ms for one without any, and 20 to 500 for a kernel."""
+
+
+Text = tuple[str, str]
+"""A source, and a name for it in messages."""
 
 
 class Addresses(Protocol):
@@ -60,11 +66,13 @@ class Wanted(NamedTuple):
     Attributes:
       kernels: one; or several that do the same to different arrays.
       values: what their buffers are, kernel after kernel.
+      offsets: how many bytes behind the beginning of its value each begins.
       aliased: the positions of the buffers of a kernel that may lie where another of its buffers does.
     """
 
     kernels: tuple[Kernel, ...]
     values: tuple[int, ...]
+    offsets: tuple[int, ...]
     aliased: frozenset[int]
 
     @property
@@ -95,7 +103,9 @@ def wanted_by(made: Schedule, step: KernelStep | GroupStep) -> list[Wanted]:
 
 def _joined(made: Schedule, members: Sequence[KernelStep]) -> Wanted:
     aliased = frozenset[int]().union(*[_aliased(made, m) for m in members])
-    return Wanted(tuple(m.kernel for m in members), tuple(v for m in members for v in m.values), aliased)
+    values = itertools.chain.from_iterable([m.values for m in members])
+    offsets = itertools.chain.from_iterable([m.offsets for m in members])
+    return Wanted(tuple(m.kernel for m in members), tuple(values), tuple(offsets), aliased)
 
 
 def _aliased(made: Schedule, step: KernelStep) -> frozenset[int]:
@@ -110,15 +120,21 @@ def _aliased(made: Schedule, step: KernelStep) -> frozenset[int]:
 # -- rendering and compiling -----------------------------------------------------------------------
 
 
-def load(wanted: Sequence[Wanted], device: int, name: str) -> tuple[list[str], list[Loaded]]:
-    """The sources of a program's modules, and the functions for its launches, in their order."""
+def load(
+    wanted: Sequence[Wanted], device: int, name: str, others: Iterable[Text] = ()
+) -> tuple[list[str], list[Loaded]]:
+    """The sources of a program's modules, and the functions for its launches, in their order.
+
+    Args:
+      others: what its steps will ask ``module`` for, to be compiled beside these.
+    """
     distinct = {w.key: w for w in wanted}
     found = cuda_runtime.properties(device)
     limits = limits_of(found.capability, found.shared_per_block)
     texts, rendered = _render(list(distinct.values()), limits)
     if config.shows("source"):
         config.show("\n".join(texts))
-    modules = _compiled(texts, device, name)
+    modules = _compiled([*((text, name) for text in texts), *others], device)
     made = {
         key: Loaded(
             modules[module].kernel(k.entry), k.grid, k.block, k.shared_bytes, k.counters, k.segments > 0
@@ -138,8 +154,9 @@ def _render(wanted: Sequence[Wanted], limits: Limits) -> tuple[list[str], list[t
     named = _named_apart(wanted)
     made: dict[int, CudaKernel] = {}
     single = [n for n, w in enumerate(named) if len(w.kernels) == 1]
-    for start in range(0, len(single), _PER_MODULE):
-        group = single[start : start + _PER_MODULE]
+    count = -(-len(single) // _PER_MODULE)
+    for first in range(count):  # dealt out: kernels that are alike, and take as long, come one after another
+        group = single[first::count]
         some = [named[n] for n in group]
         kernels = render_many([w.kernels[0] for w in some], [w.names for w in some], limits)
         made.update(zip(group, kernels, strict=True))
@@ -167,21 +184,26 @@ _lock = threading.Lock()
 _modules: dict[tuple[int, str], cuda_runtime.Module] = {}
 
 
-def _compiled(texts: Sequence[str], device: int, name: str) -> list[cuda_runtime.Module]:
+def _compiled(texts: Sequence[Text], device: int) -> list[cuda_runtime.Module]:
     """The modules of texts; those that this process has are taken as they are."""
     with _lock:
-        new = [text for text in dict.fromkeys(texts) if (device, text) not in _modules]
+        new = {text: name for text, name in texts if (device, text) not in _modules}
         if new:
             arch = cuda_runtime.properties(device).arch
             cuda_runtime.use_device(device)
-            for text, cubin in zip(new, nvrtc.compile_many([(t, name) for t in new], arch), strict=True):
+            for text, cubin in zip(new, nvrtc.compile_many(new.items(), arch), strict=True):
                 _modules[device, text] = cuda_runtime.Module(cubin)
-        return [_modules[device, text] for text in texts]
+        return [_modules[device, text] for text, _ in texts]
+
+
+def module(text: str, device: int, name: str) -> cuda_runtime.Module:
+    """The module of a complete text; ``name`` is for messages."""
+    return _compiled([(text, name)], device)[0]
 
 
 def load_source(text: CudaSource, device: int) -> Loaded:
     """The function of a kernel that a user wrote."""
     if config.shows("source"):
         config.show(text.text)
-    (module,) = _compiled([text.text], device, text.entry)
-    return Loaded(module.kernel(text.entry), text.grid, text.block, text.shared)
+    function = module(text.text, device, text.entry).kernel(text.entry)
+    return Loaded(function, text.grid, text.block, text.shared)

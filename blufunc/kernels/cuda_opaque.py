@@ -32,6 +32,7 @@ from blufunc.kernels.activation_epilogue import WITH_ACTIVATION
 from blufunc.kernels.cuda_executor import Executor, Operand, Work
 from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.cuda_product import Product
+from blufunc.kernels.cuda_source import CudaSource
 from blufunc.kernels.epilogue import PRODUCTS
 from blufunc.kernels.numpy_program import eqn_calls_back, interpret
 from blufunc.kernels.quiet import openly, quietly
@@ -74,6 +75,22 @@ def planned(eqn: Eqn) -> bool:
         eqn.prim in _BY_CUBLASLT or hasattr(eqn.prim, "cuda_source") or cuda_attention_step.is_attention(eqn)
     )
     return by_us or cuda_scatter.rows_of(eqn) is not None
+
+
+def texts(step: OpaqueStep, device: int) -> list[cuda_modules.Text]:
+    """The sources that ``work`` will ask to be compiled, and their names; those of bodies are not among them."""
+    eqn = step.eqn
+    if is_replaced(eqn.prim, "impl"):
+        return []
+    if hasattr(eqn.prim, "cuda_source"):
+        found = _source_of(eqn)
+        return [] if 0 in found.grid else [(found.text, found.entry)]
+    if cuda_attention_step.is_attention(eqn):
+        return cuda_attention_step.texts(eqn, cuda_runtime.properties(device).arch)
+    if step.planned and (rows := cuda_scatter.rows_of(eqn)) is not None:
+        x, indices, _ = (a.aval for a in eqn.invars)
+        return [cuda_scatter.text(rows[0], x.dtype, indices.dtype, rows[1], _clips(eqn))]
+    return []
 
 
 def work(executor: Executor, step: OpaqueStep, compile: Compile) -> Work:
@@ -143,7 +160,7 @@ def _pass_on(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) 
 
 def _user_kernel(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Work:
     eqn = step.eqn
-    text = eqn.prim.cuda_source(*[a.aval for a in eqn.invars], **eqn.params)
+    text = _source_of(eqn)
     if 0 in text.grid:
         return Work(lambda executor: None, text.entry, step)
     outs = list(zip(eqn.outvars, step.results, strict=True))
@@ -163,14 +180,23 @@ def _user_kernel(executor: Executor, step: OpaqueStep, operands: Sequence[Operan
     return Work(run, text.entry, step, anywhere=lambda: all(o.in_place for o in operands))
 
 
+def _source_of(eqn: Eqn) -> CudaSource:
+    """What a user wrote for an equation."""
+    return eqn.prim.cuda_source(*[a.aval for a in eqn.invars], **eqn.params)  # type: ignore[attr-defined]
+
+
+def _clips(eqn: Eqn) -> bool:
+    """Whether a scatter takes the nearest row for one that there is not."""
+    return eqn.params["mode"] is GatherScatterMode.CLIP
+
+
 def _row_scatter(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Work:
     eqn = step.eqn
     how, width = cuda_scatter.rows_of(eqn)  # type: ignore[misc]
     x, indices, _ = (a.aval for a in eqn.invars)
-    clip = eqn.params["mode"] is GatherScatterMode.CLIP
     own = lambda shape, dtype: executor.own(ShapedArray(shape, dtype), "the order of a scatter")
     scatter = cuda_scatter.Scatter(
-        how, x.dtype, indices.dtype, indices.size, x.shape[0], width, executor.device, own, clip
+        how, x.dtype, indices.dtype, indices.size, x.shape[0], width, executor.device, own, _clips(eqn)
     )
     (result,) = step.results
     assert result is not None

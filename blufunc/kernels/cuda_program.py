@@ -31,7 +31,7 @@ from blufunc.kernels.cuda_attention_step import is_attention, why_not
 from blufunc.kernels.cuda_executor import ALIGNMENT, Allocator, Executor, Work
 from blufunc.kernels.cuda_forms import in_kernels
 from blufunc.kernels.cuda_memory import DeviceBuffer
-from blufunc.kernels.cuda_modules import wanted_by
+from blufunc.kernels.cuda_modules import Wanted, wanted_by
 from blufunc.kernels.cuda_replay import Replays
 from blufunc.kernels.cuda_times import times_of
 from blufunc.kernels.machine import Machine
@@ -111,10 +111,15 @@ class CudaProgram:
         show_stages(self.schedule, self.name)
         # numbers are never taken over, whatever is said of them
         self._movable = [not (d and v.aval.ndim) for v, d in zip(jaxpr.invars, donated, strict=True)]
-        steps = enumerate(self.schedule.steps)
-        wanted = {n: wanted_by(self.schedule, s) for n, s in steps if not isinstance(s, OpaqueStep)}
+        wanted: dict[int, list[Wanted]] = {}
+        others: dict[cuda_modules.Text, None] = {}
+        for n, step in enumerate(self.schedule.steps):
+            if isinstance(step, OpaqueStep):
+                others.update(dict.fromkeys(cuda_opaque.texts(step, device)))
+            else:
+                wanted[n] = wanted_by(self.schedule, step)
         every = [w for many in wanted.values() for w in many]
-        self._texts, functions = cuda_modules.load(every, device, self.name)
+        self._texts, functions = cuda_modules.load(every, device, self.name, others)
         found = iter(functions)
         self._launches = {n: [(w, next(found)) for w in many] for n, many in wanted.items()}
         self._own = Allocator(self.schedule, device, self.name)

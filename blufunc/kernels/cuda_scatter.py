@@ -23,7 +23,7 @@ from blufunc.core.ops.gather_scatter import (
     scatter_mul_p,
     scatter_p,
 )
-from blufunc.kernels import cuda_runtime, nvrtc, scalars
+from blufunc.kernels import cuda_modules, cuda_runtime, scalars
 from blufunc.kernels.cuda_prelude import with_prelude
 
 _NAMES = ("count", "begin", "gather", "rank", "partial", "combine")
@@ -182,7 +182,7 @@ class Scatter:
         own: Own,
         clip: bool = False,
     ):
-        vector = next(v for v in (4, 2, 1) if width % v == 0)
+        vector = _vector(width)
         self.counts = own((height,), np.dtype(np.int32))
         self.scratch = [own((max(size, 1),), np.dtype(np.int32)) for size in (height + 1, n, n, n)]
         chunks = n // _CHUNK
@@ -288,6 +288,16 @@ class _Array:
         self.array, self.ptr, self.nbytes = array, int(array.data.ptr), array.nbytes
 
 
+def text(how: str, dtype: np.dtype, index: np.dtype, width: int, clip: bool) -> tuple[str, str]:
+    """The source that a ``Scatter`` asks for, and its name."""
+    return source(how, dtype, index.name, _vector(width), clip), f"scatter_{how}"
+
+
+def _vector(width: int) -> int:
+    """How many elements of a row a thread takes."""
+    return next(v for v in (4, 2, 1) if width % v == 0)
+
+
 def source(how: str, dtype: np.dtype, index: str, vector: int, clip: bool) -> str:
     """The CUDA C++ of the kernels for one way to combine, one dtype, and indices of ``int32`` or ``int64``."""
     storage, wide = scalars.storage_type(dtype), scalars.register_type(dtype)
@@ -310,10 +320,7 @@ def source(how: str, dtype: np.dtype, index: str, vector: int, clip: bool) -> st
 
 @functools.lru_cache(256)
 def _functions(how: str, dtype: np.dtype, index: str, vector: int, clip: bool, device: int) -> dict[str, Any]:
-    arch = cuda_runtime.properties(device).arch
-    module = cuda_runtime.Module(
-        nvrtc.compile(source(how, dtype, index, vector, clip), arch, f"scatter_{how}")
-    )
+    module = cuda_modules.module(source(how, dtype, index, vector, clip), device, f"scatter_{how}")
     return {name: module.kernel(name) for name in _NAMES}
 
 

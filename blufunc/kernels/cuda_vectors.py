@@ -126,20 +126,6 @@ class Cutter(Substitution):
         body, finish = (tuple(self.statement(s) for s in part) for part in (kernel.body, kernel.finish))
         return changed(kernel, body=body, finish=finish)
 
-    def statement(self, s: Any) -> Any:
-        """The same of a statement."""
-        if isinstance(s, Store):
-            return Store(s.buffer, self.index(s.index), self(s.value), s.guard and self(s.guard))
-        if isinstance(s, Lanes):
-            return changed(s, body=tuple(map(self.statement, s.body)))
-        if isinstance(s, Rows):
-            return Rows(s.range, tuple(map(self.statement, s.body)), self.index(s.index), s.limit)
-        if isinstance(s, Reduce):
-            return changed(s, value=self(s.value), position=s.position and self.index(s.position))
-        if isinstance(s, Scan):
-            return Scan(self.cell(s.prefix), self(s.value))
-        return type(s)(self.cell(s.keep), self(s.value))
-
     def cell(self, cell: OfLanes) -> OfLanes:
         """The same of a keep or a prefix."""
         cut = self.cuts.get(cell.lanes)

@@ -21,7 +21,7 @@ from blufunc.core.override import is_replaced
 from blufunc.core.passes import Origins, put_in_place, rewrite
 from blufunc.core.stage import stage
 from blufunc.core.structure import reduce_sum, reduce_sum_p, reshape, reshape_p
-from blufunc.kernels.cuda_attention import ROWS_OF_SUM
+from blufunc.kernels.cuda_attention_backward import ROWS_OF_SUM
 from blufunc.kernels.packed_gradients import packed_p
 
 

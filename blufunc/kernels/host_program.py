@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import dataclasses
+import operator
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -331,13 +332,14 @@ class Runner:
         return array if owned else np.array(array, order="C")
 
     def kernel_step(self, step: KernelStep, function: Any, drop: Sequence[int]) -> Callable:
-        ids = step.values
+        ids, offsets = step.values, step.offsets
         table = ctypes.c_void_p * len(ids)
         function.argtypes = [ctypes.c_void_p, ctypes.c_int]
         function.restype = None
 
         def launch(memory: _Memory) -> None:
-            function(table(*[memory.address(i) for i in ids]), memory.threads)
+            addresses = map(operator.add, map(memory.address, ids), offsets)
+            function(table(*addresses), memory.threads)
             for i in drop:
                 memory.drop(i)
 

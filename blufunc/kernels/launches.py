@@ -5,7 +5,8 @@ Kernels, stage 6, behind ``lower.py``. In: kernels of LoopIR. Out: launches, whi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -28,7 +29,13 @@ class Scratch:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel, and what its buffers are."""
+    """A kernel, and what its buffers are.
+
+    Attributes:
+      operands: for each buffer the array that it is.
+      starts: of buffers that are parts of their arrays, the element with which they begin.
+    """
 
     kernel: Kernel
     operands: dict[Buffer, Var | Scratch]
+    starts: Mapping[Buffer, int] = field(default_factory=dict)

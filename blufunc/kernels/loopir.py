@@ -24,6 +24,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from dataclasses import replace as changed
 from typing import Any
 
 import numpy as np
@@ -315,6 +316,24 @@ class Substitution:
     def index(self, index: Index) -> Index:
         """The same of an index."""
         return index.substitute(self.replace, self._of_computed)
+
+    def statement(self, s: Any) -> Any:
+        """The same of a statement; loops keep their ranges."""
+        if isinstance(s, Store):
+            return Store(s.buffer, self.index(s.index), self(s.value), s.guard and self(s.guard))
+        if isinstance(s, Lanes):
+            return changed(s, body=tuple(map(self.statement, s.body)))
+        if isinstance(s, Rows):
+            return Rows(s.range, tuple(map(self.statement, s.body)), self.index(s.index), s.limit)
+        if isinstance(s, Reduce):
+            return changed(s, value=self(s.value), position=s.position and self.index(s.position))
+        if isinstance(s, Scan):
+            return Scan(self.cell(s.prefix), self(s.value))
+        return type(s)(self.cell(s.keep), self(s.value))
+
+    def cell(self, cell: Any) -> Any:
+        """The same of a keep or a prefix."""
+        return cell
 
     def _of_computed(self, atom: Computed) -> Computed:
         found = self._computed.get(atom)

@@ -15,7 +15,7 @@ import functools
 import os
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -213,14 +213,16 @@ def compile_many(
     workers: int | None = None,
     options: Sequence[str] = (),
     cache: DiskCache | None = None,
-) -> list[bytes]:
+) -> Iterator[bytes]:
     """The cubins of pairs of text and name, in their order, compiled on ``workers`` threads (one a processor core).
 
-    The first error, in the order of the texts, is raised.
+    Each is given out when it and those before it are there, so that it can be loaded while others are compiled. The
+    first error, in the order of the texts, is raised.
     """
     with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
         jobs = [pool.submit(compile, text, arch, name, options, cache) for text, name in sources]
-        return [job.result() for job in jobs]
+        for job in jobs:
+            yield job.result()
 
 
 def build(source: str, arch: str = "sm_90a", name: str = "kernel", options: Sequence[str] = ()) -> Binary:

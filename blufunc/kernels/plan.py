@@ -41,6 +41,7 @@ def plan(
     alignment: int = 256,
     reorder: bool = True,
     borrow: bool = True,
+    search: bool = True,
 ) -> Plan:
     """Orders the steps and gives every value its memory.
 
@@ -51,6 +52,7 @@ def plan(
       reorder: whether steps may run in another order; taken only where it needs less memory.
       borrow: whether temporaries may lie in an output's memory before it is written, and in a donated
         argument's once it is dead. Without it, only results of the same size take over donated memory.
+      search: whether to search for a packing of the arena that is better than the first few.
 
     Raises:
       ValueRangeError: for a list of steps that cannot run: a value read before it is written, an argument
@@ -61,12 +63,12 @@ def plan(
     if reorder and (order := better_order(graph)) is not None:
         other = _Layout(graph, order, alignment, borrow)
         if other.least * GOOD_ENOUGH < layout.least:
-            other.pack()
+            other.pack(search)
             if other.total <= layout.least:  # packing is the dear part: the given order cannot win any more
                 return other.plan()
-            layout.pack()
+            layout.pack(search)
             return (other if other.total < layout.total else layout).plan()
-    layout.pack()
+    layout.pack(search)
     return layout.plan()
 
 
@@ -137,11 +139,10 @@ class _Layout:
                         self.profile[start : end + 1] -= self.aligned(b.nbytes)
                         break
 
-    def pack(self) -> None:
+    def pack(self, search: bool) -> None:
         """Gives the rest their offsets in the arena."""
-        offsets, self.arena_bytes = pack(
-            [(b.start, b.end, self.aligned(b.nbytes)) for b in self.loose], self.bound
-        )
+        rectangles = [(b.start, b.end, self.aligned(b.nbytes)) for b in self.loose]
+        offsets, self.arena_bytes = pack(rectangles, self.bound, search)
         for b, offset in zip(self.loose, offsets, strict=True):
             b.place = Placement("arena", -1, offset)
 

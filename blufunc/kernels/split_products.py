@@ -146,6 +146,7 @@ class _Factors(NamedTuple):
 class _Splitter:
     def __init__(self, asked: dict[Eqn, str], origins: Origins, pays: Pays, partial_sums: PartialSums):
         self.asked, self.origins, self.pays, self.partial_sums = asked, origins, pays, partial_sums
+        self.bodies: dict[Any, Jaxpr] = {}
         self.known: dict[Any, tuple[_Parts, int]] = {}  # what is in parts, and the number of its last product
         self.count = 0
         self.makers: dict[Any, Eqn] = {}
@@ -180,17 +181,11 @@ class _Splitter:
         factors = [_Factors(sides[0].parts, sides[1].parts, numbers)]
         if algorithm.chunk is not None:
             count = self.partial_sums(_shape(lhs, rhs), algorithm.chunk)
-            factors = _divided(factors[0], count, eqn, made)
+            factors = self.divided(factors[0], count, eqn, made)
         orders = [[0], range(algorithm.parts - 1, 0, -1)][: algorithm.parts]
         sums = [_sum(eqn, order, algorithm, f, made) for order in orders for f in factors]
-        before_rhs, rank = lhs.x.aval.ndim - len(lhs.contract), eqn.outvars[0].aval.ndim
-
-        def joined(*xs: Any) -> list[Any]:
-            each = len(factors)
-            totals = [_total(xs[i : i + each], rank) for i in range(0, len(sums), each)]
-            return [_joined(algorithm, before_rhs, n, totals, xs[len(sums) :])]
-
-        (total,) = _placed(joined, [*sums, *sides[0].roots, *sides[1].roots], eqn, made)
+        how = (algorithm, lhs.x.aval.ndim - len(lhs.contract), n, eqn.outvars[0].aval.ndim, len(factors))
+        (total,) = self.placed(_joined, how, [*sums, *sides[0].roots, *sides[1].roots], eqn, made)
         return total
 
     def across(
@@ -203,12 +198,12 @@ class _Splitter:
         sides = [self.parts(side, side.free, algorithm, eqn, made) for side in operands]
         small = min((0, 1), key=lambda i: operands[i].x.aval.size)
         contracts, (batch, _) = numbers
-        level = lambda part, *roots: _levelled(part, contracts[small], roots, contracts, len(batch))
-        part, root = _placed(level, [*sides[small].parts, *sides[0].roots, *sides[1].roots], eqn, made)
+        how = (contracts[small], contracts, len(batch))
+        given = [*sides[small].parts, *sides[0].roots, *sides[1].roots]
+        part, root = self.placed(_levelled, how, given, eqn, made)
         sides[small] = _Parts([part], [])
         total = _sum(eqn, [0], algorithm, _Factors(sides[0].parts, sides[1].parts, numbers), made)
-        unscaled = lambda total, root: [_times_twice(total, broadcast_in_dim(root, total.aval.shape, batch))]
-        return _placed(unscaled, [total, root], eqn, made)[0]
+        return self.placed(_unscaled, (batch,), [total, root], eqn, made)[0]
 
     def untransposed(self, x: Atom, contract: tuple[int, ...], batch: tuple[int, ...]) -> _Operand:
         """What an operand is a transpose of, if its free axes come in the same order there, with the axes of that.
@@ -242,33 +237,45 @@ class _Splitter:
         )
         found, last = self.known.get(key, (None, 0))
         if found is None or (self.count - last > NEAR and not algorithm.by_rows):
-            function = lambda v: parts_of(transpose(v, side.order), along, algorithm)
-            placed = _placed(function, [side.x], eqn, made)
+            placed = self.placed(_ordered_parts, (side.order, along, algorithm), [side.x], eqn, made)
             found = _Parts(placed[: algorithm.parts], placed[algorithm.parts :])
         self.known[key] = found, self.count
         return found
 
+    def divided(self, factors: _Factors, count: int, eqn: Eqn, made: list[Eqn]) -> list[_Factors]:
+        """Factors of so many sums of as many terms each, as a batch, and those of the terms that are left, if any are.
 
-def _divided(factors: _Factors, count: int, eqn: Eqn, made: list[Eqn]) -> list[_Factors]:
-    """Factors of so many sums of as many terms each, as a batch, and those of the terms that are left, if any are.
+        Those without a batch whose contracted axes are neighbours: then they may be one axis, and what is made of that
+        has strides. Others stay as they are.
+        """
+        contracts, (batch, _) = factors.numbers
+        contracts = list(zip(*sorted(zip(*contracts, strict=True)), strict=True))
+        size = _terms(factors) // max(count, 1) // UNIT * UNIT
+        adjacent = all(axes == tuple(range(axes[0], axes[0] + len(axes))) for axes in contracts)
+        if count < 2 or not size or batch or not adjacent:
+            return [factors]
+        cut = [
+            [self.placed(_cut, (axes, count, size), [part], eqn, made) for part in parts]
+            for parts, axes in zip((factors.lhs, factors.rhs), contracts, strict=True)
+        ]
+        lhs, rhs = (axes[0] for axes in contracts)
+        numbers = [(((lhs + 1,), (rhs + 1,)), ((lhs,), (rhs,))), (((lhs,), (rhs,)), ((), ()))]
+        pieces = [list(zip(*parts, strict=True)) for parts in cut]
+        return [_Factors(*parts) for parts in zip(*pieces, numbers, strict=False)]  # there may be no rest
 
-    Those without a batch whose contracted axes are neighbours: then they may be one axis, and what is made of that has
-    strides. Others stay as they are.
-    """
-    contracts, (batch, _) = factors.numbers
-    contracts = list(zip(*sorted(zip(*contracts, strict=True)), strict=True))
-    size = _terms(factors) // max(count, 1) // UNIT * UNIT
-    adjacent = all(axes == tuple(range(axes[0], axes[0] + len(axes))) for axes in contracts)
-    if count < 2 or not size or batch or not adjacent:
-        return [factors]
-    cut = [
-        [_placed(lambda v, axes=axes: _cut(v, axes, count, size), [part], eqn, made) for part in parts]
-        for parts, axes in zip((factors.lhs, factors.rhs), contracts, strict=True)
-    ]
-    lhs, rhs = (axes[0] for axes in contracts)
-    numbers = [(((lhs + 1,), (rhs + 1,)), ((lhs,), (rhs,))), (((lhs,), (rhs,)), ((), ()))]
-    pieces = [list(zip(*parts, strict=True)) for parts in cut]
-    return [_Factors(*parts) for parts in zip(*pieces, numbers, strict=False)]  # there may be no rest
+    def placed(
+        self, function: Callable, how: tuple, invars: Sequence[Atom], eqn: Eqn, made: list[Eqn]
+    ) -> list[Atom]:
+        """The results of ``function(*how, *invars)``, whose equations are added to those made; it is traced once."""
+        key = function, how, *[a.aval for a in invars]
+        body = self.bodies.get(key)
+        if body is None:
+            traced = stage(functools.partial(function, *how), [a.aval for a in invars], eqn.prim.name)
+            body = self.bodies[key] = simplify(traced)
+        call = Eqn(eqn.prim, list(invars), [Var(a) for a in body.out_avals], {}, eqn.source)
+        results: dict[Any, Atom] = {}
+        made += put_in_place(call, body, invars, results.__setitem__)
+        return [results[v] for v in call.outvars]
 
 
 def _terms(factors: _Factors) -> int:
@@ -298,16 +305,13 @@ def _sum(eqn: Eqn, orders: Iterable[int], algorithm: Algorithm, factors: _Factor
     return total[0]
 
 
-def _placed(function: Callable, invars: Sequence[Atom], eqn: Eqn, made: list[Eqn]) -> list[Atom]:
-    """The results of a function of values, whose equations are added to those made."""
-    body = simplify(stage(function, [a.aval for a in invars], eqn.prim.name))
-    call = Eqn(eqn.prim, list(invars), [Var(a) for a in body.out_avals], {}, eqn.source)
-    results: dict[Any, Atom] = {}
-    made += put_in_place(call, body, invars, results.__setitem__)
-    return [results[v] for v in call.outvars]
-
-
 # -- what the equations are traced from --------------------------------------------------------------
+
+
+def _ordered_parts(
+    order: tuple[int, ...], contract: tuple[int, ...], algorithm: Algorithm, x: Any
+) -> list[Any]:
+    return parts_of(transpose(x, order), contract, algorithm)
 
 
 def parts_of(x: Any, contract: tuple[int, ...], algorithm: Algorithm) -> list[Any]:
@@ -329,7 +333,7 @@ def parts_of(x: Any, contract: tuple[int, ...], algorithm: Algorithm) -> list[An
     return [*parts, *roots]
 
 
-def _cut(x: Any, axes: tuple[int, ...], count: int, size: int) -> list[Any]:
+def _cut(axes: tuple[int, ...], count: int, size: int, x: Any) -> list[Any]:
     """An array with neighbouring axes as one, of which so many pieces of one size are along an axis before it; and of
     that axis the rest, if there is one.
     """
@@ -360,20 +364,16 @@ def _scales(x: Any, contract: tuple[int, ...]) -> tuple[Any, Any]:
 
 
 def _levelled(
-    part: Any,
-    contract: tuple[int, ...],
-    roots: Sequence[Any],
-    contracts: Sequence[tuple[int, ...]],
-    batch: int,
+    contract: tuple[int, ...], contracts: tuple[tuple[int, ...], ...], batch: int, part: Any, *roots: Any
 ) -> list[Any]:
     """An operand without the scales of its rows and of those that they are multiplied by, and ``2^-j`` of the result.
 
     Args:
-      part: the operand, scaled by rows.
       contract: its contracted axes.
-      roots: of both operands, for each position of the batch and of the contracted axes.
       contracts: the contracted axes of both.
       batch: the number of axes of the batch.
+      part: the operand, scaled by rows.
+      roots: of both operands, for each position of the batch and of the contracted axes.
     """
     paired = lambda axes: (*range(batch), *(batch + sorted(axes).index(d) for d in axes))
     exponent = ew.add(
@@ -415,26 +415,34 @@ def _rows(x: Any) -> list[Any]:
 
 
 def _joined(
-    algorithm: Algorithm, before_rhs: int, batch: int, sums: Sequence[Any], roots: Sequence[Any]
-) -> Any:
+    algorithm: Algorithm, before_rhs: int, batch: int, rank: int, each: int, *given: Any
+) -> list[Any]:
     """The result of the leading sum and of the rest, with the scales taken out.
 
     Args:
       before_rhs: the number of axes of the result that are of the lhs: those of the batch, and its free ones.
       batch: the number of axes of the batch.
-      sums: the leading one, and that of the rest where there are more parts than one.
-      roots: of both operands, where they are scaled.
+      rank: the number of axes of the result.
+      each: how many arrays a sum is in.
+      given: the arrays of the leading sum and, where there are more parts than one, of that of the rest; then, of
+        operands that are scaled, the roots.
     """
-    total, *rest = sums
+    sums, roots = given[: each * min(algorithm.parts, 2)], given[each * min(algorithm.parts, 2) :]
+    total, *rest = (_total(sums[i : i + each], rank) for i in range(0, len(sums), each))
     for low in rest:
         low = ew.mul(ew.select(ew.ne(low, low), 0.0, low), 2.0**-algorithm.raised)
         total = ew.add(total, low)
     if not roots:
-        return total
+        return [total]
     shape = total.aval.shape
     lhs = broadcast_in_dim(roots[0], shape, tuple(range(before_rhs)))
     rhs = broadcast_in_dim(roots[1], shape, (*range(batch), *range(before_rhs, len(shape))))
-    return _times_twice(total, ew.mul(lhs, rhs))
+    return [_times_twice(total, ew.mul(lhs, rhs))]
+
+
+def _unscaled(batch: tuple[int, ...], total: Any, root: Any) -> list[Any]:
+    """A result with the scale of each position of the batch taken out."""
+    return [_times_twice(total, broadcast_in_dim(root, total.aval.shape, batch))]
 
 
 def _times_twice(total: Any, root: Any) -> Any:

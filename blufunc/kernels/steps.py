@@ -55,6 +55,12 @@ class KernelStep:
         """What is launched."""
         return self.launch.kernel
 
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """For each buffer, how many bytes behind the beginning of its value it begins."""
+        starts = self.launch.starts
+        return tuple([starts.get(b, 0) * b.dtype.itemsize for b in self.kernel.buffers])
+
 
 @dataclass(eq=False)
 class GroupStep:
@@ -236,7 +242,7 @@ class Planning:
         """The schedule, with what is cheap computed again where memory is scarce."""
         if not self.target.recompute:
             return self.schedule(self.jaxpr)
-        first = self.estimate(self.jaxpr)
+        first = self.estimate(self.jaxpr, search=False)
         again = _recomputing(first, self.origins, self.target)
         made = self.schedule(again)
         if again is not self.jaxpr and made.plan.peak_bytes > first.plan.peak_bytes:
@@ -247,9 +253,12 @@ class Planning:
         """The schedule of a variant, which may have origins of its own."""
         return self._scheduler(jaxpr, origins).run()
 
-    def estimate(self, jaxpr: Jaxpr, origins: Origins | None = None) -> Schedule:
-        """The steps of a variant, none of them a group, and their memory, but no kernels."""
-        return self._scheduler(jaxpr, origins).run(estimate=True)
+    def estimate(self, jaxpr: Jaxpr, origins: Origins | None = None, search: bool = True) -> Schedule:
+        """The steps of a variant, none of them a group, and their memory, but no kernels.
+
+        ``search``: whether to look for long for a packing of it, as a schedule does.
+        """
+        return self._scheduler(jaxpr, origins).run(estimate=True, search=search)
 
     def _scheduler(self, jaxpr: Jaxpr, origins: Origins | None) -> _Scheduler:
         common = max(self.origins.values(), default=0)
@@ -292,7 +301,7 @@ class _Scheduler:
         self.passed: dict[int, int] = {}  # the plan steps that make aliases
         self.index: dict[int, int] = {}  # of the steps of the fusion: the plan step that ends it
 
-    def run(self, estimate: bool = False) -> Schedule:
+    def run(self, estimate: bool = False, search: bool = True) -> Schedule:
         """The schedule; an estimate has the steps and their memory, but no kernels."""
         inputs = [self.id_of(v) for v in self.jaxpr.invars]
         for step in self.fusion.steps:
@@ -306,7 +315,8 @@ class _Scheduler:
         ]
         if self.target.group and not estimate:
             self.group()
-        made = plan(self.plan_steps, self.plan_values(set(inputs), outputs, labels=not estimate))
+        values = self.plan_values(set(inputs), outputs, labels=not estimate)
+        made = plan(self.plan_steps, values, search=search)
         return Schedule(
             self.jaxpr,
             self.fusion,
@@ -336,7 +346,9 @@ class _Scheduler:
             reads = [i for b, i in zip(buffers, ids, strict=True) if not b.written]
             writes = [i for b, i in zip(buffers, ids, strict=True) if b.written]
             pairs = tuple(
-                (ids[buffers.index(out)], ids[buffers.index(into)]) for out, into in same_place(launch.kernel)
+                (ids[buffers.index(out)], ids[buffers.index(into)])
+                for out, into in same_place(launch.kernel)
+                if into not in launch.starts  # of which there is more, that others may read
             )
             self.plan_steps.append(PlanStep(tuple(reads), tuple(writes), pairs, after=self.behind(reads)))
 

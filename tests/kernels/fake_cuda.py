@@ -28,6 +28,7 @@ from blufunc.kernels import (
     cuda_scatter,
     loop_interpreter,
 )
+from blufunc.kernels.cuda_attention_backward import ROWS_OF_SUM
 from blufunc.kernels.quiet import quietly
 from blufunc.nn import attention_call
 from tests.kernels.test_cuda_library import NumpyLibrary
@@ -250,7 +251,7 @@ class FakeCuda:
         finally:
             self.recording = None
 
-    def load(self, wanted, device, name):
+    def load(self, wanted, device, name, others=()):
         self.compiled += [w.kernels[0].name for w in wanted]
         functions = [Loaded(self, lambda pointers, w=w: self.interpret(w, pointers)) for w in wanted]
         return [str(k) for w in wanted for k in w.kernels], functions
@@ -446,11 +447,11 @@ class Attention:
 
     def _sum(self, place, x, strides):
         """Write the sums of each 16 tokens, in rows like those of the gradients."""
-        groups = -(-x.shape[1] // cuda_attention.ROWS_OF_SUM)
+        groups = -(-x.shape[1] // ROWS_OF_SUM)
         shape = (x.shape[0], groups, *x.shape[2:])
         to = self._view(place, shape, strides._replace(batch=groups * strides.token), np.dtype(np.float32))
         for group in range(groups):
-            to[:, group] = x[:, group * cuda_attention.ROWS_OF_SUM :][:, : cuda_attention.ROWS_OF_SUM].sum(1)
+            to[:, group] = x[:, group * ROWS_OF_SUM :][:, :ROWS_OF_SUM].sum(1)
 
     def _view(self, address, shape, strides, dtype):
         """An operand where its strides say."""

@@ -15,6 +15,7 @@ from blufunc.kernels.cuda_attention import (
     Tiling,
     key_kernels,
 )
+from blufunc.kernels.cuda_attention_backward import ROWS_OF_SUM
 from tests.kernels.cuda_machines import needs_nvrtc
 from tests.kernels.emulated_mma import Emulator
 
@@ -229,7 +230,7 @@ def test_kernels_on_the_host(emulator, shape, dtype, causal, tilings, packed):
 def test_sums_of_gradients_over_tokens_on_the_host(emulator, shape, dtype, causal, tilings):
     """Of sixteen tokens each, exactly as they are stored; the last of a batch entry may be of fewer."""
     case = Case(shape, dtype, packed=True)
-    groups = -(-shape.queries // cuda_attention.ROWS_OF_SUM)
+    groups = -(-shape.queries // ROWS_OF_SUM)
     sums = np.full((shape.batch, groups, 3, shape.heads, shape.features), np.nan, np.float32)
     arrays = case.arrays | {f"d{name}_sums": sums[:, :, i] for i, name in enumerate("qkv")}
     types = dict.fromkeys(("lse", "dq_sums", "dk_sums", "dv_sums"), "float *") | {"scratch": "float2 *"}
@@ -238,7 +239,7 @@ def test_sums_of_gradients_over_tokens_on_the_host(emulator, shape, dtype, causa
         launch(emulator, case, kernel, tilings[kernel.entry], causal, types, arrays)
     case.check(causal)
     stored = np.stack([case.arrays[f"d{n}"].astype(np.float32) for n in "qkv"], 2)
-    filled = np.zeros((shape.batch, groups * cuda_attention.ROWS_OF_SUM, *stored.shape[2:]), np.float32)
+    filled = np.zeros((shape.batch, groups * ROWS_OF_SUM, *stored.shape[2:]), np.float32)
     filled[:, : shape.queries] = stored
     want = filled.reshape(shape.batch, groups, -1, *stored.shape[2:]).sum(2)
     np.testing.assert_allclose(sums, want, rtol=1e-5, atol=1e-5 * np.abs(want).max())

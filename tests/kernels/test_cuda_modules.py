@@ -1,16 +1,21 @@
 """Kernels of programs become modules: what is compiled, what is shared, and what a launch is given."""
 
+import functools
+
 import numpy as np
 import pytest
 
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import nn
-from blufunc.kernels import cuda_modules, cuda_opaque, cuda_runtime, nvrtc
+from blufunc.core import dtypes
+from blufunc.kernels import cuda_attention, cuda_modules, cuda_opaque, cuda_runtime, cuda_scatter, nvrtc
+from blufunc.kernels.cuda_attention_mods import code_of
 from blufunc.kernels.cuda_backend import CudaBackend
 from blufunc.kernels.cuda_modules import Loaded, wanted_by
 from blufunc.kernels.cuda_program import TARGET
 from blufunc.kernels.steps import GroupStep, OpaqueStep, schedule
+from blufunc.nn.attention_mods import traced
 
 
 class Function:
@@ -53,6 +58,8 @@ def compiled(monkeypatch):
     monkeypatch.setattr(cuda_runtime, "Module", Module)
     monkeypatch.setattr(nvrtc, "compile_many", spied)
     monkeypatch.setattr(cuda_modules, "_modules", {})
+    for module, name in ((cuda_attention, "_function"), (cuda_scatter, "_functions")):  # which keep functions
+        monkeypatch.setattr(module, name, functools.lru_cache(getattr(module, name).__wrapped__))
     return texts
 
 
@@ -80,6 +87,58 @@ def test_kernels_of_one_text_are_one_function_in_one_module(compiled):
 def update(params, moments, grads):
     moments = [0.9 * m + 0.1 * g for m, g in zip(moments, grads)]
     return [p - 0.1 * m / (bnp.sqrt(m * m) + 1e-8) for p, m in zip(params, moments)], moments
+
+
+def test_kernels_one_after_another_are_in_different_modules(compiled, monkeypatch):
+    monkeypatch.setattr(cuda_modules, "_PER_MODULE", 2)
+    f = lambda *xs: [g(x) for g in (lambda x: nn.softmax(x, axis=1), lambda x: bnp.tanh(x.T)) for x in xs]
+    _, _, wanted = wanted_of(f, struct(48, 64), struct(48, 96))
+    texts, loaded = cuda_modules.load(wanted, 0, "program")
+    assert texts == compiled
+    within = [[n for n, one in enumerate(loaded) if f" {one.function.name}(" in text] for text in texts]
+    assert within == [[0, 2], [1]]
+
+
+def test_what_other_steps_are_written_in_is_compiled_beside_kernels(compiled):
+    double = bf.cuda_kernel("out[i] = 2 * x[i];", reference=lambda x: 2 * x, name="double_")
+
+    def f(table, rows, q, k, v):
+        attend = lambda q: nn.dot_product_attention(q, k, v, is_causal=True).sum()
+        return table.at[rows].add(1.0), bf.value_and_grad(attend)(q), double(table)
+
+    of_heads = [struct(1, 1024, 2, 64, dtype=dtypes.bfloat16)] * 3
+    traced = bf.jit(f).trace(struct(16, 8), struct(5, dtype=np.int32), *of_heads)
+    made = CudaBackend().draft(traced.jaxpr, (False,) * 5).schedule
+    others = dict.fromkeys(
+        t for s in made.steps if isinstance(s, OpaqueStep) for t in cuda_opaque.texts(s, 0)
+    )
+    names = [
+        "attention_forward",
+        "attention_key_gradient",
+        "attention_query_gradient",
+        "double_",
+        "scatter_add",
+    ]
+    assert sorted(name for _, name in others) == names
+    cuda_modules.load([], 0, "program", others)
+    assert compiled == [text for text, _ in others]
+    for text, name in others:
+        cuda_modules.module(text, 0, name)
+    assert len(compiled) == len(others)
+
+
+@pytest.mark.parametrize("parts, masked", [(0, False), (2, False), (0, True)])
+@pytest.mark.parametrize("kind", [cuda_attention.Forward, cuda_attention.Backward])
+def test_attention_asks_for_what_was_compiled(compiled, kind, parts, masked):
+    mods, _ = traced(nn.masks.sliding_window(20), None, np.dtype(np.float32))
+    code = code_of(mods, ()) if masked else cuda_attention.NO_CODE
+    dtype = dtypes.float16 if parts else dtypes.bfloat16
+    others = cuda_attention.texts(kind is cuda_attention.Forward, dtype, 64, True, "sm_90a", code, parts)
+    cuda_modules.load([], 0, "program", others)
+    shape, strides = cuda_attention.Shape(1, 64, 64, 2, 2, 64), cuda_attention.Strides(64 * 128, 128, 64)
+    count = 4 if kind is cuda_attention.Forward else 8
+    kind(shape, dtype, [strides] * count, 0.125, True, 0, code, parts)
+    assert compiled == [text for text, _ in others]
 
 
 def test_an_update_of_all_parameters_is_one_launch(compiled):

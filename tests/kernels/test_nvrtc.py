@@ -110,7 +110,7 @@ def test_cache(tmp_path, monkeypatch):
 @pytest.mark.parametrize("workers", [1, 4])
 def test_many(workers, tmp_path):
     texts = [(SCALE.replace("2.0f", f"{i}.0f"), f"scale{i}") for i in range(6)]
-    together = nvrtc.compile_many(texts, "sm_90", workers, cache=DiskCache(tmp_path))
+    together = list(nvrtc.compile_many(texts, "sm_90", workers, cache=DiskCache(tmp_path)))
     assert together == [nvrtc.build(text, "sm_90", name).cubin for text, name in texts]
 
 
@@ -118,7 +118,7 @@ def test_many(workers, tmp_path):
 def test_many_with_a_mistake(tmp_path):
     texts = [(SCALE, "good"), ("not C++", "bad"), ("neither", "worse")]
     with pytest.raises(errors.CompileError, match="'bad'"):
-        nvrtc.compile_many(texts, "sm_90", 2, cache=DiskCache(tmp_path))
+        list(nvrtc.compile_many(texts, "sm_90", 2, cache=DiskCache(tmp_path)))
 
 
 BROKEN = """\
