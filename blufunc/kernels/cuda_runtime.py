@@ -396,7 +396,7 @@ class Kernel:
         self.name = name
         self._function = module.function(name)
         self.pointer: int = self._function.ptr
-        self._shared = UNASKED_BYTES
+        self._shared = 0  # bytes that may be asked for
 
     def launch(
         self, grid: Sequence[int], block: Sequence[int], shared: int, args: Sequence[Any], stream: Any
@@ -419,13 +419,20 @@ class Kernel:
         return Launch(self, _three(grid, "grid"), _three(block, "block"), shared, Arguments(args))
 
     def allow_shared(self, nbytes: int) -> None:
-        """Let blocks have ``nbytes`` of dynamic shared memory: beyond 48 KiB the driver wants to be told."""
-        if nbytes <= self._shared:
+        """Let blocks have ``nbytes`` of dynamic shared memory.
+
+        Beyond 48 KiB the driver wants to be told, those included that the kernel has of itself.
+        """
+        if not nbytes or nbytes <= self._shared:
             return
         import cupy
 
         driver = cupy.cuda.driver
-        limit = properties(cupy.cuda.runtime.getDevice()).shared_per_block
+        own = driver.funcGetAttribute(driver.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, self.pointer)
+        if nbytes + own <= UNASKED_BYTES:
+            self._shared = nbytes
+            return
+        limit = properties(cupy.cuda.runtime.getDevice()).shared_per_block - own
         if nbytes > limit:
             raise errors.ValueRangeError(
                 f"the kernel {self.name} asks for {nbytes} bytes of shared memory for each block.",

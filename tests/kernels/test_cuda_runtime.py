@@ -338,6 +338,8 @@ extern "C" __global__ void axpy(const float* x, float* y, float a, int n) {
 }
 extern "C" __global__ void reversed(const float* x, float* y, int n) {
   extern __shared__ float held[];
+  __shared__ volatile float more[256];  // of its own, which counts too
+  more[threadIdx.x % 256] = 0;
   for (int i = threadIdx.x; i < n; i += blockDim.x) held[i] = x[i];
   __syncthreads();
   for (int i = threadIdx.x; i < n; i += blockDim.x) y[i] = held[n - 1 - i];
@@ -367,8 +369,8 @@ def test_launches_with_changing_arguments(module):
 
 
 @gpu
-def test_more_shared_memory_than_a_block_has_by_itself(module):
-    n = 20_000  # 80 kB
+@pytest.mark.parametrize("n", [10_000, 12_288, 20_000])  # 40, 48 and 80 kB
+def test_more_shared_memory_than_a_block_has_by_itself(module, n):
     x, y = np.arange(n, dtype=np.float32), cuda_memory.to_device(np.zeros(n, np.float32))
     kernel = module.kernel("reversed")
     args = [cuda_memory.to_device(x), y, np.int32(n)]
