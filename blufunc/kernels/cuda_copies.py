@@ -48,9 +48,8 @@ class RowCopies(WideAccess):
         each of them few registers: all of them in flight at once would not fit."""
         if self.copy is None:
             return False
-        lanes = {self.cuts[s.range].vector, self.cuts[s.range].innermost}
-        loads = [v for x in s.body for v in post_order(values_of(x)) if v.op == "load" and v.ranges() & lanes]
-        return len({v.attr[0] for v in loads} - {self.copy.source, self.copy.row}) > 1
+        loads = [v.attr[0] for x in s.body for v in post_order(values_of(x)) if v.op == "load"]
+        return len({b for b in loads if b is not self.copy.source}) > 1
 
     def copy_row(self, cut: Vectors) -> None:
         """Begin to copy the row: in bulk; or vectors in a group each, by the thread that is going to read them."""
