@@ -26,10 +26,12 @@ import numpy as np
 import blufunc as bf
 from benchmarks.gpu_peers import gpt2, gpt2_blufunc
 from blufunc import optim
+from blufunc.core import dtypes
 from blufunc.core.passes import simplify
-from blufunc.kernels import cuda_modules, cuda_program, nvrtc
+from blufunc.kernels import cuda_memory, cuda_modules, cuda_program, cuda_runtime, nvrtc
 from blufunc.kernels.cost import cost_of
 from blufunc.kernels.cstyle_cuda import CudaKernel, render_group, render_many
+from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.loopir import Buffer
 from blufunc.kernels.steps import OpaqueStep, Schedule
 from examples.gpt import model
@@ -157,43 +159,40 @@ def rendered(case: Case) -> CudaKernel:
 
 def timed(case: Case, kernel: CudaKernel, cubin: bytes) -> float:
     """Microseconds of a launch: the mean of some, one behind the other."""
-    import cupy
-
-    from blufunc.kernels import cuda_runtime
-
+    cuda_runtime.use_device(0)
     stream = cuda_runtime.compute_stream(0)
-    with stream:
-        arrays = {}
-        for b, place in zip(case.buffers, case.places, strict=True):
-            x = _filled(b)
-            if place not in arrays or arrays[place].nbytes < x.nbytes:
-                arrays[place] = x
-        addresses = [arrays[place].data.ptr for place in case.places]
-        counters = cupy.zeros(max(1, kernel.counters), np.uint32)
-        loaded = cuda_modules.Loaded(
-            cuda_runtime.Module(cubin).kernel(kernel.entry),
-            kernel.grid, kernel.block, kernel.shared_bytes, kernel.counters, kernel.segments > 0,
-        )  # fmt: skip
-        launch, _ = loaded.prepare([*addresses, *([counters.data.ptr] if kernel.counters else [])])
-        for _ in range(3):
-            launch(stream.ptr)
-        stream.synchronize()
-        us = 1e3 * cuda_runtime.elapsed_ms(lambda: launch(stream.ptr), stream, _REPEATS)
-        arrays.clear()
-        cupy.get_default_memory_pool().free_all_blocks()
-    return us
+    arrays: dict[Any, DeviceBuffer] = {}
+    for b, place in zip(case.buffers, case.places, strict=True):
+        if place not in arrays or arrays[place].nbytes < b.size * b.dtype.itemsize:
+            arrays[place] = filled(b)
+    counters = cuda_memory.to_device(np.zeros(max(1, kernel.counters), np.uint32))
+    loaded = cuda_modules.Loaded(
+        cuda_runtime.Module(cubin).kernel(kernel.entry),
+        kernel.grid, kernel.block, kernel.shared_bytes, kernel.counters, kernel.segments > 0,
+    )  # fmt: skip
+    behind = [counters.ptr] if kernel.counters else []
+    launch, _ = loaded.prepare([*(arrays[place].ptr for place in case.places), *behind])
+    for _ in range(3):
+        launch(stream.ptr)
+    return 1e3 * cuda_runtime.elapsed_ms(lambda: launch(stream.ptr), stream, _REPEATS)
 
 
-def _filled(b: Buffer) -> Any:
-    """Memory of a buffer: random numbers where it has floats, else zeros."""
-    import cupy
-
-    if (b.dtype.kind == "f" and b.dtype.itemsize in (2, 4)) or b.dtype.name == "bfloat16":
-        x = cupy.random.standard_normal(b.size, dtype=np.float32)
-        if b.dtype.name == "bfloat16":
-            return (x.view(np.uint32) >> 16).astype(np.uint16)
-        return x.astype(b.dtype)
-    return cupy.zeros(max(1, b.size * b.dtype.itemsize), np.uint8)
+def filled(b: Buffer) -> DeviceBuffer:
+    """Memory of a buffer: random numbers, again and again, where it has floats; else zeros."""
+    stream = cuda_runtime.compute_stream(0)
+    buffer = cuda_memory.allocate((b.size,), b.dtype)
+    if not dtypes.is_floating(b.dtype):
+        cuda_runtime.fill_zero(buffer.ptr, buffer.nbytes, stream)
+        return buffer
+    some = np.random.default_rng(b.size).standard_normal(min(b.size, 1 << 20)).astype(b.dtype)
+    cuda_runtime.copy_in(buffer.ptr, some)
+    done = some.nbytes
+    while done < buffer.nbytes:
+        more = min(done, buffer.nbytes - done)
+        cuda_runtime.copy_on_device(buffer.ptr + done, buffer.ptr, more, stream)
+        done += more
+    stream.synchronize()
+    return buffer
 
 
 if __name__ == "__main__":
