@@ -13,9 +13,12 @@ from __future__ import annotations
 
 import argparse
 import ast
+import dataclasses
 import importlib
+import os
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,10 +26,12 @@ import numpy as np
 import blufunc as bf
 from benchmarks.gpu_peers import gpt2, gpt2_blufunc
 from blufunc import optim
+from blufunc.core import dtypes
 from blufunc.core.passes import simplify
-from blufunc.kernels import cuda_modules, cuda_program, nvrtc
+from blufunc.kernels import cuda_memory, cuda_modules, cuda_program, cuda_runtime, nvrtc
 from blufunc.kernels.cost import cost_of
 from blufunc.kernels.cstyle_cuda import CudaKernel, render_group, render_many
+from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.loopir import Buffer
 from blufunc.kernels.steps import OpaqueStep, Schedule
 from examples.gpt import model
@@ -61,39 +66,41 @@ def main() -> None:
     """Print a line for each kernel, those that lose most first."""
     o = _parser().parse_args()
     for text in o.set:
-        name, _, value = text.partition("=")
-        module, _, constant = name.partition(".")
-        found = importlib.import_module(f"blufunc.kernels.{module}")
-        if not hasattr(found, constant):
-            raise SystemExit(f"--set {text}: blufunc.kernels.{module} has no {constant}")
-        setattr(found, constant, ast.literal_eval(value))
+        change(*text.split("=", 1))
+    chosen = [
+        c for c in cases(planned(o)) if o.kernel in c.wanted.kernels[0].name and c.nbytes >= _LEAST_BYTES
+    ]
+    kernels = [rendered(c) for c in chosen]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        built = list(pool.map(lambda k: nvrtc.build(k.source, o.arch, k.entry), kernels))
     lines = []
-    for case in cases(planned(o)):
-        if o.kernel not in case.wanted.kernels[0].name or case.nbytes < _LEAST_BYTES:
-            continue
-        kernel = rendered(case)
-        found = nvrtc.build(kernel.source, o.arch, kernel.entry)
-        us = float("nan") if o.plan else timed(case, kernel, found.cubin)
-        least = case.nbytes / o.rate / 1e6
-        lost = case.calls * ((case.nbytes / 1e9 if o.plan else us - least) / 1e3)
-        u = found.resources()[kernel.entry]
+    for case, kernel, binary in zip(chosen, kernels, built, strict=True):
+        us = float("nan") if o.plan else timed(case, kernel, binary.cubin)
+        lost = case.calls * (0 if o.plan else us - case.nbytes / o.rate / 1e6) / 1e3
+        u = binary.resources()[kernel.entry]
         lines.append(
-            (lost, f"{lost:8.3f} {case.calls:4d} x {us:8.1f} us {case.nbytes / us / 1e6:5.2f} TB/s"
-            f"  R {case.reads / 1e9:6.3f} W {case.writes / 1e9:6.3f} GB, {kernel.grid[0]} x {kernel.block[0]},"
-            f" {u.registers} registers{f' {u.spill_stores} spilt' if u.spill_stores else ''},"
-            f" {(u.shared + kernel.shared_bytes) >> 10} KiB  {kernel.entry}")
+            (lost, f"{lost:8.3f} {case.calls:5d} {us:8.1f} {case.nbytes / us / 1e6:6.2f}"
+            f"  {case.reads / 1e9:7.3f} {case.writes / 1e9:7.3f}  {kernel.grid[0]:6d} x {kernel.block[0]:4d}"
+            f" {u.registers:4d} {u.spill_stores:6d} {(u.shared + kernel.shared_bytes) >> 10:4d}  {kernel.entry}")
         )  # fmt: skip
-    print("ms lost  calls   each")
+    print(" ms lost calls       us   TB/s  GB read written   grid x block regs spilt  KiB  kernel")
     for _, line in sorted(lines, key=lambda pair: -pair[0]):
         print(line)
+
+
+def change(name: str, value: str) -> None:
+    """Let a constant of a module of ``blufunc.kernels``, or a field of one, be something else."""
+    module, constant, *fields = name.split(".")
+    found = importlib.import_module(f"blufunc.kernels.{module}")
+    old = getattr(found, constant)
+    new = ast.literal_eval(value)
+    setattr(found, constant, dataclasses.replace(old, **{fields[0]: new}) if fields else new)
 
 
 def _parser() -> argparse.ArgumentParser:
     p = gpt2_blufunc.parser()
     p.add_argument("--kernel", default="", help="those with this in their names")
-    p.add_argument(
-        "--set", action="append", default=[], help="MODULE.NAME=VALUE, a constant of blufunc.kernels"
-    )
+    p.add_argument("--set", action="append", default=[], help="MODULE.NAME[.FIELD]=VALUE, of blufunc.kernels")
     p.add_argument("--rate", type=float, default=4.1, help="TB/s that can be reached")
     p.add_argument("--arch", default="sm_90a")
     p.add_argument("--plan", action="store_true", help="launch nothing")
@@ -152,43 +159,40 @@ def rendered(case: Case) -> CudaKernel:
 
 def timed(case: Case, kernel: CudaKernel, cubin: bytes) -> float:
     """Microseconds of a launch: the mean of some, one behind the other."""
-    import cupy
-
-    from blufunc.kernels import cuda_runtime
-
+    cuda_runtime.use_device(0)
     stream = cuda_runtime.compute_stream(0)
-    with stream:
-        arrays = {}
-        for b, place in zip(case.buffers, case.places, strict=True):
-            x = _filled(b)
-            if place not in arrays or arrays[place].nbytes < x.nbytes:
-                arrays[place] = x
-        addresses = [arrays[place].data.ptr for place in case.places]
-        counters = cupy.zeros(max(1, kernel.counters), np.uint32)
-        loaded = cuda_modules.Loaded(
-            cuda_runtime.Module(cubin).kernel(kernel.entry),
-            kernel.grid, kernel.block, kernel.shared_bytes, kernel.counters, kernel.segments > 0,
-        )  # fmt: skip
-        launch, _ = loaded.prepare([*addresses, *([counters.data.ptr] if kernel.counters else [])])
-        for _ in range(3):
-            launch(stream.ptr)
-        stream.synchronize()
-        us = 1e3 * cuda_runtime.elapsed_ms(lambda: launch(stream.ptr), stream, _REPEATS)
-        arrays.clear()
-        cupy.get_default_memory_pool().free_all_blocks()
-    return us
+    arrays: dict[Any, DeviceBuffer] = {}
+    for b, place in zip(case.buffers, case.places, strict=True):
+        if place not in arrays or arrays[place].nbytes < b.size * b.dtype.itemsize:
+            arrays[place] = filled(b)
+    counters = cuda_memory.to_device(np.zeros(max(1, kernel.counters), np.uint32))
+    loaded = cuda_modules.Loaded(
+        cuda_runtime.Module(cubin).kernel(kernel.entry),
+        kernel.grid, kernel.block, kernel.shared_bytes, kernel.counters, kernel.segments > 0,
+    )  # fmt: skip
+    behind = [counters.ptr] if kernel.counters else []
+    launch, _ = loaded.prepare([*(arrays[place].ptr for place in case.places), *behind])
+    for _ in range(3):
+        launch(stream.ptr)
+    return 1e3 * cuda_runtime.elapsed_ms(lambda: launch(stream.ptr), stream, _REPEATS)
 
 
-def _filled(b: Buffer) -> Any:
-    """Memory of a buffer: random numbers where it has floats, else zeros."""
-    import cupy
-
-    if (b.dtype.kind == "f" and b.dtype.itemsize in (2, 4)) or b.dtype.name == "bfloat16":
-        x = cupy.random.standard_normal(b.size, dtype=np.float32)
-        if b.dtype.name == "bfloat16":
-            return (x.view(np.uint32) >> 16).astype(np.uint16)
-        return x.astype(b.dtype)
-    return cupy.zeros(max(1, b.size * b.dtype.itemsize), np.uint8)
+def filled(b: Buffer) -> DeviceBuffer:
+    """Memory of a buffer: random numbers, again and again, where it has floats; else zeros."""
+    stream = cuda_runtime.compute_stream(0)
+    buffer = cuda_memory.allocate((b.size,), b.dtype)
+    if not dtypes.is_floating(b.dtype):
+        cuda_runtime.fill_zero(buffer.ptr, buffer.nbytes, stream)
+        return buffer
+    some = np.random.default_rng(b.size).standard_normal(min(b.size, 1 << 20)).astype(b.dtype)
+    cuda_runtime.copy_in(buffer.ptr, some)
+    done = some.nbytes
+    while done < buffer.nbytes:
+        more = min(done, buffer.nbytes - done)
+        cuda_runtime.copy_on_device(buffer.ptr + done, buffer.ptr, more, stream)
+        done += more
+    stream.synchronize()
+    return buffer
 
 
 if __name__ == "__main__":
