@@ -38,7 +38,7 @@ from blufunc.kernels.machine import Machine
 from blufunc.kernels.plan_types import Plan
 from blufunc.kernels.report import line_of
 from blufunc.kernels.stages import show_stages
-from blufunc.kernels.steps import OpaqueStep, Planning, Schedule
+from blufunc.kernels.steps import OpaqueStep, Planning, Schedule, uncollected
 from blufunc.kernels.timing import StepTime
 
 TARGET = dataclasses.replace(
@@ -57,6 +57,7 @@ TARGET = dataclasses.replace(
 _programs: weakref.WeakSet[CudaProgram] = weakref.WeakSet()
 
 
+@uncollected()
 def planned(jaxpr: Jaxpr, donated: Sequence[bool], arch: str, budget: int | None = None) -> Schedule:
     """The schedule of a simplified jaxpr on a CUDA device of an architecture, its peak within a budget in bytes."""
     jaxpr, told = in_kernels(jaxpr, arch)
@@ -104,6 +105,7 @@ class CudaProgram:
       OutOfMemoryError: the device has no room for the program's temporaries.
     """
 
+    @uncollected()
     def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], device: int = 0, budget: int | None = None):
         self.device, self.name = device, jaxpr.name or "program"
         self.jaxpr = simplify(jaxpr)

@@ -29,6 +29,9 @@ _OPTIONS = ("--std=c++17", "-default-device", "--fmad=true", "--ptxas-options=-v
 _INSTALL = "pip install blufunc[cuda13] (or cuda12, to match the driver)"
 
 _INCLUDE = re.compile(r"^\s*#\s*include\b", re.MULTILINE)
+_COMMENT = re.compile(r"^[ \t]*//.*\n", re.MULTILINE)
+# raw strings, comments of several lines, lines that go on, numbers of lines
+_NOT_LINES = re.compile(r'R"|/\*|\\\n|\?\?/|__LINE__|(?<!static_)assert')
 _USER_LINE = re.compile(r"//\s*at (.+:\d+.*)")
 _ERROR = re.compile(r"\((?P<line>\d+)\): (?:catastrophic )?error: (?P<what>.*)")
 _PTXAS_ERROR = re.compile(r"ptxas .*(?:error|fatal)\s*: (?P<what>.*)")
@@ -199,12 +202,20 @@ def compile(
       UnsupportedError: there is no NVRTC, or it does not know ``arch``.
     """
     disk = _disk() if cache is None else cache
-    key = key_of(source, arch, repr(version()), *_OPTIONS, *options)
+    key = key_of(_code_of(source), arch, repr(version()), *_OPTIONS, *options)
     cubin = disk.get(key)
     if cubin is None:
         cubin = build(source, arch, name, options).cubin
         disk.put(key, cubin, source, ".cubin")
     return cubin
+
+
+def _code_of(source: str) -> str:
+    """A text without the lines that are comments: they say where the user's lines are, and no binary depends on that.
+
+    Texts in which such a line could be something else, or go on, stay as they are.
+    """
+    return source if _NOT_LINES.search(source) else _COMMENT.sub("", source)
 
 
 def compile_many(

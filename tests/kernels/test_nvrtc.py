@@ -99,11 +99,31 @@ def test_cache(tmp_path, monkeypatch):
     assert nvrtc.compile(SCALE, "sm_90", cache=DiskCache(tmp_path)) == first and len(built) == 1
     nvrtc.compile(SCALE, "sm_80", cache=disk)
     nvrtc.compile(SCALE, "sm_90", options=["--fmad=false"], cache=disk)
-    nvrtc.compile(SCALE + "// other\n", "sm_90", cache=disk)
+    nvrtc.compile(SCALE.replace("2.0f", "4.0f"), "sm_90", cache=disk)
     monkeypatch.setattr(nvrtc, "version", lambda: (99, 0))
     nvrtc.compile(SCALE, "sm_90", cache=disk)
     assert len(built) == 5
     assert SCALE in "".join(path.read_text() for path in tmp_path.glob("*.txt"))
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    "first, second, same",
+    [
+        (f"  // at a.py:1 (f)\n{SCALE}", f"\t// at a.py:22 (f)\n// and more\n{SCALE}", True),
+        (f"{SCALE}// one\n", SCALE, True),
+        (SCALE, SCALE.replace("2.0f", "3.0f"), False),
+        (f"// a \\\nfloat before = 1;\n{SCALE}", f"// b \\\nfloat before = 1;\n{SCALE}", False),
+        (f"// a\nstatic int line = __LINE__;\n{SCALE}", f"static int line = __LINE__;\n{SCALE}", False),
+        (f"/*\n// */ // a\n{SCALE}", f"/*\n// */ // b\n{SCALE}", False),
+    ],
+)
+def test_where_the_users_lines_are_does_not_matter(first, second, same, tmp_path, monkeypatch):
+    built, build = [], nvrtc.build
+    monkeypatch.setattr(nvrtc, "build", lambda source, *args: built.append(source) or build(source, *args))
+    for text in (first, second):
+        nvrtc.compile(text, "sm_90", cache=DiskCache(tmp_path))
+    assert built == ([first] if same else [first, second])
 
 
 @needs_nvrtc
