@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from blufunc.core.jaxpr import Eqn, Jaxpr, Var
 from blufunc.kernels.budget_cuts import Choice, Cuts
 from blufunc.kernels.budget_report import Dropped, bought_of, dropped, no_plan
+from blufunc.kernels.budget_times import plan_seconds
 from blufunc.kernels.steps import Planning, Schedule, uncollected
 
 _PEAKS = 5
@@ -95,6 +96,7 @@ class _Search:
         self.planning, self.budget, self.default = planning, budget, default
         self.machine = planning.target.machine
         self.start = _Trial(default.jaxpr, planning.origins, planning.estimate(default.jaxpr))
+        self.default_seconds = plan_seconds(self.start.made, self.machine)
         self.floor = 0  # no cut of the first peak leaves less
         self.most_seconds = 0.0
         self.plans = 0
@@ -167,13 +169,12 @@ class _Search:
                     break
                 choice = chosen(_RATES[k])
                 key = frozenset(choice.again)
-                most = self.most_seconds if fits is None else fits.seconds
-                if key in seen or trial.seconds + choice.seconds >= most:
+                if key in seen or trial.seconds + choice.seconds >= self.most_seconds:
                     break
                 seen.add(key)
                 found = self.tried(trial, cuts, choice)
                 lowest = min(lowest, found, key=lambda t: t.peak)
-                if found.peak <= aim:
+                if found.peak <= aim and (fits is None or found.seconds < fits.seconds):
                     fits = found
                 if found.peak <= aim or found.peak > _NEARLY * aim:
                     break
@@ -191,5 +192,5 @@ class _Search:
         jaxpr = cuts.program(choice, origins)
         made = self.planning.estimate(jaxpr, origins)
         entries = [dropped(v, cuts.maker[v]) for v in cuts.dropped(choice)]
-        seconds = trial.seconds + choice.seconds
+        seconds = plan_seconds(made, self.machine) - self.default_seconds
         return _Trial(jaxpr, origins, made, seconds, (*trial.dropped, *entries))
