@@ -67,7 +67,11 @@ def from_argument(eqn: Eqn) -> tuple[Eqn, ...]:
     They are the definition, of the argument as it is stored; a library may compute the activation before it rounds the
     argument, so that last bits differ.
     """
-    if eqn.prim not in (dot_gelu_p, dot_bias_gelu_p) or len(eqn.outvars) != 2 or DropVar in map(type, eqn.outvars):
+    if (
+        eqn.prim not in (dot_gelu_p, dot_bias_gelu_p)
+        or len(eqn.outvars) != 2
+        or DropVar in map(type, eqn.outvars)
+    ):
         return ()
     body = eqn.params["jaxpr"]
     place: dict[Any, Any] = dict(zip(body.outvars, eqn.outvars, strict=True))
@@ -75,7 +79,9 @@ def from_argument(eqn: Eqn) -> tuple[Eqn, ...]:
     after = [e for e in body.eqns if argument not in e.outvars]
     for v in (v for e in after for v in e.outvars):
         place.setdefault(v, Var(v.aval))
-    return tuple(e.with_vars([place.get(a, a) for a in e.invars], [place[v] for v in e.outvars]) for e in after)
+    return tuple(
+        e.with_vars([place.get(a, a) for a in e.invars], [place[v] for v in e.outvars]) for e in after
+    )
 
 
 def is_activation(eqn: Eqn) -> bool:

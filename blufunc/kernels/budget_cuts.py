@@ -189,7 +189,9 @@ class Cuts(Repeatable):
             elif not self._is_repeatable(eqn, segment):
                 network.edge(v, "sink", price)
             else:
-                network.edge(v, eqn, price + min(price, int(self.waiting.get(v, 0.0) / rate)))
+                waiting = int(self.waiting.get(v, 0.0) / rate)
+                # time that would be saved is no reason by itself to compute something again
+                network.edge(v, eqn, price + (min(price, waiting) if v in self.first_late else waiting))
             if eqn not in equations and self._is_repeatable(eqn, segment):
                 equations.add(eqn)
                 network.edge(eqn, "sink", 1 + int(self.seconds[eqn] / rate))

@@ -5,21 +5,21 @@ before the peak, each with what it reads in memory and with the seconds that com
 waits for whom. All times are estimates for a ``Machine``: a library call takes its roofline, and so does a kernel. So
 products, which do arithmetic, and operations on elements, which move bytes, are weighed on one scale.
 
-An equation that is computed again is part of the kernel behind the peak that reads it. So if kernels are all who
-reads its result, that is not written then, nor read, as it would be if it were kept; for a library call it is written.
-What it reads costs its time once for a kernel; and, if it is of the same kernel before the peak, only where computing
-again begins, which is what a ``Link`` says. Another kind of link goes from the activation that a product computes to its
-argument, which the product stores as well: where that is kept, the activation alone is computed again, by a kernel.
+An equation that is computed again becomes part of the kernel behind the peak that reads it. So where only kernels read
+its result, that is not written then, nor read, as it is if it is kept; for a library call it is written. What it reads
+costs its time once for a kernel; and, if it is of the same kernel before the peak, only where computing again begins,
+which is what a ``Link`` says. Another kind of link goes from the activation that a product computes to its argument,
+which the product stores as well: where that is kept, a kernel computes the activation alone again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from blufunc.core.jaxpr import DropVar, Eqn, Var, meets
+from blufunc.core.jaxpr import Eqn, Var, meets
 from blufunc.core.ops.barrier import optimization_barrier_p
 from blufunc.kernels.activation_epilogue import from_argument
 from blufunc.kernels.cost import arithmetic, of_eqn
@@ -136,6 +136,7 @@ class Repeatable(Divided):
         self.activations: dict[Var, Link] = {}
         self._kernels: dict[Var, int] = {}  # how many behind the peak read a value
         self._by_library: set[Var] = set()
+        self._fused: set[Var] = set()
         self._read_early = {v for step in self.steps[: self.at + 1] for v in step.inputs}
         for i, step in enumerate(self.steps):
             if not isinstance(step, Region):
@@ -148,7 +149,7 @@ class Repeatable(Divided):
                 self._add_activation(step.eqn)
             elif not step.eqns:  # a copy
                 (v,) = step.outputs
-                self._add(self.maker[v], step.inputs, self._moving(v, *step.inputs))
+                self._add(self.maker[v], step.inputs, self.machine.launch + self._moving(v, *step.inputs))
             else:
                 self._add_region(step)
         self.place = {e: i for i, e in enumerate(self.nodes)}
@@ -165,27 +166,41 @@ class Repeatable(Divided):
 
     def _add_region(self, region: Region) -> None:
         """The equations of a kernel: as parts of one that reads their results, or some of them, behind the peak."""
-        links: dict[Var, Link] = {}
+        reads = {e: list(dict.fromkeys(x for a in e.invars for x in self.leaves(a))) for e in region.eqns}
+        readers = Counter(x for found in reads.values() for x in found)
+        links = {x: link for x in readers if (link := self._link(x, region)).seconds}
+        fused = not any(x in self._fused for x in readers if x not in region.roles)
         for eqn in region.eqns:
-            reads = list(dict.fromkeys(x for a in eqn.invars for x in self.leaves(a)))
-            own = [links.setdefault(x, self._link(x, region)) for x in reads]
             seconds = arithmetic(eqn) / self.machine.flops
-            seconds += self._moving(*(v for v in eqn.outvars if v in region.outputs and self._is_written(v)))
-            self._add(eqn, reads, None if eqn.prim in POINTS else seconds)
-            self.links[eqn] = own
-            self.waiting.update((v, self._waiting(v)) for v in eqn.outvars if v in self.first_late)
+            written = [v for v in eqn.outvars if v in region.outputs and self._is_written(v)]
+            seconds += self._moving(*written) + self.machine.launch * len(written)
+            found = [links[x] for x in reads[eqn] if x in links]
+            alone = [link for link in found if link.maker is None and readers[link.operand] == 1]
+            seconds += sum(link.seconds for link in alone)
+            self._add(eqn, reads[eqn], None if eqn.prim in POINTS else seconds)
+            self.links[eqn] = [link for link in found if link not in alone]
+            self.waiting.update((v, self._waiting(v, region, fused)) for v in eqn.outvars)
+        if fused:
+            self._fused.update(v for v in region.roles if v in self._kernels)
 
     def _link(self, x: Var, region: Region) -> Link:
-        """What reading a value takes, for a part of a kernel."""
+        """What reading a value takes, for a part of a kernel: nothing, if another kernel reads it there anyway, or if
+        it is not in memory before.
+        """
         if x not in region.roles:
             return Link(x, self._moving(x))
-        if x in self._kernels:  # one of those reads it anyway
-            return Link(x, 0.0, self.maker[x])
-        return Link(x, self._moving(x) * (1 if x in region.outputs else 2), self.maker[x])
+        free = x in self._kernels or x not in region.outputs
+        return Link(x, 0.0 if free else self._moving(x), self.maker[x])
 
-    def _waiting(self, v: Var) -> float:
-        """What keeping a value takes: it may be written for that alone; and a kernel that computed it would not read it."""
-        return self._moving(v) * ((v not in self._read_early) + (v in self._kernels))
+    def _waiting(self, v: Var, region: Region, fused: bool) -> float:
+        """What keeping a value takes kernels: to write it, if nobody wants it in memory before, and to read it.
+
+        Of values that are made one from the other, as the stream of a network is, only every second one is taken for
+        computed by its reader (``fused``): the reader of what is made from it comes first, and would have to write it.
+        """
+        if v not in region.outputs:
+            return 2 * self._moving(v)
+        return self._moving(v) * ((v not in self._read_early) + (fused and v in self._kernels))
 
     def _is_written(self, v: Var) -> bool:
         """Whether a kernel that computes a value again has to write it."""
@@ -196,7 +211,8 @@ class Repeatable(Divided):
         if eqns := from_argument(eqn):
             result, argument = eqn.outvars
             work = sum(map(arithmetic, eqns)) / self.machine.flops
-            self.activations[result] = Link(argument, max(self._moving(result, argument), work), eqn, eqns)
+            seconds = self.machine.launch + max(self._moving(result, argument), work)
+            self.activations[result] = Link(argument, seconds, eqn, eqns)
 
     def _seconds_of(self, eqn: Eqn) -> float | None:
         """The time of a library call; None for what is done once: effects, exchanges, calls of the user's functions."""
@@ -204,17 +220,18 @@ class Repeatable(Divided):
         if once or not eqn.outvars or eqn_calls_back(eqn.prim, eqn.params):
             return None
         cost = of_eqn(eqn, "library")
-        return None if cost.unbounded else cost.seconds(self.machine)
+        return None if cost.unbounded else self.machine.launch + cost.seconds(self.machine)
 
 
 def plan_seconds(made: Schedule, machine: Machine) -> float:
-    """How long an estimated schedule takes if its steps run one after another, each in the time that it cannot go below."""
+    """How long an estimated schedule takes if its steps run one after another, each as fast as it can."""
     return sum(_step_seconds(s, machine) for s in made.fusion.steps)
 
 
 def _step_seconds(step: Step, machine: Machine) -> float:
     if isinstance(step, Region):
         moved = sum(nbytes(v) for v in dict.fromkeys([*step.inputs, *step.outputs]))
-        return max(moved / machine.bandwidth, sum(map(arithmetic, step.eqns)) / machine.flops)
+        work = sum(map(arithmetic, step.eqns)) / machine.flops
+        return machine.launch + max(moved / machine.bandwidth, work)
     free = step.eqn.prim is optimization_barrier_p
-    return 0.0 if free else of_eqn(step.eqn, "library").seconds(machine)
+    return 0.0 if free else machine.launch + of_eqn(step.eqn, "library").seconds(machine)

@@ -87,7 +87,7 @@ class Divided:
                     continue
                 maker = self.maker[atom]  # type: ignore[index]
                 if position[maker] not in missing:
-                    missing[position[maker]] = way = instead.get(atom, (maker,))  # type: ignore[call-overload]
+                    missing[position[maker]] = way = instead.get(atom, (maker,))  # type: ignore[arg-type]
                     own = {v for e in way for v in e.outvars}
                     pending.extend(a for e in way for a in e.invars if a not in own)
             joined = None
