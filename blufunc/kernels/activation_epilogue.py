@@ -18,7 +18,7 @@ from typing import Any
 
 from blufunc.core import dtypes
 from blufunc.core.avals import ShapedArray
-from blufunc.core.jaxpr import Eqn, Jaxpr, Var
+from blufunc.core.jaxpr import DropVar, Eqn, Jaxpr, Var
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.ops.elementwise import convert_p
 from blufunc.core.override import is_replaced
@@ -58,6 +58,30 @@ WITH_ACTIVATION = (dot_gelu_p, dot_bias_gelu_p, dot_dgelu_p)
 """Products whose first two operands and parameters mean what they mean to ``dot_general``."""
 
 _GELU, _GELU_GRAD = "gelu", "gelu_grad"
+
+
+def from_argument(eqn: Eqn) -> tuple[Eqn, ...]:
+    """The equations on elements that give a product's activation from its other result, the argument; none if it has
+    no such results.
+
+    They are the definition, of the argument as it is stored; a library may compute the activation before it rounds the
+    argument, so that last bits differ.
+    """
+    if (
+        eqn.prim not in (dot_gelu_p, dot_bias_gelu_p)
+        or len(eqn.outvars) != 2
+        or DropVar in map(type, eqn.outvars)
+    ):
+        return ()
+    body = eqn.params["jaxpr"]
+    place: dict[Any, Any] = dict(zip(body.outvars, eqn.outvars, strict=True))
+    _, argument = body.outvars
+    after = [e for e in body.eqns if argument not in e.outvars]
+    for v in (v for e in after for v in e.outvars):
+        place.setdefault(v, Var(v.aval))
+    return tuple(
+        e.with_vars([place.get(a, a) for a in e.invars], [place[v] for v in e.outvars]) for e in after
+    )
 
 
 def is_activation(eqn: Eqn) -> bool:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from blufunc.core.jaxpr import Eqn, Jaxpr, Var
 from blufunc.kernels.budget_cuts import Choice, Cuts
 from blufunc.kernels.budget_report import Dropped, bought_of, dropped, no_plan
+from blufunc.kernels.budget_times import plan_seconds
 from blufunc.kernels.steps import Planning, Schedule, uncollected
 
 _PEAKS = 5
@@ -43,7 +44,7 @@ _PLANS = 16
 _AIMS = 4
 """Aims for one budget."""
 
-_STEPS = 32
+_STEPS = 128
 _RATES = range(-3 * _STEPS, 12 * _STEPS)
 """Rates of exchange that are tried, as logarithms: the time that a byte is worth, in the time that it takes to move it.
 """
@@ -95,6 +96,7 @@ class _Search:
         self.planning, self.budget, self.default = planning, budget, default
         self.machine = planning.target.machine
         self.start = _Trial(default.jaxpr, planning.origins, planning.estimate(default.jaxpr))
+        self.default_seconds = plan_seconds(self.start.made, self.machine)
         self.floor = 0  # no cut of the first peak leaves less
         self.most_seconds = 0.0
         self.plans = 0
@@ -155,6 +157,7 @@ class _Search:
             self.floor = trial.peak - max(self.choices(cuts, s)(_RATES[-1]).freed for s in cuts.levels)
         fits: _Trial | None = None
         lowest = trial
+        most = self.most_seconds - trial.seconds
         seen: set[frozenset[Var]] = set()
         for segments in cuts.levels:
             chosen = self.choices(cuts, segments)
@@ -167,14 +170,14 @@ class _Search:
                     break
                 choice = chosen(_RATES[k])
                 key = frozenset(choice.again)
-                most = self.most_seconds if fits is None else fits.seconds
-                if key in seen or trial.seconds + choice.seconds >= most:
+                if key in seen or choice.seconds >= most:
                     break
                 seen.add(key)
                 found = self.tried(trial, cuts, choice)
                 lowest = min(lowest, found, key=lambda t: t.peak)
                 if found.peak <= aim:
-                    fits = found
+                    most = min(most, choice.seconds)  # an estimate of the same kind
+                    fits = min(fits or found, found, key=lambda t: t.seconds)
                 if found.peak <= aim or found.peak > _NEARLY * aim:
                     break
                 wanted = choice.freed + found.peak - aim
@@ -190,6 +193,7 @@ class _Search:
         origins = dict(trial.origins)
         jaxpr = cuts.program(choice, origins)
         made = self.planning.estimate(jaxpr, origins)
-        entries = [dropped(v, cuts.maker[v]) for v in cuts.dropped(choice)]
-        seconds = trial.seconds + choice.seconds
+        way = lambda v: ", from its argument," if v in choice.instead else ""
+        entries = [dropped(v, cuts.maker[v], way(v)) for v in cuts.dropped(choice)]
+        seconds = plan_seconds(made, self.machine) - self.default_seconds
         return _Trial(jaxpr, origins, made, seconds, (*trial.dropped, *entries))

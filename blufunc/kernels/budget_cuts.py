@@ -20,25 +20,16 @@ on blocks of many layers or on parts of one (T. Chen et al., "Training Deep Nets
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from blufunc.core.jaxpr import DropVar, Eqn, Jaxpr, Var, meets
-from blufunc.core.ops.barrier import optimization_barrier_p
-from blufunc.kernels.cost import arithmetic, of_eqn
+from blufunc.core.jaxpr import DropVar, Eqn, Jaxpr, Var
+from blufunc.kernels.budget_times import Link, Repeatable
 from blufunc.kernels.flow import UNLIMITED, Network
-from blufunc.kernels.fuse import Region
 from blufunc.kernels.machine import Machine
-from blufunc.kernels.numpy_program import eqn_calls_back
-from blufunc.kernels.point_control import POINTS
-from blufunc.kernels.repeat import Divided, nbytes
-from blufunc.kernels.steps import OpaqueStep, Schedule
-
-_ALL = 1 / 8
-"""What a byte counts that is free for all of the time, beside one that is for all of the time over budget: of values
-that are worth the same, those go first that are not needed for longest.
-"""
+from blufunc.kernels.repeat import nbytes
+from blufunc.kernels.steps import Schedule
 
 LEVELS = 7
 """Ways to divide the program: in 1, 2, 4, ... segments."""
@@ -51,17 +42,29 @@ class Choice:
     Attributes:
       again: the values, and for each the number of its segment.
       kept: values that are kept for that, whatever else is computed again.
+      instead: of ``again``, the activations that are computed from their argument and not with their product.
       freed: bytes that are not alive at the peak for it, less those that are alive instead.
       seconds: how long it takes to compute them, estimated.
     """
 
     again: dict[Var, int]
     kept: frozenset[Var]
+    instead: frozenset[Var]
     freed: int
     seconds: float
 
 
-class Cuts(Divided):
+@dataclass
+class _Side:
+    """What is on the source's side of a cut, or next to it: as in ``Choice``, of one segment."""
+
+    equations: list[Eqn]
+    instead: list[Var] = field(default_factory=list)
+    kept: list[Var] = field(default_factory=list)
+    seconds: float = 0.0
+
+
+class Cuts(Repeatable):
     """The choices that there are for a program.
 
     Args:
@@ -71,102 +74,11 @@ class Cuts(Divided):
 
     Attributes:
       levels: for each way to divide what is before the peak, its segments: ranges of places in ``nodes``.
-      excess: bytes to be freed at the peak.
     """
 
     def __init__(self, made: Schedule, budget: int, machine: Machine):
-        by_eqn = {id(s.eqn): s for s in made.fusion.steps if not isinstance(s, Region)}
-        self.steps = [by_eqn[id(s.eqn)] if isinstance(s, OpaqueStep) else s.region for s in made.steps]  # type: ignore[union-attr]
-        fusion = replace(made.fusion, steps=self.steps)
-        fusion.jaxpr = fusion.in_order()
-        assert made.plan.peak_step is not None
-        self.at = made.plan.order.index(made.plan.peak_step)
-        position = {id(e): i for i, e in enumerate(fusion.jaxpr.eqns)}
-        ran = [e for s in self.steps[: self.at + 1] for e in (s.eqns if isinstance(s, Region) else [s.eqn])]
-        super().__init__(fusion, max((position[id(e)] for e in ran), default=-1))
-        self.machine = machine
-        self.excess = made.plan.peak_bytes - budget
-        self._read_lives(made, budget)
-        self._find_nodes()
+        super().__init__(made, budget, machine)
         self.levels = self._divide()
-
-    # -- when values are alive ---------------------------------------------------------------------------
-
-    def _read_lives(self, made: Schedule, budget: int) -> None:
-        """When each variable in memory is written and read, and how much of the time over budget it waits."""
-        self.last_early: dict[Var, int] = {}
-        self.first_late: dict[Var, int] = {}
-        for i, step in enumerate(self.steps):
-            computed = step.roles if isinstance(step, Region) else ()
-            if i <= self.at:
-                self.last_early.update(dict.fromkeys([*step.outputs, *computed, *step.inputs], i))
-            else:
-                self.first_late.update((v, i) for v in step.inputs if v not in self.first_late)
-        profile = np.zeros(len(self.steps) + 1, np.int64)
-        for value, (start, end) in made.plan.spans.items():
-            if made.plan.values[value].kind == "temp":
-                profile[max(start, 0)] += made.plan.values[value].nbytes
-                profile[end + 1 :][:1] -= made.plan.values[value].nbytes
-        profile = profile.cumsum()[:-1]
-        over = profile + (made.plan.peak_bytes - profile[self.at]) > budget
-        self.over = np.concatenate([[0], over.cumsum()])
-        unplanned = {made.values[i] for i in made.unplanned}
-        aliased = {made.values[i] for pair in made.aliases.items() for i in pair}
-        self.fixed = {v for v in unplanned | aliased | self.results if isinstance(v, Var)}
-
-    def price(self, v: Var, until: int) -> int:
-        """The bytes that keeping a value from its last early reader to a step costs, by the share of the time over
-        budget in between.
-        """
-        if v in self.fixed:
-            return 0
-        begin = min(self.last_early[v] + 1, until)
-        share = (self.over[until] - self.over[begin]) / self.over[-1]
-        return int(nbytes(v) * (share + _ALL * (until - begin) / len(self.steps)))
-
-    # -- what can be computed again ----------------------------------------------------------------------
-
-    def _find_nodes(self) -> None:
-        """The equations before the peak that compute something, what each reads in memory, and how long it takes."""
-        self.nodes: list[Eqn] = []
-        self.reads: dict[Eqn, list[Var]] = {}
-        self.seconds: dict[Eqn, float] = {}  # without an entry: it is not computed twice
-        for step in self.steps[: self.at + 1]:
-            if not isinstance(step, Region):
-                self._add(step.eqn, list(dict.fromkeys(step.inputs)), self._seconds_of(step.eqn))
-            elif not step.eqns:  # a copy
-                (v,) = step.outputs
-                self._add(
-                    self.maker[v], step.inputs, (nbytes(v) + sum(map(nbytes, step.inputs))) / self._bandwidth
-                )
-            else:
-                written = set(step.outputs)
-                for eqn in step.eqns:
-                    reads = list(dict.fromkeys(x for a in eqn.invars for x in self.leaves(a)))
-                    moved = sum(nbytes(x) for x in reads if x not in step.roles)
-                    moved += sum(nbytes(v) for v in eqn.outvars if v in written)
-                    seconds = moved / self._bandwidth + arithmetic(eqn) / self.machine.flops
-                    self._add(eqn, reads, None if eqn.prim in POINTS else seconds)
-        self.place = {e: i for i, e in enumerate(self.nodes)}
-        self.node_of = {v: e for e in self.nodes for v in e.outvars}
-
-    @property
-    def _bandwidth(self) -> float:
-        return self.machine.bandwidth
-
-    def _add(self, eqn: Eqn, reads: list[Var], seconds: float | None) -> None:
-        self.nodes.append(eqn)
-        self.reads[eqn] = reads
-        if seconds is not None and not any(v in self.fixed for v in eqn.outvars):
-            self.seconds[eqn] = seconds
-
-    def _seconds_of(self, eqn: Eqn) -> float | None:
-        """The time of a library call; None for what is done once: effects, exchanges, calls of the user's functions."""
-        once = eqn.effects or meets(eqn) or eqn.prim.opaque or eqn.prim is optimization_barrier_p
-        if once or not eqn.outvars or eqn_calls_back(eqn.prim, eqn.params):
-            return None
-        cost = of_eqn(eqn, "library")
-        return None if cost.unbounded else cost.seconds(self.machine)
 
     # -- segments ----------------------------------------------------------------------------------------
 
@@ -214,67 +126,98 @@ class Cuts(Divided):
         """What is computed again where a byte, for all of the time over budget, is worth ``rate`` seconds."""
         again: dict[Var, int] = {}
         kept: set[Var] = set()
-        repeated: dict[Eqn, int] = {}
+        instead: set[Var] = set()
+        seconds = 0.0
         for number, segment in enumerate(segments):
             wanted = [
                 v for e in self.nodes[segment.start : segment.stop] for v in e.outvars if v in self.first_late
             ]
             if wanted:
-                needed, chosen = self._cut(segment, wanted, rate, again, kept)
-                repeated.update((e, number) for e in chosen)
-                again.update((v, number) for e in chosen for v in e.outvars if v.__class__ is not DropVar)
+                side = self._cut(segment, wanted, rate, again, kept)
+                results = [v for e in side.equations for v in e.outvars if v.__class__ is not DropVar]
+                again.update((v, number) for v in [*results, *side.instead])
                 kept.update(
-                    v for v in needed if v not in again or self.place[self.node_of[v]] < segment.start
+                    v for v in side.kept if v not in again or self.place[self.node_of[v]] < segment.start
                 )
                 for v in kept & again.keys():
                     del again[v]
+                instead.update(side.instead)
+                seconds += side.seconds
         freed = sum(nbytes(v) for v in again if v in self.first_late and self.last_early[v] < self.at)
         freed -= sum(nbytes(v) for v in kept if v not in self.first_late and v not in self.fixed)
-        seconds = sum(self.seconds[e] for e in repeated)
-        return Choice(again, frozenset(kept), freed, seconds)
+        return Choice(again, frozenset(kept), frozenset(instead & again.keys()), freed, seconds)
 
     def _cut(
         self, segment: range, wanted: Sequence[Var], rate: float, again: dict[Var, int], kept: set[Var]
-    ) -> tuple[list[Var], list[Eqn]]:
-        """What of a segment, and before it, is kept, and which equations of it are computed again.
+    ) -> _Side:
+        """What of a segment is computed again, and what of it and before it is kept for that.
 
-        A node on the source's side is a value that is needed, or an equation that is computed again.
+        A node on the source's side is a value that is needed, an equation that is computed again, or a link of one.
         """
         until = min(self.first_late[v] for v in wanted)
         network = Network()
         values: dict[Var, None] = {}
         equations: set[Eqn] = set()
+        links: dict[Link, Eqn | str] = {}  # and what makes each free
         pending = list(wanted)
         for v in wanted:
             network.edge("source", v, UNLIMITED)
+
+        def link(found: Link) -> None:
+            """Its time is lost unless what it begins with is computed again as well."""
+            if found not in links:
+                free = found.maker is not None and self._is_repeatable(found.maker, segment)
+                links[found] = found.maker if free else "sink"  # type: ignore[assignment]
+                network.edge(found, links[found], int(found.seconds / rate))
+
         while pending:
             v = pending.pop()
             eqn = self.node_of.get(v)
             if v in values or eqn is None:  # an argument is there anyway
                 continue
             values[v] = None
-            inside = self.place[eqn] in segment
-            at_hand = v in kept or (not inside and v in self.first_late and v not in again)
+            at_hand = v in kept or (
+                self.place[eqn] not in segment and v in self.first_late and v not in again
+            )
             price = 0 if at_hand else self.price(v, self.first_late.get(v, until))
-            if not inside or eqn not in self.seconds:
+            cheaper = self.activations.get(v) if self.place[eqn] in segment and v not in self.fixed else None
+            if cheaper is not None:
+                network.edge(v, cheaper, price)
+                link(cheaper)
+                network.edge(cheaper, cheaper.operand, UNLIMITED)
+                pending.append(cheaper.operand)
+            elif not self._is_repeatable(eqn, segment):
                 network.edge(v, "sink", price)
-                continue
-            network.edge(v, eqn, price)
-            if eqn not in equations:
+            else:
+                waiting = int(self.waiting.get(v, 0.0) / rate)
+                # time that would be saved is no reason by itself to compute something again
+                network.edge(v, eqn, price + (min(price, waiting) if v in self.first_late else waiting))
+            if eqn not in equations and self._is_repeatable(eqn, segment):
                 equations.add(eqn)
                 network.edge(eqn, "sink", 1 + int(self.seconds[eqn] / rate))
                 for x in self.reads[eqn]:
                     network.edge(eqn, x, UNLIMITED)
+                for found in self.links.get(eqn, ()):
+                    network.edge(eqn, found, UNLIMITED)
+                    link(found)
                 pending.extend(self.reads[eqn])
         near = network.near_source("source", "sink")
-        chosen = [e for e in self.nodes[segment.start : segment.stop] if e in near]
-        needed = [v for v in values if v in near and self.node_of[v] not in near]
-        return needed, chosen
+        begun = {found for found, free in links.items() if found in near and free not in near}
+        side = _Side([e for e in self.nodes[segment.start : segment.stop] if e in near])
+        side.instead = [v for v in values if self.activations.get(v) in begun]
+        side.kept = [v for v in values if v in near and self.node_of[v] not in near and v not in side.instead]
+        side.seconds = sum(self.seconds[e] for e in side.equations) + sum(found.seconds for found in begun)
+        return side
+
+    def _is_repeatable(self, eqn: Eqn, segment: range) -> bool:
+        return eqn in self.seconds and self.place[eqn] in segment
 
     def program(self, choice: Choice, origins: dict[Eqn, int]) -> Jaxpr:
         """The program in which that is computed again; its equations are added to ``origins``."""
         base = 1 + max(origins.values(), default=0)
-        return self.repeated({v: base + n for v, n in choice.again.items()}, origins, choice.kept)
+        instead = {v: self.activations[v].eqns for v in choice.instead}
+        again = {v: base + n for v, n in choice.again.items()}
+        return self.repeated(again, origins, choice.kept, instead, with_readers=True)
 
     def dropped(self, choice: Choice) -> list[Var]:
         """The values that are no longer kept from before the peak to behind it."""

@@ -34,9 +34,9 @@ class Dropped(NamedTuple):
     nbytes: int
 
 
-def dropped(v: Var, eqn: Eqn) -> Dropped:
-    """The entry of a value."""
-    return Dropped(f"{v.aval} {eqn.prim.name} at {line_of(eqn)}", nbytes(v))
+def dropped(v: Var, eqn: Eqn, way: str = "") -> Dropped:
+    """The entry of a value; ``way`` is how it is computed again, if not by its equation."""
+    return Dropped(f"{v.aval} {eqn.prim.name}{way} at {line_of(eqn)}", nbytes(v))
 
 
 @dataclass(frozen=True)

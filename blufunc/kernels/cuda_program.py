@@ -50,7 +50,9 @@ TARGET = dataclasses.replace(
     group=True,
     recompute=True,
     scarce_bytes=1 << 30,
-    machine=Machine("an H200", bandwidth=4.3e12, flops=3e13, products=5e13, narrow_products=7e14),
+    machine=Machine(
+        "an H200", bandwidth=4.3e12, flops=3e13, products=5e13, narrow_products=7e14, launch=2e-6
+    ),
 )
 """What a lowering should know of a device: memory is scarce there, and launches take as long as small kernels."""
 

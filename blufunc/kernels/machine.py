@@ -51,6 +51,7 @@ class Machine:
       flops: additions of floats a second that kernels may reach; that of products, for want of a better bound.
       products: multiplications and additions a second, of products of float32 matrices.
       narrow_products: those of products of 16 bits; None: like the others.
+      launch: seconds that a launch or a library call takes besides. The roofline leaves them out.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Machine:
     flops: float
     products: float
     narrow_products: float | None = None
+    launch: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.name}: {self.bandwidth / 1e9:.0f} GB/s, {self.products / 1e9:.0f} GFLOP/s in float32 products"

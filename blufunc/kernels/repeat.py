@@ -7,7 +7,9 @@ time, each right before its first reader behind the position; so they need not b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 
 from blufunc.core.jaxpr import Atom, DropVar, Eqn, Jaxpr, Literal, Var
 from blufunc.kernels.fuse import Fusion
@@ -46,7 +48,12 @@ class Divided:
         return found
 
     def repeated(
-        self, again: Mapping[Var, int], origins: dict[Eqn, int], kept: Collection[Var] = ()
+        self,
+        again: Mapping[Var, int],
+        origins: dict[Eqn, int],
+        kept: Collection[Var] = (),
+        instead: Mapping[Var, Sequence[Eqn]] = MappingProxyType({}),
+        with_readers: bool = False,
     ) -> Jaxpr:
         """The program with what is computed again before its first reader behind the peak.
 
@@ -54,10 +61,15 @@ class Divided:
           again: the variables that are computed again, and for each the number that its equation has in ``origins``.
           origins: for equations, the call that computes them again; the new equations are added.
           kept: variables that are read as they are, although they only move what is computed again.
+          instead: for variables that are computed again in another way than at first, the equations of that.
+          with_readers: whether what is computed again for an equation that a call computes again may be fused with
+            it: then it has the number of that call, which becomes a new one.
         """
         eqns: list[Eqn] = []
         fresh: dict[Atom, Var] = {}
         position = {e: i for i, e in enumerate(self.jaxpr.eqns)}
+        renewed: dict[int, int] = {}  # numbers of calls
+        unused = itertools.count(1 + max([*origins.values(), *again.values()], default=0))
 
         def stays(atom: Atom) -> bool:
             if atom.__class__ is Literal or self.made.get(atom, self.peak + 1) > self.peak:  # type: ignore[arg-type]
@@ -65,35 +77,42 @@ class Divided:
             moved = atom in self.fusion.virtual and any(x in again for x in self.leaves(atom))
             return atom in kept or not (atom in again or moved)
 
-        def bring(atoms: Iterable[Atom]) -> list[Atom]:
-            """What stands for operands behind the peak."""
-            missing: set[Eqn] = set()
-            pending = list(atoms := list(atoms))
+        def bring(reader: Eqn) -> list[Atom]:
+            """What stands for the operands of an equation behind the peak."""
+            missing: dict[int, Sequence[Eqn]] = {}
+            pending = list(reader.invars)
             while pending:
                 atom = pending.pop()
                 if atom in fresh or stays(atom):
                     continue
-                eqn = self.maker[atom]  # type: ignore[index]
-                if eqn not in missing:
-                    missing.add(eqn)
-                    pending.extend(eqn.invars)
-            for eqn in sorted(missing, key=position.__getitem__):
-                outs = [DropVar(v.aval) if v.__class__ is DropVar else Var(v.aval) for v in eqn.outvars]
-                made = eqn.with_vars([fresh.get(a, a) for a in eqn.invars], outs)
-                number = next((again[v] for v in eqn.outvars if v in again), None)
-                if number is not None:
-                    origins[made] = number
-                fresh.update(zip(eqn.outvars, outs, strict=True))
-                eqns.append(made)
-            return [fresh.get(a, a) for a in atoms]
+                maker = self.maker[atom]  # type: ignore[index]
+                if position[maker] not in missing:
+                    missing[position[maker]] = way = instead.get(atom, (maker,))  # type: ignore[arg-type]
+                    own = {v for e in way for v in e.outvars}
+                    pending.extend(a for e in way for a in e.invars if a not in own)
+            joined = None
+            if missing and with_readers and reader in origins:
+                joined = renewed.get(origins[reader]) or next(unused)
+                renewed[origins[reader]] = joined
+            for _, way in sorted(missing.items()):
+                number = next((joined or again[v] for e in way for v in e.outvars if v in again), None)
+                for eqn in way:
+                    outs = [DropVar(v.aval) if v.__class__ is DropVar else Var(v.aval) for v in eqn.outvars]
+                    made = eqn.with_vars([fresh.get(a, a) for a in eqn.invars], outs)
+                    if number is not None:
+                        origins[made] = number
+                    fresh.update(zip(eqn.outvars, outs, strict=True))
+                    eqns.append(made)
+            return [fresh.get(a, a) for a in reader.invars]
 
         for i, eqn in enumerate(self.jaxpr.eqns):
             if i > self.peak and any(a.__class__ is not Literal for a in eqn.invars):
-                new = eqn.with_invars(bring(eqn.invars))
+                new = eqn.with_invars(bring(eqn))
                 if new is not eqn and eqn in origins:
                     origins[new] = origins[eqn]
                 eqn = new
             eqns.append(eqn)
+        origins.update([(e, renewed[n]) for e, n in origins.items() if n in renewed])
         return self.jaxpr.replace(eqns=_read(eqns, self.jaxpr.outvars))
 
 
