@@ -224,7 +224,8 @@ class Descriptors:
 
 _lock = threading.Lock()
 _handles: dict[int, ctypes.c_void_p] = {}
-_workspaces: dict[tuple[int, int], cuda_memory.DeviceBuffer] = {}
+_workspaces: dict[tuple[int, int, bool], cuda_memory.DeviceBuffer] = {}
+_turns: dict[tuple[int, int], bool] = {}
 _chosen: dict[tuple[int, Gemm], bytes] = {}
 
 
@@ -243,13 +244,23 @@ def _handle(device: int) -> ctypes.c_void_p:
 
 
 def workspace(device: int, stream: int) -> int:
-    """The address of the scratch memory of products on a stream."""
+    """The address of scratch memory for the next product on a stream: of two, in turns.
+
+    So that one can be made ready while the other is in use (``graph_memsets.py``).
+    """
     lane = cuda_runtime.lane(device, stream)
-    found = _workspaces.get((device, lane))
+    turn = _turns[device, lane] = not _turns.get((device, lane), False)
+    found = _workspaces.get((device, lane, turn))
     if found is None:
         made = cuda_memory.allocate((WORKSPACE_BYTES,), dtypes.uint8, device, "the workspace of cuBLASLt")
-        found = _workspaces.setdefault((device, lane), made)
+        found = _workspaces.setdefault((device, lane, turn), made)
     return found.ptr
+
+
+def workspaces(device: int) -> list[range]:
+    """The addresses of all such memory of a device."""
+    found = [b.ptr for (d, _, _), b in _workspaces.items() if d == device]
+    return [range(start, start + WORKSPACE_BYTES) for start in found]
 
 
 Addresses = tuple[int, int, int | None]

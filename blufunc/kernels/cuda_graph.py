@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from blufunc.kernels import cuda_runtime
+from blufunc.config import config
+from blufunc.kernels import cublaslt, cuda_runtime, graph_memsets
 
 
 class Graph:
@@ -20,14 +21,25 @@ class Graph:
       device: the index of the CUDA device.
     """
 
-    def __init__(self, executable: Any, device: int, keep: tuple):
-        self._executable, self.device, self._keep = executable, device, keep
-        executable.upload(cuda_runtime.compute_stream(device))
+    def __init__(self, captured: Any, device: int, keep: tuple, workspaces: Sequence[range] = ()):
+        """``captured`` is CuPy's graph, which can run as it is; ``workspaces``: see ``graph_memsets.begin_early``."""
+        from cupy.cuda import runtime
+
+        self._runtime, self.device, self._keep = runtime, device, (captured, *keep)
+        self._executable: int = captured.graphExec
+        self._own = bool(workspaces) and graph_memsets.begin_early(captured.graph, workspaces) > 0
+        if self._own:
+            self._executable = runtime.graphInstantiate(captured.graph)
+        runtime.graphUpload(self._executable, cuda_runtime.compute_stream(device).ptr)
 
     def launch(self) -> None:
         """Put the work on the compute stream."""
         cuda_runtime.use_device(self.device)
-        self._executable.launch(cuda_runtime.compute_stream(self.device))
+        self._runtime.graphLaunch(self._executable, cuda_runtime.compute_stream(self.device).ptr)
+
+    def __del__(self) -> None:
+        if getattr(self, "_own", False):
+            self._runtime.graphExecDestroy(self._executable)
 
 
 def capture(
@@ -58,8 +70,9 @@ def capture(
         except BaseException:
             _abandon(stream)
             raise
-        executable = stream.end_capture()
-    return Graph(executable, device, (keep, own, run))
+        captured = stream.end_capture()
+    workspaces = cublaslt.workspaces(device) if config.early_memsets else []
+    return Graph(captured, device, (keep, own, run), workspaces)
 
 
 def _abandon(stream: Any) -> None:
