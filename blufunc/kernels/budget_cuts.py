@@ -154,12 +154,12 @@ class Cuts(Repeatable):
 
         A node on the source's side is a value that is needed, an equation that is computed again, or a link of one.
         """
-        until = min(self.first_late[v] for v in wanted)
         network = Network()
         values: dict[Var, None] = {}
         equations: set[Eqn] = set()
         links: dict[Link, Eqn | str] = {}  # and what makes each free
-        pending = list(wanted)
+        # and until when it is needed, of what nobody reads behind the peak as it is; the latest first
+        pending = sorted(((v, self.first_late[v]) for v in wanted), key=lambda pair: pair[1])
         for v in wanted:
             network.edge("source", v, UNLIMITED)
 
@@ -171,7 +171,7 @@ class Cuts(Repeatable):
                 network.edge(found, links[found], int(found.seconds / rate))
 
         while pending:
-            v = pending.pop()
+            v, until = pending.pop()
             eqn = self.node_of.get(v)
             if v in values or eqn is None:  # an argument is there anyway
                 continue
@@ -179,13 +179,14 @@ class Cuts(Repeatable):
             at_hand = v in kept or (
                 self.place[eqn] not in segment and v in self.first_late and v not in again
             )
-            price = 0 if at_hand else self.price(v, self.first_late.get(v, until))
+            until = self.first_late.get(v, until)
+            price = 0 if at_hand else self.price(v, until)
             cheaper = self.activations.get(v) if self.place[eqn] in segment and v not in self.fixed else None
             if cheaper is not None:
                 network.edge(v, cheaper, price)
                 link(cheaper)
                 network.edge(cheaper, cheaper.operand, UNLIMITED)
-                pending.append(cheaper.operand)
+                pending.append((cheaper.operand, until))
             elif not self._is_repeatable(eqn, segment):
                 network.edge(v, "sink", price)
             else:
@@ -200,7 +201,7 @@ class Cuts(Repeatable):
                 for found in self.links.get(eqn, ()):
                     network.edge(eqn, found, UNLIMITED)
                     link(found)
-                pending.extend(self.reads[eqn])
+                pending.extend((x, until) for x in self.reads[eqn])
         near = network.near_source("source", "sink")
         begun = {found for found, free in links.items() if found in near and free not in near}
         side = _Side([e for e in self.nodes[segment.start : segment.stop] if e in near])

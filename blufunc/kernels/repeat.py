@@ -63,7 +63,7 @@ class Divided:
           kept: variables that are read as they are, although they only move what is computed again.
           instead: for variables that are computed again in another way than at first, the equations of that.
           with_readers: whether what is computed again for an equation that a call computes again may be fused with
-            it: then it has the number of that call, which becomes a new one.
+            it: then both, and the rest of that call behind the peak, have a number that is new.
         """
         eqns: list[Eqn] = []
         fresh: dict[Atom, Var] = {}
@@ -112,7 +112,8 @@ class Divided:
                     origins[new] = origins[eqn]
                 eqn = new
             eqns.append(eqn)
-        origins.update([(e, renewed[n]) for e, n in origins.items() if n in renewed])
+        late = eqns[self.peak + 1 :]  # what such a call computes before stays apart
+        origins.update([(e, renewed[origins[e]]) for e in late if origins.get(e) in renewed])
         return self.jaxpr.replace(eqns=_read(eqns, self.jaxpr.outvars))
 
 

@@ -129,6 +129,7 @@ def test_an_activation_or_its_product(cut):
 
 
 def test_the_time_of_a_plan_is_that_of_its_cost(cut):
+    """And of launches, and of activations that products do not hide."""
     cuts, estimate, made = cut
     launches = cost_of(made).launches * cuts.machine.launch
     assert plan_seconds(estimate, cuts.machine) == pytest.approx(
