@@ -169,20 +169,21 @@ attention_forward(const element *q, const element *k, const element *v, result *
     for (int m = 0; m < SLABS; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float before = top[m][half], now = before;
+        const float before = top[m][half];
+        float most[4] = {before, before, before, before};  // of every fourth: none waits for the one before it
 #pragma unroll
-        for (int i = 0; i < COLUMNS / 4; ++i) now = fmaxf(now, scores[m][i / 2][half * 2 + i % 2]);
-        top[m][half] = now = max_of_row(now);
+        for (int i = 0; i < COLUMNS / 4; ++i) most[i % 4] = fmaxf(most[i % 4], scores[m][i / 2][half * 2 + i % 2]);
+        const float now = top[m][half] = max_of_row(fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3])));
         const float shift = now == negative_infinity() ? 0 : now * scale;  // of a row that sees nothing yet
         const float kept = exp2_fast(before * scale - shift);
-        float sum = 0;
+        float sum[4] = {};
 #pragma unroll
         for (int i = 0; i < COLUMNS / 4; ++i) {
           float &score = scores[m][i / 2][half * 2 + i % 2];
           score = exp2_fast(score * scale - (shift - RAISED));
-          sum += score;
+          sum[i % 4] += score;
         }
-        total[m][half] = total[m][half] * kept + sum;
+        total[m][half] = total[m][half] * kept + ((sum[0] + sum[1]) + (sum[2] + sum[3]));
 #pragma unroll
         for (int i = 0; i < FEATURES / 4; ++i) sums[m][i / 2][half * 2 + i % 2] *= kept;
       }
