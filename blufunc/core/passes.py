@@ -268,11 +268,14 @@ def cse(jaxpr: Jaxpr, origins: Origins | None = None) -> Jaxpr:
     """
     origin = (origins or {}).get
     seen: dict[Any, Eqn] = {}
+    keys: dict[int, tuple] = {}  # of parameters by identity: alike equations have the very same
 
     def step(eqn, invars, alias):
         if eqn.effects or eqn.prim.opaque:
             return [eqn.with_invars(invars)]
-        params = tuple((k, exact(v)) for k, v in eqn.params.items())
+        params = keys.get(id(eqn.params))
+        if params is None:
+            params = keys[id(eqn.params)] = tuple([(k, exact(v)) for k, v in eqn.params.items()])
         key = (eqn.prim, tuple(map(_atom_key, invars)), params, origin(eqn))
         first = seen.get(key)
         if first is not None and not any(v.__class__ is DropVar for v in first.outvars):

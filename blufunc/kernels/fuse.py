@@ -264,6 +264,7 @@ class _Fuser:
         self.virtual: dict[Var, Eqn] = {}
         self.costs: dict[Var, int] = {}
         self.steps: list[Step | None] = []  # None: merged into another
+        self.reads: dict[Step, dict[Var, None]] = {}  # what regions read that they do not compute
         self.home: dict[Var, int] = {}  # the step that computes a variable
         self.order = Waits()
         self.apart: list[tuple[Eqn, Eqn, str]] = []
@@ -332,7 +333,9 @@ class _Fuser:
                 candidates = list(dict.fromkeys((self.home[first], *candidates)))
         joined = next((s for s in candidates if self.join(eqn, s, homes)), None)
         if joined is None:
-            self.new_step(self.region_of(eqn), eqn, homes)
+            region = self.region_of(eqn)
+            self.reads[region] = dict.fromkeys(self.read_by(region.eqns, region.roles))
+            self.new_step(region, eqn, homes)
             return
         for other in candidates:
             if other != joined and self.steps[other] is not None:
@@ -396,6 +399,10 @@ class _Fuser:
             return False
         assert fitted is not None
         role, region.frame = fitted
+        roles, reads = region.roles, self.reads[region]
+        for a in eqn.invars:
+            if a not in roles:
+                reads.update((v, None) for v in self.leaves(a) if v not in roles)
         region.eqns.append(eqn)
         out = eqn.outvars[0]
         region.roles[out] = role
@@ -420,7 +427,7 @@ class _Fuser:
         """An upper bound of the parameters of a kernel, cheap to count."""
         if len(region.eqns) < MOST_BUFFERS // 2:
             return 0
-        return len(self.read_by([*region.eqns, eqn], region.roles))
+        return len({*self.reads[region], *self.read_by([eqn], region.roles)})
 
     def meets(self, eqn: Eqn, fitted: tuple[str, Frame], region: Region) -> bool:
         """Whether an equation reads what the region computes where it is computed."""
@@ -521,8 +528,10 @@ class _Fuser:
             role, trial.frame = fitted
             trial.eqns.append(e)
             trial.roles[e.outvars[0]] = role
-        if len(self.read_by(trial.eqns, trial.roles)) > MOST_BUFFERS:
+        reads = self.read_by(trial.eqns, trial.roles)
+        if len(reads) > MOST_BUFFERS:
             return False
+        self.reads[trial] = dict.fromkeys(reads)
         self.steps[into], self.steps[other] = trial, None
         for e in b.eqns:
             self.home[e.outvars[0]] = into
@@ -573,9 +582,7 @@ class _Fuser:
         for number, step in enumerate(self.steps):
             if not isinstance(step, Region) or not step.frame.lanes:
                 continue
-            for home in dict.fromkeys(
-                self.home[v] for v in self.read_by(step.eqns, step.roles) if v in self.home
-            ):
+            for home in dict.fromkeys(self.home[v] for v in self.reads[step] if v in self.home):
                 other, into = self.steps[home], self.steps[number]
                 if home == number or not isinstance(other, Region) or not isinstance(into, Region):
                     continue
@@ -588,7 +595,7 @@ class _Fuser:
         readers: dict[Var, list[int]] = {}
         for number, step in enumerate(self.steps):
             if isinstance(step, Region):
-                for v in self.read_by(step.eqns, step.roles):
+                for v in self.reads[step]:
                     if v.aval.size > frames.ONE_ROW // 16:
                         readers.setdefault(v, []).append(number)
         for v in sorted(readers, key=lambda v: -v.aval.size * v.aval.dtype.itemsize):
@@ -612,7 +619,7 @@ class _Fuser:
         needed: dict[Var, None] = {}
         for step in list(self.live()):
             if isinstance(step, Region):
-                step.inputs = self.read_by(step.eqns, step.roles)
+                step.inputs = list(self.reads[step])
                 continue
             for a in dict.fromkeys(step.eqn.invars):
                 if a.__class__ is Literal:

@@ -244,14 +244,17 @@ class Planning:
             return self.schedule(self.jaxpr)
         first = self.estimate(self.jaxpr, search=False)
         again = _recomputing(first, self.origins, self.target)
-        made = self.schedule(again)
-        if again is not self.jaxpr and made.plan.peak_bytes > first.plan.peak_bytes:
-            return self.schedule(self.jaxpr)  # what is computed again needs more than it is worth
-        return made
+        if again is not self.jaxpr:
+            made = self.schedule(again)
+            if made.plan.peak_bytes <= first.plan.peak_bytes:
+                return made  # else, what is computed again needs more than it is worth
+        return self.schedule(self.jaxpr, fusion=first.fusion)
 
-    def schedule(self, jaxpr: Jaxpr, origins: Origins | None = None) -> Schedule:
-        """The schedule of a variant, which may have origins of its own."""
-        return self._scheduler(jaxpr, origins).run()
+    def schedule(
+        self, jaxpr: Jaxpr, origins: Origins | None = None, fusion: Fusion | None = None
+    ) -> Schedule:
+        """The schedule of a variant, which may have origins of its own; ``fusion`` is its own, if there is one yet."""
+        return self._scheduler(jaxpr, origins, fusion).run()
 
     def estimate(self, jaxpr: Jaxpr, origins: Origins | None = None, search: bool = True) -> Schedule:
         """The steps of a variant, none of them a group, and their memory, but no kernels.
@@ -260,11 +263,12 @@ class Planning:
         """
         return self._scheduler(jaxpr, origins).run(estimate=True, search=search)
 
-    def _scheduler(self, jaxpr: Jaxpr, origins: Origins | None) -> _Scheduler:
+    def _scheduler(self, jaxpr: Jaxpr, origins: Origins | None, fusion: Fusion | None = None) -> _Scheduler:
         common = max(self.origins.values(), default=0)
         origins = self.origins if origins is None else origins
         apart = {e: n for e, n in origins.items() if n > common}
-        return _Scheduler(jaxpr, origins, self._donated, self.target, self._planned, self._sorts, apart)
+        fusion = fusion or fuse(jaxpr, origins, self._sorts, self.target.summed_lanes)
+        return _Scheduler(jaxpr, fusion, self._donated, self.target, self._planned, apart)
 
 
 def _recomputing(first: Schedule, origins: dict[Eqn, int], target: Target) -> Jaxpr:
@@ -286,11 +290,11 @@ def _position(made: Schedule, jaxpr: Jaxpr) -> int:
 
 class _Scheduler:
     def __init__(
-        self, jaxpr: Jaxpr, origins, donated: Sequence[bool], target: Target, planned: Planned, sorts, apart
+        self, jaxpr: Jaxpr, fusion: Fusion, donated: Sequence[bool], target: Target, planned: Planned, apart
     ):
         self.jaxpr, self.donated, self.target, self.planned = jaxpr, donated, target, planned
         self.apart: Origins = apart  # of equations of a variant: those of one origin alone are grouped
-        self.fusion = fuse(jaxpr, origins, sorts, target.summed_lanes)
+        self.fusion = fusion
         self.lowered = Lowered(self.fusion, target)
         self.values: list[Var | Scratch] = []
         self.ids: dict[Any, int] = {}
