@@ -23,8 +23,8 @@ from blufunc.core.passes import Origins, dce
 from blufunc.core.primitive import Primitive
 from blufunc.core.structure import add_any_p, broadcast_in_dim_p, reshape_p
 from blufunc.kernels.access import moves
-from blufunc.kernels.fuse import sort_of
 from blufunc.kernels.gemm_layout import chunks_of, has_bias_epilogue, result_dtypes
+from blufunc.kernels.sorts import sort_of
 
 # -- the equations -----------------------------------------------------------------------------------
 

@@ -18,45 +18,36 @@ region of elements and rows; the backward pass of a layer norm one of elements, 
 
 from __future__ import annotations
 
-import functools
 import itertools
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from blufunc.core import dtypes, source
+from blufunc.core import source
 from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, meets
 from blufunc.core.kinds import Elementwise
-from blufunc.core.ops.dynamic import dynamic_slice_p, dynamic_update_slice_p
-from blufunc.core.ops.gather_scatter import gather_p, scatter_add_p
-from blufunc.core.ops.shape import concatenate_p, iota_p, pad_p
-from blufunc.core.override import is_replaced
+from blufunc.core.ops.gather_scatter import gather_p
+from blufunc.core.ops.shape import iota_p
 from blufunc.core.structure import add_any_p
 from blufunc.kernels import frames, scalars
 from blufunc.kernels.access import Place, gathered, moves, view_chain
 from blufunc.kernels.copied_values import computed_in_copies
 from blufunc.kernels.frames import (
     REDUCES,
-    SCANS,
     Canonical,
     Frame,
-    can_be_scanned,
     canonical_of,
     common,
-    reduction_pattern,
     role_of,
     scans,
     sums_of_long_rows,
 )
 from blufunc.kernels.indices import ZERO, Computed, Index, flat, of
 from blufunc.kernels.indices import constant as fixed
-from blufunc.kernels.lower_random import RANDOM
 from blufunc.kernels.point_control import POINTS
+from blufunc.kernels.sorts import READERS, one_hot, one_hot_batch, sort_of
 from blufunc.kernels.waits import Waits
-
-READERS = frozenset((gather_p, concatenate_p, pad_p, dynamic_slice_p, dynamic_update_slice_p, *RANDOM))
-"""Nodes that read their operands at other elements than their own."""
 
 NUMBER_COST = 96  # operations on single numbers that every reader may repeat
 MOST_BUFFERS = 48  # parameters of one kernel
@@ -184,72 +175,6 @@ def fuse(
       summed_lanes: up to how many lanes rows are also reduced over rows where their lanes meet.
     """
     return _Fuser(jaxpr, origins or {}, {} if sorts is None else sorts, summed_lanes).run()
-
-
-# -- what an equation is -----------------------------------------------------------------------------
-
-
-def sort_of(eqn: Eqn) -> str:
-    """``virtual``, ``node`` or ``opaque``."""
-    prim = eqn.prim
-    if prim.multiple_results or eqn.effects or prim.opaque or len(eqn.outvars) != 1:
-        return "opaque"
-    if is_replaced(prim, "impl"):
-        return "opaque"
-    for a in (*eqn.invars, *eqn.outvars):
-        if not a.aval.size or not _plain(a.aval.dtype):
-            return "opaque"
-    if moves(eqn) or prim is iota_p:
-        return "virtual"
-    if isinstance(prim, Elementwise) or prim is add_any_p:
-        if not scalars.known(prim, eqn.params, [a.aval.dtype for a in eqn.invars]):
-            return "opaque"
-        return "virtual" if eqn.outvars[0].aval.size == 1 else "node"
-    if prim in REDUCES:
-        return "opaque" if dtypes.is_complex(eqn.invars[0].aval.dtype) or _positions_apart(eqn) else "node"
-    if prim in SCANS:
-        return "node" if can_be_scanned(eqn) and not dtypes.is_complex(eqn.invars[0].aval.dtype) else "opaque"
-    if prim in READERS or prim in POINTS or one_hot(eqn):
-        return "node"
-    return "opaque"
-
-
-@functools.cache
-def _plain(dtype: Any) -> bool:
-    return dtypes.is_numeric(dtype) or dtypes.is_bool(dtype) or dtypes.is_key(dtype)
-
-
-def one_hot(eqn: Eqn) -> bool:
-    """Whether a ``scatter_add`` adds one number to each row at one place: then every element can look for itself."""
-    if eqn.prim is not scatter_add_p:
-        return False
-    d = eqn.params["dimension_numbers"]
-    x, indices, updates = (a.aval for a in eqn.invars)
-    return (
-        not d.update_window_dims
-        and len(d.scatter_dims_to_operand_dims) == 1
-        and d.inserted_window_dims == d.scatter_dims_to_operand_dims
-        and len(d.operand_batching_dims) == x.ndim - 1
-        and indices.shape[-1] == 1
-        and updates.size * x.shape[d.scatter_dims_to_operand_dims[0]] == x.size
-    )
-
-
-def one_hot_batch(eqn: Eqn, place: Place) -> Place:
-    """Where the index and the update for an element's row are."""
-    d = eqn.params["dimension_numbers"]
-    batch = [ZERO] * (eqn.invars[1].aval.ndim - 1)
-    for a, b in zip(d.operand_batching_dims, d.scatter_indices_batching_dims, strict=True):
-        batch[b] = place[a]
-    return tuple(batch)
-
-
-def _positions_apart(eqn: Eqn) -> bool:
-    """Whether it looks for positions along an axis that is not the last: those of no row."""
-    if "index_dtype" not in eqn.params:
-        return False
-    pattern = reduction_pattern(eqn.invars[0].aval.shape, eqn.params["axes"])
-    return not pattern or not pattern[-1][1] or len(pattern) > 2
 
 
 # -- grouping ----------------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ from blufunc.core.ops.gather_scatter import gather_fill, gather_p, scatter_add_p
 from blufunc.core.ops.shape import concatenate_p, iota_p, pad_p
 from blufunc.core.ops.windows import GatherScatterMode
 from blufunc.kernels.access import Place, gathered
-from blufunc.kernels.fuse import one_hot_batch
 from blufunc.kernels.indices import UNBOUNDED, ZERO, Computed, Index, of
 from blufunc.kernels.indices import constant as fixed
 from blufunc.kernels.loopir import (
@@ -32,6 +31,7 @@ from blufunc.kernels.loopir import (
 )
 from blufunc.kernels.lower_random import held, held_as
 from blufunc.kernels.lower_scalars import both, choose, converted
+from blufunc.kernels.sorts import one_hot_batch
 
 
 class Reader(Protocol):

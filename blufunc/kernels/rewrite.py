@@ -25,8 +25,8 @@ from blufunc.core.override import is_replaced
 from blufunc.core.passes import dce
 from blufunc.core.structure import add_any_p, broadcast_in_dim_p, transpose_p
 from blufunc.kernels.access import MOVED, moves, view_strides
-from blufunc.kernels.fuse import sort_of
 from blufunc.kernels.indices import strides_of
+from blufunc.kernels.sorts import sort_of
 
 
 def rewrite(jaxpr: Jaxpr, origins: dict[Eqn, int], batch_first: bool = False) -> Jaxpr:

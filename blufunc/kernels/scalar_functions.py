@@ -20,11 +20,12 @@ from blufunc.kernels.cstyle import CStyle
 from blufunc.kernels.cstyle_cuda import CUDA
 from blufunc.kernels.cstyle_scopes import Scope, indented
 from blufunc.kernels.frames import REDUCES, SCANS, Frame
-from blufunc.kernels.fuse import Fusion, Region, sort_of
+from blufunc.kernels.fuse import Fusion, Region
 from blufunc.kernels.indices import ZERO, Range, of
 from blufunc.kernels.loopir import Buffer, Kernel, Store, Value, load, number
 from blufunc.kernels.lower_values import Values
 from blufunc.kernels.point_control import POINTS
+from blufunc.kernels.sorts import sort_of
 
 _MOST = 1 << 24
 """Integers that are given are less than this, and not negative."""
