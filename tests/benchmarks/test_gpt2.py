@@ -22,6 +22,8 @@ TINY = [f"--{name}={value}" for name, value in gpt2.TINY.items()] + [
     "fp32",
 ]
 
+SMALL_BF16, ACCURATE = "chunk=4096+budget=9.35GB", "chunk=2048+products=float32_tc"
+
 # -- what runs -------------------------------------------------------------------------------------
 
 
@@ -47,9 +49,9 @@ def test_one_table_has_all_libraries_and_the_slowest_last(tmp_path):
     }
     peers = ["torch-eager", "torch-compile"]
     assert by_precision == {
-        "bf16": ["blufunc", *peers, "jax-cudnn", "torch-max-autotune"],
-        "tf32": ["blufunc", *peers, "jax-xla", "torch-max-autotune"],
-        "fp32": ["blufunc", "blufunc products=float32_tc", *peers, "jax-xla", "torch-max-autotune"],
+        "bf16": ["blufunc", f"blufunc {SMALL_BF16}", *peers, "jax-cudnn", "torch-max-autotune"],
+        "tf32": ["blufunc chunk=4096", *peers, "jax-xla", "torch-max-autotune"],
+        "fp32": ["blufunc", f"blufunc {ACCURATE}", *peers, "jax-xla", "torch-max-autotune"],
     }
     assert [p.library for p in found[-3:]] == ["torch-max-autotune"] * 3
     assert len({p.key for p in found}) == len(found)
@@ -63,8 +65,9 @@ def test_max_autotune_has_the_time_that_it_is_given(tmp_path):
 @pytest.mark.parametrize(
     "precision, wanted, expected",
     [
-        ("bf16", [], {"blufunc": []}),
-        ("fp32", [], {"blufunc": [], "blufunc products=float32_tc": ["--products=float32_tc"]}),
+        ("bf16", [], {"blufunc": [], f"blufunc {SMALL_BF16}": ["--chunk=4096", "--budget=9.35GB"]}),
+        ("tf32", [], {"blufunc chunk=4096": ["--chunk=4096"]}),
+        ("fp32", [], {"blufunc": [], f"blufunc {ACCURATE}": ["--chunk=2048", "--products=float32_tc"]}),
         (
             "bf16",
             ["default", "chunk=4096", "products=float32_tc"],
@@ -311,7 +314,7 @@ def test_errors_of_gradients(tmp_path):
 def test_errors_stand_in_the_rows_of_programs_that_left_gradients(tmp_path):
     o = gpt2_curves._parser().parse_args(["--device", "cpu", "--precisions", "fp32", "--steps", "20"])
     reference, *others = gpt2_curves.gradients(o, tmp_path)
-    assert [p.library for p in others] == ["blufunc", "blufunc products=float32_tc", "torch-eager"]
+    assert [p.library for p in others] == ["blufunc", f"blufunc {ACCURATE}", "torch-eager"]
     assert reference.library.startswith("torch") and "--float64" in reference.args
     rows = {p.library: [{"loss": loss}] for p, loss in zip([reference, *others], (2.0, 2.5, 2.0, 2.0))}
     for p in [reference, others[0]]:  # the others failed
@@ -331,7 +334,7 @@ def test_errors_stand_in_the_rows_of_programs_that_left_gradients(tmp_path):
 def test_curves_are_of_one_text_for_all(tmp_path):
     o = gpt2_curves._parser().parse_args(["--device", "cpu", "--precisions", "bf16", "--steps", "20"])
     found = list(gpt2_curves.curves(o, tmp_path))
-    assert [p.library for p in found] == ["blufunc", "torch-eager"]
+    assert [p.library for p in found] == ["blufunc", f"blufunc {SMALL_BF16}", "torch-eager"]
     assert np.load(tmp_path / "tokens.npy").shape == (20, 2, 33)
     assert all(p.args[p.args.index("--orders") + 1] == "0,1,2" for p in found)
 
