@@ -225,7 +225,7 @@ class Descriptors:
 _lock = threading.Lock()
 _handles: dict[int, ctypes.c_void_p] = {}
 _workspaces: dict[tuple[int, int, bool], cuda_memory.DeviceBuffer] = {}
-_turns: dict[tuple[int, int], bool] = {}
+_turns: dict[tuple[int, int], bool] = {}  # by device and stream
 _chosen: dict[tuple[int, Gemm], bytes] = {}
 
 
@@ -246,10 +246,11 @@ def _handle(device: int) -> ctypes.c_void_p:
 def workspace(device: int, stream: int) -> int:
     """The address of scratch memory for the next product on a stream: of two, in turns.
 
-    So that one can be made ready while the other is in use (``graph_memsets.py``).
+    So that one can be made ready while the other is in use (``graph_memsets.py``). Turns are those of the stream
+    itself: where two threads capture, each on streams of its own, neither takes a turn of the other's.
     """
     lane = cuda_runtime.lane(device, stream)
-    turn = _turns[device, lane] = not _turns.get((device, lane), False)
+    turn = _turns[device, stream] = not _turns.get((device, stream), False)
     found = _workspaces.get((device, lane, turn))
     if found is None:
         made = cuda_memory.allocate((WORKSPACE_BYTES,), dtypes.uint8, device, "the workspace of cuBLASLt")
@@ -259,7 +260,7 @@ def workspace(device: int, stream: int) -> int:
 
 def workspaces(device: int) -> list[range]:
     """The addresses of all such memory of a device."""
-    found = [b.ptr for (d, _, _), b in _workspaces.items() if d == device]
+    found = [b.ptr for (d, _, _), b in list(_workspaces.items()) if d == device]
     return [range(start, start + WORKSPACE_BYTES) for start in found]
 
 

@@ -338,10 +338,12 @@ def texts(
     arch: str,
     code: Code = NO_CODE,
     parts: int = 0,
+    summed: bool = False,
 ) -> list[tuple[str, str]]:
     """The sources of the kernels that ``Forward``, or ``Backward``, asks for, and their names."""
     found = []
     for kernel in (FORWARD_KERNEL,) if forward else (QUERY_KERNEL, *key_kernels(features)):
+        kernel = kernel.summed if summed else kernel
         tiling = kernel.tiling(features, arch, code, parts)
         for part in (kernel.lists, kernel) if code.masked else (kernel,):
             found.append((_text(part, dtype, features, causal, tiling, code, parts), part.entry))

@@ -74,6 +74,11 @@ def _is_forward(eqn: Eqn) -> bool:
     return eqn.prim.name in (_FORWARD, attention_p.name)
 
 
+def _is_summed(eqn: Eqn) -> bool:
+    """Whether sums of gradients over tokens are wanted (``gradient_sums.py``)."""
+    return eqn.prim is packed_p and len(eqn.outvars) == 2
+
+
 def is_attention(eqn: Eqn) -> bool:
     """Whether an equation is attention or one of its derivatives."""
     return (eqn.prim.name in _WHOLE or eqn.prim.name == _OF_TABLES) and eqn.prim.kind == "call"
@@ -83,8 +88,8 @@ def texts(eqn: Eqn, arch: str) -> list[tuple[str, str]]:
     """The sources of the kernels of an equation that has some, and their names."""
     code, query = _code(eqn), eqn.invars[0].aval
     assert isinstance(code, Code), code
-    causal, parts = eqn.params["is_causal"], eqn.params.get("parts", 0)
-    return cuda_attention.texts(_is_forward(eqn), query.dtype, query.shape[-1], causal, arch, code, parts)
+    how = eqn.params["is_causal"], arch, code, eqn.params.get("parts", 0), _is_summed(eqn)
+    return cuda_attention.texts(_is_forward(eqn), query.dtype, query.shape[-1], *how)
 
 
 def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Work:
@@ -106,8 +111,7 @@ def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> W
     code = _code(eqn)
     assert isinstance(code, Code), code
     options = (eqn.params["scale"], eqn.params["is_causal"], executor.device, code)
-    summed = eqn.prim is packed_p and len(outs) == 2
-    split = (eqn.params.get("parts", 0),) + (summed,) * (not _is_forward(eqn))
+    split = (eqn.params.get("parts", 0),) + (_is_summed(eqn),) * (not _is_forward(eqn))
     kind = cuda_attention.Forward if _is_forward(eqn) else cuda_attention.Backward
     launch = kind(shape, query.dtype, rows, *options, *split)
     scratch = None

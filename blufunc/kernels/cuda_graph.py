@@ -21,15 +21,16 @@ class Graph:
       device: the index of the CUDA device.
     """
 
+    _own = False  # whether what is launched was made here, and is to be destroyed
+
     def __init__(self, captured: Any, device: int, keep: tuple, workspaces: Sequence[range] = ()):
         """``captured`` is CuPy's graph, which can run as it is; ``workspaces``: see ``graph_memsets.begin_early``."""
         from cupy.cuda import runtime
 
         self._runtime, self.device, self._keep = runtime, device, (captured, *keep)
         self._executable: int = captured.graphExec
-        self._own = bool(workspaces) and graph_memsets.begin_early(captured.graph, workspaces) > 0
-        if self._own:
-            self._executable = runtime.graphInstantiate(captured.graph)
+        if workspaces and graph_memsets.begin_early(captured.graph, workspaces):
+            self._executable, self._own = runtime.graphInstantiate(captured.graph), True
         runtime.graphUpload(self._executable, cuda_runtime.compute_stream(device).ptr)
 
     def launch(self) -> None:
@@ -38,7 +39,7 @@ class Graph:
         self._runtime.graphLaunch(self._executable, cuda_runtime.compute_stream(self.device).ptr)
 
     def __del__(self) -> None:
-        if getattr(self, "_own", False):
+        if self._own:
             self._runtime.graphExecDestroy(self._executable)
 
 

@@ -127,18 +127,47 @@ def test_what_other_steps_are_written_in_is_compiled_beside_kernels(compiled):
     assert len(compiled) == len(others)
 
 
-@pytest.mark.parametrize("parts, masked", [(0, False), (2, False), (0, True)])
-@pytest.mark.parametrize("kind", [cuda_attention.Forward, cuda_attention.Backward])
-def test_attention_asks_for_what_was_compiled(compiled, kind, parts, masked):
+@pytest.mark.parametrize(
+    "kind, parts, masked, summed",
+    [
+        (cuda_attention.Forward, 0, False, False),
+        (cuda_attention.Forward, 2, False, False),
+        (cuda_attention.Forward, 0, True, False),
+        (cuda_attention.Backward, 0, False, False),
+        (cuda_attention.Backward, 2, False, False),
+        (cuda_attention.Backward, 0, True, False),
+        (cuda_attention.Backward, 0, False, True),
+        (cuda_attention.Backward, 0, True, True),
+    ],
+)
+def test_attention_asks_for_what_was_compiled(compiled, kind, parts, masked, summed):
     mods, _ = traced(nn.masks.sliding_window(20), None, np.dtype(np.float32))
     code = code_of(mods, ()) if masked else cuda_attention.NO_CODE
     dtype = dtypes.float16 if parts else dtypes.bfloat16
-    others = cuda_attention.texts(kind is cuda_attention.Forward, dtype, 64, True, "sm_90a", code, parts)
+    forward = kind is cuda_attention.Forward
+    others = cuda_attention.texts(forward, dtype, 64, True, "sm_90a", code, parts, summed)
     cuda_modules.load([], 0, "program", others)
     shape, strides = cuda_attention.Shape(1, 64, 64, 2, 2, 64), cuda_attention.Strides(64 * 128, 128, 64)
-    count = 4 if kind is cuda_attention.Forward else 8
-    kind(shape, dtype, [strides] * count, 0.125, True, 0, code, parts)
+    how = (0.125, True, 0, code, parts, *([] if forward else [summed]))
+    kind(shape, dtype, [strides] * (4 if forward else 8), *how)
     assert compiled == [text for text, _ in others]
+
+
+def test_kernels_that_begin_sums_are_compiled_beside_others(compiled):
+    """What the gradient of a bias is made of (``gradient_sums``) is asked for by the step, too."""
+
+    def loss(x, w, b):
+        y = (x @ w + b).reshape(1, 1024, 3, 2, 64)
+        attended = nn.dot_product_attention(*[y[:, :, i] for i in range(3)], is_causal=True)
+        return attended.astype("float32").sum()
+
+    f = bf.grad(bf.autocast(loss), (0, 1, 2))
+    traced = bf.jit(f).trace(struct(1, 1024, 32), struct(32, 384), struct(384))
+    made = CudaBackend().draft(traced.jaxpr, (False,) * 3).schedule
+    (step,) = [s for s in made.steps if isinstance(s, OpaqueStep) and "packed" in s.eqn.prim.name]
+    found = cuda_opaque.texts(step, 0)
+    assert len(step.eqn.outvars) == 2 and len(found) == 2
+    assert found == cuda_attention.texts(False, dtypes.bfloat16, 64, True, "sm_90a", summed=True)
 
 
 def test_an_update_of_all_parameters_is_one_launch(compiled):

@@ -1,5 +1,8 @@
 """Nodes that fill workspaces of products with zeros: what they wait for, and what still waits for them."""
 
+import contextlib
+import gc
+import sys
 import types
 
 import numpy as np
@@ -103,6 +106,39 @@ def test_products_of_a_stream_have_two_workspaces_in_turns(monkeypatch):
     assert found[0] == found[3] == found[6] != found[1] == found[5]
     assert len(made) == 4 and {found[2], found[4]}.isdisjoint(found[:2])
     assert len(cublaslt.workspaces(0)) == 4 and not cublaslt.workspaces(1)
+    # captures of two threads, whose streams stand for one: neither takes a turn of the other
+    monkeypatch.setattr(cuda_runtime, "lane", lambda device, stream: 7)
+    taken = [(stream, cublaslt.workspace(0, stream)) for stream in (20, 30, 20, 30, 30, 20)]
+    for stream in (20, 30):
+        one, other, third = (place for s, place in taken if s == stream)
+        assert one == third != other
+    assert len(made) == 4
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_graph_destroys_what_it_made_itself(fails, monkeypatch):
+    """And nothing else: what was captured is CuPy's."""
+    destroyed = []
+
+    def instantiate(graph):
+        if fails:
+            raise RuntimeError("out of memory")
+        return 5
+
+    runtime = types.SimpleNamespace(
+        graphInstantiate=instantiate, graphUpload=lambda *_: None, graphExecDestroy=destroyed.append
+    )
+    cuda = types.ModuleType("cupy.cuda")
+    cuda.runtime = runtime
+    monkeypatch.setitem(sys.modules, "cupy", types.ModuleType("cupy"))
+    monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
+    monkeypatch.setattr(cuda_runtime, "compute_stream", lambda _: types.SimpleNamespace(ptr=0))
+    monkeypatch.setattr(graph_memsets, "begin_early", lambda graph, workspaces: 1)
+    captured = types.SimpleNamespace(graph=1, graphExec=2)
+    with pytest.raises(RuntimeError) if fails else contextlib.nullcontext():
+        cuda_graph.Graph(captured, 0, (), [range(8)])
+    gc.collect()
+    assert destroyed == ([] if fails else [5])
 
 
 # -- on a device -----------------------------------------------------------------------------------
