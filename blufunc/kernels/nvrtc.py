@@ -31,7 +31,7 @@ _INSTALL = "pip install blufunc[cuda13] (or cuda12, to match the driver)"
 _INCLUDE = re.compile(r"^\s*#\s*include\b", re.MULTILINE)
 _COMMENT = re.compile(r"^[ \t]*//.*\n", re.MULTILINE)
 # raw strings, comments of several lines, lines that go on, numbers of lines
-_NOT_LINES = re.compile(r'R"|/\*|\\\n|\?\?/|__LINE__|(?<!static_)assert')
+_NOT_LINES = re.compile(r'R"|/\*|\\\r?\n|\?\?/|_LINE|source_location|(?<!static_)assert')
 _USER_LINE = re.compile(r"//\s*at (.+:\d+.*)")
 _ERROR = re.compile(r"\((?P<line>\d+)\): (?:catastrophic )?error: (?P<what>.*)")
 _PTXAS_ERROR = re.compile(r"ptxas .*(?:error|fatal)\s*: (?P<what>.*)")

@@ -115,6 +115,12 @@ def test_cache(tmp_path, monkeypatch):
         (SCALE, SCALE.replace("2.0f", "3.0f"), False),
         (f"// a \\\nfloat before = 1;\n{SCALE}", f"// b \\\nfloat before = 1;\n{SCALE}", False),
         (f"// a\nstatic int line = __LINE__;\n{SCALE}", f"static int line = __LINE__;\n{SCALE}", False),
+        (
+            f"// a\nstatic int line = __builtin_LINE();\n{SCALE}",
+            f"static int line = __builtin_LINE();\n{SCALE}",
+            False,
+        ),
+        (f"// a \\\r\nfloat before = 1;\n{SCALE}", f"// a\r\nfloat before = 1;\n{SCALE}", False),
         (f"/*\n// */ // a\n{SCALE}", f"/*\n// */ // b\n{SCALE}", False),
     ],
 )
