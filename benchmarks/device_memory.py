@@ -7,6 +7,7 @@ arrays, what its allocator holds beside them, the kernels' code, workspaces, and
 from __future__ import annotations
 
 import ctypes
+import os
 import threading
 from collections.abc import Callable
 
@@ -53,14 +54,20 @@ class _Memory(ctypes.Structure):
     _fields_ = [(name, ctypes.c_ulonglong) for name in ("total", "free", "used")]
 
 
-def reader(index: int = 0) -> Callable[[], int] | None:
-    """A function for the bytes that are taken of a device; None where there is no NVML or no such device."""
+def first_device() -> int:
+    """The number of the first device that programs see, as the driver and its tools count all devices."""
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0]
+    return int(first) if first.isdecimal() else 0
+
+
+def reader() -> Callable[[], int] | None:
+    """A function for the bytes that are taken of the first device; None where there is no NVML or no such device."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
         return None
     device, memory = ctypes.c_void_p(), _Memory()
-    if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)):
+    if nvml.nvmlInit_v2() or nvml.nvmlDeviceGetHandleByIndex_v2(first_device(), ctypes.byref(device)):
         return None
 
     def used() -> int:

@@ -268,7 +268,8 @@ def same_device(one: dict, other: dict) -> bool:
 def device() -> dict:
     """What ``nvidia-smi`` says of the first device; only the processor's name where it is not there."""
     fields = ("name", "uuid", "driver_version", "memory.total", "clocks.max.sm", "power.limit")
-    query = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader", "--id=0"]
+    query = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
+    query.append(f"--id={device_memory.first_device()}")
     try:
         found = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError):

@@ -406,3 +406,9 @@ def test_a_cpu_has_no_device_memory():
     with device_memory.Watch("cpu") as watch:
         pass
     assert watch.peak is None
+
+
+@pytest.mark.parametrize("visible, first", [("", 0), ("2,3", 2), ("1", 1), ("GPU-5a", 0)])
+def test_the_device_that_is_watched_is_the_one_that_programs_have(visible, first, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert device_memory.first_device() == first
