@@ -20,6 +20,7 @@ from tests.kernels.test_cuda_attention import (
     F16,
     GROUPS,
     KERNELS,
+    LONG_GROUPS,
     TWO_GROUPS,
     TWO_SLABS,
     WARPS,
@@ -178,6 +179,8 @@ CASES += [
     ("some see nothing", Shape(1, 130, 70, 2, 2, 64), BF16, False, GROUPS),
     ("relative", Shape(1, 130, 200, 2, 1, 64), F16, False, TWO_GROUPS),
     ("soft cap", Shape(1, 70, 70, 2, 2, 80), BF16, True, GROUPS),
+    ("both", Shape(2, 140, 150, 4, 2, 64), BF16, True, LONG_GROUPS),
+    ("unseen slopes", Shape(1, 200, 70, 2, 1, 64), F16, False, LONG_GROUPS),
 ]
 
 
