@@ -409,13 +409,16 @@ attention_key_gradient(const element *q, const element *k, const element *v, con
             if (SLOPED) slopes[m][i / 4][i % 4] = slope;
           }
       }
-      if ((CAUSAL && start < row + 16 * SLABS - 1) || (MASKED && partial)) {
+      // queries behind the last are zero: a score of that may be anything, NaN too
+      const bool behind = SCORED && start + INNER > p.queries;
+      if (behind || (CAUSAL && start < row + 16 * SLABS - 1) || (MASKED && partial)) {
 #pragma unroll
         for (int m = 0; m < SLABS; ++m)
 #pragma unroll
           for (int i = 0; i < INNER / 2; ++i) {
             int query = start + i / 4 * 8 + lane % 4 * 2 + i % 2, key = row + m * 16 + i % 4 / 2 * 8 + lane / 4;
-            if ((CAUSAL && key > query) || !pairs.seen(query, key)) weights[m][i / 4][i % 4] = negative_infinity();
+            if ((SCORED && query >= p.queries) || (CAUSAL && key > query) || !pairs.seen(query, key))
+              weights[m][i / 4][i % 4] = negative_infinity();
           }
       }
       float deltas[INNER / 8][2];

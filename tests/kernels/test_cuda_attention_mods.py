@@ -20,6 +20,7 @@ from tests.kernels.test_cuda_attention import (
     F16,
     GROUPS,
     KERNELS,
+    LONG_GROUPS,
     TWO_GROUPS,
     TWO_SLABS,
     WARPS,
@@ -48,6 +49,8 @@ MODS = {
     "half": (WINDOW, nn.score_mods.relative_bias(bnp.asarray(TABLE, dtype="bfloat16"))),
     "minus infinity": (None, lambda s, b, h, q, k: bnp.where((q - k) % 3 == b, s * s, -bnp.inf)),
     "unseen slopes": (WINDOW, lambda s, b, h, q, k: s * bnp.log((q - k + 1).astype("float32"))),  # NaN beyond
+    # NaN of rows that are not there
+    "nothing of zero": (None, lambda s, b, h, q, k: s * bnp.log(bnp.abs(s))),
     "both": (nn.masks.document(IDS), nn.score_mods.soft_cap(1.5)),
 }
 
@@ -178,6 +181,9 @@ CASES += [
     ("some see nothing", Shape(1, 130, 70, 2, 2, 64), BF16, False, GROUPS),
     ("relative", Shape(1, 130, 200, 2, 1, 64), F16, False, TWO_GROUPS),
     ("soft cap", Shape(1, 70, 70, 2, 2, 80), BF16, True, GROUPS),
+    ("both", Shape(2, 140, 150, 4, 2, 64), BF16, True, LONG_GROUPS),
+    ("nothing of zero", Shape(1, 200, 70, 2, 1, 64), BF16, False, LONG_GROUPS),
+    ("unseen slopes", Shape(1, 200, 70, 2, 1, 64), F16, False, LONG_GROUPS),
 ]
 
 
