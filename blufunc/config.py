@@ -94,7 +94,6 @@ class Config:
       cuda_graphs: whether a program that runs again on the same memory is replayed as one CUDA graph.
       cuda_streams: how many streams the steps of such a graph take, those that are independent side by side; 1: all
         steps wait for each other. Exchanges between devices have one more.
-      early_memsets: whether such a graph makes the workspace of a product ready while the step before it runs.
       nccl_graphs: whether programs that exchange between GPUs are replayed as graphs too, with exchanges on a stream of
         their own. Off, their steps are launched one by one, on one stream.
       cpu_devices: how many devices the CPU is taken for. They share its cores: more than one serves to try programs
@@ -113,7 +112,6 @@ class Config:
     recognise: bool = True
     cuda_graphs: bool = True
     cuda_streams: int = 2
-    early_memsets: bool = True
     nccl_graphs: bool = True
     cpu_devices: int = 1
     guards: ClassVar[bool] = False  # whether results must be looked at

@@ -224,8 +224,7 @@ class Descriptors:
 
 _lock = threading.Lock()
 _handles: dict[int, ctypes.c_void_p] = {}
-_workspaces: dict[tuple[int, int, bool], cuda_memory.DeviceBuffer] = {}
-_turns: dict[tuple[int, int], bool] = {}  # by device and stream
+_workspaces: dict[tuple[int, int], cuda_memory.DeviceBuffer] = {}
 _chosen: dict[tuple[int, Gemm], bytes] = {}
 
 
@@ -244,24 +243,13 @@ def _handle(device: int) -> ctypes.c_void_p:
 
 
 def workspace(device: int, stream: int) -> int:
-    """The address of scratch memory for the next product on a stream: of two, in turns.
-
-    So that one can be made ready while the other is in use (``graph_memsets.py``). Turns are those of the stream
-    itself: where two threads capture, each on streams of its own, neither takes a turn of the other's.
-    """
+    """The address of the scratch memory of products on a stream."""
     lane = cuda_runtime.lane(device, stream)
-    turn = _turns[device, stream] = not _turns.get((device, stream), False)
-    found = _workspaces.get((device, lane, turn))
+    found = _workspaces.get((device, lane))
     if found is None:
         made = cuda_memory.allocate((WORKSPACE_BYTES,), dtypes.uint8, device, "the workspace of cuBLASLt")
-        found = _workspaces.setdefault((device, lane, turn), made)
+        found = _workspaces.setdefault((device, lane), made)
     return found.ptr
-
-
-def workspaces(device: int) -> list[range]:
-    """The addresses of all such memory of a device."""
-    found = [b.ptr for (d, _, _), b in list(_workspaces.items()) if d == device]
-    return [range(start, start + WORKSPACE_BYTES) for start in found]
 
 
 Addresses = tuple[int, int, int | None]

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from blufunc.config import config
-from blufunc.kernels import cublaslt, cuda_runtime, graph_memsets
+from blufunc.kernels import cuda_runtime
 
 
 class Graph:
@@ -21,26 +20,14 @@ class Graph:
       device: the index of the CUDA device.
     """
 
-    _own = False  # whether what is launched was made here, and is to be destroyed
-
-    def __init__(self, captured: Any, device: int, keep: tuple, workspaces: Sequence[range] = ()):
-        """``captured`` is CuPy's graph, which can run as it is; ``workspaces``: see ``graph_memsets.begin_early``."""
-        from cupy.cuda import runtime
-
-        self._runtime, self.device, self._keep = runtime, device, (captured, *keep)
-        self._executable: int = captured.graphExec
-        if workspaces and graph_memsets.begin_early(captured.graph, workspaces):
-            self._executable, self._own = runtime.graphInstantiate(captured.graph), True
-        runtime.graphUpload(self._executable, cuda_runtime.compute_stream(device).ptr)
+    def __init__(self, executable: Any, device: int, keep: tuple):
+        self._executable, self.device, self._keep = executable, device, keep
+        executable.upload(cuda_runtime.compute_stream(device))
 
     def launch(self) -> None:
         """Put the work on the compute stream."""
         cuda_runtime.use_device(self.device)
-        self._runtime.graphLaunch(self._executable, cuda_runtime.compute_stream(self.device).ptr)
-
-    def __del__(self) -> None:
-        if self._own:
-            self._runtime.graphExecDestroy(self._executable)
+        self._executable.launch(cuda_runtime.compute_stream(self.device))
 
 
 def capture(
@@ -71,9 +58,8 @@ def capture(
         except BaseException:
             _abandon(stream)
             raise
-        captured = stream.end_capture()
-    workspaces = cublaslt.workspaces(device) if config.early_memsets else []
-    return Graph(captured, device, (keep, own, run), workspaces)
+        executable = stream.end_capture()
+    return Graph(executable, device, (keep, own, run))
 
 
 def _abandon(stream: Any) -> None:
