@@ -15,7 +15,7 @@ from blufunc.kernels.cuda_access import WideAccess, plus
 from blufunc.kernels.cuda_rereads import RowCopy
 from blufunc.kernels.cuda_rows_ahead import RowsAhead
 from blufunc.kernels.cuda_schedule import Schedule, steps_of
-from blufunc.kernels.cuda_vectors import Vectors
+from blufunc.kernels.cuda_vectors import Vectors, is_contiguous
 from blufunc.kernels.indices import Index, Range, constant, of, ranges_of
 from blufunc.kernels.loopir import Buffer, Kernel, Lanes, Rows, computed_in, post_order, values_of
 
@@ -81,7 +81,7 @@ class RowCopies(WideAccess):
             self.line(f"prefetch_row<{what}>({plus(self.named[buffer], self.index(index))}, {first});")
 
     def _rows_beside(self, copy: RowCopy, cut: Vectors) -> list[tuple[Buffer, Index]]:
-        """The other rows that the first loop reads, and where they begin."""
+        """The other rows that the first loop reads in vectors, and where they begin."""
         assert cut.element is not None
         lane = of(cut.vector) * cut.width + of(cut.element)
         found: dict[tuple[Buffer, Index], None] = {}
@@ -89,7 +89,7 @@ class RowCopies(WideAccess):
             if v.op != "load" or v.args or v.attr[0] is copy.row or computed_in(v.attr[1]):
                 continue
             begin = v.attr[1] - lane
-            even = v.attr[0].dtype.itemsize * cut.width % 16 == 0
+            even = v.attr[0].dtype.itemsize * cut.width % 16 == 0 and is_contiguous(v.attr[1], cut.element)
             if even and begin.terms and not ranges_of(begin) & {cut.vector, cut.element}:
                 found[v.attr[0], begin] = None
         return list(found)

@@ -1,10 +1,10 @@
 """Rows that are on their way to shared memory while the rows before are computed.
 
-Kernels, stage 6, between ``cuda_schedule.py`` and ``cuda_style.py``. A warp that takes row after row, and keeps much of
-each in registers, leaves room for few others: nobody reads while it waits for its reductions. So it copies rows that
-it is going to take to shared memory, not by way of registers, a few of them ahead: a ring of rows, whose oldest is
-taken to registers by the first loop of its turn, and at once copied over. That leaves the first-level cache little
-room: what is the same for all rows stays in registers too.
+Kernels, stage 6, between ``cuda_schedule.py`` and ``cuda_style.py``. A warp or a block that takes row after row, and
+keeps much of each in registers, leaves room for few others: nobody reads while it waits for its reductions. So it
+copies rows that it is going to take to shared memory, not by way of registers, a few of them ahead: a ring of rows,
+whose oldest is taken to registers by the first loop of its turn, and at once copied over. That leaves the first-level
+cache little room: what is the same for all rows stays in registers too.
 """
 
 from __future__ import annotations

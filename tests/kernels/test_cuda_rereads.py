@@ -186,6 +186,16 @@ def test_rows_beside_a_copied_one_can_be_on_their_way(machine, limits, monkeypat
     agree(kernel, got, want)
 
 
+@pytest.mark.parametrize("first, found", [(0, ["x"]), (4, ["x"]), (3, [])])
+def test_rows_on_their_way_begin_where_vectors_may(first, found, monkeypatch):
+    """What is asked for in bulk must be aligned to 16 bytes: of two rows that are, the second is copied."""
+    monkeypatch.setattr(cuda_copies, "_PREFETCHES", True)
+    function = lambda x, y: nn.softmax(x * y[:, first : first + 20000])
+    (kernel,) = kernels(function, ranged((3, 20000), (3, 20004)))
+    text = writer_of(kernel).render()
+    assert "bulk_row<" in text and re.findall(r"prefetch_row<[^>]*>\((\w+)", text) == found
+
+
 @pytest.mark.parametrize("limits", [HOPPER, Limits(99 << 10), Limits(24 << 10, cluster=1)])
 @pytest.mark.parametrize("case", ["plain", "minus infinity", "infinity", "nan", "rising"])
 def test_sums_under_a_narrow_maximum(machine, case, limits):
