@@ -133,21 +133,6 @@ inline void bulk_row(T* to, const T* from, int first, uint64_t (&came)[PIECES]) 
   }
   __syncthreads();
 }
-//# ptx_bulk_prefetch
-// bytes, a multiple of 16 as the address is, from global memory to the second-level cache
-static inline void ptx_bulk_prefetch(const void* from, unsigned bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" :: "l"(from), "r"(bytes) : "memory");
-}
-//# prefetch_row
-// asks the second-level cache for what a block reads of such a row
-template<int V, int N, int THREADS, int STRIDE, class T> inline void prefetch_row(const T* from, int first) {
-  if (threadIdx.x == 0) {
-    for (; first < N; first += STRIDE) {
-      const int left = N - first;
-      ptx_bulk_prefetch(from + first * V, (left < THREADS ? left : THREADS) * V * int(sizeof(T)));
-    }
-  }
-}
 //# cluster_begin
 // the two barriers of a block, to be used in turn: nobody sends for one exchange before all have got what was sent for
 // the one before the last

@@ -15,12 +15,9 @@ from blufunc.kernels.cuda_access import WideAccess, plus
 from blufunc.kernels.cuda_rereads import RowCopy
 from blufunc.kernels.cuda_rows_ahead import RowsAhead
 from blufunc.kernels.cuda_schedule import Schedule, steps_of
-from blufunc.kernels.cuda_vectors import Vectors, is_contiguous
-from blufunc.kernels.indices import Index, Range, constant, of, ranges_of
+from blufunc.kernels.cuda_vectors import Vectors
+from blufunc.kernels.indices import Index, Range, constant, of
 from blufunc.kernels.loopir import Buffer, Kernel, Lanes, Rows, computed_in, post_order, values_of
-
-_PREFETCHES = False
-"""Whether rows beside one that is copied are asked for by the second-level cache meanwhile: not measured yet."""
 
 
 class RowCopies(WideAccess):
@@ -77,22 +74,6 @@ class RowCopies(WideAccess):
         first = "thread - int(threadIdx.x)" if made.cluster > 1 else "0"
         source = plus(self.named[copy.source], begin)
         self.line(f"bulk_row<{what}>({self.named[copy.row]}, {source}, {first}, {self.came});")
-        for buffer, index in self._rows_beside(copy, cut) if _PREFETCHES else ():
-            self.line(f"prefetch_row<{what}>({plus(self.named[buffer], self.index(index))}, {first});")
-
-    def _rows_beside(self, copy: RowCopy, cut: Vectors) -> list[tuple[Buffer, Index]]:
-        """The other rows that the first loop reads in vectors, and where they begin."""
-        assert cut.element is not None
-        lane = of(cut.vector) * cut.width + of(cut.element)
-        found: dict[tuple[Buffer, Index], None] = {}
-        for v in post_order([v for s in self.kernel.body[copy.first].body for v in values_of(s)]):
-            if v.op != "load" or v.args or v.attr[0] is copy.row or computed_in(v.attr[1]):
-                continue
-            begin = v.attr[1] - lane
-            even = v.attr[0].dtype.itemsize * cut.width % 16 == 0 and is_contiguous(v.attr[1], cut.element)
-            if even and begin.terms and not ranges_of(begin) & {cut.vector, cut.element}:
-                found[v.attr[0], begin] = None
-        return list(found)
 
     def wait_for_row(self, cut: Vectors, t: str) -> None:
         """Wait until the ``t``-th vector of each thread has come, in the first loop that reads the row."""

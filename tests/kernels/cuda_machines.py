@@ -153,9 +153,6 @@ static void ptx_bulk_copy(void* to, const void* from, unsigned bytes, uint64_t* 
   if (((uintptr_t)to | (uintptr_t)from | bytes) % 16 || !bytes) __builtin_trap();
   bulks[rank][bulks_made[rank]++] = Bulk{to, from, bytes, barrier};
 }
-static void ptx_bulk_prefetch(const void* from, unsigned bytes) {
-  if (((uintptr_t)from | bytes) % 16 || !bytes) __builtin_trap();
-}
 static void copy_bulks(uint64_t* place) {
   unsigned kept = 0;
   for (unsigned i = 0; i < bulks_made[rank]; ++i) {

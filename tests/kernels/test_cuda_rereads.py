@@ -7,7 +7,6 @@ import pytest
 
 import blufunc as bf
 from blufunc import nn
-from blufunc.kernels import cuda_copies
 from blufunc.kernels.cstyle_cuda import writer_of
 from blufunc.kernels.cuda_clusters import cluster_shape
 from blufunc.kernels.cuda_limits import HOPPER, Limits, limits_of
@@ -171,29 +170,6 @@ def test_what_is_computed_of_a_copied_row_takes_its_place():
     assert text.count("bf_exp(") == 1  # the gradient's: the sum is taken with the maximum
     narrow = writer_of(_loss_with_gradient(8, 60000, BF16)).render()
     assert "_row + " in narrow and not re.search(r"vec_store<\w+, 8>\(\w+_row", narrow)  # no room for float32
-
-
-@pytest.mark.parametrize("limits", [HOPPER, Limits(160 << 10), Limits(99 << 10)])
-def test_rows_beside_a_copied_one_can_be_on_their_way(machine, limits, monkeypatch):
-    """What its first loop reads of other rows, not what is the same for all."""
-    monkeypatch.setattr(cuda_copies, "_PREFETCHES", True)
-    (kernel,) = kernels(*SMALL_CASES["loss of scaled logits with gradient, scaled too"])
-    assert re.findall(r"prefetch_row<[^>]*>\((\w+)", writer_of(kernel, (), limits).render()) == ["x"]
-    writer = writer_of(kernel, (), limits)
-    got, want = arrays_for(kernel), arrays_for(kernel)
-    interpret(kernel, want)
-    launch(machine, machine.compile([writer]), writer, got)
-    agree(kernel, got, want)
-
-
-@pytest.mark.parametrize("first, found", [(0, ["x"]), (4, ["x"]), (3, [])])
-def test_rows_on_their_way_begin_where_vectors_may(first, found, monkeypatch):
-    """What is asked for in bulk must be aligned to 16 bytes: of two rows that are, the second is copied."""
-    monkeypatch.setattr(cuda_copies, "_PREFETCHES", True)
-    function = lambda x, y: nn.softmax(x * y[:, first : first + 20000])
-    (kernel,) = kernels(function, ranged((3, 20000), (3, 20004)))
-    text = writer_of(kernel).render()
-    assert "bulk_row<" in text and re.findall(r"prefetch_row<[^>]*>\((\w+)", text) == found
 
 
 @pytest.mark.parametrize("limits", [HOPPER, Limits(99 << 10), Limits(24 << 10, cluster=1)])
