@@ -77,11 +77,13 @@ def main() -> None:
     for case, kernel, binary in zip(chosen, kernels, built, strict=True):
         us = float("nan") if o.plan else timed(case, kernel, binary.cubin)
         lost = case.calls * (0 if o.plan else us - case.nbytes / o.rate / 1e6) / 1e3
-        u = binary.resources()[kernel.entry]
+        used = binary.resources().get(kernel.entry)  # of many compiled at once the log may lack some
+        registers, spilt = (used.registers, used.spill_stores) if used else ("?", "?")
+        shared = (used.shared if used else 0) + kernel.shared_bytes
         lines.append(
             (lost, f"{lost:8.3f} {case.calls:5d} {us:8.1f} {case.nbytes / us / 1e6:6.2f}"
             f"  {case.reads / 1e9:7.3f} {case.writes / 1e9:7.3f}  {kernel.grid[0]:6d} x {kernel.block[0]:4d}"
-            f" {u.registers:4d} {u.spill_stores:6d} {(u.shared + kernel.shared_bytes) >> 10:4d}  {kernel.entry}")
+            f" {registers!s:>4} {spilt!s:>6} {shared >> 10:4d}  {kernel.entry}")
         )  # fmt: skip
     print(" ms lost calls       us   TB/s  GB read written   grid x block regs spilt  KiB  kernel")
     for _, line in sorted(lines, key=lambda pair: -pair[0]):
