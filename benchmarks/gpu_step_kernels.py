@@ -24,8 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import blufunc as bf
-from benchmarks.gpu_peers import gpt2, gpt2_blufunc
-from blufunc import optim
+from benchmarks.gpu_peers import gpt2_blufunc
 from blufunc.core import dtypes
 from blufunc.core.passes import simplify
 from blufunc.kernels import cuda_memory, cuda_modules, cuda_program, cuda_runtime, nvrtc
@@ -111,18 +110,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def planned(o: argparse.Namespace) -> Schedule:
     """The training step, as the options want it."""
-    gpt2_blufunc.set_precision(o.precision, o.products)
     config = model.Config(o.layers, o.heads, o.width, o.context, o.vocab)
     wiring = model.Wiring(recompute=bool(o.recompute), loss_chunk=None if o.chunk == "auto" else int(o.chunk))
-    loss = lambda params, tokens: model.loss(params, tokens, config, wiring)
-    loss = bf.autocast(loss) if o.precision == "bf16" else loss
-    optimizer = optim.adamw(gpt2.LEARNING_RATE, **gpt2.ADAMW)
-
-    def train_step(params, state, tokens):
-        value, grads = bf.value_and_grad(loss)(params, tokens)
-        updates, state = optimizer.update(grads, state, params)
-        return optim.apply_updates(params, updates), state, value
-
+    _, optimizer, train_step = gpt2_blufunc.training(o, config, wiring)
     params = bf.eval_shape(lambda key: model.init(key, config), bf.random.key(0))
     state = bf.eval_shape(optimizer.init, params)
     tokens = bf.ShapeDtypeStruct((o.batch, o.context + 1), np.int32)

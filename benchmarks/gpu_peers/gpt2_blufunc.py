@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -71,18 +72,8 @@ def trainer(o: argparse.Namespace) -> gpt2.Trainer:
     wiring = (
         sharded.wiring(config, plan) if tensor else model.Wiring(recompute=plan.recompute, loss_chunk=chunk)
     )
-    set_precision(o.precision, o.products)
-    loss = lambda params, tokens: model.loss(params, tokens, config, wiring)
-    loss = bf.autocast(loss) if o.precision == "bf16" else loss
-    optimizer = optim.adamw(gpt2.LEARNING_RATE, **gpt2.ADAMW)
-
-    def train_step(params, state, tokens):
-        value, grads = bf.value_and_grad(loss)(params, tokens)
-        updates, state = optimizer.update(grads, state, params)
-        values = {"params": optim.apply_updates(params, updates), "optimizer": state}
-        values = sharded.keep(values, plan) if tensor else values
-        return values["params"], values["optimizer"], value
-
+    keep = (lambda values: sharded.keep(values, plan)) if tensor else None
+    loss, optimizer, train_step = training(o, config, wiring, keep)
     compiled = bf.jit(train_step, donate_argnums=(0, 1), memory_budget=o.budget)
     everywhere, divided = ends(plan, o)
     initial = gpt2.weights(o) if o.key is None else None
@@ -114,6 +105,31 @@ def trainer(o: argparse.Namespace) -> gpt2.Trainer:
 
     gradients = lambda: bf.jit(bf.value_and_grad(loss))(kept[0], batches[0])
     return gpt2.Trainer(start, load, step, lambda: bf.block_until_ready(kept), gradients, after)
+
+
+def training(
+    o: argparse.Namespace,
+    config: model.Config,
+    wiring: model.Wiring,
+    keep: Callable[[dict], dict] | None = None,
+) -> tuple[Callable, optim.GradientTransformation, Callable]:
+    """The loss, the optimizer, and the step (params, state, tokens) -> (params, state, loss), in the precision wanted.
+
+    ``keep`` says where new values lie on a mesh.
+    """
+    set_precision(o.precision, o.products)
+    loss = lambda params, tokens: model.loss(params, tokens, config, wiring)
+    loss = bf.autocast(loss) if o.precision == "bf16" else loss
+    optimizer = optim.adamw(gpt2.LEARNING_RATE, **gpt2.ADAMW)
+
+    def train_step(params, state, tokens):
+        value, grads = bf.value_and_grad(loss)(params, tokens)
+        updates, state = optimizer.update(grads, state, params)
+        values = {"params": optim.apply_updates(params, updates), "optimizer": state}
+        values = values if keep is None else keep(values)
+        return values["params"], values["optimizer"], value
+
+    return loss, optimizer, train_step
 
 
 def mesh_of(o: argparse.Namespace) -> bf.Mesh | None:

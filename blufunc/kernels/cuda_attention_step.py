@@ -110,10 +110,17 @@ def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> W
     assert not rest or rest == [s for n, s in enumerate(rows[: len(rest) + 1]) if n != 3], "parts lie alike"
     code = _code(eqn)
     assert isinstance(code, Code), code
-    options = (eqn.params["scale"], eqn.params["is_causal"], executor.device, code)
-    split = (eqn.params.get("parts", 0),) + (_is_summed(eqn),) * (not _is_forward(eqn))
-    kind = cuda_attention.Forward if _is_forward(eqn) else cuda_attention.Backward
-    launch = kind(shape, query.dtype, rows, *options, *split)
+    options = (
+        eqn.params["scale"],
+        eqn.params["is_causal"],
+        executor.device,
+        code,
+        eqn.params.get("parts", 0),
+    )
+    if _is_forward(eqn):
+        launch = cuda_attention.Forward(shape, query.dtype, rows, *options)
+    else:
+        launch = cuda_attention.Backward(shape, query.dtype, rows, *options, _is_summed(eqn))
     scratch = None
     if launch.scratch_bytes:
         scratch = executor.own(ShapedArray((launch.scratch_bytes,), dtypes.uint8), "scratch of attention")

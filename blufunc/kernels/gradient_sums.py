@@ -22,7 +22,7 @@ from blufunc.core.passes import Origins, put_in_place, rewrite
 from blufunc.core.stage import stage
 from blufunc.core.structure import reduce_sum, reduce_sum_p, reshape, reshape_p
 from blufunc.kernels.cuda_attention_backward import ROWS_OF_SUM
-from blufunc.kernels.packed_gradients import packed_p
+from blufunc.kernels.packed_gradients import packed_p, widens
 
 
 def with_gradient_sums(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
@@ -63,17 +63,13 @@ def _sums_over_tokens(packed: Eqn, readers: dict[Atom, list[Eqn]]) -> set[Eqn]:
     found, seen = set(), [total]
     for v in seen:
         for eqn in readers.get(v, ()):
-            if eqn.prim is reshape_p or _widens(eqn):
+            if eqn.prim is reshape_p or widens(eqn):
                 seen.append(eqn.outvars[0])
             elif eqn.prim is reduce_sum_p and v.aval.dtype == dtypes.float32:
                 axes = eqn.params["axes"]
                 if axes == tuple(range(len(axes))) and math.prod(v.aval.shape[: len(axes)]) == batch * tokens:
                     found.add(eqn)
     return found
-
-
-def _widens(eqn: Eqn) -> bool:
-    return eqn.prim is ew.convert_p and eqn.outvars[0].aval.dtype == dtypes.float32
 
 
 def _summed(eqn: Eqn) -> Eqn:

@@ -132,7 +132,7 @@ def _packing(eqn: Eqn, readers: dict[Any, list[Eqn | None]]) -> _Packing | None:
     for v in eqn.outvars:
         row = math.prod(v.aval.shape[2:])
         reader = _only_reader(v, readers)
-        while reader is not None and (reader.prim is reshape_p or _widens(reader)):
+        while reader is not None and (reader.prim is reshape_p or widens(reader)):
             eqns.add(reader)
             reader = _only_reader(reader.outvars[0], readers)
         place = None if reader is None else _place(reader, tokens, row)
@@ -184,7 +184,7 @@ def _sum_of(terms: Sequence[Var], readers: dict[Any, list[Eqn | None]], eqns: se
     return left.pop()
 
 
-def _widens(eqn: Eqn) -> bool:
+def widens(eqn: Eqn) -> bool:
     """Whether an equation keeps every number as it is."""
     if eqn.prim is not convert_p:
         return False
