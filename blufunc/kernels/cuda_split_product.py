@@ -1,0 +1,301 @@
+"""The text of a product of float32 on Hopper's tensor cores: all products of parts in one kernel.
+
+Kernels, stage 6, below ``split_products``, which says what parts, scales and sums are. A block of threads has a tile of
+the result at a time, 128 rows and N columns. Four of its warps copy parts of both operands to a ring of stages in
+shared memory; two groups of four warps have 64 rows each and multiply. A group adds up STEP terms on tensor cores, first
+those of the products with second parts, then those of first parts, and adds both to float32 sums, so that what tensor
+cores cut off does not grow with the number of terms, and results are written once. The groups multiply in turns: while
+one adds, the other's products run.
+
+An operand lies with its terms side by side (``K_MAJOR``), or with its rows side by side: then a row of a stage has
+rows of the operand, and the instruction is told so.
+
+Blocks stay for all tiles that they have, one after another, and begin to copy a tile before that before it is written.
+Few tiles are cut along the terms: then there are several results to be added up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ROWS = 128
+"""Of a tile: 64 for each group."""
+
+STEP = 64
+"""How many terms are added up on tensor cores at a time: two stages."""
+
+_STAGE_TERMS, _STAGES = 32, 5
+_THREADS = 384
+
+
+@dataclass(frozen=True)
+class Product:
+    """Sizes: results (sums, m, n), of operands of m and n rows and k terms.
+
+    Attributes:
+      columns: of a tile.
+      sums: how many results there are, each of a part of the terms.
+      by_rows: of each operand, whether its terms lie side by side.
+      group: how many tiles along m, with all along n, follow each other: what they read stays in the second-level cache.
+    """
+
+    m: int
+    n: int
+    k: int
+    by_rows: tuple[bool, bool]
+    columns: int = 192
+    sums: int = 1
+    group: int = 8
+
+    @property
+    def tiles(self) -> tuple[int, int]:
+        return -(-self.m // ROWS), -(-self.n // self.columns)
+
+    @property
+    def shared_bytes(self) -> int:
+        return _STAGES * ((ROWS + self.columns) * 4 * _STAGE_TERMS + 16)
+
+
+def source(p: Product) -> str:
+    """The CUDA C++ of one product, behind its prelude."""
+    numbers = {
+        "M": p.m, "N": p.n, "K": p.k, "ROWS": ROWS, "COLUMNS": p.columns, "SUMS": p.sums, "GROUP": p.group,
+        "STAGES": _STAGES, "TERMS": _STAGE_TERMS, "THREADS": _THREADS,
+    }  # fmt: skip
+    head = "".join(f"constexpr int {name} = {value};\n" for name, value in numbers.items())
+    flags = dict(zip(("A_BY_ROWS", "B_BY_ROWS"), p.by_rows, strict=True))
+    head += "".join(f"constexpr bool {name} = {str(value).lower()};\n" for name, value in flags.items())
+    count = p.columns // 2
+    multiply = _MULTIPLY.format(
+        n=p.columns,
+        turned=", ".join(str(int(not rows)) for rows in p.by_rows),
+        sums=", ".join(f"%{i}" for i in range(count)),
+        outputs=", ".join(f'"+f"(c[{i}])' for i in range(count)),
+        **{f"after{i}": count + i for i in range(3)},
+    )
+    return head + _INSTRUCTIONS + multiply + _KERNEL
+
+
+_INSTRUCTIONS = r"""
+inline unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
+inline void copy16(unsigned to, const void *from, bool inside) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+}
+inline void fence_for_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+inline void end_of_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template<int LEFT> inline void wait_for_groups() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(LEFT) : "memory");
+}
+inline void settle(float &x) { asm volatile("" : "+f"(x) :: "memory"); }
+
+inline void make_barrier(unsigned at, int arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(at), "r"(arrivals) : "memory");
+}
+inline void arrive(unsigned at) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(at) : "memory");
+}
+// arrive once this thread's copies so far are there
+inline void arrive_with_copies(unsigned at) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(at) : "memory");
+}
+inline void wait_for(unsigned at, int phase) {
+  asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+               "@done bra over;\nbra again;\nover:\n}" :: "r"(at), "r"(phase) : "memory");
+}
+inline void meet(int barrier, int threads) { asm volatile("bar.sync %0, %1;" :: "r"(barrier), "r"(threads) : "memory"); }
+inline void announce(int barrier, int threads) {
+  asm volatile("bar.arrive %0, %1;" :: "r"(barrier), "r"(threads) : "memory");
+}
+template<int COUNT> inline void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(COUNT)); }
+template<int COUNT> inline void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(COUNT)); }
+"""
+
+_MULTIPLY = r"""
+// c = a b, or c += a b if add, of 64 x 16 and 16 x {n}
+inline void multiply(float (&c)[{n} / 2], unsigned long long a, unsigned long long b, bool add) {{
+  asm volatile("{{.reg .pred add;\n setp.ne.b32 add, %{after2}, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.f16.f16 {{{sums}}}, %{after0}, %{after1}, "
+               "add, 1, 1, {turned};}}"
+               : {outputs}
+               : "l"(a), "l"(b), "r"((int)add));
+}}
+"""
+
+_KERNEL = r"""
+typedef unsigned short element;  // of float16
+constexpr unsigned A_BYTES = ROWS * 4 * TERMS, B_BYTES = COLUMNS * 4 * TERMS, STAGE = A_BYTES + B_BYTES;
+constexpr int TILES_M = (M + ROWS - 1) / ROWS, TILES_N = (N + COLUMNS - 1) / COLUMNS, TILES = TILES_M * TILES_N;
+constexpr int STEPS = (K + 2 * TERMS - 1) / (2 * TERMS);
+constexpr float OF_REST = 1.0f / 2048;  // second parts are held times 2^11
+extern __shared__ __align__(1024) unsigned char shared_memory[];
+
+struct Tile { int row, column, sum, first_step, steps; };
+inline Tile tile_of(int i) {
+  const int sum = i / TILES, within = i % TILES, band = within / (GROUP * TILES_N);
+  const int high = min(GROUP, TILES_M - band * GROUP), at = within - band * GROUP * TILES_N;
+  const int first = (int)((long long)STEPS * sum / SUMS), end = (int)((long long)STEPS * (sum + 1) / SUMS);
+  return {(band * GROUP + at % high) * ROWS, at / high * COLUMNS, sum, first, end - first};
+}
+
+// Copies of one operand: a thread has every 16th row of a stage, and of it 16 bytes, which are swapped by the row's number.
+template<bool BY_ROWS, int SIZE, int LIMIT> struct Copies {
+  const element *first, *rest;
+  int row, chunk;
+  unsigned to;  // in a stage
+  inline Copies(const element *first_part, const element *second_part, int thread) {
+    row = thread / 8;
+    chunk = thread % 8;
+    to = row * 128 + (chunk ^ row % 8) * 16;
+    // by rows: a stage has SIZE rows of 32 first parts and 32 second ones; else panels of 64 columns: first 32 terms of
+    // first parts, then 32 of second ones
+    first = BY_ROWS && chunk >= 4 ? second_part : first_part;
+    rest = second_part;
+  }
+  inline void operator()(unsigned stage, int begin, int term) const {
+    if constexpr (BY_ROWS) {
+      const int k = term + chunk % 4 * 8;
+      const element *from = first + (long long)(begin + row) * K + k;
+#pragma unroll
+      for (int i = 0; i < SIZE / 16; ++i)
+        copy16(stage + to + i * 2048, from + (long long)i * 16 * K,
+               (K % (2 * TERMS) == 0 || k < K) && (LIMIT % SIZE == 0 || begin + row + i * 16 < LIMIT));
+    } else {
+      const long long offset = (long long)(term + row) * LIMIT + begin + chunk * 8;
+#pragma unroll
+      for (int panel = 0; panel < SIZE / 64; ++panel)
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          copy16(stage + to + panel * 8192 + i * 2048,
+                 (i < 2 ? first : rest) + offset + (long long)i % 2 * 16 * LIMIT + panel * 64,
+                 (K % (2 * TERMS) == 0 || term + row + i % 2 * 16 < K) &&
+                     (LIMIT % SIZE == 0 || begin + panel * 64 + chunk * 8 < LIMIT));
+    }
+  }
+};
+
+// what an instruction wants to know of 16 terms of a tile: where they are, and how far apart panels and rows are
+template<bool BY_ROWS> inline unsigned long long described(unsigned tile, int part, int k) {
+  const unsigned at = tile + (BY_ROWS ? part * 64 + k * 32 : part * 4096 + k * 2048);
+  constexpr unsigned long long how = 1ull << 62 | 512ull << 16 | 64ull << 32;
+  return how | (at & 0x3ffff) >> 4;
+}
+
+// sums += part times a unit. Where part is NaN, as second parts of what is infinite are, it counts as zero if told so.
+template<bool REST> inline void add_part(float (&sums)[COLUMNS / 2], float (&part)[COLUMNS / 2]) {
+  if constexpr (REST) {
+    float probe[4] = {};  // NaN if any is NaN or infinite
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2; ++i) probe[i % 4] = fmaf(part[i], 0.0f, probe[i % 4]);
+    if (!((probe[0] + probe[1]) + (probe[2] + probe[3]) == 0)) {
+#pragma unroll
+      for (int i = 0; i < COLUMNS / 2; ++i) part[i] = part[i] == part[i] ? part[i] : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2; ++i) sums[i] = fmaf(part[i], OF_REST, sums[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2; ++i) sums[i] += part[i];
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+split_product(const element *a, const element *a_rest, const element *b, const element *b_rest,
+              const float *__restrict__ a_roots, const float *__restrict__ b_roots, float *__restrict__ out) {
+  const unsigned stages = shared_address(shared_memory), full = stages + STAGES * STAGE, empty = full + 8 * STAGES;
+  const int warp = threadIdx.x / 32, group = warp / 4;
+  if (threadIdx.x == 0)
+    for (int i = 0; i < STAGES; ++i) {
+      make_barrier(full + 8 * i, 128);
+      make_barrier(empty + 8 * i, 8);
+    }
+  __syncthreads();
+
+  if (group == 2) {
+    fewer_registers<40>();
+    const Copies<A_BY_ROWS, ROWS, M> copy_a(a, a_rest, threadIdx.x % 128);
+    const Copies<B_BY_ROWS, COLUMNS, N> copy_b(b, b_rest, threadIdx.x % 128);
+    int stage = 0, phase = 1;
+    for (int i = blockIdx.x; i < TILES * SUMS; i += gridDim.x) {
+      const Tile tile = tile_of(i);
+      for (int n = 0; n < 2 * tile.steps; ++n) {
+        const int term = (2 * tile.first_step + n) * TERMS;
+        wait_for(empty + 8 * stage, phase);
+        copy_a(stages + stage * STAGE, tile.row, term);
+        copy_b(stages + stage * STAGE + A_BYTES, tile.column, term);
+        arrive_with_copies(full + 8 * stage);
+        if (++stage == STAGES) stage = 0, phase ^= 1;
+      }
+    }
+    return;
+  }
+
+  more_registers<232>();
+  const int lane = threadIdx.x % 32;
+  const unsigned rows = stages + group * 8192;
+  int stage = 0, phase = 0;
+  if (group == 1) announce(1, 256);  // the first turn is that of the first group
+  for (int i = blockIdx.x; i < TILES * SUMS; i += gridDim.x) {
+    const Tile tile = tile_of(i);
+    float sums[COLUMNS / 2] = {}, part[COLUMNS / 2];
+    for (int step = 0; step < tile.steps; ++step) {
+      unsigned at[2];
+      int full_stages[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        wait_for(full + 8 * stage, phase);
+        at[half] = stage * STAGE;
+        full_stages[half] = stage;
+        if (++stage == STAGES) stage = 0, phase ^= 1;
+      }
+      fence_for_products();
+#pragma unroll
+      for (int rest = 1; rest >= 0; --rest) {
+        meet(1 + group, 256);
+        begin_products();
+#pragma unroll
+        for (int of_a = rest; of_a >= 0; --of_a)
+#pragma unroll
+          for (int half = 0; half < 2; ++half)
+#pragma unroll
+            for (int k = 0; k < TERMS / 16; ++k)
+              multiply(part, described<A_BY_ROWS>(rows + at[half], of_a, k),
+                       described<B_BY_ROWS>(stages + A_BYTES + at[half], rest - of_a, k), of_a < rest || half || k);
+        end_of_products();
+        announce(2 - group, 256);
+        wait_for_groups<0>();
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 2; ++i) settle(part[i]);
+        if (rest) add_part<true>(sums, part);
+      }
+      if (lane == 0) {
+        arrive(empty + 8 * full_stages[0]);
+        arrive(empty + 8 * full_stages[1]);
+      }
+      add_part<false>(sums, part);
+    }
+    float2 roots[COLUMNS / 8];  // of this thread's columns
+#pragma unroll
+    for (int j = 0; j < COLUMNS / 8; ++j) {
+      const int column = tile.column + j * 8 + lane % 4 * 2;
+      roots[j] = N % COLUMNS && column >= N ? make_float2(0, 0) : *(const float2 *)(b_roots + column);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = tile.row + warp * 16 + half * 8 + lane / 4;
+      if (M % ROWS && row >= M) continue;
+      const float root = a_roots[row];
+      float *to = out + ((long long)tile.sum * M + row) * N;
+#pragma unroll
+      for (int j = 0; j < COLUMNS / 8; ++j) {
+        const int column = tile.column + j * 8 + lane % 4 * 2;
+        if (N % COLUMNS && column >= N) continue;
+        const float left = root * roots[j].x, right = root * roots[j].y;  // twice: neither step overflows on the way
+        const float *pair = &sums[j * 4 + half * 2];
+        *(float2 *)(to + column) = make_float2(pair[0] * left * left, pair[1] * right * right);
+      }
+    }
+  }
+  if (group == 0) meet(1, 256);
+}
+"""
