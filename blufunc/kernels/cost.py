@@ -39,6 +39,7 @@ from blufunc.kernels.loopir import (
 )
 from blufunc.kernels.machine import Machine
 from blufunc.kernels.report import count, equations_of, lines_of, run_lengths, size, table
+from blufunc.kernels.split_dot import split_dot_p
 from blufunc.kernels.steps import GroupStep, KernelStep, Schedule, Step, schedule
 from blufunc.kernels.target import Target
 
@@ -306,6 +307,8 @@ def of_eqn(eqn: Eqn, kind: str) -> StepCost:
 
 def _products(eqn: Eqn) -> int:
     """Multiplications and additions of a contraction: two for each term of each element of the result."""
+    if eqn.prim is split_dot_p:
+        return split_dot_p.flops(eqn.invars[0].aval, eqn.invars[2].aval, **eqn.params)
     if eqn.prim in PRODUCTS:
         (contracted, _), _ = eqn.params["dimension_numbers"]
         terms = math.prod(eqn.invars[0].aval.shape[d] for d in contracted)

@@ -24,7 +24,7 @@ from blufunc.config import config
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Eqn, Jaxpr
 from blufunc.core.passes import simplify
-from blufunc.kernels import cuda_memory, cuda_modules, cuda_opaque, cuda_product, cuda_runtime
+from blufunc.kernels import cuda_memory, cuda_modules, cuda_opaque, cuda_product, cuda_runtime, split_dot
 from blufunc.kernels.budget import within
 from blufunc.kernels.cstyle_cuda import CUDA
 from blufunc.kernels.cuda_attention_step import is_attention, why_not
@@ -56,6 +56,9 @@ TARGET = dataclasses.replace(
 )
 """What a lowering should know of a device: memory is scarce there, and launches take as long as small kernels."""
 
+HOPPER = dataclasses.replace(TARGET, in_one_kernel=split_dot.sums_of)
+"""Where groups of four warps multiply."""
+
 _programs: weakref.WeakSet[CudaProgram] = weakref.WeakSet()
 
 
@@ -74,7 +77,8 @@ def planned(jaxpr: Jaxpr, donated: Sequence[bool], arch: str, budget: int | None
             notes[f"no kernel for {eqn.prim.name} at {line_of(eqn)}: {reason}"] = None
         return reason is None
 
-    made = within(Planning(jaxpr, donated, TARGET, cuda_opaque.planned, keep), budget)
+    target = HOPPER if arch == "sm_90a" else TARGET
+    made = within(Planning(jaxpr, donated, target, cuda_opaque.planned, keep), budget)
     made.notes = (*told, *notes)
     return made
 

@@ -1,11 +1,11 @@
 """The text of a product of float32 on Hopper's tensor cores: all products of parts in one kernel.
 
-Kernels, stage 6, below ``split_products``, which says what parts, scales and sums are. A block of threads has a tile of
-the result at a time, 128 rows and N columns. Four of its warps copy parts of both operands to a ring of stages in
-shared memory; two groups of four warps have 64 rows each and multiply. A group adds up STEP terms on tensor cores, first
-those of the products with second parts, then those of first parts, and adds both to float32 sums, so that what tensor
-cores cut off does not grow with the number of terms, and results are written once. The groups multiply in turns: while
-one adds, the other's products run.
+Kernels, stage 6, below ``split_dot``; ``split_products`` says what parts, scales and sums are. A block of threads has a
+tile of the result at a time, 128 rows and N columns. Four of its warps copy parts of both operands to a ring of stages
+in shared memory; two groups of four warps have 64 rows each and multiply. A group adds up STEP terms on tensor cores,
+first those of the products with second parts, then those of first parts, and adds both to float32 sums, so that what
+tensor cores cut off does not grow with the number of terms, and results are written once. The groups multiply in turns:
+while one adds, the other's products run.
 
 An operand lies with its terms side by side (``K_MAJOR``), or with its rows side by side: then a row of a stage has
 rows of the operand, and the instruction is told so.
@@ -25,18 +25,18 @@ STEP = 64
 """How many terms are added up on tensor cores at a time: two stages."""
 
 _STAGE_TERMS, _STAGES = 32, 5
-_THREADS = 384
 
 
 @dataclass(frozen=True)
-class Product:
+class SplitProduct:
     """Sizes: results (sums, m, n), of operands of m and n rows and k terms.
 
     Attributes:
       columns: of a tile.
       sums: how many results there are, each of a part of the terms.
       by_rows: of each operand, whether its terms lie side by side.
-      group: how many tiles along m, with all along n, follow each other: what they read stays in the second-level cache.
+      group: how many tiles along m, with all along n, follow each other: what they read stays in the second-level
+        cache.
     """
 
     m: int
@@ -47,20 +47,24 @@ class Product:
     sums: int = 1
     group: int = 8
 
+    threads = 384
+
     @property
-    def tiles(self) -> tuple[int, int]:
-        return -(-self.m // ROWS), -(-self.n // self.columns)
+    def blocks(self) -> int:
+        """As many as there are tiles of all sums; with fewer, each has several tiles."""
+        return -(-self.m // ROWS) * -(-self.n // self.columns) * self.sums
 
     @property
     def shared_bytes(self) -> int:
+        """Of a block: stages, and two barriers for each."""
         return _STAGES * ((ROWS + self.columns) * 4 * _STAGE_TERMS + 16)
 
 
-def source(p: Product) -> str:
+def source(p: SplitProduct) -> str:
     """The CUDA C++ of one product, behind its prelude."""
     numbers = {
         "M": p.m, "N": p.n, "K": p.k, "ROWS": ROWS, "COLUMNS": p.columns, "SUMS": p.sums, "GROUP": p.group,
-        "STAGES": _STAGES, "TERMS": _STAGE_TERMS, "THREADS": _THREADS,
+        "STAGES": _STAGES, "TERMS": _STAGE_TERMS, "THREADS": p.threads,
     }  # fmt: skip
     head = "".join(f"constexpr int {name} = {value};\n" for name, value in numbers.items())
     flags = dict(zip(("A_BY_ROWS", "B_BY_ROWS"), p.by_rows, strict=True))
@@ -103,7 +107,9 @@ inline void wait_for(unsigned at, int phase) {
   asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
                "@done bra over;\nbra again;\nover:\n}" :: "r"(at), "r"(phase) : "memory");
 }
-inline void meet(int barrier, int threads) { asm volatile("bar.sync %0, %1;" :: "r"(barrier), "r"(threads) : "memory"); }
+inline void meet(int barrier, int threads) {
+  asm volatile("bar.sync %0, %1;" :: "r"(barrier), "r"(threads) : "memory");
+}
 inline void announce(int barrier, int threads) {
   asm volatile("bar.arrive %0, %1;" :: "r"(barrier), "r"(threads) : "memory");
 }
@@ -138,7 +144,7 @@ inline Tile tile_of(int i) {
   return {(band * GROUP + at % high) * ROWS, at / high * COLUMNS, sum, first, end - first};
 }
 
-// Copies of one operand: a thread has every 16th row of a stage, and of it 16 bytes, which are swapped by the row's number.
+// Copies of one operand: a thread has every 16th row of a stage, and of it 16 bytes, permuted by the row's number.
 template<bool BY_ROWS, int SIZE, int LIMIT> struct Copies {
   const element *first, *rest;
   int row, chunk;

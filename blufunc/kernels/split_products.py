@@ -45,9 +45,11 @@ from blufunc.core.passes import Origins, put_in_place, rewrite, simplify
 from blufunc.core.primitive import Primitive
 from blufunc.core.stage import stage
 from blufunc.core.structure import broadcast_in_dim, reshape, transpose, transpose_p
+from blufunc.kernels import split_dot
 from blufunc.kernels.epilogue import dot_accumulate_p, dot_promoted_p
 from blufunc.kernels.gemm_layout import UNIT
 from blufunc.kernels.precisions import ALGORITHMS, QUICKER_BY, Algorithm, ProductShape, resolved
+from blufunc.kernels.split_dot import split_dot_p
 
 _LONGER = 4
 """Chunks of the products behind it are 2^4 times as long for each order: those are smaller by 2^7 or more."""
@@ -65,8 +67,16 @@ PartialSums = Callable[[ProductShape, int], int]
 """From a shape and the most terms of a chunk to how many sums of terms are to be computed side by side."""
 
 
+InOneKernel = Callable[[ProductShape], int]
+"""From a shape to how many sums of terms one kernel for all products of two parts makes; 0 if there is none."""
+
+
 def with_split_products(
-    jaxpr: Jaxpr, origins: Origins, pays: Pays, partial_sums: PartialSums = lambda shape, chunk: 1
+    jaxpr: Jaxpr,
+    origins: Origins,
+    pays: Pays,
+    partial_sums: PartialSums = lambda shape, chunk: 1,
+    in_one_kernel: InOneKernel = lambda shape: 0,
 ) -> Jaxpr:
     """The program with products in parts.
 
@@ -77,7 +87,7 @@ def with_split_products(
     asked = {e: name for e in jaxpr.eqns if (name := _precision(e)) in ALGORITHMS or name in QUICKER_BY}
     if not asked or is_replaced(dot_general_p, "impl"):
         return jaxpr
-    return rewrite(jaxpr, _Splitter(asked, origins, pays, partial_sums).step, origins)
+    return rewrite(jaxpr, _Splitter(asked, origins, pays, partial_sums, in_one_kernel).step, origins)
 
 
 def _precision(eqn: Eqn) -> str | None:
@@ -144,8 +154,16 @@ class _Factors(NamedTuple):
 
 
 class _Splitter:
-    def __init__(self, asked: dict[Eqn, str], origins: Origins, pays: Pays, partial_sums: PartialSums):
-        self.asked, self.origins, self.pays, self.partial_sums = asked, origins, pays, partial_sums
+    def __init__(
+        self,
+        asked: dict[Eqn, str],
+        origins: Origins,
+        pays: Pays,
+        partial_sums: PartialSums,
+        in_one_kernel: InOneKernel,
+    ):
+        self.asked, self.origins, self.pays = asked, origins, pays
+        self.partial_sums, self.in_one_kernel = partial_sums, in_one_kernel
         self.bodies: dict[Any, Jaxpr] = {}
         self.known: dict[Any, tuple[_Parts, int]] = {}  # what is in parts, and the number of its last product
         self.count = 0
@@ -178,6 +196,8 @@ class _Splitter:
         if algorithm.by_rows and not (lhs.by_rows or rhs.by_rows):
             return self.across(eqn, (lhs, rhs), numbers, algorithm, made)
         sides = [self.parts(side, side.contracted, algorithm, eqn, made) for side in (lhs, rhs)]
+        if algorithm is split_dot.ALGORITHM and (sums := self.sums_in_one_kernel(lhs, rhs)):
+            return self.whole(eqn, sides, {"dimension_numbers": numbers, "sums": sums}, made)
         factors = [_Factors(sides[0].parts, sides[1].parts, numbers)]
         if algorithm.chunk is not None:
             count = self.partial_sums(_shape(lhs, rhs), algorithm.chunk)
@@ -187,6 +207,24 @@ class _Splitter:
         how = (algorithm, lhs.x.aval.ndim - len(lhs.contract), n, eqn.outvars[0].aval.ndim, len(factors))
         (total,) = self.placed(_joined, how, [*sums, *sides[0].roots, *sides[1].roots], eqn, made)
         return total
+
+    def sums_in_one_kernel(self, lhs: _Operand, rhs: _Operand) -> int:
+        """How many sums of terms one kernel makes of the product; 0 if there is none."""
+        pairs = sorted(zip(lhs.contracted, rhs.contracted, strict=True))
+        matrices = all(
+            split_dot.is_matrix(axes, side.x.aval.ndim)
+            for side, axes in zip((lhs, rhs), zip(*pairs, strict=True), strict=False)
+        )
+        return self.in_one_kernel(_shape(lhs, rhs)) if pairs and matrices else 0
+
+    def whole(self, eqn: Eqn, sides: Sequence[_Parts], how: dict[str, Any], made: list[Eqn]) -> Atom:
+        """The same by one kernel."""
+        lhs, rhs = sides
+        operands = [*lhs.parts, *rhs.parts, *lhs.roots, *rhs.roots]
+        result = Var(split_dot_p.abstract(*[a.aval for a in operands], **how))
+        made.append(Eqn(split_dot_p, operands, [result], how, eqn.source))
+        rank = eqn.outvars[0].aval.ndim
+        return self.placed(_summed, (rank,), [result], eqn, made)[0] if how["sums"] > 1 else result
 
     def across(
         self, eqn: Eqn, operands: Sequence[_Operand], numbers: Any, algorithm: Algorithm, made: list[Eqn]
@@ -407,6 +445,10 @@ def _total(sums: Sequence[Any], rank: int) -> Any:
     """The sum of arrays of a rank, some of them along an axis before the others, one after another."""
     rows = [row for x in sums for row in ([x] if x.aval.ndim == rank else _rows(x))]
     return functools.reduce(ew.add, rows)
+
+
+def _summed(rank: int, x: Any) -> list[Any]:
+    return [_total([x], rank)]
 
 
 def _rows(x: Any) -> list[Any]:

@@ -227,7 +227,9 @@ class Planning:
             jaxpr = with_packed_gradients(with_split_attention(jaxpr, origins), origins)
             jaxpr = with_gradient_sums(jaxpr, origins)
             if target.splits is not None:
-                jaxpr = with_split_products(jaxpr, origins, target.splits, target.partial_sums)
+                jaxpr = with_split_products(
+                    jaxpr, origins, target.splits, target.partial_sums, target.in_one_kernel
+                )
             jaxpr, origins = with_activations(jaxpr, origins)
         else:
             jaxpr, origins = inline_bodies(jaxpr, keep)

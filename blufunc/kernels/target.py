@@ -43,6 +43,8 @@ class Target:
         there are none, and the precisions that name such an algorithm are computed as float32.
       partial_sums: from the shape of such a product and the most terms that it adds up at a time to how many sums of
         terms it is to compute side by side.
+      in_one_kernel: from the shape of a product of two parts of float16 to how many sums of terms a kernel for all of
+        it makes; 0 where there is none.
       group: whether kernels that do the same to different arrays are launched as one.
       recompute: whether what is cheap to compute again is not kept for later, where memory is scarcer than time.
       scarce_bytes: from which peak on memory is scarce: smaller programs compute nothing again.
@@ -66,6 +68,7 @@ class Target:
     epilogues: bool = False
     splits: Callable[[str, ProductShape], bool] | None = None
     partial_sums: Callable[[ProductShape, int], int] = lambda shape, chunk: 1
+    in_one_kernel: Callable[[ProductShape], int] = lambda shape: 0
     group: bool = False
     recompute: bool = False
     scarce_bytes: int = 0
