@@ -2,7 +2,8 @@
 
 Kernels. In: a program after ``rewrite``. Out: one that computes the same, in which a product and its sum with a vector
 along the columns, or with an array of its shape, are one equation wherever the sum would be a kernel of its own. A sum
-that a kernel reads is part of that kernel, where it costs nothing, and stays as it is.
+that a kernel reads is part of that kernel, where it costs nothing, and stays as it is. So with the conversion of a
+product to a wider dtype that other ranks get.
 """
 
 from __future__ import annotations
@@ -240,7 +241,26 @@ class _Epilogues(Products):
         for eqn in self.jaxpr.eqns:
             if eqn.prim in SUMS and sort_of(eqn) == "node":
                 self.consider(eqn)
+            elif eqn.prim is convert_p:
+                self.widen(eqn)
         return self.replaced() if self.made else self.jaxpr
+
+    def widen(self, eqn: Eqn) -> None:
+        """Let a product write what ranks exchange in the dtype that it is converted to before: no kernel has to.
+
+        It is not rounded to the narrower dtype then, as what is added to a product is not.
+        """
+        product = self.product(eqn.outvars[0], eqn) if self.is_exchanged(eqn) else None
+        if product is not None and eqn.outvars[0].aval.dtype in result_dtypes(product.invars[0].aval.dtype):
+            self.put(product, [_joined(dot_general_p, product, [], eqn.outvars[0])])
+            self.put(eqn, [])
+
+    def is_exchanged(self, eqn: Eqn) -> bool:
+        """Whether a result goes nowhere but to other ranks, by way of movement too."""
+        readers = self.readers.get(eqn.outvars[0], [])
+        if len(readers) != 1 or eqn.outvars[0] in self.returned:
+            return False
+        return readers[0].prim.kind == "collective" or (moves(readers[0]) and self.is_exchanged(readers[0]))
 
     def consider(self, total: Eqn) -> None:
         """Let a product compute a sum if it can, and if no kernel would compute more of it."""

@@ -6,6 +6,7 @@ import pytest
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc.config import config
+from blufunc.core import dtypes
 from blufunc.core.array import from_numpy
 from blufunc.core.jaxpr import eval_jaxpr
 from blufunc.core.passes import simplify
@@ -185,6 +186,33 @@ def test_the_gradients_of_layers_are_summed_beside_the_layers_before(monkeypatch
         return
     first, last = on.index(True), len(on) - 1 - on[::-1].index(False)
     assert first < last and not any(first in t.waits for t in order[first + 1 :]), "nothing waits for it"
+
+
+F32, BF16 = np.dtype(np.float32), dtypes.bfloat16
+to_all = CASES["all_reduce"]
+scattered = CASES["reduce_scatter 0"]
+EXCHANGED = {  # a function of a product of bfloat16: the dtype that the product writes, and whether there is a kernel
+    "converted": (lambda y: to_all(y.astype(F32)), F32, False),
+    "converted and moved": (lambda y: scattered(y.astype(F32).reshape(8, -1)), F32, False),
+    "as it is": (to_all, BF16, False),
+    "converted behind": (lambda y: to_all(y).astype(F32), BF16, True),
+    "narrowed": (lambda y: to_all(y.astype(dtypes.float16)), BF16, True),
+    "read besides": (lambda y: (to_all(y.astype(F32)), bnp.tanh(y)), BF16, True),
+    "wanted besides": (lambda y: (z := y.astype(F32), to_all(z)), BF16, True),
+    "computed with": (lambda y: to_all(y.astype(F32) * 2), BF16, True),
+}
+
+
+@pytest.mark.parametrize("name", EXCHANGED)
+def test_a_product_for_other_ranks_is_written_as_it_is_sent(name):
+    """Not in the dtype of its operands, for a kernel to convert it."""
+    f, written, kernel = EXCHANGED[name]
+    x, w = (from_numpy(np.ones(shape, BF16)) for shape in ((16, 32), (32, 16)))
+    jaxpr = simplify(spell_out(stage(lambda x, w: bf.tree.leaves(f(x @ w)), [x.aval, w.aval], "f")))
+    steps = cuda_program.planned(jaxpr, (False, False), "sm_90").steps
+    opaque = [s.eqn for s in steps if hasattr(s, "eqn")]
+    assert [e.outvars[0].aval.dtype for e in opaque if e.prim.name == "dot_general"] == [written]
+    assert (len(opaque) < len(steps)) == kernel
 
 
 def test_exchanges_keep_their_order():
