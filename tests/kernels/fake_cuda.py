@@ -7,6 +7,8 @@ touched, and within a capture nothing runs, nothing may be copied from or to the
 
 import ctypes
 import functools
+import json
+import re
 import weakref
 
 import numpy as np
@@ -27,6 +29,7 @@ from blufunc.kernels import (
     cuda_runtime,
     cuda_scatter,
     loop_interpreter,
+    split_dot,
 )
 from blufunc.kernels.cuda_attention_backward import ROWS_OF_SUM
 from blufunc.kernels.quiet import quietly
@@ -257,7 +260,24 @@ class FakeCuda:
         return [str(k) for w in wanted for k in w.kernels], functions
 
     def load_source(self, text, device):
+        if text.entry == "split_product":
+            return Loaded(self, functools.partial(self.split_product, constants_of(text.text)))
         return Loaded(self, lambda pointers: self.sources_of_users[text.entry](self, pointers))
+
+    def split_product(self, c, pointers):
+        """What the kernel of ``cuda_split_product`` does, by the definition of ``split_dot_p``."""
+        shapes = [(c["M"], c["K"]) if c["A_BY_ROWS"] else (c["K"], c["M"])] * 2
+        shapes += [(c["N"], c["K"]) if c["B_BY_ROWS"] else (c["K"], c["N"])] * 2
+        arrays = [self.array(p, s, np.dtype(np.float16)) for p, s in zip(pointers, shapes, strict=False)]
+        roots = [
+            self.array(p, (n,), np.dtype(np.float32))
+            for p, n in zip(pointers[4:6], (c["M"], c["N"]), strict=True)
+        ]
+        contracts = ((int(c["A_BY_ROWS"]),), (int(c["B_BY_ROWS"]),))
+        how = {"dimension_numbers": (contracts, ((), ())), "sums": c["SUMS"]}
+        out = split_dot.split_dot_p.impl(*arrays, *roots, **how)
+        self.array(pointers[6], out.shape, out.dtype)[...] = out
+        self.products += 1
 
     def interpret(self, wanted, pointers):
         rest = iter(pointers)
@@ -459,6 +479,12 @@ class Attention:
         flat = self.fake.array(address, (last,), dtype)
         steps = [s * dtype.itemsize for s in (*strides, 1)]
         return np.lib.stride_tricks.as_strided(flat, shape, steps)
+
+
+def constants_of(text):
+    """The numbers that a text defines, by name."""
+    found = re.findall(r"constexpr (?:int|bool) (\w+) = (\w+);", text)
+    return {name: json.loads(value) for name, value in found if value.isdigit() or value in ("true", "false")}
 
 
 def install(monkeypatch):
