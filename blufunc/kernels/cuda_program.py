@@ -56,9 +56,6 @@ TARGET = dataclasses.replace(
 )
 """What a lowering should know of a device: memory is scarce there, and launches take as long as small kernels."""
 
-HOPPER = dataclasses.replace(TARGET, in_one_kernel=split_dot.sums_of)
-"""Where groups of four warps multiply."""
-
 _programs: weakref.WeakSet[CudaProgram] = weakref.WeakSet()
 
 
@@ -77,7 +74,8 @@ def planned(jaxpr: Jaxpr, donated: Sequence[bool], arch: str, budget: int | None
             notes[f"no kernel for {eqn.prim.name} at {line_of(eqn)}: {reason}"] = None
         return reason is None
 
-    target = HOPPER if arch == "sm_90a" else TARGET
+    hopper = arch == "sm_90a"  # where groups of four warps multiply
+    target = dataclasses.replace(TARGET, in_one_kernel=split_dot.sums_of) if hopper else TARGET
     made = within(Planning(jaxpr, donated, target, cuda_opaque.planned, keep), budget)
     made.notes = (*told, *notes)
     return made

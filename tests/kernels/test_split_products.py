@@ -384,9 +384,8 @@ def test_chunks_are_calls_of_the_library(equation, cuda, fake):
 def side_by_side(monkeypatch, count, unit):
     """Let all products be so many partial sums of a multiple of so many terms, and the rest."""
     monkeypatch.setattr(split_products, "UNIT", unit)
-    for name in ("TARGET", "HOPPER"):
-        target = replace(getattr(cuda_program, name), partial_sums=lambda shape, chunk: count)
-        monkeypatch.setattr(cuda_program, name, target)
+    target = replace(cuda_program.TARGET, partial_sums=lambda shape, chunk: count)
+    monkeypatch.setattr(cuda_program, "TARGET", target)
 
 
 PARTIAL_SUMS = {  # m, n, k: how many
