@@ -319,6 +319,17 @@ inline void group_times_columns(float (&c)[{n} / 8][4], const unsigned (&a)[4], 
 }}
 """
 
+_MULTIPLY = r"""
+// c = a b, or c += a b if add, of 64 x 16 and 16 x {n}: both are in memory
+inline void multiply(float (&c)[{n} / 8][4], unsigned long long a, unsigned long long b, bool add) {{
+  asm volatile("{{.reg .pred add;\n setp.ne.b32 add, %{after2}, 0;\n"
+               "wgmma.mma_async.sync.aligned.m64n{n}k16.f32." ELEMENT "." ELEMENT " {{{sums}}}, %{after0}, %{after1}, "
+               "add, 1, 1, {turned};}}"
+               : {outputs}
+               : "l"(a), "l"(b), "r"((int)add));
+}}
+"""
+
 GROUP_PRODUCTS = r"""
 static_assert(SLABS == 1, "a warp of a group has 16 rows");
 constexpr int UNIT = 64;  // rows whose warps go the same way
@@ -449,11 +460,12 @@ class GroupSizes(NamedTuple):
     columns: int
 
 
-def _group_product(template: str, n: int) -> str:
+def _group_product(template: str, n: int, **more: str) -> str:
     """A product of a group with ``n`` columns."""
     count = n // 2
     return template.format(
         n=n,
+        **more,
         sums=", ".join(f"%{i}" for i in range(count)),
         outputs=", ".join(f'"+f"(c[{i // 4}][{i % 4}])' for i in range(count)),
         **{f"after{i}": count + i for i in range(5)},
@@ -472,6 +484,17 @@ def instructions(dtype_name: str, groups: GroupSizes | None = None) -> str:
         return text
     products = _group_product(_TIMES_ROWS, groups.rows) + _group_product(_TIMES_COLUMNS, groups.columns)
     return text + GROUP_INSTRUCTIONS + products
+
+
+def shared_instructions(dtype_name: str, columns: int, turned: tuple[bool, bool]) -> str:
+    """What is not C++ of products of four warps, both of whose operands are in shared memory.
+
+    Args:
+      turned: of each operand, whether rows of a tile have a term each, and not a row or column of the product.
+    """
+    element = {"bfloat16": "bf16", "float16": "f16"}[dtype_name]
+    product = _group_product(_MULTIPLY, columns, turned=", ".join(str(int(t)) for t in turned))
+    return f'#define ELEMENT "{element}"\n{INSTRUCTIONS}{UNPACK[element]}{GROUP_INSTRUCTIONS}{product}'
 
 
 def text(dtype_name: str, groups: GroupSizes | None = None) -> str:

@@ -22,6 +22,7 @@ from blufunc.core.override import is_replaced
 from blufunc.kernels import (
     cuda_attention_step,
     cuda_collective,
+    cuda_gelu_step,
     cuda_library,
     cuda_memory,
     cuda_modules,
@@ -87,6 +88,8 @@ def texts(step: OpaqueStep, device: int) -> list[cuda_modules.Text]:
         return [] if 0 in found.grid else [(found.text, found.entry)]
     if cuda_attention_step.is_attention(eqn):
         return cuda_attention_step.texts(eqn, cuda_runtime.properties(device).arch)
+    if (product := cuda_gelu_step.kernel_of(eqn, cuda_runtime.properties(device).arch)) is not None:
+        return [cuda_gelu_step.text(product)]
     if step.planned and (rows := cuda_scatter.rows_of(eqn)) is not None:
         x, indices, _ = (a.aval for a in eqn.invars)
         return [cuda_scatter.text(rows[0], x.dtype, indices.dtype, rows[1], _clips(eqn))]
@@ -112,6 +115,9 @@ def work(executor: Executor, step: OpaqueStep, compile: Compile) -> Work:
         return _user_kernel(executor, step, operands)
     if cuda_attention_step.is_attention(eqn):
         return cuda_attention_step.work(executor, step, operands)
+    gelu = cuda_gelu_step.kernel_of(eqn, cuda_runtime.properties(executor.device).arch)
+    if gelu is not None:
+        return cuda_gelu_step.work(executor, step, operands, gelu)
     if step.planned and cuda_scatter.rows_of(eqn) is not None:
         return _row_scatter(executor, step, operands)
     function, captured = _function_of(eqn, executor.device, compile)

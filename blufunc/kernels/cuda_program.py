@@ -30,6 +30,7 @@ from blufunc.kernels.cstyle_cuda import CUDA
 from blufunc.kernels.cuda_attention_step import is_attention, why_not
 from blufunc.kernels.cuda_executor import ALIGNMENT, Allocator, Executor, Work
 from blufunc.kernels.cuda_forms import in_kernels
+from blufunc.kernels.cuda_gelu_step import kernel_of
 from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.cuda_modules import Wanted, wanted_by
 from blufunc.kernels.cuda_replay import Replays
@@ -74,8 +75,10 @@ def planned(jaxpr: Jaxpr, donated: Sequence[bool], arch: str, budget: int | None
             notes[f"no kernel for {eqn.prim.name} at {line_of(eqn)}: {reason}"] = None
         return reason is None
 
-    hopper = arch == "sm_90a"  # where groups of four warps multiply
-    target = dataclasses.replace(TARGET, in_one_kernel=split_dot.sums_of) if hopper else TARGET
+    target = TARGET
+    if arch == "sm_90a":  # where groups of four warps multiply
+        activation = functools.partial(kernel_of, arch=arch)
+        target = dataclasses.replace(TARGET, in_one_kernel=split_dot.sums_of, activation_kernel=activation)
     made = within(Planning(jaxpr, donated, target, cuda_opaque.planned, keep), budget)
     made.notes = (*told, *notes)
     return made

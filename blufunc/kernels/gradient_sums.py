@@ -33,19 +33,33 @@ def with_gradient_sums(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
       origins: for equations, the call that computes them again; kept up for those that take their place.
     """
     packed = [e for e in jaxpr.eqns if e.prim is packed_p and e.outvars[0].aval.dtype.itemsize == 2]
-    if not packed or is_replaced(reduce_sum_p, "impl"):
+    return with_sums_begun(
+        jaxpr, origins, {e: math.prod(e.invars[0].aval.shape[:2]) for e in packed}, _summed
+    )
+
+
+def with_sums_begun(
+    jaxpr: Jaxpr, origins: Origins, rows_of: dict[Eqn, int], summed: Callable[[Eqn], Eqn]
+) -> Jaxpr:
+    """The program in which sums over all rows of some results are made of sums over a few.
+
+    Args:
+      rows_of: by equations, how many rows their only results have.
+      summed: from such an equation to one with a second result, float32 (sums, row): together those of all rows.
+    """
+    if not rows_of or is_replaced(reduce_sum_p, "impl"):
         return jaxpr
     readers: dict[Atom, list[Eqn]] = {}
     for eqn in jaxpr.eqns:
         for a in eqn.invars:
             readers.setdefault(a, []).append(eqn)
-    sums = {e: found for e in packed if (found := _sums_over_tokens(e, readers))}
+    sums = {e: found for e, rows in rows_of.items() if (found := _sums_over_rows(e, rows, readers))}
     begun = {total: e for e, totals in sums.items() for total in totals}
     rows: dict[Eqn, Var] = {}
 
     def step(eqn: Eqn, invars: list[Atom], alias: Callable) -> list[Eqn]:
         if eqn in sums:
-            made = _summed(eqn.with_invars(invars))
+            made = summed(eqn.with_invars(invars))
             rows[eqn] = made.outvars[1]
             return [made]
         if eqn not in begun:
@@ -57,17 +71,16 @@ def with_gradient_sums(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
     return rewrite(jaxpr, step, origins) if sums else jaxpr
 
 
-def _sums_over_tokens(packed: Eqn, readers: dict[Atom, list[Eqn]]) -> set[Eqn]:
-    """The equations that sum up a gradient over all tokens, and nothing else."""
-    total, (batch, tokens) = packed.outvars[0], packed.invars[0].aval.shape[:2]
-    found, seen = set(), [total]
+def _sums_over_rows(maker: Eqn, rows: int, readers: dict[Atom, list[Eqn]]) -> set[Eqn]:
+    """The equations that sum up a result over all rows, and nothing else."""
+    found, seen = set(), [maker.outvars[0]]
     for v in seen:
         for eqn in readers.get(v, ()):
             if eqn.prim is reshape_p or widens(eqn):
                 seen.append(eqn.outvars[0])
             elif eqn.prim is reduce_sum_p and v.aval.dtype == dtypes.float32:
                 axes = eqn.params["axes"]
-                if axes == tuple(range(len(axes))) and math.prod(v.aval.shape[: len(axes)]) == batch * tokens:
+                if axes == tuple(range(len(axes))) and math.prod(v.aval.shape[: len(axes)]) == rows:
                     found.add(eqn)
     return found
 

@@ -21,6 +21,7 @@ from blufunc.core.override import is_replaced
 from blufunc.core.passes import Origins, inline_bodies
 from blufunc.kernels.access import view_chain
 from blufunc.kernels.activation_epilogue import is_activation, with_activations
+from blufunc.kernels.activation_sums import with_activation_sums
 from blufunc.kernels.alike import Lowered
 from blufunc.kernels.epilogue import overwritten_by, with_epilogues
 from blufunc.kernels.fuse import Fusion, Opaque, Region, fuse
@@ -231,6 +232,7 @@ class Planning:
                     jaxpr, origins, target.splits, target.partial_sums, target.in_one_kernel
                 )
             jaxpr, origins = with_activations(jaxpr, origins)
+            jaxpr = with_activation_sums(jaxpr, origins, target.activation_kernel)
         else:
             jaxpr, origins = inline_bodies(jaxpr, keep)
         jaxpr = rewrite(with_point_control(jaxpr, origins), origins, target.batch_first)

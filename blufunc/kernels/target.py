@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from blufunc.core.jaxpr import Eqn
+from blufunc.kernels.cuda_gelu_product import GeluProduct
 from blufunc.kernels.machine import Machine
 from blufunc.kernels.precisions import ProductShape
 
@@ -45,6 +47,7 @@ class Target:
         terms it is to compute side by side.
       in_one_kernel: from the shape of a product of two parts of float16 to how many sums of terms a kernel for all of
         it makes; 0 where there is none.
+      activation_kernel: from a product with GELU, or its derivative, to the kernel for it, if there is one.
       group: whether kernels that do the same to different arrays are launched as one.
       recompute: whether what is cheap to compute again is not kept for later, where memory is scarcer than time.
       scarce_bytes: from which peak on memory is scarce: smaller programs compute nothing again.
@@ -69,6 +72,7 @@ class Target:
     splits: Callable[[str, ProductShape], bool] | None = None
     partial_sums: Callable[[ProductShape, int], int] = lambda shape, chunk: 1
     in_one_kernel: Callable[[ProductShape], int] = lambda shape: 0
+    activation_kernel: Callable[[Eqn], GeluProduct | None] = lambda eqn: None
     group: bool = False
     recompute: bool = False
     scarce_bytes: int = 0

@@ -1,0 +1,55 @@
+"""Before stage 5, for devices with kernels for it: a product with GELU's derivative makes sums over rows, too.
+
+Kernels, behind ``activation_epilogue``; the sibling of ``gradient_sums``. In: a program with such products. Out: the
+same, in which the gradient of the bias that was added before GELU, the sum of the result over all rows, is made of sums
+over ``ROWS`` rows each, which the kernel has when it stores the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from blufunc.core import dtypes
+from blufunc.core.avals import ShapedArray
+from blufunc.core.jaxpr import Eqn, Jaxpr, Var, eval_jaxpr
+from blufunc.core.ops import elementwise as ew
+from blufunc.core.passes import Origins
+from blufunc.core.stage import stage
+from blufunc.core.structure import reduce_sum, reshape
+from blufunc.kernels.activation_epilogue import dot_dgelu_p
+from blufunc.kernels.cuda_gelu_product import ROWS, GeluProduct
+from blufunc.kernels.gradient_sums import with_sums_begun
+
+Kernel = Callable[[Eqn], GeluProduct | None]
+"""From a product with an activation to the kernel for it, if there is one."""
+
+
+def with_activation_sums(jaxpr: Jaxpr, origins: Origins, kernel: Kernel) -> Jaxpr:
+    """The program with sums over rows that kernels begin.
+
+    Args:
+      jaxpr: behind ``with_activations``.
+      origins: for equations, the call that computes them again; kept up for those that take their place.
+    """
+    found = {e: made.m for e in jaxpr.eqns if e.prim is dot_dgelu_p and (made := kernel(e)) is not None}
+    return with_sums_begun(jaxpr, origins, found, _summed)
+
+
+def _summed(eqn: Eqn) -> Eqn:
+    """The equation with a second result, sums of ``ROWS`` rows each."""
+    definition: Jaxpr = eqn.params["jaxpr"]
+    (result,) = eqn.outvars
+    (_, contracted), _ = eqn.params["dimension_numbers"]
+    columns = 1
+    for d, n in enumerate(eqn.invars[1].aval.shape):
+        columns *= 1 if d in contracted else n
+    groups = result.aval.size // (ROWS * columns)
+
+    def both(*args: Any) -> list[Any]:
+        (d,) = eval_jaxpr(definition, args)
+        return [d, reduce_sum(ew.convert(reshape(d, (groups, ROWS, columns)), dtypes.float32), (1,))]
+
+    body = stage(both, [a.aval for a in eqn.invars], eqn.prim.name)
+    sums = Var(ShapedArray((groups, columns), dtypes.float32))
+    return Eqn(dot_dgelu_p, eqn.invars, [result, sums], {**eqn.params, "jaxpr": body}, eqn.source)
