@@ -235,7 +235,7 @@ gelu_product(const __grid_constant__ TensorMap a, const __grid_constant__ Tensor
       int stage = 0, phase = 1;
       for (int i = first; i < TILES; i += stride) {
         const int row = (i / TILES_N * CLUSTER + block) * ROWS, column = i % TILES_N * COLUMNS;
-        if constexpr (DERIVATIVE)  // lines of 128 bytes, as far as the second-level cache: the others will want them soon
+        if constexpr (DERIVATIVE)  // lines of 128 bytes to the second-level cache: the others will want them soon
           for (int line = lane; line < ROWS * WORDS; line += 32)
             prefetch(given + (long long)(row + line / WORDS) * N + column + line % WORDS * 64);
         for (int step = 0; step < K / TERMS && lane == 0; ++step) {

@@ -7,21 +7,26 @@ its epilogues (``cuda_product``).
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from blufunc.core import dtypes
 from blufunc.core.jaxpr import Eqn
 from blufunc.kernels import cuda_gelu_product, cuda_modules, cuda_runtime
 from blufunc.kernels.activation_epilogue import WITH_ACTIVATION, dot_bias_gelu_p, dot_dgelu_p
-from blufunc.kernels.cuda_executor import Executor, Operand, Work
+from blufunc.kernels.cuda_executor import Executor, Operand, Strided, Work
 from blufunc.kernels.cuda_gelu_product import GeluProduct
+from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.split_dot import is_matrix
 from blufunc.kernels.steps import OpaqueStep
 from blufunc.kernels.tensor_maps import BYTES
 
 ENTRY = "gelu_product"
+VECTOR = 8
+"""Rows begin at multiples of so many elements: 16 bytes."""
 
 
 def kernel_of(eqn: Eqn, arch: str) -> GeluProduct | None:
@@ -56,17 +61,20 @@ def text(product: GeluProduct) -> cuda_modules.Text:
 
 
 class Kernel:
-    """A kernel, ready to be put on streams of a device."""
+    """A kernel, ready to be put on streams of a device.
 
-    def __init__(self, product: GeluProduct, device: int):
+    Args:
+      rows: of both factors, how many elements apart their rows are (of the right one, if not ``by_rows``: its terms).
+    """
+
+    def __init__(self, product: GeluProduct, rows: Sequence[int], device: int):
         source, entry = text(product)
         blocks = cuda_runtime.properties(device).sm_count // product.cluster
         grid = product.cluster * min(blocks, product.clusters)
         function = cuda_modules.module(source, device, entry).kernel(entry)
         arguments = [bytes(BYTES), bytes(BYTES), 0, 0, 0, 0]
         self._launch = function.prepare((grid,), (product.threads,), product.shared_bytes, arguments)
-        row = 2 * product.k
-        self._boxes = product.boxes(row, row if product.by_rows else 2 * product.n)
+        self._boxes = product.boxes(*(2 * row for row in rows))
 
     def __call__(self, factors: Sequence[int], given: int, results: Sequence[int], stream: Any) -> None:
         """Put it on a stream: addresses of the factors, of a bias or GELU's argument if there is one, and of results:
@@ -88,18 +96,66 @@ def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand], prod
         executor.own(a, "a result that nobody wants") if p is None else None
         for a, p in zip(outs, places, strict=True)
     ]
-    kernel = Kernel(product, executor.device)
+    contracts, _ = step.eqn.params["dimension_numbers"]
+    left, right = (_Factor(o, own) for o, own in zip(operands[:2], contracts, strict=True))
+    if not left.by_rows:
+        left.copy(by_rows=True, row=product.k)
+    product = replace(product, by_rows=right.by_rows)
+    kernel = Kernel(product, (left.row, right.row), executor.device)
 
     def run(executor: Executor) -> None:
-        held = [o.buffer(executor) for o in operands]
+        factors = [side.address(executor) for side in (left, right)]
+        given = [o.buffer(executor) for o in operands[2:]]
         found = zip(places, spare, strict=True)
         results = [executor.address(p) if p is not None else b.ptr for p, b in found]  # type: ignore[union-attr]
         out, *second = results
         argument, sums = (
             second[0] if second and wanted else 0 for wanted in (product.stored, product.summed)
         )
-        given = held[2].ptr if len(held) > 2 else 0
-        kernel([held[0].ptr, held[1].ptr], given, (out, argument, sums), executor.work_stream())
+        at = given[0].ptr if given else 0
+        kernel([address for address, _ in factors], at, (out, argument, sums), executor.work_stream())
 
     executor.keep(spare)
-    return Work(run, step.eqn.prim.name, step, anywhere=lambda: all(o.in_place for o in operands))
+    copied = left.copied or right.copied or not all(o.in_place for o in operands[2:])
+    return Work(run, step.eqn.prim.name, step, anywhere=lambda: not copied)
+
+
+class _Factor:
+    """A factor where it lies, if that is a matrix with rows or columns side by side; or a dense copy.
+
+    Attributes:
+      by_rows: whether the contracted axes are those that lie side by side.
+      row: how many elements apart the others are.
+    """
+
+    def __init__(self, operand: Operand, contract: Sequence[int]):
+        self._operand, self.copied = operand, False
+        layout, contract = operand.layout, sorted(contract)
+        free = [d for d in range(len(layout.shape)) if d not in contract]
+        terms, others = (_as_one(layout, axes) for axes in (contract, free))
+        self.by_rows = terms == 1
+        row = others if self.by_rows else terms
+        if row is None or 1 not in (terms, others) or row % VECTOR or layout.offset % VECTOR:
+            k = math.prod(operand.aval.shape[d] for d in contract)
+            self.copy(0 not in contract, k if 0 not in contract else operand.aval.size // k)
+        else:
+            self.row = row
+
+    def copy(self, by_rows: bool, row: int) -> None:
+        """Let it be a dense copy."""
+        self.copied, self.by_rows, self.row = not self._operand.in_place, by_rows, row
+
+    def address(self, executor: Executor) -> tuple[int, DeviceBuffer | None]:
+        """Where its first element is, and what must live until it is read."""
+        if not self.copied:
+            return self._operand.address(executor), None
+        made = self._operand.buffer(executor)
+        return made.ptr, made
+
+
+def _as_one(layout: Strided, axes: Sequence[int]) -> int | None:
+    """How far apart elements along some axes are, if these are like one axis."""
+    own = [(layout.shape[d], layout.strides[d]) for d in axes if layout.shape[d] > 1]
+    if any(stride != inner * n for (_, stride), (n, inner) in itertools.pairwise(own)):
+        return None
+    return own[-1][1] if own else 1

@@ -22,6 +22,8 @@ from blufunc.kernels import (
     cuda_backend,
     cuda_collective,
     cuda_executor,
+    cuda_gelu_product,
+    cuda_gelu_step,
     cuda_graph,
     cuda_library,
     cuda_memory,
@@ -314,6 +316,12 @@ def gelu(x):
     return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
 
 
+def gelu_slope(x):
+    """GELU's derivative, by differences."""
+    x = x.astype(np.float64)
+    return (gelu(x + 1e-4) - gelu(x - 1e-4)) / 2e-4
+
+
 class Plan:
     """``cublaslt.Plan`` by NumPy: row-major matrices at addresses."""
 
@@ -358,8 +366,7 @@ class Plan:
         if aux:
             stored = self._matrices(aux, self.gemm.d, g.m, g.n, g.ldd, g.stride_d)
         if epilogue == "dgelu":
-            x = stored.astype(np.float64)
-            out = out * (gelu(x + 1e-4) - gelu(x - 1e-4)) / 2e-4
+            out = out * gelu_slope(stored)
         elif epilogue.startswith("gelu"):
             if aux:
                 stored[...] = out.astype(self.gemm.d)
@@ -396,6 +403,44 @@ class Scatter:
             if 0 <= row < height:
                 found[row] = combine(found[row], update) if combine else update
         self.fake.array(out, (height, width), self.dtype)[...] = found.astype(self.dtype)
+
+
+class GeluKernel:
+    """``cuda_gelu_step.Kernel`` by the definition, in float32."""
+
+    def __init__(self, fake, product, rows, device):
+        assert product.refused() is None
+        self.fake, self.product, self.rows = fake, product, rows
+
+    def __call__(self, factors, given, results, stream):
+        self.fake.products += 1
+        self.fake.epilogues.append("dgelu" if self.product.derivative else "gelu")
+        self.fake.do(lambda: quietly(self._run, factors, given, results), stream.ptr)
+
+    def _run(self, factors, given, results):
+        p, half = self.product, dtypes.bfloat16
+        shapes = (p.m, p.k), (p.n, p.k) if p.by_rows else (p.k, p.n)
+        given_rows = zip(factors, shapes, self.rows, strict=True)
+        a, b = (self._matrix(*of).astype(np.float32) for of in given_rows)
+        t = a @ (b.T if p.by_rows else b)
+        out, argument, sums = results
+        if p.bias:
+            t += self.fake.array(given, (p.n,), half).astype(np.float32)
+        t = t.astype(half).astype(np.float32)
+        if p.derivative:
+            t *= gelu_slope(self.fake.array(given, (p.m, p.n), half).astype(np.float32))
+        made = (t if p.derivative else gelu(t)).astype(half)
+        self.fake.array(out, (p.m, p.n), half)[...] = made
+        assert bool(argument) == p.stored and bool(sums) == p.summed
+        if p.stored:
+            self.fake.array(argument, (p.m, p.n), half)[...] = t
+        if p.summed:
+            bands = made.astype(np.float32).reshape(-1, cuda_gelu_product.ROWS, p.n)
+            self.fake.array(sums, (len(bands), p.n), np.dtype(np.float32))[...] = bands.sum(1)
+
+    def _matrix(self, address, shape, row):
+        flat = self.fake.array(address, ((shape[0] - 1) * row + shape[1],), dtypes.bfloat16)
+        return np.lib.stride_tricks.as_strided(flat, shape, (2 * row, 2))
 
 
 class Attention:
@@ -511,6 +556,7 @@ def install(monkeypatch):
         (cuda_graph, "capture", fake.capture),
         (cublaslt, "Plan", lambda gemm, device, addresses: Plan(fake, gemm, addresses)),
         (cuda_scatter, "Scatter", functools.partial(Scatter, fake)),
+        (cuda_gelu_step, "Kernel", functools.partial(GeluKernel, fake)),
         (cuda_attention, "Forward", functools.partial(Attention, fake, False)),
         (cuda_attention, "Backward", functools.partial(Attention, fake, True)),
         (cuda_modules, "load", fake.load),

@@ -1,0 +1,233 @@
+"""Products with GELU by Hopper's own kernel: which they are, that they mean the same, and the kernel itself."""
+
+import math
+
+import numpy as np
+import pytest
+
+import blufunc as bf
+import blufunc.numpy as bnp
+from blufunc import nn
+from blufunc.core import dtypes
+from blufunc.kernels import activation_epilogue, cuda_gelu_step, nvrtc
+from blufunc.kernels.cuda_draft import Draft
+from blufunc.kernels.cuda_gelu_product import COLUMNS, ROWS, GeluProduct, source
+from tests.kernels import fake_cuda
+from tests.kernels.cuda_machines import needs_nvrtc
+from tests.kernels.test_activation_epilogue import agrees, gradients, two_layers
+from tests.kernels.test_epilogue import half
+
+BF16, F32 = dtypes.bfloat16, dtypes.float32
+M, N, K = 2 * ROWS, 2 * COLUMNS, 64
+
+
+@pytest.fixture(autouse=True)
+def of_any_size(monkeypatch):
+    monkeypatch.setattr(activation_epilogue, "LEAST_ELEMENTS", 1)
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    return fake_cuda.install(monkeypatch)
+
+
+@pytest.fixture
+def cuda(fake):
+    return bf.devices("cuda")[0]
+
+
+def opaque(fun, *args, arch="sm_90a"):
+    """The equations of a program on a device that are no kernels of its own."""
+    traced = bf.jit(fun).trace(*args)
+    steps = Draft(traced.jaxpr, (False,) * len(traced.jaxpr.invars), arch).schedule.steps
+    return [s.eqn for s in steps if hasattr(s, "eqn")]
+
+
+# -- which products ----------------------------------------------------------------------------------
+
+X, W, B = half(2, ROWS, K), half(K, N), half(N)
+H, DY, V = half(M, N), half(M, K), half(N, K)
+BACK = lambda h, dy, v: bf.vjp(nn.gelu, h)[1](dy @ v)[0]
+ROWS_BACK = lambda h, dy, v: bf.vjp(nn.gelu, h)[1](bnp.einsum("mk,nk->mn", dy, v))[0]
+half_of = lambda *shape: half(*shape, dtype=dtypes.float16)
+
+KERNELS = {  # a function of one product; what its kernel is, but for sizes; None: the library's
+    "a product": (lambda x, w: nn.gelu(x @ w), (X, W), {"by_rows": False}),
+    "of rows": (lambda x, w: nn.gelu(bnp.einsum("bmk,nk->bmn", x, w)), (X, half(N, K)), {"by_rows": True}),
+    "and a bias": (lambda x, w, b: nn.gelu(x @ w + b), (X, W, B), {"by_rows": False, "bias": True}),
+    "that is returned": (
+        lambda x, w, b: (nn.gelu(h := x @ w + b), h), (X, W, B), {"by_rows": False, "bias": True, "stored": True}
+    ),
+    "several features": (
+        lambda x, w: nn.gelu(bnp.einsum("bmk,khn->bmhn", x, w)), (X, half(K, 2, COLUMNS)), {"by_rows": False}
+    ),
+    "backward": (BACK, (H, DY, V.T.copy()), {"by_rows": False, "derivative": True}),
+    "backward, of rows": (ROWS_BACK, (H, DY, V), {"by_rows": True, "derivative": True}),
+    "terms first": (lambda x, w: nn.gelu(bnp.einsum("km,kn->mn", x, w)), (half(K, M), W), None),
+    "float16": (lambda x, w: nn.gelu(x @ w), (half_of(M, K), half_of(K, N)), None),
+    "too few rows": (lambda x, w: nn.gelu(x @ w), (half(ROWS, K), W), None),
+    "columns of another number": (lambda x, w: nn.gelu(x @ w), (X, half(K, 128)), None),
+    "terms of another number": (lambda x, w: nn.gelu(x @ w), (half(M, 72), half(72, N)), None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_what_the_kernel_computes(name, fake, cuda):
+    fun, args, wanted = KERNELS[name]
+    (eqn,) = [e for e in opaque(fun, *args) if e.prim in activation_epilogue.WITH_ACTIVATION]
+    found = cuda_gelu_step.kernel_of(eqn, "sm_90a")
+    n = math.prod(eqn.outvars[0].aval.shape) // M
+    full = None if wanted is None else GeluProduct(M, n, K, **{"derivative": False, **wanted})
+    assert found == full
+    assert cuda_gelu_step.kernel_of(eqn, "sm_80") is None
+    agrees(fun, args, cuda)
+    assert fake.epilogues
+
+
+WHERE_THEY_LIE = {  # views of arguments, and whether they are read where they are
+    "a transpose": (lambda x, w: (x, w.T), (X, half(N, K)), True),
+    "rows of a larger array": (lambda x, w: (x[:, :, :K], w), (half(2, ROWS, 2 * K), W), True),
+    "columns of a larger array": (lambda x, w: (x, w[:, N:]), (X, half(K, 2 * N)), True),
+    "every other row": (lambda x, w: (x[:, ::2], w), (half(2, 2 * ROWS, K), W), True),
+    "every other batch entry": (lambda x, w: (x[::2], w), (half(4, ROWS, K), W), False),
+    "from an odd place on": (lambda x, w: (x[:, :, 1:], w), (half(2, ROWS, K + 1), W), False),
+    "transposed rows": (lambda x, w: (x.T.reshape(2, ROWS, K), w), (half(K, M), W), False),
+}
+
+
+@pytest.mark.parametrize("name", WHERE_THEY_LIE)
+def test_factors_are_read_where_they_lie(name, fake, cuda):
+    view, args, in_place = WHERE_THEY_LIE[name]
+    fun = lambda x, w: nn.gelu(bnp.matmul(*view(x, w)))
+    agrees(fun, args, cuda)
+    assert (fake.launches == 0) == in_place
+
+
+LAYERS = half(2, ROWS, K) / 8, half(K, N) / 8, half(N), half(N, K) / 8
+
+
+def test_the_gradient_of_a_bias_is_begun_by_the_product(fake, cuda):
+    """Of GELU's argument, in mixed precision; no kernel reads all of that gradient."""
+    args = [x.astype(np.float32) for x in LAYERS]
+    back = gradients(bf.autocast(two_layers))
+    (eqn,) = [e for e in opaque(back, *args) if e.prim is activation_epilogue.dot_dgelu_p]
+    assert [v.aval.shape for v in eqn.outvars] == [(2, ROWS, N), (M // ROWS, N)]
+    assert cuda_gelu_step.kernel_of(eqn, "sm_90a").summed
+    (before,) = [e for e in opaque(back, *args, arch="sm_80") if e.prim is activation_epilogue.dot_dgelu_p]
+    assert len(before.outvars) == 1
+    agrees(back, args, cuda, 0.1)
+    assert {"gelu", "dgelu"} == set(fake.epilogues)
+
+
+READ = {  # what is done with a gradient besides, and whether the product makes sums for it
+    "summed up": (lambda d: d.astype(F32).sum((0,)), True),
+    "moved before": (lambda d: d.astype(F32).reshape(2, ROWS, N).sum((0, 1)), True),
+    "moved behind": (lambda d: d.astype(F32).sum((0,)).reshape(2, COLUMNS), True),
+    "summed up and read": (lambda d: (d.astype(F32).sum((0,)), bnp.tanh(d)), True),
+    "over columns": (lambda d: d.astype(F32).sum((1,)), False),
+    "over some rows": (lambda d: d.astype(F32).reshape(2, ROWS, N).sum((1,)), False),
+    "its maximum": (lambda d: d.max((0,)), False),
+    "squared before": (lambda d: (d.astype(F32) ** 2).sum((0,)), False),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_which_sums_are_begun(name, cuda):
+    read, begun = READ[name]
+    fun = lambda h, dy, v: (d := ROWS_BACK(h, dy, v), read(d))
+    (eqn,) = [e for e in opaque(fun, H, DY, V) if e.prim is activation_epilogue.dot_dgelu_p]
+    assert (len(eqn.outvars) == 2) == begun
+    agrees(fun, (H, DY / 8, V / 8), cuda, 0.1)
+
+
+# -- the kernel --------------------------------------------------------------------------------------
+
+TEXTS = [
+    GeluProduct(32768, 3072, 768, True, True, summed=True), GeluProduct(256, 192, 64, False, True),
+    GeluProduct(32768, 3072, 768, False, False, bias=True, stored=True), GeluProduct(512, 384, 128, True, False),
+]  # fmt: skip
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("product", TEXTS)
+def test_it_compiles_without_spills(product):
+    made = nvrtc.build(source(product), "sm_90a", cuda_gelu_step.ENTRY)
+    assert made.resources()[cuda_gelu_step.ENTRY].spill_stores == 0
+    assert "erialized" not in made.log, made.log  # as products are that wait for each other
+
+
+def slope(x):
+    return (fake_cuda.gelu(x + 1e-4) - fake_cuda.gelu(x - 1e-4)) / 2e-4
+
+
+class Case:
+    """The operands of one product, and what is right for them."""
+
+    def __init__(self, product):
+        p = self.product = product
+        rng = np.random.default_rng([p.m, p.n, p.k])
+        normal = lambda *shape: rng.standard_normal(shape).astype(BF16)
+        self.a = normal(p.m, p.k)
+        self.b = (normal(*((p.n, p.k) if p.by_rows else (p.k, p.n))) / 8).astype(BF16)
+        self.given = normal(p.m, p.n) * 2 if p.derivative else normal(p.n)
+        self.out = np.full((p.m, p.n), np.nan, BF16)
+        self.argument = np.full((p.m, p.n), np.nan, BF16)
+        self.sums = np.full((p.m // ROWS, p.n), np.nan, np.float32)
+
+    def check(self):
+        p, b = self.product, self.b.astype(np.float64)
+        t = self.a.astype(np.float64) @ (b.T if p.by_rows else b) + (
+            self.given.astype(np.float64) if p.bias else 0
+        )
+        if p.stored:
+            np.testing.assert_allclose(self.argument.astype(np.float64), t, rtol=2**-8, atol=1e-5)
+            t = self.argument.astype(np.float64)
+        want = t * slope(self.given.astype(np.float64)) if p.derivative else fake_cuda.gelu(t)
+        got = self.out.astype(np.float64)
+        # of what is rounded twice; relative, as far down as GELU goes where its argument is known
+        np.testing.assert_allclose(
+            got, want, rtol=2**-8 if p.stored else 2**-6, atol=1e-4 * (1 + 99 * (not p.stored))
+        )
+        if p.summed:
+            bands = got.reshape(-1, ROWS, p.n).sum(1)
+            np.testing.assert_allclose(self.sums, bands, rtol=1e-5, atol=1e-4)
+
+
+ON_A_DEVICE = [  # m, n, k; the last ones are several tiles for each cluster
+    (256, 192, 64), (512, 384, 128), (256, 576, 320), (8192, 768, 192), (5120, 3072, 768),
+]  # fmt: skip
+VARIANTS = {
+    "GELU": {"derivative": False},
+    "a bias": {"derivative": False, "bias": True},
+    "the argument": {"derivative": False, "bias": True, "stored": True},
+    "the derivative": {"derivative": True},
+    "sums": {"derivative": True, "summed": True},
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("by_rows", [False, True])
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("sizes", ON_A_DEVICE)
+def test_on_a_device(sizes, variant, by_rows):
+    import cupy
+
+    case = Case(GeluProduct(*sizes, by_rows, **VARIANTS[variant]))
+    names = ("a", "b", "given", "out", "argument", "sums")
+    there = {n: cupy.asarray(getattr(case, n).view(np.uint16 if n != "sums" else np.float32)) for n in names}
+    at = [there[n].data.ptr for n in names]
+    wanted = (at[3], at[4] * case.product.stored, at[5] * case.product.summed)
+    rows = case.a.shape[1], case.b.shape[1]
+    kernel, stream = cuda_gelu_step.Kernel(case.product, rows, 0), cupy.cuda.get_current_stream()
+    kernel(at[:2], at[2], wanted, stream)
+    first = there["out"].get()
+    kernel(at[:2], at[2], wanted, stream)
+    np.testing.assert_array_equal(there["out"].get(), first)
+    for n in names[3:]:
+        getattr(case, n)[...] = there[n].get().view(getattr(case, n).dtype)
+    case.check()
+
+
+@pytest.mark.gpu
+def test_layers_on_a_device():
+    agrees(gradients(two_layers), LAYERS, bf.devices("cuda")[0], 0.1)
