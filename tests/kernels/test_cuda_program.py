@@ -235,6 +235,29 @@ def test_copies_for_products_keep_rows(cuda, equation):
             assert side._copier is None or side._order[-1] == len(side._order) - 1
 
 
+def test_alike_copies_are_one_program(fake, cuda, monkeypatch):
+    """It copies what two products read, and both operands of one, call by call and in a graph."""
+
+    def refuse(gemm, device, addresses):  # what takes its place wants dense operands
+        raise errors.UnsupportedError("no algorithm.")
+
+    monkeypatch.setattr(fake_cuda.cublaslt, "Plan", refuse)
+    x, y, z = (uniform(8, 12, seed=n) for n in range(3))
+    part = lambda x: x[:, 2:10]
+    arrays = on(cuda, x, y, z)
+    f = bf.jit(lambda x, y, z: (part(x) @ part(y), part(z) @ part(x), part(y)[:, 1:5] @ z[:4]))
+    p = f.lower(*arrays).compile(cuda).program
+    assert len(p._copiers) == 2
+    for _ in range(5):
+        for got, (a, b) in zip(
+            f(*arrays),
+            ((part(x), part(y)), (part(z), part(x)), (part(y)[:, 1:5], z[:4])),
+            strict=True,
+        ):
+            same(got, a @ b)
+    assert fake.replays
+
+
 PRECISIONS = [
     (None, "default", "f32"), ("default", "tf32", "tf32"), (None, "tf32", "tf32"), ("high", "default", "tf32"),
     ("highest", "tf32", "f32"), (("high", "highest"), "default", "f32"), (("high", "high"), "default", "tf32"),
