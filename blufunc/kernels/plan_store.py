@@ -23,6 +23,7 @@ import functools
 import hashlib
 import importlib
 import io
+import marshal
 import os
 import pickle
 import sys
@@ -173,17 +174,16 @@ def dump(made: Any, codes: Sequence[CodeType]) -> bytes:
     """A plan as bytes.
 
     Args:
-      codes: the code objects of the user's lines: of these the numbers are written.
+      codes: the code objects of the user's lines: of these the numbers are written. Others, which definitions have
+        that were traced while planning, are of whoever called, and are written whole.
     Raises:
-      Unspelled: it has a primitive or a line that is not known.
+      Unspelled: it has a primitive that is not known.
     """
     numbers = {id(c): n for n, c in enumerate(codes)}
 
     def reduce_code(code: CodeType) -> tuple:
-        try:
-            return _code, (numbers[id(code)],)
-        except KeyError:
-            raise Unspelled(f"a line of {code.co_filename} that is not of the program") from None
+        number = numbers.get(id(code))
+        return (marshal.loads, (marshal.dumps(code),)) if number is None else (_code, (number,))
 
     out = io.BytesIO()
     pickler = pickle.Pickler(out, _PROTOCOL)

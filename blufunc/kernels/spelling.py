@@ -107,14 +107,18 @@ class Spelling:
         key = id(code), instruction, source.scopes_of(line), source.is_backward(line)
         found = self._lines.get(key)
         if found is None:
-            number = self._code_numbers.get(id(code))
-            if number is None:
-                number = self._code_numbers[id(code)] = len(self.codes)
-                self.codes.append(code)
-            where = code.co_filename, code.co_name, code.co_firstlineno, source.line_of(line)
             self._lines[key] = str(len(self._lines))
-            return f"{self._lines[key]}{(number, *where, *key[1:])!r}"
+            where = code.co_filename, code.co_name, code.co_firstlineno, source.line_of(line)
+            return f"{self._lines[key]}{(self._number(code), *where, *key[1:])!r}"
         return found
+
+    def _number(self, code: CodeType) -> int:
+        """The place of a code object among ``codes``."""
+        number = self._code_numbers.get(id(code))
+        if number is None:
+            number = self._code_numbers[id(code)] = len(self.codes)
+            self.codes.append(code)
+        return number
 
     # -- parameters ------------------------------------------------------------------------------------
 
@@ -126,6 +130,8 @@ class Spelling:
             return f"({','.join(map(self._value, x))})"
         if isinstance(x, np.dtype):
             return self._dtype(x)
+        if kind is CodeType:  # of a line that is a parameter: of any line in it
+            return repr((self._number(x), x.co_filename, x.co_name, x.co_firstlineno, x.co_linetable))
         if kind is ShapedArray:
             return str(x)
         if kind is Jaxpr:
