@@ -147,12 +147,12 @@ def _surroundings() -> tuple[str, ...]:
 def _sources() -> str:
     """A hash of all of blufunc's sources; empty if they are not those that this process runs."""
     found = hashlib.sha256()
-    newest = 0.0
-    for path in sorted(_files(str(Path(__file__).parents[1]))):
+    newest, root = 0.0, str(Path(__file__).parents[1])
+    for path in sorted(_files(root)):
         with open(path, "rb") as f:
             text = f.read()
             newest = max(newest, os.fstat(f.fileno()).st_mtime)
-        found.update(f"{path}\0{len(text)}\0".encode())
+        found.update(f"{path.removeprefix(root)}\0{len(text)}\0".encode())
         found.update(text)
     return found.hexdigest() if newest <= _BEGAN else ""
 

@@ -126,7 +126,7 @@ class Sight:
     def notes(self) -> tuple[str, ...]:
         """Operations that have kernels, but not here, and why; and why its plan is not kept on disk, if it could be."""
         reason = "" if self.why_not_compiled else plan_store.why_not(self.jaxpr)
-        told = (f"planned anew in each process: it has {reason}",) if reason else ()
+        told = (f"planned anew in each process: {reason}",) if reason else ()
         return (*self.schedule.notes, *told)
 
     @functools.cached_property

@@ -28,7 +28,11 @@ _OURS = "blufunc."
 
 
 class Unspelled(Exception):
-    """Something of a program has no text that says all of it: ``str`` says what."""
+    """Something of a program has no text that says all of it: ``str`` says what, and where, if that is ``placed``."""
+
+    def __init__(self, what: str, placed: bool = False):
+        super().__init__(what)
+        self.placed = placed
 
 
 class Spelling:
@@ -48,10 +52,11 @@ class Spelling:
     def __init__(self, jaxpr: Jaxpr):
         self.codes: list[CodeType] = []
         self._code_numbers: dict[int, int] = {}
-        self._lines: dict[Any, str] = {}
+        self._lines: dict[str, int] = {}
+        self._numbers: dict[Any, str] = {}
         self._bodies: dict[int, str] = {}
         self._dtypes: dict[Any, str] = {}
-        self.digest = self._jaxpr(jaxpr)
+        self.digest = _hash(self._jaxpr(jaxpr), *self._lines)
 
     # -- programs --------------------------------------------------------------------------------------
 
@@ -59,13 +64,12 @@ class Spelling:
         """A hash of its text; a body that many equations have is spelled once."""
         found = self._bodies.get(id(jaxpr))
         if found is None:
-            text = "\n".join(self._text(jaxpr))
-            found = self._bodies[id(jaxpr)] = hashlib.sha256(text.encode()).hexdigest()
+            found = self._bodies[id(jaxpr)] = _hash(*self._text(jaxpr))
         return found
 
     def _text(self, jaxpr: Jaxpr) -> Iterable[str]:
         if jaxpr.consts:
-            raise Unspelled("a body with constants")
+            raise Unspelled("constants in its body")
         numbers: dict[Any, str] = {v: str(n) for n, v in enumerate(jaxpr.invars)}
         count = itertools.count(len(numbers))
         literal, value, line = self._literal, self._value, self._line
@@ -77,22 +81,17 @@ class Spelling:
         yield " ".join([str(v.aval) for v in jaxpr.invars])
         for eqn in jaxpr.eqns:
             try:
-                params = ",".join(
-                    [f"{k}={value(v)}" for k, v in eqn.params.items() if is_read(eqn.prim, k, v)]
-                )
-                name = name_of(eqn.prim)
+                read = [(k, v) for k, v in eqn.params.items() if is_read(eqn.prim, k, v)]
+                head = f"{name_of(eqn.prim)}[{','.join([f'{k}={value(v)}' for k, v in read])}]"
             except Unspelled as e:
-                if " of the equation " in str(e):
-                    raise
-                raise Unspelled(
-                    f"{e}, of the equation {eqn.prim.name} at {source.summary(eqn.source)}"
-                ) from None
+                where = f"{eqn.prim.name} at {source.summary(eqn.source)}"
+                raise (e if e.placed else Unspelled(f"{where} has {e}", placed=True)) from None
             outs = []
             for v in eqn.outvars:
                 numbers[v] = str(next(count))
                 outs.append(f"_{v.aval}" if v.__class__ is DropVar else str(v.aval))
             operands = " ".join([operand(a) for a in eqn.invars])
-            yield f"{name}[{params}] {operands} -> {' '.join(outs)} @{line(eqn.source)}"
+            yield f"{head} {operands} -> {' '.join(outs)} @{line(eqn.source)}"
         yield " ".join([operand(a) for a in jaxpr.outvars])
 
     def _literal(self, atom: Literal) -> str:
@@ -100,17 +99,16 @@ class Spelling:
         return f"{atom.aval}:{x.tobytes().hex()}"
 
     def _line(self, line: source.Source | None) -> str:
-        """A number for a line, the first time with what it is."""
+        """The number of a line; the same for all instructions that an interpreter makes of one."""
         if line is None:
             return ""
-        code, instruction = line[:2]
-        key = id(code), instruction, source.scopes_of(line), source.is_backward(line)
-        found = self._lines.get(key)
-        if found is None:
-            self._lines[key] = str(len(self._lines))
-            where = code.co_filename, code.co_name, code.co_firstlineno, source.line_of(line)
-            return f"{self._lines[key]}{(self._number(code), *where, *key[1:])!r}"
-        return found
+        key = id(line[0]), *line[1:], source.is_backward(line)
+        known = self._numbers.get(key)
+        if known is None:
+            code, how = line[0], (source.scopes_of(line), source.is_backward(line))
+            place = repr((self._number(code), *_where(code), *source.position_of(line), *how))
+            known = self._numbers[key] = str(self._lines.setdefault(place, len(self._lines)))
+        return known
 
     def _number(self, code: CodeType) -> int:
         """The place of a code object among ``codes``."""
@@ -131,7 +129,7 @@ class Spelling:
         if isinstance(x, np.dtype):
             return self._dtype(x)
         if kind is CodeType:  # of a line that is a parameter: of any line in it
-            return repr((self._number(x), x.co_filename, x.co_name, x.co_firstlineno, x.co_linetable))
+            return repr((self._number(x), *_where(x), x.co_linetable))
         if kind is ShapedArray:
             return str(x)
         if kind is Jaxpr:
@@ -168,6 +166,14 @@ class Spelling:
         return found
 
 
+def _hash(*lines: str) -> str:
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _where(code: CodeType) -> tuple:
+    return code.co_filename, code.co_name, code.co_firstlineno
+
+
 _PLAIN = frozenset((int, bool, float, complex, str, bytes, type(None), type(Ellipsis), range))
 """Classes whose ``repr`` tells apart what is not the same."""
 
@@ -193,7 +199,7 @@ def name_of(prim: Primitive) -> str:
     """
     found = _names.get(prim) or primitives().get(prim)
     if found is None:
-        raise Unspelled(f"the primitive {prim.name}, which is none of blufunc's own")
+        raise Unspelled("rules that are not blufunc's own")
     return found
 
 
