@@ -110,6 +110,11 @@ def host(name, budget=None):
     return host_program.prepared(*traced(name), budget)
 
 
+def text(x):
+    """As it is printed, without the custom rules of bodies: these are for transforms, and are not kept."""
+    return re.sub(r"\n *rule=\w+", "", str(x))
+
+
 def described(schedule):
     """All that a schedule says, with the numbers of values in the place of variables."""
     atom = lambda a: (str(a.aval), str(a.value)) if isinstance(a, Literal) else a
@@ -122,8 +127,7 @@ def described(schedule):
             return str(s.kernel), s.kernel.key, s.values, s.offsets, str(s.region)
         operands = [atom(o) if isinstance(o, Literal) else (o[0], chain(o[1])) for o in s.operands]
         where = source.describe(s.eqn.source), s.eqn.scopes, source.is_backward(s.eqn.source)
-        # which custom rule a body had is of no use when it is compiled
-        shown = {k: re.sub(r"\n *rule=\w+", "", str(v)) for k, v in s.eqn.params.items()}
+        shown = {k: text(v) for k, v in s.eqn.params.items()}
         return s.eqn.prim, shown, where, operands, s.results, s.planned
 
     values = [str(v.aval) if hasattr(v, "aval") else (v.dtype, v.size) for v in schedule.values]
@@ -134,7 +138,7 @@ def described(schedule):
         "values": values,
         "ids": list(schedule.ids.values()),
         "outputs": [atom(o) for o in schedule.outputs],
-        "jaxpr": str(schedule.jaxpr),
+        "jaxpr": text(schedule.jaxpr),
         "fusion": str(schedule.fusion),
         "peak": None if schedule.peak is None else step(schedule.peak),
         "bought": schedule.bought and (schedule.bought.report(5), schedule.bought.flops),
