@@ -205,8 +205,8 @@ def name_of(prim: Primitive) -> str:
 
 def primitives() -> dict[Primitive, str]:
     """The names of the primitives that are global in our modules."""
-    for module in [m for name, m in sys.modules.items() if name.startswith(_OURS)]:
-        for name, value in vars(module).items():
+    for module in [m for name, m in list(sys.modules.items()) if name.startswith(_OURS)]:
+        for name, value in list(vars(module).items()):
             if isinstance(value, Primitive):
                 _names.setdefault(value, f"{module.__name__}:{name}")
     return _names
