@@ -41,6 +41,7 @@ from blufunc.config import config
 from blufunc.core import backend, dtypes
 from blufunc.core.array import from_numpy
 from blufunc.core.jaxpr import Eqn, Jaxpr, Literal
+from blufunc.core.primitive import Primitive
 from blufunc.core.trace import state
 from blufunc.kernels import spelling
 from blufunc.kernels.disk_cache import DiskCache, default_folder, key_of
@@ -104,7 +105,7 @@ def why_not(jaxpr: Jaxpr) -> str | None:
     if state.context:
         return "rules of operations are replaced where it is compiled"
     if not _sources():
-        return "blufunc's sources have changed since this process began"
+        return "blufunc's sources cannot be read, or have changed since this process began"
     found = _spelled(jaxpr)
     return found if isinstance(found, str) else None
 
@@ -145,15 +146,18 @@ def _surroundings() -> tuple[str, ...]:
 
 @functools.cache
 def _sources() -> str:
-    """A hash of all of blufunc's sources; empty if they are not those that this process runs."""
+    """A hash of all of blufunc's sources; empty if they are not there, or not those that this process runs."""
     found = hashlib.sha256()
     newest, root = 0.0, str(Path(__file__).parents[1])
-    for path in sorted(_files(root)):
-        with open(path, "rb") as f:
-            text = f.read()
-            newest = max(newest, os.fstat(f.fileno()).st_mtime)
-        found.update(f"{path.removeprefix(root)}\0{len(text)}\0".encode())
-        found.update(text)
+    try:
+        for path in sorted(_files(root)):
+            with open(path, "rb") as f:
+                text = f.read()
+                newest = max(newest, os.fstat(f.fileno()).st_mtime)
+            found.update(f"{path.removeprefix(root)}\0{len(text)}\0".encode())
+            found.update(text)
+    except OSError:  # it is imported from an archive
+        return ""
     return found.hexdigest() if newest <= _BEGAN else ""
 
 
@@ -177,7 +181,7 @@ def dump(made: Any, codes: Sequence[CodeType]) -> bytes:
       codes: the code objects of the user's lines: of these the numbers are written. Others, which definitions have
         that were traced while planning, are of whoever called, and are written whole.
     Raises:
-      Unspelled: it has a primitive that is not known.
+      Unspelled: it has a primitive that has no name.
     """
     numbers = {id(c): n for n, c in enumerate(codes)}
 
@@ -241,6 +245,13 @@ def _jaxpr_parts(j: Jaxpr) -> tuple:
     return Jaxpr, (j.invars, j.eqns, j.outvars, j.constvars, j.consts, j.name, j.arg_names)
 
 
+def _classes(cls: type) -> Iterator[type]:
+    """A class and all that are derived from it."""
+    yield cls
+    for derived in cls.__subclasses__():
+        yield from _classes(derived)
+
+
 def _kernel_parts(k: Kernel) -> tuple:
     # values after those that they are made of: else, what is deep would be gone into deeply
     return _kernel, (post_order(k.roots()), k.name, k.buffers, k.grid, k.body, k.notes, k.finish, k.over)
@@ -249,7 +260,7 @@ def _kernel_parts(k: Kernel) -> tuple:
 def _reducers() -> dict[type, Callable[[Any], Any]]:
     """How to pickle what is not as it seems: memos and hashes are of a process, and many objects there are one."""
     return {
-        **dict.fromkeys(map(type, spelling.primitives()), lambda p: (_primitive, (spelling.name_of(p),))),
+        **dict.fromkeys(_classes(Primitive), lambda p: (_primitive, (spelling.name_of(p),))),
         **dict.fromkeys(map(type, dtypes.ALL), _dtype_parts),
         Eqn: _eqn_parts,
         Jaxpr: _jaxpr_parts,

@@ -18,7 +18,7 @@ from blufunc.config import config, from_environment
 from blufunc.core import source
 from blufunc.core.jaxpr import Literal
 from blufunc.core.passes import simplify
-from blufunc.kernels import cuda_program, host_program, plan_store
+from blufunc.kernels import cuda_program, host_program, plan_store, spelling
 from blufunc.kernels.cuda_limits import HOPPER, Limits
 from blufunc.kernels.disk_cache import DiskCache
 from blufunc.kernels.steps import GroupStep, OpaqueStep
@@ -351,8 +351,11 @@ def test_sources_are_all_of_blufunc(tmp_path, monkeypatch):
         plan_store._sources.cache_clear()
         os.utime(tmp_path / "more.py")
         assert plan_store._sources() == ""
+        plan_store._sources.cache_clear()
+        (tmp_path / "more.py").unlink()
+        assert plan_store._sources() == ""
         monkeypatch.setattr(config, "plan_cache", True)
-        assert "sources have changed" in plan_store.why_not(JAXPR)
+        assert "sources cannot be read, or have changed" in plan_store.why_not(JAXPR)
     finally:
         plan_store._sources.cache_clear()
 
@@ -393,6 +396,14 @@ def test_what_has_no_text_is_planned_as_ever(what, folder, told, monkeypatch):
     assert why in line
     assert f"planned anew in each process: {why}" in str(explain(g, x))
     assert not any("a plan of <lambda>" in p.read_text() for p in folder.glob("*.txt"))
+
+
+def test_a_primitive_without_a_name_is_never_copied(folder):
+    """Of a user's class, or of ours: what is loaded must be the very primitive."""
+    for prim in (thrice_p, type(lax.sin_p)("sine_of_a_user", np.sin, "inexact")):
+        with pytest.raises(spelling.Unspelled):
+            plan_store.dump([prim], [])
+    assert plan_store.load(plan_store.dump([lax.sin_p], []), []) == [lax.sin_p]
 
 
 def test_replaced_rules_are_not_kept(folder, monkeypatch):
