@@ -51,7 +51,7 @@ class Spelling:
 
     def __init__(self, jaxpr: Jaxpr):
         self.codes: list[CodeType] = []
-        self._code_numbers: dict[int, int] = {}
+        self._code_texts: dict[int, str] = {}
         self._lines: dict[str, int] = {}
         self._numbers: dict[Any, str] = {}
         self._bodies: dict[int, str] = {}
@@ -105,18 +105,20 @@ class Spelling:
         key = id(line[0]), *line[1:], source.is_backward(line)
         known = self._numbers.get(key)
         if known is None:
-            code, how = line[0], (source.scopes_of(line), source.is_backward(line))
-            place = repr((self._number(code), *_where(code), *source.position_of(line), *how))
+            how = *source.position_of(line), source.scopes_of(line), source.is_backward(line)
+            place = f"{self._code(line[0])} {how!r}"
             known = self._numbers[key] = str(self._lines.setdefault(place, len(self._lines)))
         return known
 
-    def _number(self, code: CodeType) -> int:
-        """The place of a code object among ``codes``."""
-        number = self._code_numbers.get(id(code))
-        if number is None:
-            number = self._code_numbers[id(code)] = len(self.codes)
+    def _code(self, code: CodeType) -> str:
+        """What a code object is, and its place among ``codes``. Plans count its instructions, so these are part of it."""
+        text = self._code_texts.get(id(code))
+        if text is None:
+            digest = hashlib.sha256(code.co_code + code.co_linetable).hexdigest()
+            where = len(self.codes), code.co_filename, code.co_name, code.co_firstlineno, digest
+            text = self._code_texts[id(code)] = repr(where)
             self.codes.append(code)
-        return number
+        return text
 
     # -- parameters ------------------------------------------------------------------------------------
 
@@ -128,8 +130,8 @@ class Spelling:
             return f"({','.join(map(self._value, x))})"
         if isinstance(x, np.dtype):
             return self._dtype(x)
-        if kind is CodeType:  # of a line that is a parameter: of any line in it
-            return repr((self._number(x), *_where(x), x.co_linetable))
+        if kind is CodeType:  # of a line that is a parameter
+            return self._code(x)
         if kind is ShapedArray:
             return str(x)
         if kind is Jaxpr:
@@ -168,10 +170,6 @@ class Spelling:
 
 def _hash(*lines: str) -> str:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def _where(code: CodeType) -> tuple:
-    return code.co_filename, code.co_name, code.co_firstlineno
 
 
 _PLAIN = frozenset((int, bool, float, complex, str, bytes, type(None), type(Ellipsis), range))

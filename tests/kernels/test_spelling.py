@@ -88,6 +88,7 @@ EDITS = {
         "sin",
         with_line(lambda s: (s[0].replace(co_firstlineno=1 + s[0].co_firstlineno), *s[1:])),
     ),
+    "the bytecode": ("sin", with_line(lambda s: (s[0].replace(co_code=s[0].co_code[:-2] + b"\0\0"), *s[1:]))),
     "no line": ("sin", with_line(lambda s: None)),
 }
 
