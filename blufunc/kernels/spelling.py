@@ -111,7 +111,7 @@ class Spelling:
         return known
 
     def _code(self, code: CodeType) -> str:
-        """What a code object is, and its place among ``codes``. Plans count its instructions, so these are part of it."""
+        """What a code object is, and its place among ``codes``. Plans count instructions: these are part of it."""
         text = self._code_texts.get(id(code))
         if text is None:
             digest = hashlib.sha256(code.co_code + code.co_linetable).hexdigest()
