@@ -73,7 +73,7 @@ class Config:
         - ``source``: the generated text;
         - ``memory``: the planned peak, and the largest values alive at it;
         - ``compile``: what compilers are asked for, and how long they take;
-        - ``cache``: trouble with the compiled programs on disk;
+        - ``cache``: which plans of programs were found or kept on disk, and trouble with what is there;
         - ``launch``: the steps of each call.
       debug_nans, debug_infs: look at every result, of single operations and of compiled programs, and raise
         ``NanError`` where there is a NaN (an infinity), naming the line that made the first one. A program that
@@ -98,6 +98,7 @@ class Config:
         their own. Off, their steps are launched one by one, on one stream.
       cpu_devices: how many devices the CPU is taken for. They share its cores: more than one serves to try programs
         for many devices.
+      plan_cache: whether plans of programs are kept on disk, beside compiled kernels, for later processes.
       check: run ``check_jaxpr`` on every jaxpr that a trace or transform produces. Slow; the tests set it.
     """
 
@@ -114,6 +115,7 @@ class Config:
     cuda_streams: int = 2
     nccl_graphs: bool = True
     cpu_devices: int = 1
+    plan_cache: bool = True
     guards: ClassVar[bool] = False  # whether results must be looked at
 
     def __setattr__(self, name: str, value: Any) -> None:

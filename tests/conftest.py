@@ -35,6 +35,12 @@ def checked(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
+def planned_anew(monkeypatch):
+    """No test finds plans of another one, or of its user's, on disk."""
+    monkeypatch.setattr(config, "plan_cache", False)
+
+
+@pytest.fixture(autouse=True)
 def seeded():
     """No test depends on which others ran before it."""
     random.seed(0)

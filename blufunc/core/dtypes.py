@@ -68,6 +68,10 @@ _SHORT_NAMES: dict[DType, str] = {
     complex64: "c64", complex128: "c128",
     key: "key<fry>", float0: "float0",
 }  # fmt: skip
+_OF_SHORT_NAMES = {name: d for d, name in _SHORT_NAMES.items()}
+ALL = frozenset(_SHORT_NAMES)
+"""Those that arrays may have, and ``float0``."""
+
 _SUPPORTED = (
     "bool, int8..64, uint8..64, float8_e4m3fn, float8_e5m2, float16, bfloat16, float32, float64, "
     "complex64, complex128"
@@ -122,6 +126,11 @@ def implicit(dtype: DType) -> DType:
 def short_name(dtype: DType) -> str:
     """``f32``, ``bf16``, ``i32``, ``key<fry>`` ...: the name in printed jaxprs and error messages."""
     return _SHORT_NAMES.get(dtype) or str(dtype)
+
+
+def named(short_name: str) -> DType:
+    """The dtype of ``ALL`` with this ``short_name``."""
+    return _OF_SHORT_NAMES[short_name]
 
 
 def is_bool(dtype: DType) -> bool:

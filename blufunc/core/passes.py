@@ -146,6 +146,11 @@ def put_in_place(eqn: Eqn, body: Jaxpr, invars: Sequence[Atom], alias: Callable)
     return inlined
 
 
+def without_lines(jaxpr: Jaxpr) -> Jaxpr:
+    """The same program, written nowhere: where ``put_in_place`` puts its equations, they have the line of the call."""
+    return jaxpr.replace(eqns=[Eqn(e.prim, e.invars, e.outvars, e.params, None) for e in jaxpr.eqns])
+
+
 def inline_bodies(
     jaxpr: Jaxpr, keep: Callable[[Eqn], bool] = lambda eqn: False, origins: Origins | None = None
 ) -> tuple[Jaxpr, Origins]:

@@ -136,9 +136,16 @@ def within(scopes: tuple[str, ...], source: Source | None) -> Source | None:
 
 def line_of(source: Source) -> int:
     """The line number of ``source`` in its file."""
+    line = position_of(source)[0]
+    return source[0].co_firstlineno if line is None else line
+
+
+def position_of(source: Source) -> tuple[int | None, ...]:
+    """The first and last line of ``source``, and its first and last column: where its instruction was specialised, as
+    interpreters do with what runs often, it is another one, at the same position.
+    """
     code, lasti = source[:2]
-    line = _lines(code)[lasti // 2]
-    return code.co_firstlineno if line is None else line
+    return _positions(code)[lasti // 2]
 
 
 def function_of(source: Source) -> str:
@@ -147,9 +154,9 @@ def function_of(source: Source) -> str:
 
 
 @functools.lru_cache(maxsize=256)
-def _lines(code: CodeType) -> list[int | None]:
-    """The line of each instruction."""
-    return [position[0] for position in code.co_positions()]
+def _positions(code: CodeType) -> list[tuple[int | None, ...]]:
+    """The position of each instruction."""
+    return list(code.co_positions())
 
 
 def summary(source: Source | None) -> str:

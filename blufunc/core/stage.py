@@ -112,6 +112,7 @@ def stage(
     in_avals: Sequence[ShapedArray],
     name: str = "jit",
     labels: Sequence[str] | None = None,
+    line: source.Source | None = None,
 ) -> Jaxpr:
     """Trace ``fun``, from flat arguments to a flat list of results, to a jaxpr with its constants attached.
 
@@ -120,10 +121,11 @@ def stage(
       in_avals: the types to trace it at.
       name: what to call the transform in messages, and the jaxpr.
       labels: the path of each argument, for messages.
+      line: the user's line that its equations are to have; None: that which runs.
     """
     trace = StageTrace(name)
     params = [trace.parameter(a, labels[i] if labels else None) for i, a in enumerate(in_avals)]
-    previous, source.replay.line = source.replay.line, None
+    previous, source.replay.line = source.replay.line, line
     # The scopes of a call are on its equation, not on those of the body: a trace may serve other calls too.
     scopes = source.open_scopes(())
     try:

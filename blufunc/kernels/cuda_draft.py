@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from blufunc.core.jaxpr import Jaxpr
 from blufunc.core.passes import simplify
-from blufunc.kernels import cuda_modules, cuda_program
 from blufunc.kernels.cuda_limits import HOPPER, Limits
-from blufunc.kernels.steps import OpaqueStep, Schedule
+from blufunc.kernels.cuda_program import Prepared, prepared
+from blufunc.kernels.steps import Schedule
 
 
 class Draft:
@@ -32,12 +32,14 @@ class Draft:
         self.limits, self.budget = limits, budget
 
     @functools.cached_property
+    def _prepared(self) -> Prepared:
+        return prepared(self.jaxpr, self.donated, self.arch, self.limits, self.budget)
+
+    @property
     def schedule(self) -> Schedule:
         """Its steps and their memory."""
-        return cuda_program.planned(self.jaxpr, self.donated, self.arch, self.budget)
+        return self._prepared.schedule
 
     def source(self) -> str:
         """The CUDA C++ that will be compiled."""
-        steps = [s for s in self.schedule.steps if not isinstance(s, OpaqueStep)]
-        wanted = [w for s in steps for w in cuda_modules.wanted_by(self.schedule, s)]
-        return "\n".join(cuda_modules.texts_of(wanted, self.limits))
+        return "\n".join(self._prepared.rendered.texts)

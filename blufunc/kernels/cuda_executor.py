@@ -20,10 +20,11 @@ from blufunc.config import config
 from blufunc.core import dtypes
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Literal
-from blufunc.kernels import cuda_memory, cuda_runtime, cuda_streams
+from blufunc.kernels import cublaslt, cuda_memory, cuda_runtime, cuda_streams
 from blufunc.kernels.access import view
 from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.cuda_modules import Addresses, Loaded, Wanted
+from blufunc.kernels.gemm_layout import Gemm
 from blufunc.kernels.indices import strides_of
 from blufunc.kernels.launches import Scratch
 from blufunc.kernels.steps import OpaqueStep, Schedule, Step, accesses, touched
@@ -200,6 +201,7 @@ class Executor:
       arena: the memory of temporaries.
       stream: the handle of the stream that steps are put on now.
       works: the steps.
+      products: by what they multiply and how, the library's plans that several steps run by.
     """
 
     def __init__(
@@ -218,6 +220,7 @@ class Executor:
         self.stream = 0
         self._beside: Any = None  # the stream of a step that does not go on the first one
         self._constants: dict[tuple, DeviceBuffer] = {}
+        self.products: dict[Gemm, cublaslt.Plan] = {}
         self._kept: list[DeviceBuffer | None] = []
         self._allocate = Allocator(made, device, name)
         self.arena = self._allocate.bytes(made.plan.arena_bytes, f"the arena of {name}")

@@ -120,33 +120,76 @@ def _aliased(made: Schedule, step: KernelStep) -> frozenset[int]:
 # -- rendering and compiling -----------------------------------------------------------------------
 
 
+class Entry(NamedTuple):
+    """A function of a module, and how it is launched: as ``Loaded`` has it.
+
+    Attributes:
+      module: the number of its text.
+      name: its own.
+    """
+
+    module: int
+    name: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared: int
+    counters: int
+    table: bool
+
+
+@dataclass(frozen=True)
+class Rendered:
+    """The kernels of a program as sources.
+
+    Attributes:
+      texts: of its modules.
+      entries: the functions in them.
+      launched: for each launch, in the order of the program, the number of its function.
+    """
+
+    texts: tuple[str, ...]
+    entries: tuple[Entry, ...]
+    launched: tuple[int, ...]
+
+
+def rendered(wanted: Sequence[Wanted], limits: Limits = HOPPER) -> Rendered:
+    """The sources of the launches of a program, for a device with these limits."""
+    keys = [w.key for w in wanted]
+    distinct = dict(zip(keys, wanted, strict=True))
+    texts, kernels = _render(list(distinct.values()), limits)
+    entries = [
+        Entry(module, k.entry, k.grid, k.block, k.shared_bytes, k.counters, k.segments > 0)
+        for module, k in kernels
+    ]
+    numbers = {key: n for n, key in enumerate(distinct)}
+    return Rendered(tuple(texts), tuple(entries), tuple([numbers[key] for key in keys]))
+
+
 def load(
-    wanted: Sequence[Wanted], device: int, name: str, others: Iterable[Text] = ()
+    wanted: Sequence[Wanted],
+    device: int,
+    name: str,
+    others: Iterable[Text] = (),
+    made: Rendered | None = None,
 ) -> tuple[list[str], list[Loaded]]:
     """The sources of a program's modules, and the functions for its launches, in their order.
 
     Args:
       others: what its steps will ask ``module`` for, to be compiled beside these.
+      made: what ``rendered`` made of the launches, if it did.
     """
-    distinct = {w.key: w for w in wanted}
-    found = cuda_runtime.properties(device)
-    limits = limits_of(found.capability, found.shared_per_block)
-    texts, rendered = _render(list(distinct.values()), limits)
+    made = made or rendered(wanted, limits_on(device))
     if config.shows("source"):
-        config.show("\n".join(texts))
-    modules = _compiled([*((text, name) for text in texts), *others], device)
-    made = {
-        key: Loaded(
-            modules[module].kernel(k.entry), k.grid, k.block, k.shared_bytes, k.counters, k.segments > 0
-        )
-        for key, (module, k) in zip(distinct, rendered, strict=True)
-    }
-    return texts, [made[w.key] for w in wanted]
+        config.show("\n".join(made.texts))
+    modules = _compiled([*((text, name) for text in made.texts), *others], device)
+    functions = [Loaded(modules[e.module].kernel(e.name), *e[2:]) for e in made.entries]
+    return list(made.texts), [functions[n] for n in made.launched]
 
 
-def texts_of(wanted: Sequence[Wanted], limits: Limits = HOPPER) -> list[str]:
-    """The sources of a program's modules for a device with these limits, without compiling them."""
-    return _render(list({w.key: w for w in wanted}.values()), limits)[0]
+def limits_on(device: int) -> Limits:
+    """The limits of a device that is there."""
+    found = cuda_runtime.properties(device)
+    return limits_of(found.capability, found.shared_per_block)
 
 
 def _render(wanted: Sequence[Wanted], limits: Limits) -> tuple[list[str], list[tuple[int, CudaKernel]]]:

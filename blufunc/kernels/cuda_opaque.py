@@ -78,8 +78,10 @@ def planned(eqn: Eqn) -> bool:
     return by_us or cuda_scatter.rows_of(eqn) is not None
 
 
-def texts(step: OpaqueStep, device: int) -> list[cuda_modules.Text]:
-    """The sources that ``work`` will ask to be compiled, and their names; those of bodies are not among them."""
+def texts(step: OpaqueStep, arch: str) -> list[cuda_modules.Text]:
+    """The sources that ``work`` will ask to be compiled on a device of an architecture, and their names; those of
+    bodies are not among them.
+    """
     eqn = step.eqn
     if is_replaced(eqn.prim, "impl"):
         return []
@@ -87,8 +89,8 @@ def texts(step: OpaqueStep, device: int) -> list[cuda_modules.Text]:
         found = _source_of(eqn)
         return [] if 0 in found.grid else [(found.text, found.entry)]
     if cuda_attention_step.is_attention(eqn):
-        return cuda_attention_step.texts(eqn, cuda_runtime.properties(device).arch)
-    if (product := cuda_gelu_step.kernel_of(eqn, cuda_runtime.properties(device).arch)) is not None:
+        return cuda_attention_step.texts(eqn, arch)
+    if (product := cuda_gelu_step.kernel_of(eqn, arch)) is not None:
         return [cuda_gelu_step.text(product)]
     if step.planned and (rows := cuda_scatter.rows_of(eqn)) is not None:
         x, indices, _ = (a.aval for a in eqn.invars)

@@ -221,7 +221,7 @@ class Product:
         if self._aux_place is not None:
             aux = executor.address(self._aux_place)
         c = at * first.reads_c
-        if not self._plans and not self._find_plans(a, b, None if c == to else to):
+        if not self._plans and not self._find_plans(executor, a, b, None if c == to else to):
             self._otherwise(executor)
             return
         for gemm, at_a, at_b in self.calls:
@@ -236,16 +236,19 @@ class Product:
         copied = self._third is not None and not self._third.in_place
         return not (copied or self._refused or self._lhs.copied or self._rhs.copied)
 
-    def _find_plans(self, a: int, b: int, to: int | None) -> bool:
+    def _find_plans(self, executor: Executor, a: int, b: int, to: int | None) -> bool:
         """Let the library choose algorithms, at the first run: it tries some on the very operands.
 
-        Nothing is computed yet, so that all may write over the result, unless it is added to.
+        Nothing is computed yet, so that all may write over the result, unless it is added to. Products of an executor
+        share what holds none of their addresses.
         """
         plans: dict[Gemm, Any] = {}
         try:
             for gemm, at_a, at_b in self.calls:
-                if gemm not in plans:
-                    plans[gemm] = cublaslt.Plan(gemm, self.device, (a + at_a, b + at_b, to))
+                known = plans if gemm.has_bias or gemm.has_aux else executor.products
+                if gemm not in known:
+                    known[gemm] = cublaslt.Plan(gemm, self.device, (a + at_a, b + at_b, to))
+                plans[gemm] = known[gemm]
         except errors.UnsupportedError as e:
             self._refused = True
             if config.shows("fusion"):

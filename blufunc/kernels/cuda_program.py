@@ -5,7 +5,7 @@ cuBLASLt's, the rest is done by libraries, and where there is none by the host. 
 All calls of a device are on one stream, so that one finds the memory of the call before free when its turn comes;
 within a graph, steps may run side by side.
 
-    schedule    steps.py          what runs in which order, and where everything lies
+    prepare     steps.py          what runs in which order, where everything lies, and its sources; or from disk
     load        cuda_modules.py   kernels as functions of the device
     execute     cuda_executor.py  one call: addresses, launches
     replay      cuda_replay.py    alike calls as one graph
@@ -22,15 +22,25 @@ from typing import Any
 from blufunc import errors
 from blufunc.config import config
 from blufunc.core.avals import ShapedArray
+from blufunc.core.exact import exact
 from blufunc.core.jaxpr import Eqn, Jaxpr
 from blufunc.core.passes import simplify
-from blufunc.kernels import cuda_memory, cuda_modules, cuda_opaque, cuda_product, cuda_runtime, split_dot
+from blufunc.kernels import (
+    cuda_memory,
+    cuda_modules,
+    cuda_opaque,
+    cuda_product,
+    cuda_runtime,
+    plan_store,
+    split_dot,
+)
 from blufunc.kernels.budget import within
 from blufunc.kernels.cstyle_cuda import CUDA
 from blufunc.kernels.cuda_attention_step import is_attention, why_not
 from blufunc.kernels.cuda_executor import ALIGNMENT, Allocator, Executor, Work
 from blufunc.kernels.cuda_forms import in_kernels
 from blufunc.kernels.cuda_gelu_step import kernel_of
+from blufunc.kernels.cuda_limits import Limits
 from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.cuda_modules import Wanted, wanted_by
 from blufunc.kernels.cuda_replay import Replays
@@ -84,6 +94,44 @@ def planned(jaxpr: Jaxpr, donated: Sequence[bool], arch: str, budget: int | None
     return made
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prepared:
+    """A program up to its meeting with a device: what is kept on disk of it.
+
+    Attributes:
+      schedule: its steps and their memory.
+      wanted: the launches of each step that has some, by its number.
+      rendered: the sources of all launches, which follow one another there as they do here.
+      others: the sources that other steps ask for.
+    """
+
+    schedule: Schedule
+    wanted: dict[int, list[Wanted]]
+    rendered: cuda_modules.Rendered
+    others: tuple[cuda_modules.Text, ...]
+
+
+def prepared(
+    jaxpr: Jaxpr, donated: Sequence[bool], arch: str, limits: Limits, budget: int | None = None
+) -> Prepared:
+    """What ``planned`` gives, and its sources, for a device with these limits; from disk, if it is there."""
+
+    def prepare() -> Prepared:
+        schedule = planned(jaxpr, donated, arch, budget)
+        wanted: dict[int, list[Wanted]] = {}
+        others: dict[cuda_modules.Text, None] = {}
+        for n, step in enumerate(schedule.steps):
+            if isinstance(step, OpaqueStep):
+                others.update(dict.fromkeys(cuda_opaque.texts(step, arch)))
+            else:
+                wanted[n] = wanted_by(schedule, step)
+        every = [w for many in wanted.values() for w in many]
+        return Prepared(schedule, wanted, cuda_modules.rendered(every, limits), tuple(others))
+
+    reads = ("cuda", arch, repr(limits), repr(tuple(donated)), repr(budget))
+    return plan_store.kept(jaxpr, reads, prepare)
+
+
 def rest(device: int) -> None:
     """Let all programs of a device that do nothing now give their memory back."""
     for program in list(_programs):
@@ -116,22 +164,18 @@ class CudaProgram:
     def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], device: int = 0, budget: int | None = None):
         self.device, self.name = device, jaxpr.name or "program"
         self.jaxpr = simplify(jaxpr)
-        self.schedule = planned(self.jaxpr, donated, cuda_runtime.properties(device).arch, budget)
+        arch, limits = cuda_runtime.properties(device).arch, cuda_modules.limits_on(device)
+        made = prepared(self.jaxpr, donated, arch, limits, budget)
+        self.schedule = made.schedule
         show_stages(self.schedule, self.name)
         # numbers are never taken over, whatever is said of them
         self._movable = [not (d and v.aval.ndim) for v, d in zip(jaxpr.invars, donated, strict=True)]
-        wanted: dict[int, list[Wanted]] = {}
-        others: dict[cuda_modules.Text, None] = {}
-        for n, step in enumerate(self.schedule.steps):
-            if isinstance(step, OpaqueStep):
-                others.update(dict.fromkeys(cuda_opaque.texts(step, device)))
-            else:
-                wanted[n] = wanted_by(self.schedule, step)
-        every = [w for many in wanted.values() for w in many]
-        self._texts, functions = cuda_modules.load(every, device, self.name, others)
+        every = [w for many in made.wanted.values() for w in many]
+        self._texts, functions = cuda_modules.load(every, device, self.name, made.others, made.rendered)
         found = iter(functions)
-        self._launches = {n: [(w, next(found)) for w in many] for n, many in wanted.items()}
+        self._launches = {n: [(w, next(found)) for w in many] for n, many in made.wanted.items()}
         self._own = Allocator(self.schedule, device, self.name)
+        self._copiers: dict[tuple, CudaProgram] = {}
         self._in_graphs: list[Executor] = []  # graphs of other programs have their addresses
         self._free = [self._executor()]
         self.captured = self._free[0][0].captured
@@ -202,10 +246,14 @@ class CudaProgram:
     def _opaque(self, executor: Executor, step: OpaqueStep) -> Work:
         return cuda_opaque.work(executor, step, functools.partial(body_of, self.device))
 
-    def _copier(self, chain: Sequence[Any]) -> Callable[[DeviceBuffer], DeviceBuffer]:
-        """A function that makes a dense array of what movement equations make of a buffer."""
-        moved = Jaxpr([chain[0].invars[0]], list(chain), [chain[-1].outvars[0]], name=f"{self.name}_copy")
-        program = CudaProgram(moved, (False,), self.device)
+    def _copier(self, chain: Sequence[Eqn]) -> Callable[[DeviceBuffer], DeviceBuffer]:
+        """A function that makes a dense array of what movement equations make of a buffer: one for all alike."""
+        source: Any = chain[0].invars[0]
+        steps = [(e.prim, *[(k, exact(v)) for k, v in e.params.items()]) for e in chain]
+        program = self._copiers.get(key := (source.aval, *steps))
+        if program is None:
+            moved = Jaxpr([source], chain, chain[-1].outvars, name=f"{self.name}_copy")
+            program = self._copiers[key] = CudaProgram(moved, (False,), self.device)
         return lambda buffer: program([buffer])[0]
 
     # -- what is told of it ----------------------------------------------------------------------------

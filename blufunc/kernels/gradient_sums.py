@@ -65,7 +65,9 @@ def with_sums_begun(
         if eqn not in begun:
             return [eqn.with_invars(invars)]
         shape = eqn.outvars[0].aval.shape
-        body = stage(lambda x: [reshape(reduce_sum(x, (0,)), shape)], [rows[begun[eqn]].aval], "sum")
+        body = stage(
+            lambda x: [reshape(reduce_sum(x, (0,)), shape)], [rows[begun[eqn]].aval], "sum", line=eqn.source
+        )
         return put_in_place(eqn, body, [rows[begun[eqn]]], alias)
 
     return rewrite(jaxpr, step, origins) if sums else jaxpr
@@ -97,6 +99,6 @@ def _summed(eqn: Eqn) -> Eqn:
         x = pad(x, 0.0, ((0, 0, 0), (0, groups * ROWS_OF_SUM - tokens, 0), (0, 0, 0)))
         return [total, reduce_sum(reshape(x, (batch * groups, ROWS_OF_SUM, row)), (1,))]
 
-    body = stage(both, [a.aval for a in eqn.invars], eqn.prim.name)
+    body = stage(both, [a.aval for a in eqn.invars], eqn.prim.name, line=eqn.source)
     sums = Var(ShapedArray((batch * groups, row), dtypes.float32))
     return Eqn(packed_p, eqn.invars, [eqn.outvars[0], sums], {**eqn.params, "jaxpr": body}, eqn.source)

@@ -14,7 +14,7 @@ import operator
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from blufunc.core import source
 from blufunc.core.jaxpr import DropVar, Eqn, Jaxpr, Literal, subjaxprs
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.passes import simplify
-from blufunc.kernels import host_compiler, host_gemm
+from blufunc.kernels import host_compiler, host_gemm, plan_store
 from blufunc.kernels.access import view
 from blufunc.kernels.budget import within
 from blufunc.kernels.cstyle_host import render_many
@@ -79,9 +79,9 @@ class HostProgram:
         budget: int | None = None,
     ):
         self.jaxpr = simplify(jaxpr)
-        self.schedule = made = planned(self.jaxpr, donated, budget)
+        made, self.text, names = prepared(self.jaxpr, donated, budget)
+        self.schedule = made
         show_stages(made, jaxpr.name)
-        self.text, names = source_of(made)
         library = compiler.compile(self.text, jaxpr.name or "program") if names else None
         self.arenas = _Arenas(made.plan.arena_bytes)
         self.run = Runner(made, {s: getattr(library, n) for s, n in names.items()}, compiler)
@@ -117,6 +117,30 @@ def planned(jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) ->
     return within(Planning(jaxpr, donated, HOST, lambda e: e.prim is dot_general_p), budget)
 
 
+class Prepared(NamedTuple):
+    """A program but for its library: what is kept on disk of it.
+
+    Attributes:
+      schedule: its steps and their memory.
+      text: the C++ of all kernels.
+      names: the functions of the steps that are kernels, by their numbers.
+    """
+
+    schedule: Schedule
+    text: str
+    names: dict[int, str]
+
+
+def prepared(jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> Prepared:
+    """What ``planned`` gives, and its source; from disk, if it is there."""
+
+    def prepare() -> Prepared:
+        schedule = planned(jaxpr, donated, budget)
+        return Prepared(schedule, *source_of(schedule))
+
+    return plan_store.kept(jaxpr, ("cpu", repr(tuple(donated)), repr(budget)), prepare)
+
+
 def name_of(step: Step) -> str:
     """What to call a step in reports."""
     return step.eqn.prim.name if isinstance(step, OpaqueStep) else step.kernel.name
@@ -136,7 +160,7 @@ def compile_program(jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = 
       MemoryBudgetError: there is no plan within the budget.
       UnsupportedError: there is one, but no compiler.
     """
-    if budget is not None and planned(simplify(jaxpr), donated).plan.peak_bytes > budget:
+    if budget is not None and prepared(simplify(jaxpr), donated).schedule.plan.peak_bytes > budget:
         compiler = host_compiler.find() if config.host_compiler != "never" else None
         if compiler is None:
             raise errors.UnsupportedError(

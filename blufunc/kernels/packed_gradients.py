@@ -114,7 +114,7 @@ def _packed(eqn: Eqn, packing: _Packing, narrow: dict[Any, Var]) -> list[Eqn]:
         rows = [reshape(x, (B, T, math.prod(x.aval.shape[2:]))) for x in eval_jaxpr(definition, args)]
         return [reshape(concatenate([rows[i] for i in order], 2), total.aval.shape)]
 
-    body = stage(whole, [a.aval for a in eqn.invars], eqn.prim.name)
+    body = stage(whole, [a.aval for a in eqn.invars], eqn.prim.name, line=eqn.source)
     made = total if total.aval.dtype == dtype else Var(total.aval.with_dtype(dtype))
     params = {**eqn.params, "jaxpr": body, "places": packing.places}
     eqns = [Eqn(packed_p, eqn.invars, [made], params, eqn.source)]

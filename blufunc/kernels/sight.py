@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from blufunc.core.backend import Device
 from blufunc.core.jaxpr import Eqn, Jaxpr, Var
 from blufunc.core.passes import simplify
-from blufunc.kernels import cuda_library, cuda_opaque
+from blufunc.kernels import cuda_library, cuda_opaque, plan_store
 from blufunc.kernels.budget_report import Bought
 from blufunc.kernels.cost import Cost, StepCost, cost_of, cost_of_equations
 from blufunc.kernels.cuda_attention_step import is_attention
@@ -124,8 +124,10 @@ class Sight:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Operations that have kernels, but not here, and why."""
-        return self.schedule.notes
+        """Operations that have kernels, but not here, and why; and why its plan is not kept on disk, if it could be."""
+        reason = "" if self.why_not_compiled else plan_store.why_not(self.jaxpr)
+        told = (f"planned anew in each process: {reason}",) if reason else ()
+        return (*self.schedule.notes, *told)
 
     @functools.cached_property
     def fusion(self) -> Fused:

@@ -109,7 +109,12 @@ def with_split_attention(jaxpr: Jaxpr, origins: Origins) -> Jaxpr:
         missing = {key: invars[i] for i, key in keys.items() if key not in made}
         if missing:
             body = simplify(
-                stage(lambda *xs: _split(xs, K, parts), [x.aval for x in missing.values()], "split")
+                stage(
+                    lambda *xs: _split(xs, K, parts),
+                    [x.aval for x in missing.values()],
+                    "split",
+                    line=eqn.source,
+                )
             )
             call = Eqn(eqn.prim, list(missing.values()), [Var(a) for a in body.out_avals], {}, eqn.source)
             results: dict[Any, Atom] = {}
@@ -141,7 +146,7 @@ def _definition(eqn: Eqn, operands: list[Atom], parts: int) -> Jaxpr:
             given[i] = _joined([given[i], *rest], unit)
         return eval_jaxpr(eqn.params["jaxpr"], [*given, *args[whole + parts * n :]])
 
-    return stage(of_parts, [a.aval for a in operands], eqn.prim.name)
+    return stage(of_parts, [a.aval for a in operands], eqn.prim.name, line=eqn.source)
 
 
 # -- what the equations are traced from --------------------------------------------------------------

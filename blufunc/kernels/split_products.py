@@ -41,7 +41,7 @@ from blufunc.core.ops import reduce
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.ops.shape import slice_in_dim
 from blufunc.core.override import is_replaced
-from blufunc.core.passes import Origins, put_in_place, rewrite, simplify
+from blufunc.core.passes import Origins, put_in_place, rewrite, simplify, without_lines
 from blufunc.core.primitive import Primitive
 from blufunc.core.stage import stage
 from blufunc.core.structure import broadcast_in_dim, reshape, transpose, transpose_p
@@ -309,7 +309,7 @@ class _Splitter:
         body = self.bodies.get(key)
         if body is None:
             traced = stage(functools.partial(function, *how), [a.aval for a in invars], eqn.prim.name)
-            body = self.bodies[key] = simplify(traced)
+            body = self.bodies[key] = without_lines(simplify(traced))
         call = Eqn(eqn.prim, list(invars), [Var(a) for a in body.out_avals], {}, eqn.source)
         results: dict[Any, Atom] = {}
         made += put_in_place(call, body, invars, results.__setitem__)

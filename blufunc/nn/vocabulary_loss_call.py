@@ -31,7 +31,7 @@ import blufunc.numpy as bnp
 from blufunc import lax
 from blufunc.core import dtypes, passes
 from blufunc.core.avals import ShapedArray
-from blufunc.core.jaxpr import Eqn, Jaxpr
+from blufunc.core.jaxpr import Jaxpr
 from blufunc.core.ops.barrier import optimization_barrier
 from blufunc.core.stage import stage
 from blufunc.core.structure import add_any, batched_front
@@ -258,7 +258,7 @@ def _staged(fun: Callable, avals: tuple[ShapedArray, ...], how: tuple, context: 
     """
     jaxpr = stage(functools.partial(fun, **dict(how)), avals, fun.__name__.strip("_"))
     assert not jaxpr.consts, "definitions close over nothing"
-    return jaxpr.replace(eqns=[Eqn(e.prim, e.invars, e.outvars, e.params, None) for e in jaxpr.eqns])
+    return passes.without_lines(jaxpr)
 
 
 # -- primitives ------------------------------------------------------------------------------------

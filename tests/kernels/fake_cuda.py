@@ -256,7 +256,7 @@ class FakeCuda:
         finally:
             self.recording = None
 
-    def load(self, wanted, device, name, others=()):
+    def load(self, wanted, device, name, others=(), made=None):
         self.compiled += [w.kernels[0].name for w in wanted]
         functions = [Loaded(self, lambda pointers, w=w: self.interpret(w, pointers)) for w in wanted]
         return [str(k) for w in wanted for k in w.kernels], functions

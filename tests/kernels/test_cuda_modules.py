@@ -110,7 +110,7 @@ def test_what_other_steps_are_written_in_is_compiled_beside_kernels(compiled):
     traced = bf.jit(f).trace(struct(16, 8), struct(5, dtype=np.int32), *of_heads)
     made = CudaBackend().draft(traced.jaxpr, (False,) * 5).schedule
     others = dict.fromkeys(
-        t for s in made.steps if isinstance(s, OpaqueStep) for t in cuda_opaque.texts(s, 0)
+        t for s in made.steps if isinstance(s, OpaqueStep) for t in cuda_opaque.texts(s, "sm_90a")
     )
     names = [
         "attention_forward",
@@ -165,7 +165,7 @@ def test_kernels_that_begin_sums_are_compiled_beside_others(compiled):
     traced = bf.jit(f).trace(struct(1, 1024, 32), struct(32, 384), struct(384))
     made = CudaBackend().draft(traced.jaxpr, (False,) * 3).schedule
     (step,) = [s for s in made.steps if isinstance(s, OpaqueStep) and "packed" in s.eqn.prim.name]
-    found = cuda_opaque.texts(step, 0)
+    found = cuda_opaque.texts(step, "sm_90a")
     assert len(step.eqn.outvars) == 2 and len(found) == 2
     assert found == cuda_attention.texts(False, dtypes.bfloat16, 64, True, "sm_90a", summed=True)
 

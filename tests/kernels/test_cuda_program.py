@@ -235,6 +235,52 @@ def test_copies_for_products_keep_rows(cuda, equation):
             assert side._copier is None or side._order[-1] == len(side._order) - 1
 
 
+def test_alike_products_share_what_the_library_knows_of_them(fake, cuda, monkeypatch):
+    """But not where that has the address of a vector or of a matrix."""
+    made, plan = [], fake_cuda.cublaslt.Plan
+    monkeypatch.setattr(
+        fake_cuda.cublaslt, "Plan", lambda gemm, *rest: made.append(gemm) or plan(gemm, *rest)
+    )
+    x, w, b = uniform(8, 8), uniform(8, 8, seed=1), uniform(8, seed=2)
+
+    def f(x, w, b):
+        for _ in range(3):
+            x = bnp.tanh(x @ w) + x
+        return x @ w + b, (x + 1) @ w + b
+
+    y = x
+    for _ in range(3):
+        y = np.tanh(y @ w) + y
+    g, arrays = bf.jit(f), on(cuda, x, w, b)
+    for _ in range(5):
+        for got, want in zip(g(*arrays), (y @ w + b, (y + 1) @ w + b), strict=True):
+            same(got, want)
+    assert fake.replays and [gemm.has_bias for gemm in made] == [False, True, True]
+
+
+def test_alike_copies_are_one_program(fake, cuda, monkeypatch):
+    """It copies what two products read, and both operands of one, call by call and in a graph."""
+
+    def refuse(gemm, device, addresses):  # what takes its place wants dense operands
+        raise errors.UnsupportedError("no algorithm.")
+
+    monkeypatch.setattr(fake_cuda.cublaslt, "Plan", refuse)
+    x, y, z = (uniform(8, 12, seed=n) for n in range(3))
+    part = lambda x: x[:, 2:10]
+    arrays = on(cuda, x, y, z)
+    f = bf.jit(lambda x, y, z: (part(x) @ part(y), part(z) @ part(x), part(y)[:, 1:5] @ z[:4]))
+    p = f.lower(*arrays).compile(cuda).program
+    assert len(p._copiers) == 2
+    for _ in range(5):
+        for got, (a, b) in zip(
+            f(*arrays),
+            ((part(x), part(y)), (part(z), part(x)), (part(y)[:, 1:5], z[:4])),
+            strict=True,
+        ):
+            same(got, a @ b)
+    assert fake.replays
+
+
 PRECISIONS = [
     (None, "default", "f32"), ("default", "tf32", "tf32"), (None, "tf32", "tf32"), ("high", "default", "tf32"),
     ("highest", "tf32", "f32"), (("high", "highest"), "default", "f32"), (("high", "high"), "default", "tf32"),

@@ -1,0 +1,271 @@
+"""Plans on disk: what planning made of a program serves every later process that has the same program.
+
+Kernels, around stages 5 to 7: ``cuda_program.py`` and ``host_program.py`` ask here before they plan. In: a simplified
+jaxpr, what else planning reads, and a function that plans. Out: what that function returned, in this process or in
+an earlier one. Plans lie in the folder of compiled kernels (``disk_cache.py``: locking, sizes, what is cut short), each
+under a hash of
+
+- the program's spelling (``spelling.py``), with the user's lines, which labels and errors name;
+- what the caller names: the device's kind and limits, what is donated, the budget;
+- all flags of ``config`` that are not for people, the sources of blufunc, and the versions of Python and NumPy.
+
+So an entry is never out of date, but only found no more. A program that has something without a text, such as a user's
+primitive or a callback, is planned in every process; ``explain`` and ``BLUFUNC_DEBUG=cache`` say so.
+
+Entries are pickles, and loading one runs what it says: the folder must be its user's own, as it must for the compiled
+kernels that are loaded from it; it is made for nobody else to read or write.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import functools
+import hashlib
+import importlib
+import io
+import marshal
+import os
+import pickle
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields
+from pathlib import Path
+from types import CodeType
+from typing import Any, TypeVar
+
+import ml_dtypes
+import numpy as np
+
+from blufunc.config import config
+from blufunc.core import backend, dtypes
+from blufunc.core.array import from_numpy
+from blufunc.core.jaxpr import Eqn, Jaxpr, Literal
+from blufunc.core.primitive import Primitive
+from blufunc.core.trace import state
+from blufunc.kernels import spelling
+from blufunc.kernels.disk_cache import DiskCache, default_folder, key_of
+from blufunc.kernels.indices import Index
+from blufunc.kernels.loopir import Kernel, Value, post_order
+from blufunc.kernels.spelling import Spelling, Unspelled
+from blufunc.kernels.steps import uncollected
+
+T = TypeVar("T")
+
+WORTH = 32
+"""From how many equations on a plan is kept: fewer are planned as quickly as a file is read."""
+
+_FOR_PEOPLE = frozenset(("debug", "check", "plan_cache"))
+"""The flags that change no plan."""
+
+_PROTOCOL = 5
+_BEGAN = time.time()
+
+
+def kept(jaxpr: Jaxpr, parts: Sequence[str], make: Callable[[], T]) -> T:
+    """``make()``, or what it returned in an earlier process for the same program.
+
+    Args:
+      jaxpr: simplified, without constants: what ``make`` plans.
+      parts: what else it reads, beside ``config``, as text.
+    """
+    reason = why_not(jaxpr)
+    if reason is not None:
+        if reason:
+            _say(jaxpr, f"is not kept: {reason}")
+        return make()
+    begin = time.perf_counter()
+    spelled = _spelled(jaxpr)
+    assert isinstance(spelled, Spelling)
+    disk, key = _disk(default_folder()), key_of("plan", *_surroundings(), *parts, spelled.digest)
+    binary = disk.get(key)
+    if binary is not None:
+        try:
+            found = load(binary, spelled.codes)
+        except Exception as e:  # whatever is wrong with a file must not be in the way of the program
+            _say(jaxpr, f"on disk cannot be read: {type(e).__name__}: {e}")
+        else:
+            _say(jaxpr, f"was found on disk, in {1e3 * (time.perf_counter() - begin):.0f} ms")
+            return found
+    made = make()
+    try:
+        binary = dump(made, spelled.codes)
+    except Exception as e:  # the program is there, and runs
+        _say(jaxpr, f"is not kept: {e}")
+    else:
+        disk.put(key, binary, f"a plan of {_name(jaxpr)}, {len(jaxpr.eqns)} equations\n", ".plan")
+        _say(jaxpr, f"is kept, in {len(binary):,} bytes")
+    return made
+
+
+def why_not(jaxpr: Jaxpr) -> str | None:
+    """Why plans of a program are not kept: empty if there is nothing to tell; None if they are."""
+    if not config.plan_cache or len(jaxpr.eqns) < WORTH:
+        return ""
+    if state.context:
+        return "rules of operations are replaced where it is compiled"
+    if not _sources():
+        return "blufunc's sources cannot be read, or have changed since this process began"
+    found = _spelled(jaxpr)
+    return found if isinstance(found, str) else None
+
+
+def _spelled(jaxpr: Jaxpr) -> Spelling | str:
+    """The spelling of a program, or why it has none."""
+
+    def spell() -> Spelling | str:
+        try:
+            return Spelling(jaxpr)
+        except Unspelled as e:
+            return str(e)
+
+    return jaxpr.memoised("spelling", spell)
+
+
+def _name(jaxpr: Jaxpr) -> str:
+    return jaxpr.name or "a program"
+
+
+def _say(jaxpr: Jaxpr, what: str) -> None:
+    if config.shows("cache"):
+        config.show(f"cache: the plan of {_name(jaxpr)} {what}")
+
+
+@functools.cache
+def _disk(folder: Path | None) -> DiskCache:
+    return DiskCache(folder)
+
+
+# -- what planning reads besides the program -------------------------------------------------------
+
+
+def _surroundings() -> tuple[str, ...]:
+    flags = [(f.name, getattr(config, f.name)) for f in fields(config) if f.name not in _FOR_PEOPLE]
+    return sys.version, np.__version__, ml_dtypes.__version__, _sources(), repr(flags)
+
+
+@functools.cache
+def _sources() -> str:
+    """A hash of all of blufunc's sources; empty if they are not there, or not those that this process runs."""
+    found = hashlib.sha256()
+    newest, root = 0.0, str(Path(__file__).parents[1])
+    try:
+        for path in sorted(_files(root)):
+            with open(path, "rb") as f:
+                text = f.read()
+                newest = max(newest, os.fstat(f.fileno()).st_mtime)
+            found.update(f"{path.removeprefix(root)}\0{len(text)}\0".encode())
+            found.update(text)
+    except OSError:  # it is imported from an archive
+        return ""
+    return found.hexdigest() if newest <= _BEGAN else ""
+
+
+def _files(folder: str) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith((".py", ".pyc")):
+                yield entry.path
+            elif entry.is_dir() and entry.name != "__pycache__":
+                yield from _files(entry.path)
+
+
+# -- pickles ---------------------------------------------------------------------------------------
+
+
+@uncollected()
+def dump(made: Any, codes: Sequence[CodeType]) -> bytes:
+    """A plan as bytes.
+
+    Args:
+      codes: the code objects of the user's lines: of these the numbers are written. Others, which definitions have
+        that were traced while planning, are of whoever called, and are written whole.
+    Raises:
+      Unspelled: it has a primitive that has no name.
+    """
+    numbers = {id(c): n for n, c in enumerate(codes)}
+
+    def reduce_code(code: CodeType) -> tuple:
+        number = numbers.get(id(code))
+        return (marshal.loads, (marshal.dumps(code),)) if number is None else (_code, (number,))
+
+    out = io.BytesIO()
+    pickler = pickle.Pickler(out, _PROTOCOL)
+    pickler.dispatch_table = copyreg.dispatch_table | _reducers() | {CodeType: reduce_code}
+    pickler.dump(made)
+    return out.getvalue()
+
+
+@uncollected()
+def load(binary: bytes, codes: Sequence[CodeType]) -> Any:
+    """The plan that ``dump`` made bytes of, with these code objects in the place of those."""
+    return _Unpickler(io.BytesIO(binary), codes).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, codes: Sequence[CodeType]):
+        super().__init__(file)
+        self._codes = codes
+
+    def find_class(self, module: str, name: str) -> Any:
+        if name == "_code" and module == __name__:
+            return self._codes.__getitem__
+        return super().find_class(module, name)
+
+
+def _code(number: int) -> CodeType:
+    """Stands in pickles for what ``_Unpickler`` is given."""
+    raise AssertionError("plans are loaded by load")
+
+
+def _primitive(name: str) -> Any:
+    """The primitive that ``spelling.name_of`` gives this name."""
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def _literal(value: np.ndarray, weak: bool) -> Literal:
+    return Literal(from_numpy(value, backend.host_device(), weak))
+
+
+def _kernel(values: list[Value], *parts: Any) -> Kernel:
+    return Kernel(*parts)
+
+
+def _dtype_parts(d: np.dtype) -> Any:
+    return (dtypes.named, (dtypes.short_name(d),)) if d in dtypes.ALL else d.__reduce__()
+
+
+def _eqn_parts(eqn: Eqn) -> tuple:
+    params = {k: v if spelling.is_read(eqn.prim, k, v) else None for k, v in eqn.params.items()}
+    return Eqn, (eqn.prim, eqn.invars, eqn.outvars, params, eqn.source)
+
+
+def _jaxpr_parts(j: Jaxpr) -> tuple:
+    return Jaxpr, (j.invars, j.eqns, j.outvars, j.constvars, j.consts, j.name, j.arg_names)
+
+
+def _classes(cls: type) -> Iterator[type]:
+    """A class and all that are derived from it."""
+    yield cls
+    for derived in cls.__subclasses__():
+        yield from _classes(derived)
+
+
+def _kernel_parts(k: Kernel) -> tuple:
+    # values after those that they are made of: else, what is deep would be gone into deeply
+    return _kernel, (post_order(k.roots()), k.name, k.buffers, k.grid, k.body, k.notes, k.finish, k.over)
+
+
+def _reducers() -> dict[type, Callable[[Any], Any]]:
+    """How to pickle what is not as it seems: memos and hashes are of a process, and many objects there are one."""
+    return {
+        **dict.fromkeys(_classes(Primitive), lambda p: (_primitive, (spelling.name_of(p),))),
+        **dict.fromkeys(map(type, dtypes.ALL), _dtype_parts),
+        Eqn: _eqn_parts,
+        Jaxpr: _jaxpr_parts,
+        Kernel: _kernel_parts,
+        Literal: lambda a: (_literal, (np.asarray(a.array), a.aval.weak_type)),
+        Value: lambda v: (Value, (v.op, v.args, v.attr, v.dtype)),
+        Index: lambda i: (Index, (i.terms, i.constant)),
+    }

@@ -1,0 +1,522 @@
+"""Plans on disk: the same as those that were just made, found again for the same program alone, never in the way."""
+
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import threading
+
+import numpy as np
+import pytest
+
+import blufunc as bf
+import blufunc.numpy as bnp
+from blufunc import explain, extend, lax, optim, tree
+from blufunc.config import config, from_environment
+from blufunc.core import source
+from blufunc.core.jaxpr import Literal
+from blufunc.core.passes import simplify
+from blufunc.kernels import cuda_program, host_program, plan_store, spelling
+from blufunc.kernels.cuda_limits import HOPPER, Limits
+from blufunc.kernels.disk_cache import DiskCache
+from blufunc.kernels.steps import GroupStep, OpaqueStep
+from examples.gpt import model
+from tests.kernels import fake_cuda
+
+SIZES = model.Config(layers=2, heads=2, width=64, context=64, vocab=256)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where plans are kept, of programs of any size."""
+    monkeypatch.setenv("BLUFUNC_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(config, "plan_cache", True)
+    monkeypatch.setattr(plan_store, "WORTH", 1)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def told(monkeypatch, capsys):
+    """What was said of plans since the last time."""
+    monkeypatch.setattr(config, "debug", "cache")
+
+    def told():
+        return [line for line in capsys.readouterr().err.splitlines() if line.startswith("cache: ")]
+
+    return told
+
+
+def struct(*shape, dtype=np.float32):
+    return bf.ShapeDtypeStruct(shape, dtype)
+
+
+def training(low=False, chunk=None):
+    """A training step, and the types of its arguments."""
+    wiring = model.Wiring(loss_chunk=chunk)
+    loss = lambda params, tokens: model.loss(params, tokens, SIZES, wiring)
+    loss = bf.autocast(loss) if low else loss
+    optimizer = optim.adamw(1e-3)
+
+    def train_step(params, state, tokens):
+        value, grads = bf.value_and_grad(loss)(params, tokens)
+        updates, state = optimizer.update(grads, state, params)
+        return optim.apply_updates(params, updates), state, value
+
+    params = bf.eval_shape(lambda key: model.init(key, SIZES), bf.random.key(0))
+    state = bf.eval_shape(optimizer.init, params)
+    return train_step, (params, state, struct(4, 65, dtype=np.int32))
+
+
+def loop(x, y):
+    def body(c, r):
+        return bnp.where(r.sum() > 0, lax.cond(c[0] > 0, bnp.sin, bnp.cos, c), c @ y), r[::-1]
+
+    carry, rows = lax.scan(body, x[0], x)
+    return carry, bnp.sort(rows, axis=1), bnp.linalg.cholesky(y @ y.T + 3), lax.while_loop(
+        lambda c: c.sum() < 1, lambda c: c + 1, carry
+    )  # fmt: skip
+
+
+def keys_and_indices(key, table, rows):
+    noise = bf.random.normal(key, (64, 32)) + bf.random.uniform(key, (64, 1))
+    found = table.at[rows].add(noise[:8]), bnp.cumsum(noise, axis=0), bnp.argsort(noise, axis=1)
+    return found, bnp.take_along_axis(noise, found[2], 1), bnp.fft.fft(table)
+
+
+KEY = bf.ShapeDtypeStruct((), bf.random.key(0).dtype)
+PROGRAMS = {
+    "training, float32": training(),
+    "training, bfloat16": training(low=True),
+    "training, a loss in chunks": training(chunk=64),
+    "loops": (loop, (struct(16, 16), struct(16, 16))),
+    "keys": (keys_and_indices, (KEY, struct(16, 32), struct(8, dtype=np.int32))),
+}
+
+
+def traced(name, donate=()):
+    f, args = PROGRAMS[name]
+    made = bf.jit(f, donate_argnums=donate).trace(*args)
+    return simplify(made.jaxpr), made.lower().donated
+
+
+def cuda(name, budget=None, arch="sm_90a", donate=()):
+    jaxpr, donated = traced(name, donate)
+    return cuda_program.prepared(jaxpr, donated, arch, HOPPER, budget)
+
+
+def host(name, budget=None):
+    return host_program.prepared(*traced(name), budget)
+
+
+def text(x):
+    """As it is printed, without the custom rules of bodies: these are for transforms, and are not kept."""
+    return re.sub(r"\n *rule=\w+", "", str(x))
+
+
+def described(schedule):
+    """All that a schedule says, with the numbers of values in the place of variables."""
+    atom = lambda a: (str(a.aval), str(a.value)) if isinstance(a, Literal) else a
+    chain = lambda eqns: [(e.prim, e.params) for e in eqns]
+
+    def step(s):
+        if isinstance(s, GroupStep):
+            return [step(m) for m in s.members]
+        if not isinstance(s, OpaqueStep):
+            return str(s.kernel), s.kernel.key, s.values, s.offsets, str(s.region)
+        operands = [atom(o) if isinstance(o, Literal) else (o[0], chain(o[1])) for o in s.operands]
+        where = source.describe(s.eqn.source), s.eqn.scopes, source.is_backward(s.eqn.source)
+        shown = {k: text(v) for k, v in s.eqn.params.items()}
+        return s.eqn.prim, shown, where, operands, s.results, s.planned
+
+    values = [str(v.aval) if hasattr(v, "aval") else (v.dtype, v.size) for v in schedule.values]
+    found = {f.name: getattr(schedule, f.name) for f in dataclasses.fields(schedule)}
+    found = {k: v for k, v in found.items() if k in ("inputs", "unplanned", "aliases", "notes", "plan")}
+    return found | {
+        "steps": [step(s) for s in schedule.steps],
+        "values": values,
+        "ids": list(schedule.ids.values()),
+        "outputs": [atom(o) for o in schedule.outputs],
+        "jaxpr": text(schedule.jaxpr),
+        "fusion": str(schedule.fusion),
+        "peak": None if schedule.peak is None else step(schedule.peak),
+        "bought": schedule.bought and (schedule.bought.report(5), schedule.bought.flops),
+    }
+
+
+def assert_same(a, b):
+    assert a is not b
+    for (name, x), y in zip(described(a.schedule).items(), described(b.schedule).values(), strict=True):
+        assert x == y, name
+
+
+# -- the same plan ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_plans_for_a_gpu_come_back(name, arch, folder, monkeypatch):
+    made = cuda(name, arch=arch)
+    monkeypatch.setattr(cuda_program, "planned", None)  # nothing is planned from here on
+    found = cuda(name, arch=arch)
+    assert_same(made, found)
+    assert found.rendered == made.rendered and found.others == made.others
+    launches = lambda p: [(n, *w[1:], [k.key for k in w.kernels]) for n, ws in p.wanted.items() for w in ws]
+    assert launches(found) == launches(made)
+    in_steps = {id(m.kernel) for s in found.schedule.steps for m in getattr(s, "members", (s,))
+                if not isinstance(m, OpaqueStep)}  # fmt: skip
+    assert in_steps == {id(k) for ws in found.wanted.values() for w in ws for k in w.kernels}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_plans_for_the_cpu_come_back(name, folder, monkeypatch):
+    made = host(name)
+    monkeypatch.setattr(host_program, "planned", None)
+    found = host(name)
+    assert_same(made, found)
+    assert found.text == made.text and found.names == made.names
+
+
+@pytest.mark.parametrize("make", [cuda, host])
+def test_plans_within_a_budget_come_back(make, folder, monkeypatch):
+    name = "training, float32"
+    plan = make(name).schedule.plan
+    budget = plan.peak_bytes - plan.arena_bytes // 5
+    made = make(name, budget=budget)
+    monkeypatch.setattr(cuda_program, "planned", None)
+    monkeypatch.setattr(host_program, "planned", None)
+    found = make(name, budget=budget)
+    assert_same(made, found)
+    assert found.schedule.bought.made is found.schedule and found.schedule.plan.peak_bytes <= budget
+
+
+def test_programs_run_from_disk(folder, monkeypatch):
+    """Bit for bit as before, in a function under jit that knows nothing of the first."""
+    monkeypatch.setattr(config, "host_compiler", "always")
+    f, (params, state, tokens) = PROGRAMS["training, a loss in chunks"]
+    values = tree.map(
+        lambda s: np.random.default_rng(0).uniform(0, 0.1, s.shape).astype(s.dtype), (params, state)
+    )
+    batch = np.random.default_rng(1).integers(0, 256, tokens.shape).astype(np.int32)
+    want = bf.jit(f)(*values, batch)
+    monkeypatch.setattr(host_program, "planned", None)
+    for got, x in zip(tree.leaves(bf.jit(f)(*values, batch)), tree.leaves(want), strict=True):
+        np.testing.assert_array_equal(got, x)
+
+
+@pytest.mark.parametrize("low", [False, True])
+def test_programs_run_from_disk_on_a_device(low, folder, monkeypatch):
+    """With the same launches in the same graphs."""
+    fake = fake_cuda.install(monkeypatch)
+    (device,) = bf.devices("cuda")
+    f, (params, state, tokens) = training(low)
+    rng = np.random.default_rng(0)
+    values = tree.map(lambda s: rng.uniform(0, 0.1, s.shape).astype(s.dtype), (params, state))
+    batch = rng.integers(0, 256, tokens.shape).astype(np.int32)
+    results, counts = [], []
+    for _ in range(2):
+        step, kept = bf.jit(f, donate_argnums=(0, 1)), bf.device_put((*values, batch), device)
+        before = fake.launches, fake.products, fake.replays
+        losses = []
+        for _ in range(5):
+            *new, loss = step(*kept)
+            kept = (*new, kept[2])
+            losses.append(float(loss))
+        now = fake.launches, fake.products, fake.replays
+        counts.append([b - a for a, b in zip(before, now, strict=True)])
+        results.append((losses, tree.map(np.asarray, kept[0])))
+        monkeypatch.setattr(cuda_program, "planned", None)
+    assert counts[0] == counts[1] and counts[0][2] > 0
+    assert results[0][0] == results[1][0]
+    for a, b in zip(*map(tree.leaves, (results[0][1], results[1][1])), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_deep_programs(folder, told):
+    """A kernel is a graph that may be deeper than Python's stack."""
+
+    def f(x):
+        for i in range(3000):
+            x = bnp.sin(x) + i
+        return x
+
+    jaxpr = simplify(bf.jit(f).trace(struct(64)).jaxpr)
+    made = [host_program.prepared(jaxpr, (False,)) for _ in range(2)]
+    assert made[0].text == made[1].text
+    assert "is kept, in" in told()[0]
+
+
+def test_lines_are_those_of_the_process(folder):
+    """A plan has the code objects of the program that it was loaded for, not copies."""
+    jaxpr, donated = traced("loops")
+    cuda_program.prepared(jaxpr, donated, "sm_90a", HOPPER)
+    found = cuda_program.prepared(jaxpr, donated, "sm_90a", HOPPER)
+    own = {id(e.source[0]) for e in jaxpr.eqns}
+    lines = [s.eqn.source for s in found.schedule.steps if isinstance(s, OpaqueStep)]
+    assert lines and all(id(line[0]) in own for line in lines)
+
+
+# -- what plans are kept under ---------------------------------------------------------------------
+
+
+class Spy(DiskCache):
+    """Keeps nothing, and knows what it was asked for."""
+
+    def __init__(self):
+        super().__init__()
+        self.asked = []
+
+    def get(self, key):
+        self.asked.append(key)
+
+    def put(self, key, *rest):
+        pass
+
+
+JAXPR, DONATED = traced("training, float32")
+BASE = {"jaxpr": JAXPR, "donated": DONATED, "arch": "sm_90a", "limits": HOPPER, "budget": None}
+
+
+def with_config(name, value):
+    return lambda monkeypatch: monkeypatch.setattr(config, name, value)
+
+
+CHANGES = {
+    "nothing": {},
+    "the program": {"jaxpr": traced("training, bfloat16")[0]},
+    "what is donated": {"donated": (True, *DONATED[1:])},
+    "the architecture": {"arch": "sm_80"},
+    "its limits": {"limits": Limits(100 << 10, 1)},
+    "the budget": {"budget": 1 << 40},
+    "the precision": with_config("matmul_precision", "tf32"),
+    "whether attention is recognised": with_config("recognise", False),
+    "the version of Python": lambda monkeypatch: monkeypatch.setattr(sys, "version", "3.99"),
+    "the version of NumPy": lambda monkeypatch: monkeypatch.setattr(np, "__version__", "9.9"),
+    "blufunc's sources": lambda monkeypatch: monkeypatch.setattr(plan_store, "_sources", lambda: "others"),
+}
+
+
+def key_under(change, monkeypatch):
+    spy = Spy()
+    with monkeypatch.context() as m:
+        m.setattr(plan_store, "_disk", lambda folder: spy)
+        m.setattr(cuda_program, "planned", stop)
+        if callable(CHANGES[change]):
+            CHANGES[change](m)
+        with pytest.raises(Stop):
+            cuda_program.prepared(**BASE | (CHANGES[change] if isinstance(CHANGES[change], dict) else {}))
+    (key,) = spy.asked
+    return key
+
+
+class Stop(Exception):
+    pass
+
+
+def stop(*args):
+    raise Stop
+
+
+def test_all_that_planning_reads_is_in_the_key(folder, monkeypatch):
+    keys = {change: key_under(change, monkeypatch) for change in CHANGES}
+    assert len(set(keys.values())) == len(CHANGES), keys
+    assert keys["nothing"] == key_under("nothing", monkeypatch)
+
+
+@pytest.mark.parametrize("flag", ["debug", "check"])
+def test_flags_for_people_are_not(flag, folder, monkeypatch):
+    before = key_under("nothing", monkeypatch)
+    monkeypatch.setattr(config, flag, {"debug": "memory", "check": not config.check}[flag])
+    assert key_under("nothing", monkeypatch) == before
+
+
+def test_the_cpu_and_a_gpu_have_plans_of_their_own(folder, told):
+    cuda("loops")
+    host("loops")
+    assert [line.split(", in ")[0].rpartition(" ")[2] for line in told()] == ["kept", "kept"]
+
+
+def test_sources_are_all_of_blufunc(tmp_path, monkeypatch):
+    """Those that are newer than the process are not what it runs."""
+    plan_store._sources.cache_clear()
+    first = plan_store._sources()
+    assert len(first) == 64
+    plan_store._sources.cache_clear()
+    monkeypatch.setattr(plan_store, "_files", lambda root: [*files(root), str(tmp_path / "more.py")])
+    (tmp_path / "more.py").write_text("x = 1\n")
+    os.utime(tmp_path / "more.py", (1, 1))
+    try:
+        assert plan_store._sources() not in ("", first)
+        plan_store._sources.cache_clear()
+        os.utime(tmp_path / "more.py")
+        assert plan_store._sources() == ""
+        plan_store._sources.cache_clear()
+        (tmp_path / "more.py").unlink()
+        assert plan_store._sources() == ""
+        monkeypatch.setattr(config, "plan_cache", True)
+        assert "sources cannot be read, or have changed" in plan_store.why_not(JAXPR)
+    finally:
+        plan_store._sources.cache_clear()
+
+
+files = plan_store._files
+
+
+# -- what is not kept ------------------------------------------------------------------------------
+
+
+class Thrice(extend.Primitive):
+    name = "thrice_of_a_user"
+
+    def impl(self, x):
+        return 3 * x
+
+    def abstract(self, x):
+        return x
+
+
+thrice_p = Thrice()
+
+NOT_KEPT = {
+    "a user's primitive": (lambda x: thrice_p.bind(x), "thrice_of_a_user at test_plan_store.py:"),
+    "a callback": (lambda x: bf.pure_callback(np.sin, struct(64), x), "pure_callback at test_plan_store.py:"),
+    "a value that is printed": (lambda x: (bf.debug.print("{}", x), x)[1], "debug_callback at test_plan_store.py:"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", NOT_KEPT)
+def test_what_has_no_text_is_planned_as_ever(what, folder, told, monkeypatch):
+    monkeypatch.setattr(config, "host_compiler", "always")
+    f, why = NOT_KEPT[what]
+    x = np.linspace(0, 1, 64, dtype=np.float32)
+    g = bf.jit(lambda x: f(x) + 1)
+    g(x)
+    (line,) = [line for line in told() if "is not kept" in line]
+    assert why in line
+    assert f"planned anew in each process: {why}" in str(explain(g, x))
+    assert not any("a plan of <lambda>" in p.read_text() for p in folder.glob("*.txt"))
+
+
+def test_a_primitive_without_a_name_is_never_copied(folder):
+    """Of a user's class, or of ours: what is loaded must be the very primitive."""
+    for prim in (thrice_p, type(lax.sin_p)("sine_of_a_user", np.sin, "inexact")):
+        with pytest.raises(spelling.Unspelled):
+            plan_store.dump([prim], [])
+    assert plan_store.load(plan_store.dump([lax.sin_p], []), []) == [lax.sin_p]
+
+
+def test_replaced_rules_are_not_kept(folder, monkeypatch):
+    monkeypatch.setattr(config, "host_compiler", "always")
+    x = np.linspace(0, 1, 64, dtype=np.float32)
+    with extend.override(lax.sin_p, impl=lambda x: 0 * x):
+        np.testing.assert_array_equal(bf.jit(lambda x: bnp.sin(x) + 1)(x), np.ones(64))
+    assert not list(folder.glob("*.plan"))
+    np.testing.assert_allclose(bf.jit(lambda x: bnp.sin(x) + 1)(x), np.sin(x) + 1, rtol=1e-6)
+
+
+def test_small_programs_are_not_kept(folder, monkeypatch):
+    monkeypatch.setattr(plan_store, "WORTH", 1000)
+    cuda("loops")
+    assert not folder.exists()
+
+
+def test_the_switch(folder, monkeypatch):
+    assert from_environment({"BLUFUNC_PLAN_CACHE": "0"}).plan_cache is False
+    assert from_environment({}).plan_cache is True
+    monkeypatch.setattr(config, "plan_cache", False)
+    cuda("loops")
+    assert not folder.exists()
+
+
+# -- what is wrong with a folder -------------------------------------------------------------------
+
+
+def put(folder, data):
+    """Another binary for the one plan that is there."""
+    (path,) = folder.glob("*.plan")
+    key = path.name.partition("-")[0]
+    DiskCache(folder).put(key, data, "", ".plan")
+
+
+HARMS = {
+    "cut short": lambda folder: [p.write_bytes(p.read_bytes()[:-9]) for p in folder.glob("*.plan")],
+    "not a pickle": lambda folder: put(folder, b"garbage"),
+    "half a pickle": lambda folder: put(folder, next(folder.glob("*.plan")).read_bytes()[:5000]),
+    "empty": lambda folder: put(folder, b""),
+    "of what is no more": lambda folder: put(folder, b"cblufunc.kernels.steps\nGone\n."),
+    "without its record": lambda folder: [p.unlink() for p in folder.glob("*.txt")],
+}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_damaged_plan_is_made_again(harm, folder):
+    made = cuda("loops")
+    HARMS[harm](folder)
+    assert_same(made, cuda("loops"))
+    (record,) = folder.glob("*.txt")  # a whole one is in its place
+    jaxpr, _ = traced("loops")
+    binary = DiskCache(folder).get(record.stem)
+    assert_same(made, plan_store.load(binary, plan_store._spelled(jaxpr).codes))
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch, folder):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("BLUFUNC_CACHE_DIR", str(tmp_path / "file" / "below"))
+    assert_same(cuda("loops"), cuda("loops"))
+
+
+def test_plans_count_towards_the_size_of_the_folder(folder, monkeypatch):
+    small = DiskCache(folder, limit_bytes=200_000)
+    monkeypatch.setattr(plan_store, "_disk", lambda folder: small)
+    for name in PROGRAMS:
+        cuda(name)
+    assert 0 < sum(p.stat().st_size for p in folder.iterdir()) <= 200_000
+
+
+def test_many_at_once(folder):
+    """All plan, or some find what others have kept: each gets a whole plan."""
+    made = [None] * 6
+    ready = threading.Barrier(len(made))
+
+    def run(n):
+        ready.wait()
+        made[n] = cuda("loops")
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(len(made))]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    for other in made[1:]:
+        assert_same(made[0], other)
+    assert len(list(folder.glob("*.txt"))) == 1
+
+
+SCRIPT = """
+    import numpy as np, blufunc as bf
+
+    def f(x, n):
+        for i in range(n):
+            x = bf.numpy.tanh(x @ x) + x
+        return x.sum(0), bf.numpy.sort(x, axis=0)
+
+    x = np.full((64, 64), 0.01, np.float32)
+    print(float(bf.jit(f, static_argnums=1)(x, 12)[0][0]))
+"""
+
+
+def test_processes_share_plans(folder, tmp_path):
+    """Two at once, with other hashes; a third finds what they have kept."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    options = {"BLUFUNC_HOST_COMPILER": "always", "BLUFUNC_DEBUG": "cache"}
+
+    def start(seed):
+        env = {**os.environ, **options, "PYTHONHASHSEED": str(seed)}
+        return subprocess.Popen([sys.executable, script], env=env, stdout=-1, stderr=-1, text=True)
+
+    both = [p.communicate() for p in (start(1), start(2))]
+    third = start(3).communicate()
+    assert both[0][0] == both[1][0] == third[0] != ""
+    assert "the plan of f was found on disk" in third[1], third[1]
