@@ -20,9 +20,10 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core import dtypes
-from blufunc.kernels import cuda_attention_mods, cuda_mma, cuda_modules, cuda_runtime
+from blufunc.kernels import cuda_attention_mods, cuda_mma, cuda_modules, cuda_pipeline, cuda_runtime
 from blufunc.kernels.cuda_attention_backward import GRADIENTS, KEY_GRADIENT, NO_SUMS, QUERY_GRADIENT, SUMS
-from blufunc.kernels.cuda_attention_forward import COMMON, FORWARD, PLAIN, SPLIT
+from blufunc.kernels.cuda_attention_forward import COMMON, FORWARD, PLAIN, SOFTMAX, SPLIT
+from blufunc.kernels.cuda_attention_hopper import PIPELINED_FORWARD
 from blufunc.kernels.cuda_attention_mods import Code
 from blufunc.kernels.cuda_prelude import with_prelude
 
@@ -66,6 +67,23 @@ class Strides(NamedTuple):
     head: int
 
 
+class Pipeline(NamedTuple):
+    """How a kernel does without barriers of whole blocks (``cuda_attention_hopper.py``).
+
+    Attributes:
+      copiers: warps that copy for the others, 1 to 4; with 4, these leave registers to the others.
+      stages: tiles of keys, and of values, that are in shared memory at a time.
+      turns: whether groups of warps multiply in turns.
+    """
+
+    copiers: int
+    stages: int
+    turns: bool
+    ahead: bool = True
+    query_buffers: int = 1
+    persistent: bool = False
+
+
 class Tiling(NamedTuple):
     """How a kernel divides its work.
 
@@ -84,11 +102,17 @@ class Tiling(NamedTuple):
     inner: int
     blocks: int
     groups: bool = False
+    pipeline: Pipeline | None = None
 
     @property
     def rows(self) -> int:
         """Rows of a block."""
         return self.slabs * self.threads // 2
+
+    @property
+    def launched(self) -> int:
+        """Threads of a block, with those that copy for others."""
+        return self.threads + (32 * self.pipeline.copiers if self.pipeline else 0)
 
 
 class Kernel(NamedTuple):
@@ -162,6 +186,10 @@ class Kernel(NamedTuple):
         """Of a block: its own tiles, and two stages of what it goes over."""
         # of numbers for each column, after which tiles are to lie at multiples of 1024
         pairs = -(-8 * tiling.columns // 1024) * 1024 if self.of_keys else 0
+        if pipeline := tiling.pipeline:
+            rows = pipeline.query_buffers * tiling.rows + 2 * pipeline.stages * tiling.columns
+            barriers = 2 * (pipeline.query_buffers + 2 * pipeline.stages)
+            return max(parts, 1) * 2 * features * rows + 8 * barriers
         return max(parts, 1) * 2 * features * (self.tiles * tiling.rows + 4 * tiling.columns) + 2 * pairs
 
 
@@ -272,14 +300,26 @@ def source(
         "COLUMNS": tiling.columns,
         "INNER": tiling.inner,
         "BLOCKS": tiling.blocks,
+        "COPIERS": tiling.launched - tiling.threads or tiling.threads,
+        "FIRST_COPIER": tiling.threads if tiling.pipeline else 0,
     }
+    if pipeline := tiling.pipeline:
+        constants |= {"STAGES": pipeline.stages, "QUERY_BUFFERS": pipeline.query_buffers}
     head = "".join(f"constexpr int {name} = {value};\n" for name, value in constants.items())
     makes = {f"MAKES_{name.upper()}": name in kernel.makes for name in "kv"}
     flags = {"CAUSAL": causal, "OF_KEYS": kernel.of_keys, "WIDE": parts > 0} | makes
+    if pipeline:
+        flags |= {"IN_TURNS": pipeline.turns, "AHEAD": pipeline.ahead, "PERSISTENT": pipeline.persistent}
     head += "".join(f"constexpr bool {name} = {str(value).lower()};\n" for name, value in flags.items())
     products = cuda_mma.text(dtype.name, group_sizes(features, tiling, parts))
     common = (SPLIT if parts else PLAIN) + COMMON + (SUMS if kernel.sums else NO_SUMS)
-    return head + products + code.text + common + kernel.body
+    body = kernel.body
+    if pipeline and body is FORWARD:
+        products += cuda_pipeline.INSTRUCTIONS + cuda_pipeline.RINGS
+        body = SOFTMAX + PIPELINED_FORWARD
+    elif body is FORWARD:
+        body = SOFTMAX + FORWARD
+    return head + products + code.text + common + body
 
 
 def group_sizes(features: int, tiling: Tiling, parts: int = 0) -> cuda_mma.GroupSizes | None:
@@ -389,7 +429,10 @@ def prepare(
         )
     else:
         grid, shared = kernel.blocks(shape, tiling), kernel.shared_bytes(shape.features, tiling, parts)
-    return function.prepare((grid,), (tiling.threads,), shared, arguments)
+        if tiling.pipeline and tiling.pipeline.persistent:
+            grid = min(grid, cuda_runtime.properties(device).sm_count * tiling.blocks)
+    threads = tiling.threads if kernel.body is cuda_attention_mods.TILES else tiling.launched
+    return function.prepare((grid,), (threads,), shared, arguments)
 
 
 def operands_of(kernel: Kernel, code: Code, parts: int = 0) -> tuple[str, ...]:

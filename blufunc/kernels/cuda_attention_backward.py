@@ -170,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_query_gradient(const element *q, const element *k, const element *v, const result *out, const float *lse,
                          const element *dout, result *dq, float2 *numbers, IN_PARTS SUMS(dq_sums) EXTRAS
                          const Problem p) {
-  const Place place = place_of(p.planes, p.section, (p.queries + ROWS - 1) / ROWS, CAUSAL);
+  const Place place = place_of(blockIdx.x, p.planes, p.section, (p.queries + ROWS - 1) / ROWS, CAUSAL);
   const int batch = place.plane / p.heads, head = place.plane % p.heads, first = place.tile * ROWS;
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * SLABS, there_are = p.queries - first;
   const int unit_end = first + warp_row / UNIT * UNIT + UNIT;
@@ -319,7 +319,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_key_gradient(const element *q, const element *k, const element *v, const element *dout, result *dk,
                        result *dv, const float2 *numbers, IN_PARTS SUMS(dk_sums) SUMS(dv_sums) EXTRAS
                        const Problem p) {
-  const Place place = place_of(p.planes, p.section, (p.keys + ROWS - 1) / ROWS, false);
+  const Place place = place_of(blockIdx.x, p.planes, p.section, (p.keys + ROWS - 1) / ROWS, false);
   const int key_heads = p.heads / p.group, batch = place.plane / key_heads, key_head = place.plane % key_heads;
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * SLABS;
   const int first = place.tile * ROWS, there_are = p.keys - first, row = first + warp_row;

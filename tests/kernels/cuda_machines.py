@@ -245,7 +245,7 @@ extern "C" bool launch(Entry e, unsigned grid, unsigned cluster, unsigned thread
     }
     unsigned done = 0, turns = 0;
     while (done < cluster) {
-      if (++turns > 100) return false;  // they wait for each other
+      if (++turns > 2000) return false;  // they wait for each other
       for (rank = done = 0; rank < cluster; ++rank) {
         blockIdx.x = first + rank;
         if (cluster > 1) memcpy(__start_of_block, memories[rank], size);

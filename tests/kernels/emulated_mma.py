@@ -8,7 +8,7 @@ import ctypes
 
 import numpy as np
 
-from blufunc.kernels import cuda_mma
+from blufunc.kernels import cuda_mma, cuda_pipeline
 from tests.kernels.cuda_machines import BLOCK, Host
 
 SHARED = 1 << 18
@@ -18,6 +18,7 @@ _INSTRUCTIONS = f"""
 #undef __launch_bounds__
 #define __launch_bounds__(...)
 struct float2 {{ float x, y; }};
+#define __forceinline__ inline
 struct alignas(16) float4 {{ float x, y, z, w; }};
 static inline float2 make_float2(float x, float y) {{ return {{x, y}}; }}
 static inline int min(int x, int y) {{ return x < y ? x : y; }}
@@ -37,6 +38,11 @@ static void copy16(unsigned to, const void *from, bool inside) {{
   if (mine.empty()) mine.emplace_back();
   mine.back().push_back({{to, from, inside}});
 }}
+static void make(const std::vector<TileCopy> &copies) {{
+  for (auto &c : copies)
+    if (c.inside) memcpy(shared_memory + c.to, c.from, 16);
+    else memset(shared_memory + c.to, 0, 16);
+}}
 static void end_of_copies() {{
   auto &mine = tile_copies[threadIdx.x];
   mine.resize(mine.size() + (mine.empty() ? 2 : 1));
@@ -44,9 +50,7 @@ static void end_of_copies() {{
 template<int LEFT> static void wait_for_copies() {{
   auto &mine = tile_copies[threadIdx.x];
   while (mine.size() > LEFT + 1) {{
-    for (auto &c : mine.front())
-      if (c.inside) memcpy(shared_memory + c.to, c.from, 16);
-      else memset(shared_memory + c.to, 0, 16);
+    make(mine.front());
     mine.erase(mine.begin());
   }}
 }}
@@ -158,6 +162,52 @@ static void group_times_columns(float (&c)[N][4], const unsigned (&a)[4], unsign
 }
 """
 
+_PIPELINE = """
+typedef unsigned long long barrier;
+struct Turns { uint16_t arrivals, left; uint32_t turn; };  // what a barrier is
+static void make_barrier(barrier *b, int arrivals) { *(Turns *)b = Turns{(uint16_t)arrivals, (uint16_t)arrivals, 0}; }
+static void arrive(barrier *b) {
+  Turns &turns = *(Turns *)b;
+  if (!--turns.left) turns.left = turns.arrivals, ++turns.turn;
+}
+// copies and what arrives behind them, of each thread, are made when a barrier is waited for, with all before
+struct Arrival { std::vector<TileCopy> copies; barrier *at; };
+static std::vector<Arrival> arrivals[1024];
+static void arrive_behind_copies(barrier *b) {
+  arrivals[threadIdx.x].push_back({{}, b});
+  for (auto &group : tile_copies[threadIdx.x])
+    for (auto &copy : group) arrivals[threadIdx.x].back().copies.push_back(copy);
+  tile_copies[threadIdx.x].clear();
+}
+static void wait_for(barrier *b, unsigned odd) {
+  const volatile uint32_t &turn = ((Turns *)b)->turn;
+  for (;;) {
+    if (turn % 2 != odd) return;
+    for (auto &of_thread : arrivals) {
+      size_t end = of_thread.size();
+      while (end && of_thread[end - 1].at != b) --end;
+      for (size_t i = 0; i < end; ++i) {
+        make(of_thread[i].copies);
+        arrive(of_thread[i].at);
+      }
+      of_thread.erase(of_thread.begin(), of_thread.begin() + end);
+    }
+    if (turn % 2 == odd) wait(WAITS_FOR_CLUSTER);
+  }
+}
+static volatile unsigned come[16], meetings[16];
+static void pass(int number, int threads) {
+  if (++come[number] == threads) come[number] = 0, ++meetings[number];
+}
+static void meet(int number, int threads) {
+  const unsigned before = meetings[number];
+  pass(number, threads);
+  while (meetings[number] == before) wait(WAITS_FOR_CLUSTER);
+}
+template<int> static void leave_registers() {}
+template<int> static void take_registers() {}
+"""
+
 _HALVES = {
     "bfloat16": cuda_mma.UNPACK["bf16"]
     + "static unsigned pack(float x, float y) { return ptx_to_bf16(x) | (unsigned)ptx_to_bf16(y) << 16; }\n",
@@ -194,6 +244,7 @@ class Emulator:
         assert shared <= SHARED
         stand_ins = _HALVES[dtype_name] + (_GROUP_INSTRUCTIONS if "wgmma" in instructions else "")
         text = source.replace(instructions, stand_ins).replace(_DYNAMIC, "")
+        text = text.replace(cuda_pipeline.INSTRUCTIONS, _PIPELINE)
         given = [
             f"*({t} *)&p[{i}]" if t.endswith("*") else f"*({t} *)p[{i}]"
             for i, (t, _) in enumerate(parameters)

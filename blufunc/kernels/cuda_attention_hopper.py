@@ -1,0 +1,188 @@
+"""The text of attention's forward kernel for Hopper: warps that copy, and groups of warps that multiply in turns.
+
+Kernels, stage 6, below ``cuda_attention``, beside ``cuda_attention_forward``, whose ``Softmax`` it has. The scheme is
+FlashAttention-3 (Shah et al., arXiv:2407.08608). Each group of four warps has 64 query rows. Keys and values come in
+rings of STAGES tiles that COPIERS further threads fill, so that nobody waits for a whole block. A group begins the
+products of the next scores together with those of the weights that it has, and computes the next weights meanwhile;
+groups take turns, so that one computes weights while another multiplies.
+"""
+
+from __future__ import annotations
+
+PIPELINED_FORWARD = r"""
+constexpr int GROUPS = THREADS / 128, WARPS = THREADS / 32;
+constexpr unsigned QUERY_BYTES = operand_bytes(ROWS), TILE_BYTES = operand_bytes(COLUMNS);
+typedef Ring<QUERY_BUFFERS, QUERY_BYTES> Queries;
+typedef Ring<STAGES, TILE_BYTES> Tiles;
+
+// Registers are divided where copying threads are four warps, which want few. All that there are at first are SHARE for
+// each thread.
+constexpr bool DIVIDES = COPIERS == 128;
+constexpr int SHARE = 65536 / BLOCKS / (THREADS + COPIERS) / 8 * 8, FEW = GROUPS * BLOCKS < 3 ? 40 : 32;
+constexpr int REST = (SHARE * (GROUPS + 1) - FEW) / GROUPS / 8 * 8, MANY = REST < 240 ? REST : 240;
+
+// The rows that a block has in a round, and the tiles that it goes through.
+struct Work {
+  int plane, batch, head, first;
+  Visits list;
+  inline Work(const Problem &p, const int *lists, int number) {
+    const Place place = place_of(number, p.planes, p.section, (p.queries + ROWS - 1) / ROWS, CAUSAL);
+    plane = place.plane, batch = plane / p.heads, head = plane % p.heads, first = place.tile * ROWS;
+    int tiles = (p.keys + COLUMNS - 1) / COLUMNS;
+    if (CAUSAL) tiles = min(tiles, (first + ROWS + COLUMNS - 1) / COLUMNS);
+    list = visits(lists, p, batch, head, place.tile, tiles);
+  }
+};
+// The number of a block's work in a round, -1 behind the last. There and back, as what comes first takes longest.
+inline int number_of(const Problem &p, int round) {
+  if (!PERSISTENT) return round ? -1 : (int)blockIdx.x;
+  const int number = round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+  return number < p.planes * ((p.queries + ROWS - 1) / ROWS) ? number : -1;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS + COPIERS, BLOCKS)
+attention_forward(const element *q, const element *k, const element *v, result *out, float *lse, IN_PARTS
+                  EXTRAS const Problem p) {
+  constexpr unsigned KEYS = QUERY_BUFFERS * QUERY_BYTES, VALUES = KEYS + STAGES * TILE_BYTES;
+  const unsigned memory = shared_address(shared_memory);
+  barrier *barriers = (barrier *)(shared_memory + VALUES + STAGES * TILE_BYTES);
+  const Queries queries{memory, barriers};
+  const Tiles keys{memory + KEYS, barriers + Queries::BARRIERS};
+  const Tiles values{memory + VALUES, barriers + Queries::BARRIERS + Tiles::BARRIERS};
+  if (threadIdx.x == 0) {
+    queries.make(COPIERS, WARPS);
+    keys.make(COPIERS, WARPS);
+    values.make(COPIERS, WARPS);
+  }
+  __syncthreads();
+
+  unsigned n = 0;  // tiles that went round in the rounds before
+  if (threadIdx.x >= THREADS) {
+    if constexpr (DIVIDES) leave_registers<FEW>();
+    const long long q_apart = APART(q), k_apart = APART(k), v_apart = APART(v);
+    for (int round = 0, number; (number = number_of(p, round)) >= 0; ++round) {
+      const Work work(p, LISTS, number);
+      const element *of_keys = rows_at(k, p.k, work.batch, work.head / p.group, 0);
+      const element *of_values = rows_at(v, p.v, work.batch, work.head / p.group, 0);
+      const element *of_queries = rows_at(q, p.q, work.batch, work.head, work.first);
+      auto load = [&](const Tiles &ring, int i, const element *x, long long apart, long long stride) {
+        ring.wait_until_free(n + i);
+        const int start = work.list.tile(i) * COLUMNS;
+        load_operand<COLUMNS>(ring.at(n + i), x + start * stride, apart, stride, p.keys - start);
+        ring.copies_begun(n + i);
+      };
+      queries.wait_until_free(round);
+      load_operand<ROWS>(queries.at(round), of_queries, q_apart, p.q.token, p.queries - work.first);
+      queries.copies_begun(round);
+      for (int i = 0; i <= work.list.count; ++i) {
+        if (i < work.list.count) load(keys, i, of_keys, k_apart, p.k.token);
+        if (i > 0) load(values, i - 1, of_values, v_apart, p.v.token);
+      }
+      n += work.list.count;
+    }
+    wait_for_copies<0>();
+    return;
+  }
+
+  if constexpr (DIVIDES) take_registers<MANY>();
+  const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), warp_row = threadIdx.x / 32 * 16;
+  const int turn = 1 + group, next_turn = 1 + (group + 1) % GROUPS, own = 1 + GROUPS + group;  // barriers' numbers
+  for (int round = 0, number; (number = number_of(p, round)) >= 0; ++round) {
+    const Work work(p, LISTS, number);
+    const int count = work.list.count, first = work.first + group * 64, row = work.first + warp_row;
+    const Pairs pairs = PAIRS_OF(work.batch, work.head);
+    const Units units = UNITS_OF(work.batch, work.head / p.group);
+    int mine = first < p.queries ? count : 0;  // the tiles that this group sees, those before others
+    if (CAUSAL)
+      while (mine && work.list.tile(mine - 1) * COLUMNS >= first + 64) --mine;
+    auto begin_turn = [&] {
+      if (IN_TURNS) meet(turn, 256);
+    };
+    auto end_turn = [&](int i) {
+      if (IN_TURNS && (group < GROUPS - 1 || i < count - 1)) pass(next_turn, 256);
+    };
+    if (IN_TURNS && group == GROUPS - 1 && count > AHEAD) pass(next_turn, 256);
+
+    Softmax softmax(p, units);
+    float sums[1][FEATURES / 8][4] = {}, scores[1][COLUMNS / 8][4], kept[1][2];
+    unsigned weights[PARTS][1][COLUMNS / 16][4];
+    queries.wait_until_full(round);
+    const Left<ROWS> left(queries.at(round), group * 64);
+    auto begin_scores = [&](int i) {
+      begin_products();
+      times_rows<COLUMNS>(scores, left, keys.at(n + i), 0);
+      end_of_products();
+    };
+    auto weigh = [&](int i) {
+      softmax.score(scores, pairs, p, row, work.list.tile(i) * COLUMNS, work.list.partial(i));
+      softmax.weigh(scores, kept);
+    };
+    if constexpr (AHEAD) {
+      if (mine) {
+        keys.wait_until_full(n);
+        fence_for_products();
+        begin_scores(0);
+        wait_for_products<0>(scores);
+        keys.release(n);
+        weigh(0);
+        as_left(weights, scores);
+      }
+      for (int i = 1; i < mine; ++i) {
+        keys.wait_until_full(n + i);
+        values.wait_until_full(n + i - 1);
+        fence_for_products();
+        begin_turn();
+        begin_scores(i);
+        add_columns<COLUMNS>(sums, weights, values.at(n + i - 1), 0);
+        end_turn(i);
+        wait_for_products<1>(scores);
+        keys.release(n + i);
+        weigh(i);
+        wait_for_products<0>(sums, scores);  // weights are read until then, so that none are made before
+        values.release(n + i - 1);
+        rescale(sums, kept);
+        as_left(weights, scores);
+      }
+      if (mine) {
+        values.wait_until_full(n + mine - 1);
+        fence_for_products();
+        add_columns<COLUMNS>(sums, weights, values.at(n + mine - 1), 0);
+        wait_for_products<0>(sums);
+        values.release(n + mine - 1);
+      }
+    } else {
+      for (int i = 0; i < mine; ++i) {
+        keys.wait_until_full(n + i);
+        fence_for_products();
+        begin_turn();
+        begin_scores(i);
+        end_turn(i);
+        wait_for_products<0>(scores);
+        keys.release(n + i);
+        weigh(i);
+        rescale(sums, kept);
+        as_left(weights, scores);
+        values.wait_until_full(n + i);
+        fence_for_products();
+        add_columns<COLUMNS>(sums, weights, values.at(n + i), 0);
+        wait_for_products<0>(sums);
+        values.release(n + i);
+      }
+    }
+    for (int i = mine; i < count; ++i) {  // what only other groups see goes round here, too
+      if (!AHEAD || i) begin_turn(), end_turn(i);
+      keys.wait_until_full(n + i), keys.release(n + i);
+      values.wait_until_full(n + i), values.release(n + i);
+    }
+    n += count;
+
+    float factor[1][2];
+    softmax.end(sums, factor, units, lse + (long long)work.plane * p.queries, row, p.queries);
+    meet(own, 128);  // the products of all four warps are done, and so their rows are free
+    unsigned char *tile = shared_memory + (queries.at(round) - memory);
+    store_rows<ROWS>(rows_at(out, p.out, work.batch, work.head, work.first), p.out.token, p.queries - work.first, tile,
+                     warp_row, sums, factor);
+    queries.release(round);
+  }
+}
+"""
