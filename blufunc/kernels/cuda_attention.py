@@ -81,7 +81,8 @@ class Pipeline(NamedTuple):
     turns: bool
     ahead: bool = True
     query_buffers: int = 1
-    persistent: bool = False
+    paired: bool = False
+    lazy: bool = False
 
 
 class Tiling(NamedTuple):
@@ -303,13 +304,14 @@ def source(
         "COPIERS": tiling.launched - tiling.threads or tiling.threads,
         "FIRST_COPIER": tiling.threads if tiling.pipeline else 0,
     }
+    flags = {"CAUSAL": causal, "OF_KEYS": kernel.of_keys, "WIDE": parts > 0, "LAZY": False}
     if pipeline := tiling.pipeline:
         constants |= {"STAGES": pipeline.stages, "QUERY_BUFFERS": pipeline.query_buffers}
     head = "".join(f"constexpr int {name} = {value};\n" for name, value in constants.items())
     makes = {f"MAKES_{name.upper()}": name in kernel.makes for name in "kv"}
-    flags = {"CAUSAL": causal, "OF_KEYS": kernel.of_keys, "WIDE": parts > 0} | makes
+    flags |= makes
     if pipeline:
-        flags |= {"IN_TURNS": pipeline.turns, "AHEAD": pipeline.ahead, "PERSISTENT": pipeline.persistent}
+        flags |= {"IN_TURNS": pipeline.turns, "AHEAD": pipeline.ahead, "LAZY": pipeline.lazy, "PAIRED": pipeline.paired}
     head += "".join(f"constexpr bool {name} = {str(value).lower()};\n" for name, value in flags.items())
     products = cuda_mma.text(dtype.name, group_sizes(features, tiling, parts))
     common = (SPLIT if parts else PLAIN) + COMMON + (SUMS if kernel.sums else NO_SUMS)
@@ -429,8 +431,8 @@ def prepare(
         )
     else:
         grid, shared = kernel.blocks(shape, tiling), kernel.shared_bytes(shape.features, tiling, parts)
-        if tiling.pipeline and tiling.pipeline.persistent:
-            grid = min(grid, cuda_runtime.properties(device).sm_count * tiling.blocks)
+        if tiling.pipeline and tiling.pipeline.paired:
+            grid = kernel.planes(shape) * -(-kernel.tiles_of(shape, tiling)[0] // 2)
     threads = tiling.threads if kernel.body is cuda_attention_mods.TILES else tiling.launched
     return function.prepare((grid,), (threads,), shared, arguments)
 

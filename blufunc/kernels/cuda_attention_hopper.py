@@ -21,24 +21,24 @@ constexpr bool DIVIDES = COPIERS == 128;
 constexpr int SHARE = 65536 / BLOCKS / (THREADS + COPIERS) / 8 * 8, FEW = GROUPS * BLOCKS < 3 ? 40 : 32;
 constexpr int REST = (SHARE * (GROUPS + 1) - FEW) / GROUPS / 8 * 8, MANY = REST < 240 ? REST : 240;
 
-// The rows that a block has in a round, and the tiles that it goes through.
+// The rows that a block has in a round, and the tiles that it goes through. A grid of half as many blocks as there are
+// tiles of rows does two each, which together take as long for all.
 struct Work {
+  bool there;
   int plane, batch, head, first;
   Visits list;
-  inline Work(const Problem &p, const int *lists, int number) {
-    const Place place = place_of(number, p.planes, p.section, (p.queries + ROWS - 1) / ROWS, CAUSAL);
+  inline Work(const Problem &p, const int *lists, int round) {
+    const int tiles = (p.queries + ROWS - 1) / ROWS, pairs = (tiles + 1) / 2;
+    Place place = place_of(blockIdx.x, p.planes, p.section, PAIRED ? pairs : tiles, true);
+    if (PAIRED && round == 0) place.tile = tiles - pairs + place.tile;
+    else if (PAIRED) place.tile = pairs - 1 - place.tile;
+    there = round == 0 || (PAIRED && round == 1 && place.tile < tiles - pairs);
     plane = place.plane, batch = plane / p.heads, head = plane % p.heads, first = place.tile * ROWS;
-    int tiles = (p.keys + COLUMNS - 1) / COLUMNS;
-    if (CAUSAL) tiles = min(tiles, (first + ROWS + COLUMNS - 1) / COLUMNS);
-    list = visits(lists, p, batch, head, place.tile, tiles);
+    int columns = (p.keys + COLUMNS - 1) / COLUMNS;
+    if (CAUSAL) columns = min(columns, (first + ROWS + COLUMNS - 1) / COLUMNS);
+    if (there) list = visits(lists, p, batch, head, place.tile, columns);
   }
 };
-// The number of a block's work in a round, -1 behind the last. There and back, as what comes first takes longest.
-inline int number_of(const Problem &p, int round) {
-  if (!PERSISTENT) return round ? -1 : (int)blockIdx.x;
-  const int number = round * gridDim.x + (round % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
-  return number < p.planes * ((p.queries + ROWS - 1) / ROWS) ? number : -1;
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS + COPIERS, BLOCKS)
 attention_forward(const element *q, const element *k, const element *v, result *out, float *lse, IN_PARTS
@@ -60,8 +60,9 @@ attention_forward(const element *q, const element *k, const element *v, result *
   if (threadIdx.x >= THREADS) {
     if constexpr (DIVIDES) leave_registers<FEW>();
     const long long q_apart = APART(q), k_apart = APART(k), v_apart = APART(v);
-    for (int round = 0, number; (number = number_of(p, round)) >= 0; ++round) {
-      const Work work(p, LISTS, number);
+    for (int round = 0;; ++round) {
+      const Work work(p, LISTS, round);
+      if (!work.there) break;
       const element *of_keys = rows_at(k, p.k, work.batch, work.head / p.group, 0);
       const element *of_values = rows_at(v, p.v, work.batch, work.head / p.group, 0);
       const element *of_queries = rows_at(q, p.q, work.batch, work.head, work.first);
@@ -87,8 +88,9 @@ attention_forward(const element *q, const element *k, const element *v, result *
   if constexpr (DIVIDES) take_registers<MANY>();
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), warp_row = threadIdx.x / 32 * 16;
   const int turn = 1 + group, next_turn = 1 + (group + 1) % GROUPS, own = 1 + GROUPS + group;  // barriers' numbers
-  for (int round = 0, number; (number = number_of(p, round)) >= 0; ++round) {
-    const Work work(p, LISTS, number);
+  for (int round = 0;; ++round) {
+    const Work work(p, LISTS, round);
+    if (!work.there) break;
     const int count = work.list.count, first = work.first + group * 64, row = work.first + warp_row;
     const Pairs pairs = PAIRS_OF(work.batch, work.head);
     const Units units = UNITS_OF(work.batch, work.head / p.group);
@@ -140,7 +142,7 @@ attention_forward(const element *q, const element *k, const element *v, result *
         weigh(i);
         wait_for_products<0>(sums, scores);  // weights are read until then, so that none are made before
         values.release(n + i - 1);
-        rescale(sums, kept);
+        if (changed(kept)) rescale(sums, kept);
         as_left(weights, scores);
       }
       if (mine) {
@@ -160,7 +162,7 @@ attention_forward(const element *q, const element *k, const element *v, result *
         wait_for_products<0>(scores);
         keys.release(n + i);
         weigh(i);
-        rescale(sums, kept);
+        if (changed(kept)) rescale(sums, kept);
         as_left(weights, scores);
         values.wait_until_full(n + i);
         fence_for_products();
