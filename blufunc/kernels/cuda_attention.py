@@ -26,6 +26,7 @@ from blufunc.kernels.cuda_attention_forward import COMMON, FORWARD, PLAIN, SOFTM
 from blufunc.kernels.cuda_attention_hopper import PIPELINED_FORWARD
 from blufunc.kernels.cuda_attention_mods import Code
 from blufunc.kernels.cuda_prelude import with_prelude
+from blufunc.kernels.tensor_maps import Box
 
 _MOST_FEATURES, _MOST_OF_TWO_PARTS = 256, 128
 _SECTION_BYTES = 16 << 20
@@ -71,18 +72,15 @@ class Pipeline(NamedTuple):
     """How a kernel does without barriers of whole blocks (``cuda_attention_hopper.py``).
 
     Attributes:
-      copiers: warps that copy for the others, 1 to 4; with 4, these leave registers to the others.
       stages: tiles of keys, and of values, that are in shared memory at a time.
       turns: whether groups of warps multiply in turns.
     """
 
-    copiers: int
     stages: int
     turns: bool
     ahead: bool = True
     query_buffers: int = 1
     paired: bool = False
-    lazy: bool = False
 
 
 class Tiling(NamedTuple):
@@ -113,7 +111,7 @@ class Tiling(NamedTuple):
     @property
     def launched(self) -> int:
         """Threads of a block, with those that copy for others."""
-        return self.threads + (32 * self.pipeline.copiers if self.pipeline else 0)
+        return self.threads + (128 if self.pipeline else 0)
 
 
 class Kernel(NamedTuple):
@@ -301,17 +299,15 @@ def source(
         "COLUMNS": tiling.columns,
         "INNER": tiling.inner,
         "BLOCKS": tiling.blocks,
-        "COPIERS": tiling.launched - tiling.threads or tiling.threads,
-        "FIRST_COPIER": tiling.threads if tiling.pipeline else 0,
     }
-    flags = {"CAUSAL": causal, "OF_KEYS": kernel.of_keys, "WIDE": parts > 0, "LAZY": False}
+    flags = {"CAUSAL": causal, "OF_KEYS": kernel.of_keys, "WIDE": parts > 0}
     if pipeline := tiling.pipeline:
         constants |= {"STAGES": pipeline.stages, "QUERY_BUFFERS": pipeline.query_buffers}
     head = "".join(f"constexpr int {name} = {value};\n" for name, value in constants.items())
     makes = {f"MAKES_{name.upper()}": name in kernel.makes for name in "kv"}
     flags |= makes
     if pipeline:
-        flags |= {"IN_TURNS": pipeline.turns, "AHEAD": pipeline.ahead, "LAZY": pipeline.lazy, "PAIRED": pipeline.paired}
+        flags |= {"IN_TURNS": pipeline.turns, "AHEAD": pipeline.ahead, "PAIRED": pipeline.paired}
     head += "".join(f"constexpr bool {name} = {str(value).lower()};\n" for name, value in flags.items())
     products = cuda_mma.text(dtype.name, group_sizes(features, tiling, parts))
     common = (SPLIT if parts else PLAIN) + COMMON + (SUMS if kernel.sums else NO_SUMS)
@@ -424,6 +420,8 @@ def prepare(
     tiling = tiling or kernel.tiling(shape.features, arch, code, parts)
     function = _function(kernel, dtype, shape.features, causal, tiling, code, parts, device)
     arguments = [0] * len(operands_of(kernel, code, parts)) + [problem(kernel, shape, scale, strides, parts)]
+    if tiling.pipeline and kernel.body is FORWARD:
+        arguments += [bytes(128)] * 3
     if kernel.body is cuda_attention_mods.TILES:
         grid, shared = (
             cuda_attention_mods.lists(code, shape.batch, shape.heads, kernel.tiles_of(shape, tiling)[0]),
@@ -435,6 +433,21 @@ def prepare(
             grid = kernel.planes(shape) * -(-kernel.tiles_of(shape, tiling)[0] // 2)
     threads = tiling.threads if kernel.body is cuda_attention_mods.TILES else tiling.launched
     return function.prepare((grid,), (threads,), shared, arguments)
+
+
+def boxes(kernel: Kernel, shape: Shape, strides: Mapping[str, Strides], tiling: Tiling) -> list[Box]:
+    """What is copied of the operands, tile by tile: those with tensor maps, in the order of their parameters."""
+    panel = cuda_mma.panel_of(shape.features)
+    rows = {"q": (shape.queries, shape.heads, tiling.rows), "k": (shape.keys, shape.key_heads, tiling.columns)}
+    rows["v"] = rows["k"]
+    return [
+        Box(
+            sizes=(shape.features, heads, tokens, shape.batch),
+            strides=(2 * strides[name].head, 2 * strides[name].token, 2 * strides[name].batch),
+            box=(panel, 1, at_a_time, 1),
+        )
+        for name, (tokens, heads, at_a_time) in rows.items()
+    ]
 
 
 def operands_of(kernel: Kernel, code: Code, parts: int = 0) -> tuple[str, ...]:

@@ -140,9 +140,7 @@ struct Softmax {
         float most[4] = {before, before, before, before};  // of every fourth: none waits for the one before it
 #pragma unroll
         for (int i = 0; i < COLUMNS / 4; ++i) most[i % 4] = fmaxf(most[i % 4], scores[m][i / 2][half * 2 + i % 2]);
-        float now = max_of_row(fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3])));
-        if (LAZY && (now - before) * scale <= 8) now = before;  // weights are up to 256 then, and none are made smaller
-        top[m][half] = now;
+        const float now = top[m][half] = max_of_row(fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3])));
         const float shift = now == negative_infinity() ? 0 : now * scale;  // of a row that sees nothing yet
         kept[m][half] = exp2_fast(before * scale - shift);
         float sum[4] = {};
@@ -177,14 +175,6 @@ struct Softmax {
       }
   }
 };
-// Whether anything is multiplied by what is not 1, in a warp.
-inline bool changed(const float (&kept)[SLABS][2]) {
-  if (!LAZY) return true;
-  bool changed = false;
-#pragma unroll
-  for (int i = 0; i < 2 * SLABS; ++i) changed |= kept[i / 2][i % 2] != 1;
-  return __any_sync(0xffffffffu, changed);
-}
 inline void rescale(float (&sums)[SLABS][FEATURES / 8][4], const float (&kept)[SLABS][2]) {
 #pragma unroll
   for (int m = 0; m < SLABS; ++m)

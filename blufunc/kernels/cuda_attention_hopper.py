@@ -2,7 +2,7 @@
 
 Kernels, stage 6, below ``cuda_attention``, beside ``cuda_attention_forward``, whose ``Softmax`` it has. The scheme is
 FlashAttention-3 (Shah et al., arXiv:2407.08608). Each group of four warps has 64 query rows. Keys and values come in
-rings of STAGES tiles that COPIERS further threads fill, so that nobody waits for a whole block. A group begins the
+rings of STAGES tiles that a further thread fills, so that nobody waits for a whole block. A group begins the
 products of the next scores together with those of the weights that it has, and computes the next weights meanwhile;
 groups take turns, so that one computes weights while another multiplies.
 """
@@ -10,15 +10,13 @@ groups take turns, so that one computes weights while another multiplies.
 from __future__ import annotations
 
 PIPELINED_FORWARD = r"""
-constexpr int GROUPS = THREADS / 128, WARPS = THREADS / 32;
-constexpr unsigned QUERY_BYTES = operand_bytes(ROWS), TILE_BYTES = operand_bytes(COLUMNS);
-typedef Ring<QUERY_BUFFERS, QUERY_BYTES> Queries;
-typedef Ring<STAGES, TILE_BYTES> Tiles;
+static_assert(PARTS == 1, "a tile has one part");
+constexpr int GROUPS = THREADS / 128;
+typedef Ring<QUERY_BUFFERS, ROWS> Queries;
+typedef Ring<STAGES, COLUMNS> Tiles;
 
-// Registers are divided where copying threads are four warps, which want few. All that there are at first are SHARE for
-// each thread.
-constexpr bool DIVIDES = COPIERS == 128;
-constexpr int SHARE = 65536 / BLOCKS / (THREADS + COPIERS) / 8 * 8, FEW = GROUPS * BLOCKS < 3 ? 40 : 32;
+// Of the registers, SHARE for each thread, four warps of which one copies leave most to the others.
+constexpr int SHARE = 65536 / BLOCKS / (THREADS + 128) / 8 * 8, FEW = 24;
 constexpr int REST = (SHARE * (GROUPS + 1) - FEW) / GROUPS / 8 * 8, MANY = REST < 240 ? REST : 240;
 
 // The rows that a block has in a round, and the tiles that it goes through. A grid of half as many blocks as there are
@@ -40,52 +38,40 @@ struct Work {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(THREADS + COPIERS, BLOCKS)
-attention_forward(const element *q, const element *k, const element *v, result *out, float *lse, IN_PARTS
-                  EXTRAS const Problem p) {
-  constexpr unsigned KEYS = QUERY_BUFFERS * QUERY_BYTES, VALUES = KEYS + STAGES * TILE_BYTES;
+extern "C" __global__ void __launch_bounds__(THREADS + 128, BLOCKS)
+attention_forward(const element *, const element *, const element *, result *out, float *lse, IN_PARTS
+                  EXTRAS const Problem p, const __grid_constant__ TensorMap q_map,
+                  const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map) {
+  constexpr unsigned KEYS = QUERY_BUFFERS * Queries::BYTES, VALUES = KEYS + STAGES * Tiles::BYTES;
   const unsigned memory = shared_address(shared_memory);
-  barrier *barriers = (barrier *)(shared_memory + VALUES + STAGES * TILE_BYTES);
+  barrier *barriers = (barrier *)(shared_memory + VALUES + STAGES * Tiles::BYTES);
   const Queries queries{memory, barriers};
   const Tiles keys{memory + KEYS, barriers + Queries::BARRIERS};
   const Tiles values{memory + VALUES, barriers + Queries::BARRIERS + Tiles::BARRIERS};
   if (threadIdx.x == 0) {
-    queries.make(COPIERS, WARPS);
-    keys.make(COPIERS, WARPS);
-    values.make(COPIERS, WARPS);
+    queries.make(THREADS / 32), keys.make(THREADS / 32), values.make(THREADS / 32);
+    barriers_made();
   }
   __syncthreads();
 
   unsigned n = 0;  // tiles that went round in the rounds before
   if (threadIdx.x >= THREADS) {
-    if constexpr (DIVIDES) leave_registers<FEW>();
-    const long long q_apart = APART(q), k_apart = APART(k), v_apart = APART(v);
-    for (int round = 0;; ++round) {
+    leave_registers<FEW>();
+    for (int round = 0; threadIdx.x == THREADS; ++round) {
       const Work work(p, LISTS, round);
       if (!work.there) break;
-      const element *of_keys = rows_at(k, p.k, work.batch, work.head / p.group, 0);
-      const element *of_values = rows_at(v, p.v, work.batch, work.head / p.group, 0);
-      const element *of_queries = rows_at(q, p.q, work.batch, work.head, work.first);
-      auto load = [&](const Tiles &ring, int i, const element *x, long long apart, long long stride) {
-        ring.wait_until_free(n + i);
-        const int start = work.list.tile(i) * COLUMNS;
-        load_operand<COLUMNS>(ring.at(n + i), x + start * stride, apart, stride, p.keys - start);
-        ring.copies_begun(n + i);
-      };
-      queries.wait_until_free(round);
-      load_operand<ROWS>(queries.at(round), of_queries, q_apart, p.q.token, p.queries - work.first);
-      queries.copies_begun(round);
+      const int key_head = work.head / p.group;
+      queries.fill(round, q_map, work.batch, work.head, work.first);
       for (int i = 0; i <= work.list.count; ++i) {
-        if (i < work.list.count) load(keys, i, of_keys, k_apart, p.k.token);
-        if (i > 0) load(values, i - 1, of_values, v_apart, p.v.token);
+        if (i < work.list.count) keys.fill(n + i, k_map, work.batch, key_head, work.list.tile(i) * COLUMNS);
+        if (i > 0) values.fill(n + i - 1, v_map, work.batch, key_head, work.list.tile(i - 1) * COLUMNS);
       }
       n += work.list.count;
     }
-    wait_for_copies<0>();
     return;
   }
 
-  if constexpr (DIVIDES) take_registers<MANY>();
+  take_registers<MANY>();
   const int group = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), warp_row = threadIdx.x / 32 * 16;
   const int turn = 1 + group, next_turn = 1 + (group + 1) % GROUPS, own = 1 + GROUPS + group;  // barriers' numbers
   for (int round = 0;; ++round) {
@@ -122,7 +108,6 @@ attention_forward(const element *q, const element *k, const element *v, result *
     if constexpr (AHEAD) {
       if (mine) {
         keys.wait_until_full(n);
-        fence_for_products();
         begin_scores(0);
         wait_for_products<0>(scores);
         keys.release(n);
@@ -132,7 +117,6 @@ attention_forward(const element *q, const element *k, const element *v, result *
       for (int i = 1; i < mine; ++i) {
         keys.wait_until_full(n + i);
         values.wait_until_full(n + i - 1);
-        fence_for_products();
         begin_turn();
         begin_scores(i);
         add_columns<COLUMNS>(sums, weights, values.at(n + i - 1), 0);
@@ -142,12 +126,11 @@ attention_forward(const element *q, const element *k, const element *v, result *
         weigh(i);
         wait_for_products<0>(sums, scores);  // weights are read until then, so that none are made before
         values.release(n + i - 1);
-        if (changed(kept)) rescale(sums, kept);
+        rescale(sums, kept);
         as_left(weights, scores);
       }
       if (mine) {
         values.wait_until_full(n + mine - 1);
-        fence_for_products();
         add_columns<COLUMNS>(sums, weights, values.at(n + mine - 1), 0);
         wait_for_products<0>(sums);
         values.release(n + mine - 1);
@@ -155,17 +138,15 @@ attention_forward(const element *q, const element *k, const element *v, result *
     } else {
       for (int i = 0; i < mine; ++i) {
         keys.wait_until_full(n + i);
-        fence_for_products();
         begin_turn();
         begin_scores(i);
         end_turn(i);
         wait_for_products<0>(scores);
         keys.release(n + i);
         weigh(i);
-        if (changed(kept)) rescale(sums, kept);
+        rescale(sums, kept);
         as_left(weights, scores);
         values.wait_until_full(n + i);
-        fence_for_products();
         add_columns<COLUMNS>(sums, weights, values.at(n + i), 0);
         wait_for_products<0>(sums);
         values.release(n + i);
@@ -184,6 +165,7 @@ attention_forward(const element *q, const element *k, const element *v, result *
     unsigned char *tile = shared_memory + (queries.at(round) - memory);
     store_rows<ROWS>(rows_at(out, p.out, work.batch, work.head, work.first), p.out.token, p.queries - work.first, tile,
                      warp_row, sums, factor);
+    fence_for_products();  // what follows are copies
     queries.release(round);
   }
 }

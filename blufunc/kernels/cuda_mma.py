@@ -14,7 +14,7 @@ the products of parts all are added but that of the last two. Long sums are then
 which cut off what does not fit (``split_products.py`` says more).
 
 The text wants ``ELEMENT`` defined, ``"bf16"`` or ``"f16"``, and constants FEATURES, a multiple of 16, THREADS, PARTS,
-1 or 2, SLICE (``slice_of``), COPIERS and FIRST_COPIER, and WIDE: whether results are float32.
+1 or 2, SLICE (``slice_of``), and WIDE: whether results are float32.
 """
 
 from __future__ import annotations
@@ -94,20 +94,18 @@ constexpr unsigned row_bytes(int rows) { return rows * PANEL * 16; }  // in a pa
 constexpr unsigned tile_bytes(int rows) { return rows * FEATURES * 2; }
 constexpr unsigned operand_bytes(int rows) { return PARTS * tile_bytes(rows); }
 
-// Begin to copy ROWS rows to a tile; from is the first of them, and those from there_are on are zeros. COPIERS threads
-// do so, those from FIRST_COPIER on.
+// Begin to copy ROWS rows to a tile; from is the first of them, and those from there_are on are zeros.
 template<int ROWS> inline void load_tile(unsigned tile, const element *from, long long stride, int there_are) {
-  const unsigned copier = threadIdx.x - FIRST_COPIER;
-  if constexpr (COPIERS % CHUNKS == 0) {  // a thread has one column: its addresses are evenly spaced
-    constexpr int step = COPIERS / CHUNKS;
-    const int row = copier / CHUNKS, chunk = copier % CHUNKS;
+  if constexpr (THREADS % CHUNKS == 0) {  // a thread has one column: its addresses are evenly spaced
+    constexpr int step = THREADS / CHUNKS;
+    const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
     from += row * stride + chunk * 8;
-#pragma unroll(FIRST_COPIER ? 4 : ROWS)  // who only copies has few registers
+#pragma unroll
     for (int r = 0; r < ROWS; r += step, from += step * stride)
       if (ROWS % step == 0 || row + r < ROWS) copy16(tile + tile_at<ROWS>(row + r, chunk), from, row + r < there_are);
   } else {
 #pragma unroll
-    for (int i = copier; i < ROWS * CHUNKS; i += COPIERS) {
+    for (int i = threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
       const int row = i / CHUNKS, chunk = i % CHUNKS;
       copy16(tile + tile_at<ROWS>(row, chunk), from + row * stride + chunk * 8, row < there_are);
     }
@@ -431,6 +429,12 @@ inline void add_columns(float (&sums)[M][FEATURES / 8][4], const unsigned (&a)[P
 }
 """
 """What stands on either sort of products."""
+
+
+def panel_of(features: int) -> int:
+    """The elements in a row of a tile's panel, as ``TILES`` has it."""
+    chunks = features // 8
+    return 8 * min(chunks & -chunks, 8)
 
 
 def slice_of(features: int, parts: int) -> int:

@@ -1,36 +1,47 @@
-"""Warps of a block that copy for others, and groups of warps in turns: text that kernels for Hopper stand on.
+"""A warp that copies for its block, and groups of warps in turns: text that kernels for Hopper stand on.
 
 Kernels, stage 6, below ``cuda_attention_hopper``. ``INSTRUCTIONS`` wraps single PTX instructions: barriers in shared
-memory (mbarrier), on which copies arrive by themselves when they are done, barriers of some of a block's threads, and
-registers that one group of warps leaves to another. ``RINGS`` is C++ on top of it: buffers in shared memory that go
-round between those who fill them and those who read them, without a barrier of the whole block.
+memory (mbarrier), copies of boxes of a tensor that a barrier counts the bytes of (TMA), barriers of some of a block's
+threads, and registers that one group of warps leaves to another. ``RINGS`` is C++ on top of it: buffers in shared
+memory that go round between the thread that fills them and those who read them, without a barrier of the whole block.
 
-A barrier's turns are counted from 0; it is waited for by whether the turn is even or odd, so that those who wait must
-not be two turns behind.
+A barrier's turns are counted from 0. It is waited for by whether a turn's number is even or odd, so nobody may fall two
+turns behind.
 """
 
 from __future__ import annotations
 
 INSTRUCTIONS = r"""
 typedef unsigned long long barrier;
+struct alignas(64) TensorMap { unsigned long long opaque[16]; };  // made by the driver: tensor_maps.py
+
 inline void make_barrier(barrier *b, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(shared_address(b)), "r"(arrivals) : "memory");
 }
+// to those who copy, before the first copy
+inline void barriers_made() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 inline void arrive(barrier *b) {
   asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" :: "r"(shared_address(b)) : "memory");
 }
-// when all copies that this thread has begun are done; the thread goes on at once
-inline void arrive_behind_copies(barrier *b) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(shared_address(b)) : "memory");
+// arrives, and so many bytes are to come in this turn
+inline void expect_bytes(barrier *b, unsigned bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(b)), "r"(bytes) : "memory");
 }
-// until as many have arrived as are to in a turn, which is even or odd
+// until a turn is over whose number is odd, or even
 inline void wait_for(barrier *b, unsigned odd) {
-  unsigned done;
+  unsigned over;
   do {
     asm volatile("{\n.reg .pred p;\n"
                  "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
-                 : "=r"(done) : "r"(shared_address(b)), "r"(odd) : "memory");
-  } while (!done);
+                 : "=r"(over) : "r"(shared_address(b)), "r"(odd) : "memory");
+  } while (!over);
+}
+
+// A box of a tensor of four axes to shared memory, from these indices on, with zeros for what is outside of the tensor.
+inline void copy_box(unsigned to, const TensorMap &map, int i0, int i1, int i2, int i3, barrier *b) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes "
+               "[%0], [%1, {%2, %3, %4, %5}], [%6];"
+               :: "r"(to), "l"(&map), "r"(i0), "r"(i1), "r"(i2), "r"(i3), "r"(shared_address(b)) : "memory");
 }
 
 // Barriers of so many threads, by number: 0 is that of the block. Whole warps come; who meets others waits for them.
@@ -51,21 +62,28 @@ template<int REGISTERS> inline void take_registers() {
 """
 
 RINGS = r"""
-// COUNT buffers, of which the n-th filling is in n % COUNT.
-template<int COUNT, unsigned BYTES> struct Ring {
+// COUNT buffers for tiles of ROWS rows, of which the n-th filling is in n % COUNT.
+template<int COUNT, int ROWS> struct Ring {
   unsigned buffers;  // where they are in shared memory
   barrier *full;     // one of each buffer, and behind these those of free ones
   static constexpr int BARRIERS = 2 * COUNT;
+  static constexpr unsigned BYTES = tile_bytes(ROWS);
 
-  inline void make(int fillers, int readers) const {  // threads, and warps
-    for (int i = 0; i < COUNT; ++i) make_barrier(full + i, fillers), make_barrier(full + COUNT + i, readers);
+  inline void make(int readers) const {  // warps
+    for (int i = 0; i < COUNT; ++i) make_barrier(full + i, 1), make_barrier(full + COUNT + i, readers);
   }
   inline unsigned at(unsigned n) const { return buffers + n % COUNT * BYTES; }
 
-  inline void wait_until_free(unsigned n) const { wait_for(full + COUNT + n % COUNT, n / COUNT % 2 ^ 1); }
-  inline void copies_begun(unsigned n) const { arrive_behind_copies(full + n % COUNT); }
+  // by one thread: rows from `token` on
+  inline void fill(unsigned n, const TensorMap &map, int batch, int head, int token) const {
+    barrier *b = full + n % COUNT;
+    wait_for(b + COUNT, n / COUNT % 2 ^ 1);
+    expect_bytes(b, BYTES);
+#pragma unroll
+    for (int panel = 0; panel < CHUNKS / PANEL; ++panel)
+      copy_box(at(n) + panel * row_bytes(ROWS), map, panel * PANEL * 8, head, token, batch, b);
+  }
 
-  // Copies are writes of threads, and products of groups read otherwise: readers have fence_for_products() behind this.
   inline void wait_until_full(unsigned n) const { wait_for(full + n % COUNT, n / COUNT % 2); }
   inline void release(unsigned n) const {
     if (threadIdx.x % 32 == 0) arrive(full + COUNT + n % COUNT);

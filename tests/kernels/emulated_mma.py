@@ -8,7 +8,7 @@ import ctypes
 
 import numpy as np
 
-from blufunc.kernels import cuda_mma, cuda_pipeline
+from blufunc.kernels import cuda_mma, cuda_pipeline, tensor_maps
 from tests.kernels.cuda_machines import BLOCK, Host
 
 SHARED = 1 << 18
@@ -38,11 +38,6 @@ static void copy16(unsigned to, const void *from, bool inside) {{
   if (mine.empty()) mine.emplace_back();
   mine.back().push_back({{to, from, inside}});
 }}
-static void make(const std::vector<TileCopy> &copies) {{
-  for (auto &c : copies)
-    if (c.inside) memcpy(shared_memory + c.to, c.from, 16);
-    else memset(shared_memory + c.to, 0, 16);
-}}
 static void end_of_copies() {{
   auto &mine = tile_copies[threadIdx.x];
   mine.resize(mine.size() + (mine.empty() ? 2 : 1));
@@ -50,7 +45,9 @@ static void end_of_copies() {{
 template<int LEFT> static void wait_for_copies() {{
   auto &mine = tile_copies[threadIdx.x];
   while (mine.size() > LEFT + 1) {{
-    make(mine.front());
+    for (auto &c : mine.front())
+      if (c.inside) memcpy(shared_memory + c.to, c.from, 16);
+      else memset(shared_memory + c.to, 0, 16);
     mine.erase(mine.begin());
   }}
 }}
@@ -163,35 +160,49 @@ static void group_times_columns(float (&c)[N][4], const unsigned (&a)[4], unsign
 """
 
 _PIPELINE = """
+#define __grid_constant__
 typedef unsigned long long barrier;
-struct Turns { uint16_t arrivals, left; uint32_t turn; };  // what a barrier is
-static void make_barrier(barrier *b, int arrivals) { *(Turns *)b = Turns{(uint16_t)arrivals, (uint16_t)arrivals, 0}; }
-static void arrive(barrier *b) {
+struct alignas(64) TensorMap { uint64_t address; int64_t strides[3]; uint32_t sizes[4], box[4]; uint64_t unused[8]; };
+struct Turns { uint8_t arrivals, left; uint16_t turn; int32_t bytes; };  // what a barrier is
+static void count(barrier *b, int arrivals, int bytes) {
   Turns &turns = *(Turns *)b;
-  if (!--turns.left) turns.left = turns.arrivals, ++turns.turn;
+  turns.left -= arrivals, turns.bytes += bytes;
+  if (!turns.left && !turns.bytes) turns.left = turns.arrivals, ++turns.turn;
 }
-// copies and what arrives behind them, of each thread, are made when a barrier is waited for, with all before
-struct Arrival { std::vector<TileCopy> copies; barrier *at; };
-static std::vector<Arrival> arrivals[1024];
-static void arrive_behind_copies(barrier *b) {
-  arrivals[threadIdx.x].push_back({{}, b});
-  for (auto &group : tile_copies[threadIdx.x])
-    for (auto &copy : group) arrivals[threadIdx.x].back().copies.push_back(copy);
-  tile_copies[threadIdx.x].clear();
+static void make_barrier(barrier *b, int arrivals) { *(Turns *)b = Turns{(uint8_t)arrivals, (uint8_t)arrivals, 0, 0}; }
+static void barriers_made() {}
+static void arrive(barrier *b) { count(b, 1, 0); }
+static void expect_bytes(barrier *b, unsigned bytes) { count(b, 1, bytes); }
+// a box is copied when its barrier is waited for
+struct BoxCopy { unsigned to; TensorMap map; int at[4]; barrier *behind; };
+static std::vector<BoxCopy> boxes;
+static void copy_box(unsigned to, const TensorMap &map, int i0, int i1, int i2, int i3, barrier *b) {
+  boxes.push_back({to, map, {i0, i1, i2, i3}, b});
+}
+static void make(const BoxCopy &copy) {
+  const TensorMap &map = copy.map;
+  const unsigned row = map.box[0] * 2, chunks = row / 16;
+  const auto inside = [&](int axis, int i) { return copy.at[axis] + i < (int)map.sizes[axis]; };
+  if (copy.to % (8 * row) || map.box[1] != 1 || map.box[3] != 1) __builtin_trap();
+  for (int token = 0; token < (int)map.box[2]; ++token)
+    for (unsigned i = 0; i < map.box[0]; ++i) {
+      unsigned to = copy.to + token * row + i * 2;
+      to ^= (to >> 7 & (chunks - 1)) << 4;
+      const char *from = (const char *)map.address + (copy.at[0] + i) * 2 + copy.at[1] * map.strides[0] +
+                         (copy.at[2] + token) * map.strides[1] + copy.at[3] * map.strides[2];
+      if (inside(0, i) && inside(2, token)) memcpy(shared_memory + to, from, 2);
+      else memset(shared_memory + to, 0, 2);
+    }
+  count(copy.behind, 0, -int(map.box[2] * row));
 }
 static void wait_for(barrier *b, unsigned odd) {
-  const volatile uint32_t &turn = ((Turns *)b)->turn;
-  for (;;) {
-    if (turn % 2 != odd) return;
-    for (auto &of_thread : arrivals) {
-      size_t end = of_thread.size();
-      while (end && of_thread[end - 1].at != b) --end;
-      for (size_t i = 0; i < end; ++i) {
-        make(of_thread[i].copies);
-        arrive(of_thread[i].at);
-      }
-      of_thread.erase(of_thread.begin(), of_thread.begin() + end);
-    }
+  const volatile uint16_t &turn = ((Turns *)b)->turn;
+  while (turn % 2 == odd) {
+    std::vector<BoxCopy> kept;
+    for (auto &copy : boxes)
+      if (copy.behind == b) make(copy);
+      else kept.push_back(copy);
+    boxes = kept;
     if (turn % 2 == odd) wait(WAITS_FOR_CLUSTER);
   }
 }
@@ -207,6 +218,14 @@ static void meet(int number, int threads) {
 template<int> static void leave_registers() {}
 template<int> static void take_registers() {}
 """
+
+
+def tensor_map(box, array):
+    """What stands in the place of the driver's map of a box."""
+    strides, sizes = np.array(box.strides, np.int64), np.array([*box.sizes, *box.box], np.uint32)
+    made = np.uint64(array.ctypes.data).tobytes() + strides.tobytes() + sizes.tobytes()
+    return made.ljust(tensor_maps.BYTES, b"\0")
+
 
 _HALVES = {
     "bfloat16": cuda_mma.UNPACK["bf16"]
