@@ -20,10 +20,15 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core import dtypes
-from blufunc.kernels import cuda_attention_mods, cuda_mma, cuda_modules, cuda_pipeline, cuda_runtime
-from blufunc.kernels.cuda_attention_backward import GRADIENTS, KEY_GRADIENT, NO_SUMS, QUERY_GRADIENT, SUMS
+from blufunc.kernels import cuda_attention_mods, cuda_mma, cuda_modules, cuda_pipeline, cuda_runtime, tensor_maps
+from blufunc.kernels.cuda_attention_backward import DELTA, GRADIENTS, KEY_GRADIENT, NO_SUMS, QUERY_GRADIENT, SUMS
 from blufunc.kernels.cuda_attention_forward import COMMON, FORWARD, PLAIN, SOFTMAX, SPLIT
-from blufunc.kernels.cuda_attention_hopper import PIPELINED_FORWARD
+from blufunc.kernels.cuda_attention_hopper import (
+    PIPELINE,
+    PIPELINED_FORWARD,
+    PIPELINED_KEY_GRADIENT,
+    PIPELINED_QUERY_GRADIENT,
+)
 from blufunc.kernels.cuda_attention_mods import Code
 from blufunc.kernels.cuda_prelude import with_prelude
 from blufunc.kernels.tensor_maps import Box
@@ -141,6 +146,8 @@ class Kernel(NamedTuple):
     two_groups: tuple[Tiling, ...]
     makes: str = "kv"
     sums: tuple[str, ...] = ()
+    begin: str = ""
+    pipelined: str = ""
 
     def tiling(self, features: int, arch: str, code: Code = NO_CODE, parts: int = 0) -> Tiling:
         """How it divides its work on an architecture: what is done with scores wants registers, too."""
@@ -155,7 +162,7 @@ class Kernel(NamedTuple):
     @property
     def lists(self) -> Kernel:
         """What makes the lists of tiles for this kernel, of the same tiling."""
-        return self._replace(entry="attention_tiles", body=cuda_attention_mods.TILES, operands=(), sums=())
+        return self._replace(entry="attention_tiles", body=cuda_attention_mods.TILES, operands=(), sums=(), begin="", pipelined="")
 
     @property
     def summed(self) -> Kernel:
@@ -186,9 +193,10 @@ class Kernel(NamedTuple):
         # of numbers for each column, after which tiles are to lie at multiples of 1024
         pairs = -(-8 * tiling.columns // 1024) * 1024 if self.of_keys else 0
         if pipeline := tiling.pipeline:
-            rows = pipeline.query_buffers * tiling.rows + 2 * pipeline.stages * tiling.columns
-            barriers = 2 * (pipeline.query_buffers + 2 * pipeline.stages)
-            return max(parts, 1) * 2 * features * rows + 8 * barriers
+            own = self.tiles * pipeline.query_buffers
+            rows = own * tiling.rows + 2 * pipeline.stages * tiling.columns
+            numbers = pipeline.stages * 8 * tiling.columns if self.of_keys else 0
+            return 2 * features * rows + numbers + 8 * 2 * (own + 2 * pipeline.stages)
         return max(parts, 1) * 2 * features * (self.tiles * tiling.rows + 4 * tiling.columns) + 2 * pairs
 
 
@@ -206,10 +214,12 @@ FORWARD_KERNEL = Kernel(
     ),
     two_warps=(Tiling(1, 128, 64, 64, 2), Tiling(1, 128, 32, 32, 1)),
     two_groups=(Tiling(1, 128, 64, 64, 2, groups=True), Tiling(1, 256, 64, 64, 1, groups=True)),
+    begin=SOFTMAX,
+    pipelined=PIPELINED_FORWARD,
 )
 QUERY_KERNEL = Kernel(
     "attention_query_gradient",
-    GRADIENTS + QUERY_GRADIENT,
+    QUERY_GRADIENT,
     ("q", "k", "v", "out", "lse", "dout", "dq", "scratch"),
     of_keys=False,
     tiles=2,
@@ -221,10 +231,12 @@ QUERY_KERNEL = Kernel(
     ),
     two_warps=(Tiling(1, 128, 64, 32, 2), Tiling(1, 128, 16, 16, 1)),
     two_groups=(Tiling(1, 128, 64, 64, 2, groups=True), Tiling(1, 256, 32, 32, 1, groups=True)),
+    begin=GRADIENTS + DELTA,
+    pipelined=PIPELINED_QUERY_GRADIENT,
 )
 KEY_KERNEL = Kernel(
     "attention_key_gradient",
-    GRADIENTS + KEY_GRADIENT,
+    KEY_GRADIENT,
     ("q", "k", "v", "dout", "dk", "dv", "scratch"),
     of_keys=True,
     tiles=2,
@@ -236,6 +248,8 @@ KEY_KERNEL = Kernel(
     ),
     two_warps=(Tiling(1, 128, 64, 16, 2), Tiling(1, 128, 16, 16, 1)),
     two_groups=(Tiling(1, 128, 64, 64, 2, groups=True), Tiling(1, 256, 32, 32, 1, groups=True)),
+    begin=GRADIENTS,
+    pipelined=PIPELINED_KEY_GRADIENT,
 )
 
 
@@ -312,12 +326,10 @@ def source(
     products = cuda_mma.text(dtype.name, group_sizes(features, tiling, parts))
     common = (SPLIT if parts else PLAIN) + COMMON + (SUMS if kernel.sums else NO_SUMS)
     body = kernel.body
-    if pipeline and body is FORWARD:
+    if pipeline and kernel.pipelined:
         products += cuda_pipeline.INSTRUCTIONS + cuda_pipeline.RINGS
-        body = SOFTMAX + PIPELINED_FORWARD
-    elif body is FORWARD:
-        body = SOFTMAX + FORWARD
-    return head + products + code.text + common + body
+        body = PIPELINE + kernel.pipelined
+    return head + products + code.text + common + kernel.begin + body
 
 
 def group_sizes(features: int, tiling: Tiling, parts: int = 0) -> cuda_mma.GroupSizes | None:
@@ -420,8 +432,8 @@ def prepare(
     tiling = tiling or kernel.tiling(shape.features, arch, code, parts)
     function = _function(kernel, dtype, shape.features, causal, tiling, code, parts, device)
     arguments = [0] * len(operands_of(kernel, code, parts)) + [problem(kernel, shape, scale, strides, parts)]
-    if tiling.pipeline and kernel.body is FORWARD:
-        arguments += [bytes(128)] * 3
+    if tiling.pipeline and kernel.pipelined:
+        arguments += [bytes(tensor_maps.BYTES)] * len(boxes(kernel, shape, strides, tiling))
     if kernel.body is cuda_attention_mods.TILES:
         grid, shared = (
             cuda_attention_mods.lists(code, shape.batch, shape.heads, kernel.tiles_of(shape, tiling)[0]),
@@ -437,17 +449,15 @@ def prepare(
 
 def boxes(kernel: Kernel, shape: Shape, strides: Mapping[str, Strides], tiling: Tiling) -> list[Box]:
     """What is copied of the operands, tile by tile: those with tensor maps, in the order of their parameters."""
-    panel = cuda_mma.panel_of(shape.features)
-    rows = {"q": (shape.queries, shape.heads, tiling.rows), "k": (shape.keys, shape.key_heads, tiling.columns)}
-    rows["v"] = rows["k"]
-    return [
-        Box(
-            sizes=(shape.features, heads, tokens, shape.batch),
-            strides=(2 * strides[name].head, 2 * strides[name].token, 2 * strides[name].batch),
-            box=(panel, 1, at_a_time, 1),
-        )
-        for name, (tokens, heads, at_a_time) in rows.items()
-    ]
+    panel, found = cuda_mma.panel_of(shape.features), []
+    for name in _IN_PARTS[: 4 if "dout" in kernel.operands else 3]:
+        is_key = name in "kv"
+        tokens, heads = (shape.keys, shape.key_heads) if is_key else (shape.queries, shape.heads)
+        rows = tiling.rows if is_key == kernel.of_keys else tiling.columns
+        of = strides[name]
+        sizes = shape.features, heads, tokens, shape.batch
+        found.append(Box(sizes, (2 * of.head, 2 * of.token, 2 * of.batch), (panel, 1, rows, 1)))
+    return found
 
 
 def operands_of(kernel: Kernel, code: Code, parts: int = 0) -> tuple[str, ...]:

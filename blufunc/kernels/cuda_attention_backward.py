@@ -101,7 +101,7 @@ inline float *sums_at(float *to, const Strides &s, int tokens, int batch, int he
 """
 """Sums over tokens, which a bias that was added to queries, keys and values wants."""
 
-QUERY_GRADIENT = r"""
+DELTA = r"""
 // Rows of gradients in one part, all below 2^15, are brought to between 2^14 and there, so that dS of small ones has as
 // many bits: by these powers of two, which nothing else needs.
 constexpr bool BY_ROWS = WIDE && PARTS == 1;
@@ -163,6 +163,10 @@ inline void times_results(float (&delta)[SLABS][2], unsigned gradients_tile, uns
   }
 }
 
+"""
+"""What kernels for the gradient of the queries begin with."""
+
+QUERY_GRADIENT = r"""
 constexpr unsigned STAGE = 2 * operand_bytes(COLUMNS);
 static_assert(WIDE || ROWS <= 2 * COLUMNS, "the output's tile is where the second stage will be");
 

@@ -43,6 +43,11 @@ inline void copy_box(unsigned to, const TensorMap &map, int i0, int i1, int i2, 
                "[%0], [%1, {%2, %3, %4, %5}], [%6];"
                :: "r"(to), "l"(&map), "r"(i0), "r"(i1), "r"(i2), "r"(i3), "r"(shared_address(b)) : "memory");
 }
+// So many bytes that lie side by side; all are multiples of 16.
+inline void copy_bytes(unsigned to, const void *from, unsigned bytes, barrier *b) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+               :: "r"(to), "l"(from), "r"(bytes), "r"(shared_address(b)) : "memory");
+}
 
 // Barriers of so many threads, by number: 0 is that of the block. Whole warps come; who meets others waits for them.
 inline void meet(int number, int threads) {
@@ -62,8 +67,8 @@ template<int REGISTERS> inline void take_registers() {
 """
 
 RINGS = r"""
-// COUNT buffers for tiles of ROWS rows, of which the n-th filling is in n % COUNT.
-template<int COUNT, int ROWS> struct Ring {
+// COUNT buffers for tiles of ROWS rows, of which the n-th filling is in n % COUNT. So many bytes are copied BESIDE.
+template<int COUNT, int ROWS, unsigned BESIDE = 0> struct Ring {
   unsigned buffers;  // where they are in shared memory
   barrier *full;     // one of each buffer, and behind these those of free ones
   static constexpr int BARRIERS = 2 * COUNT;
@@ -78,10 +83,14 @@ template<int COUNT, int ROWS> struct Ring {
   inline void fill(unsigned n, const TensorMap &map, int batch, int head, int token) const {
     barrier *b = full + n % COUNT;
     wait_for(b + COUNT, n / COUNT % 2 ^ 1);
-    expect_bytes(b, BYTES);
+    expect_bytes(b, BYTES + BESIDE);
 #pragma unroll
     for (int panel = 0; panel < CHUNKS / PANEL; ++panel)
       copy_box(at(n) + panel * row_bytes(ROWS), map, panel * PANEL * 8, head, token, batch, b);
+  }
+
+  inline void fill_beside(unsigned n, unsigned to, const void *from) const {
+    copy_bytes(to, from, BESIDE, full + n % COUNT);
   }
 
   inline void wait_until_full(unsigned n) const { wait_for(full + n % COUNT, n / COUNT % 2); }

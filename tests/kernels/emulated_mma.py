@@ -163,13 +163,13 @@ _PIPELINE = """
 #define __grid_constant__
 typedef unsigned long long barrier;
 struct alignas(64) TensorMap { uint64_t address; int64_t strides[3]; uint32_t sizes[4], box[4]; uint64_t unused[8]; };
-struct Turns { uint8_t arrivals, left; uint16_t turn; int32_t bytes; };  // what a barrier is
+struct Counts { uint8_t arrivals, left; uint16_t turn; int32_t bytes; };  // what a barrier is
 static void count(barrier *b, int arrivals, int bytes) {
-  Turns &turns = *(Turns *)b;
-  turns.left -= arrivals, turns.bytes += bytes;
-  if (!turns.left && !turns.bytes) turns.left = turns.arrivals, ++turns.turn;
+  Counts &counts = *(Counts *)b;
+  counts.left -= arrivals, counts.bytes += bytes;
+  if (!counts.left && !counts.bytes) counts.left = counts.arrivals, ++counts.turn;
 }
-static void make_barrier(barrier *b, int arrivals) { *(Turns *)b = Turns{(uint8_t)arrivals, (uint8_t)arrivals, 0, 0}; }
+static void make_barrier(barrier *b, int arrivals) { *(Counts *)b = Counts{(uint8_t)arrivals, (uint8_t)arrivals, 0, 0}; }
 static void barriers_made() {}
 static void arrive(barrier *b) { count(b, 1, 0); }
 static void expect_bytes(barrier *b, unsigned bytes) { count(b, 1, bytes); }
@@ -179,7 +179,17 @@ static std::vector<BoxCopy> boxes;
 static void copy_box(unsigned to, const TensorMap &map, int i0, int i1, int i2, int i3, barrier *b) {
   boxes.push_back({to, map, {i0, i1, i2, i3}, b});
 }
+static void copy_bytes(unsigned to, const void *from, unsigned bytes, barrier *b) {
+  if (((uintptr_t)from | to | bytes) % 16) __builtin_trap();
+  TensorMap map = {(uint64_t)from};
+  map.unused[0] = bytes;
+  boxes.push_back({to, map, {}, b});
+}
 static void make(const BoxCopy &copy) {
+  if (const unsigned bytes = copy.map.unused[0]) {
+    memcpy(shared_memory + copy.to, (const void *)copy.map.address, bytes);
+    return count(copy.behind, 0, -int(bytes));
+  }
   const TensorMap &map = copy.map;
   const unsigned row = map.box[0] * 2, chunks = row / 16;
   const auto inside = [&](int axis, int i) { return copy.at[axis] + i < (int)map.sizes[axis]; };
@@ -196,7 +206,7 @@ static void make(const BoxCopy &copy) {
   count(copy.behind, 0, -int(map.box[2] * row));
 }
 static void wait_for(barrier *b, unsigned odd) {
-  const volatile uint16_t &turn = ((Turns *)b)->turn;
+  const volatile uint16_t &turn = ((Counts *)b)->turn;
   while (turn % 2 == odd) {
     std::vector<BoxCopy> kept;
     for (auto &copy : boxes)
