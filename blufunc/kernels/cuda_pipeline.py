@@ -1,4 +1,4 @@
-"""A warp that copies for its block, and groups of warps in turns: text that kernels for Hopper stand on.
+"""A thread that copies for its block, and groups of warps that read: text that kernels for Hopper stand on.
 
 Kernels, stage 6, below ``cuda_attention_hopper``. ``INSTRUCTIONS`` wraps single PTX instructions: barriers in shared
 memory (mbarrier), copies of boxes of a tensor that a barrier counts the bytes of (TMA), barriers of some of a block's
@@ -49,12 +49,9 @@ inline void copy_bytes(unsigned to, const void *from, unsigned bytes, barrier *b
                :: "r"(to), "l"(from), "r"(bytes), "r"(shared_address(b)) : "memory");
 }
 
-// Barriers of so many threads, by number: 0 is that of the block. Whole warps come; who meets others waits for them.
+// A barrier of so many threads, of whole warps, by number: 0 is that of the block.
 inline void meet(int number, int threads) {
   asm volatile("barrier.cta.sync.aligned %0, %1;" :: "r"(number), "r"(threads) : "memory");
-}
-inline void pass(int number, int threads) {
-  asm volatile("barrier.cta.arrive.aligned %0, %1;" :: "r"(number), "r"(threads) : "memory");
 }
 
 // of a thread of four warps, which all say so
@@ -96,6 +93,11 @@ template<int COUNT, int ROWS, unsigned BESIDE = 0> struct Ring {
   inline void wait_until_full(unsigned n) const { wait_for(full + n % COUNT, n / COUNT % 2); }
   inline void release(unsigned n) const {
     if (threadIdx.x % 32 == 0) arrive(full + COUNT + n % COUNT);
+  }
+  // what this warp does not read
+  inline void pass_on(unsigned n) const {
+    wait_until_full(n);
+    release(n);
   }
 };
 """

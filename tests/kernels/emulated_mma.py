@@ -8,7 +8,7 @@ import ctypes
 
 import numpy as np
 
-from blufunc.kernels import cuda_mma, cuda_pipeline, tensor_maps
+from blufunc.kernels import cuda_attention, cuda_mma, cuda_pipeline, tensor_maps
 from tests.kernels.cuda_machines import BLOCK, Host
 
 SHARED = 1 << 18
@@ -217,12 +217,9 @@ static void wait_for(barrier *b, unsigned odd) {
   }
 }
 static volatile unsigned come[16], meetings[16];
-static void pass(int number, int threads) {
-  if (++come[number] == threads) come[number] = 0, ++meetings[number];
-}
 static void meet(int number, int threads) {
   const unsigned before = meetings[number];
-  pass(number, threads);
+  if (++come[number] == threads) come[number] = 0, ++meetings[number];
   while (meetings[number] == before) wait(WAITS_FOR_CLUSTER);
 }
 template<int> static void leave_registers() {}
@@ -230,11 +227,14 @@ template<int> static void take_registers() {}
 """
 
 
-def tensor_map(box, array):
-    """What stands in the place of the driver's map of a box."""
-    strides, sizes = np.array(box.strides, np.int64), np.array([*box.sizes, *box.box], np.uint32)
-    made = np.uint64(array.ctypes.data).tobytes() + strides.tobytes() + sizes.tobytes()
-    return made.ljust(tensor_maps.BYTES, b"\0")
+def maps(kernel, shape, strides, tiling, arrays):
+    """A kernel's last parameters: what stands in the place of the driver's maps of its operands, by their names."""
+    found = []
+    for name, box in cuda_attention.boxes(kernel, shape, strides, tiling).items():
+        of, sizes = np.array(box.strides, np.int64), np.array([*box.sizes, *box.box], np.uint32)
+        made = np.uint64(arrays[name].ctypes.data).tobytes() + of.tobytes() + sizes.tobytes()
+        found.append(("TensorMap", made.ljust(tensor_maps.BYTES, b"\0")))
+    return found
 
 
 _HALVES = {
