@@ -339,7 +339,7 @@ inline void wait_for_tile() {
 }
 
 // What an instruction wants to know of a tile: its address, and how far apart panels and groups of eight rows are. All
-// but the address is constant, and what is `further` in a tile is added in the end: between two products is one addition.
+// but the address is constant, and what is `further` in a tile is added in the end: one addition between two products.
 template<int ROWS> inline unsigned long long described(unsigned tile, unsigned further) {
   constexpr unsigned swizzle = PANEL == 8 ? 1 : PANEL == 4 ? 2 : 3;
   constexpr unsigned high = swizzle << 30 | row_bytes(8) >> 4, panels = row_bytes(ROWS) >> 4 << 16;

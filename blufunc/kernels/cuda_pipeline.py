@@ -25,7 +25,8 @@ inline void arrive(barrier *b) {
 }
 // arrives, and so many bytes are to come in this turn
 inline void expect_bytes(barrier *b, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(b)), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :: "r"(shared_address(b)), "r"(bytes) : "memory");
 }
 // until a turn is over whose number is odd, or even
 inline void wait_for(barrier *b, unsigned odd) {

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from blufunc import errors
 
@@ -57,7 +57,7 @@ class Box(NamedTuple):
 
 
 @functools.cache
-def _encoder() -> ctypes._CFuncPtr:  # type: ignore[name-defined]
+def _encoder() -> Any:
     function = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
     pointer, number = ctypes.c_void_p, ctypes.c_int
     function.argtypes = [pointer, number, ctypes.c_uint32, *[pointer] * 5, *[number] * 4]

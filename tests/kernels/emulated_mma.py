@@ -169,7 +169,9 @@ static void count(barrier *b, int arrivals, int bytes) {
   counts.left -= arrivals, counts.bytes += bytes;
   if (!counts.left && !counts.bytes) counts.left = counts.arrivals, ++counts.turn;
 }
-static void make_barrier(barrier *b, int arrivals) { *(Counts *)b = Counts{(uint8_t)arrivals, (uint8_t)arrivals, 0, 0}; }
+static void make_barrier(barrier *b, int arrivals) {
+  *(Counts *)b = Counts{(uint8_t)arrivals, (uint8_t)arrivals, 0, 0};
+}
 static void barriers_made() {}
 static void arrive(barrier *b) { count(b, 1, 0); }
 static void expect_bytes(barrier *b, unsigned bytes) { count(b, 1, bytes); }
