@@ -340,7 +340,7 @@ attention_query_gradient(const element *q, const element *k, const element *v, c
 """
 
 OF_QUERIES = r"""
-// Products of keys from `row` on with queries from `start` on become weights; `numbers` are shift and delta of two each.
+// Products of keys from `row` on with queries from `start` on become weights; `numbers` are shifts and deltas of pairs.
 template<int N, int M>
 __forceinline__ void weigh_queries(float (&weights)[SLABS][N][4], float (&slopes)[M][N][4], const float4 *numbers,
                                    const Pairs &pairs, const Problem &p, float of_products, int row, int start,
