@@ -251,7 +251,7 @@ QUERY_KERNEL = Kernel(
     two_groups=(Tiling(1, 128, 64, 64, 2, groups=True), Tiling(1, 256, 32, 32, 1, groups=True)),
     begin=GRADIENTS + DELTA,
     pipelined=PIPELINED_QUERY_GRADIENT,
-    pipelines=(Tiling(1, 128, 64, 64, 3, True, 2), Tiling(1, 384, 64, 64, 1, True, 2)),
+    pipelines=(Tiling(1, 128, 64, 64, 3, True, 3), Tiling(1, 384, 64, 64, 1, True, 2)),
     masked=(Tiling(1, 128, 64, 64, 2, True, 2), Tiling(1, 256, 64, 64, 1, True, 2)),
 )
 KEY_KERNEL = Kernel(

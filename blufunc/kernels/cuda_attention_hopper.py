@@ -304,12 +304,12 @@ attention_key_gradient(const element *, const element *, const element *, const 
   for (int head = first_head; head < first_head + p.group; ++head) {
     const Seen seen(p, LISTS, batch, head, place.tile);
     const Pairs pairs = PAIRS_OF(batch, head);
-    for (int i = 0; i < seen.list.count; ++i, ++n) {
+    const int count = seen.list.count;
+    int i = 0;
+    for (; i < count && (row_of_group >= p.keys || (CAUSAL && seen.start(i) + COLUMNS <= row_of_group)); ++i, ++n)
+      queries.pass_on(n), douts.pass_on(n);  // only other groups see these
+    for (; i < count; ++i, ++n) {
       const int start = seen.start(i);
-      if (row_of_group >= p.keys || (CAUSAL && start + COLUMNS <= row_of_group)) {  // only other groups see it
-        queries.pass_on(n), douts.pass_on(n);
-        continue;
-      }
       float weights[1][COLUMNS / 8][4], gradients[1][COLUMNS / 8][4];  // a row is a key
       float slopes[1][COLUMNS / 8][4];
       queries.wait_until_full(n);
