@@ -20,11 +20,33 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core import dtypes
-from blufunc.kernels import cuda_attention_mods, cuda_mma, cuda_modules, cuda_runtime
-from blufunc.kernels.cuda_attention_backward import GRADIENTS, KEY_GRADIENT, NO_SUMS, QUERY_GRADIENT, SUMS
-from blufunc.kernels.cuda_attention_forward import COMMON, FORWARD, PLAIN, SPLIT
+from blufunc.kernels import (
+    cuda_attention_mods,
+    cuda_mma,
+    cuda_modules,
+    cuda_pipeline,
+    cuda_runtime,
+    tensor_maps,
+)
+from blufunc.kernels.cuda_attention_backward import (
+    DELTA,
+    GRADIENTS,
+    KEY_GRADIENT,
+    NO_SUMS,
+    OF_QUERIES,
+    QUERY_GRADIENT,
+    SUMS,
+)
+from blufunc.kernels.cuda_attention_forward import COMMON, FORWARD, PLAIN, SOFTMAX, SPLIT
+from blufunc.kernels.cuda_attention_hopper import (
+    PIPELINE,
+    PIPELINED_FORWARD,
+    PIPELINED_KEY_GRADIENT,
+    PIPELINED_QUERY_GRADIENT,
+)
 from blufunc.kernels.cuda_attention_mods import Code
 from blufunc.kernels.cuda_prelude import with_prelude
+from blufunc.kernels.tensor_maps import Box
 
 _MOST_FEATURES, _MOST_OF_TWO_PARTS = 256, 128
 _SECTION_BYTES = 16 << 20
@@ -76,6 +98,7 @@ class Tiling(NamedTuple):
       inner: those of them that are worked on at a time.
       blocks: of a multiprocessor, for which the compiler leaves registers.
       groups: whether four warps make products together, with Hopper's instructions.
+      stages: tiles of each operand in shared memory, which a thread beside the others copies; 0: two, that all copy.
     """
 
     slabs: int
@@ -84,11 +107,17 @@ class Tiling(NamedTuple):
     inner: int
     blocks: int
     groups: bool = False
+    stages: int = 0
 
     @property
     def rows(self) -> int:
         """Rows of a block."""
         return self.slabs * self.threads // 2
+
+    @property
+    def launched(self) -> int:
+        """Threads of a block, with the four warps of which one copies for the others."""
+        return self.threads + (128 if self.stages else 0)
 
 
 class Kernel(NamedTuple):
@@ -105,6 +134,10 @@ class Kernel(NamedTuple):
       two_warps, two_groups: the same for operands of two parts, up to 64 features, and beyond.
       makes: of the gradients of keys (k) and values (v), those that it makes if it is the kernel for them.
       sums: the parameters that get sums of gradients over tokens, if they are wanted.
+      begin: text that its body and the next begin with.
+      pipelined: its body for Hopper (``cuda_attention_hopper.py``).
+      pipelines: how work is divided there, up to 64 features, and up to 128: of one part, with scores as they are.
+      masked: the same with a mask, if that wants more registers than there are.
     """
 
     entry: str
@@ -118,11 +151,18 @@ class Kernel(NamedTuple):
     two_groups: tuple[Tiling, ...]
     makes: str = "kv"
     sums: tuple[str, ...] = ()
+    begin: str = ""
+    pipelined: str = ""
+    pipelines: tuple[Tiling, ...] = ()
+    masked: tuple[Tiling, ...] = ()
 
     def tiling(self, features: int, arch: str, code: Code = NO_CODE, parts: int = 0) -> Tiling:
         """How it divides its work on an architecture: what is done with scores wants registers, too."""
+        size = (features > 64) + (features > 128)
+        if arch == "sm_90a" and parts < 2 and not code.scored and size < len(self.pipelines):
+            return (self.masked if code.masked and self.masked else self.pipelines)[size]
         groups, warps = (self.two_groups, self.two_warps) if parts == 2 else (self.groups, self.warps)
-        tiling = (groups if arch == "sm_90a" else warps)[(features > 64) + (features > 128)]
+        tiling = (groups if arch == "sm_90a" else warps)[size]
         if code is NO_CODE:
             return tiling
         # of sums, which stay in registers
@@ -132,7 +172,14 @@ class Kernel(NamedTuple):
     @property
     def lists(self) -> Kernel:
         """What makes the lists of tiles for this kernel, of the same tiling."""
-        return self._replace(entry="attention_tiles", body=cuda_attention_mods.TILES, operands=(), sums=())
+        return self._replace(
+            entry="attention_tiles",
+            body=cuda_attention_mods.TILES,
+            operands=(),
+            sums=(),
+            begin="",
+            pipelined="",
+        )
 
     @property
     def summed(self) -> Kernel:
@@ -162,6 +209,11 @@ class Kernel(NamedTuple):
         """Of a block: its own tiles, and two stages of what it goes over."""
         # of numbers for each column, after which tiles are to lie at multiples of 1024
         pairs = -(-8 * tiling.columns // 1024) * 1024 if self.of_keys else 0
+        if tiling.stages:
+            rows = self.tiles * tiling.rows + 2 * tiling.stages * tiling.columns
+            numbers = tiling.stages * 8 * tiling.columns if self.of_keys else 0
+            barriers = 2 * self.tiles + 4 * tiling.stages
+            return 2 * features * rows + numbers + 8 * barriers
         return max(parts, 1) * 2 * features * (self.tiles * tiling.rows + 4 * tiling.columns) + 2 * pairs
 
 
@@ -179,10 +231,13 @@ FORWARD_KERNEL = Kernel(
     ),
     two_warps=(Tiling(1, 128, 64, 64, 2), Tiling(1, 128, 32, 32, 1)),
     two_groups=(Tiling(1, 128, 64, 64, 2, groups=True), Tiling(1, 256, 64, 64, 1, groups=True)),
+    begin=SOFTMAX,
+    pipelined=PIPELINED_FORWARD,
+    pipelines=(Tiling(1, 128, 64, 64, 4, True, 2), Tiling(1, 384, 112, 112, 1, True, 2)),
 )
 QUERY_KERNEL = Kernel(
     "attention_query_gradient",
-    GRADIENTS + QUERY_GRADIENT,
+    QUERY_GRADIENT,
     ("q", "k", "v", "out", "lse", "dout", "dq", "scratch"),
     of_keys=False,
     tiles=2,
@@ -194,10 +249,14 @@ QUERY_KERNEL = Kernel(
     ),
     two_warps=(Tiling(1, 128, 64, 32, 2), Tiling(1, 128, 16, 16, 1)),
     two_groups=(Tiling(1, 128, 64, 64, 2, groups=True), Tiling(1, 256, 32, 32, 1, groups=True)),
+    begin=GRADIENTS + DELTA,
+    pipelined=PIPELINED_QUERY_GRADIENT,
+    pipelines=(Tiling(1, 128, 64, 64, 3, True, 3), Tiling(1, 384, 64, 64, 1, True, 2)),
+    masked=(Tiling(1, 128, 64, 64, 2, True, 2), Tiling(1, 256, 64, 64, 1, True, 2)),
 )
 KEY_KERNEL = Kernel(
     "attention_key_gradient",
-    GRADIENTS + KEY_GRADIENT,
+    KEY_GRADIENT,
     ("q", "k", "v", "dout", "dk", "dv", "scratch"),
     of_keys=True,
     tiles=2,
@@ -209,6 +268,9 @@ KEY_KERNEL = Kernel(
     ),
     two_warps=(Tiling(1, 128, 64, 16, 2), Tiling(1, 128, 16, 16, 1)),
     two_groups=(Tiling(1, 128, 64, 64, 2, groups=True), Tiling(1, 256, 32, 32, 1, groups=True)),
+    begin=GRADIENTS + OF_QUERIES,
+    pipelined=PIPELINED_KEY_GRADIENT,
+    pipelines=(Tiling(1, 128, 64, 64, 2, True, 3), Tiling(1, 256, 64, 64, 1, True, 2)),
 )
 
 
@@ -273,13 +335,19 @@ def source(
         "INNER": tiling.inner,
         "BLOCKS": tiling.blocks,
     }
+    if tiling.stages:
+        constants["STAGES"] = tiling.stages
     head = "".join(f"constexpr int {name} = {value};\n" for name, value in constants.items())
     makes = {f"MAKES_{name.upper()}": name in kernel.makes for name in "kv"}
     flags = {"CAUSAL": causal, "OF_KEYS": kernel.of_keys, "WIDE": parts > 0} | makes
     head += "".join(f"constexpr bool {name} = {str(value).lower()};\n" for name, value in flags.items())
     products = cuda_mma.text(dtype.name, group_sizes(features, tiling, parts))
     common = (SPLIT if parts else PLAIN) + COMMON + (SUMS if kernel.sums else NO_SUMS)
-    return head + products + code.text + common + kernel.body
+    body = kernel.body
+    if tiling.stages and kernel.pipelined:
+        products += cuda_pipeline.INSTRUCTIONS + cuda_pipeline.RINGS
+        body = PIPELINE + kernel.pipelined
+    return head + products + code.text + common + kernel.begin + body
 
 
 def group_sizes(features: int, tiling: Tiling, parts: int = 0) -> cuda_mma.GroupSizes | None:
@@ -382,6 +450,7 @@ def prepare(
     tiling = tiling or kernel.tiling(shape.features, arch, code, parts)
     function = _function(kernel, dtype, shape.features, causal, tiling, code, parts, device)
     arguments = [0] * len(operands_of(kernel, code, parts)) + [problem(kernel, shape, scale, strides, parts)]
+    arguments += [bytes(tensor_maps.BYTES)] * len(boxes(kernel, shape, strides, tiling))
     if kernel.body is cuda_attention_mods.TILES:
         grid, shared = (
             cuda_attention_mods.lists(code, shape.batch, shape.heads, kernel.tiles_of(shape, tiling)[0]),
@@ -389,7 +458,23 @@ def prepare(
         )
     else:
         grid, shared = kernel.blocks(shape, tiling), kernel.shared_bytes(shape.features, tiling, parts)
-    return function.prepare((grid,), (tiling.threads,), shared, arguments)
+    threads = tiling.threads if kernel.body is cuda_attention_mods.TILES else tiling.launched
+    return function.prepare((grid,), (threads,), shared, arguments)
+
+
+def boxes(kernel: Kernel, shape: Shape, strides: Mapping[str, Strides], tiling: Tiling) -> dict[str, Box]:
+    """The operands of which a kernel has tensor maps, as its last parameters, and what is copied of them at a time."""
+    if not (tiling.stages and kernel.pipelined):
+        return {}
+    panel, found = cuda_mma.panel_of(shape.features), {}
+    for name in _IN_PARTS:
+        if name in kernel.operands:
+            of, is_key = strides[name], name in "kv"
+            tokens, heads = (shape.keys, shape.key_heads) if is_key else (shape.queries, shape.heads)
+            rows = tiling.rows if is_key == kernel.of_keys else tiling.columns
+            sizes = shape.features, heads, tokens, shape.batch
+            found[name] = Box(sizes, (2 * of.head, 2 * of.token, 2 * of.batch), (panel, 1, rows, 1))
+    return found
 
 
 def operands_of(kernel: Kernel, code: Code, parts: int = 0) -> tuple[str, ...]:
@@ -398,6 +483,20 @@ def operands_of(kernel: Kernel, code: Code, parts: int = 0) -> tuple[str, ...]:
     if parts and found:
         found += [f"{name}_{what}" for what in ("rest", "units") for name in _IN_PARTS]
     return (*found, *kernel.sums, *(() if code is NO_CODE else code.operands))
+
+
+class _Map:
+    """A parameter that is a tensor map of an operand: made anew when the operand lies elsewhere."""
+
+    def __init__(self, parameter: int, operand: int, box: Box):
+        self._parameter, self._operand, self._box = parameter, operand, box
+        self._address = -1
+
+    def set(self, arguments: cuda_runtime.Arguments, pointers: Sequence[int]) -> None:
+        address = pointers[self._operand]
+        if address != self._address:
+            arguments.set(self._parameter, self._box.map(address))
+            self._address = address
 
 
 class _Kernel:
@@ -424,6 +523,11 @@ class _Kernel:
         self._lists = made(kernel.lists) if code.masked else None
         self._launch = made(kernel)
         self._plain = code is NO_CODE
+        first = len(operands_of(kernel, code, parts)) + 1
+        self._maps = [
+            _Map(first + i, kernel.operands.index(name), box)
+            for i, (name, box) in enumerate(boxes(kernel, shape, strides, tiling).items())
+        ]
 
     def __call__(self, pointers: Sequence[int], extras: Sequence[int], lists: int, stream: Any) -> None:
         """Put it on a stream.
@@ -436,6 +540,8 @@ class _Kernel:
         behind = [] if self._plain else [*extras[:2], lists, *extras[2:]]
         if self._lists is not None:
             _run(self._lists, behind, stream)
+        for of in self._maps:
+            of.set(self._launch.arguments, pointers)
         _run(self._launch, [*pointers, *behind], stream)
 
 

@@ -101,7 +101,7 @@ inline float *sums_at(float *to, const Strides &s, int tokens, int batch, int he
 """
 """Sums over tokens, which a bias that was added to queries, keys and values wants."""
 
-QUERY_GRADIENT = r"""
+DELTA = r"""
 // Rows of gradients in one part, all below 2^15, are brought to between 2^14 and there, so that dS of small ones has as
 // many bits: by these powers of two, which nothing else needs.
 constexpr bool BY_ROWS = WIDE && PARTS == 1;
@@ -163,6 +163,92 @@ inline void times_results(float (&delta)[SLABS][2], unsigned gradients_tile, uns
   }
 }
 
+
+// What scores of rows from `row` on are lowered by: infinity where nothing is seen.
+inline void load_shifts(float (&shift)[SLABS][2], const float *lse, const Problem &p, int row) {
+#pragma unroll
+  for (int i = 0; i < SLABS * 2; ++i) {
+    const int query = row + i * 8 + threadIdx.x % 32 / 4;
+    const float logarithm = query < p.queries ? lse[query] : negative_infinity();
+    shift[i / 2][i % 2] = logarithm == negative_infinity() ? -negative_infinity() : logarithm * LOG2_E - RAISED;
+  }
+}
+
+// Deltas from sums of lanes, and what the other kernel wants of each query. That of queries behind the last tile, which
+// the other kernel may read as part of one of its own, is the last block's to make.
+inline void make_numbers(const float (&shift)[SLABS][2], float (&delta)[SLABS][2], float2 *numbers, const Problem &p,
+                         int row) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int m = 0; m < SLABS; ++m)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int query = row + m * 16 + half * 8 + lane / 4;
+      delta[m][half] = sum_of_row(delta[m][half] * (WIDE ? LOWERED : 1));
+      if (lane % 4 == 0 && query < p.padded) numbers[query] = make_float2(shift[m][half], delta[m][half]);
+    }
+  const int end = (row / ROWS + 1) * ROWS;  // of the block's rows
+  if (end >= p.queries)
+    for (int query = end + threadIdx.x; query < p.padded; query += THREADS)
+      numbers[query] = make_float2(-negative_infinity(), 0);
+}
+
+// Products of rows from `row` on with keys from `start` on become weights, times the slopes of scores that are changed:
+// only the product of both is wanted.
+template<int N>
+__forceinline__ void weigh_keys(float (&weights)[SLABS][N][4], const float (&shift)[SLABS][2], const Pairs &pairs,
+                                const Problem &p, float of_products, int row, int start, bool partial) {
+  const int lane = threadIdx.x % 32;
+  const float scale = (SCORED ? 1 : of_products) * LOG2_E;
+  auto key_of = [&](int i) { return start + i / 4 * 8 + lane % 4 * 2 + i % 2; };
+  auto query_of = [&](int m, int i) { return row + m * 16 + i % 4 / 2 * 8 + lane / 4; };
+  auto outside = [&](int m, int i) {
+    const int key = key_of(i), query = query_of(m, i);
+    return key >= p.keys || (CAUSAL && key > query) || !pairs.seen(query, key);
+  };
+  const bool edge = start + 8 * N > p.keys || (CAUSAL && start + 8 * N > row + 1) || partial;
+  if (!SCORED && edge) {
+#pragma unroll
+    for (int m = 0; m < SLABS; ++m)
+#pragma unroll
+      for (int i = 0; i < N * 4; ++i)
+        if (outside(m, i)) weights[m][i / 4][i % 4] = negative_infinity();
+  }
+#pragma unroll
+  for (int m = 0; m < SLABS; ++m)
+#pragma unroll
+    for (int i = 0; i < N * 4; ++i) {
+      float &weight = weights[m][i / 4][i % 4], slope = 1;
+      if constexpr (SCORED) weight = pairs.score(weight * of_products, query_of(m, i), key_of(i), slope);
+      weight = exp2_fast(weight * scale - shift[m][i % 4 / 2]);
+      if (SLOPED && weight > 0) weight *= slope;
+    }
+  if (SCORED && edge) {  // what is not seen has a score all the same
+#pragma unroll
+    for (int m = 0; m < SLABS; ++m)
+#pragma unroll
+      for (int i = 0; i < N * 4; ++i)
+        if (outside(m, i)) weights[m][i / 4][i % 4] = 0;
+  }
+}
+
+// dP becomes dS
+template<int N>
+inline void times_keys(float (&gradients)[SLABS][N][4], const float (&weights)[SLABS][N][4],
+                       const float (&delta)[SLABS][2], const float (&powers)[SLABS][2]) {
+#pragma unroll
+  for (int m = 0; m < SLABS; ++m)
+#pragma unroll
+    for (int i = 0; i < N * 4; ++i) {
+      float &gradient = gradients[m][i / 4][i % 4];
+      const float lowered = BY_ROWS ? LOWERED * powers[m][i % 4 / 2] : LOWERED;
+      gradient = weights[m][i / 4][i % 4] * (gradient * lowered - delta[m][i % 4 / 2]);
+    }
+}
+"""
+"""What kernels for the gradient of the queries begin with."""
+
+QUERY_GRADIENT = r"""
 constexpr unsigned STAGE = 2 * operand_bytes(COLUMNS);
 static_assert(WIDE || ROWS <= 2 * COLUMNS, "the output's tile is where the second stage will be");
 
@@ -170,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_query_gradient(const element *q, const element *k, const element *v, const result *out, const float *lse,
                          const element *dout, result *dq, float2 *numbers, IN_PARTS SUMS(dq_sums) EXTRAS
                          const Problem p) {
-  const Place place = place_of(p.planes, p.section, (p.queries + ROWS - 1) / ROWS, CAUSAL);
+  const Place place = place_of(blockIdx.x, p.planes, p.section, (p.queries + ROWS - 1) / ROWS, CAUSAL);
   const int batch = place.plane / p.heads, head = place.plane % p.heads, first = place.tile * ROWS;
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * SLABS, there_are = p.queries - first;
   const int unit_end = first + warp_row / UNIT * UNIT + UNIT;
@@ -203,31 +289,10 @@ attention_query_gradient(const element *q, const element *k, const element *v, c
   const Left<ROWS> queries(rows, warp_row), douts(rows + operand_bytes(ROWS), warp_row);
 
   float shift[SLABS][2], delta[SLABS][2] = {};
-  {
-    times_results<ROWS>(delta, rows + operand_bytes(ROWS), stages + STAGE, rows_at(out, p.out, batch, head, first),
-                        p.out.token, there_are, warp_row, 1 / units.v);
-    if (WIDE) {
-#pragma unroll
-      for (int i = 0; i < SLABS * 2; ++i) delta[i / 2][i % 2] *= LOWERED;
-    }
-#pragma unroll
-    for (int m = 0; m < SLABS; ++m) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const int query = first + warp_row + m * 16 + half * 8 + lane / 4;
-        const float logarithm =
-            query < p.queries ? lse[(long long)place.plane * p.queries + query] : negative_infinity();
-        delta[m][half] = sum_of_row(delta[m][half]);
-        shift[m][half] = logarithm == negative_infinity() ? -negative_infinity() : logarithm * LOG2_E - RAISED;
-        if (lane % 4 == 0 && query < p.padded)
-          numbers[(long long)place.plane * p.padded + query] = make_float2(shift[m][half], delta[m][half]);
-      }
-    }
-    if (there_are <= ROWS) {  // those behind the last tile, which the other kernel may read as part of one of its own
-      for (int query = first + ROWS + threadIdx.x; query < p.padded; query += THREADS)
-        numbers[(long long)place.plane * p.padded + query] = make_float2(-negative_infinity(), 0);
-    }
-  }
+  times_results<ROWS>(delta, rows + operand_bytes(ROWS), stages + STAGE, rows_at(out, p.out, batch, head, first),
+                      p.out.token, there_are, warp_row, 1 / units.v);
+  load_shifts(shift, lse + (long long)place.plane * p.queries, p, first + warp_row);
+  make_numbers(shift, delta, numbers + (long long)place.plane * p.padded, p, first + warp_row);
   float powers[SLABS][2];
   if (BY_ROWS) {
     find_powers<ROWS>(powers, rows + operand_bytes(ROWS), warp_row);
@@ -235,7 +300,7 @@ attention_query_gradient(const element *q, const element *k, const element *v, c
     for (int i = 0; i < SLABS * 2; ++i) delta[i / 2][i % 2] *= powers[i / 2][i % 2];
   }
 
-  const float of_products = scale_of_products(p.scale, units), scale = (SCORED ? 1 : of_products) * LOG2_E;
+  const float of_products = scale_of_products(p.scale, units);
   float sums[SLABS][FEATURES / 8][4] = {};
   for (int n = 0; n < list.count; ++n) {
     wait_for_tile();  // the tile is there, and nobody reads the one before it, or the output's, any more
@@ -253,46 +318,9 @@ attention_query_gradient(const element *q, const element *k, const element *v, c
       times_rows<COLUMNS>(gradients, douts, stage + STAGE / 2, inner);
       end_of_products();
       wait_for_products<1>(weights);
-      const bool edge = start + INNER > p.keys || (CAUSAL && start + INNER > row + 1) || list.partial(n);
-      auto outside = [&](int m, int i) {
-        int key = start + i / 4 * 8 + lane % 4 * 2 + i % 2, query = row + m * 16 + i % 4 / 2 * 8 + lane / 4;
-        return key >= p.keys || (CAUSAL && key > query) || !pairs.seen(query, key);
-      };
-      if (!SCORED && edge) {
-#pragma unroll
-        for (int m = 0; m < SLABS; ++m)
-#pragma unroll
-          for (int i = 0; i < INNER / 2; ++i)
-            if (outside(m, i)) weights[m][i / 4][i % 4] = negative_infinity();
-      }
-#pragma unroll
-      for (int m = 0; m < SLABS; ++m)
-#pragma unroll
-        for (int i = 0; i < INNER / 2; ++i) {
-          float &weight = weights[m][i / 4][i % 4], slope = 1;
-          if constexpr (SCORED) {
-            int key = start + i / 4 * 8 + lane % 4 * 2 + i % 2, query = row + m * 16 + i % 4 / 2 * 8 + lane / 4;
-            weight = pairs.score(weight * of_products, query, key, slope);
-          }
-          weight = exp2_fast(weight * scale - shift[m][i % 4 / 2]);
-          if (SLOPED && weight > 0) weight *= slope;  // only the product of both is wanted
-        }
-      if (SCORED && edge) {  // what is not seen has a score all the same
-#pragma unroll
-        for (int m = 0; m < SLABS; ++m)
-#pragma unroll
-          for (int i = 0; i < INNER / 2; ++i)
-            if (outside(m, i)) weights[m][i / 4][i % 4] = 0;
-      }
+      weigh_keys(weights, shift, pairs, p, of_products, row, start, list.partial(n));
       wait_for_products<0>(gradients);
-#pragma unroll
-      for (int m = 0; m < SLABS; ++m)
-#pragma unroll
-        for (int i = 0; i < INNER / 2; ++i) {
-          float &gradient = gradients[m][i / 4][i % 4];
-          const float lowered = BY_ROWS ? LOWERED * powers[m][i % 4 / 2] : LOWERED;
-          gradient = weights[m][i / 4][i % 4] * (gradient * lowered - delta[m][i % 4 / 2]);
-        }
+      times_keys(gradients, weights, delta, powers);
       float raised[SLABS][2];
       raise_rows(gradients, raised, p.scale);
       unsigned left[PARTS][SLABS][INNER / 16][4];
@@ -311,6 +339,69 @@ attention_query_gradient(const element *q, const element *k, const element *v, c
 }
 """
 
+OF_QUERIES = r"""
+// Products of keys from `row` on with queries from `start` on become weights; `numbers` are shifts and deltas of pairs.
+template<int N, int M>
+__forceinline__ void weigh_queries(float (&weights)[SLABS][N][4], float (&slopes)[M][N][4], const float4 *numbers,
+                                   const Pairs &pairs, const Problem &p, float of_products, int row, int start,
+                                   bool partial) {
+  const int lane = threadIdx.x % 32;
+  const float scale = (SCORED ? 1 : of_products) * LOG2_E;
+  auto query_of = [&](int i) { return start + i / 4 * 8 + lane % 4 * 2 + i % 2; };
+  auto key_of = [&](int m, int i) { return row + m * 16 + i % 4 / 2 * 8 + lane / 4; };
+  if constexpr (SCORED) {
+#pragma unroll
+    for (int m = 0; m < SLABS; ++m)
+#pragma unroll
+      for (int i = 0; i < N * 4; ++i) {
+        float &weight = weights[m][i / 4][i % 4], slope = 1;
+        weight = pairs.score(weight * of_products, query_of(i), key_of(m, i), slope);
+        if constexpr (SLOPED) slopes[m][i / 4][i % 4] = slope;
+      }
+  }
+  // queries behind the last are zero: a score of that may be anything, NaN too
+  const bool behind = SCORED && start + 8 * N > p.queries;
+  if (behind || (CAUSAL && start < row + 16 * SLABS - 1) || (MASKED && partial)) {
+#pragma unroll
+    for (int m = 0; m < SLABS; ++m)
+#pragma unroll
+      for (int i = 0; i < N * 4; ++i) {
+        const int query = query_of(i), key = key_of(m, i);
+        if ((SCORED && query >= p.queries) || (CAUSAL && key > query) || !pairs.seen(query, key))
+          weights[m][i / 4][i % 4] = negative_infinity();
+      }
+  }
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    const float4 both = numbers[n * 4 + lane % 4];
+#pragma unroll
+    for (int i = 0; i < SLABS * 4; ++i) {
+      float &weight = weights[i / 4][n][i % 4];
+      weight = exp2_fast(weight * scale - (i % 2 ? both.z : both.x));
+    }
+  }
+}
+
+// dP becomes dS
+template<int N, int M>
+inline void times_queries(float (&gradients)[SLABS][N][4], const float (&weights)[SLABS][N][4],
+                          const float (&slopes)[M][N][4], const float4 *numbers) {
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    const float4 both = numbers[n * 4 + threadIdx.x % 4];
+#pragma unroll
+    for (int i = 0; i < SLABS * 4; ++i) {
+      float &gradient = gradients[i / 4][n][i % 4];
+      const float weight = weights[i / 4][n][i % 4];
+      gradient = weight * (gradient * LOWERED - (i % 2 ? both.w : both.y));
+      if constexpr (SLOPED)
+        if (weight > 0) gradient *= slopes[i / 4][n][i % 4];
+    }
+  }
+}
+"""
+"""What kernels for the gradients of keys and values begin with."""
+
 KEY_GRADIENT = r"""
 constexpr unsigned PAIRS = COLUMNS * sizeof(float2);
 constexpr unsigned STAGE = 2 * operand_bytes(COLUMNS) + 1024 * ((PAIRS + 1023) / 1024);
@@ -319,9 +410,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_key_gradient(const element *q, const element *k, const element *v, const element *dout, result *dk,
                        result *dv, const float2 *numbers, IN_PARTS SUMS(dk_sums) SUMS(dv_sums) EXTRAS
                        const Problem p) {
-  const Place place = place_of(p.planes, p.section, (p.keys + ROWS - 1) / ROWS, false);
+  const Place place = place_of(blockIdx.x, p.planes, p.section, (p.keys + ROWS - 1) / ROWS, false);
   const int key_heads = p.heads / p.group, batch = place.plane / key_heads, key_head = place.plane % key_heads;
-  const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * SLABS;
+  const int warp_row = threadIdx.x / 32 * 16 * SLABS;
   const int first = place.tile * ROWS, there_are = p.keys - first, row = first + warp_row;
   const int unit_begin = first + warp_row / UNIT * UNIT;
   const unsigned rows = shared_address(shared_memory), stages = rows + 2 * operand_bytes(ROWS);
@@ -374,7 +465,7 @@ attention_key_gradient(const element *q, const element *k, const element *v, con
   const Left<ROWS> keys(rows, warp_row), values(rows + operand_bytes(ROWS), warp_row);
 
   const Units units = UNITS_OF(batch, key_head);
-  const float of_products = scale_of_products(p.scale, units), scale = (SCORED ? 1 : of_products) * LOG2_E;
+  const float of_products = scale_of_products(p.scale, units);
   float key_sums[SLABS][FEATURES / 8][4] = {}, value_sums[SLABS][FEATURES / 8][4] = {};
   for (int step = 0; step < steps; ++step) {
     const int query = next;
@@ -397,41 +488,8 @@ attention_key_gradient(const element *q, const element *k, const element *v, con
       if (MAKES_K) times_rows<COLUMNS>(gradients, values, tile + operand_bytes(COLUMNS), inner);
       end_of_products();
       wait_for_products<1>(weights);
-      float slopes[SLOPED ? SLABS : 1][SLOPED ? INNER / 8 : 1][4];
-      if constexpr (SCORED) {
-#pragma unroll
-        for (int m = 0; m < SLABS; ++m)
-#pragma unroll
-          for (int i = 0; i < INNER / 2; ++i) {
-            int query = start + i / 4 * 8 + lane % 4 * 2 + i % 2, key = row + m * 16 + i % 4 / 2 * 8 + lane / 4;
-            float &weight = weights[m][i / 4][i % 4], slope = 1;
-            weight = pairs.score(weight * of_products, query, key, slope);
-            if (SLOPED) slopes[m][i / 4][i % 4] = slope;
-          }
-      }
-      // queries behind the last are zero: a score of that may be anything, NaN too
-      const bool behind = SCORED && start + INNER > p.queries;
-      if (behind || (CAUSAL && start < row + 16 * SLABS - 1) || (MASKED && partial)) {
-#pragma unroll
-        for (int m = 0; m < SLABS; ++m)
-#pragma unroll
-          for (int i = 0; i < INNER / 2; ++i) {
-            int query = start + i / 4 * 8 + lane % 4 * 2 + i % 2, key = row + m * 16 + i % 4 / 2 * 8 + lane / 4;
-            if ((SCORED && query >= p.queries) || (CAUSAL && key > query) || !pairs.seen(query, key))
-              weights[m][i / 4][i % 4] = negative_infinity();
-          }
-      }
-      float deltas[INNER / 8][2];
-#pragma unroll
-      for (int n = 0; n < INNER / 8; ++n) {
-        const float4 both = two_pairs[(inner + n * 8) / 2 + lane % 4];
-        deltas[n][0] = both.y, deltas[n][1] = both.w;
-#pragma unroll
-        for (int i = 0; i < SLABS * 4; ++i) {
-          float &weight = weights[i / 4][n][i % 4];
-          weight = exp2_fast(weight * scale - (i % 2 ? both.z : both.x));
-        }
-      }
+      float slopes[SLOPED ? SLABS : 1][INNER / 8][4];
+      weigh_queries(weights, slopes, two_pairs + inner / 2, pairs, p, of_products, row, start, partial);
       unsigned left_weights[PARTS][SLABS][INNER / 16][4], left_gradients[PARTS][SLABS][INNER / 16][4];
       if (MAKES_V) {
         as_left(left_weights, weights);
@@ -442,15 +500,7 @@ attention_key_gradient(const element *q, const element *k, const element *v, con
         continue;
       }
       wait_for_products<MAKES_V>(gradients);
-#pragma unroll
-      for (int n = 0; n < INNER / 8; ++n)
-#pragma unroll
-        for (int i = 0; i < SLABS * 4; ++i) {
-          float &gradient = gradients[i / 4][n][i % 4];
-          const float weight = weights[i / 4][n][i % 4];
-          gradient = weight * (gradient * LOWERED - deltas[n][i % 2]);
-          if (SLOPED && weight > 0) gradient *= slopes[i / 4][n][i % 4];
-        }
+      times_queries(gradients, weights, slopes, two_pairs + inner / 2);
       float raised[SLABS][2];
       raise_rows(gradients, raised, p.scale);
       as_left(left_gradients, gradients);

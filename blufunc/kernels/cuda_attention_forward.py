@@ -60,8 +60,8 @@ extern __shared__ __align__(1024) unsigned char shared_memory[];
 // The plane (batch and head) of a block and its tile. Sections of planes follow each other, so that what their blocks
 // read together stays in the second-level cache; in a section the tiles with the most work go first.
 struct Place { int plane, tile; };
-inline Place place_of(int planes, int section, int tiles, bool last_tile_first) {
-  int begun = blockIdx.x / (tiles * section), i = blockIdx.x - begun * tiles * section;
+inline Place place_of(int block, int planes, int section, int tiles, bool last_tile_first) {
+  int begun = block / (tiles * section), i = block - begun * tiles * section;
   int size = min(section, planes - begun * section);
   int tile = i / size;
   return {begun * section + i % size, last_tile_first ? tiles - 1 - tile : tile};
@@ -92,15 +92,107 @@ inline Visits visits(const int *lists, const Problem &p, int batch, int head, in
 }
 """
 
+SOFTMAX = r"""
+// The softmax of a warp's rows over tiles of keys: the greatest score so far, and the sum of the weights.
+struct Softmax {
+  float of_products, unit, scale;  // of products, of scores, and of those in powers of two, one instruction
+  float top[SLABS][2], total[SLABS][2];
+
+  inline Softmax(const Problem &p, const Units &units) : of_products(scale_of_products(p.scale, units)) {
+    unit = SCORED ? 1 : of_products, scale = unit * LOG2_E;
+#pragma unroll
+    for (int i = 0; i < 2 * SLABS; ++i) top[i / 2][i % 2] = negative_infinity(), total[i / 2][i % 2] = 0;
+  }
+
+  // Products of rows from `row` on and keys from `start` on become scores: minus infinity where a pair is not seen.
+  __forceinline__ void score(float (&scores)[SLABS][COLUMNS / 8][4], const Pairs &pairs, const Problem &p, int row,
+                             int start, bool partial) const {
+    const int lane = threadIdx.x % 32;
+    if constexpr (SCORED) {
+#pragma unroll
+      for (int m = 0; m < SLABS; ++m)
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 2; ++i) {
+          int key = start + i / 4 * 8 + lane % 4 * 2 + i % 2, query = row + m * 16 + i % 4 / 2 * 8 + lane / 4;
+          float &score = scores[m][i / 4][i % 4];
+          score = pairs.score(score * of_products, query, key);
+        }
+    }
+    if (start + COLUMNS > p.keys || (CAUSAL && start + COLUMNS > row + 1) || partial) {
+#pragma unroll
+      for (int m = 0; m < SLABS; ++m)
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 2; ++i) {
+          int key = start + i / 4 * 8 + lane % 4 * 2 + i % 2, query = row + m * 16 + i % 4 / 2 * 8 + lane / 4;
+          if (key >= p.keys || (CAUSAL && key > query) || !pairs.seen(query, key))
+            scores[m][i / 4][i % 4] = negative_infinity();
+        }
+    }
+  }
+
+  // Scores become weights; what was summed up by weights before is to be multiplied by `kept`.
+  __forceinline__ void weigh(float (&scores)[SLABS][COLUMNS / 8][4], float (&kept)[SLABS][2]) {
+#pragma unroll
+    for (int m = 0; m < SLABS; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float before = top[m][half];
+        float most[4] = {before, before, before, before};  // of every fourth: none waits for the one before it
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 4; ++i) most[i % 4] = fmaxf(most[i % 4], scores[m][i / 2][half * 2 + i % 2]);
+        const float now = top[m][half] = max_of_row(fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3])));
+        const float shift = now == negative_infinity() ? 0 : now * scale;  // of a row that sees nothing yet
+        kept[m][half] = exp2_fast(before * scale - shift);
+        float sum[4] = {};
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 4; ++i) {
+          float &score = scores[m][i / 2][half * 2 + i % 2];
+          score = exp2_fast(score * scale - (shift - RAISED));
+          sum[i % 4] += score;
+        }
+        total[m][half] = total[m][half] * kept[m][half] + ((sum[0] + sum[1]) + (sum[2] + sum[3]));
+      }
+  }
+
+  // Divide by the sums of the weights: `factor` is what is left of that to do. Lines of lse are those of `first` on.
+  __forceinline__ void end(float (&sums)[SLABS][FEATURES / 8][4], float (&factor)[SLABS][2], const Units &units,
+                           float *lse, int first, int queries) const {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int m = 0; m < SLABS; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float sum = sum_of_row(total[m][half]);
+        const int query = first + m * 16 + half * 8 + lane / 4;
+        factor[m][half] = sum > 0 ? 1 / sum : 0;
+        if (WIDE) {  // one after the other, for their product may be too small to have all its bits
+#pragma unroll
+          for (int i = 0; i < FEATURES / 4; ++i) sums[m][i / 2][half * 2 + i % 2] *= factor[m][half];
+          factor[m][half] = units.v;
+        }
+        if (lane % 4 == 0 && query < queries)
+          lse[query] = sum > 0 ? top[m][half] * unit + (logf(sum) - RAISED / LOG2_E) : negative_infinity();
+      }
+  }
+};
+inline void rescale(float (&sums)[SLABS][FEATURES / 8][4], const float (&kept)[SLABS][2]) {
+#pragma unroll
+  for (int m = 0; m < SLABS; ++m)
+#pragma unroll
+    for (int i = 0; i < FEATURES / 2; ++i) sums[m][i / 4][i % 4] *= kept[m][i % 4 / 2];
+}
+"""
+"""What all kernels of the forward pass do with scores."""
+
 FORWARD = r"""
 constexpr unsigned STAGE = 2 * operand_bytes(COLUMNS);
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 attention_forward(const element *q, const element *k, const element *v, result *out, float *lse, IN_PARTS
                   EXTRAS const Problem p) {
-  const Place place = place_of(p.planes, p.section, (p.queries + ROWS - 1) / ROWS, CAUSAL);
+  const Place place = place_of(blockIdx.x, p.planes, p.section, (p.queries + ROWS - 1) / ROWS, CAUSAL);
   const int batch = place.plane / p.heads, head = place.plane % p.heads, first = place.tile * ROWS;
-  const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * SLABS;
+  const int warp_row = threadIdx.x / 32 * 16 * SLABS;
   const int unit_end = first + warp_row / UNIT * UNIT + UNIT;
   const unsigned rows = shared_address(shared_memory), stages = rows + operand_bytes(ROWS);
   const long long q_apart = APART(q), k_apart = APART(k), v_apart = APART(v);
@@ -127,11 +219,8 @@ attention_forward(const element *q, const element *k, const element *v, result *
   __syncthreads();
   const Left<ROWS> queries(rows, warp_row);
 
-  const float of_products = scale_of_products(p.scale, units);
-  const float unit = SCORED ? 1 : of_products, scale = unit * LOG2_E;  // exp(x) is exp2(x log2(e)), one instruction
-  float sums[SLABS][FEATURES / 8][4] = {}, top[SLABS][2], total[SLABS][2] = {};
-#pragma unroll
-  for (int m = 0; m < SLABS; ++m) top[m][0] = top[m][1] = negative_infinity();
+  Softmax softmax(p, units);
+  float sums[SLABS][FEATURES / 8][4] = {};
 
   for (int n = 0; n < list.count; ++n) {
     wait_for_tile();  // the tile is there, and nobody reads the one before it any more
@@ -145,48 +234,10 @@ attention_forward(const element *q, const element *k, const element *v, result *
     times_rows<COLUMNS>(scores, queries, stage, 0);
     end_of_products();
     wait_for_products<0>(scores);
-    if constexpr (SCORED) {
-#pragma unroll
-      for (int m = 0; m < SLABS; ++m)
-#pragma unroll
-        for (int i = 0; i < COLUMNS / 2; ++i) {
-          int key = start + i / 4 * 8 + lane % 4 * 2 + i % 2, query = row + m * 16 + i % 4 / 2 * 8 + lane / 4;
-          float &score = scores[m][i / 4][i % 4];
-          score = pairs.score(score * of_products, query, key);
-        }
-    }
-    if (start + COLUMNS > p.keys || (CAUSAL && start + COLUMNS > row + 1) || list.partial(n)) {
-#pragma unroll
-      for (int m = 0; m < SLABS; ++m)
-#pragma unroll
-        for (int i = 0; i < COLUMNS / 2; ++i) {
-          int key = start + i / 4 * 8 + lane % 4 * 2 + i % 2, query = row + m * 16 + i % 4 / 2 * 8 + lane / 4;
-          if (key >= p.keys || (CAUSAL && key > query) || !pairs.seen(query, key))
-            scores[m][i / 4][i % 4] = negative_infinity();
-        }
-    }
-#pragma unroll
-    for (int m = 0; m < SLABS; ++m)
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float before = top[m][half];
-        float most[4] = {before, before, before, before};  // of every fourth: none waits for the one before it
-#pragma unroll
-        for (int i = 0; i < COLUMNS / 4; ++i) most[i % 4] = fmaxf(most[i % 4], scores[m][i / 2][half * 2 + i % 2]);
-        const float now = top[m][half] = max_of_row(fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3])));
-        const float shift = now == negative_infinity() ? 0 : now * scale;  // of a row that sees nothing yet
-        const float kept = exp2_fast(before * scale - shift);
-        float sum[4] = {};
-#pragma unroll
-        for (int i = 0; i < COLUMNS / 4; ++i) {
-          float &score = scores[m][i / 2][half * 2 + i % 2];
-          score = exp2_fast(score * scale - (shift - RAISED));
-          sum[i % 4] += score;
-        }
-        total[m][half] = total[m][half] * kept + ((sum[0] + sum[1]) + (sum[2] + sum[3]));
-#pragma unroll
-        for (int i = 0; i < FEATURES / 4; ++i) sums[m][i / 2][half * 2 + i % 2] *= kept;
-      }
+    softmax.score(scores, pairs, p, row, start, list.partial(n));
+    float kept[SLABS][2];
+    softmax.weigh(scores, kept);
+    rescale(sums, kept);
     unsigned weights[PARTS][SLABS][COLUMNS / 16][4];
     as_left(weights, scores);
     add_columns<COLUMNS>(sums, weights, stage + STAGE / 2, 0);
@@ -194,22 +245,7 @@ attention_forward(const element *q, const element *k, const element *v, result *
   }
 
   float factor[SLABS][2];
-#pragma unroll
-  for (int m = 0; m < SLABS; ++m)
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float sum = sum_of_row(total[m][half]);
-      const int query = first + warp_row + m * 16 + half * 8 + lane / 4;
-      factor[m][half] = sum > 0 ? 1 / sum : 0;
-      if (WIDE) {  // one after the other, for their product may be too small to have all its bits
-#pragma unroll
-        for (int i = 0; i < FEATURES / 4; ++i) sums[m][i / 2][half * 2 + i % 2] *= factor[m][half];
-        factor[m][half] = units.v;
-      }
-      if (lane % 4 == 0 && query < p.queries)
-        lse[(long long)place.plane * p.queries + query] =
-            sum > 0 ? top[m][half] * unit + (logf(sum) - RAISED / LOG2_E) : negative_infinity();
-    }
+  softmax.end(sums, factor, units, lse + (long long)place.plane * p.queries, first + warp_row, p.queries);
   store_rows<ROWS>(rows_at(out, p.out, batch, head, first), p.out.token, p.queries - first, shared_memory, warp_row,
                    sums, factor);
 }

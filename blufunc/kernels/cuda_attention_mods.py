@@ -29,6 +29,7 @@ class Code(NamedTuple):
       mods: what it is the code of; None: of none.
       tables: the types of the arrays that it reads.
       masked: whether there is a mask: a kernel then goes through lists of tiles.
+      scored: whether scores are changed.
       sloped: whether a derivative of a score is not 1.
       by_batch, by_head: whether the mask asks for the batch entry, or for the head: there are as many lists.
     """
@@ -37,6 +38,7 @@ class Code(NamedTuple):
     mods: Any = None
     tables: tuple[ShapedArray, ...] = ()
     masked: bool = False
+    scored: bool = False
     sloped: bool = False
     by_batch: bool = False
     by_head: bool = False
@@ -139,7 +141,7 @@ def code_of(mods: Any, tables: tuple[ShapedArray, ...]) -> Code | str:
         tables=", ".join(f"t{i}" for i in range(len(types))),
     )
     text = head + "".join(parts) + pairs
-    return Code(text, mods, tables, flags["MASKED"], sloped, flags["BY_BATCH"], flags["BY_HEAD"])
+    return Code(text, mods, tables, *flags.values())
 
 
 def _asks(jaxpr: Jaxpr | None, number: str) -> bool:

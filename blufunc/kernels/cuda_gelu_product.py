@@ -76,9 +76,9 @@ class GeluProduct:
 
     def boxes(self, row: int, other_row: int) -> tuple[Box, Box]:
         """What is copied of both factors at a time, whose rows (of the right one: or terms) are so many bytes apart."""
-        left = Box((self.k, self.m, 1, 1), (row, row, row), (_TERMS, ROWS, 1, 1))
-        sizes, part = ((self.k, self.n), COLUMNS) if self.by_rows else ((self.n, self.k), _TERMS)
-        return left, Box((*sizes, 1, 1), (other_row,) * 3, (64, part // self.cluster, 1, 1))
+        left = Box((self.k, 1, self.m, 1), (row,) * 3, (_TERMS, 1, ROWS, 1))
+        (size, rows), part = ((self.k, self.n), COLUMNS) if self.by_rows else ((self.n, self.k), _TERMS)
+        return left, Box((size, 1, rows, 1), (other_row,) * 3, (64, 1, part // self.cluster, 1))
 
 
 def instructions(p: GeluProduct) -> str:
@@ -107,10 +107,10 @@ def source(p: GeluProduct) -> str:
 
 _INSTRUCTIONS = r"""
 // a box to the same place of all blocks of the cluster, whose barriers there count the bytes
-inline void copy_box_to_all(unsigned to, const TensorMap &map, int i0, int i1, barrier *b) {
+inline void copy_box_to_all(unsigned to, const TensorMap &map, int i0, int i2, barrier *b) {
   asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-               "[%0], [%1, {%2, %3, 0, 0}], [%4], %5;"
-               :: "r"(to), "l"(&map), "r"(i0), "r"(i1), "r"(shared_address(b)), "h"((short)((1 << CLUSTER) - 1))
+               "[%0], [%1, {%2, 0, %3, 0}], [%4], %5;"
+               :: "r"(to), "l"(&map), "r"(i0), "r"(i2), "r"(shared_address(b)), "h"((short)((1 << CLUSTER) - 1))
                : "memory");
 }
 // at the barrier in the same place of another block of the cluster
@@ -242,7 +242,7 @@ gelu_product(const __grid_constant__ TensorMap a, const __grid_constant__ Tensor
           const unsigned to = stages + stage * STAGE;
           wait_for(empty + stage, phase);
           expect_bytes(full + stage, STAGE);
-          copy_box(to, a, step * TERMS, row, 0, 0, full + stage);
+          copy_box(to, a, step * TERMS, 0, row, 0, full + stage);
           if constexpr (BY_ROWS) {
             const int mine = block * (COLUMNS / CLUSTER);
             copy_box_to_all(to + A_BYTES + mine * 128, b, step * TERMS, column + mine, full + stage);

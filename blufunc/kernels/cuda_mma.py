@@ -349,25 +349,24 @@ inline void wait_for_tile() {
   __syncthreads();
 }
 
-// what an instruction wants to know of a tile: its address, and how far apart panels and groups of eight rows are
-template<int ROWS> inline unsigned long long described(unsigned at) {
-  constexpr unsigned long long swizzle = PANEL == 8 ? 1 : PANEL == 4 ? 2 : 3;
-  constexpr unsigned long long strides = (unsigned long long)(row_bytes(ROWS) >> 4) << 16 |
-                                         (unsigned long long)(row_bytes(8) >> 4) << 32;
-  return swizzle << 62 | strides | (at & 0x3ffff) >> 4;
+// What an instruction wants to know of a tile: its address, and how far apart panels and groups of eight rows are. All
+// but the address is constant, and what is `further` in a tile is added in the end: one addition between two products.
+template<int ROWS> inline unsigned long long described(unsigned tile, unsigned further) {
+  constexpr unsigned swizzle = PANEL == 8 ? 1 : PANEL == 4 ? 2 : 3;
+  constexpr unsigned high = swizzle << 30 | row_bytes(8) >> 4, panels = row_bytes(ROWS) >> 4 << 16;
+  return (unsigned long long)high << 32 | ((tile >> 4) + (panels + (further >> 4)));
 }
 
 // 16 columns of a tile from `row` on
 template<int ROWS> inline unsigned long long described(unsigned tile, int row, int k) {
-  return described<ROWS>(tile + row_bytes(row) + 2 * k / PANEL * row_bytes(ROWS) + 2 * k % PANEL * 16);
+  return described<ROWS>(tile, row_bytes(row) + 2 * k / PANEL * row_bytes(ROWS) + 2 * k % PANEL * 16);
 }
 
 // Rows of a tile, 64 of which `row` is one of this warp's, as left operands of many products: they stay where they are.
 // (In registers they would be there all the time. ptxas 13.0 gave such registers to other values in a loop.)
 template<int ROWS> struct Left {
-  unsigned tile;
-  int row;
-  inline Left(unsigned tile, int row) : tile(tile), row(row / UNIT * UNIT) {}
+  unsigned tile;  // from these rows on
+  inline Left(unsigned tile, int row) : tile(tile + row_bytes(row / UNIT * UNIT)) {}
 };
 
 // sums = a (rows of a tile from `row` on)^T: 8 N of them
@@ -379,7 +378,7 @@ inline void times_rows(float (&sums)[1][N][4], const Left<LEFT_ROWS> &a, unsigne
     for (int of_a = PARTS - 1 - of_b; of_a >= 0; --of_a)
 #pragma unroll
       for (int k = 0; k < FEATURES / 16; ++k)
-        group_times_rows(sums[0], described<LEFT_ROWS>(a.tile + of_a * tile_bytes(LEFT_ROWS), a.row, k),
+        group_times_rows(sums[0], described<LEFT_ROWS>(a.tile + of_a * tile_bytes(LEFT_ROWS), 0, k),
                          described<ROWS>(tile + of_b * tile_bytes(ROWS), row, k), of_b < PARTS - 1 || k > 0);
 }
 
@@ -395,7 +394,7 @@ inline void times_columns(float (&sums)[1][N][4], const unsigned (&a)[PARTS][1][
 #pragma unroll
       for (int k = 0; k < K; ++k)
         group_times_columns(sums[0], a[of_a][0][k],
-                            described<ROWS>(tile + of_b * tile_bytes(ROWS) + row_bytes(row + 16 * k)));
+                            described<ROWS>(tile + of_b * tile_bytes(ROWS), row_bytes(row + 16 * k)));
 }
 """
 """Products of four warps, with Hopper's own instructions, which go on while the warps do something else."""
@@ -441,6 +440,12 @@ inline void add_columns(float (&sums)[M][FEATURES / 8][4], const unsigned (&a)[P
 }
 """
 """What stands on either sort of products."""
+
+
+def panel_of(features: int) -> int:
+    """The elements in a row of a tile's panel, as ``TILES`` has it."""
+    chunks = features // 8
+    return 8 * min(chunks & -chunks, 8)
 
 
 def slice_of(features: int, parts: int) -> int:

@@ -1,9 +1,10 @@
-"""A warp that copies for its block, and groups of warps in turns: text that kernels for Hopper stand on.
+"""A thread that copies for its block, and groups of warps that read: text that kernels for Hopper stand on.
 
-Kernels, stage 6, below ``cuda_attention_hopper``. ``INSTRUCTIONS`` wraps single PTX instructions: barriers in shared
-memory (mbarrier), copies of boxes of a tensor that a barrier counts the bytes of (TMA), barriers of some of a block's
-threads, and registers that one group of warps leaves to another. ``RINGS`` is C++ on top of it: buffers in shared
-memory that go round between the thread that fills them and those who read them, without a barrier of the whole block.
+Kernels, stage 6, below ``cuda_attention_hopper``, ``cuda_split_product`` and ``cuda_gelu_product``. ``INSTRUCTIONS``
+wraps single PTX instructions: barriers in shared memory (mbarrier), on which copies may arrive by themselves, copies of
+boxes of a tensor that a barrier counts the bytes of (TMA), barriers of some of a block's threads, and registers that
+one group of warps leaves to another. ``RINGS`` is C++ on top of it: buffers in shared memory that go round between the
+thread that fills them and those who read them, without a barrier of the whole block.
 
 A barrier's turns are counted from 0. It is waited for by whether a turn's number is even or odd, so nobody may fall two
 turns behind.
@@ -23,9 +24,14 @@ inline void barriers_made() { asm volatile("fence.mbarrier_init.release.cluster;
 inline void arrive(barrier *b) {
   asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" :: "r"(shared_address(b)) : "memory");
 }
+// once all copies that this thread has begun are done; the thread goes on at once
+inline void arrive_behind_copies(barrier *b) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(shared_address(b)) : "memory");
+}
 // arrives, and so many bytes are to come in this turn
 inline void expect_bytes(barrier *b, unsigned bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" :: "r"(shared_address(b)), "r"(bytes) : "memory");
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :: "r"(shared_address(b)), "r"(bytes) : "memory");
 }
 // until a turn is over whose number is odd, or even
 inline void wait_for(barrier *b, unsigned odd) {
@@ -49,7 +55,7 @@ inline void copy_bytes(unsigned to, const void *from, unsigned bytes, barrier *b
                :: "r"(to), "l"(from), "r"(bytes), "r"(shared_address(b)) : "memory");
 }
 
-// Barriers of so many threads, by number: 0 is that of the block. Whole warps come; who meets others waits for them.
+// A barrier of so many threads, of whole warps, by number: 0 is that of the block. Who passes does not wait.
 inline void meet(int number, int threads) {
   asm volatile("barrier.cta.sync.aligned %0, %1;" :: "r"(number), "r"(threads) : "memory");
 }
@@ -96,6 +102,11 @@ template<int COUNT, int ROWS, unsigned BESIDE = 0> struct Ring {
   inline void wait_until_full(unsigned n) const { wait_for(full + n % COUNT, n / COUNT % 2); }
   inline void release(unsigned n) const {
     if (threadIdx.x % 32 == 0) arrive(full + COUNT + n % COUNT);
+  }
+  // what this warp does not read
+  inline void pass_on(unsigned n) const {
+    wait_until_full(n);
+    release(n);
   }
 };
 """

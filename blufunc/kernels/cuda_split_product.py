@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from blufunc.kernels import cuda_mma, cuda_pipeline
+
 ROWS = 128
 """Of a tile: 64 for each group."""
 
@@ -69,64 +71,14 @@ def source(p: SplitProduct) -> str:
     head = "".join(f"constexpr int {name} = {value};\n" for name, value in numbers.items())
     flags = dict(zip(("A_BY_ROWS", "B_BY_ROWS"), p.by_rows, strict=True))
     head += "".join(f"constexpr bool {name} = {str(value).lower()};\n" for name, value in flags.items())
-    count = p.columns // 2
-    multiply = _MULTIPLY.format(
-        n=p.columns,
-        turned=", ".join(str(int(not rows)) for rows in p.by_rows),
-        sums=", ".join(f"%{i}" for i in range(count)),
-        outputs=", ".join(f'"+f"(c[{i}])' for i in range(count)),
-        **{f"after{i}": count + i for i in range(3)},
-    )
-    return head + _INSTRUCTIONS + multiply + _KERNEL
+    return head + instructions(p) + _KERNEL
 
 
-_INSTRUCTIONS = r"""
-inline unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
-inline void copy16(unsigned to, const void *from, bool inside) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
-}
-inline void fence_for_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-inline void end_of_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-template<int LEFT> inline void wait_for_groups() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(LEFT) : "memory");
-}
-inline void settle(float &x) { asm volatile("" : "+f"(x) :: "memory"); }
+def instructions(p: SplitProduct) -> str:
+    """What is not C++."""
+    turned = (not p.by_rows[0], not p.by_rows[1])
+    return cuda_mma.shared_instructions("float16", p.columns, turned) + cuda_pipeline.INSTRUCTIONS
 
-inline void make_barrier(unsigned at, int arrivals) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" :: "r"(at), "r"(arrivals) : "memory");
-}
-inline void arrive(unsigned at) {
-  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" :: "r"(at) : "memory");
-}
-// arrive once this thread's copies so far are there
-inline void arrive_with_copies(unsigned at) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" :: "r"(at) : "memory");
-}
-inline void wait_for(unsigned at, int phase) {
-  asm volatile("{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-               "@done bra over;\nbra again;\nover:\n}" :: "r"(at), "r"(phase) : "memory");
-}
-inline void meet(int barrier, int threads) {
-  asm volatile("bar.sync %0, %1;" :: "r"(barrier), "r"(threads) : "memory");
-}
-inline void announce(int barrier, int threads) {
-  asm volatile("bar.arrive %0, %1;" :: "r"(barrier), "r"(threads) : "memory");
-}
-template<int COUNT> inline void more_registers() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" :: "n"(COUNT)); }
-template<int COUNT> inline void fewer_registers() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" :: "n"(COUNT)); }
-"""
-
-_MULTIPLY = r"""
-// c = a b, or c += a b if add, of 64 x 16 and 16 x {n}
-inline void multiply(float (&c)[{n} / 2], unsigned long long a, unsigned long long b, bool add) {{
-  asm volatile("{{.reg .pred add;\n setp.ne.b32 add, %{after2}, 0;\n"
-               "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.f16.f16 {{{sums}}}, %{after0}, %{after1}, "
-               "add, 1, 1, {turned};}}"
-               : {outputs}
-               : "l"(a), "l"(b), "r"((int)add));
-}}
-"""
 
 _KERNEL = r"""
 typedef unsigned short element;  // of float16
@@ -188,37 +140,41 @@ template<bool BY_ROWS> inline unsigned long long described(unsigned tile, int pa
 }
 
 // sums += part times a unit. Where part is NaN, as second parts of what is infinite are, it counts as zero if told so.
-template<bool REST> inline void add_part(float (&sums)[COLUMNS / 2], float (&part)[COLUMNS / 2]) {
+template<bool REST> inline void add_part(float (&sums)[COLUMNS / 8][4], float (&part)[COLUMNS / 8][4]) {
   if constexpr (REST) {
     float probe[4] = {};  // NaN if any is NaN or infinite
 #pragma unroll
-    for (int i = 0; i < COLUMNS / 2; ++i) probe[i % 4] = fmaf(part[i], 0.0f, probe[i % 4]);
+    for (int i = 0; i < COLUMNS / 2; ++i) probe[i % 4] = fmaf(part[i / 4][i % 4], 0.0f, probe[i % 4]);
     if (!((probe[0] + probe[1]) + (probe[2] + probe[3]) == 0)) {
 #pragma unroll
-      for (int i = 0; i < COLUMNS / 2; ++i) part[i] = part[i] == part[i] ? part[i] : 0;
+      for (int i = 0; i < COLUMNS / 2; ++i) {
+        float &x = part[i / 4][i % 4];
+        x = x == x ? x : 0;
+      }
     }
 #pragma unroll
-    for (int i = 0; i < COLUMNS / 2; ++i) sums[i] = fmaf(part[i], OF_REST, sums[i]);
+    for (int i = 0; i < COLUMNS / 2; ++i) sums[i / 4][i % 4] = fmaf(part[i / 4][i % 4], OF_REST, sums[i / 4][i % 4]);
   } else {
 #pragma unroll
-    for (int i = 0; i < COLUMNS / 2; ++i) sums[i] += part[i];
+    for (int i = 0; i < COLUMNS / 2; ++i) sums[i / 4][i % 4] += part[i / 4][i % 4];
   }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
 split_product(const element *a, const element *a_rest, const element *b, const element *b_rest,
               const float *__restrict__ a_roots, const float *__restrict__ b_roots, float *__restrict__ out) {
-  const unsigned stages = shared_address(shared_memory), full = stages + STAGES * STAGE, empty = full + 8 * STAGES;
+  const unsigned stages = shared_address(shared_memory);
+  barrier *const full = (barrier *)(shared_memory + STAGES * STAGE), *const empty = full + STAGES;
   const int warp = threadIdx.x / 32, group = warp / 4;
   if (threadIdx.x == 0)
     for (int i = 0; i < STAGES; ++i) {
-      make_barrier(full + 8 * i, 128);
-      make_barrier(empty + 8 * i, 8);
+      make_barrier(full + i, 128);
+      make_barrier(empty + i, 8);
     }
   __syncthreads();
 
   if (group == 2) {
-    fewer_registers<40>();
+    leave_registers<48>();
     const Copies<A_BY_ROWS, ROWS, M> copy_a(a, a_rest, threadIdx.x % 128);
     const Copies<B_BY_ROWS, COLUMNS, N> copy_b(b, b_rest, threadIdx.x % 128);
     int stage = 0, phase = 1;
@@ -226,32 +182,30 @@ split_product(const element *a, const element *a_rest, const element *b, const e
       const Tile tile = tile_of(i);
       for (int n = 0; n < 2 * tile.steps; ++n) {
         const int term = (2 * tile.first_step + n) * TERMS;
-        wait_for(empty + 8 * stage, phase);
+        wait_for(empty + stage, phase);
         copy_a(stages + stage * STAGE, tile.row, term);
         copy_b(stages + stage * STAGE + A_BYTES, tile.column, term);
-        arrive_with_copies(full + 8 * stage);
+        arrive_behind_copies(full + stage);
         if (++stage == STAGES) stage = 0, phase ^= 1;
       }
     }
     return;
   }
 
-  more_registers<232>();
+  take_registers<232>();
   const int lane = threadIdx.x % 32;
   const unsigned rows = stages + group * 8192;
   int stage = 0, phase = 0;
-  if (group == 1) announce(1, 256);  // the first turn is that of the first group
+  if (group == 1) pass(1, 256);  // the first turn is that of the first group
   for (int i = blockIdx.x; i < TILES * SUMS; i += gridDim.x) {
     const Tile tile = tile_of(i);
-    float sums[COLUMNS / 2] = {}, part[COLUMNS / 2];
+    float sums[COLUMNS / 8][4] = {}, part[COLUMNS / 8][4];
     for (int step = 0; step < tile.steps; ++step) {
       unsigned at[2];
-      int full_stages[2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        wait_for(full + 8 * stage, phase);
+        wait_for(full + stage, phase);
         at[half] = stage * STAGE;
-        full_stages[half] = stage;
         if (++stage == STAGES) stage = 0, phase ^= 1;
       }
       fence_for_products();
@@ -268,36 +222,39 @@ split_product(const element *a, const element *a_rest, const element *b, const e
               multiply(part, described<A_BY_ROWS>(rows + at[half], of_a, k),
                        described<B_BY_ROWS>(stages + A_BYTES + at[half], rest - of_a, k), of_a < rest || half || k);
         end_of_products();
-        announce(2 - group, 256);
+        pass(2 - group, 256);
         wait_for_groups<0>();
 #pragma unroll
-        for (int i = 0; i < COLUMNS / 2; ++i) settle(part[i]);
+        for (int i = 0; i < COLUMNS / 2; ++i) settle(part[i / 4][i % 4]);
         if (rest) add_part<true>(sums, part);
       }
       if (lane == 0) {
-        arrive(empty + 8 * full_stages[0]);
-        arrive(empty + 8 * full_stages[1]);
+        arrive(empty + (stage + STAGES - 2) % STAGES);
+        arrive(empty + (stage + STAGES - 1) % STAGES);
       }
       add_part<false>(sums, part);
     }
+    int again = i;  // its tile need not be in registers until now
+    asm("" : "+r"(again));
+    const Tile done = tile_of(again);
     float2 roots[COLUMNS / 8];  // of this thread's columns
 #pragma unroll
     for (int j = 0; j < COLUMNS / 8; ++j) {
-      const int column = tile.column + j * 8 + lane % 4 * 2;
+      const int column = done.column + j * 8 + lane % 4 * 2;
       roots[j] = N % COLUMNS && column >= N ? make_float2(0, 0) : *(const float2 *)(b_roots + column);
     }
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = tile.row + warp * 16 + half * 8 + lane / 4;
+      const int row = done.row + warp * 16 + half * 8 + lane / 4;
       if (M % ROWS && row >= M) continue;
       const float root = a_roots[row];
-      float *to = out + ((long long)tile.sum * M + row) * N;
+      float *to = out + ((long long)done.sum * M + row) * N;
 #pragma unroll
       for (int j = 0; j < COLUMNS / 8; ++j) {
-        const int column = tile.column + j * 8 + lane % 4 * 2;
+        const int column = done.column + j * 8 + lane % 4 * 2;
         if (N % COLUMNS && column >= N) continue;
         const float left = root * roots[j].x, right = root * roots[j].y;  // twice: neither step overflows on the way
-        const float *pair = &sums[j * 4 + half * 2];
+        const float *pair = &sums[j][half * 2];
         // past the first-level cache, which takes a third longer for such pieces of eight lines
         __stcg((float2 *)(to + column), make_float2(pair[0] * left * left, pair[1] * right * right));
       }

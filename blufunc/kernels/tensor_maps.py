@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from blufunc import errors
 
@@ -39,30 +39,25 @@ class Box(NamedTuple):
         Raises:
           UnsupportedError: the driver does not take it.
         """
-        return _encoded(self, address)
-
-
-@functools.lru_cache(4096)
-def _encoded(box: Box, address: int) -> bytes:
-    memory = ctypes.create_string_buffer(BYTES + 64)
-    at = -(-ctypes.addressof(memory) // 64) * 64
-    status = _encoder()(
-        at, _TWO_BYTES, 4, address,
-        (ctypes.c_uint64 * 4)(*box.sizes), (ctypes.c_uint64 * 3)(*box.strides),
-        (ctypes.c_uint32 * 4)(*box.box), (ctypes.c_uint32 * 4)(1, 1, 1, 1),
-        0, _SWIZZLES[2 * box.box[0]], _PROMOTED, 0,
-    )  # fmt: skip
-    if status:
-        raise errors.UnsupportedError(
-            f"the CUDA driver makes no tensor map of {box}.",
-            why=f"its error is number {status}.",
-            fix="report it",
-        )
-    return ctypes.string_at(at, BYTES)
+        memory = ctypes.create_string_buffer(BYTES + 64)
+        at = -(-ctypes.addressof(memory) // 64) * 64
+        status = _encoder()(
+            at, _TWO_BYTES, 4, address,
+            (ctypes.c_uint64 * 4)(*self.sizes), (ctypes.c_uint64 * 3)(*self.strides),
+            (ctypes.c_uint32 * 4)(*self.box), (ctypes.c_uint32 * 4)(1, 1, 1, 1),
+            0, _SWIZZLES[2 * self.box[0]], _PROMOTED, 0,
+        )  # fmt: skip
+        if status:
+            raise errors.UnsupportedError(
+                f"the CUDA driver makes no tensor map of {self} at {address:#x}.",
+                why=f"cuTensorMapEncodeTiled returned {status}.",
+                fix="report it: kernels ask for what the driver takes",
+            )
+        return ctypes.string_at(at, BYTES)
 
 
 @functools.cache
-def _encoder() -> ctypes._CFuncPtr:  # type: ignore[name-defined]
+def _encoder() -> Any:
     function = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
     pointer, number = ctypes.c_void_p, ctypes.c_int
     function.argtypes = [pointer, number, ctypes.c_uint32, *[pointer] * 5, *[number] * 4]

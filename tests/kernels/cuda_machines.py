@@ -102,6 +102,14 @@ static uint32_t __shfl_up_sync(uint32_t, uint32_t x, int distance) {
   int lane = threadIdx.x % 32 - distance;
   return exchanged(x, lane < 0 ? threadIdx.x % 32 : lane);
 }
+static bool __any_sync(uint32_t, bool vote) {
+  bool some = false;
+  slots[self()] = vote;
+  wait(WAITS_FOR_WARP);
+  for (unsigned i = 0; i < 32; ++i) some |= slots[self() / 32 * 32 + i];
+  wait(WAITS_FOR_WARP);
+  return some;
+}
 static void __threadfence() {}
 static unsigned atomicInc(unsigned* p, unsigned top) { unsigned old = *p; *p = old >= top ? 0 : old + 1; return old; }
 static unsigned ptx_arrive(unsigned* counter, unsigned greatest) { return atomicInc(counter, greatest); }
@@ -110,6 +118,7 @@ template<class W> static W ptx_ldg_held(const W* p) { return *p; }
 template<class W> static W __ldcs(const W* p) { return *p; }
 template<class W> static W __ldcg(const W* p) { return *p; }
 template<class W> static void __stcs(W* p, W x) { *p = x; }
+template<class W> static void __stcg(W* p, W x) { *p = x; }
 
 // copies are made when they are waited for, and not before
 struct Copy { void* to; const void* from; unsigned group; };
@@ -245,7 +254,7 @@ extern "C" bool launch(Entry e, unsigned grid, unsigned cluster, unsigned thread
     }
     unsigned done = 0, turns = 0;
     while (done < cluster) {
-      if (++turns > 100) return false;  // they wait for each other
+      if (++turns > 2000) return false;  // they wait for each other
       for (rank = done = 0; rank < cluster; ++rank) {
         blockIdx.x = first + rank;
         if (cluster > 1) memcpy(__start_of_block, memories[rank], size);

@@ -8,7 +8,7 @@ import ctypes
 
 import numpy as np
 
-from blufunc.kernels import cuda_mma
+from blufunc.kernels import cuda_attention, cuda_mma, cuda_pipeline, tensor_maps
 from tests.kernels.cuda_machines import BLOCK, Host
 
 SHARED = 1 << 18
@@ -18,6 +18,7 @@ _INSTRUCTIONS = f"""
 #undef __launch_bounds__
 #define __launch_bounds__(...)
 struct float2 {{ float x, y; }};
+#define __forceinline__ inline
 struct alignas(16) float4 {{ float x, y, z, w; }};
 static inline float2 make_float2(float x, float y) {{ return {{x, y}}; }}
 static inline int min(int x, int y) {{ return x < y ? x : y; }}
@@ -158,6 +159,142 @@ static void group_times_columns(float (&c)[N][4], const unsigned (&a)[4], unsign
 }
 """
 
+_PIPELINE = """
+#define __grid_constant__
+typedef unsigned long long barrier;
+struct alignas(64) TensorMap { uint64_t address; int64_t strides[3]; uint32_t sizes[4], box[4]; uint64_t unused[8]; };
+struct Counts { uint8_t arrivals, left; uint16_t turn; int32_t bytes; };  // what a barrier is
+static void count(barrier *b, int arrivals, int bytes) {
+  Counts &counts = *(Counts *)b;
+  counts.left -= arrivals, counts.bytes += bytes;
+  if (!counts.left && !counts.bytes) counts.left = counts.arrivals, ++counts.turn;
+}
+static void make_barrier(barrier *b, int arrivals) {
+  *(Counts *)b = Counts{(uint8_t)arrivals, (uint8_t)arrivals, 0, 0};
+}
+static void barriers_made() {}
+static void arrive(barrier *b) { count(b, 1, 0); }
+static void expect_bytes(barrier *b, unsigned bytes) { count(b, 1, bytes); }
+// a box is copied when its barrier is waited for
+struct BoxCopy { unsigned to; TensorMap map; int at[4]; barrier *behind; };
+static std::vector<BoxCopy> boxes;
+static void copy_box(unsigned to, const TensorMap &map, int i0, int i1, int i2, int i3, barrier *b) {
+  boxes.push_back({to, map, {i0, i1, i2, i3}, b});
+}
+static void copy_bytes(unsigned to, const void *from, unsigned bytes, barrier *b) {
+  if (((uintptr_t)from | to | bytes) % 16) __builtin_trap();
+  TensorMap map = {(uint64_t)from};
+  map.unused[0] = bytes;
+  boxes.push_back({to, map, {}, b});
+}
+static void make(const BoxCopy &copy) {
+  if (const unsigned bytes = copy.map.unused[0]) {
+    memcpy(shared_memory + copy.to, (const void *)copy.map.address, bytes);
+    return count(copy.behind, 0, -int(bytes));
+  }
+  const TensorMap &map = copy.map;
+  const unsigned row = map.box[0] * 2, chunks = row / 16;
+  const auto inside = [&](int axis, int i) { return copy.at[axis] + i < (int)map.sizes[axis]; };
+  if (copy.to % (8 * row) || map.box[1] != 1 || map.box[3] != 1) __builtin_trap();
+  for (int token = 0; token < (int)map.box[2]; ++token)
+    for (unsigned i = 0; i < map.box[0]; ++i) {
+      unsigned to = copy.to + token * row + i * 2;
+      to ^= (to >> 7 & (chunks - 1)) << 4;
+      const char *from = (const char *)map.address + (copy.at[0] + i) * 2 + copy.at[1] * map.strides[0] +
+                         (copy.at[2] + token) * map.strides[1] + copy.at[3] * map.strides[2];
+      if (inside(0, i) && inside(2, token)) memcpy(shared_memory + to, from, 2);
+      else memset(shared_memory + to, 0, 2);
+    }
+  count(copy.behind, 0, -int(map.box[2] * row));
+}
+// so are those that a thread has begun, one by one
+struct TileCopies { std::vector<TileCopy> copies; barrier *behind; };
+static std::vector<TileCopies> begun_by_threads;
+static void arrive_behind_copies(barrier *b) {
+  auto &mine = tile_copies[threadIdx.x];
+  if (mine.empty()) mine.emplace_back();
+  begun_by_threads.push_back({mine.back(), b});
+  mine.back().clear();
+}
+static void make_begun(barrier *b) {
+  std::vector<TileCopies> kept;
+  for (auto &begun : begun_by_threads)
+    if (begun.behind == b) {
+      for (auto &c : begun.copies)
+        if (c.inside) memcpy(shared_memory + c.to, c.from, 16);
+        else memset(shared_memory + c.to, 0, 16);
+      count(b, 1, 0);
+    } else kept.push_back(begun);
+  begun_by_threads = kept;
+}
+static void wait_for(barrier *b, unsigned odd) {
+  const volatile uint16_t &turn = ((Counts *)b)->turn;
+  while (turn % 2 == odd) {
+    std::vector<BoxCopy> kept;
+    for (auto &copy : boxes)
+      if (copy.behind == b) make(copy);
+      else kept.push_back(copy);
+    boxes = kept;
+    make_begun(b);
+    if (turn % 2 == odd) wait(WAITS_FOR_CLUSTER);
+  }
+}
+static volatile unsigned come[16], meetings[16];
+static void pass(int number, int threads) {
+  if (++come[number] == threads) come[number] = 0, ++meetings[number];
+}
+static void meet(int number, int threads) {
+  const unsigned before = meetings[number];
+  pass(number, threads);
+  while (meetings[number] == before) wait(WAITS_FOR_CLUSTER);
+}
+template<int> static void leave_registers() {}
+template<int> static void take_registers() {}
+"""
+
+
+_SHARED_PRODUCT = """
+template<int N>
+static void multiply_now(float (&c)[N][4], unsigned long long a, unsigned long long b, bool add) {{
+  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4;
+  for (int n = 0; n < N; ++n)
+    for (int i = 0; i < 4; ++i) {{
+      if (!add) c[n][i] = 0;
+      for (int k = 0; k < 16; ++k)
+        c[n][i] += described_element<{turned[0]:d}>(a, k, row + i / 2 * 8) *
+                   described_element<{turned[1]:d}>(b, k, n * 8 + lane % 4 * 2 + i % 2);
+    }}
+}}
+template<int N>
+static void multiply(float (&c)[N][4], unsigned long long a, unsigned long long b, bool add) {{
+  begun_products().push_back([&c, a, b, add] {{ multiply_now(c, a, b, add); }});
+}}
+// of a cluster of one block
+static void copy_box_to_all(unsigned to, const TensorMap &map, int i0, int i2, barrier *b) {{
+  copy_box(to, map, i0, 0, i2, 0, b);
+}}
+static void arrive_at(barrier *b, unsigned) {{ arrive(b); }}
+static unsigned block_of_cluster() {{ return 0; }}
+static void meet_cluster() {{ __syncthreads(); }}
+static void prefetch(const void *) {{}}
+static float reciprocal_fast(float x) {{ return 1 / x; }}
+"""
+"""Products whose operands both are in shared memory, and what ``cuda_gelu_product`` has besides."""
+
+
+def maps(kernel, shape, strides, tiling, arrays):
+    """A kernel's last parameters: what stands in the place of the driver's maps of its operands, by their names."""
+    boxes = cuda_attention.boxes(kernel, shape, strides, tiling)
+    return [("TensorMap", tensor_map(box, arrays[name])) for name, box in boxes.items()]
+
+
+def tensor_map(box, array):
+    """What stands in the place of the driver's map of a box."""
+    of, sizes = np.array(box.strides, np.int64), np.array([*box.sizes, *box.box], np.uint32)
+    made = np.uint64(array.ctypes.data).tobytes() + of.tobytes() + sizes.tobytes()
+    return made.ljust(tensor_maps.BYTES, b"\0")
+
+
 _HALVES = {
     "bfloat16": cuda_mma.UNPACK["bf16"]
     + "static unsigned pack(float x, float y) { return ptx_to_bf16(x) | (unsigned)ptx_to_bf16(y) << 16; }\n",
@@ -181,19 +318,23 @@ class Emulator:
     def __init__(self, folder):
         self.host = Host(folder)
 
-    def launch(self, source, instructions, dtype_name, entry, parameters, grid, block, shared):
+    def launch(self, source, instructions, dtype_name, entry, parameters, grid, block, shared, turned=None):
         """Run a kernel.
 
         Args:
           instructions: what ``cuda_mma.instructions`` gave for the source.
           parameters: pairs of C type and value, an array or the bytes of a structure.
           shared: bytes of dynamic shared memory, which the emulated has more of.
+          turned: as of ``cuda_mma.shared_instructions``, if that gave the instructions.
         """
         assert instructions in source
         assert _DYNAMIC in source
         assert shared <= SHARED
         stand_ins = _HALVES[dtype_name] + (_GROUP_INSTRUCTIONS if "wgmma" in instructions else "")
+        if turned is not None:
+            stand_ins += _PIPELINE + _SHARED_PRODUCT.format(turned=turned)
         text = source.replace(instructions, stand_ins).replace(_DYNAMIC, "")
+        text = text.replace(cuda_pipeline.INSTRUCTIONS, _PIPELINE)
         given = [
             f"*({t} *)&p[{i}]" if t.endswith("*") else f"*({t} *)p[{i}]"
             for i, (t, _) in enumerate(parameters)

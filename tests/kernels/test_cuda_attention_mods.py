@@ -14,7 +14,7 @@ from blufunc.kernels.cuda_prelude import with_prelude
 from blufunc.nn import attention_call
 from blufunc.nn.attention_mods import traced
 from tests.kernels.cuda_machines import needs_nvrtc
-from tests.kernels.emulated_mma import Emulator
+from tests.kernels.emulated_mma import Emulator, maps
 from tests.kernels.test_cuda_attention import (
     BF16,
     F16,
@@ -159,7 +159,8 @@ class Modified(Case):
                 self.launch(emulator, kernel.lists, tiling, causal, [*extras, problem], grid, 0)
             own = [(types.get(n, "unsigned short *"), self.arrays[n]) for n in kernel.operands]
             grid, shared = kernel.blocks(self.shape, tiling), kernel.shared_bytes(self.shape.features, tiling)
-            self.launch(emulator, kernel, tiling, causal, [*own, *extras, problem], grid, shared)
+            given = [*own, *extras, problem, *maps(kernel, self.shape, self.strides(), tiling, self.arrays)]
+            self.launch(emulator, kernel, tiling, causal, given, grid, shared)
             found[kernel.entry] = made
         return found
 
@@ -168,10 +169,11 @@ class Modified(Case):
         emulator.launch(
             cuda_attention.source(kernel, self.dtype, features, causal, tiling, self.code),
             cuda_mma.instructions(self.dtype.name, cuda_attention.group_sizes(features, tiling)),
-            self.dtype.name, kernel.entry, parameters, grid, tiling.threads, shared,
+            self.dtype.name, kernel.entry, parameters, grid, tiling.launched if shared else tiling.threads, shared,
         )  # fmt: skip
 
 
+PIPELINES, WIDE_PIPELINES = ({k.entry: (k.masked or k.pipelines)[n] for k in KERNELS} for n in (0, 1))
 SMALL = Shape(2, 70, 130, 4, 2, 16)
 CASES = [(name, SMALL, BF16, False, WARPS) for name in MODS]
 CASES += [
@@ -184,6 +186,11 @@ CASES += [
     ("both", Shape(2, 140, 150, 4, 2, 64), BF16, True, LONG_GROUPS),
     ("nothing of zero", Shape(1, 200, 70, 2, 1, 64), BF16, False, LONG_GROUPS),
     ("unseen slopes", Shape(1, 200, 70, 2, 1, 64), F16, False, LONG_GROUPS),
+    ("window", Shape(1, 220, 220, 2, 2, 64), F16, True, PIPELINES),
+    ("heads", Shape(1, 150, 130, 4, 2, 16), BF16, True, PIPELINES),
+    ("some see nothing", Shape(1, 230, 140, 2, 1, 128), BF16, False, WIDE_PIPELINES),
+    ("nothing", Shape(1, 70, 70, 1, 1, 64), BF16, False, PIPELINES),
+    ("documents", Shape(2, 150, 150, 2, 1, 80), F16, True, WIDE_PIPELINES),
 ]
 
 

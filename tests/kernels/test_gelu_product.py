@@ -11,9 +11,10 @@ from blufunc import nn
 from blufunc.core import dtypes
 from blufunc.kernels import activation_epilogue, cuda_gelu_step, nvrtc
 from blufunc.kernels.cuda_draft import Draft
-from blufunc.kernels.cuda_gelu_product import COLUMNS, ROWS, GeluProduct, source
+from blufunc.kernels.cuda_gelu_product import COLUMNS, ROWS, GeluProduct, instructions, source
 from tests.kernels import fake_cuda
 from tests.kernels.cuda_machines import needs_nvrtc
+from tests.kernels.emulated_mma import Emulator, tensor_map
 from tests.kernels.test_activation_epilogue import agrees, gradients, two_layers
 from tests.kernels.test_epilogue import half
 
@@ -193,9 +194,11 @@ class Case:
             np.testing.assert_allclose(self.sums, bands, rtol=1e-5, atol=1e-4)
 
 
-ON_A_DEVICE = [  # m, n, k; the last ones are several tiles for each cluster
-    (256, 192, 64), (512, 384, 128), (256, 576, 320), (8192, 768, 192), (5120, 3072, 768),
-]  # fmt: skip
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory):
+    return Emulator(tmp_path_factory.mktemp("emulated"))
+
+
 VARIANTS = {
     "GELU": {"derivative": False},
     "a bias": {"derivative": False, "bias": True},
@@ -203,6 +206,31 @@ VARIANTS = {
     "the derivative": {"derivative": True},
     "sums": {"derivative": True, "summed": True},
 }
+
+
+@pytest.mark.parametrize("by_rows", [False, True])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_kernel_emulated(variant, by_rows, emulator):
+    """Of blocks that share nothing; one has two tiles."""
+    p = GeluProduct(ROWS, 2 * COLUMNS, 128, by_rows, cluster=1, **VARIANTS[variant])
+    case = Case(p)
+    boxes = p.boxes(2 * case.a.shape[1], 2 * case.b.shape[1])
+    maps = [tensor_map(box, array) for box, array in zip(boxes, (case.a, case.b), strict=True)]
+    element, half_bits = "element *", lambda x: x.view(np.uint16)
+    parameters = [("TensorMap", m) for m in maps] + [("const " + element, half_bits(case.given))]
+    parameters += [
+        (element, half_bits(case.out)),
+        (element, half_bits(case.argument)),
+        ("float *", case.sums),
+    ]
+    how = (p.threads, p.shared_bytes, (False, not by_rows))
+    emulator.launch(source(p), instructions(p), "bfloat16", cuda_gelu_step.ENTRY, parameters, 1, *how)
+    case.check()
+
+
+ON_A_DEVICE = [  # m, n, k; the last ones are several tiles for each cluster
+    (256, 192, 64), (512, 384, 128), (256, 576, 320), (8192, 768, 192), (5120, 3072, 768),
+]  # fmt: skip
 
 
 @pytest.mark.gpu

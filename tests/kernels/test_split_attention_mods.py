@@ -12,7 +12,7 @@ from blufunc.kernels.cuda_prelude import with_prelude
 from blufunc.nn import attention_call
 from blufunc.nn.attention_mods import traced
 from tests.kernels.cuda_machines import needs_nvrtc
-from tests.kernels.emulated_mma import Emulator
+from tests.kernels.emulated_mma import Emulator, maps
 from tests.kernels.test_split_attention import DEVIATION, F16, IN_PARTS, KERNELS, SMALL, Case
 
 IDS = np.sort(np.random.default_rng(0).integers(0, 4, (2, 150)), 1).astype(np.int32)
@@ -77,7 +77,8 @@ class Modified(Case):
             own += [("float *", self.units[n]) for n in IN_PARTS]
             shared = kernel.shared_bytes(self.shape.features, tiling, self.parts)
             grid = kernel.blocks(self.shape, tiling)
-            self.launch(emulator, kernel, tiling, causal, [*own, *extras], grid, shared)
+            given = [*own, *extras, *maps(kernel, self.shape, self.strides(), tiling, self.arrays)]
+            self.launch(emulator, kernel, tiling, causal, given, grid, shared)
 
     def launch(self, emulator, kernel, tiling, causal, parameters, grid, shared):
         features = self.shape.features
@@ -85,7 +86,7 @@ class Modified(Case):
         emulator.launch(
             cuda_attention.source(kernel, F16, features, causal, tiling, self.code, self.parts),
             cuda_mma.instructions("float16", sizes),
-            "float16", kernel.entry, parameters, grid, tiling.threads, shared,
+            "float16", kernel.entry, parameters, grid, tiling.launched if shared else tiling.threads, shared,
         )  # fmt: skip
 
 

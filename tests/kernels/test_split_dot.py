@@ -9,12 +9,13 @@ from blufunc.core.jaxpr import Eqn, Var
 from blufunc.kernels import nvrtc, split_dot
 from blufunc.kernels.cost import of_eqn
 from blufunc.kernels.cuda_draft import Draft
-from blufunc.kernels.cuda_split_product import SplitProduct, source
+from blufunc.kernels.cuda_split_product import SplitProduct, instructions, source
 from blufunc.kernels.precisions import ProductShape
 from blufunc.kernels.split_dot import split_dot_p
 from blufunc.kernels.split_products import parts_of
 from tests.kernels import fake_cuda
 from tests.kernels.cuda_machines import needs_nvrtc
+from tests.kernels.emulated_mma import Emulator
 from tests.kernels.test_cuda_program import on, uniform
 from tests.kernels.test_split_products import CASES, SPECIAL, W, X
 
@@ -203,6 +204,53 @@ def eqn_of(x, y, by_rows, sums):
     avals = [bf.core.avals.ShapedArray(a.shape, a.dtype) for a in arrays]
     out = Var(split_dot_p.abstract(*avals, **how))
     return Eqn(split_dot_p, [Var(a) for a in avals], [out], how, None), arrays
+
+
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory):
+    return Emulator(tmp_path_factory.mktemp("emulated"))
+
+
+def run_emulated(emulator, product, arrays, blocks):
+    """The results of a kernel of so many blocks, one after another, on the host."""
+    out = np.full((product.sums, product.m, product.n), np.nan, np.float32)
+    types = ["const element *"] * 4 + ["const float *"] * 2
+    parameters = [*zip(types, arrays, strict=True), ("float *", out)]
+    turned = (not product.by_rows[0], not product.by_rows[1])
+    how = (product.threads, product.shared_bytes, turned)
+    emulator.launch(
+        source(product), instructions(product), "float16", "split_product", parameters, blocks, *how
+    )
+    return out
+
+
+EMULATED = [  # a product, and how many blocks have its tiles
+    (SplitProduct(128, 64, 72, (True, True), 64), 1), (SplitProduct(136, 72, 136, (False, True), 64), 2),
+    (SplitProduct(136, 64, 200, (True, False), 64, sums=2), 3), (SplitProduct(200, 136, 72, (False, False), 128), 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("product, blocks", EMULATED)
+def test_the_kernel_emulated(product, blocks, emulator):
+    """By the definition, to the last bits, which depend on the order of sums."""
+    p, rng = product, np.random.default_rng(product.m)
+    x, y = random(rng, p.m, p.k), random(rng, p.n, p.k)
+    eqn, arrays = eqn_of(x, y, p.by_rows, p.sums)
+    got = run_emulated(emulator, p, arrays, blocks)
+    want = split_dot_p.impl(*arrays, **eqn.params).reshape(got.shape)
+    bound = np.abs(x) @ np.abs(y.T)
+    assert (np.abs(got - want) <= 1e-6 * bound).all()
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_special_numbers_emulated(name, emulator):
+    p = SplitProduct(64, 64, 64, (True, True), 64)
+    x, y = (np.zeros((64, 64), np.float32) for _ in range(2))
+    for full, part in zip((x, y), SPECIAL[name], strict=True):
+        part = np.asarray(part, np.float32)
+        full[-part.shape[0] :, -part.shape[1] :] = part
+    _, arrays = eqn_of(x, y, p.by_rows, 1)
+    check_special(x, y, run_emulated(emulator, p, arrays, 1)[0])
 
 
 def random(rng, rows, k):
