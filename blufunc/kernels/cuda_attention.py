@@ -138,6 +138,7 @@ class Kernel(NamedTuple):
       pipelined: its body for Hopper (``cuda_attention_hopper.py``).
       pipelines: how work is divided there, up to 64 features, and up to 128: of one part, with scores as they are.
       masked: the same with a mask, if that wants more registers than there are.
+      beyond: the features up to which the other forms are quicker.
     """
 
     entry: str
@@ -155,11 +156,13 @@ class Kernel(NamedTuple):
     pipelined: str = ""
     pipelines: tuple[Tiling, ...] = ()
     masked: tuple[Tiling, ...] = ()
+    beyond: int = 0
 
     def tiling(self, features: int, arch: str, code: Code = NO_CODE, parts: int = 0) -> Tiling:
         """How it divides its work on an architecture: what is done with scores wants registers, too."""
         size = (features > 64) + (features > 128)
-        if arch == "sm_90a" and parts < 2 and not code.scored and size < len(self.pipelines):
+        fits = parts < 2 and not code.scored and size < len(self.pipelines)
+        if arch == "sm_90a" and fits and features > self.beyond:
             return (self.masked if code.masked and self.masked else self.pipelines)[size]
         groups, warps = (self.two_groups, self.two_warps) if parts == 2 else (self.groups, self.warps)
         tiling = (groups if arch == "sm_90a" else warps)[size]
@@ -252,7 +255,8 @@ QUERY_KERNEL = Kernel(
     begin=GRADIENTS + DELTA,
     pipelined=PIPELINED_QUERY_GRADIENT,
     pipelines=(Tiling(1, 128, 64, 64, 3, True, 3), Tiling(1, 384, 64, 64, 1, True, 2)),
-    masked=(Tiling(1, 128, 64, 64, 2, True, 2), Tiling(1, 256, 64, 64, 1, True, 2)),
+    masked=(Tiling(1, 128, 64, 64, 3, True, 3), Tiling(1, 256, 64, 64, 1, True, 2)),
+    beyond=32,
 )
 KEY_KERNEL = Kernel(
     "attention_key_gradient",
@@ -271,6 +275,7 @@ KEY_KERNEL = Kernel(
     begin=GRADIENTS + OF_QUERIES,
     pipelined=PIPELINED_KEY_GRADIENT,
     pipelines=(Tiling(1, 128, 64, 64, 2, True, 3), Tiling(1, 256, 64, 64, 1, True, 2)),
+    beyond=32,
 )
 
 
