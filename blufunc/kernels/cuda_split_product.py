@@ -174,7 +174,7 @@ split_product(const element *a, const element *a_rest, const element *b, const e
   __syncthreads();
 
   if (group == 2) {
-    leave_registers<48>();
+    leave_registers<40>();
     const Copies<A_BY_ROWS, ROWS, M> copy_a(a, a_rest, threadIdx.x % 128);
     const Copies<B_BY_ROWS, COLUMNS, N> copy_b(b, b_rest, threadIdx.x % 128);
     int stage = 0, phase = 1;
