@@ -102,14 +102,6 @@ static uint32_t __shfl_up_sync(uint32_t, uint32_t x, int distance) {
   int lane = threadIdx.x % 32 - distance;
   return exchanged(x, lane < 0 ? threadIdx.x % 32 : lane);
 }
-static bool __any_sync(uint32_t, bool vote) {
-  bool some = false;
-  slots[self()] = vote;
-  wait(WAITS_FOR_WARP);
-  for (unsigned i = 0; i < 32; ++i) some |= slots[self() / 32 * 32 + i];
-  wait(WAITS_FOR_WARP);
-  return some;
-}
 static void __threadfence() {}
 static unsigned atomicInc(unsigned* p, unsigned top) { unsigned old = *p; *p = old >= top ? 0 : old + 1; return old; }
 static unsigned ptx_arrive(unsigned* counter, unsigned greatest) { return atomicInc(counter, greatest); }

@@ -115,7 +115,9 @@ def test_who_has_the_pipelined_kernels(features, arch, parts, masked, scored, pi
     for kernel in (FORWARD_KERNEL, QUERY_KERNEL, KEY_KERNEL):
         tiling = kernel.tiling(features, arch, code, parts)
         assert (tiling.stages > 0) == pipelined
-        assert ("TensorMap" in cuda_attention.source(kernel, dtypes.float16, features, True, tiling)) == pipelined
+        assert (
+            "TensorMap" in cuda_attention.source(kernel, dtypes.float16, features, True, tiling)
+        ) == pipelined
 
 
 def test_gradients_of_few_features_are_quicker_in_the_other_form():
