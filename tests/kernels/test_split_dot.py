@@ -1,5 +1,7 @@
 """Float32 products in two parts by Hopper's own kernel: which, that they mean the same, and the kernel itself."""
 
+import re
+
 import numpy as np
 import pytest
 
@@ -180,9 +182,18 @@ KERNELS = [
 @needs_nvrtc
 @pytest.mark.parametrize("product", KERNELS)
 def test_it_compiles_without_spills(product):
-    made = nvrtc.build(source(product), "sm_90a", "split_product")
-    assert made.resources()["split_product"].spill_stores == 0
+    text = source(product)
+    made = nvrtc.build(text, "sm_90a", "split_product")
+    found = made.resources()["split_product"]
+    assert found.spill_stores == 0
     assert "wgmma" not in made.log, made.log  # as where products are done one by one
+    assert moved_registers(text, product.threads) <= found.registers * product.threads
+
+
+def moved_registers(text, threads):
+    """What a block has once two groups of warps took registers and the others left some: more, and they wait for ever."""
+    few, many = (int(re.search(rf"{what}_registers<(\d+)>\(\);", text)[1]) for what in ("leave", "take"))
+    return 2 * 128 * many + (threads - 2 * 128) * few
 
 
 def parted(x, by_rows):
