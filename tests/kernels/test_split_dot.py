@@ -191,7 +191,7 @@ def test_it_compiles_without_spills(product):
 
 
 def moved_registers(text, threads):
-    """What a block has once two groups of warps took registers and the others left some: more, and they wait for ever."""
+    """Of a block, once two groups of warps took some and the others left some; if these are too few, it hangs."""
     few, many = (int(re.search(rf"{what}_registers<(\d+)>\(\);", text)[1]) for what in ("leave", "take"))
     return 2 * 128 * many + (threads - 2 * 128) * few
 
