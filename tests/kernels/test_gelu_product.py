@@ -215,8 +215,8 @@ VARIANTS = {
 @pytest.mark.parametrize("by_rows", [False, True])
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_kernel_emulated(variant, by_rows, emulator):
-    """Of blocks that share nothing; one has two tiles."""
-    p = GeluProduct(ROWS, 2 * COLUMNS, 128, by_rows, cluster=1, **VARIANTS[variant])
+    """Of blocks that share nothing; one has two tiles, and more steps than stages."""
+    p = GeluProduct(ROWS, 2 * COLUMNS, 192, by_rows, cluster=1, **VARIANTS[variant])
     case = Case(p)
     boxes = p.boxes(2 * case.a.shape[1], 2 * case.b.shape[1])
     maps = [tensor_map(box, array) for box, array in zip(boxes, (case.a, case.b), strict=True)]
