@@ -298,12 +298,12 @@ template<int LEFT> inline void wait_for_groups() {
 inline void settle(float &x) { asm volatile("" : "+f"(x) :: "memory"); }
 """
 
-_TIMES_ROWS = r"""
-// c = a b, or c += a b if add, of 64 x 16 and 16 x {n}: the rows of a and the columns of b are in memory
-inline void group_times_rows(float (&c)[{n} / 8][4], unsigned long long a, unsigned long long b, bool add) {{
+_OF_SHARED = r"""
+// c = a b, or c += a b if add, of 64 x 16 and 16 x {n}: both are in memory
+inline void {name}(float (&c)[{n} / 8][4], unsigned long long a, unsigned long long b, bool add) {{
   asm volatile("{{.reg .pred add;\n setp.ne.b32 add, %{after2}, 0;\n"
                "wgmma.mma_async.sync.aligned.m64n{n}k16.f32." ELEMENT "." ELEMENT " {{{sums}}}, %{after0}, %{after1}, "
-               "add, 1, 1, 0, 0;}}"
+               "add, 1, 1, {turned};}}"
                : {outputs}
                : "l"(a), "l"(b), "r"((int)add));
 }}
@@ -316,17 +316,6 @@ inline void group_times_columns(float (&c)[{n} / 8][4], const unsigned (&a)[4], 
                "{{%{after0}, %{after1}, %{after2}, %{after3}}}, %{after4}, 1, 1, 1, 1;"
                : {outputs}
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}}
-"""
-
-_MULTIPLY = r"""
-// c = a b, or c += a b if add, of 64 x 16 and 16 x {n}: both are in memory
-inline void multiply(float (&c)[{n} / 8][4], unsigned long long a, unsigned long long b, bool add) {{
-  asm volatile("{{.reg .pred add;\n setp.ne.b32 add, %{after2}, 0;\n"
-               "wgmma.mma_async.sync.aligned.m64n{n}k16.f32." ELEMENT "." ELEMENT " {{{sums}}}, %{after0}, %{after1}, "
-               "add, 1, 1, {turned};}}"
-               : {outputs}
-               : "l"(a), "l"(b), "r"((int)add));
 }}
 """
 
@@ -487,7 +476,8 @@ def instructions(dtype_name: str, groups: GroupSizes | None = None) -> str:
     text = f'#define ELEMENT "{element}"\n{INSTRUCTIONS}{UNPACK[element]}'
     if groups is None:
         return text
-    products = _group_product(_TIMES_ROWS, groups.rows) + _group_product(_TIMES_COLUMNS, groups.columns)
+    products = _group_product(_OF_SHARED, groups.rows, name="group_times_rows", turned="0, 0")
+    products += _group_product(_TIMES_COLUMNS, groups.columns)
     return text + GROUP_INSTRUCTIONS + products
 
 
@@ -498,7 +488,8 @@ def shared_instructions(dtype_name: str, columns: int, turned: tuple[bool, bool]
       turned: of each operand, whether rows of a tile have a term each, and not a row or column of the product.
     """
     element = {"bfloat16": "bf16", "float16": "f16"}[dtype_name]
-    product = _group_product(_MULTIPLY, columns, turned=", ".join(str(int(t)) for t in turned))
+    how = ", ".join(str(int(t)) for t in turned)
+    product = _group_product(_OF_SHARED, columns, name="multiply", turned=how)
     return f'#define ELEMENT "{element}"\n{INSTRUCTIONS}{UNPACK[element]}{GROUP_INSTRUCTIONS}{product}'
 
 
