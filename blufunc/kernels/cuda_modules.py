@@ -249,4 +249,10 @@ def load_source(text: CudaSource, device: int) -> Loaded:
     if config.shows("source"):
         config.show(text.text)
     function = module(text.text, device, text.entry).kernel(text.entry)
-    return Loaded(function, text.grid, text.block, text.shared)
+    return Loaded(function, grid_of(text, cuda_runtime.properties(device).sm_count), text.block, text.shared)
+
+
+def grid_of(text: CudaSource, multiprocessors: int) -> Sequence[int]:
+    """The blocks that a kernel is launched with."""
+    x, y, z = text.grid
+    return (min(x, multiprocessors) if text.resident else x, y, z)

@@ -33,6 +33,8 @@ class CudaSource:
       grid: blocks along x, y and z. Where one is 0 there is nothing to launch.
       block: threads of a block along x, y and z.
       shared: bytes of dynamic shared memory of a block.
+      resident: whether blocks go on, by the size of the grid, to what blocks behind it would do: then no more are
+        launched along x than there are multiprocessors.
     """
 
     text: str
@@ -40,6 +42,7 @@ class CudaSource:
     grid: Dims
     block: Dims
     shared: int = 0
+    resident: bool = False
 
 
 C_TYPES: dict[np.dtype, str] = {

@@ -22,7 +22,7 @@ ALGORITHM = ALGORITHMS["F16_F16_F32_X3"]
 """What the parts are of."""
 
 _MULTIPROCESSORS = 132
-"""Of an H100 and H200; with another number the same is computed, less evenly divided."""
+"""Of an H100 and H200, for which sums are divided; with another number the same is computed, less evenly."""
 
 _LEAST = 64
 """Rows of an operand, and terms: less than a half of a tile is not worth a kernel of its own."""
@@ -78,8 +78,8 @@ class _SplitDot(Primitive):
         m, n = lhs.size // k, rhs.size // k
         by_rows = (0 not in contracts[0], 0 not in contracts[1])
         made = SplitProduct(m, n, k, by_rows, columns_of(n), sums)
-        grid = (min(_MULTIPROCESSORS, made.blocks), 1, 1)
-        return CudaSource(source(made), "split_product", grid, (made.threads, 1, 1), made.shared_bytes)
+        grid, block = (made.blocks, 1, 1), (made.threads, 1, 1)
+        return CudaSource(source(made), "split_product", grid, block, made.shared_bytes, resident=True)
 
 
 split_dot_p = _SplitDot()

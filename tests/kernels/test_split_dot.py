@@ -1,5 +1,6 @@
 """Float32 products in two parts by Hopper's own kernel: which, that they mean the same, and the kernel itself."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc.core.jaxpr import Eqn, Var
-from blufunc.kernels import nvrtc, split_dot
+from blufunc.kernels import cuda_modules, nvrtc, split_dot
 from blufunc.kernels.cost import of_eqn
 from blufunc.kernels.cuda_draft import Draft
 from blufunc.kernels.cuda_split_product import SplitProduct, instructions, source
@@ -135,6 +136,15 @@ def test_several_sums(sums, fake, cuda, monkeypatch):
     assert eqn.outvars[0].aval.shape == (sums, 128, 136)
     got = np.asarray(bf.jit(f)(*on(cuda, x, y)))
     np.testing.assert_allclose(got, np.tanh(x.T.astype(np.float64) @ y), rtol=0, atol=1e-5)
+
+
+def test_blocks_stay_for_several_tiles(cuda):
+    (eqn,) = products(einsum("mk,kn->mn"), uniform(4096, 64), uniform(64, 1536))
+    text = split_dot_p.cuda_source(*[v.aval for v in eqn.invars], **eqn.params)
+    assert (text.grid, cuda_modules.grid_of(text, 114), cuda_modules.grid_of(text, 999)) == (
+        (256, 1, 1), (114, 1, 1), (256, 1, 1),
+    )  # fmt: skip
+    assert cuda_modules.grid_of(dataclasses.replace(text, resident=False), 114) == (256, 1, 1)
 
 
 def test_flops_are_those_of_three_products(cuda):
