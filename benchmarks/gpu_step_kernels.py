@@ -90,7 +90,11 @@ def main() -> None:
 
 
 def change(name: str, value: str) -> None:
-    """Let a constant of a module of ``blufunc.kernels``, or a field of one, be something else."""
+    """Let a constant of a module of ``blufunc.kernels``, or a field of one, be something else.
+
+    Plans on disk know nothing of it: from here on none are kept or found.
+    """
+    bf.config.update("plan_cache", False)
     module, constant, *fields = name.split(".")
     found = importlib.import_module(f"blufunc.kernels.{module}")
     old = getattr(found, constant)

@@ -2,6 +2,7 @@
 
 import importlib as _importlib
 
+from blufunc import _began as _began  # before all that it is asked about
 from blufunc import ad_checkpoint as ad_checkpoint
 from blufunc import custom_batching as custom_batching
 from blufunc import custom_derivatives as custom_derivatives

@@ -52,6 +52,11 @@ def as_written() -> Iterator[None]:
         _state.as_written = before
 
 
+def is_as_written() -> bool:
+    """Whether this thread is within ``as_written``."""
+    return _state.as_written
+
+
 def recognised(jaxpr: Jaxpr) -> Found:
     """A jaxpr with all that is known in it replaced."""
     if not config.recognise or _state.as_written:

@@ -102,7 +102,8 @@ class Prepared:
       schedule: its steps and their memory.
       wanted: the launches of each step that has some, by its number.
       rendered: the sources of all launches, which follow one another there as they do here.
-      others: the sources that other steps ask for.
+      others: the sources that other steps ask for, without users' kernels: what these say of their launches may be
+        wrong, which is no matter where a program is only looked at.
     """
 
     schedule: Schedule
@@ -122,14 +123,25 @@ def prepared(
         others: dict[cuda_modules.Text, None] = {}
         for n, step in enumerate(schedule.steps):
             if isinstance(step, OpaqueStep):
-                others.update(dict.fromkeys(cuda_opaque.texts(step, arch)))
+                if not _is_users(step):
+                    others.update(dict.fromkeys(cuda_opaque.texts(step, arch)))
             else:
                 wanted[n] = wanted_by(schedule, step)
         every = [w for many in wanted.values() for w in many]
         return Prepared(schedule, wanted, cuda_modules.rendered(every, limits), tuple(others))
 
     reads = ("cuda", arch, repr(limits), repr(tuple(donated)), repr(budget))
-    return plan_store.kept(jaxpr, reads, prepare)
+    return plan_store.kept(jaxpr, reads, prepare, Prepared)
+
+
+def _written_by_users(schedule: Schedule, arch: str) -> list[cuda_modules.Text]:
+    """The sources of users' kernels."""
+    users = [s for s in schedule.steps if isinstance(s, OpaqueStep) and _is_users(s)]
+    return [text for step in users for text in cuda_opaque.texts(step, arch)]
+
+
+def _is_users(step: OpaqueStep) -> bool:
+    return hasattr(step.eqn.prim, "cuda_source")
 
 
 def rest(device: int) -> None:
@@ -171,7 +183,8 @@ class CudaProgram:
         # numbers are never taken over, whatever is said of them
         self._movable = [not (d and v.aval.ndim) for v, d in zip(jaxpr.invars, donated, strict=True)]
         every = [w for many in made.wanted.values() for w in many]
-        self._texts, functions = cuda_modules.load(every, device, self.name, made.others, made.rendered)
+        others = tuple(dict.fromkeys((*made.others, *_written_by_users(made.schedule, arch))))
+        self._texts, functions = cuda_modules.load(every, device, self.name, others, made.rendered)
         found = iter(functions)
         self._launches = {n: [(w, next(found)) for w in many] for n, many in made.wanted.items()}
         self._own = Allocator(self.schedule, device, self.name)

@@ -1,8 +1,12 @@
 """What compilers and autotuners made, kept on disk between processes.
 
 Kernels, beside the path of a program: stage 8 asks here before it runs a compiler. In come binaries (shared
-objects, cubins, small blobs of JSON) with the source that they were made from; out go the same bytes, or
-None. A cache can be lost, cut short, shared or refused at any time: then things are made again, never wrong.
+objects, cubins, plans, small blobs of JSON) with the source that they were made from; out go the same bytes, or
+None. A cache can be lost, cut short or refused at any time: then things are made again, never wrong.
+
+Any number of one user's processes may share a folder. Users must not: libraries and plans run what is in them, and a
+checksum says that a file is whole, not whose it is. The folder is made for its user alone; ``distrusted`` tells of one
+that others own or may write, from which plans are not loaded.
 
 An entry is two files: ``<key>.txt``, which names the binary with its checksum and then holds the source for
 people to read, and the binary, whose name has its checksum in it. Both are written aside and renamed, the
@@ -65,6 +69,9 @@ class DiskCache:
     Any number of threads and processes may use one folder. Where it cannot be written, ``put`` does nothing and
     what is there can still be read; ``BLUFUNC_DEBUG=cache`` says so once.
 
+    Attributes:
+      refused: why the folder could not be written when that was last tried; empty if it could.
+
     Args:
       folder: where; made on the first ``put``. None for ``default_folder()``.
       limit_bytes: above this size the entries that were not used for longest go.
@@ -75,7 +82,7 @@ class DiskCache:
         self.limit_bytes = limit_bytes
         self._lock = threading.Lock()
         self._size: int | None = None  # bytes in the folder; not known before the first put
-        self._refused = False
+        self.refused = ""
 
     def get(self, key: str) -> bytes | None:
         """The binary that was put under ``key``; None if there is none that is whole."""
@@ -114,6 +121,20 @@ class DiskCache:
             return None
         self._account(len(binary) + len(record))
         return path
+
+    def distrusted(self) -> str:
+        """Why what lies in the folder may be somebody else's; empty if only its user writes there."""
+        if self.folder is None or not hasattr(os, "geteuid"):  # Windows: a home is its user's
+            return ""
+        try:
+            found = self.folder.stat()
+        except OSError:
+            return ""  # nothing is there, and it will be made for nobody else
+        if found.st_uid != os.geteuid():
+            return f"{self.folder} belongs to another user"
+        if found.st_mode & 0o022:
+            return f"others may write to {self.folder}: chmod go-w makes it yours alone"
+        return ""
 
     def _record(self, key: str) -> Path:
         assert self.folder is not None
@@ -155,12 +176,9 @@ class DiskCache:
             raise
 
     def _refuse(self, why: str) -> None:
-        if not self._refused:
-            self._refused = True
-            if config.shows("cache"):
-                config.show(
-                    f"cache: {self.folder} cannot be written: {why}. Nothing is kept between processes."
-                )
+        if not self.refused and config.shows("cache"):
+            config.show(f"cache: {self.folder} cannot be written: {why}. Nothing is kept between processes.")
+        self.refused = f"{self.folder} cannot be written: {why}"
 
     def _touch(self, record: Path) -> None:
         """Note that an entry was used, at most once a day: pruning goes by the record's time."""

@@ -12,7 +12,7 @@ from blufunc.config import config
 from blufunc.core.jaxpr import Jaxpr
 from blufunc.core.passes import simplify
 from blufunc.kernels import host_compiler
-from blufunc.kernels.host_program import Prepared, prepared, why_as_numpy
+from blufunc.kernels.host_program import planned, source_of, why_as_numpy
 from blufunc.kernels.numpy_program import Program
 from blufunc.kernels.steps import Schedule
 
@@ -30,17 +30,13 @@ class Draft:
         if budget is not None and self.schedule.bought is not None and config.host_compiler == "auto":
             self.why_not_compiled = "" if host_compiler.find() is not None else host_compiler.why_none()
 
-    @property
+    @functools.cached_property
     def schedule(self) -> Schedule:
         """Its steps and their memory, if it is compiled."""
-        return self._prepared.schedule
-
-    @functools.cached_property
-    def _prepared(self) -> Prepared:
-        return prepared(self.jaxpr, self.donated, self.budget)
+        return planned(self.jaxpr, self.donated, self.budget)
 
     def source(self) -> str:
         """The text that will run."""
         if self.why_not_compiled:
             return Program(self.jaxpr, self.donated).source()
-        return self._prepared.text
+        return source_of(self.schedule)[0]

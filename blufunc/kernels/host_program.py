@@ -138,7 +138,7 @@ def prepared(jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -
         schedule = planned(jaxpr, donated, budget)
         return Prepared(schedule, *source_of(schedule))
 
-    return plan_store.kept(jaxpr, ("cpu", repr(tuple(donated)), repr(budget)), prepare)
+    return plan_store.kept(jaxpr, ("cpu", repr(tuple(donated)), repr(budget)), prepare, Prepared)
 
 
 def name_of(step: Step) -> str:
@@ -160,7 +160,7 @@ def compile_program(jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = 
       MemoryBudgetError: there is no plan within the budget.
       UnsupportedError: there is one, but no compiler.
     """
-    if budget is not None and prepared(simplify(jaxpr), donated).schedule.plan.peak_bytes > budget:
+    if budget is not None and planned(simplify(jaxpr), donated).plan.peak_bytes > budget:
         compiler = host_compiler.find() if config.host_compiler != "never" else None
         if compiler is None:
             raise errors.UnsupportedError(

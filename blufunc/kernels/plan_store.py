@@ -7,13 +7,15 @@ under a hash of
 
 - the program's spelling (``spelling.py``), with the user's lines, which labels and errors name;
 - what the caller names: the device's kind and limits, what is donated, the budget;
-- all flags of ``config`` that are not for people, the sources of blufunc, and the versions of Python and NumPy.
+- all flags of ``config`` that change plans, the sources of blufunc, and the versions of Python and NumPy.
 
-So an entry is never out of date, but only found no more. A program that has something without a text, such as a user's
-primitive or a callback, is planned in every process; ``explain`` and ``BLUFUNC_DEBUG=cache`` say so.
+So an entry is never out of date, but only found no more. What a process changes in blufunc itself, as a constant of a
+module, is not in the key: who does so must switch ``config.plan_cache`` off. A program that has something without a
+text, such as a user's primitive or a callback, is planned in every process; ``explain`` and ``BLUFUNC_DEBUG=cache`` say
+so.
 
-Entries are pickles, and loading one runs what it says: the folder must be its user's own, as it must for the compiled
-kernels that are loaded from it; it is made for nobody else to read or write.
+Entries are pickles, and loading one runs what it says: none is loaded from a folder that others own or may write
+(``DiskCache.distrusted``), and what is loaded is made of the classes and functions that plans have, and of no others.
 """
 
 from __future__ import annotations
@@ -21,9 +23,7 @@ from __future__ import annotations
 import copyreg
 import functools
 import hashlib
-import importlib
 import io
-import marshal
 import os
 import pickle
 import sys
@@ -31,17 +31,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from pathlib import Path
-from types import CodeType
+from types import CodeType, ModuleType
 from typing import Any, TypeVar
 
 import ml_dtypes
 import numpy as np
 
+from blufunc._began import BEGAN
 from blufunc.config import config
 from blufunc.core import backend, dtypes
 from blufunc.core.array import from_numpy
 from blufunc.core.jaxpr import Eqn, Jaxpr, Literal
+from blufunc.core.override import override
 from blufunc.core.primitive import Primitive
+from blufunc.core.recognition import is_as_written
 from blufunc.core.trace import state
 from blufunc.kernels import spelling
 from blufunc.kernels.disk_cache import DiskCache, default_folder, key_of
@@ -55,59 +58,97 @@ T = TypeVar("T")
 WORTH = 32
 """From how many equations on a plan is kept: fewer are planned as quickly as a file is read."""
 
-_FOR_PEOPLE = frozenset(("debug", "check", "plan_cache"))
-"""The flags that change no plan."""
+_CHANGES_NO_PLAN = frozenset(("debug", "check", "plan_cache"))
+"""Flags that are not in the key."""
 
 _PROTOCOL = 5
-_BEGAN = time.time()
 
 
-def kept(jaxpr: Jaxpr, parts: Sequence[str], make: Callable[[], T]) -> T:
+def kept(jaxpr: Jaxpr, parts: Sequence[str], make: Callable[[], T], kind: type[T]) -> T:
     """``make()``, or what it returned in an earlier process for the same program.
+
+    Whatever goes wrong here, the program is planned.
 
     Args:
       jaxpr: simplified, without constants: what ``make`` plans.
       parts: what else it reads, beside ``config``, as text.
+      kind: the class of what it returns.
     """
-    reason = why_not(jaxpr)
+    begin = time.perf_counter()
+    reason = _why_not_asked(jaxpr)
     if reason is not None:
         if reason:
             _say(jaxpr, f"is not kept: {reason}")
         return make()
-    begin = time.perf_counter()
     spelled = _spelled(jaxpr)
     assert isinstance(spelled, Spelling)
     disk, key = _disk(default_folder()), key_of("plan", *_surroundings(), *parts, spelled.digest)
-    binary = disk.get(key)
-    if binary is not None:
-        try:
-            found = load(binary, spelled.codes)
-        except Exception as e:  # whatever is wrong with a file must not be in the way of the program
-            _say(jaxpr, f"on disk cannot be read: {type(e).__name__}: {e}")
-        else:
-            _say(jaxpr, f"was found on disk, in {1e3 * (time.perf_counter() - begin):.0f} ms")
-            return found
-    made = make()
     try:
-        binary = dump(made, spelled.codes)
-    except Exception as e:  # the program is there, and runs
-        _say(jaxpr, f"is not kept: {e}")
-    else:
-        disk.put(key, binary, f"a plan of {_name(jaxpr)}, {len(jaxpr.eqns)} equations\n", ".plan")
-        _say(jaxpr, f"is kept, in {len(binary):,} bytes")
+        binary = disk.get(key)
+        found = None if binary is None else load(binary, spelled.codes, kind)
+    except Exception as e:
+        found = None
+        _say(jaxpr, f"on disk cannot be read: {_told(e)}")
+    if found is not None:
+        _say(jaxpr, f"was found on disk, in {1e3 * (time.perf_counter() - begin):.0f} ms")
+        return found
+    made = make()
+    reason = why_not(jaxpr) or _put(disk, key, made, jaxpr, spelled)
+    if reason:
+        _say(jaxpr, f"is not kept: {reason}")
     return made
 
 
+def _put(disk: DiskCache, key: str, made: Any, jaxpr: Jaxpr, spelled: Spelling) -> str:
+    """Keep a plan; why it is not kept, if it is not."""
+    try:
+        binary = dump(made, spelled.codes)
+        if disk.put(key, binary, f"a plan of {_name(jaxpr)}, {len(jaxpr.eqns)} equations\n", ".plan") is None:
+            return disk.refused
+    except Exception as e:
+        return _undumped.setdefault(spelled.digest, _told(e))
+    _say(jaxpr, f"is kept, in {len(binary):,} bytes")
+    return ""
+
+
+_undumped: dict[str, str] = {}
+"""Why plans could not be written, by the digests of their programs: they are not tried again, and ``explain`` tells."""
+
+
 def why_not(jaxpr: Jaxpr) -> str | None:
-    """Why plans of a program are not kept: empty if there is nothing to tell; None if they are."""
+    """Why plans of a program are not kept, as far as this process knows: empty if there is nothing to tell; None if
+    they are.
+    """
+    reason = _why_not_asked(jaxpr)
+    if reason is not None:
+        return reason
+    spelled = _spelled(jaxpr)
+    assert isinstance(spelled, Spelling)
+    return _disk(default_folder()).refused or _undumped.get(spelled.digest)
+
+
+def _why_not_asked(jaxpr: Jaxpr) -> str | None:
+    """Why plans of a program are not even looked for, as ``why_not`` has it."""
     if not config.plan_cache or len(jaxpr.eqns) < WORTH:
         return ""
-    if state.context:
+    if any(isinstance(c, override) for c in state.context):  # other contexts are no part of a traced program
         return "rules of operations are replaced where it is compiled"
+    if is_as_written():
+        return "nothing is to be recognised where it is compiled"
     if not _sources():
         return "blufunc's sources cannot be read, or have changed since this process began"
+    try:
+        reason = _disk(default_folder()).distrusted()
+    except RuntimeError as e:  # a folder of a user that there is not
+        reason = _told(e)
+    if reason:
+        return reason
     found = _spelled(jaxpr)
     return found if isinstance(found, str) else None
+
+
+def _told(e: Exception) -> str:
+    return str(e) if isinstance(e, Unspelled) else f"{type(e).__name__}: {e}"
 
 
 def _spelled(jaxpr: Jaxpr) -> Spelling | str:
@@ -118,6 +159,8 @@ def _spelled(jaxpr: Jaxpr) -> Spelling | str:
             return Spelling(jaxpr)
         except Unspelled as e:
             return str(e)
+        except Exception as e:  # the program is there, and runs
+            return f"{type(e).__name__}: {e}"
 
     return jaxpr.memoised("spelling", spell)
 
@@ -140,7 +183,7 @@ def _disk(folder: Path | None) -> DiskCache:
 
 
 def _surroundings() -> tuple[str, ...]:
-    flags = [(f.name, getattr(config, f.name)) for f in fields(config) if f.name not in _FOR_PEOPLE]
+    flags = [(f.name, getattr(config, f.name)) for f in fields(config) if f.name not in _CHANGES_NO_PLAN]
     return sys.version, np.__version__, ml_dtypes.__version__, _sources(), repr(flags)
 
 
@@ -153,17 +196,21 @@ def _sources() -> str:
         for path in sorted(_files(root)):
             with open(path, "rb") as f:
                 text = f.read()
-                newest = max(newest, os.fstat(f.fileno()).st_mtime)
+                status = os.fstat(f.fileno())
+            # a copy may have the time of its original, but became this file when it was copied
+            newest = max(newest, status.st_mtime, status.st_ctime)
             found.update(f"{path.removeprefix(root)}\0{len(text)}\0".encode())
             found.update(text)
     except OSError:  # it is imported from an archive
         return ""
-    return found.hexdigest() if newest <= _BEGAN else ""
+    return found.hexdigest() if newest <= BEGAN else ""
 
 
 def _files(folder: str) -> Iterator[str]:
     with os.scandir(folder) as entries:
         for entry in entries:
+            if entry.name.startswith("."):  # an editor's lock, which may point to no file
+                continue
             if entry.name.endswith((".py", ".pyc")):
                 yield entry.path
             elif entry.is_dir() and entry.name != "__pycache__":
@@ -178,16 +225,18 @@ def dump(made: Any, codes: Sequence[CodeType]) -> bytes:
     """A plan as bytes.
 
     Args:
-      codes: the code objects of the user's lines: of these the numbers are written. Others, which definitions have
-        that were traced while planning, are of whoever called, and are written whole.
+      codes: the code objects of the user's lines: of these the numbers are written.
     Raises:
-      Unspelled: it has a primitive that has no name.
+      Unspelled: it has a primitive that has no name, or a line that is not the program's. Such a line is of whoever
+        called; written whole, the strings of that code would come with it.
     """
     numbers = {id(c): n for n, c in enumerate(codes)}
 
     def reduce_code(code: CodeType) -> tuple:
         number = numbers.get(id(code))
-        return (marshal.loads, (marshal.dumps(code),)) if number is None else (_code, (number,))
+        if number is None:
+            raise Unspelled(f"its plan has a line of {code.co_name}, which the program has not")
+        return _code, (number,)
 
     out = io.BytesIO()
     pickler = pickle.Pickler(out, _PROTOCOL)
@@ -197,9 +246,16 @@ def dump(made: Any, codes: Sequence[CodeType]) -> bytes:
 
 
 @uncollected()
-def load(binary: bytes, codes: Sequence[CodeType]) -> Any:
-    """The plan that ``dump`` made bytes of, with these code objects in the place of those."""
-    return _Unpickler(io.BytesIO(binary), codes).load()
+def load(binary: bytes, codes: Sequence[CodeType], kind: type[T]) -> T:
+    """The plan that ``dump`` made bytes of, with these code objects in the place of those.
+
+    Raises:
+      UnpicklingError: it has what no plan has, or is none of this class.
+    """
+    found = _Unpickler(io.BytesIO(binary), codes).load()
+    if type(found) is not kind:
+        raise pickle.UnpicklingError(f"a {type(found).__name__} instead of a {kind.__name__}")
+    return found
 
 
 class _Unpickler(pickle.Unpickler):
@@ -210,18 +266,30 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if name == "_code" and module == __name__:
             return self._codes.__getitem__
-        return super().find_class(module, name)
+        if module == "builtins" and name not in _BUILTINS:
+            raise pickle.UnpicklingError(f"{module}.{name} is in no plan")
+        if module.partition(".")[0] not in _PACKAGES:
+            raise pickle.UnpicklingError(f"{module}.{name} is in no plan")
+        found = super().find_class(module, name)
+        # a module's own, not what it imports: else ``os.system`` is in all of ours that import ``os``
+        if getattr(found, "__module__", module).partition(".")[0] not in _PACKAGES or isinstance(
+            found, ModuleType
+        ):
+            raise pickle.UnpicklingError(f"{module}.{name} is in no plan")
+        return found
+
+
+_PACKAGES = frozenset(("blufunc", "numpy", "ml_dtypes", "copyreg", "functools", "builtins"))
+_BUILTINS = frozenset((
+    "bool", "bytearray", "bytes", "complex", "dict", "Ellipsis", "float", "frozenset", "int", "list", "object",
+    "range", "set", "slice", "str", "tuple",
+))  # fmt: skip
+"""What there is in pickles of plans by name."""
 
 
 def _code(number: int) -> CodeType:
     """Stands in pickles for what ``_Unpickler`` is given."""
     raise AssertionError("plans are loaded by load")
-
-
-def _primitive(name: str) -> Any:
-    """The primitive that ``spelling.name_of`` gives this name."""
-    module, _, attribute = name.partition(":")
-    return getattr(importlib.import_module(module), attribute)
 
 
 def _literal(value: np.ndarray, weak: bool) -> Literal:
@@ -260,7 +328,7 @@ def _kernel_parts(k: Kernel) -> tuple:
 def _reducers() -> dict[type, Callable[[Any], Any]]:
     """How to pickle what is not as it seems: memos and hashes are of a process, and many objects there are one."""
     return {
-        **dict.fromkeys(_classes(Primitive), lambda p: (_primitive, (spelling.name_of(p),))),
+        **dict.fromkeys(_classes(Primitive), lambda p: (spelling.primitive, (spelling.name_of(p),))),
         **dict.fromkeys(map(type, dtypes.ALL), _dtype_parts),
         Eqn: _eqn_parts,
         Jaxpr: _jaxpr_parts,

@@ -125,9 +125,9 @@ class Sight:
     @property
     def notes(self) -> tuple[str, ...]:
         """Operations that have kernels, but not here, and why; and why its plan is not kept on disk, if it could be."""
+        notes = self.schedule.notes  # before the question, for planning may find a reason
         reason = "" if self.why_not_compiled else plan_store.why_not(self.jaxpr)
-        told = (f"planned anew in each process: {reason}",) if reason else ()
-        return (*self.schedule.notes, *told)
+        return (*notes, f"planned anew in each process: {reason}") if reason else tuple(notes)
 
     @functools.cached_property
     def fusion(self) -> Fused:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import hashlib
+import importlib
 import itertools
+import os
 import sys
 from collections.abc import Callable, Iterable
 from types import BuiltinFunctionType, CodeType, FunctionType
@@ -25,6 +27,8 @@ from blufunc.core.jaxpr import DropVar, Jaxpr, Literal
 from blufunc.core.primitive import Primitive
 
 _OURS = "blufunc."
+_NAMED = frozenset(("blufunc", "numpy", "ml_dtypes", "builtins"))
+"""The packages whose classes and functions are the same in every process under one name."""
 
 
 class Unspelled(Exception):
@@ -46,7 +50,7 @@ class Spelling:
     Attributes:
       digest: a hash of the text.
       codes: the code objects of the user's lines, in the order in which they come: two programs of one text have, at
-        one place, the same line of the same file.
+        one place, the same line of files of one name.
     """
 
     def __init__(self, jaxpr: Jaxpr):
@@ -111,11 +115,15 @@ class Spelling:
         return known
 
     def _code(self, code: CodeType) -> str:
-        """What a code object is, and its place among ``codes``. Plans count instructions: these are part of it."""
+        """What a code object is, and its place among ``codes``. Plans count instructions: these are part of it.
+
+        Of the file it is the name: a notebook's cells lie in a folder of each process, and labels name no folders.
+        """
         text = self._code_texts.get(id(code))
         if text is None:
             digest = hashlib.sha256(code.co_code + code.co_linetable).hexdigest()
-            where = len(self.codes), code.co_filename, code.co_name, code.co_firstlineno, digest
+            file = os.path.basename(code.co_filename)
+            where = len(self.codes), file, code.co_name, code.co_firstlineno, digest
             text = self._code_texts[id(code)] = repr(where)
             self.codes.append(code)
         return text
@@ -193,28 +201,52 @@ def name_of(prim: Primitive) -> str:
     """Where a primitive of ours is to be found: ``module:name``.
 
     Raises:
-      Unspelled: it is in no module of ours.
+      Unspelled: its class is not ours, or it is in no module of ours.
     """
-    found = _names.get(prim) or primitives().get(prim)
-    if found is None:
-        raise Unspelled("rules that are not blufunc's own")
-    return found
+    if type(prim).__module__.startswith(_OURS):
+        found = _names.get(prim)
+        if found is None or _named(found) is not prim:  # modules may be given others
+            _names.update(_primitives())
+            found = _names.get(prim)
+        if found is not None and _named(found) is prim:
+            return found
+    raise Unspelled("rules that are not blufunc's own")
 
 
-def primitives() -> dict[Primitive, str]:
-    """The names of the primitives that are global in our modules."""
+def primitive(name: str) -> Primitive:
+    """The primitive that ``name_of`` gives this name.
+
+    Raises:
+      Unspelled: there is none.
+    """
+    if name.startswith(_OURS):
+        importlib.import_module(name.partition(":")[0])
+        if isinstance(found := _named(name), Primitive):
+            return found
+    raise Unspelled(f"no primitive {name}")
+
+
+def _named(name: str) -> Any:
+    """What is in a module under a name; None if there is none."""
+    module, _, attribute = name.partition(":")
+    return getattr(sys.modules.get(module), attribute, None)
+
+
+def _primitives() -> dict[Primitive, str]:
+    """The names of the primitives that are global in our modules; of many names, the first."""
+    found: dict[Primitive, str] = {}
     for module in [m for name, m in list(sys.modules.items()) if name.startswith(_OURS)]:
         for name, value in list(vars(module).items()):
             if isinstance(value, Primitive):
-                _names.setdefault(value, f"{module.__name__}:{name}")
-    return _names
+                found.setdefault(value, f"{module.__name__}:{name}")
+    return found
 
 
 def _global_name(x: type | Callable) -> str:
     """The name of a class or function of ours, of NumPy's or of Python's."""
     module, name = getattr(x, "__module__", None) or "", getattr(x, "__qualname__", "")
     what = "the class" if isinstance(x, type) else "the function"
-    if module.startswith((_OURS, "numpy", "ml_dtypes", "builtins")):
+    if module.partition(".")[0] in _NAMED:
         found: Any = sys.modules.get(module)
         for part in name.split("."):
             found = getattr(found, part, None)
