@@ -157,10 +157,8 @@ def _spelled(jaxpr: Jaxpr) -> Spelling | str:
     def spell() -> Spelling | str:
         try:
             return Spelling(jaxpr)
-        except Unspelled as e:
-            return str(e)
-        except Exception as e:  # the program is there, and runs
-            return f"{type(e).__name__}: {e}"
+        except Exception as e:  # of any class: the program is there, and runs
+            return _told(e)
 
     return jaxpr.memoised("spelling", spell)
 
@@ -266,17 +264,12 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if name == "_code" and module == __name__:
             return self._codes.__getitem__
-        if module == "builtins" and name not in _BUILTINS:
-            raise pickle.UnpicklingError(f"{module}.{name} is in no plan")
-        if module.partition(".")[0] not in _PACKAGES:
-            raise pickle.UnpicklingError(f"{module}.{name} is in no plan")
-        found = super().find_class(module, name)
-        # a module's own, not what it imports: else ``os.system`` is in all of ours that import ``os``
-        if getattr(found, "__module__", module).partition(".")[0] not in _PACKAGES or isinstance(
-            found, ModuleType
-        ):
-            raise pickle.UnpicklingError(f"{module}.{name} is in no plan")
-        return found
+        if name in _BUILTINS if module == "builtins" else _is_of_plans(module):
+            found = super().find_class(module, name)
+            # a module's own, not what it imports: else ``os.system`` is in all of ours that import ``os``
+            if _is_of_plans(getattr(found, "__module__", module)) and not isinstance(found, ModuleType):
+                return found
+        raise pickle.UnpicklingError(f"{module}.{name} is in no plan")
 
 
 _PACKAGES = frozenset(("blufunc", "numpy", "ml_dtypes", "copyreg", "functools", "builtins"))
@@ -285,6 +278,10 @@ _BUILTINS = frozenset((
     "range", "set", "slice", "str", "tuple",
 ))  # fmt: skip
 """What there is in pickles of plans by name."""
+
+
+def _is_of_plans(module: str) -> bool:
+    return module.partition(".")[0] in _PACKAGES
 
 
 def _code(number: int) -> CodeType:

@@ -1,12 +1,15 @@
 """Plans on disk: the same as those that were just made, found again for the same program alone, never in the way."""
 
+import contextlib
 import dataclasses
 import os
+import pickle
 import re
 import subprocess
 import sys
 import textwrap
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -18,10 +21,13 @@ from blufunc.config import config, from_environment
 from blufunc.core import source
 from blufunc.core.jaxpr import Literal
 from blufunc.core.passes import simplify
+from blufunc.core.recognition import as_written
+from blufunc.core.trace import state
 from blufunc.kernels import cuda_program, host_program, plan_store, spelling
 from blufunc.kernels.cuda_limits import HOPPER, Limits
 from blufunc.kernels.disk_cache import DiskCache
 from blufunc.kernels.steps import GroupStep, OpaqueStep
+from blufunc.transforms.batch import NamedAxis
 from examples.gpt import model
 from tests.kernels import fake_cuda
 
@@ -282,6 +288,13 @@ def with_config(name, value):
     return lambda monkeypatch: monkeypatch.setattr(config, name, value)
 
 
+def another(flag):
+    """A value that a flag has not."""
+    choices = {"host_compiler": "always", "matmul_precision": "tf32", "default_device": "cpu:1"}
+    value = getattr(config, flag)
+    return choices.get(flag) or (not value if isinstance(value, bool) else value + 1)
+
+
 CHANGES = {
     "nothing": {},
     "the program": {"jaxpr": traced("training, bfloat16")[0]},
@@ -289,8 +302,11 @@ CHANGES = {
     "the architecture": {"arch": "sm_80"},
     "its limits": {"limits": Limits(100 << 10, 1)},
     "the budget": {"budget": 1 << 40},
-    "the precision": with_config("matmul_precision", "tf32"),
-    "whether attention is recognised": with_config("recognise", False),
+    **{
+        f.name: with_config(f.name, another(f.name))
+        for f in dataclasses.fields(config)
+        if f.name not in plan_store._CHANGES_NO_PLAN
+    },
     "the version of Python": lambda monkeypatch: monkeypatch.setattr(sys, "version", "3.99"),
     "the version of NumPy": lambda monkeypatch: monkeypatch.setattr(np, "__version__", "9.9"),
     "blufunc's sources": lambda monkeypatch: monkeypatch.setattr(plan_store, "_sources", lambda: "others"),
@@ -324,8 +340,8 @@ def test_all_that_planning_reads_is_in_the_key(folder, monkeypatch):
     assert keys["nothing"] == key_under("nothing", monkeypatch)
 
 
-@pytest.mark.parametrize("flag", ["debug", "check"])
-def test_flags_for_people_are_not(flag, folder, monkeypatch):
+@pytest.mark.parametrize("flag", sorted(plan_store._CHANGES_NO_PLAN - {"plan_cache"}))
+def test_flags_that_change_no_plan_are_not(flag, folder, monkeypatch):
     before = key_under("nothing", monkeypatch)
     monkeypatch.setattr(config, flag, {"debug": "memory", "check": not config.check}[flag])
     assert key_under("nothing", monkeypatch) == before
@@ -337,27 +353,70 @@ def test_the_cpu_and_a_gpu_have_plans_of_their_own(folder, told):
     assert [line.split(", in ")[0].rpartition(" ")[2] for line in told()] == ["kept", "kept"]
 
 
-def test_sources_are_all_of_blufunc(tmp_path, monkeypatch):
-    """Those that are newer than the process are not what it runs."""
+@pytest.fixture
+def source_file(tmp_path, monkeypatch):
+    """One more source of blufunc, and a process that began after it was written."""
+    path = tmp_path / "more.py"
+    monkeypatch.setattr(plan_store, "_files", lambda root: [*files(root), str(path)])
+    path.write_text("x = 1\n")
+    monkeypatch.setattr(plan_store, "BEGAN", max(plan_store.BEGAN, path.stat().st_ctime))
     plan_store._sources.cache_clear()
-    first = plan_store._sources()
-    assert len(first) == 64
+    yield path
     plan_store._sources.cache_clear()
-    monkeypatch.setattr(plan_store, "_files", lambda root: [*files(root), str(tmp_path / "more.py")])
-    (tmp_path / "more.py").write_text("x = 1\n")
-    os.utime(tmp_path / "more.py", (1, 1))
-    try:
-        assert plan_store._sources() not in ("", first)
-        plan_store._sources.cache_clear()
-        os.utime(tmp_path / "more.py")
-        assert plan_store._sources() == ""
-        plan_store._sources.cache_clear()
-        (tmp_path / "more.py").unlink()
-        assert plan_store._sources() == ""
-        monkeypatch.setattr(config, "plan_cache", True)
-        assert "sources cannot be read, or have changed" in plan_store.why_not(JAXPR)
-    finally:
-        plan_store._sources.cache_clear()
+
+
+def sources():
+    plan_store._sources.cache_clear()
+    return plan_store._sources()
+
+
+def test_sources_are_all_of_blufunc(source_file, monkeypatch):
+    with_more = sources()
+    with monkeypatch.context() as m:
+        m.setattr(plan_store, "_files", files)
+        without = sources()
+    assert len(with_more) == len(without) == 64 and with_more != without
+
+
+def touched(path):
+    os.utime(path, (time.time() + 10,) * 2)
+
+
+def replaced(path):
+    """As ``cp -p`` and ``rsync -a`` do: with the time of what was copied."""
+    time.sleep(0.05)  # more than a tick of the file system's clock
+    path.with_suffix(".new").write_text("x = 2\n")
+    os.utime(path.with_suffix(".new"), (1, 1))
+    path.with_suffix(".new").replace(path)
+
+
+@pytest.mark.parametrize("change", [touched, replaced, lambda path: path.unlink()])
+def test_sources_that_are_not_what_runs(change, source_file, folder):
+    change(source_file)
+    assert sources() == ""
+    assert "sources cannot be read, or have changed" in plan_store.why_not(JAXPR)
+
+
+def test_a_process_begins_before_it_imports():
+    """What was changed during the import may be older than the store of plans."""
+    script = """
+        import sys, time
+        before = time.time()
+        import blufunc._began
+        first = [m for m in sys.modules if m.startswith("blufunc.")][0]
+        assert first == "blufunc._began", first
+        assert before <= blufunc._began.BEGAN <= time.time()
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True)
+
+
+def test_hidden_files_are_no_sources(tmp_path):
+    """As an editor's lock, which points to no file."""
+    (tmp_path / "a.py").write_text("")
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / ".hidden" / "b.py").write_text("")
+    (tmp_path / ".#a.py").symlink_to("somebody@somewhere.1234")
+    assert list(files(str(tmp_path))) == [str(tmp_path / "a.py")]
 
 
 files = plan_store._files
@@ -403,7 +462,51 @@ def test_a_primitive_without_a_name_is_never_copied(folder):
     for prim in (thrice_p, type(lax.sin_p)("sine_of_a_user", np.sin, "inexact")):
         with pytest.raises(spelling.Unspelled):
             plan_store.dump([prim], [])
-    assert plan_store.load(plan_store.dump([lax.sin_p], []), []) == [lax.sin_p]
+    assert plan_store.load(plan_store.dump([lax.sin_p], []), [], list) == [lax.sin_p]
+
+
+def twice_sine(x):
+    return bnp.sin(x) * 2
+
+
+CONTEXTS = {
+    "none": (contextlib.nullcontext, True),
+    "a mesh": (lambda: bf.make_mesh((1,), ("rows",), devices=bf.devices("cpu")[:1]), True),
+    "jit is disabled": (bf.disable_jit, True),
+    "a named axis": (lambda: in_context(NamedAxis("rows", 4)), True),
+    "replaced rules": (lambda: extend.override(lax.cos_p, impl=lambda x: x), False),
+    "as it was written": (as_written, False),
+}
+
+
+@contextlib.contextmanager
+def in_context(entry):
+    before, state.context = state.context, (*state.context, entry)
+    try:
+        yield
+    finally:
+        state.context = before
+
+
+@pytest.mark.parametrize("context", CONTEXTS)
+def test_contexts_that_plans_are_kept_in(context, folder):
+    make, keeps = CONTEXTS[context]
+    made = bf.jit(twice_sine).trace(struct(64))
+    jaxpr = simplify(made.jaxpr)
+    with make():
+        assert context in ("none", "as it was written") or state.context
+        assert (plan_store.why_not(jaxpr) is None) == keeps
+        host_program.prepared(jaxpr, (False,))
+    assert bool(list(folder.glob("*.plan"))) == keeps
+
+
+def test_functions_with_named_axes_are_kept(folder, monkeypatch):
+    monkeypatch.setattr(config, "host_compiler", "always")
+    f = bf.jit(lambda x: bnp.sin(x) + lax.axis_index("rows"))
+    bf.vmap(f, axis_name="rows")(np.ones((4, 64), np.float32))
+    with bf.make_mesh((1,), ("rows",), devices=bf.devices("cpu")[:1]):
+        bf.jit(twice_sine)(np.ones((64, 64), np.float32))
+    assert len(list(folder.glob("*.plan"))) >= 2
 
 
 def test_replaced_rules_are_not_kept(folder, monkeypatch):
@@ -413,6 +516,62 @@ def test_replaced_rules_are_not_kept(folder, monkeypatch):
         np.testing.assert_array_equal(bf.jit(lambda x: bnp.sin(x) + 1)(x), np.ones(64))
     assert not list(folder.glob("*.plan"))
     np.testing.assert_allclose(bf.jit(lambda x: bnp.sin(x) + 1)(x), np.sin(x) + 1, rtol=1e-6)
+
+
+def test_code_of_callers_is_never_copied(folder, told, monkeypatch):
+    """A line that the program has not; why its plan is not kept is found out once, and told."""
+
+    def secret():
+        return "a string of the user's"
+
+    jaxpr, donated = traced("loops")
+    planned, dump, dumps = host_program.planned, plan_store.dump, []
+
+    def with_another_line(*args):
+        made = planned(*args)
+        made.notes = (secret.__code__,)
+        return made
+
+    monkeypatch.setattr(host_program, "planned", with_another_line)
+    monkeypatch.setattr(plan_store, "_undumped", {})
+    monkeypatch.setattr(plan_store, "dump", lambda *args: dumps.append(args) or dump(*args))
+    assert plan_store.why_not(jaxpr) is None
+    for _ in range(2):
+        host_program.prepared(jaxpr, donated)
+        (line,) = told()
+        assert "is not kept: its plan has a line of secret" in line
+    assert "a line of secret" in plan_store.why_not(jaxpr)
+    assert len(dumps) == 1 and not folder.exists()
+
+
+def fail(*args):
+    raise ZeroDivisionError("in the way")
+
+
+FAILURES = {
+    "finding": (DiskCache, "get"),
+    "keeping": (DiskCache, "put"),
+    "spelling": (plan_store, "Spelling"),
+    "writing": (plan_store, "dump"),
+    "loading": (plan_store, "load"),
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_the_store_never_stands_in_the_way(failure, folder, told, monkeypatch):
+    made = host("loops")
+    if failure in ("keeping", "writing"):
+        plan_store._disk.cache_clear()
+        for path in folder.iterdir():
+            path.unlink()
+    jaxpr, donated = traced("loops")
+    monkeypatch.setattr(plan_store, "_undumped", {})
+    monkeypatch.setattr(*FAILURES[failure], fail)
+    told()
+    assert_same(made, host_program.prepared(jaxpr, donated))
+    assert "ZeroDivisionError: in the way" in told()[0]
+    if failure not in ("finding", "loading"):
+        assert plan_store.why_not(jaxpr) == "ZeroDivisionError: in the way"
 
 
 def test_small_programs_are_not_kept(folder, monkeypatch):
@@ -444,6 +603,7 @@ HARMS = {
     "not a pickle": lambda folder: put(folder, b"garbage"),
     "half a pickle": lambda folder: put(folder, next(folder.glob("*.plan")).read_bytes()[:5000]),
     "empty": lambda folder: put(folder, b""),
+    "of another class": lambda folder: put(folder, pickle.dumps([1])),
     "of what is no more": lambda folder: put(folder, b"cblufunc.kernels.steps\nGone\n."),
     "without its record": lambda folder: [p.unlink() for p in folder.glob("*.txt")],
 }
@@ -457,13 +617,88 @@ def test_a_damaged_plan_is_made_again(harm, folder):
     (record,) = folder.glob("*.txt")  # a whole one is in its place
     jaxpr, _ = traced("loops")
     binary = DiskCache(folder).get(record.stem)
-    assert_same(made, plan_store.load(binary, plan_store._spelled(jaxpr).codes))
+    assert_same(made, plan_store.load(binary, plan_store._spelled(jaxpr).codes, cuda_program.Prepared))
 
 
-def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch, folder):
+def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch, folder, told):
+    """It is tried once, and what it said is told of all later programs."""
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("BLUFUNC_CACHE_DIR", str(tmp_path / "file" / "below"))
+    dump, dumps = plan_store.dump, []
+    monkeypatch.setattr(plan_store, "dump", lambda *args: dumps.append(args) or dump(*args))
     assert_same(cuda("loops"), cuda("loops"))
+    lines = [line for line in told() if line.startswith("cache: the plan")]
+    assert len(lines) == 2 and all("is not kept: " in x and "below cannot be written" in x for x in lines)
+    assert len(dumps) == 1
+    assert "cannot be written" in plan_store.why_not(JAXPR)
+
+
+def test_a_folder_that_has_no_place(monkeypatch, folder, told):
+    monkeypatch.setenv("BLUFUNC_CACHE_DIR", "~a_user_that_there_is_not/cache")
+    cuda("loops")
+    assert "is not kept: RuntimeError" in told()[0]
+
+
+def of_another_user(folder, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
+
+
+NOT_OWN = {
+    "of another user": (of_another_user, "belongs to another user"),
+    "that a group may write": (lambda folder, _: folder.chmod(0o770), "others may write to"),
+    "that all may write": (lambda folder, _: folder.chmod(0o1777), "others may write to"),
+}
+
+
+@pytest.mark.parametrize("which", NOT_OWN)
+def test_a_folder_that_is_not_ones_own(which, folder, told, monkeypatch):
+    """Nothing is loaded from it, and nothing put there."""
+    change, why = NOT_OWN[which]
+    made = cuda("loops")
+    before = sorted(folder.iterdir())
+    change(folder, monkeypatch)
+    told()
+    monkeypatch.setattr(plan_store, "load", None)
+    for path in before[:1]:
+        path.touch()
+    assert_same(made, cuda("loops"))
+    cuda("keys")
+    lines = told()
+    assert len(lines) == 2 and all("is not kept: " in line and why in line for line in lines)
+    assert why in plan_store.why_not(JAXPR)
+    assert sorted(folder.iterdir()) == before
+
+
+def pickled(module, name):
+    """What calls a function with one argument."""
+    return pickle.PROTO + b"\x04" + b"".join(
+        pickle.SHORT_BINUNICODE + bytes([len(x)]) + x.encode() for x in (module, name)
+    ) + pickle.STACK_GLOBAL + b"(S'1'\ntR."  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "module, name",
+    [
+        ("os", "system"),
+        ("posix", "system"),
+        ("builtins", "eval"),
+        ("builtins", "getattr"),
+        ("marshal", "loads"),
+        ("subprocess", "run"),
+        ("numpyro_of_a_user", "load"),
+        ("blufunc.kernels.disk_cache", "os.system"),
+        ("blufunc.kernels.disk_cache", "os"),
+    ],
+)
+def test_plans_are_made_of_what_plans_have(module, name):
+    with pytest.raises(pickle.UnpicklingError, match=re.escape(f"{module}.{name} is in no plan")):
+        plan_store.load(pickled(module, name), [], object)
+
+
+def test_primitives_of_plans_are_ours():
+    for name in ("os:system", "blufunc.lax:sin", "blufunc.lax:gone_p"):
+        with pytest.raises(spelling.Unspelled, match="no primitive"):
+            spelling.primitive(name)
 
 
 def test_plans_count_towards_the_size_of_the_folder(folder, monkeypatch):
