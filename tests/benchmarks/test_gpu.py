@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import blufunc as bf
-from benchmarks import device_memory, gpu, kernel_cases, programs
+from benchmarks import device_memory, gpu, gpu_step_kernels, kernel_cases, programs
 from benchmarks.gpu_peers import clock, gpt2, kernel_shapes
+from blufunc.kernels import plan_store
 from examples.gpt import model
 
 
@@ -162,3 +163,11 @@ def test_every_kernel_has_a_shape():
     lib = kernel_cases.in_blufunc()
     assert {name for name, _ in kernel_shapes.CASES} <= kernel_cases.kernels(lib).keys()
     assert clock.copies(kernel_cases.kernels(lib)["sum of rows"].nbytes((16384, 768))) > 1
+
+
+def test_constants_that_are_set_take_no_plans_from_disk(monkeypatch):
+    """They are not part of what plans are kept under."""
+    monkeypatch.setattr(bf.config, "plan_cache", True)
+    monkeypatch.setattr(plan_store, "WORTH", plan_store.WORTH)
+    gpu_step_kernels.change("plan_store.WORTH", "7")
+    assert plan_store.WORTH == 7 and not bf.config.plan_cache

@@ -16,7 +16,7 @@ import pytest
 
 import blufunc as bf
 import blufunc.numpy as bnp
-from blufunc import explain, extend, lax, optim, tree
+from blufunc import errors, explain, extend, lax, optim, tree
 from blufunc.config import config, from_environment
 from blufunc.core import source
 from blufunc.core.jaxpr import Literal
@@ -24,6 +24,7 @@ from blufunc.core.passes import simplify
 from blufunc.core.recognition import as_written
 from blufunc.core.trace import state
 from blufunc.kernels import cuda_program, host_program, plan_store, spelling
+from blufunc.kernels.cuda_draft import Draft
 from blufunc.kernels.cuda_limits import HOPPER, Limits
 from blufunc.kernels.disk_cache import DiskCache
 from blufunc.kernels.steps import GroupStep, OpaqueStep
@@ -574,6 +575,30 @@ def test_the_store_never_stands_in_the_way(failure, folder, told, monkeypatch):
         assert plan_store.why_not(jaxpr) == "ZeroDivisionError: in the way"
 
 
+def test_who_only_looks_writes_nothing(folder, monkeypatch):
+    """Reports and budgets of the CPU take the schedule: nothing is rendered or kept for them."""
+    monkeypatch.setattr(config, "host_compiler", "always")
+    monkeypatch.setattr(host_program, "source_of", None)
+    x = struct(64, 64)
+    f = bf.jit(twice_sine, memory_budget="1MB")
+    assert f.lower(x).memory.peak_bytes > 0
+    assert bf.jit(twice_sine).lower(x).fusion is not None
+    jaxpr = bf.jit(twice_sine).trace(x).jaxpr
+    with monkeypatch.context() as m:
+        m.setattr(config, "host_compiler", "never")
+        assert host_program.compile_program(jaxpr, (False,), 1 << 20) is None
+    assert not list(folder.glob("*.plan"))
+
+
+def test_a_users_kernel_that_cannot_be_launched_has_a_schedule(folder):
+    """What is wrong with it is told by who compiles it."""
+    kernel = bf.cuda_kernel("out[i] = x[i];", reference=lambda x: x, name="copied", block=5000)
+    traced = bf.jit(lambda x: kernel(x) + 1).trace(struct(64))
+    with pytest.raises(errors.BlufuncError, match="5000"):
+        kernel.source(struct(64))
+    assert Draft(traced.jaxpr, (False,), "sm_90a").schedule.plan.peak_bytes > 0
+
+
 def test_small_programs_are_not_kept(folder, monkeypatch):
     monkeypatch.setattr(plan_store, "WORTH", 1000)
     cuda("loops")
@@ -659,8 +684,6 @@ def test_a_folder_that_is_not_ones_own(which, folder, told, monkeypatch):
     change(folder, monkeypatch)
     told()
     monkeypatch.setattr(plan_store, "load", None)
-    for path in before[:1]:
-        path.touch()
     assert_same(made, cuda("loops"))
     cuda("keys")
     lines = told()

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import types
 
 import numpy as np
 import pytest
@@ -12,7 +13,10 @@ import pytest
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import extend, lax, nn
-from blufunc.core.jaxpr import Eqn
+from blufunc.core import backend
+from blufunc.core.array import from_numpy
+from blufunc.core.avals import ShapedArray
+from blufunc.core.jaxpr import Eqn, Jaxpr, Literal, Var
 from blufunc.core.passes import simplify
 from blufunc.kernels import spelling
 from blufunc.kernels.spelling import Spelling, Unspelled
@@ -91,6 +95,30 @@ EDITS = {
     "the bytecode": ("sin", with_line(lambda s: (s[0].replace(co_code=s[0].co_code[:-2] + b"\0\0"), *s[1:]))),
     "no line": ("sin", with_line(lambda s: None)),
 }
+
+
+def test_folders_of_files_do_not_count(monkeypatch):
+    """A notebook's cells lie in one of each process."""
+    digests = set()
+    for folder in ("", "/tmp/ipykernel_1/", "/tmp/ipykernel_2/"):
+        place = with_line(lambda s, folder=folder: (s[0].replace(co_filename=f"{folder}cell.py"), *s[1:]))
+        monkeypatch.setitem(EDITS, "the folder", ("sin", place))
+        digests.add(Spelling(edited("the folder")).digest)
+    assert len(digests) == 1
+
+
+def scalars(parameter=False, result=False, literal=False):
+    """``sin(x) * 2`` of a scalar, with these of its types weak."""
+    two = Literal(from_numpy(np.array(2, F32), backend.host_device(), literal))
+    x, y, z = (Var(ShapedArray((), np.dtype(F32), weak)) for weak in (parameter, result, False))
+    eqns = [Eqn(lax.sin_p, [x], [y], {}, None), Eqn(lax.mul_p, [y, two], [z], {}, None)]
+    return Spelling(Jaxpr([x], eqns, [z]))
+
+
+def test_weak_types_count():
+    weak = [{}, {"parameter": True}, {"result": True}, {"literal": True}]
+    assert len({scalars(**which).digest for which in weak}) == len(weak)
+    assert scalars().digest == scalars().digest
 
 
 def test_all_that_an_equation_has_tells_programs_apart():
@@ -216,6 +244,28 @@ def test_rules_of_functions_are_no_part_of_programs():
     loop = lambda f: lambda x: lax.fori_loop(0, 3, lambda i, c: f(c), x)
     assert spelled(loop(custom_jvp), X).digest
     assert spelled(loop(nn.relu), X).digest
+
+
+def test_primitives_are_those_that_modules_have_now(monkeypatch):
+    """Neither a user's class that was put into a module of ours, nor what was replaced there."""
+    monkeypatch.setattr(lax, "twice_p", twice_p, raising=False)
+    ours = type(lax.sin_p)("sine_of_a_user", np.sin, "inexact")
+    monkeypatch.setattr(lax, "sine_of_a_user_p", ours, raising=False)
+    assert spelling.name_of(ours) == "blufunc.lax:sine_of_a_user_p"
+    monkeypatch.setattr(lax, "sine_of_a_user_p", lax.cos_p)
+    for prim in (twice_p, ours):
+        with pytest.raises(Unspelled, match="not blufunc's own"):
+            spelling.name_of(prim)
+
+
+@pytest.mark.parametrize("package", ["numpyro", "numpy_of_a_user.numpy", "blufunc_extras", "builtins2"])
+def test_packages_that_are_called_alike(package, monkeypatch):
+    module = types.ModuleType(package)
+    module.Settings = type("Settings", (), {"__module__": package})
+    monkeypatch.setitem(sys.modules, package, module)
+    with pytest.raises(Unspelled, match=f"Settings of {package}"):
+        spelling._global_name(module.Settings)
+    assert spelling._global_name(np.float32) == "numpy:float32"
 
 
 def test_our_primitives_have_names():
