@@ -42,8 +42,10 @@ class Box(NamedTuple):
         Raises:
           UnsupportedError: the driver does not take it.
         """
-        # a stride is not used where there is nothing to step to, and may then be one that the driver refuses
-        strides = [s if n > 1 else _LEAST_STRIDE for s, n in zip(self.strides, self.sizes[1:], strict=True)]
+        # of an axis that there is one of, as views have it; it is never stepped along
+        strides = [
+            s if s or n > 1 else _LEAST_STRIDE for s, n in zip(self.strides, self.sizes[1:], strict=True)
+        ]
         memory = ctypes.create_string_buffer(BYTES + 64)
         at = -(-ctypes.addressof(memory) // 64) * 64
         status = _encoder()(

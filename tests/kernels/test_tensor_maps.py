@@ -55,8 +55,8 @@ def test_refusal(driver):
 
 
 def test_where_there_is_one_the_driver_gets_a_stride_that_it_takes(driver):
-    BOX._replace(sizes=(64, 1, 1000, 1), strides=(0, 1536, 0)).map(4096)
-    assert driver.calls[0][4] == [16, 1536, 16]
+    BOX._replace(sizes=(64, 1, 1000, 1), strides=(0, 1536, 1536)).map(4096)
+    assert driver.calls[0][4] == [16, 1536, 1536]
 
 
 def test_a_map_is_made_anew_where_its_operand_lies_elsewhere(driver):
