@@ -7,6 +7,7 @@ over ``ROWS`` rows each, which the kernel has when it stores the result.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -41,15 +42,13 @@ def _summed(eqn: Eqn) -> Eqn:
     definition: Jaxpr = eqn.params["jaxpr"]
     (result,) = eqn.outvars
     (_, contracted), _ = eqn.params["dimension_numbers"]
-    columns = 1
-    for d, n in enumerate(eqn.invars[1].aval.shape):
-        columns *= 1 if d in contracted else n
+    columns = math.prod(n for d, n in enumerate(eqn.invars[1].aval.shape) if d not in contracted)
     groups = result.aval.size // (ROWS * columns)
 
     def both(*args: Any) -> list[Any]:
         (d,) = eval_jaxpr(definition, args)
         return [d, reduce_sum(ew.convert(reshape(d, (groups, ROWS, columns)), dtypes.float32), (1,))]
 
-    body = stage(both, [a.aval for a in eqn.invars], eqn.prim.name)
+    body = stage(both, [a.aval for a in eqn.invars], eqn.prim.name, line=eqn.source)
     sums = Var(ShapedArray((groups, columns), dtypes.float32))
     return Eqn(dot_dgelu_p, eqn.invars, [result, sums], {**eqn.params, "jaxpr": body}, eqn.source)

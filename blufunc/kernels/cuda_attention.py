@@ -46,7 +46,7 @@ from blufunc.kernels.cuda_attention_hopper import (
 )
 from blufunc.kernels.cuda_attention_mods import Code
 from blufunc.kernels.cuda_prelude import with_prelude
-from blufunc.kernels.tensor_maps import Box
+from blufunc.kernels.tensor_maps import Box, Mapped
 
 _MOST_FEATURES, _MOST_OF_TWO_PARTS = 256, 128
 _SECTION_BYTES = 16 << 20
@@ -209,14 +209,14 @@ class Kernel(NamedTuple):
         )
 
     def shared_bytes(self, features: int, tiling: Tiling, parts: int = 0) -> int:
-        """Of a block: its own tiles, and two stages of what it goes over."""
-        # of numbers for each column, after which tiles are to lie at multiples of 1024
-        pairs = -(-8 * tiling.columns // 1024) * 1024 if self.of_keys else 0
+        """Of a block: its own tiles, and two stages of what it goes over, or as many as are copied by a thread."""
         if tiling.stages:
             rows = self.tiles * tiling.rows + 2 * tiling.stages * tiling.columns
             numbers = tiling.stages * 8 * tiling.columns if self.of_keys else 0
             barriers = 2 * self.tiles + 4 * tiling.stages
             return 2 * features * rows + numbers + 8 * barriers
+        # of numbers for each column, after which tiles are to lie at multiples of 1024
+        pairs = -(-8 * tiling.columns // 1024) * 1024 if self.of_keys else 0
         return max(parts, 1) * 2 * features * (self.tiles * tiling.rows + 4 * tiling.columns) + 2 * pairs
 
 
@@ -490,20 +490,6 @@ def operands_of(kernel: Kernel, code: Code, parts: int = 0) -> tuple[str, ...]:
     return (*found, *kernel.sums, *(() if code is NO_CODE else code.operands))
 
 
-class _Map:
-    """A parameter that is a tensor map of an operand: made anew when the operand lies elsewhere."""
-
-    def __init__(self, parameter: int, operand: int, box: Box):
-        self._parameter, self._operand, self._box = parameter, operand, box
-        self._address = -1
-
-    def set(self, arguments: cuda_runtime.Arguments, pointers: Sequence[int]) -> None:
-        address = pointers[self._operand]
-        if address != self._address:
-            arguments.set(self._parameter, self._box.map(address))
-            self._address = address
-
-
 class _Kernel:
     """One of the kernels of a call, behind the one that lists its tiles if it has a mask."""
 
@@ -530,7 +516,7 @@ class _Kernel:
         self._plain = code is NO_CODE
         first = len(operands_of(kernel, code, parts)) + 1
         self._maps = [
-            _Map(first + i, kernel.operands.index(name), box)
+            Mapped(first + i, kernel.operands.index(name), box)
             for i, (name, box) in enumerate(boxes(kernel, shape, strides, tiling).items())
         ]
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from blufunc.core import dtypes
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Eqn
-from blufunc.kernels import cuda_attention, cuda_memory
+from blufunc.kernels import cuda_attention, cuda_memory, cuda_runtime
 from blufunc.kernels.cuda_attention import Shape, Strides
 from blufunc.kernels.cuda_attention_mods import Code, code_of
 from blufunc.kernels.cuda_executor import ALIGNMENT, Executor, Operand, Work
@@ -97,7 +97,8 @@ def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> W
     eqn = step.eqn
     query, key = (v.aval for v in eqn.invars[:2])
     shape, whole, own = _shape(query, key), _WHOLE[eqn.prim.name], _own(eqn)
-    parts = [_Part(o, n < own and o.aval.ndim == 4) for n, o in enumerate(operands)]
+    repeats = cuda_runtime.properties(executor.device).arch != "sm_90a"
+    parts = [_Part(o, n < own and o.aval.ndim == 4, repeats) for n, o in enumerate(operands)]
     outs = [v.aval for v in eqn.outvars]
     places = [None if r is None else executor.roots.place(r) for r in step.results]
     spare = [
@@ -154,12 +155,18 @@ def _strides_of_results(eqn: Eqn) -> list[Strides]:
 class _Part:
     """An operand where it lies, or a dense copy if kernels cannot read it there."""
 
-    def __init__(self, operand: Operand, rows: bool):
-        """``rows``: whether it has rows of features, which may lie apart."""
+    def __init__(self, operand: Operand, rows: bool, repeats: bool):
+        """
+        Args:
+          rows: whether it has rows of features, which may lie apart.
+          repeats: whether kernels read what is repeated along an axis where it lies; tensor maps are not known to.
+        """
         self._operand, layout = operand, operand.layout
         last = len(layout.strides) - 1
+        repeated = any(not s and n > 1 for s, n in zip(layout.strides, layout.shape, strict=True))
         self.in_place = (
             rows
+            and (repeats or not repeated)
             and layout.strides[last] == 1
             and all(s >= 0 and not s % _VECTOR for s in layout.strides[:last])
             and not layout.offset % _VECTOR

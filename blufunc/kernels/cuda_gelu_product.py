@@ -54,14 +54,10 @@ class GeluProduct:
 
     threads = 512
 
-    def refused(self) -> str | None:
-        """Why there is no kernel; None if there is."""
-        for what, size, unit in (
-            ("rows", self.m, ROWS * self.cluster), ("columns", self.n, COLUMNS), ("terms", self.k, _TERMS),
-        ):  # fmt: skip
-            if size % unit:
-                return f"{size} {what} are no multiple of {unit}"
-        return None
+    @property
+    def fits(self) -> bool:
+        """Whether there is a kernel: for whole tiles and stages only."""
+        return not (self.m % (ROWS * self.cluster) or self.n % COLUMNS or self.k % _TERMS)
 
     @property
     def clusters(self) -> int:
@@ -91,7 +87,7 @@ def instructions(p: GeluProduct) -> str:
 
 
 def source(p: GeluProduct) -> str:
-    """The CUDA C++ of one product, behind its prelude."""
+    """The complete CUDA C++ of one product."""
     numbers = {
         "M": p.m, "N": p.n, "K": p.k, "ROWS": ROWS, "COLUMNS": COLUMNS, "TERMS": _TERMS, "STAGES": _STAGES,
         "ACTIVE": _ACTIVE, "THREADS": p.threads, "CLUSTER": p.cluster,
@@ -157,7 +153,7 @@ inline float gelu(float x) {
 inline float gelu_slope(float x) {
   float slope;
   const float s = gate(x, slope);
-  return fmaf(x * slope, fmaf(-s, s, s), s);
+  return fmaf(x * fmaf(-s, s, s), slope, s);  // in this order: far out the first factor is 0, and the others large
 }
 
 // 16 terms of a tile whose panels of 64 rows or columns are 8 KB apart

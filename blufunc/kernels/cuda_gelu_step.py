@@ -14,15 +14,15 @@ from dataclasses import replace
 from typing import Any
 
 from blufunc.core import dtypes
-from blufunc.core.jaxpr import Eqn
+from blufunc.core.jaxpr import Eqn, Literal
 from blufunc.kernels import cuda_gelu_product, cuda_modules, cuda_runtime
 from blufunc.kernels.activation_epilogue import WITH_ACTIVATION, dot_bias_gelu_p, dot_dgelu_p
-from blufunc.kernels.cuda_executor import Executor, Operand, Strided, Work
+from blufunc.kernels.cuda_executor import Executor, Operand, Strided, Work, strided
 from blufunc.kernels.cuda_gelu_product import GeluProduct
 from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.split_dot import is_matrix
 from blufunc.kernels.steps import OpaqueStep
-from blufunc.kernels.tensor_maps import BYTES
+from blufunc.kernels.tensor_maps import BYTES, Mapped
 
 ENTRY = "gelu_product"
 VECTOR = 8
@@ -51,12 +51,21 @@ def kernel_of(eqn: Eqn, arch: str) -> GeluProduct | None:
         stored=several and not derivative,
         summed=several and derivative,
     )  # fmt: skip
-    return found if found.refused() is None else None
+    return found if found.fits else None
+
+
+def text(step: OpaqueStep, product: GeluProduct) -> cuda_modules.Text:
+    """The source of the kernel that a step will ask for, and its name."""
+    contracts, _ = step.eqn.params["dimension_numbers"]
+    atom, given = step.eqn.invars[1], step.operands[1]
+    shape, chain = atom.aval.shape, [] if isinstance(given, Literal) else given[1]
+    layout = strided(chain[0].invars[0].aval.shape if chain else shape, chain)
+    by_rows, _, _ = _matrix_of(layout, shape, contracts[1])
+    return _text(replace(product, by_rows=by_rows))
 
 
 @functools.lru_cache(256)
-def text(product: GeluProduct) -> cuda_modules.Text:
-    """The source of a kernel, and its name."""
+def _text(product: GeluProduct) -> cuda_modules.Text:
     return cuda_gelu_product.source(product), ENTRY
 
 
@@ -68,21 +77,22 @@ class Kernel:
     """
 
     def __init__(self, product: GeluProduct, rows: Sequence[int], device: int):
-        source, entry = text(product)
+        source, entry = _text(product)
         blocks = cuda_runtime.properties(device).sm_count // product.cluster
         grid = product.cluster * min(blocks, product.clusters)
         function = cuda_modules.module(source, device, entry).kernel(entry)
         arguments = [bytes(BYTES), bytes(BYTES), 0, 0, 0, 0]
         self._launch = function.prepare((grid,), (product.threads,), product.shared_bytes, arguments)
-        self._boxes = product.boxes(*(2 * row for row in rows))
+        boxes = product.boxes(*(2 * row for row in rows))
+        self._maps = [Mapped(i, i, box) for i, box in enumerate(boxes)]
 
     def __call__(self, factors: Sequence[int], given: int, results: Sequence[int], stream: Any) -> None:
         """Put it on a stream: addresses of the factors, of a bias or GELU's argument if there is one, and of results:
         the first, the argument of GELU, the sums; 0 for what is not wanted.
         """
         arguments = self._launch.arguments
-        for i, (box, address) in enumerate(zip(self._boxes, factors, strict=True)):
-            arguments.set(i, box.map(address))
+        for mapped in self._maps:
+            mapped.set(arguments, factors)
         for i, address in enumerate((given, *results), 2):
             arguments.set_pointer(i, address)
         self._launch(stream.ptr)
@@ -130,16 +140,9 @@ class _Factor:
 
     def __init__(self, operand: Operand, contract: Sequence[int]):
         self._operand, self.copied = operand, False
-        layout, contract = operand.layout, sorted(contract)
-        free = [d for d in range(len(layout.shape)) if d not in contract]
-        terms, others = (_as_one(layout, axes) for axes in (contract, free))
-        self.by_rows = terms == 1
-        row = others if self.by_rows else terms
-        if row is None or 1 not in (terms, others) or row % VECTOR or layout.offset % VECTOR:
-            k = math.prod(operand.aval.shape[d] for d in contract)
-            self.copy(0 not in contract, k if 0 not in contract else operand.aval.size // k)
-        else:
-            self.row = row
+        self.by_rows, self.row, in_place = _matrix_of(operand.layout, operand.aval.shape, contract)
+        if not in_place:
+            self.copy(self.by_rows, self.row)
 
     def copy(self, by_rows: bool, row: int) -> None:
         """Let it be a dense copy."""
@@ -151,6 +154,20 @@ class _Factor:
             return self._operand.address(executor), None
         made = self._operand.buffer(executor)
         return made.ptr, made
+
+
+def _matrix_of(layout: Strided, shape: Sequence[int], contract: Sequence[int]) -> tuple[bool, int, bool]:
+    """Whether contracted axes lie side by side, how many elements apart the others are, and whether that is so where an
+    operand lies; else it is so of a dense copy.
+    """
+    contract = sorted(contract)
+    free = [d for d in range(len(shape)) if d not in contract]
+    terms, others = (_as_one(layout, axes) for axes in (contract, free))
+    row = others if terms == 1 else terms
+    if row is not None and 1 in (terms, others) and row > 0 and not (row % VECTOR or layout.offset % VECTOR):
+        return terms == 1, row, True
+    by_rows = 0 not in contract
+    return by_rows, math.prod(shape[d] for d in (contract if by_rows else free)), False
 
 
 def _as_one(layout: Strided, axes: Sequence[int]) -> int | None:

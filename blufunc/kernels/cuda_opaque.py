@@ -91,7 +91,7 @@ def texts(step: OpaqueStep, arch: str) -> list[cuda_modules.Text]:
     if cuda_attention_step.is_attention(eqn):
         return cuda_attention_step.texts(eqn, arch)
     if (product := cuda_gelu_step.kernel_of(eqn, arch)) is not None:
-        return [cuda_gelu_step.text(product)]
+        return [cuda_gelu_step.text(step, product)]
     if step.planned and (rows := cuda_scatter.rows_of(eqn)) is not None:
         x, indices, _ = (a.aval for a in eqn.invars)
         return [cuda_scatter.text(rows[0], x.dtype, indices.dtype, rows[1], _clips(eqn))]

@@ -63,7 +63,7 @@ class SplitProduct:
 
 
 def source(p: SplitProduct) -> str:
-    """The CUDA C++ of one product, behind its prelude."""
+    """The complete CUDA C++ of one product."""
     numbers = {
         "M": p.m, "N": p.n, "K": p.k, "ROWS": ROWS, "COLUMNS": p.columns, "SUMS": p.sums, "GROUP": p.group,
         "STAGES": _STAGES, "TERMS": _STAGE_TERMS, "THREADS": p.threads,

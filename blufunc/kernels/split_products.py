@@ -211,11 +211,11 @@ class _Splitter:
     def sums_in_one_kernel(self, lhs: _Operand, rhs: _Operand) -> int:
         """How many sums of terms one kernel makes of the product; 0 if there is none."""
         pairs = sorted(zip(lhs.contracted, rhs.contracted, strict=True))
-        matrices = all(
-            split_dot.is_matrix(axes, side.x.aval.ndim)
-            for side, axes in zip((lhs, rhs), zip(*pairs, strict=True), strict=False)
-        )
-        return self.in_one_kernel(_shape(lhs, rhs)) if pairs and matrices else 0
+        if not pairs:
+            return 0
+        sides = zip((lhs, rhs), zip(*pairs, strict=True), strict=True)
+        matrices = all(split_dot.is_matrix(axes, side.x.aval.ndim) for side, axes in sides)
+        return self.in_one_kernel(_shape(lhs, rhs)) if matrices else 0
 
     def whole(self, eqn: Eqn, sides: Sequence[_Parts], how: dict[str, Any], made: list[Eqn]) -> Atom:
         """The same by one kernel."""

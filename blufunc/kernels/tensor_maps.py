@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from blufunc import errors
+from blufunc.kernels import cuda_runtime
 
 BYTES = 128
 _TWO_BYTES, _SWIZZLES = 1, {32: 1, 64: 2, 128: 3}  # CU_TENSOR_MAP_DATA_TYPE_UINT16, CU_TENSOR_MAP_SWIZZLE_*
 _PROMOTED = 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+_LEAST_STRIDE = 16
 
 
 class Box(NamedTuple):
@@ -39,11 +42,15 @@ class Box(NamedTuple):
         Raises:
           UnsupportedError: the driver does not take it.
         """
+        # of an axis that there is one of, as views have it; it is never stepped along
+        strides = [
+            s if s or n > 1 else _LEAST_STRIDE for s, n in zip(self.strides, self.sizes[1:], strict=True)
+        ]
         memory = ctypes.create_string_buffer(BYTES + 64)
         at = -(-ctypes.addressof(memory) // 64) * 64
         status = _encoder()(
             at, _TWO_BYTES, 4, address,
-            (ctypes.c_uint64 * 4)(*self.sizes), (ctypes.c_uint64 * 3)(*self.strides),
+            (ctypes.c_uint64 * 4)(*self.sizes), (ctypes.c_uint64 * 3)(*strides),
             (ctypes.c_uint32 * 4)(*self.box), (ctypes.c_uint32 * 4)(1, 1, 1, 1),
             0, _SWIZZLES[2 * self.box[0]], _PROMOTED, 0,
         )  # fmt: skip
@@ -54,6 +61,26 @@ class Box(NamedTuple):
                 fix="report it: kernels ask for what the driver takes",
             )
         return ctypes.string_at(at, BYTES)
+
+
+class Mapped:
+    """A parameter of a kernel that is a tensor map: made anew when what it is of lies elsewhere.
+
+    Args:
+      parameter: its number.
+      operand: the number of the operand that it is of.
+    """
+
+    def __init__(self, parameter: int, operand: int, box: Box):
+        self._parameter, self._operand, self._box = parameter, operand, box
+        self._address = -1
+
+    def set(self, arguments: cuda_runtime.Arguments, pointers: Sequence[int]) -> None:
+        """Change it for operands at these addresses."""
+        address = pointers[self._operand]
+        if address != self._address:
+            arguments.set(self._parameter, self._box.map(address))
+            self._address = address
 
 
 @functools.cache

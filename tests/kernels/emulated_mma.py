@@ -1,7 +1,8 @@
 """Stand-ins for the instructions of ``cuda_mma``: its kernels run on the host, where each thread is a fiber.
 
 Beside ``emulated_cuda.py``, above ``cuda_machines.py``. A copy to shared memory is made, and a product of four warps
-computed, only when it is waited for, so that a wait that is missing is found.
+computed, only when it is waited for, so that a wait that is missing is found; or, ``eager``, copies for others are made
+at once, so that what is given back to them too early is found. Clusters have one block here.
 """
 
 import ctypes
@@ -106,6 +107,7 @@ static void end_of_products() {
 }
 template<int LEFT> static void wait_for_groups() {
   auto &mine = products[threadIdx.x];
+  if (EAGER) wait(WAITS_FOR_CLUSTER);  // all others go as far as they can before products are computed
   while (mine.size() > LEFT + 1) {
     for (auto &product : mine.front()) product();
     mine.erase(mine.begin());
@@ -178,14 +180,19 @@ static void expect_bytes(barrier *b, unsigned bytes) { count(b, 1, bytes); }
 // a box is copied when its barrier is waited for
 struct BoxCopy { unsigned to; TensorMap map; int at[4]; barrier *behind; };
 static std::vector<BoxCopy> boxes;
+static void make(const BoxCopy &copy);
+static void begin(const BoxCopy &copy) {
+  if (EAGER) make(copy);
+  else boxes.push_back(copy);
+}
 static void copy_box(unsigned to, const TensorMap &map, int i0, int i1, int i2, int i3, barrier *b) {
-  boxes.push_back({to, map, {i0, i1, i2, i3}, b});
+  begin({to, map, {i0, i1, i2, i3}, b});
 }
 static void copy_bytes(unsigned to, const void *from, unsigned bytes, barrier *b) {
   if (((uintptr_t)from | to | bytes) % 16) __builtin_trap();
   TensorMap map = {(uint64_t)from};
   map.unused[0] = bytes;
-  boxes.push_back({to, map, {}, b});
+  begin({to, map, {}, b});
 }
 static void make(const BoxCopy &copy) {
   if (const unsigned bytes = copy.map.unused[0]) {
@@ -210,11 +217,13 @@ static void make(const BoxCopy &copy) {
 // so are those that a thread has begun, one by one
 struct TileCopies { std::vector<TileCopy> copies; barrier *behind; };
 static std::vector<TileCopies> begun_by_threads;
+static void make_begun(barrier *b);
 static void arrive_behind_copies(barrier *b) {
   auto &mine = tile_copies[threadIdx.x];
   if (mine.empty()) mine.emplace_back();
   begun_by_threads.push_back({mine.back(), b});
   mine.back().clear();
+  if (EAGER) make_begun(b);
 }
 static void make_begun(barrier *b) {
   std::vector<TileCopies> kept;
@@ -318,7 +327,19 @@ class Emulator:
     def __init__(self, folder):
         self.host = Host(folder)
 
-    def launch(self, source, instructions, dtype_name, entry, parameters, grid, block, shared, turned=None):
+    def launch(
+        self,
+        source,
+        instructions,
+        dtype_name,
+        entry,
+        parameters,
+        grid,
+        block,
+        shared,
+        turned=None,
+        eager=False,
+    ):
         """Run a kernel.
 
         Args:
@@ -326,6 +347,8 @@ class Emulator:
           parameters: pairs of C type and value, an array or the bytes of a structure.
           shared: bytes of dynamic shared memory, which the emulated has more of.
           turned: as of ``cuda_mma.shared_instructions``, if that gave the instructions.
+          eager: make copies for others when they are begun, and products as late as can be: what is given back too
+            early is found. Else copies are as late as can be, and a wait that is missing is found.
         """
         assert instructions in source
         assert _DYNAMIC in source
@@ -333,6 +356,7 @@ class Emulator:
         stand_ins = _HALVES[dtype_name] + (_GROUP_INSTRUCTIONS if "wgmma" in instructions else "")
         if turned is not None:
             stand_ins += _PIPELINE + _SHARED_PRODUCT.format(turned=turned)
+        stand_ins = f"static const bool EAGER = {str(eager).lower()};\n{stand_ins}"
         text = source.replace(instructions, stand_ins).replace(_DYNAMIC, "")
         text = text.replace(cuda_pipeline.INSTRUCTIONS, _PIPELINE)
         given = [

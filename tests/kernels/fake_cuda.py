@@ -409,7 +409,8 @@ class GeluKernel:
     """``cuda_gelu_step.Kernel`` by the definition, in float32."""
 
     def __init__(self, fake, product, rows, device):
-        assert product.refused() is None
+        assert product.fits
+        assert all(row > 0 and not row % cuda_gelu_step.VECTOR for row in rows)
         self.fake, self.product, self.rows = fake, product, rows
 
     def __call__(self, factors, given, results, stream):

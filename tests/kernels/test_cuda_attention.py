@@ -93,6 +93,10 @@ def test_compiles_without_spills(kernel, features, arch):
     assert used.spill_stores <= 16  # bytes of a thread: what only begins and ends need
     assert "serialized" not in binary.log  # what ptxas says when products of groups wait for each other
     assert tiling.groups == (arch == "sm_90a")
+    if (
+        tiling.stages
+    ):  # groups take what registers others leave of this share each; of fewer they wait for ever
+        assert used.registers >= 65536 // tiling.blocks // tiling.launched // 8 * 8
 
 
 @needs_nvrtc
@@ -177,7 +181,7 @@ TWO_GROUPS = {k.entry: Tiling(1, 256, 64, 32, 1, groups=True) for k in KERNELS} 
 PIPELINES, WIDE_PIPELINES = ({k.entry: k.pipelines[n] for k in KERNELS} for n in (0, 1))
 
 
-def launch(emulator, case, kernel, tiling, causal, types, arrays):
+def launch(emulator, case, kernel, tiling, causal, types, arrays, eager=False):
     """Run one kernel on the host."""
     names = cuda_attention.operands_of(kernel, cuda_attention.NO_CODE)
     parameters = [(types.get(n, "unsigned short *"), arrays[n]) for n in names]
@@ -193,6 +197,7 @@ def launch(emulator, case, kernel, tiling, causal, types, arrays):
         kernel.blocks(case.shape, tiling),
         tiling.launched,
         kernel.shared_bytes(features, tiling),
+        eager=eager,
     )
 
 
@@ -232,12 +237,15 @@ def launch(emulator, case, kernel, tiling, causal, types, arrays):
     ],
 )
 def test_kernels_on_the_host(emulator, shape, dtype, causal, tilings, packed):
-    case = Case(shape, dtype, packed)
     types = {"lse": "float *", "scratch": "float2 *"}
-    for kernel in (FORWARD_KERNEL, QUERY_KERNEL, *key_kernels(shape.features)):
-        launch(emulator, case, kernel, tilings[kernel.entry], causal, types, case.arrays)
-    case.check(causal)
-    assert not np.isnan(case.arrays["scratch"]).any()  # the key kernel reads whole tiles of its own
+    kernels = (FORWARD_KERNEL, QUERY_KERNEL, *key_kernels(shape.features))
+    copied_for = tilings[kernels[0].entry].stages > 0
+    for eager in (False, True)[: 1 + copied_for]:
+        case = Case(shape, dtype, packed)
+        for kernel in kernels:
+            launch(emulator, case, kernel, tilings[kernel.entry], causal, types, case.arrays, eager)
+        case.check(causal)
+        assert not np.isnan(case.arrays["scratch"]).any()  # the key kernel reads whole tiles of its own
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from blufunc import errors, lax, nn, tree
 from blufunc.config import Config, config
 from blufunc.core import backend, dtypes
 from blufunc.core.array import Array, from_numpy
-from blufunc.kernels import cublaslt, cuda_memory, cuda_product, cuda_replay, precisions
+from blufunc.kernels import cublaslt, cuda_attention, cuda_memory, cuda_product, cuda_replay, precisions
 from examples.gpt import model as gpt
 from examples.gpt import train as gpt_train
 from tests.kernels import fake_cuda
@@ -787,6 +787,23 @@ def test_a_replaced_definition_is_the_one_that_runs(name, cuda):
 def packed_attention(qkv, causal=True):
     q, k, v = (qkv[:, :, i] for i in range(3))
     return nn.dot_product_attention(q, k, v, is_causal=causal)
+
+
+def test_repeated_keys_are_copied_where_tensor_maps_are_made(cuda, fake, monkeypatch):
+    """They are not known to take what is repeated along an axis."""
+    q = uniform(1, 40, 4, 16, seed=1).astype(dtypes.bfloat16)
+    k, v = (uniform(1, 40, 1, 16, seed=s).astype(dtypes.bfloat16) for s in (2, 3))
+    seen: list = []
+    made = cuda_attention.Forward
+    keep = lambda shape, dtype, strides, *rest: seen.append(strides) or made(shape, dtype, strides, *rest)
+    monkeypatch.setattr(cuda_attention, "Forward", keep)
+
+    def f(q, k, v):
+        k, v = (bnp.broadcast_to(x, q.shape) for x in (k, v))
+        return nn.dot_product_attention(q, k, v, is_causal=True)
+
+    same(bf.jit(f)(*on(cuda, q, k, v)), f(*on(backend.host_device(), q, k, v)), 3e-2)
+    assert all(s.token > 0 and s.head > 0 for strides in seen for s in strides) and seen
 
 
 @pytest.mark.parametrize("heads, key_heads, causal", [(2, 2, True), (4, 2, True), (2, 2, False)])

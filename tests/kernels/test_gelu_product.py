@@ -9,7 +9,7 @@ import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import nn
 from blufunc.core import dtypes
-from blufunc.kernels import activation_epilogue, cuda_gelu_step, nvrtc
+from blufunc.kernels import activation_epilogue, cuda_gelu_step, cuda_opaque, cuda_program, nvrtc
 from blufunc.kernels.cuda_draft import Draft
 from blufunc.kernels.cuda_gelu_product import COLUMNS, ROWS, GeluProduct, instructions, source
 from tests.kernels import fake_cuda
@@ -17,7 +17,7 @@ from tests.kernels.cuda_machines import needs_nvrtc
 from tests.kernels.emulated_mma import Emulator, tensor_map
 from tests.kernels.test_activation_epilogue import agrees, gradients, two_layers
 from tests.kernels.test_epilogue import half
-from tests.kernels.test_split_dot import moved_registers
+from tests.kernels.test_split_dot import moved_registers, products
 
 BF16, F32 = dtypes.bfloat16, dtypes.float32
 M, N, K = 2 * ROWS, 2 * COLUMNS, 64
@@ -38,11 +38,9 @@ def cuda(fake):
     return bf.devices("cuda")[0]
 
 
-def opaque(fun, *args, arch="sm_90a"):
-    """The equations of a program on a device that are no kernels of its own."""
-    traced = bf.jit(fun).trace(*args)
-    steps = Draft(traced.jaxpr, (False,) * len(traced.jaxpr.invars), arch).schedule.steps
-    return [s.eqn for s in steps if hasattr(s, "eqn")]
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory):
+    return Emulator(tmp_path_factory.mktemp("emulated"))
 
 
 # -- which products ----------------------------------------------------------------------------------
@@ -76,7 +74,7 @@ KERNELS = {  # a function of one product; what its kernel is, but for sizes; Non
 @pytest.mark.parametrize("name", KERNELS)
 def test_what_the_kernel_computes(name, fake, cuda):
     fun, args, wanted = KERNELS[name]
-    (eqn,) = [e for e in opaque(fun, *args) if e.prim in activation_epilogue.WITH_ACTIVATION]
+    (eqn,) = [e for e in products(fun, *args) if e.prim in activation_epilogue.WITH_ACTIVATION]
     found = cuda_gelu_step.kernel_of(eqn, "sm_90a")
     n = math.prod(eqn.outvars[0].aval.shape) // M
     full = None if wanted is None else GeluProduct(M, n, K, **{"derivative": False, **wanted})
@@ -91,6 +89,9 @@ WHERE_THEY_LIE = {  # views of arguments, and whether they are read where they a
     "rows of a larger array": (lambda x, w: (x[:, :, :K], w), (half(2, ROWS, 2 * K), W), True),
     "columns of a larger array": (lambda x, w: (x, w[:, N:]), (X, half(K, 2 * N)), True),
     "every other row": (lambda x, w: (x[:, ::2], w), (half(2, 2 * ROWS, K), W), True),
+    "backwards": (lambda x, w: (x[::-1, ::-1], w), (X, W), False),
+    "columns backwards": (lambda x, w: (x, w[::-1]), (X, W), False),
+    "one row, repeated": (lambda x, w: (bnp.broadcast_to(x, (2, ROWS, K)), w), (half(K), W), False),
     "every other batch entry": (lambda x, w: (x[::2], w), (half(4, ROWS, K), W), False),
     "from an odd place on": (lambda x, w: (x[:, :, 1:], w), (half(2, ROWS, K + 1), W), False),
     "transposed rows": (lambda x, w: (x.T.reshape(2, ROWS, K), w), (half(K, M), W), False),
@@ -105,6 +106,30 @@ def test_factors_are_read_where_they_lie(name, fake, cuda):
     assert (fake.launches == 0) == in_place
 
 
+def test_the_kernel_of_a_view_is_known_before(cuda, monkeypatch):
+    """It is compiled together with all others."""
+    used: list = []
+    monkeypatch.setattr(cuda_gelu_step, "Kernel", lambda product, rows, device: used.append(product))
+    fun = lambda x, w: nn.gelu(x @ w.T)
+    traced = bf.jit(fun).trace(X, half(N, K))
+    (step,) = Draft(traced.jaxpr, (False, False), "sm_90a").schedule.steps
+    (announced,) = cuda_opaque.texts(step, "sm_90a")
+    cuda_program.CudaProgram(traced.jaxpr, (False, False))
+    assert [p.by_rows for p in used] == [True]
+    assert announced == (source(used[0]), cuda_gelu_step.ENTRY)
+
+
+def test_far_out_the_slope_is_that_of_the_definition(emulator):
+    """Where the product of its factors is not a number yet."""
+    case = Case(GeluProduct(ROWS, COLUMNS, 64, True, True, cluster=1))
+    x = np.array([0, -0.0, 30, -30, 1e6, -1e6, 1e12, -1e12, 2e13, -2e13, 1e15, -1e15], BF16)
+    case.given[...] = np.resize(x, case.given.shape)
+    run_emulated(case, emulator)
+    t = (case.a.astype(np.float32) @ case.b.astype(np.float32).T).astype(BF16).astype(np.float32)
+    slopes = np.resize(np.array([0.5, 0.5, 1, 0, 1, 0, 1, 0, 1, 0, 1, 0]), case.given.shape)
+    np.testing.assert_allclose(case.out.astype(np.float32), t * slopes, rtol=2**-6, atol=1e-3)
+
+
 LAYERS = half(2, ROWS, K) / 8, half(K, N) / 8, half(N), half(N, K) / 8
 
 
@@ -112,10 +137,10 @@ def test_the_gradient_of_a_bias_is_begun_by_the_product(fake, cuda):
     """Of GELU's argument, in mixed precision; no kernel reads all of that gradient."""
     args = [x.astype(np.float32) for x in LAYERS]
     back = gradients(bf.autocast(two_layers))
-    (eqn,) = [e for e in opaque(back, *args) if e.prim is activation_epilogue.dot_dgelu_p]
+    (eqn,) = [e for e in products(back, *args) if e.prim is activation_epilogue.dot_dgelu_p]
     assert [v.aval.shape for v in eqn.outvars] == [(2, ROWS, N), (M // ROWS, N)]
     assert cuda_gelu_step.kernel_of(eqn, "sm_90a").summed
-    (before,) = [e for e in opaque(back, *args, arch="sm_80") if e.prim is activation_epilogue.dot_dgelu_p]
+    (before,) = [e for e in products(back, *args, arch="sm_80") if e.prim is activation_epilogue.dot_dgelu_p]
     assert len(before.outvars) == 1
     agrees(back, args, cuda, 0.1)
     assert {"gelu", "dgelu"} == set(fake.epilogues)
@@ -137,7 +162,7 @@ READ = {  # what is done with a gradient besides, and whether the product makes 
 def test_which_sums_are_begun(name, cuda):
     read, begun = READ[name]
     fun = lambda h, dy, v: (d := ROWS_BACK(h, dy, v), read(d))
-    (eqn,) = [e for e in opaque(fun, H, DY, V) if e.prim is activation_epilogue.dot_dgelu_p]
+    (eqn,) = [e for e in products(fun, H, DY, V) if e.prim is activation_epilogue.dot_dgelu_p]
     assert (len(eqn.outvars) == 2) == begun
     agrees(fun, (H, DY / 8, V / 8), cuda, 0.1)
 
@@ -159,10 +184,6 @@ def test_it_compiles_without_spills(product):
     assert found.spill_stores == 0
     assert "erialized" not in made.log, made.log  # as products are that wait for each other
     assert moved_registers(text, product.threads) <= found.registers * product.threads
-
-
-def slope(x):
-    return (fake_cuda.gelu(x + 1e-4) - fake_cuda.gelu(x - 1e-4)) / 2e-4
 
 
 class Case:
@@ -187,7 +208,7 @@ class Case:
         if p.stored:
             np.testing.assert_allclose(self.argument.astype(np.float64), t, rtol=2**-8, atol=1e-5)
             t = self.argument.astype(np.float64)
-        want = t * slope(self.given.astype(np.float64)) if p.derivative else fake_cuda.gelu(t)
+        want = t * fake_cuda.gelu_slope(self.given.astype(np.float64)) if p.derivative else fake_cuda.gelu(t)
         got = self.out.astype(np.float64)
         # of what is rounded twice; relative, as far down as GELU goes where its argument is known
         np.testing.assert_allclose(
@@ -196,11 +217,6 @@ class Case:
         if p.summed:
             bands = got.reshape(-1, ROWS, p.n).sum(1)
             np.testing.assert_allclose(self.sums, bands, rtol=1e-5, atol=1e-4)
-
-
-@pytest.fixture(scope="module")
-def emulator(tmp_path_factory):
-    return Emulator(tmp_path_factory.mktemp("emulated"))
 
 
 VARIANTS = {
@@ -212,12 +228,18 @@ VARIANTS = {
 }
 
 
+@pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("by_rows", [False, True])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_the_kernel_emulated(variant, by_rows, emulator):
-    """Of blocks that share nothing; one has two tiles, and more steps than stages."""
-    p = GeluProduct(ROWS, 2 * COLUMNS, 192, by_rows, cluster=1, **VARIANTS[variant])
-    case = Case(p)
+def test_the_kernel_emulated(variant, by_rows, eager, emulator):
+    """Of a block without a cluster, as the emulator has none; it has two tiles, and more steps than stages."""
+    case = Case(GeluProduct(ROWS, 2 * COLUMNS, 192, by_rows, cluster=1, **VARIANTS[variant]))
+    run_emulated(case, emulator, eager)
+    case.check()
+
+
+def run_emulated(case, emulator, eager=False):
+    p = case.product
     boxes = p.boxes(2 * case.a.shape[1], 2 * case.b.shape[1])
     maps = [tensor_map(box, array) for box, array in zip(boxes, (case.a, case.b), strict=True)]
     element, half_bits = "element *", lambda x: x.view(np.uint16)
@@ -227,9 +249,8 @@ def test_the_kernel_emulated(variant, by_rows, emulator):
         (element, half_bits(case.argument)),
         ("float *", case.sums),
     ]
-    how = (p.threads, p.shared_bytes, (False, not by_rows))
+    how = (p.threads, p.shared_bytes, (False, not p.by_rows), eager)
     emulator.launch(source(p), instructions(p), "bfloat16", cuda_gelu_step.ENTRY, parameters, 1, *how)
-    case.check()
 
 
 ON_A_DEVICE = [  # m, n, k; the last ones are several tiles for each cluster

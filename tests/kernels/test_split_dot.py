@@ -232,13 +232,13 @@ def emulator(tmp_path_factory):
     return Emulator(tmp_path_factory.mktemp("emulated"))
 
 
-def run_emulated(emulator, product, arrays, blocks):
+def run_emulated(emulator, product, arrays, blocks, eager=False):
     """The results of a kernel of so many blocks, one after another, on the host."""
     out = np.full((product.sums, product.m, product.n), np.nan, np.float32)
     types = ["const element *"] * 4 + ["const float *"] * 2
     parameters = [*zip(types, arrays, strict=True), ("float *", out)]
     turned = (not product.by_rows[0], not product.by_rows[1])
-    how = (product.threads, product.shared_bytes, turned)
+    how = (product.threads, product.shared_bytes, turned, eager)
     emulator.launch(
         source(product), instructions(product), "float16", "split_product", parameters, blocks, *how
     )
@@ -251,13 +251,14 @@ EMULATED = [  # a product, and how many blocks have its tiles
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("product, blocks", EMULATED)
-def test_the_kernel_emulated(product, blocks, emulator):
+def test_the_kernel_emulated(product, blocks, eager, emulator):
     """By the definition, to the last bits, which depend on the order of sums."""
     p, rng = product, np.random.default_rng(product.m)
     x, y = random(rng, p.m, p.k), random(rng, p.n, p.k)
     eqn, arrays = eqn_of(x, y, p.by_rows, p.sums)
-    got = run_emulated(emulator, p, arrays, blocks)
+    got = run_emulated(emulator, p, arrays, blocks, eager)
     want = split_dot_p.impl(*arrays, **eqn.params).reshape(got.shape)
     bound = np.abs(x) @ np.abs(y.T)
     assert (np.abs(got - want) <= 1e-6 * bound).all()

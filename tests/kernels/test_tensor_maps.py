@@ -54,9 +54,14 @@ def test_refusal(driver):
         BOX.map(4100)
 
 
+def test_where_there_is_one_the_driver_gets_a_stride_that_it_takes(driver):
+    BOX._replace(sizes=(64, 1, 1000, 1), strides=(0, 1536, 1536)).map(4096)
+    assert driver.calls[0][4] == [16, 1536, 1536]
+
+
 def test_a_map_is_made_anew_where_its_operand_lies_elsewhere(driver):
     arguments = cuda_runtime.Arguments([0, 0, bytes(BYTES)])
-    of = cuda_attention._Map(2, 1, BOX)
+    of = tensor_maps.Mapped(2, 1, BOX)
     for pointers in ([1024, 2048], [512, 2048], [512, 4096], [512, 4096], [512, 2048]):
         of.set(arguments, pointers)
     assert [address for _, _, address, *_ in driver.calls] == [2048, 4096, 2048]
