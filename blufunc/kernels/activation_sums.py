@@ -13,7 +13,7 @@ from typing import Any
 
 from blufunc.core import dtypes
 from blufunc.core.avals import ShapedArray
-from blufunc.core.jaxpr import Eqn, Jaxpr, Var, eval_jaxpr
+from blufunc.core.jaxpr import Eqn, Jaxpr, Var
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.passes import Origins
 from blufunc.core.stage import stage
@@ -45,10 +45,12 @@ def _summed(eqn: Eqn) -> Eqn:
     columns = math.prod(n for d, n in enumerate(eqn.invars[1].aval.shape) if d not in contracted)
     groups = result.aval.size // (ROWS * columns)
 
-    def both(*args: Any) -> list[Any]:
-        (d,) = eval_jaxpr(definition, args)
-        return [d, reduce_sum(ew.convert(reshape(d, (groups, ROWS, columns)), dtypes.float32), (1,))]
+    def of_groups(d: Any) -> list[Any]:
+        return [reduce_sum(ew.convert(reshape(d, (groups, ROWS, columns)), dtypes.float32), (1,))]
 
-    body = stage(both, [a.aval for a in eqn.invars], eqn.prim.name, line=eqn.source)
+    behind = stage(of_groups, [result.aval], eqn.prim.name, line=eqn.source)
+    place: dict[Any, Any] = dict(zip(behind.invars, definition.outvars, strict=True))
+    more = [e.with_invars([place.get(a, a) for a in e.invars]) for e in behind.eqns]
+    body = definition.replace(eqns=[*definition.eqns, *more], outvars=[*definition.outvars, *behind.outvars])
     sums = Var(ShapedArray((groups, columns), dtypes.float32))
     return Eqn(dot_dgelu_p, eqn.invars, [result, sums], {**eqn.params, "jaxpr": body}, eqn.source)

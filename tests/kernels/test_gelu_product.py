@@ -140,6 +140,8 @@ def test_the_gradient_of_a_bias_is_begun_by_the_product(fake, cuda):
     (eqn,) = [e for e in products(back, *args) if e.prim is activation_epilogue.dot_dgelu_p]
     assert [v.aval.shape for v in eqn.outvars] == [(2, ROWS, N), (M // ROWS, N)]
     assert cuda_gelu_step.kernel_of(eqn, "sm_90a").summed
+    lines = {e.source for e in eqn.params["jaxpr"].eqns}
+    assert lines == {None, eqn.source}  # none is of whoever compiles: plans with such lines are not kept
     (before,) = [e for e in products(back, *args, arch="sm_80") if e.prim is activation_epilogue.dot_dgelu_p]
     assert len(before.outvars) == 1
     agrees(back, args, cuda, 0.1)
