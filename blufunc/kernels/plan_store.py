@@ -223,10 +223,10 @@ def dump(made: Any, codes: Sequence[CodeType]) -> bytes:
     """A plan as bytes.
 
     Args:
-      codes: the code objects of the user's lines: of these the numbers are written.
+      codes: the code objects of the user's lines: of these the numbers are written. An equation of a definition that
+        was traced while planning may have a line of whoever called: it is written without.
     Raises:
-      Unspelled: it has a primitive that has no name, or a line that is not the program's. Such a line is of whoever
-        called; written whole, the strings of that code would come with it.
+      Unspelled: it has a primitive that has no name, or other code: written whole, that has the strings of its file.
     """
     numbers = {id(c): n for n, c in enumerate(codes)}
 
@@ -236,9 +236,14 @@ def dump(made: Any, codes: Sequence[CodeType]) -> bytes:
             raise Unspelled(f"its plan has a line of {code.co_name}, which the program has not")
         return _code, (number,)
 
+    def reduce_eqn(eqn: Eqn) -> tuple:
+        line = eqn.source if eqn.source is not None and id(eqn.source[0]) in numbers else None
+        params = {k: v if spelling.is_read(eqn.prim, k, v) else None for k, v in eqn.params.items()}
+        return Eqn, (eqn.prim, eqn.invars, eqn.outvars, params, line)
+
     out = io.BytesIO()
     pickler = pickle.Pickler(out, _PROTOCOL)
-    pickler.dispatch_table = copyreg.dispatch_table | _reducers() | {CodeType: reduce_code}
+    pickler.dispatch_table = copyreg.dispatch_table | _reducers() | {CodeType: reduce_code, Eqn: reduce_eqn}
     pickler.dump(made)
     return out.getvalue()
 
@@ -301,11 +306,6 @@ def _dtype_parts(d: np.dtype) -> Any:
     return (dtypes.named, (dtypes.short_name(d),)) if d in dtypes.ALL else d.__reduce__()
 
 
-def _eqn_parts(eqn: Eqn) -> tuple:
-    params = {k: v if spelling.is_read(eqn.prim, k, v) else None for k, v in eqn.params.items()}
-    return Eqn, (eqn.prim, eqn.invars, eqn.outvars, params, eqn.source)
-
-
 def _jaxpr_parts(j: Jaxpr) -> tuple:
     return Jaxpr, (j.invars, j.eqns, j.outvars, j.constvars, j.consts, j.name, j.arg_names)
 
@@ -327,7 +327,6 @@ def _reducers() -> dict[type, Callable[[Any], Any]]:
     return {
         **dict.fromkeys(_classes(Primitive), lambda p: (spelling.primitive, (spelling.name_of(p),))),
         **dict.fromkeys(map(type, dtypes.ALL), _dtype_parts),
-        Eqn: _eqn_parts,
         Jaxpr: _jaxpr_parts,
         Kernel: _kernel_parts,
         Literal: lambda a: (_literal, (np.asarray(a.array), a.aval.weak_type)),

@@ -19,7 +19,7 @@ import blufunc.numpy as bnp
 from blufunc import errors, explain, extend, lax, optim, tree
 from blufunc.config import config, from_environment
 from blufunc.core import source
-from blufunc.core.jaxpr import Literal
+from blufunc.core.jaxpr import Eqn, Literal
 from blufunc.core.passes import simplify
 from blufunc.core.recognition import as_written
 from blufunc.core.trace import state
@@ -543,6 +543,17 @@ def test_code_of_callers_is_never_copied(folder, told, monkeypatch):
         assert "is not kept: its plan has a line of secret" in line
     assert "a line of secret" in plan_store.why_not(jaxpr)
     assert len(dumps) == 1 and not folder.exists()
+
+
+def test_lines_of_callers_are_left_out():
+    """Of equations of definitions that were traced while planning, by whoever called."""
+    own = next(e for e in JAXPR.eqns if e.source is not None)
+    codes = [own.source[0]]
+    foreign = Eqn(own.prim, own.invars, own.outvars, own.params, ((lambda: "a secret").__code__, 0))
+    binary = plan_store.dump([own, foreign], codes)
+    found = plan_store.load(binary, codes, list)
+    assert [e.source for e in found] == [own.source, None]
+    assert b"a secret" not in binary
 
 
 def fail(*args):
