@@ -7,8 +7,8 @@ first those of the products with second parts, then those of first parts, and ad
 tensor cores cut off does not grow with the number of terms, and results are written once. The groups multiply in turns:
 while one adds, the other's products run.
 
-An operand lies with its terms side by side (``K_MAJOR``), or with its rows side by side: then a row of a stage has
-rows of the operand, and the instruction is told so.
+An operand lies with its terms side by side (``BY_ROWS``), or with its rows side by side: then a row of a stage has rows
+of the operand, and the instruction is told so.
 
 Blocks stay for all tiles that they have, one after another, and begin to copy a tile before that before it is written.
 Few tiles are cut along the terms: then there are several results to be added up.
