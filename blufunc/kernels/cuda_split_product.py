@@ -255,7 +255,7 @@ split_product(const element *a, const element *a_rest, const element *b, const e
         if (N % COLUMNS && column >= N) continue;
         const float left = root * roots[j].x, right = root * roots[j].y;  // twice: neither step overflows on the way
         const float *pair = &sums[j][half * 2];
-        // past the first-level cache, which takes a third longer for such pieces of eight lines
+        // past the first-level cache: through it, such pieces of eight lines cost a fifth of a short product's time
         __stcg((float2 *)(to + column), make_float2(pair[0] * left * left, pair[1] * right * right));
       }
     }

@@ -2,7 +2,21 @@
 
 import pytest
 
+import blufunc as bf
+from tests.kernels import fake_cuda
 from tests.kernels.emulated_cuda import Device, Emulator
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """A CUDA device that is not there, and what it was asked for."""
+    return fake_cuda.install(monkeypatch)
+
+
+@pytest.fixture
+def cuda(fake):
+    """The same as users name it."""
+    return bf.devices("cuda")[0]
 
 
 @pytest.fixture(

@@ -27,16 +27,6 @@ def of_any_size(monkeypatch):
     monkeypatch.setattr(activation_epilogue, "LEAST_ELEMENTS", 1)
 
 
-@pytest.fixture
-def fake(monkeypatch):
-    return fake_cuda.install(monkeypatch)
-
-
-@pytest.fixture
-def cuda(fake):
-    return bf.devices("cuda")[0]
-
-
 def two_layers(x, w, b, v):
     return nn.gelu(x @ w + b) @ v
 

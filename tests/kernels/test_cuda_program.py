@@ -20,16 +20,6 @@ from tests.test_ops import assert_close, results
 from tests.transforms.programs import LAX, PROGRAMS
 
 
-@pytest.fixture
-def fake(monkeypatch):
-    return fake_cuda.install(monkeypatch)
-
-
-@pytest.fixture
-def cuda(fake):
-    return bf.devices("cuda")[0]
-
-
 def program_of(f, *args, **options):
     """The program behind a function under jit, which is called with these arguments once."""
     jitted = bf.jit(f, **options)

@@ -19,16 +19,6 @@ from tests.kernels.test_cuda_program import TINY, on, same, uniform
 BF16, F16, F32 = dtypes.bfloat16, dtypes.float16, dtypes.float32
 
 
-@pytest.fixture
-def fake(monkeypatch):
-    return fake_cuda.install(monkeypatch)
-
-
-@pytest.fixture
-def cuda(fake):
-    return bf.devices("cuda")[0]
-
-
 def draft(fun, *args, donate=()):
     """The schedule of a function of arrays on a device, and the names of its steps."""
     traced = bf.jit(fun, donate_argnums=donate).trace(*args)

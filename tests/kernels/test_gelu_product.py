@@ -28,16 +28,6 @@ def of_any_size(monkeypatch):
     monkeypatch.setattr(activation_epilogue, "LEAST_ELEMENTS", 1)
 
 
-@pytest.fixture
-def fake(monkeypatch):
-    return fake_cuda.install(monkeypatch)
-
-
-@pytest.fixture
-def cuda(fake):
-    return bf.devices("cuda")[0]
-
-
 @pytest.fixture(scope="module")
 def emulator(tmp_path_factory):
     return Emulator(tmp_path_factory.mktemp("emulated"))

@@ -13,23 +13,12 @@ from blufunc.kernels import cuda_product, split_products
 from blufunc.kernels.cuda_draft import Draft
 from blufunc.kernels.precisions import ALGORITHMS, QUICKER_BY, ProductShape, is_tf32
 from blufunc.kernels.steps import OpaqueStep
-from tests.kernels import fake_cuda
 from tests.kernels.test_cuda_program import on, uniform
 from tests.kernels.test_epilogue import draft
 from tests.kernels.test_split_products import SCALED, SHARED, SPECIAL, X3, columns, product
 
 UNIT = 2.0**-10
 """What two roundings to 11 bits lose of a product, and what float32 sums add to that, at most."""
-
-
-@pytest.fixture
-def fake(monkeypatch):
-    return fake_cuda.install(monkeypatch)
-
-
-@pytest.fixture
-def cuda(fake):
-    return bf.devices("cuda")[0]
 
 
 # -- where they are ------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from blufunc.kernels.cuda_split_product import SplitProduct, instructions, sourc
 from blufunc.kernels.precisions import ProductShape
 from blufunc.kernels.split_dot import split_dot_p
 from blufunc.kernels.split_products import parts_of
-from tests.kernels import fake_cuda
 from tests.kernels.cuda_machines import needs_nvrtc
 from tests.kernels.emulated_mma import Emulator
 from tests.kernels.test_cuda_program import on, uniform
@@ -25,16 +24,6 @@ from tests.kernels.test_split_products import CASES, SPECIAL, W, X
 X3, PARTS = "F16_F16_F32_X3", split_dot_p.name
 DEVIATION = 2e-6
 """Of an element, relative to the sum of the absolute values of its terms."""
-
-
-@pytest.fixture
-def fake(monkeypatch):
-    return fake_cuda.install(monkeypatch)
-
-
-@pytest.fixture
-def cuda(fake):
-    return bf.devices("cuda")[0]
 
 
 @pytest.fixture

@@ -32,16 +32,6 @@ DEVIATION = {X3: 2e-6, X6: 1e-6, TF32_X3: 2e-6, BF16_X3: 1e-4, SCALED: 2.0**-10,
 """Of an element, relative to the sum of the absolute values of its terms."""
 
 
-@pytest.fixture
-def fake(monkeypatch):
-    return fake_cuda.install(monkeypatch)
-
-
-@pytest.fixture
-def cuda(fake):
-    return bf.devices("cuda")[0]
-
-
 def product(precision):
     return lambda x, w: bnp.matmul(x, w, precision=precision)
 
