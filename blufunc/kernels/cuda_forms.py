@@ -10,7 +10,9 @@ from blufunc.core.alternatives import chosen
 from blufunc.core.jaxpr import Eqn, Jaxpr
 from blufunc.core.passes import inline_calls
 from blufunc.core.recognition import recognised_everywhere
+from blufunc.kernels import cuda_softmax_step
 from blufunc.kernels.cuda_attention_step import is_attention, why_not
+from blufunc.kernels.cuda_softmax_step import is_softmax
 from blufunc.kernels.report import line_of
 
 
@@ -21,7 +23,14 @@ def in_kernels(jaxpr: Jaxpr, arch: str) -> tuple[Jaxpr, tuple[str, ...]]:
     notes: dict[str, None] = {}
 
     def prefers(eqn: Eqn) -> bool:
-        calls = [e for e in inline_calls(eqn.params["preferred"]).eqns if is_attention(e)]
+        made = inline_calls(eqn.params["preferred"]).eqns
+        softmax = [e for e in made if is_softmax(e)]
+        if softmax:
+            reasons = [reason for e in softmax if (reason := cuda_softmax_step.why_not(e, arch)) is not None]
+            if reasons and arch == "sm_90a":
+                notes[f"the loss at {line_of(eqn)} reads its logits for their softmax: {reasons[0]}"] = None
+            return not reasons
+        calls = [e for e in made if is_attention(e)]
         reasons = [reason for e in calls if (reason := why_not(e, arch)) is not None]
         if reasons:
             notes[f"attention at {line_of(eqn)} runs as it is written, without a kernel: {reasons[0]}"] = None

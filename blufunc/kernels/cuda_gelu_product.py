@@ -59,6 +59,8 @@ _PARTS = Parts(
              const element *__restrict__ given, element *__restrict__ out, element *__restrict__ argument,
              float *__restrict__ sums""",
     before=r"""
+constexpr int MINE = (ROWS + ACTIVE - 1) / ACTIVE;  // rows of a warp
+
 // 1 / (1 + exp(-2 u)), and the slope of 2 u
 inline float gate(float x, float &slope) {
   constexpr float ROOT = 1.5957691216057308f, CUBE = 0.044715f;  // 2 sqrt(2 / pi)

@@ -7,25 +7,21 @@ its epilogues (``cuda_product``).
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from blufunc.core import dtypes
-from blufunc.core.jaxpr import Eqn, Literal
+from blufunc.core.jaxpr import Eqn
 from blufunc.kernels import cuda_gelu_product, cuda_modules, cuda_runtime
 from blufunc.kernels.activation_epilogue import WITH_ACTIVATION, dot_bias_gelu_p, dot_dgelu_p
-from blufunc.kernels.cuda_executor import Executor, Operand, Strided, Work, strided
+from blufunc.kernels.cuda_executor import Executor, Operand, Work
 from blufunc.kernels.cuda_gelu_product import ENTRY, GeluProduct
-from blufunc.kernels.cuda_memory import DeviceBuffer
+from blufunc.kernels.cuda_tile_step import Factor, by_rows_of
 from blufunc.kernels.split_dot import is_matrix
 from blufunc.kernels.steps import OpaqueStep
 from blufunc.kernels.tensor_maps import BYTES, Mapped
-
-VECTOR = 8
-"""Rows begin at multiples of so many elements: 16 bytes."""
 
 
 def kernel_of(eqn: Eqn, arch: str) -> GeluProduct | None:
@@ -56,11 +52,7 @@ def kernel_of(eqn: Eqn, arch: str) -> GeluProduct | None:
 def text(step: OpaqueStep, product: GeluProduct) -> cuda_modules.Text:
     """The source of the kernel that a step will ask for, and its name."""
     contracts, _ = step.eqn.params["dimension_numbers"]
-    atom, given = step.eqn.invars[1], step.operands[1]
-    shape, chain = atom.aval.shape, [] if isinstance(given, Literal) else given[1]
-    layout = strided(chain[0].invars[0].aval.shape if chain else shape, chain)
-    by_rows, _, _ = _matrix_of(layout, shape, contracts[1])
-    return _text(replace(product, by_rows=by_rows))
+    return _text(replace(product, by_rows=by_rows_of(step, 1, contracts[1])))
 
 
 @functools.lru_cache(256)
@@ -105,7 +97,7 @@ def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand], prod
         for a, p in zip(outs, places, strict=True)
     ]
     contracts, _ = step.eqn.params["dimension_numbers"]
-    left, right = (_Factor(o, own) for o, own in zip(operands[:2], contracts, strict=True))
+    left, right = (Factor(o, own) for o, own in zip(operands[:2], contracts, strict=True))
     if not left.by_rows:
         left.copy(by_rows=True, row=product.k)
     product = replace(product, by_rows=right.by_rows)
@@ -126,51 +118,3 @@ def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand], prod
     executor.keep(spare)
     copied = left.copied or right.copied or not all(o.in_place for o in operands[2:])
     return Work(run, step.eqn.prim.name, step, anywhere=lambda: not copied)
-
-
-class _Factor:
-    """A factor where it lies, if that is a matrix with rows or columns side by side; or a dense copy.
-
-    Attributes:
-      by_rows: whether the contracted axes are those that lie side by side.
-      row: how many elements apart the others are.
-    """
-
-    def __init__(self, operand: Operand, contract: Sequence[int]):
-        self._operand, self.copied = operand, False
-        self.by_rows, self.row, in_place = _matrix_of(operand.layout, operand.aval.shape, contract)
-        if not in_place:
-            self.copy(self.by_rows, self.row)
-
-    def copy(self, by_rows: bool, row: int) -> None:
-        """Let it be a dense copy."""
-        self.copied, self.by_rows, self.row = not self._operand.in_place, by_rows, row
-
-    def address(self, executor: Executor) -> tuple[int, DeviceBuffer | None]:
-        """Where its first element is, and what must live until it is read."""
-        if not self.copied:
-            return self._operand.address(executor), None
-        made = self._operand.buffer(executor)
-        return made.ptr, made
-
-
-def _matrix_of(layout: Strided, shape: Sequence[int], contract: Sequence[int]) -> tuple[bool, int, bool]:
-    """Whether contracted axes lie side by side, how many elements apart the others are, and whether that is so where an
-    operand lies; else it is so of a dense copy.
-    """
-    contract = sorted(contract)
-    free = [d for d in range(len(shape)) if d not in contract]
-    terms, others = (_as_one(layout, axes) for axes in (contract, free))
-    row = others if terms == 1 else terms
-    if row is not None and 1 in (terms, others) and row > 0 and not (row % VECTOR or layout.offset % VECTOR):
-        return terms == 1, row, True
-    by_rows = 0 not in contract
-    return by_rows, math.prod(shape[d] for d in (contract if by_rows else free)), False
-
-
-def _as_one(layout: Strided, axes: Sequence[int]) -> int | None:
-    """How far apart elements along some axes are, if these are like one axis."""
-    own = [(layout.shape[d], layout.strides[d]) for d in axes if layout.shape[d] > 1]
-    if any(stride != inner * n for (_, stride), (n, inner) in itertools.pairwise(own)):
-        return None
-    return own[-1][1] if own else 1

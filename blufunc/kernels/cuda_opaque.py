@@ -28,6 +28,7 @@ from blufunc.kernels import (
     cuda_modules,
     cuda_runtime,
     cuda_scatter,
+    cuda_softmax_step,
 )
 from blufunc.kernels.activation_epilogue import WITH_ACTIVATION
 from blufunc.kernels.cuda_executor import Executor, Operand, Work
@@ -73,7 +74,10 @@ def planned(eqn: Eqn) -> bool:
     if cuda_collective.is_collective(eqn):
         return True
     by_us = (
-        eqn.prim in _BY_CUBLASLT or hasattr(eqn.prim, "cuda_source") or cuda_attention_step.is_attention(eqn)
+        eqn.prim in _BY_CUBLASLT
+        or hasattr(eqn.prim, "cuda_source")
+        or cuda_attention_step.is_attention(eqn)
+        or cuda_softmax_step.is_softmax(eqn)
     )
     return by_us or cuda_scatter.rows_of(eqn) is not None
 
@@ -90,6 +94,8 @@ def texts(step: OpaqueStep, arch: str) -> list[cuda_modules.Text]:
         return [] if 0 in found.grid else [(found.text, found.entry)]
     if cuda_attention_step.is_attention(eqn):
         return cuda_attention_step.texts(eqn, arch)
+    if cuda_softmax_step.is_softmax(eqn):
+        return [cuda_softmax_step.text(step)]
     if (product := cuda_gelu_step.kernel_of(eqn, arch)) is not None:
         return [cuda_gelu_step.text(step, product)]
     if step.planned and (rows := cuda_scatter.rows_of(eqn)) is not None:
@@ -117,6 +123,8 @@ def work(executor: Executor, step: OpaqueStep, compile: Compile) -> Work:
         return _user_kernel(executor, step, operands)
     if cuda_attention_step.is_attention(eqn):
         return cuda_attention_step.work(executor, step, operands)
+    if cuda_softmax_step.is_softmax(eqn):
+        return cuda_softmax_step.work(executor, step, operands)
     gelu = cuda_gelu_step.kernel_of(eqn, cuda_runtime.properties(executor.device).arch)
     if gelu is not None:
         return cuda_gelu_step.work(executor, step, operands, gelu)

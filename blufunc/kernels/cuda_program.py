@@ -31,6 +31,7 @@ from blufunc.kernels import (
     cuda_opaque,
     cuda_product,
     cuda_runtime,
+    cuda_softmax_step,
     plan_store,
     split_dot,
 )
@@ -44,6 +45,7 @@ from blufunc.kernels.cuda_limits import Limits
 from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.cuda_modules import Wanted, wanted_by
 from blufunc.kernels.cuda_replay import Replays
+from blufunc.kernels.cuda_softmax_step import is_softmax
 from blufunc.kernels.cuda_times import times_of
 from blufunc.kernels.machine import Machine
 from blufunc.kernels.plan_types import Plan
@@ -78,6 +80,8 @@ def planned(jaxpr: Jaxpr, donated: Sequence[bool], arch: str, budget: int | None
     notes: dict[str, None] = {}
 
     def keep(eqn: Eqn) -> bool:
+        if is_softmax(eqn):
+            return cuda_softmax_step.why_not(eqn, arch) is None
         if not is_attention(eqn):
             return False
         reason = why_not(eqn, arch)

@@ -157,6 +157,12 @@ inline float reciprocal_fast(float x) {
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// of both halves
+inline unsigned larger_of_two(unsigned x, unsigned y) {
+  unsigned r;
+  asm("max.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(x), "r"(y));
+  return r;
+}
 """
 
 _KERNEL = r"""
@@ -164,8 +170,7 @@ typedef unsigned short element;  // of bfloat16
 constexpr unsigned A_BYTES = ROWS * 2 * TERMS, B_BYTES = COLUMNS * 2 * TERMS, STAGE = A_BYTES + B_BYTES;
 constexpr unsigned PITCH = COLUMNS * 2 + 16, TILE = STAGES * STAGE;  // of the results' rows, and where they are
 constexpr int TILES_M = M / (ROWS * CLUSTER), TILES_N = (N + COLUMNS - 1) / COLUMNS, TILES = TILES_M * TILES_N;
-constexpr int WORDS = COLUMNS / 64;                      // of two elements, that a lane has of a row
-constexpr int MINE = (ROWS + ACTIVE - 1) / ACTIVE;       // rows of a warp
+constexpr int WORDS = COLUMNS / 64;  // of two elements, that a lane has of a row
 extern __shared__ __align__(1024) unsigned char shared_memory[];
 
 struct Tile { int band, column; };  // of a cluster

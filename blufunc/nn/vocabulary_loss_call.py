@@ -8,6 +8,12 @@ compiler puts it in its place. Four primitives, of x [..., C], weight, labels [.
     linear_cross_entropy_grads    x, weight, labels, shares [...] -> losses, and the gradients of sum(shares * losses)
     linear_cross_entropy_total    x, weight, labels, shares [...], scale -> scale * sum(shares * losses)
 
+and within the third, where devices may have a kernel for it (``kernels/cuda_softmax_step.py``):
+
+    linear_softmax                x [n, C], weight, classes [n], live [n], near [n] -> slopes [n, V], others [n],
+                                  shift [n], own [n]: with exp(t - shift) of logits t, and minus the sum of those of
+                                  others at a row's class, the gradient of its cross-entropy but for a factor
+
 The transpose of the second is the third: losses that are differentiated one by one compute their logits again, since
 what each counts for is known in the backward pass only. Of the last it is known in the forward pass, so that this is
 the third, and nothing is computed again.
@@ -37,9 +43,11 @@ from blufunc.core.stage import stage
 from blufunc.core.structure import add_any, batched_front
 from blufunc.core.tangents import Zero, is_linear
 from blufunc.core.trace import set_trace, state
+from blufunc.kernels.cuda_softmax_product import FAR, NAME
 from blufunc.parallel.factors import Rule
 from blufunc.transforms.calls import Call, jit_p
 from blufunc.transforms.checkpoint import checkpoint
+from blufunc.transforms.either import either_p
 from blufunc.transforms.jvp import jvp_jaxpr
 from blufunc.transforms.scan import scan
 
@@ -77,6 +85,11 @@ class How:
     def tokens(self, classes: int) -> int:
         """How many tokens a chunk has."""
         return self.chunk or max(LEAST, 1 << (LOGITS // classes).bit_length() - 1)
+
+    def plain(self, low: np.dtype, bias: Sequence[Any]) -> bool:
+        """Whether devices may have a kernel for the product and softmax of such a loss (``softmax_slopes``)."""
+        others = self.label_smoothing or self.z_loss or self.soft_cap is not None or bias
+        return low == dtypes.bfloat16 and not others
 
 
 # -- one chunk -------------------------------------------------------------------------------------
@@ -149,6 +162,53 @@ def chunk_gradient(how: How, slope: Any, parts: Sequence[Any], labels: Any, shar
     return bnp.where(share == 0, bnp.zeros((), exp.dtype), gradient * known)
 
 
+# -- one chunk, on devices whose products make the softmax ------------------------------------------
+
+
+def softmax_slopes(how: How, tokens: Any, weight: Any, labels: Any, shares: Any) -> tuple[Any, Any, Any]:
+    """The losses [n] of a chunk, and the gradient of ``sum(shares * losses)`` with respect to its logits in two parts:
+    slopes [n, V], and factors [n] for their rows.
+
+    So logits need not be read again for what is only known of a whole row. Factors are 0 where shares are, and NaN
+    where a label is out of range.
+    """
+    V = weight.shape[1 - how.features]
+    known, wide = _in_range(labels, V), wide_of(tokens)
+    classes = bnp.where(known, labels, -1).astype(dtypes.int32)
+    rows = bnp.take(weight, bnp.maximum(classes, 0), axis=1 - how.features, mode="clip")
+    rows = rows if how.features else rows.T
+    near = bnp.sum(tokens.astype(wide) * rows.astype(wide), -1)
+    live = shares != 0
+    slopes, others, shift, own = linear_softmax_p.at(tokens, weight, classes, live, near, features=how.features)
+    above = own - shift  # 0 but for rounding, or far below
+    losses = bnp.where(known, bnp.log1p(others + bnp.expm1(above)) - above, math.nan)
+    factors = bnp.where(known, shares, math.nan) / (others + bnp.exp(above))
+    return losses, slopes, bnp.where(live, factors, bnp.zeros((), wide))
+
+
+def _softmax(x: Any, weight: Any, classes: Any, live: Any, near: Any, *, features: int) -> list[Any]:
+    """What ``linear_softmax`` computes (``cuda_softmax_product`` says how its kernel does)."""
+    wide = wide_of(x)
+    logits = _product(x, weight, (1, features), x.dtype).astype(wide)
+    hit = classes[:, None] == lax.broadcasted_iota(classes.dtype, logits.shape, 1)
+    own = bnp.where(_in_range(classes, logits.shape[1]), bnp.sum(bnp.where(hit, logits, 0), -1), near)
+    top = bnp.max(bnp.where(hit, -math.inf, logits), -1)
+    shift = bnp.where(top > near + FAR, top, near)
+    exp = bnp.where(hit, bnp.zeros((), wide), bnp.exp(logits - shift[:, None]))
+    others = bnp.sum(exp, -1)
+    slopes = bnp.where(hit, -others[:, None], exp)
+    return [bnp.where(live[:, None], slopes, bnp.zeros((), wide)).astype(x.dtype), others, shift, own]
+
+
+def _either(whole: Callable, in_products: Callable, args: Sequence[Any]) -> list[Any]:
+    """Both forms of a chunk, of which the device takes one."""
+    avals = [a.aval.strong() for a in args]
+    bodies = [stage(fun, avals, "linear_cross_entropy_chunk") for fun in (whole, in_products)]
+    assert not any(body.consts for body in bodies), "they are functions of their operands"
+    parts = (len(bodies[0].outvars), 0, 0)
+    return either_p.bind(*args, jaxpr=bodies[0], preferred=bodies[1], parts=parts, held=(False,) * len(args))
+
+
 # -- all chunks ------------------------------------------------------------------------------------
 
 
@@ -215,20 +275,38 @@ def _grads(
         return [bnp.zeros(labels.shape, wide), *(bnp.zeros(a.shape, a.dtype) for a in results)]
     tokens, low_weight = bnp.reshape(x, (labels.size, x.shape[-1])).astype(low), weight.astype(low)
 
-    def step(tokens: Any, labels: Any, shares: Any) -> tuple[list, list]:
+    def whole(tokens: Any, labels: Any, shares: Any, low_weight: Any, *bias: Any) -> list[Any]:
         logits, slope = _logits(how, tokens, low_weight, *bias)
         losses, *parts = chunk_losses(how, logits, labels)
         gradient = chunk_gradient(how, slope, parts, labels, shares)
         rounded = gradient.astype(low)
-        outs, terms = [losses], []
+        outs = [losses]
         if of_x:
             outs.append(_product(rounded, low_weight, (1, 1 - how.features), x.dtype))
         if of_rest[0]:
             pair = (rounded, tokens) if how.features else (tokens, rounded)
-            terms.append(_product(*pair, (0, 0), wide))
+            outs.append(_product(*pair, (0, 0), wide))
         if of_rest[1]:
-            terms.append(bnp.sum(gradient, 0))
-        return terms, outs
+            outs.append(bnp.sum(gradient, 0))
+        return outs
+
+    def in_products(tokens: Any, labels: Any, shares: Any, low_weight: Any) -> list[Any]:
+        losses, slopes, factors = softmax_slopes(how, tokens, low_weight, labels, shares)
+        outs = [losses]
+        if of_x:
+            slope = _product(slopes, low_weight, (1, 1 - how.features), wide)
+            outs.append((slope * factors[:, None]).astype(x.dtype))
+        if of_rest[0]:
+            tokens, factors = optimization_barrier((tokens, factors))  # else they are kept in float32 from above
+            factors = factors[:, None]
+            scaled = bnp.where(factors == 0, bnp.zeros((), wide), tokens.astype(wide) * factors).astype(low)
+            outs.append(_product(*((slopes, scaled) if how.features else (scaled, slopes)), (0, 0), wide))
+        return outs
+
+    def step(*chunks: Any) -> tuple[list, list]:
+        args = (*chunks, low_weight, *bias)
+        outs = whole(*args) if again or not how.plain(low, bias) else _either(whole, in_products, args)
+        return outs[1 + of_x :], outs[: 1 + of_x]
 
     size = how.tokens(weight.shape[1 - how.features])
     per_token = [tokens, bnp.ravel(labels), bnp.ravel(shares)]
@@ -339,6 +417,12 @@ class _OfTokens(Call):
         return Rule(operands, results, tuple(lead), reduced, params=local)
 
 
+class _Softmax(_OfTokens):
+    name, definition = NAME, _softmax
+    batch = Call.batch  # its operands are those of one chunk
+    shard = autocast = None  # type: ignore[assignment]  # it is within an operation that has its own
+
+
 class _Losses(_OfTokens):
     name, definition = "linear_cross_entropy", _losses
 
@@ -410,5 +494,6 @@ class _Total(_OfTokens):
             return [_summed(shares, losses) * scale], [tangent * scale if late else tangent]
 
 
+linear_softmax_p = _Softmax()
 linear_cross_entropy_p, linear_cross_entropy_tangent_p = _Losses(), _Tangent()
 linear_cross_entropy_grads_p, linear_cross_entropy_total_p = _Grads(), _Total()

@@ -27,6 +27,15 @@ static inline int max(int x, int y) {{ return x > y ? x : y; }}
 static inline float __shfl_xor_sync(uint32_t m, float x, int mask) {{
   return __uint_as_float(__shfl_xor_sync(m, __float_as_uint(x), mask));
 }}
+static inline float __shfl_sync(uint32_t m, float x, int lane) {{
+  return __uint_as_float(__shfl_sync(m, __float_as_uint(x), lane));
+}}
+static inline int __shfl_sync(uint32_t m, int x, int lane) {{ return (int)__shfl_sync(m, (uint32_t)x, lane); }}
+static inline unsigned __ballot_sync(uint32_t m, bool vote) {{
+  unsigned votes = (unsigned)vote << threadIdx.x % 32;
+  for (int mask = 1; mask < 32; mask *= 2) votes |= __shfl_xor_sync(m, votes, mask);
+  return votes;
+}}
 static void __syncwarp() {{ wait(WAITS_FOR_WARP); }}
 alignas(1024) static unsigned char shared_memory[{SHARED}];
 extern "C" void poison() {{ memset(shared_memory, 0xff, sizeof shared_memory); }}  // NaN, of all our types
@@ -287,8 +296,11 @@ static unsigned block_of_cluster() {{ return 0; }}
 static void meet_cluster() {{ __syncthreads(); }}
 static void prefetch(const void *) {{}}
 static float reciprocal_fast(float x) {{ return 1 / x; }}
+static unsigned larger_of_two(unsigned x, unsigned y) {{
+  return pack(fmaxf(low_half(x), low_half(y)), fmaxf(high_half(x), high_half(y)));
+}}
 """
-"""Products whose operands both are in shared memory, and what ``cuda_gelu_product`` has besides."""
+"""Products whose operands both are in shared memory, and what ``cuda_tile_product`` has besides."""
 
 
 def maps(kernel, shape, strides, tiling, arrays):

@@ -1,0 +1,174 @@
+"""The text of a product of matrices and the softmax of its rows, on Hopper: logits that are never in memory.
+
+Kernels, stage 6, below ``cuda_softmax_step``, above ``cuda_tile_product``, whose active warps compute exponentials. Of
+logits ``t``, a product rounded to bfloat16, and a class for each row, the results are
+
+    slopes   exp(t - shift), and at the class of the row minus the sum of the others': the gradient of the row's
+             cross-entropy with respect to its logits, but for a factor, 1 / (others + exp(own - shift))
+    others   the sums of all exponentials of a row but that of its class
+    own      the logit of its class
+
+A softmax has to know the largest logit of a row before the first exponential. Any number does that is not too far from
+it, as bfloat16 has the range of float32: ``near``, the logit of the row's class or whatever was found for it in another
+way. A row with a logit ``FAR`` or more above that, whose cross-entropy is as large, is computed once more, with the
+largest itself. So there are four launches, of which the last two mostly find nothing to do:
+
+    product  exponentials by ``near``, and for each row and tile their sum and the largest logit
+    settle   adds up, says which rows were too far off, and puts minus the sum at the class of each row
+    product  bands of rows in which one was
+    settle   likewise
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from blufunc.kernels import cuda_tile_product
+from blufunc.kernels.cuda_tile_product import ROWS, Parts, TileProduct
+
+NAME = "linear_softmax"
+"""The operation, of ``nn/vocabulary_loss_call.py``."""
+
+ENTRY, SETTLE = "softmax_product", "softmax_settle"
+
+FAR = 40
+"""How far above ``near`` logits may be: exponentials are below 2.4e17 then, and sums of products with them finite."""
+
+VECTOR = 8
+"""Classes are a multiple of so many: rows begin at multiples of 16 bytes."""
+
+
+@dataclass(frozen=True)
+class SoftmaxProduct(TileProduct):
+    """Sizes: (rows m, features k) by (k, classes n)."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is a kernel: for whole tiles of rows and whole stages."""
+        return self.whole and not self.n % VECTOR
+
+    @property
+    def band(self) -> int:
+        """The rows of a cluster: a block of ``settle`` has them, too."""
+        return ROWS * self.cluster
+
+
+def source(p: SoftmaxProduct) -> str:
+    """The complete CUDA C++ of one product: two kernels."""
+    return cuda_tile_product.source(p, _PARTS) + _SETTLE.replace("FAR", str(FAR))
+
+
+_PARTS = Parts(
+    entry=ENTRY,
+    parameters="""
+                const int *__restrict__ classes, const unsigned char *__restrict__ live,
+                const float *__restrict__ shift, const int *__restrict__ again, element *__restrict__ slopes,
+                float *__restrict__ own, float *__restrict__ sums, float *__restrict__ tops""",
+    begin=r"""
+  if (again != nullptr) {  // only the bands that this is not 0 of
+    int any = 0;
+    for (int i = threadIdx.x; i < TILES_M; i += THREADS) any |= again[i];
+    if (!__syncthreads_or(any)) return;
+  }
+""",
+    wanted="again == nullptr || again[tile.band]",
+    before=r"""
+// Of FEW values of each lane, the combinations over all lanes: those of the value `place_of(lane)`, in all its lanes.
+template<int FEW, class T, class Combine> inline T combined(T (&x)[FEW], Combine combine) {
+  int far = 16;
+#pragma unroll
+  for (int n = FEW / 2; n; n /= 2, far /= 2)  // each half of the lanes goes on with a half of the values
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      const bool upper = threadIdx.x & far;
+      const T given = upper ? x[i] : x[i + n];
+      x[i] = combine(upper ? x[i + n] : x[i], __shfl_xor_sync(~0u, given, far));
+    }
+#pragma unroll
+  for (; far; far /= 2) x[0] = combine(x[0], __shfl_xor_sync(~0u, x[0], far));
+  return x[0];
+}
+constexpr int FEW = 4;  // rows at a time
+inline int place_of(int lane) { return lane / 8; }
+""",
+    active=r"""
+        // a warp has few rows at a time, a lane three pairs of columns
+        constexpr float LOG2E = 1.4426950408889634f;
+        constexpr unsigned NONE = 0xff80ff80u;  // two logits of -infinity
+        wait_for(left, turn);
+        for (int top_row = mine * FEW; top_row < ROWS; top_row += ACTIVE * FEW) {
+          const int from = band * ROWS + top_row;
+          float sums_of[FEW];
+          unsigned tops_of[FEW];
+#pragma unroll
+          for (int r = 0; r < FEW; ++r) {
+            const float down = shift[from + r] * LOG2E;
+            const int hit = classes[from + r] - column;
+            const unsigned keep = live[from + r] ? ~0u : 0u;
+            unsigned t[WORDS];
+#pragma unroll
+            for (int j = 0; j < WORDS; ++j) {
+              t[j] = *(const unsigned *)(shared_memory + TILE + (top_row + r) * PITCH + lane * 4 + j * 128);
+              if (N % COLUMNS != 0 && column + j * 64 + lane * 2 >= N) t[j] = NONE;  // there are no such classes
+            }
+            if (hit >= 0 && hit < COLUMNS) {
+#pragma unroll
+              for (int j = 0; j < WORDS; ++j)
+                if (hit / 2 == lane + j * 32) {
+                  own[from + r] = hit % 2 ? high_half(t[j]) : low_half(t[j]);
+                  const unsigned its = hit % 2 ? 0xffff0000u : 0xffffu;
+                  t[j] = (t[j] & ~its) | (NONE & its);
+                }
+            }
+            unsigned *const to = (unsigned *)slopes + ((long long)(from + r) * N + column) / 2 + lane;
+            float sum = 0;
+#pragma unroll
+            for (int j = 0; j < WORDS; ++j) {
+              const float x = exp2_fast(fmaf(low_half(t[j]), LOG2E, -down));
+              const float y = exp2_fast(fmaf(high_half(t[j]), LOG2E, -down));
+              sum += x + y;
+              if (N % COLUMNS == 0 || column + j * 64 + lane * 2 < N) __stcs(to + j * 32, pack(x, y) & keep);
+            }
+            sums_of[r] = sum;
+            tops_of[r] = larger_of_two(larger_of_two(t[0], t[1]), t[2]);
+          }
+          const float sum = combined(sums_of, [](float x, float y) { return x + y; });
+          const unsigned top = combined(tops_of, larger_of_two);
+          if (lane % 8 == 0) {
+            const long long at = (long long)tile.column * M + from + place_of(lane);
+            sums[at] = sum;
+            tops[at] = fmaxf(low_half(top), high_half(top));
+          }
+        }
+        __syncwarp();
+        if (lane == 0) arrive(taken);
+""",
+    bands=16,
+)
+
+_SETTLE = r"""
+// A thread for each row, a block for each band.
+extern "C" __global__ void __launch_bounds__(ROWS * CLUSTER)
+softmax_settle(const float *__restrict__ sums, const float *__restrict__ tops, const float *__restrict__ near,
+               const int *__restrict__ classes, const unsigned char *__restrict__ live, element *__restrict__ slopes,
+               float *__restrict__ own, float *__restrict__ others, float *__restrict__ shift,
+               int *__restrict__ again, int second) {
+  if (second && !again[blockIdx.x]) return;
+  const int row = blockIdx.x * (ROWS * CLUSTER) + threadIdx.x, its_class = classes[row];
+  float sum = 0, top = __uint_as_float(0xff800000u);
+#pragma unroll 8
+  for (int tile = 0; tile < TILES_N; ++tile) {
+    sum += sums[(long long)tile * M + row];
+    top = fmaxf(top, tops[(long long)tile * M + row]);
+  }
+  if (!second) {
+    const bool far = top > near[row] + FAR;
+    shift[row] = far ? top : near[row];
+    const int any = __syncthreads_or(far);
+    if (threadIdx.x == 0) again[blockIdx.x] = any;
+  }
+  others[row] = sum;
+  if (its_class < 0 || its_class >= N) own[row] = near[row];
+  else if (live[row]) slopes[(long long)row * N + its_class] = pack(-sum, 0) & 0xffff;
+}
+"""

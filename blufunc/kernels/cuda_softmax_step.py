@@ -1,0 +1,136 @@
+"""``linear_softmax`` by Hopper's own kernel: which of them, and as steps of a program.
+
+Kernels, stages 5 and 8, above ``cuda_softmax_product``, which has the text. The operation is that of
+``nn/vocabulary_loss_call.py``: what has no kernel here is computed in the plain form there.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from blufunc.core import dtypes
+from blufunc.core.avals import ShapedArray
+from blufunc.core.jaxpr import Eqn
+from blufunc.kernels import cuda_modules, cuda_runtime
+from blufunc.kernels.cuda_executor import Executor, Operand, Work
+from blufunc.kernels.cuda_softmax_product import ENTRY, NAME, SETTLE, SoftmaxProduct, source
+from blufunc.kernels.cuda_tile_step import Factor, by_rows_of
+from blufunc.kernels.steps import OpaqueStep
+from blufunc.kernels.tensor_maps import BYTES, Mapped
+
+def is_softmax(eqn: Eqn) -> bool:
+    """Whether an equation is the operation."""
+    return eqn.prim.name == NAME and eqn.prim.kind == "call"
+
+
+def why_not(eqn: Eqn, arch: str) -> str | None:
+    """Why there is no kernel for the operation on an architecture as ``sm_90a``; None if there is one."""
+    if arch != "sm_90a":
+        return "there are kernels for Hopper only"
+    x, weight = (a.aval for a in eqn.invars[:2])
+    if any(a.dtype != dtypes.bfloat16 for a in (x, weight)):
+        return f"there are kernels for bfloat16 only, and x is {x.dtype}"
+    product = _product(eqn)
+    if not product.fits:
+        return (
+            f"{product.m} tokens, {product.n} classes and {product.k} features are not multiples of 256, 8 and 64"
+        )
+    return None
+
+
+def _product(eqn: Eqn) -> SoftmaxProduct:
+    (m, k), weight, features = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape, eqn.params["features"]
+    return SoftmaxProduct(m, weight[1 - features], k, by_rows=features == 1)
+
+
+def text(step: OpaqueStep) -> cuda_modules.Text:
+    """The source of the kernels that a step will ask for, and their name."""
+    features = step.eqn.params["features"]
+    return _text(replace(_product(step.eqn), by_rows=by_rows_of(step, 1, (features,))))
+
+
+@functools.lru_cache(64)
+def _text(product: SoftmaxProduct) -> cuda_modules.Text:
+    return source(product), ENTRY
+
+
+class Kernel:
+    """The kernels of one operation, ready to be put on streams of a device.
+
+    Args:
+      rows: of both factors, how many elements apart their rows are (of the right one, if not ``by_rows``: its terms).
+    """
+
+    def __init__(self, product: SoftmaxProduct, rows: Sequence[int], device: int):
+        text, entry = _text(product)
+        module = cuda_modules.module(text, device, entry)
+        grid = product.grid(cuda_runtime.properties(device).sm_count)
+        self._product = module.kernel(ENTRY).prepare(
+            (grid,), (product.threads,), product.shared_bytes, [bytes(BYTES), bytes(BYTES), *[0] * 8]
+        )
+        self._settle = module.kernel(SETTLE).prepare(
+            (product.bands,), (product.band,), 0, [*[0] * 10, bytes(4)]
+        )
+        self._maps = [Mapped(i, i, box) for i, box in enumerate(product.boxes(*(2 * row for row in rows)))]
+
+    def __call__(
+        self, factors: Sequence[int], given: Sequence[int], results: Sequence[int], scratch: Sequence[int], stream: Any
+    ) -> None:
+        """Put them on a stream.
+
+        Args:
+          factors, given, results: addresses, of x and the weight, of classes, live and near, and of slopes, others,
+            shift and own.
+          scratch: addresses of sums and largest logits, float32 (tiles, rows), and of a flag for each band, int32.
+        """
+        classes, live, near = given
+        slopes, others, shift, own = results
+        sums, tops, again = scratch
+        for mapped in self._maps:
+            mapped.set(self._product.arguments, factors)
+        for second in (0, 1):
+            first_known = (shift, again) if second else (near, 0)
+            _call(self._product, 2, (classes, live, *first_known, slopes, own, sums, tops), stream)
+            addresses = (sums, tops, near, classes, live, slopes, own, others, shift, again)
+            self._settle.arguments.set(10, second.to_bytes(4, "little"))
+            _call(self._settle, 0, addresses, stream)
+
+
+def _call(launch: cuda_runtime.Launch, first: int, addresses: Sequence[int], stream: Any) -> None:
+    for i, address in enumerate(addresses, first):
+        launch.arguments.set_pointer(i, address)
+    launch(stream.ptr)
+
+
+def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Work:
+    """The step, ready to run."""
+    product, features = _product(step.eqn), step.eqn.params["features"]
+    places = [None if r is None else executor.roots.place(r) for r in step.results]
+    outs = [v.aval for v in step.eqn.outvars]
+    spare = [
+        executor.own(a, "a result that nobody wants") if p is None else None
+        for a, p in zip(outs, places, strict=True)
+    ]
+    left, right = (Factor(o, own) for o, own in zip(operands[:2], ((1,), (features,)), strict=True))
+    if not left.by_rows:
+        left.copy(by_rows=True, row=product.k)
+    product = replace(product, by_rows=right.by_rows)
+    kernel = Kernel(product, (left.row, right.row), executor.device)
+    found = ShapedArray((product.columns, product.m), dtypes.float32)
+    scratch = [executor.own(found, "sums of tiles") for _ in range(2)]
+    scratch.append(executor.own(ShapedArray((product.bands,), dtypes.int32), "rows of a second pass"))
+
+    def run(executor: Executor) -> None:
+        factors = [side.address(executor) for side in (left, right)]
+        given = [o.buffer(executor) for o in operands[2:]]
+        pairs = zip(places, spare, strict=True)
+        results = [executor.address(p) if p is not None else b.ptr for p, b in pairs]  # type: ignore[union-attr]
+        addresses = [[a for a, _ in factors], [b.ptr for b in given], results, [b.ptr for b in scratch]]
+        kernel(*addresses, executor.work_stream())
+
+    executor.keep([*spare, *scratch])
+    copied = left.copied or right.copied or not all(o.in_place for o in operands[2:])
+    return Work(run, step.eqn.prim.name, step, anywhere=lambda: not copied)

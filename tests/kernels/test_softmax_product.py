@@ -1,0 +1,149 @@
+"""Products and the softmax of their rows by Hopper's own kernel: which they are, that they mean the same, the kernel."""
+
+import numpy as np
+import pytest
+
+import blufunc as bf
+from blufunc import nn
+from blufunc.core import dtypes
+from blufunc.kernels import cuda_opaque, cuda_program, cuda_softmax_step, nvrtc
+from blufunc.kernels.cuda_softmax_product import ENTRY, FAR, SETTLE, SoftmaxProduct, source
+from blufunc.kernels.cuda_tile_product import COLUMNS, ROWS, instructions
+from tests.kernels.cuda_machines import needs_nvrtc
+from tests.kernels.emulated_mma import Emulator, tensor_map
+from tests.kernels.test_split_dot import moved_registers
+
+BF16, F32 = dtypes.bfloat16, np.float32
+
+
+@pytest.fixture(scope="module")
+def emulator(tmp_path_factory):
+    return Emulator(tmp_path_factory.mktemp("emulated"))
+
+
+# -- the kernels -------------------------------------------------------------------------------------
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(
+    "product",
+    [SoftmaxProduct(32768, 50304, 768, True), SoftmaxProduct(512, 1000, 64, False)],
+)
+def test_it_compiles_without_spills(product):
+    text = source(product)
+    made = nvrtc.build(text, "sm_90a", ENTRY)
+    found = made.resources()
+    assert {name: r.spill_stores for name, r in found.items()} == {ENTRY: 0, SETTLE: 0}
+    assert "erialized" not in made.log, made.log  # as products are that wait for each other
+    assert moved_registers(text, product.threads) <= found[ENTRY].registers * product.threads
+
+
+class Case:
+    """The operands of one operation: rows that are far off, that do not count, and whose class there is not."""
+
+    def __init__(self, product, seed=0):
+        p = self.product = product
+        rng = np.random.default_rng([p.m, p.n, p.k, seed])
+        normal = lambda *shape: rng.standard_normal(shape).astype(F32)
+        x, weight = normal(p.m, p.k) * 4 / np.sqrt(p.k, dtype=F32), normal(p.n, p.k)
+        self.classes = rng.integers(0, p.n, p.m).astype(np.int32)
+        self.far = np.arange(p.m) % 61 == 5
+        self.far[: p.m // 2] = False  # of half of the bands none, where there are several
+        self.classes[self.far] = 3
+        weight[3], weight[7] = -8 * weight[7] / np.linalg.norm(weight[7]), weight[7] / 8
+        x[self.far] += 200 * weight[7] / np.linalg.norm(weight[7])
+        self.classes[::37] = -1
+        self.classes[1::53] = p.n - 1
+        self.far &= self.classes == 3
+        self.live = rng.random(p.m) < 0.9
+        self.a, b = x.astype(BF16), weight.astype(BF16)
+        self.b = b if p.by_rows else np.ascontiguousarray(b.T)
+        t = (self.a.astype(np.float64) @ b.astype(np.float64).T)
+        self.near = np.where(self.classes < 0, t.max(1), t[np.arange(p.m), self.classes]).astype(F32)
+        self.t = t.astype(BF16).astype(np.float64)
+        self.slopes = np.full((p.m, p.n), np.nan, BF16)
+        self.others, self.shift, self.own = (np.full(p.m, np.nan, F32) for _ in range(3))
+        self.sums, self.tops = (np.full((p.columns, p.m), np.nan, F32) for _ in range(2))
+        self.again = np.full(p.bands, -1, np.int32)
+
+    def check(self):
+        p, rows = self.product, np.arange(self.product.m)
+        hit = self.classes[:, None] == np.arange(p.n)
+        others = np.where(hit, -np.inf, self.t)
+        top = others.max(1)
+        far = top > self.near.astype(np.float64) + FAR
+        assert far.any() and not far.all() and self.far.any()
+        np.testing.assert_array_equal(self.again != 0, far.reshape(p.bands, -1).any(1))
+        if p.bands > 1:
+            assert not self.again.all()
+        # what is rounded in another order may be the next number of bfloat16
+        np.testing.assert_allclose(self.shift, np.where(far, top, self.near), rtol=2**-8)
+        np.testing.assert_allclose(self.own, np.where(self.classes < 0, self.near, self.t[rows, self.classes]), rtol=2**-7)
+        exact = np.exp(others - self.shift[:, None].astype(np.float64))
+        got = self.slopes.astype(np.float64)
+        np.testing.assert_allclose(self.others, exact.sum(1), rtol=0.02)
+        want = np.where(hit, -self.others[:, None].astype(np.float64), exact)
+        want[~self.live] = 0
+        slack = np.exp(np.abs(others) * 2.0**-7).clip(1, 10) - 1 + 2**-8  # of logits that are the next number
+        wrong = np.abs(got - want) > np.where(hit, 2**-8, slack) * np.abs(want) + 1e-30
+        assert not wrong.any(), np.argwhere(wrong)[:5]
+        close = np.abs(got - want) <= 2**-8 * np.abs(want) + 1e-30
+        assert close.mean() > 0.98  # the others are as logits should be
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("by_rows", [False, True])
+@pytest.mark.parametrize("columns", [2 * COLUMNS, COLUMNS + 40])
+def test_the_kernels_emulated(columns, by_rows, eager, emulator):
+    """Of a block without a cluster, as the emulator has none; it has tiles of two bands."""
+    case = Case(SoftmaxProduct(2 * ROWS, columns, 192, by_rows, cluster=1))
+    run_emulated(case, emulator, eager)
+    case.check()
+
+
+def run_emulated(case, emulator, eager=False):
+    p = case.product
+    boxes = p.boxes(2 * case.a.shape[1], 2 * case.b.shape[1])
+    maps = [("TensorMap", tensor_map(box, of)) for box, of in zip(boxes, (case.a, case.b), strict=True)]
+    ints, floats, bits = "const int *", "float *", lambda x: x.view(np.uint16)
+    known = [(ints, case.classes), ("const unsigned char *", case.live.view(np.uint8))]
+    nothing = np.zeros(1, np.int64)  # a null pointer by value
+    text, how = source(p), (p.threads, p.shared_bytes, (False, not p.by_rows), eager)
+    for second in (0, 1):
+        shift, again = (case.shift, (ints, case.again)) if second else (case.near, ("const int *const", nothing))
+        product = [*maps, *known, ("const float *", shift), again, ("element *", bits(case.slopes))]
+        product += [(floats, a) for a in (case.own, case.sums, case.tops)]
+        emulator.launch(text, instructions(p), "bfloat16", ENTRY, product, 1, *how)
+        settle = [(floats, a) for a in (case.sums, case.tops, case.near)] + known
+        settle += [("element *", bits(case.slopes))]
+        settle += [(floats, a) for a in (case.own, case.others, case.shift)]
+        settle += [("int *", case.again), ("const int", np.array(second, np.int32).tobytes())]
+        emulator.launch(text, instructions(p), "bfloat16", SETTLE, settle, p.bands, p.band, *how[1:])
+
+
+ON_A_DEVICE = [  # m, n, k; the last ones have several tiles for each cluster, and more bands than take turns
+    (256, 192, 64), (512, 1000, 128), (1024, 50304, 768), (8192, 4096, 192), (4608, 3080, 320),
+]  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("by_rows", [False, True])
+@pytest.mark.parametrize("sizes", ON_A_DEVICE)
+def test_on_a_device(sizes, by_rows):
+    import cupy
+
+    case = Case(SoftmaxProduct(*sizes, by_rows))
+    words = {np.dtype(BF16): np.uint16, np.dtype(bool): np.uint8}
+    view = lambda a: a.view(words.get(a.dtype, a.dtype))
+    names = ("a", "b", "classes", "live", "near", "slopes", "others", "shift", "own", "sums", "tops", "again")
+    there = {n: cupy.asarray(view(getattr(case, n))) for n in names}
+    at = [there[n].data.ptr for n in names]
+    rows = case.a.shape[1], case.b.shape[1]
+    kernel, stream = cuda_softmax_step.Kernel(case.product, rows, 0), cupy.cuda.get_current_stream()
+    kernel(at[:2], at[2:5], at[5:9], at[9:], stream)
+    first = there["slopes"].get()
+    kernel(at[:2], at[2:5], at[5:9], at[9:], stream)
+    np.testing.assert_array_equal(there["slopes"].get(), first)
+    for n in names[5:]:
+        getattr(case, n)[...] = there[n].get().view(getattr(case, n).dtype)
+    case.check()
