@@ -30,6 +30,7 @@ from blufunc.kernels import (
     cuda_runtime,
     cuda_scatter,
     cuda_tile_product,
+    cuda_tile_step,
     loop_interpreter,
     split_dot,
 )
@@ -410,7 +411,7 @@ class GeluKernel:
 
     def __init__(self, fake, product, rows, device):
         assert product.fits
-        assert all(row > 0 and not row % cuda_gelu_step.VECTOR for row in rows)
+        assert all(row > 0 and not row % cuda_tile_step.VECTOR for row in rows)
         self.fake, self.product, self.rows = fake, product, rows
 
     def __call__(self, factors, given, results, stream):
