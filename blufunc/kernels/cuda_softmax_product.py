@@ -4,14 +4,14 @@ Kernels, stage 6, below ``cuda_softmax_step``, above ``cuda_tile_product``, whos
 logits ``t``, a product rounded to bfloat16, and a class for each row, the results are
 
     slopes   exp(t - shift), and at the class of the row minus the sum of the others': the gradient of the row's
-             cross-entropy with respect to its logits, but for a factor, 1 / (others + exp(own - shift))
-    others   the sums of all exponentials of a row but that of its class
-    own      the logit of its class
+             cross-entropy with respect to its logits, but for
+    factors  1 / (the sum of all exponentials of the row), and
+    losses   that cross-entropy
 
 A softmax has to know the largest logit of a row before the first exponential. Any number does that is not too far from
-it, as bfloat16 has the range of float32: ``near``, the logit of the row's class or whatever was found for it in another
-way. A row with a logit ``FAR`` or more above that, whose cross-entropy is as large, is computed once more, with the
-largest itself. So there are four launches, of which the last two mostly find nothing to do:
+it, as bfloat16 has the range of float32: ``near``, the logit of the row's class as it was found in another way. A row
+with a logit ``FAR`` or more above that, whose cross-entropy is as large, is computed once more, with the largest itself.
+So there are four launches, of which the last two mostly find nothing to do:
 
     product  exponentials by ``near``, and for each row and tile their sum and the largest logit
     settle   adds up, says which rows were too far off, and puts minus the sum at the class of each row
@@ -98,13 +98,18 @@ inline int place_of(int lane) { return lane / 8; }
         wait_for(left, turn);
         for (int top_row = mine * FEW; top_row < ROWS; top_row += ACTIVE * FEW) {
           const int from = band * ROWS + top_row;
+          const float4 four = *(const float4 *)(shift + from);
+          const int4 its = *(const int4 *)(classes + from);
+          const unsigned lives = *(const unsigned *)(live + from);
+          const float shifts[] = {four.x, four.y, four.z, four.w};
+          const int hits[] = {its.x, its.y, its.z, its.w};
           float sums_of[FEW];
           unsigned tops_of[FEW];
 #pragma unroll
           for (int r = 0; r < FEW; ++r) {
-            const float down = shift[from + r] * LOG2E;
-            const int hit = classes[from + r] - column;
-            const unsigned keep = live[from + r] ? ~0u : 0u;
+            const float down = shifts[r] * LOG2E;
+            const int hit = hits[r] - column;
+            const unsigned keep = lives >> r * 8 & 1 ? ~0u : 0u;
             unsigned t[WORDS];
 #pragma unroll
             for (int j = 0; j < WORDS; ++j) {
@@ -116,8 +121,8 @@ inline int place_of(int lane) { return lane / 8; }
               for (int j = 0; j < WORDS; ++j)
                 if (hit / 2 == lane + j * 32) {
                   own[from + r] = hit % 2 ? high_half(t[j]) : low_half(t[j]);
-                  const unsigned its = hit % 2 ? 0xffff0000u : 0xffffu;
-                  t[j] = (t[j] & ~its) | (NONE & its);
+                  const unsigned half = hit % 2 ? 0xffff0000u : 0xffffu;
+                  t[j] = (t[j] & ~half) | (NONE & half);
                 }
             }
             unsigned *const to = (unsigned *)slopes + ((long long)(from + r) * N + column) / 2 + lane;
@@ -150,15 +155,16 @@ _SETTLE = r"""
 // A thread for each row, a block for each band.
 extern "C" __global__ void __launch_bounds__(ROWS * CLUSTER)
 softmax_settle(const float *__restrict__ sums, const float *__restrict__ tops, const float *__restrict__ near,
-               const int *__restrict__ classes, const unsigned char *__restrict__ live, element *__restrict__ slopes,
-               float *__restrict__ own, float *__restrict__ others, float *__restrict__ shift,
-               int *__restrict__ again, int second) {
+               const int *__restrict__ classes, const unsigned char *__restrict__ live, const float *__restrict__ own,
+               element *__restrict__ slopes, float *__restrict__ losses, float *__restrict__ factors,
+               float *__restrict__ shift, int *__restrict__ again, int second) {
   if (second && !again[blockIdx.x]) return;
   const int row = blockIdx.x * (ROWS * CLUSTER) + threadIdx.x, its_class = classes[row];
-  float sum = 0, top = __uint_as_float(0xff800000u);
+  const bool known = its_class >= 0 && its_class < N;
+  float others = 0, top = __uint_as_float(0xff800000u);
 #pragma unroll 8
   for (int tile = 0; tile < TILES_N; ++tile) {
-    sum += sums[(long long)tile * M + row];
+    others += sums[(long long)tile * M + row];
     top = fmaxf(top, tops[(long long)tile * M + row]);
   }
   if (!second) {
@@ -167,8 +173,9 @@ softmax_settle(const float *__restrict__ sums, const float *__restrict__ tops, c
     const int any = __syncthreads_or(far);
     if (threadIdx.x == 0) again[blockIdx.x] = any;
   }
-  others[row] = sum;
-  if (its_class < 0 || its_class >= N) own[row] = near[row];
-  else if (live[row]) slopes[(long long)row * N + its_class] = pack(-sum, 0) & 0xffff;
+  const float above = (known ? own[row] : near[row]) - shift[row];  // 0 but for rounding, or far below
+  losses[row] = log1pf(others + expm1f(above)) - above;
+  factors[row] = 1 / (others + expf(above));
+  if (known && live[row]) slopes[(long long)row * N + its_class] = pack(-others, 0) & 0xffff;
 }
 """

@@ -72,7 +72,7 @@ class Kernel:
             (grid,), (product.threads,), product.shared_bytes, [bytes(BYTES), bytes(BYTES), *[0] * 8]
         )
         self._settle = module.kernel(SETTLE).prepare(
-            (product.bands,), (product.band,), 0, [*[0] * 10, bytes(4)]
+            (product.bands,), (product.band,), 0, [*[0] * 11, bytes(4)]
         )
         self._maps = [Mapped(i, i, box) for i, box in enumerate(product.boxes(*(2 * row for row in rows)))]
 
@@ -82,20 +82,21 @@ class Kernel:
         """Put them on a stream.
 
         Args:
-          factors, given, results: addresses, of x and the weight, of classes, live and near, and of slopes, others,
-            shift and own.
-          scratch: addresses of sums and largest logits, float32 (tiles, rows), and of a flag for each band, int32.
+          factors, given, results: addresses, of x and the weight, of classes, live and near, and of slopes, losses
+            and factors.
+          scratch: addresses of sums and largest logits, float32 (tiles, rows), of the logits of classes and of shifts,
+            float32 (rows), and of a flag for each band, int32.
         """
         classes, live, near = given
-        slopes, others, shift, own = results
-        sums, tops, again = scratch
+        slopes, losses, scales = results
+        sums, tops, own, shift, again = scratch
         for mapped in self._maps:
             mapped.set(self._product.arguments, factors)
         for second in (0, 1):
-            first_known = (shift, again) if second else (near, 0)
-            _call(self._product, 2, (classes, live, *first_known, slopes, own, sums, tops), stream)
-            addresses = (sums, tops, near, classes, live, slopes, own, others, shift, again)
-            self._settle.arguments.set(10, second.to_bytes(4, "little"))
+            known = (shift, again) if second else (near, 0)
+            _call(self._product, 2, (classes, live, *known, slopes, own, sums, tops), stream)
+            self._settle.arguments.set(11, second.to_bytes(4, "little"))
+            addresses = (sums, tops, near, classes, live, own, slopes, losses, scales, shift, again)
             _call(self._settle, 0, addresses, stream)
 
 
@@ -119,9 +120,10 @@ def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> W
         left.copy(by_rows=True, row=product.k)
     product = replace(product, by_rows=right.by_rows)
     kernel = Kernel(product, (left.row, right.row), executor.device)
-    found = ShapedArray((product.columns, product.m), dtypes.float32)
-    scratch = [executor.own(found, "sums of tiles") for _ in range(2)]
-    scratch.append(executor.own(ShapedArray((product.bands,), dtypes.int32), "rows of a second pass"))
+    wide, rows = dtypes.float32, (product.m,)
+    of_tiles = (product.columns, *rows)
+    kinds = [(of_tiles, wide), (of_tiles, wide), (rows, wide), (rows, wide), ((product.bands,), dtypes.int32)]
+    scratch = [executor.own(ShapedArray(*kind), "what is known of rows") for kind in kinds]
 
     def run(executor: Executor) -> None:
         factors = [side.address(executor) for side in (left, right)]

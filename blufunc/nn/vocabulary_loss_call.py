@@ -10,9 +10,9 @@ compiler puts it in its place. Four primitives, of x [..., C], weight, labels [.
 
 and within the third, where devices may have a kernel for it (``kernels/cuda_softmax_step.py``):
 
-    linear_softmax                x [n, C], weight, classes [n], live [n], near [n] -> slopes [n, V], others [n],
-                                  shift [n], own [n]: with exp(t - shift) of logits t, and minus the sum of those of
-                                  others at a row's class, the gradient of its cross-entropy but for a factor
+    linear_softmax                x [n, C], weight, classes [n], live [n], near [n] -> slopes [n, V], losses [n],
+                                  factors [n]: the cross-entropy of each row, and its gradient with respect to the
+                                  row's logits, which is factors[:, None] * slopes
 
 The transpose of the second is the third: losses that are differentiated one by one compute their logits again, since
 what each counts for is known in the backward pass only. Of the last it is known in the forward pass, so that this is
@@ -179,11 +179,9 @@ def softmax_slopes(how: How, tokens: Any, weight: Any, labels: Any, shares: Any)
     rows = rows if how.features else rows.T
     near = bnp.sum(tokens.astype(wide) * rows.astype(wide), -1)
     live = shares != 0
-    slopes, others, shift, own = linear_softmax_p.at(tokens, weight, classes, live, near, features=how.features)
-    above = own - shift  # 0 but for rounding, or far below
-    losses = bnp.where(known, bnp.log1p(others + bnp.expm1(above)) - above, math.nan)
-    factors = bnp.where(known, shares, math.nan) / (others + bnp.exp(above))
-    return losses, slopes, bnp.where(live, factors, bnp.zeros((), wide))
+    slopes, losses, factors = linear_softmax_p.at(tokens, weight, classes, live, near, features=how.features)
+    factors = bnp.where(live, bnp.where(known, shares, math.nan) * factors, bnp.zeros((), wide))
+    return bnp.where(known, losses, math.nan), slopes, factors
 
 
 def _softmax(x: Any, weight: Any, classes: Any, live: Any, near: Any, *, features: int) -> list[Any]:
@@ -196,14 +194,16 @@ def _softmax(x: Any, weight: Any, classes: Any, live: Any, near: Any, *, feature
     shift = bnp.where(top > near + FAR, top, near)
     exp = bnp.where(hit, bnp.zeros((), wide), bnp.exp(logits - shift[:, None]))
     others = bnp.sum(exp, -1)
-    slopes = bnp.where(hit, -others[:, None], exp)
-    return [bnp.where(live[:, None], slopes, bnp.zeros((), wide)).astype(x.dtype), others, shift, own]
+    slopes = bnp.where(live[:, None], bnp.where(hit, -others[:, None], exp), bnp.zeros((), wide))
+    above = own - shift  # 0 but for rounding, or far below
+    losses = bnp.log1p(others + bnp.expm1(above)) - above
+    return [slopes.astype(x.dtype), losses, 1 / (others + bnp.exp(above))]
 
 
 def _either(whole: Callable, in_products: Callable, args: Sequence[Any]) -> list[Any]:
-    """Both forms of a chunk, of which the device takes one."""
+    """Both forms, of which the device takes one."""
     avals = [a.aval.strong() for a in args]
-    bodies = [stage(fun, avals, "linear_cross_entropy_chunk") for fun in (whole, in_products)]
+    bodies = [stage(fun, avals, "linear_cross_entropy_grads") for fun in (whole, in_products)]
     assert not any(body.consts for body in bodies), "they are functions of their operands"
     parts = (len(bodies[0].outvars), 0, 0)
     return either_p.bind(*args, jaxpr=bodies[0], preferred=bodies[1], parts=parts, held=(False,) * len(args))
@@ -274,48 +274,69 @@ def _grads(
         results = (x, *summed) if of_x else summed
         return [bnp.zeros(labels.shape, wide), *(bnp.zeros(a.shape, a.dtype) for a in results)]
     tokens, low_weight = bnp.reshape(x, (labels.size, x.shape[-1])).astype(low), weight.astype(low)
+    size = how.tokens(weight.shape[1 - how.features])
+    args = (tokens, low_weight, bnp.ravel(labels), bnp.ravel(shares), *bias)
+    forms = [functools.partial(f, how=how, wanted=wanted, size=size, dtype=x.dtype) for f in (_whole, _in_products)]
+    if again or not how.plain(low, bias):
+        outs = forms[0](*args, again=again)
+    else:
+        outs = _either(*forms, args)
+    shapes = (labels.shape, *((x.shape,) * of_x), *(a.shape for a in summed))
+    types = (wide, *((x.dtype,) * of_x), *(a.dtype for a in summed))
+    return [bnp.reshape(o, s).astype(t) for o, s, t in zip(outs, shapes, types, strict=True)]
 
-    def whole(tokens: Any, labels: Any, shares: Any, low_weight: Any, *bias: Any) -> list[Any]:
-        logits, slope = _logits(how, tokens, low_weight, *bias)
+
+def _whole(
+    tokens: Any, weight: Any, labels: Any, shares: Any, *bias: Any,
+    how: How, wanted: Wanted, size: int, dtype: Any, again: bool = False,
+) -> list[Any]:  # fmt: skip
+    """The losses, and the gradients that are wanted, of logits that are read and written over."""
+    wide, (of_x, of_weight, of_bias) = wide_of(tokens), wanted
+
+    def step(tokens: Any, labels: Any, shares: Any) -> tuple[list, list]:
+        logits, slope = _logits(how, tokens, weight, *bias)
         losses, *parts = chunk_losses(how, logits, labels)
         gradient = chunk_gradient(how, slope, parts, labels, shares)
-        rounded = gradient.astype(low)
-        outs = [losses]
+        rounded = gradient.astype(tokens.dtype)
+        outs, terms = [losses], []
         if of_x:
-            outs.append(_product(rounded, low_weight, (1, 1 - how.features), x.dtype))
-        if of_rest[0]:
-            pair = (rounded, tokens) if how.features else (tokens, rounded)
-            outs.append(_product(*pair, (0, 0), wide))
-        if of_rest[1]:
-            outs.append(bnp.sum(gradient, 0))
-        return outs
+            outs.append(_product(rounded, weight, (1, 1 - how.features), dtype))
+        if of_weight:
+            terms.append(_product(*_ordered(how, rounded, tokens), (0, 0), wide))
+        if of_bias:
+            terms.append(bnp.sum(gradient, 0))
+        return terms, outs
 
-    def in_products(tokens: Any, labels: Any, shares: Any, low_weight: Any) -> list[Any]:
-        losses, slopes, factors = softmax_slopes(how, tokens, low_weight, labels, shares)
-        outs = [losses]
+    total, outs = _over_chunks(checkpoint(step) if again else step, [tokens, labels, shares], size)
+    return [*outs, *total]
+
+
+def _in_products(
+    tokens: Any, weight: Any, labels: Any, shares: Any, *, how: How, wanted: Wanted, size: int, dtype: Any
+) -> list[Any]:
+    """The same of slopes that the product makes instead of logits. What is to be multiplied by the factors of their rows
+    is what the products with them read, or give."""
+    wide, (of_x, of_weight, _) = wide_of(tokens), wanted
+    of_tokens = tokens.dtype if dtype != tokens.dtype else wide  # rounded once, as in the other form
+
+    def step(tokens: Any, labels: Any, shares: Any) -> tuple[list, list]:
+        losses, slopes, factors = softmax_slopes(how, tokens, weight, labels, shares)
+        outs, terms = [losses, factors], []
         if of_x:
-            slope = _product(slopes, low_weight, (1, 1 - how.features), wide)
-            outs.append((slope * factors[:, None]).astype(x.dtype))
-        if of_rest[0]:
-            tokens, factors = optimization_barrier((tokens, factors))  # else they are kept in float32 from above
-            factors = factors[:, None]
-            scaled = bnp.where(factors == 0, bnp.zeros((), wide), tokens.astype(wide) * factors).astype(low)
-            outs.append(_product(*((slopes, scaled) if how.features else (scaled, slopes)), (0, 0), wide))
-        return outs
+            outs.append(_product(slopes, weight, (1, 1 - how.features), of_tokens))
+        if of_weight:
+            tokens, column = optimization_barrier((tokens, factors[:, None]))  # else they stay in float32 from above
+            scaled = bnp.where(column == 0, bnp.zeros((), wide), tokens.astype(wide) * column)
+            terms.append(_product(*_ordered(how, slopes, scaled.astype(slopes.dtype)), (0, 0), wide))
+        return terms, outs
 
-    def step(*chunks: Any) -> tuple[list, list]:
-        args = (*chunks, low_weight, *bias)
-        outs = whole(*args) if again or not how.plain(low, bias) else _either(whole, in_products, args)
-        return outs[1 + of_x :], outs[: 1 + of_x]
+    total, (losses, factors, *of_x) = _over_chunks(step, [tokens, labels, shares], size)
+    return [losses, *((o.astype(wide) * factors[:, None]).astype(dtype) for o in of_x), *total]
 
-    size = how.tokens(weight.shape[1 - how.features])
-    per_token = [tokens, bnp.ravel(labels), bnp.ravel(shares)]
-    total, outs = _over_chunks(checkpoint(step) if again else step, per_token, size)
-    shapes = (labels.shape, x.shape)
-    return [
-        *(bnp.reshape(o, shape) for o, shape in zip(outs, shapes, strict=False)),
-        *(t.astype(a.dtype) for t, a in zip(total, summed, strict=True)),
-    ]
+
+def _ordered(how: How, of_classes: Any, of_features: Any) -> tuple[Any, Any]:
+    """The factors of the weight's gradient."""
+    return (of_classes, of_features) if how.features else (of_features, of_classes)
 
 
 def _total(x: Any, weight: Any, labels: Any, shares: Any, scale: Any, *bias: Any, how: How) -> list[Any]:

@@ -21,6 +21,7 @@ _INSTRUCTIONS = f"""
 struct float2 {{ float x, y; }};
 #define __forceinline__ inline
 struct alignas(16) float4 {{ float x, y, z, w; }};
+struct alignas(16) int4 {{ int x, y, z, w; }};
 static inline float2 make_float2(float x, float y) {{ return {{x, y}}; }}
 static inline int min(int x, int y) {{ return x < y ? x : y; }}
 static inline int max(int x, int y) {{ return x > y ? x : y; }}

@@ -62,7 +62,7 @@ class Case:
         self.near = np.where(self.classes < 0, t.max(1), t[np.arange(p.m), self.classes]).astype(F32)
         self.t = t.astype(BF16).astype(np.float64)
         self.slopes = np.full((p.m, p.n), np.nan, BF16)
-        self.others, self.shift, self.own = (np.full(p.m, np.nan, F32) for _ in range(3))
+        self.losses, self.factors, self.shift, self.own = (np.full(p.m, np.nan, F32) for _ in range(4))
         self.sums, self.tops = (np.full((p.columns, p.m), np.nan, F32) for _ in range(2))
         self.again = np.full(p.bands, -1, np.int32)
 
@@ -78,11 +78,18 @@ class Case:
             assert not self.again.all()
         # what is rounded in another order may be the next number of bfloat16
         np.testing.assert_allclose(self.shift, np.where(far, top, self.near), rtol=2**-8)
-        np.testing.assert_allclose(self.own, np.where(self.classes < 0, self.near, self.t[rows, self.classes]), rtol=2**-7)
-        exact = np.exp(others - self.shift[:, None].astype(np.float64))
+        known = self.classes >= 0
+        np.testing.assert_allclose(self.own[known], self.t[rows, self.classes][known], rtol=2**-7)
+        shift = self.shift.astype(np.float64)
+        exact = np.exp(others - shift[:, None])
+        above = np.where(known, self.own, self.near).astype(np.float64) - shift
+        total = exact.sum(1) + np.exp(above)
+        np.testing.assert_allclose(self.factors, 1 / total, rtol=0.02)
+        np.testing.assert_allclose(self.losses, np.log(total) - above, rtol=1e-3, atol=0.02)
+        # to rounding, of what the kernel summed up
+        np.testing.assert_allclose(np.exp(self.losses.astype(np.float64) + above) * self.factors, 1, rtol=1e-4)
         got = self.slopes.astype(np.float64)
-        np.testing.assert_allclose(self.others, exact.sum(1), rtol=0.02)
-        want = np.where(hit, -self.others[:, None].astype(np.float64), exact)
+        want = np.where(hit, (np.exp(above) - 1 / self.factors.astype(np.float64))[:, None], exact)
         want[~self.live] = 0
         slack = np.exp(np.abs(others) * 2.0**-7).clip(1, 10) - 1 + 2**-8  # of logits that are the next number
         wrong = np.abs(got - want) > np.where(hit, 2**-8, slack) * np.abs(want) + 1e-30
@@ -115,8 +122,8 @@ def run_emulated(case, emulator, eager=False):
         product += [(floats, a) for a in (case.own, case.sums, case.tops)]
         emulator.launch(text, instructions(p), "bfloat16", ENTRY, product, 1, *how)
         settle = [(floats, a) for a in (case.sums, case.tops, case.near)] + known
-        settle += [("element *", bits(case.slopes))]
-        settle += [(floats, a) for a in (case.own, case.others, case.shift)]
+        settle += [(floats, case.own), ("element *", bits(case.slopes))]
+        settle += [(floats, a) for a in (case.losses, case.factors, case.shift)]
         settle += [("int *", case.again), ("const int", np.array(second, np.int32).tobytes())]
         emulator.launch(text, instructions(p), "bfloat16", SETTLE, settle, p.bands, p.band, *how[1:])
 
@@ -135,14 +142,15 @@ def test_on_a_device(sizes, by_rows):
     case = Case(SoftmaxProduct(*sizes, by_rows))
     words = {np.dtype(BF16): np.uint16, np.dtype(bool): np.uint8}
     view = lambda a: a.view(words.get(a.dtype, a.dtype))
-    names = ("a", "b", "classes", "live", "near", "slopes", "others", "shift", "own", "sums", "tops", "again")
+    names = "a", "b", "classes", "live", "near", "slopes", "losses", "factors"
+    names += "sums", "tops", "own", "shift", "again"
     there = {n: cupy.asarray(view(getattr(case, n))) for n in names}
     at = [there[n].data.ptr for n in names]
     rows = case.a.shape[1], case.b.shape[1]
     kernel, stream = cuda_softmax_step.Kernel(case.product, rows, 0), cupy.cuda.get_current_stream()
-    kernel(at[:2], at[2:5], at[5:9], at[9:], stream)
+    kernel(at[:2], at[2:5], at[5:8], at[8:], stream)
     first = there["slopes"].get()
-    kernel(at[:2], at[2:5], at[5:9], at[9:], stream)
+    kernel(at[:2], at[2:5], at[5:8], at[8:], stream)
     np.testing.assert_array_equal(there["slopes"].get(), first)
     for n in names[5:]:
         getattr(case, n)[...] = there[n].get().view(getattr(case, n).dtype)
