@@ -10,8 +10,8 @@ logits ``t``, a product rounded to bfloat16, and a class for each row, the resul
 
 A softmax has to know the largest logit of a row before the first exponential. Any number does that is not too far from
 it, as bfloat16 has the range of float32: ``near``, the logit of the row's class as it was found in another way. A row
-with a logit ``FAR`` or more above that, whose cross-entropy is as large, is computed once more, with the largest itself.
-So there are four launches, of which the last two mostly find nothing to do:
+with a logit ``FAR`` or more above that, whose cross-entropy is as large, is computed once more, with the largest
+itself. So there are four launches, of which the last two mostly find nothing to do:
 
     product  exponentials by ``near``, and for each row and tile their sum and the largest logit
     settle   adds up, says which rows were too far off, and puts minus the sum at the class of each row

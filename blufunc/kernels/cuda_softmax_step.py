@@ -21,6 +21,7 @@ from blufunc.kernels.cuda_tile_step import Factor, by_rows_of
 from blufunc.kernels.steps import OpaqueStep
 from blufunc.kernels.tensor_maps import BYTES, Mapped
 
+
 def is_softmax(eqn: Eqn) -> bool:
     """Whether an equation is the operation."""
     return eqn.prim.name == NAME and eqn.prim.kind == "call"
@@ -35,9 +36,7 @@ def why_not(eqn: Eqn, arch: str) -> str | None:
         return f"there are kernels for bfloat16 only, and x is {x.dtype}"
     product = _product(eqn)
     if not product.fits:
-        return (
-            f"{product.m} tokens, {product.n} classes and {product.k} features are not multiples of 256, 8 and 64"
-        )
+        return f"{product.m} tokens, {product.n} classes and {product.k} features are not multiples of 256, 8 and 64"
     return None
 
 
@@ -77,7 +76,12 @@ class Kernel:
         self._maps = [Mapped(i, i, box) for i, box in enumerate(product.boxes(*(2 * row for row in rows)))]
 
     def __call__(
-        self, factors: Sequence[int], given: Sequence[int], results: Sequence[int], scratch: Sequence[int], stream: Any
+        self,
+        factors: Sequence[int],
+        given: Sequence[int],
+        results: Sequence[int],
+        scratch: Sequence[int],
+        stream: Any,
     ) -> None:
         """Put them on a stream.
 
@@ -130,8 +134,13 @@ def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> W
         given = [o.buffer(executor) for o in operands[2:]]
         pairs = zip(places, spare, strict=True)
         results = [executor.address(p) if p is not None else b.ptr for p, b in pairs]  # type: ignore[union-attr]
-        addresses = [[a for a, _ in factors], [b.ptr for b in given], results, [b.ptr for b in scratch]]
-        kernel(*addresses, executor.work_stream())
+        kernel(
+            [address for address, _ in factors],
+            [b.ptr for b in given],
+            results,
+            [b.ptr for b in scratch],
+            executor.work_stream(),
+        )
 
     executor.keep([*spare, *scratch])
     copied = left.copied or right.copied or not all(o.in_place for o in operands[2:])

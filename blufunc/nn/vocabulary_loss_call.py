@@ -276,7 +276,9 @@ def _grads(
     tokens, low_weight = bnp.reshape(x, (labels.size, x.shape[-1])).astype(low), weight.astype(low)
     size = how.tokens(weight.shape[1 - how.features])
     args = (tokens, low_weight, bnp.ravel(labels), bnp.ravel(shares), *bias)
-    forms = [functools.partial(f, how=how, wanted=wanted, size=size, dtype=x.dtype) for f in (_whole, _in_products)]
+    forms = [
+        functools.partial(f, how=how, wanted=wanted, size=size, dtype=x.dtype) for f in (_whole, _in_products)
+    ]
     if again or not how.plain(low, bias):
         outs = forms[0](*args, again=again)
     else:
@@ -314,8 +316,8 @@ def _whole(
 def _in_products(
     tokens: Any, weight: Any, labels: Any, shares: Any, *, how: How, wanted: Wanted, size: int, dtype: Any
 ) -> list[Any]:
-    """The same of slopes that the product makes instead of logits. What is to be multiplied by the factors of their rows
-    is what the products with them read, or give."""
+    """The same of slopes that products make instead of logits. Factors of their rows come in where all products are
+    done, or before."""
     wide, (of_x, of_weight, _) = wide_of(tokens), wanted
     of_tokens = tokens.dtype if dtype != tokens.dtype else wide  # rounded once, as in the other form
 
@@ -325,7 +327,9 @@ def _in_products(
         if of_x:
             outs.append(_product(slopes, weight, (1, 1 - how.features), of_tokens))
         if of_weight:
-            tokens, column = optimization_barrier((tokens, factors[:, None]))  # else they stay in float32 from above
+            tokens, column = optimization_barrier(
+                (tokens, factors[:, None])
+            )  # else they stay in float32 from above
             scaled = bnp.where(column == 0, bnp.zeros((), wide), tokens.astype(wide) * column)
             terms.append(_product(*_ordered(how, slopes, scaled.astype(slopes.dtype)), (0, 0), wide))
         return terms, outs

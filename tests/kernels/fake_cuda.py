@@ -14,6 +14,7 @@ import weakref
 import numpy as np
 
 import blufunc as bf
+import blufunc.numpy as bnp
 from blufunc.core import backend, dtypes
 from blufunc.core.avals import ShapedArray
 from blufunc.kernels import (
@@ -29,6 +30,7 @@ from blufunc.kernels import (
     cuda_modules,
     cuda_runtime,
     cuda_scatter,
+    cuda_softmax_step,
     cuda_tile_product,
     cuda_tile_step,
     loop_interpreter,
@@ -36,7 +38,7 @@ from blufunc.kernels import (
 )
 from blufunc.kernels.cuda_attention_backward import ROWS_OF_SUM
 from blufunc.kernels.quiet import quietly
-from blufunc.nn import attention_call
+from blufunc.nn import attention_call, vocabulary_loss_call
 from tests.kernels.test_cuda_library import NumpyLibrary
 
 
@@ -406,6 +408,12 @@ class Scatter:
         self.fake.array(out, (height, width), self.dtype)[...] = found.astype(self.dtype)
 
 
+def matrix_at(fake, address, shape, row):
+    """A matrix of bfloat16 whose rows are so many elements apart."""
+    flat = fake.array(address, ((shape[0] - 1) * row + shape[1],), dtypes.bfloat16)
+    return np.lib.stride_tricks.as_strided(flat, shape, (2 * row, 2))
+
+
 class GeluKernel:
     """``cuda_gelu_step.Kernel`` by the definition, in float32."""
 
@@ -423,7 +431,7 @@ class GeluKernel:
         p, half = self.product, dtypes.bfloat16
         shapes = (p.m, p.k), (p.n, p.k) if p.by_rows else (p.k, p.n)
         given_rows = zip(factors, shapes, self.rows, strict=True)
-        a, b = (self._matrix(*of).astype(np.float32) for of in given_rows)
+        a, b = (matrix_at(self.fake, *of).astype(np.float32) for of in given_rows)
         t = a @ (b.T if p.by_rows else b)
         out, argument, sums = results
         if p.bias:
@@ -440,9 +448,29 @@ class GeluKernel:
             bands = made.astype(np.float32).reshape(-1, cuda_tile_product.ROWS, p.n)
             self.fake.array(sums, (len(bands), p.n), np.dtype(np.float32))[...] = bands.sum(1)
 
-    def _matrix(self, address, shape, row):
-        flat = self.fake.array(address, ((shape[0] - 1) * row + shape[1],), dtypes.bfloat16)
-        return np.lib.stride_tricks.as_strided(flat, shape, (2 * row, 2))
+
+class SoftmaxKernel:
+    """``cuda_softmax_step.Kernel`` by the definition of ``nn``."""
+
+    def __init__(self, fake, product, rows, device):
+        assert product.fits
+        assert all(row > 0 and not row % cuda_tile_step.VECTOR for row in rows)
+        self.fake, self.product, self.rows = fake, product, rows
+
+    def __call__(self, factors, given, results, scratch, stream):
+        self.fake.products += 1
+        self.fake.epilogues.append("softmax")
+        self.fake.do(lambda: quietly(self._run, factors, given, results), stream.ptr)
+
+    def _run(self, factors, given, results):
+        p, f32 = self.product, np.dtype(np.float32)
+        a = matrix_at(self.fake, factors[0], (p.m, p.k), self.rows[0])
+        b = matrix_at(self.fake, factors[1], (p.n, p.k) if p.by_rows else (p.k, p.n), self.rows[1])
+        types = (np.dtype(np.int32), np.dtype(bool), f32)
+        known = [self.fake.array(at, (p.m,), t) for at, t in zip(given, types, strict=True)]
+        found = vocabulary_loss_call._softmax(*map(bnp.asarray, (a, b, *known)), features=int(p.by_rows))
+        for at, x in zip(results, found, strict=True):
+            self.fake.array(at, x.shape, x.dtype)[...] = np.asarray(x)
 
 
 class Attention:
@@ -559,6 +587,7 @@ def install(monkeypatch):
         (cublaslt, "Plan", lambda gemm, device, addresses: Plan(fake, gemm, addresses)),
         (cuda_scatter, "Scatter", functools.partial(Scatter, fake)),
         (cuda_gelu_step, "Kernel", functools.partial(GeluKernel, fake)),
+        (cuda_softmax_step, "Kernel", functools.partial(SoftmaxKernel, fake)),
         (cuda_attention, "Forward", functools.partial(Attention, fake, False)),
         (cuda_attention, "Backward", functools.partial(Attention, fake, True)),
         (cuda_modules, "load", fake.load),

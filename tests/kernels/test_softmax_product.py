@@ -1,14 +1,20 @@
-"""Products and the softmax of their rows by Hopper's own kernel: which they are, that they mean the same, the kernel."""
+"""Products and the softmax of their rows by Hopper's own kernel: which losses, that they mean the same, the kernel."""
+
+import functools
 
 import numpy as np
 import pytest
 
 import blufunc as bf
+import blufunc.numpy as bnp
 from blufunc import nn
 from blufunc.core import dtypes
-from blufunc.kernels import cuda_opaque, cuda_program, cuda_softmax_step, nvrtc
-from blufunc.kernels.cuda_softmax_product import ENTRY, FAR, SETTLE, SoftmaxProduct, source
+from blufunc.kernels import cuda_softmax_step, nvrtc
+from blufunc.kernels.cuda_draft import Draft
+from blufunc.kernels.cuda_softmax_product import ENTRY, FAR, NAME, SETTLE, SoftmaxProduct, source
 from blufunc.kernels.cuda_tile_product import COLUMNS, ROWS, instructions
+from blufunc.kernels.steps import OpaqueStep
+from blufunc.nn import vocabulary_loss_call
 from tests.kernels.cuda_machines import needs_nvrtc
 from tests.kernels.emulated_mma import Emulator, tensor_map
 from tests.kernels.test_split_dot import moved_registers
@@ -19,6 +25,147 @@ BF16, F32 = dtypes.bfloat16, np.float32
 @pytest.fixture(scope="module")
 def emulator(tmp_path_factory):
     return Emulator(tmp_path_factory.mktemp("emulated"))
+
+
+# -- which losses ------------------------------------------------------------------------------------
+
+N, V, C = 512, 200, 64
+RNG = np.random.default_rng(0)
+X, W = RNG.standard_normal((N, C)).astype(F32), RNG.standard_normal((V, C)).astype(F32) / 8
+LABELS = RNG.integers(0, V, N).astype(np.int32)
+
+
+def loss(x, weight, labels, cast=True, **options):
+    f = lambda x, weight: nn.linear_cross_entropy(x, weight, labels, **options)
+    return (bf.autocast(f) if cast else f)(x, weight)
+
+
+def with_gradients(**options):
+    return bf.value_and_grad(functools.partial(loss, **options), argnums=(0, 1))
+
+
+def planned(f, *args, arch="sm_90a"):
+    return Draft(bf.jit(f).trace(*args).jaxpr, (False,) * len(args), arch).schedule
+
+
+LOSSES = {  # options, operands, and why there is no kernel: a part of the line, or None where there is one
+    "a mean": ({}, (X, W), None),
+    "a sum": ({"reduction": "sum"}, (X, W), None),
+    "in chunks": ({"chunk": 256}, (X, W), None),
+    "features first": ({"layout": "CV"}, (X, W.T.copy()), None),
+    "of bfloat16": ({"cast": False}, (X.astype(BF16), W.astype(BF16)), None),
+    "some do not count": ({"ignore_index": 3}, (X, W), None),
+    "leading axes": ({}, (X.reshape(2, N // 2, C), W), None),
+    "chunks of another size": ({"chunk": 384}, (X, W), "not multiples of 256"),
+    "classes of another number": ({}, (X, W[:100]), "classes"),
+    "features of another number": ({}, (X[:, :40].copy(), W[:, :40].copy()), "features"),
+    "float32": ({"cast": False}, (X, W), ""),
+    "smoothed": ({"label_smoothing": 0.1}, (X, W), ""),
+    "a z-loss": ({"z_loss": 1e-3}, (X, W), ""),
+    "capped": ({"soft_cap": 30.0}, (X, W), ""),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_which_losses_have_kernels_and_that_they_mean_the_same(name, fake, cuda):
+    options, (x, weight), why = LOSSES[name]
+    labels = np.minimum(LABELS, (weight.shape[1] if options.get("layout") == "CV" else len(weight)) - 1)
+    labels = labels.reshape(x.shape[:-1])
+    f = with_gradients(**options)
+    value, grads = bf.jit(f)(*[bf.device_put(a, cuda) for a in (x, weight, labels)])
+    schedule = planned(f, x, weight, labels)
+    found = [s.eqn.prim.name for s in schedule.steps if isinstance(s, OpaqueStep)]
+    chunks = -(-N // options.get("chunk", N))
+    assert found.count(NAME) == (chunks if why is None else 0)
+    assert fake.epilogues.count("softmax") == (chunks if why is None else 0)
+    told = [note for note in schedule.notes if "softmax" in note]
+    assert bool(told) == bool(why) and all(why in note for note in told)
+    expected, of = bf.jit(f)(x, weight, labels)
+    np.testing.assert_allclose(float(value), float(expected), rtol=1e-5)
+    for g, e in zip(grads, of, strict=True):
+        assert g.dtype == e.dtype and g.shape == e.shape
+        e = np.asarray(e, F32)
+        np.testing.assert_allclose(np.asarray(g, F32), e, rtol=0.03, atol=0.01 * np.abs(e).max())
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100a"])
+def test_other_devices_read_their_logits(arch):
+    steps = planned(with_gradients(), X, W, LABELS, arch=arch).steps
+    assert not any(isinstance(s, OpaqueStep) and s.eqn.prim.name == NAME for s in steps)
+
+
+def test_a_value_alone_multiplies_once():
+    steps = planned(loss, X, W, LABELS).steps
+    assert [s.eqn.prim.name for s in steps if isinstance(s, OpaqueStep)] == ["dot_general"]
+
+
+def test_nobody_reads_or_keeps_logits():
+    """Of bytes as large as logits: one array, which the kernel writes and two products read."""
+    schedule = planned(with_gradients(), X, W, LABELS)
+    sizes = [getattr(v, "aval", None) for v in schedule.values]
+    assert sum(a is not None and a.size >= N * V for a in sizes) == 1
+    kernels = [s for s in schedule.steps if not isinstance(s, OpaqueStep)]
+    assert all(b.size < N * V for s in kernels for b in s.kernel.buffers)
+
+
+# -- the definition ----------------------------------------------------------------------------------
+
+
+def in_products(x, weight, labels, shares, **how):
+    """The form of the loss for devices with kernels, by definitions: losses, and gradients of x and the weight."""
+    how = vocabulary_loss_call.How(chunk=len(labels) // 2, **how)
+    args = [bnp.asarray(a) for a in (x, weight, labels, shares)]
+    of = {"how": how, "wanted": (True, True, False), "size": how.chunk, "dtype": args[0].dtype}
+    return [np.asarray(a, np.float64) for a in vocabulary_loss_call._in_products(*args, **of)]
+
+
+def exactly(x, weight, labels, shares):
+    t = x.astype(np.float64) @ weight.astype(np.float64).T
+    t = t - t.max(1, keepdims=True)
+    p = np.exp(t) / np.exp(t).sum(1, keepdims=True)
+    rows = np.arange(len(labels))
+    slope = (p - (labels[:, None] == np.arange(len(weight)))) * shares[:, None].astype(np.float64)
+    losses = np.log(np.exp(t).sum(1)) - t[rows, labels]
+    return losses, slope @ weight.astype(np.float64), slope.T @ x.astype(np.float64)
+
+
+@pytest.mark.parametrize("far", [0, 30, 60, 1000])
+@pytest.mark.parametrize("features", [0, 1])
+def test_the_definition_is_exact_at_any_loss(far, features):
+    """In float32, where rounding hides nothing: losses from near 0 to thousands."""
+    rng = np.random.default_rng(far)
+    n, classes, width = 32, 50, 8
+    x = rng.standard_normal((n, width)).astype(F32)
+    weight = rng.standard_normal((classes, width)).astype(F32)
+    labels = rng.integers(0, classes, n).astype(np.int32)
+    way = weight[labels] / (weight[labels] ** 2).sum(1, keepdims=True)
+    x[::2] -= far * way[::2]  # so far below other logits
+    x[1::2] += 30 * way[1::2]  # above them
+    shares = rng.random(n).astype(F32)
+    of = {"features": features, "low": np.dtype(F32)}
+    got = in_products(x, weight if features else weight.T, labels, shares, **of)
+    want = exactly(x, weight, labels, shares)
+    assert (want[0].max() > far * 0.9) and want[0].min() < 0.01
+    for g, e in zip(got, (want[0], want[1], want[2] if features else want[2].T), strict=True):
+        np.testing.assert_allclose(g, e, rtol=2e-5, atol=2e-6 * np.abs(e).max())
+
+
+def test_what_does_not_count_and_what_is_no_class():
+    x, weight, labels = X[:8].copy(), W.copy(), LABELS[:8].copy()
+    shares = np.array([1, 0, 1, 0, 1, 1, 1, 1], F32)
+    x[1], x[3] = np.nan, np.inf
+    losses, of_x, of_weight = in_products(x, weight, labels, shares, low=np.dtype(F32))
+    keep = shares != 0
+    want = exactly(x[keep], weight, labels[keep], shares[keep])
+    np.testing.assert_allclose(losses[keep], want[0], rtol=1e-5)
+    np.testing.assert_allclose(of_x[keep], want[1], rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(of_weight, want[2], rtol=1e-3, atol=1e-5)
+    assert not of_x[~keep].any()
+    labels[2], labels[5] = V, -1
+    losses, of_x, of_weight = in_products(X[:8], weight, labels, shares, low=np.dtype(F32))
+    wrong = np.isin(np.arange(8), (2, 5))
+    assert (np.isnan(losses) == wrong).all() and (np.isnan(of_x).all(1) == wrong).all()
+    assert np.isnan(of_weight).all()  # as in the other form
 
 
 # -- the kernels -------------------------------------------------------------------------------------
@@ -58,7 +205,7 @@ class Case:
         self.live = rng.random(p.m) < 0.9
         self.a, b = x.astype(BF16), weight.astype(BF16)
         self.b = b if p.by_rows else np.ascontiguousarray(b.T)
-        t = (self.a.astype(np.float64) @ b.astype(np.float64).T)
+        t = self.a.astype(np.float64) @ b.astype(np.float64).T
         self.near = np.where(self.classes < 0, t.max(1), t[np.arange(p.m), self.classes]).astype(F32)
         self.t = t.astype(BF16).astype(np.float64)
         self.slopes = np.full((p.m, p.n), np.nan, BF16)
@@ -86,8 +233,10 @@ class Case:
         total = exact.sum(1) + np.exp(above)
         np.testing.assert_allclose(self.factors, 1 / total, rtol=0.02)
         np.testing.assert_allclose(self.losses, np.log(total) - above, rtol=1e-3, atol=0.02)
-        # to rounding, of what the kernel summed up
-        np.testing.assert_allclose(np.exp(self.losses.astype(np.float64) + above) * self.factors, 1, rtol=1e-4)
+        # both are of the same sums, to rounding: of losses, which are in the hundreds, that is 1e-5
+        np.testing.assert_allclose(
+            np.exp(self.losses.astype(np.float64) + above) * self.factors, 1, rtol=5e-4
+        )
         got = self.slopes.astype(np.float64)
         want = np.where(hit, (np.exp(above) - 1 / self.factors.astype(np.float64))[:, None], exact)
         want[~self.live] = 0
@@ -117,7 +266,9 @@ def run_emulated(case, emulator, eager=False):
     nothing = np.zeros(1, np.int64)  # a null pointer by value
     text, how = source(p), (p.threads, p.shared_bytes, (False, not p.by_rows), eager)
     for second in (0, 1):
-        shift, again = (case.shift, (ints, case.again)) if second else (case.near, ("const int *const", nothing))
+        shift, again = (
+            (case.shift, (ints, case.again)) if second else (case.near, ("const int *const", nothing))
+        )
         product = [*maps, *known, ("const float *", shift), again, ("element *", bits(case.slopes))]
         product += [(floats, a) for a in (case.own, case.sums, case.tops)]
         emulator.launch(text, instructions(p), "bfloat16", ENTRY, product, 1, *how)
