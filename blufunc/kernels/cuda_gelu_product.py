@@ -9,7 +9,8 @@ the right factor: each copies a half of them to both.
 Results are, of ``t`` the product, rounded to bfloat16:
 
     GELU:            x = t + bias, and y = GELU(x)
-    its derivative:  d = t GELU'(x), and the sums of d over ROWS rows, which whoever wants its sum over all rows adds up
+    its derivative:  d = t GELU'(x), and the sums of d over ROWS rows, which whoever wants its sum over all rows adds up;
+                     and GELU(x) again, for whoever did not keep it: bit for bit the y that a kernel made with this x
 
 GELU is ``x s`` with ``s = 1 / (1 + exp(-2 u))`` and ``u = sqrt(2 / pi) (x + 0.044715 x^3)``, which is its form with the
 hyperbolic tangent (Hendrycks and Gimpel, arXiv:1606.08415) without the cancellation where x is negative; its derivative
@@ -39,6 +40,7 @@ class GeluProduct:
       bias: whether a vector is added first; only without ``derivative``.
       stored: whether the argument of GELU is wanted, too; only without ``derivative``.
       summed: whether sums of rows are wanted; only with ``derivative``.
+      again: whether GELU of that array is wanted, too; only with ``derivative``.
       cluster: how many blocks share columns.
     """
 
@@ -50,6 +52,7 @@ class GeluProduct:
     bias: bool = False
     stored: bool = False
     summed: bool = False
+    again: bool = False
     cluster: int = 2
 
     threads = 512
@@ -94,6 +97,7 @@ def source(p: GeluProduct) -> str:
     }  # fmt: skip
     flags = {
         "BY_ROWS": p.by_rows, "DERIVATIVE": p.derivative, "BIAS": p.bias, "STORED": p.stored, "SUMMED": p.summed,
+        "AGAIN": p.again,
     }  # fmt: skip
     head = "".join(f"constexpr int {name} = {value};\n" for name, value in numbers.items())
     head += "".join(f"constexpr bool {name} = {str(value).lower()};\n" for name, value in flags.items())
@@ -150,9 +154,10 @@ inline float gelu(float x) {
   float slope;
   return x * gate(x, slope);
 }
-inline float gelu_slope(float x) {
+inline float gelu_slope(float x, float &value) {
   float slope;
   const float s = gate(x, slope);
+  value = x * s;  // as gelu
   return fmaf(x * fmaf(-s, s, s), slope, s);  // in this order: far out the first factor is 0, and the others large
 }
 
@@ -164,7 +169,7 @@ inline unsigned long long described(unsigned at) {
 extern "C" __global__ void __launch_bounds__(THREADS, 1) CLUSTERED
 gelu_product(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
              const element *__restrict__ given, element *__restrict__ out, element *__restrict__ argument,
-             float *__restrict__ sums) {
+             float *__restrict__ sums, element *__restrict__ again) {
   const unsigned stages = shared_address(shared_memory);
   barrier *const full = (barrier *)(shared_memory + TILE + ROWS * PITCH), *const empty = full + STAGES,
                  *const left = empty + STAGES, *const taken = left + 1;
@@ -266,21 +271,25 @@ gelu_product(const __grid_constant__ TensorMap a, const __grid_constant__ Tensor
           for (int r = 0; r < MINE; ++r)
 #pragma unroll
             for (int j = 0; j < WORDS; ++j)
-              x[r][j] = mine + r * ACTIVE < ROWS ? __ldcs((const unsigned *)given + at + r * further + j * 32) : 0;
+              x[r][j] = r < ROWS / ACTIVE || mine + r * ACTIVE < ROWS  // only of the last row is it in doubt
+                            ? __ldcs((const unsigned *)given + at + r * further + j * 32) : 0;
         }
         float total[WORDS][2] = {};
         wait_for(left, turn);
 #pragma unroll
         for (int r = 0; r < MINE; ++r) {
-          if (mine + r * ACTIVE >= ROWS) break;
+          if (mine + r * ACTIVE >= ROWS) break;  // for each: what is begun before it is known would want registers
 #pragma unroll
           for (int j = 0; j < WORDS; ++j) {
             const unsigned t =
                 *(const unsigned *)(shared_memory + TILE + (mine + r * ACTIVE) * PITCH + lane * 4 + j * 128);
             unsigned made;
             if constexpr (DERIVATIVE) {
-              const float low = low_half(t) * gelu_slope(low_half(x[r][j]));
-              made = pack(low, high_half(t) * gelu_slope(high_half(x[r][j])));
+              float value[2];
+              const float low = low_half(t) * gelu_slope(low_half(x[r][j]), value[0]);
+              made = pack(low, high_half(t) * gelu_slope(high_half(x[r][j]), value[1]));
+              if constexpr (AGAIN)
+                __stcs((unsigned *)again + at + r * further + j * 32, pack(value[0], value[1]));
               total[j][0] += low_half(made), total[j][1] += high_half(made);
             } else {
               made = pack(gelu(low_half(t)), gelu(high_half(t)));
