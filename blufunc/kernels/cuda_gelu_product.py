@@ -9,8 +9,8 @@ the right factor: each copies a half of them to both.
 Results are, of ``t`` the product, rounded to bfloat16:
 
     GELU:            x = t + bias, and y = GELU(x)
-    its derivative:  d = t GELU'(x), and the sums of d over ROWS rows, which whoever wants its sum over all rows adds up;
-                     and GELU(x) again, for whoever did not keep it: bit for bit the y that a kernel made with this x
+    its derivative:  d = t GELU'(x), and the sums of d over ROWS rows, which whoever wants that over all rows adds up,
+                     and GELU(x) again, for whoever did not keep it: bit for bit the y that was made with this x
 
 GELU is ``x s`` with ``s = 1 / (1 + exp(-2 u))`` and ``u = sqrt(2 / pi) (x + 0.044715 x^3)``, which is its form with the
 hyperbolic tangent (Hendrycks and Gimpel, arXiv:1606.08415) without the cancellation where x is negative; its derivative
