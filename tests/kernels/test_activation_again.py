@@ -110,6 +110,23 @@ def test_elsewhere_it_is_a_kernel(name):
     assert [d for d in made.bought.dropped if "from its argument" in d.label]
 
 
+def test_a_product_before_the_peak_does_not_help():
+    """What it gave would have to be kept as well."""
+
+    def fun(x, w, b, dy, v, p):
+        g = nn.gelu(h := x @ w + b)
+        (d,) = bf.vjp(nn.gelu, h)[1](dy @ v)
+        wide = (d @ w.T) @ p  # the peak
+        return h, g.T @ (wide @ p.T)
+
+    sizes = [(32768, 768), (768, 3072), (3072,), (32768, 768), (768, 3072), (768, 9216)]
+    traced = bf.jit(fun).trace(*[bf.ShapeDtypeStruct(s, dtypes.bfloat16) for s in sizes])
+    plan = lambda budget: cuda_program.planned(simplify(traced.jaxpr), (False,) * 6, "sm_90a", budget)
+    default = plan(None)
+    made = plan(default.plan.peak_bytes - GELU // 2)
+    assert tanhs(made) and not tanhs(default) and not both(made)
+
+
 @pytest.mark.parametrize("share", [0.9, 0.75, 0.5])
 def test_less_memory(share, large):
     """Plans fit, also where products are repeated and the peak moves behind some of those products."""
@@ -227,7 +244,9 @@ def _summed(product, kernel):
     place = dict(zip(body.invars, product.outvars[:1], strict=True))
     behind = [e.with_invars([place.get(a, a) for a in e.invars]) for e in body.eqns]
     jaxpr = Jaxpr(product.invars, [product, *behind], [*product.outvars, *body.outvars])
-    return with_activation_sums(jaxpr, {}, kernel).eqns[0]
+    eqn, *rest = with_activation_sums(jaxpr, {}, kernel).eqns
+    assert [e for e in rest if e.invars == eqn.outvars[-1:]]
+    return eqn
 
 
 class _Printing(Primitive):
