@@ -19,7 +19,8 @@ from blufunc.core.passes import Origins
 from blufunc.core.stage import stage
 from blufunc.core.structure import reduce_sum, reshape
 from blufunc.kernels.activation_epilogue import dot_dgelu_p
-from blufunc.kernels.cuda_gelu_product import ROWS, GeluProduct
+from blufunc.kernels.cuda_gelu_product import GeluProduct
+from blufunc.kernels.cuda_tile_product import ROWS
 from blufunc.kernels.gradient_sums import with_sums_begun
 
 Kernel = Callable[[Eqn], GeluProduct | None]

@@ -19,13 +19,12 @@ from blufunc.kernels import cuda_gelu_product, cuda_modules, cuda_runtime
 from blufunc.kernels.activation_again import result_of
 from blufunc.kernels.activation_epilogue import WITH_ACTIVATION, dot_bias_gelu_p, dot_dgelu_p
 from blufunc.kernels.cuda_executor import Executor, Operand, Strided, Work, strided
-from blufunc.kernels.cuda_gelu_product import GeluProduct
+from blufunc.kernels.cuda_gelu_product import ENTRY, GeluProduct
 from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.split_dot import is_matrix
 from blufunc.kernels.steps import OpaqueStep
 from blufunc.kernels.tensor_maps import BYTES, Mapped
 
-ENTRY = "gelu_product"
 VECTOR = 8
 """Rows begin at multiples of so many elements: 16 bytes."""
 
@@ -88,8 +87,7 @@ class Kernel:
 
     def __init__(self, product: GeluProduct, rows: Sequence[int], device: int):
         source, entry = _text(product)
-        blocks = cuda_runtime.properties(device).sm_count // product.cluster
-        grid = product.cluster * min(blocks, product.clusters)
+        grid = product.grid(cuda_runtime.properties(device).sm_count)
         function = cuda_modules.module(source, device, entry).kernel(entry)
         arguments = [bytes(BYTES), bytes(BYTES), 0, 0, 0, 0, 0]
         self._launch = function.prepare((grid,), (product.threads,), product.shared_bytes, arguments)

@@ -22,7 +22,6 @@ from blufunc.kernels import (
     cuda_backend,
     cuda_collective,
     cuda_executor,
-    cuda_gelu_product,
     cuda_gelu_step,
     cuda_graph,
     cuda_library,
@@ -30,6 +29,7 @@ from blufunc.kernels import (
     cuda_modules,
     cuda_runtime,
     cuda_scatter,
+    cuda_tile_product,
     loop_interpreter,
     split_dot,
 )
@@ -439,7 +439,7 @@ class GeluKernel:
         if p.stored:
             self.fake.array(argument, (p.m, p.n), half)[...] = t
         if p.summed:
-            bands = made.astype(np.float32).reshape(-1, cuda_gelu_product.ROWS, p.n)
+            bands = made.astype(np.float32).reshape(-1, cuda_tile_product.ROWS, p.n)
             self.fake.array(sums, (len(bands), p.n), np.dtype(np.float32))[...] = bands.sum(1)
 
     def _matrix(self, address, shape, row):

@@ -24,7 +24,7 @@ from blufunc.kernels.activation_again import (
 )
 from blufunc.kernels.activation_epilogue import dot_bias_gelu_p, dot_dgelu_p
 from blufunc.kernels.activation_sums import with_activation_sums
-from blufunc.kernels.cuda_gelu_product import COLUMNS, ROWS
+from blufunc.kernels.cuda_tile_product import COLUMNS, ROWS
 from blufunc.kernels.steps import OpaqueStep
 from tests.kernels import fake_cuda
 from tests.kernels.test_budget_times import layers, shapes, tanhs

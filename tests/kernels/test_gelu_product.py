@@ -11,7 +11,8 @@ from blufunc import nn
 from blufunc.core import dtypes
 from blufunc.kernels import activation_epilogue, cuda_gelu_step, cuda_opaque, cuda_program, nvrtc
 from blufunc.kernels.cuda_draft import Draft
-from blufunc.kernels.cuda_gelu_product import COLUMNS, ROWS, GeluProduct, instructions, source
+from blufunc.kernels.cuda_gelu_product import ENTRY, GeluProduct, source
+from blufunc.kernels.cuda_tile_product import COLUMNS, ROWS, instructions
 from tests.kernels import fake_cuda
 from tests.kernels.cuda_machines import needs_nvrtc
 from tests.kernels.emulated_mma import Emulator, tensor_map
@@ -106,12 +107,12 @@ def test_the_kernel_of_a_view_is_known_before(cuda, monkeypatch):
     (announced,) = cuda_opaque.texts(step, "sm_90a")
     cuda_program.CudaProgram(traced.jaxpr, (False, False))
     assert [p.by_rows for p in used] == [True]
-    assert announced == (source(used[0]), cuda_gelu_step.ENTRY)
+    assert announced == (source(used[0]), ENTRY)
 
 
 def test_far_out_the_slope_is_that_of_the_definition(emulator):
     """Where the product of its factors is not a number yet."""
-    case = Case(GeluProduct(ROWS, COLUMNS, 64, True, True, cluster=1))
+    case = Case(GeluProduct(ROWS, COLUMNS, 64, True, 1, derivative=True))
     x = np.array([0, -0.0, 30, -30, 1e6, -1e6, 1e12, -1e12, 2e13, -2e13, 1e15, -1e15], BF16)
     case.given[...] = np.resize(x, case.given.shape)
     run_emulated(case, emulator)
@@ -162,10 +163,12 @@ def test_which_sums_are_begun(name, cuda):
 # -- the kernel --------------------------------------------------------------------------------------
 
 TEXTS = [
-    GeluProduct(32768, 3072, 768, True, True, summed=True), GeluProduct(256, 192, 64, False, True),
-    GeluProduct(32768, 3072, 768, False, False, bias=True, stored=True), GeluProduct(512, 384, 128, True, False),
+    GeluProduct(32768, 3072, 768, True, derivative=True, summed=True),
+    GeluProduct(256, 192, 64, False, derivative=True),
+    GeluProduct(32768, 3072, 768, False, bias=True, stored=True),
+    GeluProduct(512, 384, 128, True),
     *(
-        GeluProduct(32768, 3072, 768, by_rows, True, summed=summed, again=True)
+        GeluProduct(32768, 3072, 768, by_rows, derivative=True, summed=summed, again=True)
         for by_rows in (False, True) for summed in (False, True)
     ),
 ]  # fmt: skip
@@ -175,8 +178,8 @@ TEXTS = [
 @pytest.mark.parametrize("product", TEXTS)
 def test_it_compiles_without_spills(product):
     text = source(product)
-    made = nvrtc.build(text, "sm_90a", cuda_gelu_step.ENTRY)
-    found = made.resources()[cuda_gelu_step.ENTRY]
+    made = nvrtc.build(text, "sm_90a", ENTRY)
+    found = made.resources()[ENTRY]
     assert found.spill_stores == 0
     assert "erialized" not in made.log, made.log  # as products are that wait for each other
     assert moved_registers(text, product.threads) <= found.registers * product.threads
@@ -246,7 +249,7 @@ def test_the_kernel_emulated(variant, by_rows, eager, emulator):
 @pytest.mark.parametrize("summed", [False, True])
 def test_gelu_again_has_the_bits_of_the_forward_pass(summed, emulator):
     """At the argument that the forward pass stored, rounded: far out, and where GELU is close to 0, too."""
-    forward = Case(GeluProduct(ROWS, COLUMNS, 64, False, False, bias=True, stored=True, cluster=1))
+    forward = Case(GeluProduct(ROWS, COLUMNS, 64, False, bias=True, stored=True, cluster=1))
     far = [0, -0.0, 3e38, -3e38, 1e-38, -1e-38, 12, -12, np.inf, -np.inf, np.nan]
     forward.given[: len(far)] = np.array(far, BF16)
     run_emulated(forward, emulator)
@@ -273,7 +276,7 @@ def run_emulated(case, emulator, eager=False):
         (element, half_bits(case.again)),
     ]
     how = (p.threads, p.shared_bytes, (False, not p.by_rows), eager)
-    emulator.launch(source(p), instructions(p), "bfloat16", cuda_gelu_step.ENTRY, parameters, 1, *how)
+    emulator.launch(source(p), instructions(p), "bfloat16", ENTRY, parameters, 1, *how)
 
 
 ON_A_DEVICE = [  # m, n, k; the last ones are several tiles for each cluster
