@@ -246,6 +246,17 @@ def test_the_kernel_emulated(variant, by_rows, eager, emulator):
     case.check()
 
 
+@pytest.mark.parametrize("by_rows", [False, True])
+@pytest.mark.parametrize(
+    "sizes", [(2 * ROWS, COLUMNS, 64), (3 * ROWS, 2 * COLUMNS, 320), (ROWS, 3 * COLUMNS, 128)]
+)
+def test_all_results_of_several_tiles(sizes, by_rows, emulator):
+    """Of one block, one tile after the other, below and beside each other."""
+    case = Case(GeluProduct(*sizes, by_rows, cluster=1, derivative=True, summed=True, again=True))
+    run_emulated(case, emulator)
+    case.check()
+
+
 @pytest.mark.parametrize("summed", [False, True])
 def test_gelu_again_has_the_bits_of_the_forward_pass(summed, emulator):
     """At the argument that the forward pass stored, rounded: far out, and where GELU is close to 0, too."""
