@@ -52,7 +52,8 @@ dot_bias_gelu_p = _ProductAndActivation("dot_general+bias+gelu")
 """lhs, rhs, vector -> GELU of the sum, and the sum if there is a second result."""
 
 dot_dgelu_p = _ProductAndActivation("dot_general+dgelu")
-"""lhs, rhs, x -> the product times the derivative of GELU at x."""
+"""lhs, rhs, x -> the product times the derivative of GELU at x; and, where kernels give them, sums of that
+(``activation_sums``) and GELU of x (``activation_again``), in any order."""
 
 WITH_ACTIVATION = (dot_gelu_p, dot_bias_gelu_p, dot_dgelu_p)
 """Products whose first two operands and parameters mean what they mean to ``dot_general``."""

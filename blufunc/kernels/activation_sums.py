@@ -39,9 +39,9 @@ def with_activation_sums(jaxpr: Jaxpr, origins: Origins, kernel: Kernel) -> Jaxp
 
 
 def _summed(eqn: Eqn) -> Eqn:
-    """The equation with a second result, sums of ``ROWS`` rows each."""
+    """The equation with one more result, sums of ``ROWS`` rows each of the first."""
     definition: Jaxpr = eqn.params["jaxpr"]
-    (result,) = eqn.outvars
+    result = eqn.outvars[0]
     (_, contracted), _ = eqn.params["dimension_numbers"]
     columns = math.prod(n for d, n in enumerate(eqn.invars[1].aval.shape) if d not in contracted)
     groups = result.aval.size // (ROWS * columns)
@@ -50,8 +50,8 @@ def _summed(eqn: Eqn) -> Eqn:
         return [reduce_sum(ew.convert(reshape(d, (groups, ROWS, columns)), dtypes.float32), (1,))]
 
     behind = stage(of_groups, [result.aval], eqn.prim.name, line=eqn.source)
-    place: dict[Any, Any] = dict(zip(behind.invars, definition.outvars, strict=True))
+    place: dict[Any, Any] = dict(zip(behind.invars, definition.outvars[:1], strict=True))
     more = [e.with_invars([place.get(a, a) for a in e.invars]) for e in behind.eqns]
     body = definition.replace(eqns=[*definition.eqns, *more], outvars=[*definition.outvars, *behind.outvars])
     sums = Var(ShapedArray((groups, columns), dtypes.float32))
-    return Eqn(dot_dgelu_p, eqn.invars, [result, sums], {**eqn.params, "jaxpr": body}, eqn.source)
+    return Eqn(dot_dgelu_p, eqn.invars, [*eqn.outvars, sums], {**eqn.params, "jaxpr": body}, eqn.source)

@@ -151,7 +151,7 @@ class _Search:
 
     def cut(self, trial: _Trial, aim: int) -> _Trial:
         """A trial with more computed again behind the peak of another."""
-        cuts = Cuts(trial.made, aim, self.machine)
+        cuts = Cuts(trial.made, aim, self.machine, self.planning.target.activation_kernel)
         if trial is self.start:
             self.most_seconds = _REPEATS * sum(cuts.seconds.values())
             self.floor = trial.peak - max(self.choices(cuts, s)(_RATES[-1]).freed for s in cuts.levels)
@@ -193,7 +193,7 @@ class _Search:
         origins = dict(trial.origins)
         jaxpr = cuts.program(choice, origins)
         made = self.planning.estimate(jaxpr, origins)
-        way = lambda v: ", from its argument," if v in choice.instead else ""
-        entries = [dropped(v, cuts.maker[v], way(v)) for v in cuts.dropped(choice)]
+        ways = cuts.ways(choice, jaxpr)
+        entries = [dropped(v, cuts.maker[v], ways.get(v, "")) for v in cuts.dropped(choice)]
         seconds = plan_seconds(made, self.machine) - self.default_seconds
         return _Trial(jaxpr, origins, made, seconds, (*trial.dropped, *entries))

@@ -25,6 +25,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from blufunc.core.jaxpr import DropVar, Eqn, Jaxpr, Var
+from blufunc.kernels.activation_again import result_of, with_activations_again
+from blufunc.kernels.activation_sums import Kernel
 from blufunc.kernels.budget_times import Link, Repeatable
 from blufunc.kernels.flow import UNLIMITED, Network
 from blufunc.kernels.machine import Machine
@@ -71,13 +73,14 @@ class Cuts(Repeatable):
       made: the program as it was planned, with one step for each of its fusion.
       budget: bytes for its planned peak, which is more.
       machine: what time is estimated for.
+      kernel: from a product with an activation to the kernel for it, if there is one.
 
     Attributes:
       levels: for each way to divide what is before the peak, its segments: ranges of places in ``nodes``.
     """
 
-    def __init__(self, made: Schedule, budget: int, machine: Machine):
-        super().__init__(made, budget, machine)
+    def __init__(self, made: Schedule, budget: int, machine: Machine, kernel: Kernel = lambda eqn: None):
+        super().__init__(made, budget, machine, kernel)
         self.levels = self._divide()
 
     # -- segments ----------------------------------------------------------------------------------------
@@ -218,7 +221,15 @@ class Cuts(Repeatable):
         base = 1 + max(origins.values(), default=0)
         instead = {v: self.activations[v].eqns for v in choice.instead}
         again = {v: base + n for v, n in choice.again.items()}
-        return self.repeated(again, origins, choice.kept, instead, with_readers=True)
+        jaxpr = self.repeated(again, origins, choice.kept, instead, with_readers=True)
+        return with_activations_again(jaxpr, origins)
+
+    def ways(self, choice: Choice, jaxpr: Jaxpr) -> dict[Var, str]:
+        """How the program of a choice has the activations that it computes without their products, for people."""
+        by_products = {e.invars[2] for e in jaxpr.eqns if result_of(e) is not None}
+        argument = {v: self.activations[v].operand for v in choice.instead}
+        other = ", by the product with its derivative,", ", from its argument,"
+        return {v: other[x not in by_products] for v, x in argument.items()}
 
     def dropped(self, choice: Choice) -> list[Var]:
         """The values that are no longer kept from before the peak to behind it."""

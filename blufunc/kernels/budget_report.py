@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from blufunc import errors
 from blufunc.core import source
 from blufunc.core.jaxpr import Eqn, Var
+from blufunc.kernels.budget_times import plan_seconds
 from blufunc.kernels.cost import Cost, cost_of
 from blufunc.kernels.machine import Machine
 from blufunc.kernels.repeat import nbytes
@@ -82,11 +83,17 @@ class Bought:
         """Bytes moved more than without a budget; fewer, where a sum that is written no more moved most."""
         return self.costs[1].bytes - self.costs[0].bytes
 
+    @functools.cached_property
+    def times(self) -> tuple[float, float]:
+        """The time of the program without a budget, and within it, by which it was chosen: the roofline of ``machine``
+        and its launches, not measured.
+        """
+        return plan_seconds(self.default, self.machine), plan_seconds(self.made, self.machine)
+
     @property
     def seconds(self) -> float:
-        """Time more than without a budget, by the roofline of ``machine``: not measured."""
-        before, within = (c.seconds(self.machine) for c in self.costs)
-        return within - before
+        """Time more than without a budget."""
+        return self.times[1] - self.times[0]
 
     def report(self, n: int = 10) -> str:
         """The peaks; the ``n`` largest rows of what is computed again, values of one line together; and the price."""
@@ -108,7 +115,7 @@ class Bought:
         lines.append(
             f"price: {count(self.flops)} operations ({_share(self.flops, before.flops)}), "
             f"{'-' if self.bytes < 0 else ''}{size(abs(self.bytes))} moved ({_share(self.bytes, before.bytes)}); "
-            f"{duration(self.seconds)} ({_share(self.seconds, before.seconds(self.machine))}) "
+            f"{duration(self.seconds)} ({_share(self.seconds, self.times[0])}) "
             f"estimated for {self.machine.name}"
         )
         return "\n".join(lines)

@@ -9,7 +9,8 @@ An equation that is computed again becomes part of the kernel behind the peak th
 its result, that is not written then, nor read, as it is if it is kept; for a library call it is written. What it reads
 costs its time once for a kernel; and, if it is of the same kernel before the peak, only where computing again begins,
 which is what a ``Link`` says. Another kind of link goes from the activation that a product computes to its argument,
-which the product stores as well: where that is kept, a kernel computes the activation alone again.
+which the product stores as well: where that is kept, a kernel computes the activation alone again, or the product with
+its derivative, which reads the argument anyway, does that besides (``activation_again.py``).
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ import numpy as np
 
 from blufunc.core.jaxpr import Eqn, Var, meets
 from blufunc.core.ops.barrier import optimization_barrier_p
+from blufunc.kernels import activation_again
 from blufunc.kernels.activation_epilogue import from_argument
+from blufunc.kernels.activation_sums import Kernel
 from blufunc.kernels.cost import arithmetic, of_eqn
 from blufunc.kernels.fuse import Opaque, Region, Step
 from blufunc.kernels.machine import Machine
@@ -60,6 +63,7 @@ class Repeatable(Divided):
       made: the program as it was planned, with one step for each of its fusion.
       budget: bytes for its planned peak, which is more.
       machine: what time is estimated for.
+      kernel: from a product with an activation to the kernel for it, if there is one.
 
     Attributes:
       steps: those of the fusion, in the order in which they run.
@@ -75,7 +79,7 @@ class Repeatable(Divided):
       activations: of a product's result, the link to its argument, by which it is had without the product.
     """
 
-    def __init__(self, made: Schedule, budget: int, machine: Machine):
+    def __init__(self, made: Schedule, budget: int, machine: Machine, kernel: Kernel = lambda eqn: None):
         by_eqn = {id(s.eqn): s for s in made.fusion.steps if isinstance(s, Opaque)}
         self.steps = [by_eqn[id(s.eqn)] if isinstance(s, OpaqueStep) else s.region for s in made.steps]  # type: ignore[union-attr]
         fusion = replace(made.fusion, steps=self.steps)
@@ -85,7 +89,7 @@ class Repeatable(Divided):
         position = {id(e): i for i, e in enumerate(fusion.jaxpr.eqns)}
         ran = [e for s in self.steps[: self.at + 1] for e in (s.eqns if isinstance(s, Region) else [s.eqn])]
         super().__init__(fusion, max((position[id(e)] for e in ran), default=-1))
-        self.machine = machine
+        self.machine, self._kernel = machine, kernel
         self.excess = made.plan.peak_bytes - budget
         self._read_lives(made, budget)
         self._find_nodes()
@@ -135,6 +139,7 @@ class Repeatable(Divided):
         self.waiting: dict[Var, float] = {}
         self.activations: dict[Var, Link] = {}
         self._kernels: dict[Var, int] = {}  # how many behind the peak read a value
+        self._with_derivative = activation_again.products_with_derivative(self.jaxpr.eqns)
         self._by_library: set[Var] = set()
         self._fused: set[Var] = set()
         self._read_early = {v for step in self.steps[: self.at + 1] for v in step.inputs}
@@ -207,12 +212,21 @@ class Repeatable(Divided):
         return v in self._by_library or self._kernels.get(v, 0) != 1
 
     def _add_activation(self, eqn: Eqn) -> None:
-        """The way from the argument of a product's activation to it, by a kernel."""
-        if eqns := from_argument(eqn):
-            result, argument = eqn.outvars
-            work = sum(map(arithmetic, eqns)) / self.machine.flops
-            seconds = self.machine.launch + max(self._moving(result, argument), work)
-            self.activations[result] = Link(argument, seconds, eqn, eqns)
+        """The way from the argument of a product's activation to it: by the product behind the peak that multiplies by
+        its derivative, if a kernel can, which writes it besides; else by a kernel of its own.
+        """
+        if not (eqns := from_argument(eqn)):
+            return
+        result, argument = eqn.outvars
+        call = activation_again.of_argument(eqn)
+        product = self._with_derivative.get(argument)
+        if product is not None and self.made[product.outvars[0]] > self.peak:
+            if self._kernel(activation_again.with_result(product, call)) is not None:
+                self.activations[result] = Link(argument, self._moving(result), eqn, (call,))
+                return
+        work = sum(map(arithmetic, eqns)) / self.machine.flops
+        seconds = self.machine.launch + max(self._moving(result, argument), work)
+        self.activations[result] = Link(argument, seconds, eqn, eqns)
 
     def _seconds_of(self, eqn: Eqn) -> float | None:
         """The time of a library call; None for what is done once: effects, exchanges, calls of the user's functions."""
@@ -238,7 +252,9 @@ def _step_seconds(step: Step, machine: Machine) -> float:
 
 def _library_seconds(eqn: Eqn, machine: Machine) -> float:
     """The time of a library call. An activation is not hidden behind its product, as far as was measured: the product
-    of 32768 x 3072 x 768 takes 280 us with it, 221 by its arithmetic (``docs/design/004``).
+    of 32768 x 3072 x 768 takes 280 us with it, 221 by its arithmetic (``docs/design/004``). Nor is one that the product
+    with its derivative gives besides, as far as is assumed.
     """
     seconds = machine.launch + of_eqn(eqn, "library").seconds(machine)
-    return seconds + (nbytes(eqn.outvars[0]) / machine.bandwidth if from_argument(eqn) else 0.0)
+    beside = eqn.outvars[0] if from_argument(eqn) else activation_again.result_of(eqn)
+    return seconds + (0.0 if beside is None else nbytes(beside) / machine.bandwidth)

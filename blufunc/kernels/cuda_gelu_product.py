@@ -4,7 +4,8 @@ Kernels, stage 6, below ``cuda_gelu_step``, above ``cuda_tile_product``, whose a
 Results are, of ``t`` the product, rounded to bfloat16:
 
     GELU:            x = t + bias, and y = GELU(x)
-    its derivative:  d = t GELU'(x), and the sums of d over ROWS rows, which whoever wants its sum over all rows adds up
+    its derivative:  d = t GELU'(x), and the sums of d over ROWS rows, which whoever wants that over all rows adds up,
+                     and GELU(x) again, for whoever did not keep it: bit for bit the y that was made with this x
 
 GELU is ``x s`` with ``s = 1 / (1 + exp(-2 u))`` and ``u = sqrt(2 / pi) (x + 0.044715 x^3)``, which is its form with the
 hyperbolic tangent (Hendrycks and Gimpel, arXiv:1606.08415) without the cancellation where x is negative; its derivative
@@ -31,12 +32,14 @@ class GeluProduct(TileProduct):
       bias: whether a vector is added first; only without ``derivative``.
       stored: whether the argument of GELU is wanted, too; only without ``derivative``.
       summed: whether sums of rows are wanted; only with ``derivative``.
+      again: whether GELU of that array is wanted, too; only with ``derivative``.
     """
 
     derivative: bool = False
     bias: bool = False
     stored: bool = False
     summed: bool = False
+    again: bool = False
 
     active_bytes: ClassVar[int] = 4 * ACTIVE * COLUMNS
     """Sums of each warp."""
@@ -49,7 +52,9 @@ class GeluProduct(TileProduct):
 
 def source(p: GeluProduct) -> str:
     """The complete CUDA C++ of one product."""
-    flags = {"DERIVATIVE": p.derivative, "BIAS": p.bias, "STORED": p.stored, "SUMMED": p.summed}
+    flags = {
+        "DERIVATIVE": p.derivative, "BIAS": p.bias, "STORED": p.stored, "SUMMED": p.summed, "AGAIN": p.again,
+    }  # fmt: skip
     return cuda_tile_product.source(p, _PARTS, **flags)
 
 
@@ -57,7 +62,7 @@ _PARTS = Parts(
     entry=ENTRY,
     parameters="""
              const element *__restrict__ given, element *__restrict__ out, element *__restrict__ argument,
-             float *__restrict__ sums""",
+             float *__restrict__ sums, element *__restrict__ again""",
     before=r"""
 constexpr int MINE = (ROWS + ACTIVE - 1) / ACTIVE;  // rows of a warp
 
@@ -72,9 +77,10 @@ inline float gelu(float x) {
   float slope;
   return x * gate(x, slope);
 }
-inline float gelu_slope(float x) {
+inline float gelu_slope(float x, float &value) {
   float slope;
   const float s = gate(x, slope);
+  value = x * s;  // as gelu
   return fmaf(x * fmaf(-s, s, s), slope, s);  // in this order: far out the first factor is 0, and the others large
 }
 """,
@@ -104,21 +110,25 @@ inline float gelu_slope(float x) {
           for (int r = 0; r < MINE; ++r)
 #pragma unroll
             for (int j = 0; j < WORDS; ++j)
-              x[r][j] = mine + r * ACTIVE < ROWS ? __ldcs((const unsigned *)given + at + r * further + j * 32) : 0;
+              x[r][j] = r < ROWS / ACTIVE || mine + r * ACTIVE < ROWS  // only of the last row is it in doubt
+                            ? __ldcs((const unsigned *)given + at + r * further + j * 32) : 0;
         }
         float total[WORDS][2] = {};
         wait_for(left, turn);
 #pragma unroll
         for (int r = 0; r < MINE; ++r) {
-          if (mine + r * ACTIVE >= ROWS) break;
+          if (mine + r * ACTIVE >= ROWS) break;  // for each: what is begun before it is known would want registers
 #pragma unroll
           for (int j = 0; j < WORDS; ++j) {
             const unsigned t =
                 *(const unsigned *)(shared_memory + TILE + (mine + r * ACTIVE) * PITCH + lane * 4 + j * 128);
             unsigned made;
             if constexpr (DERIVATIVE) {
-              const float low = low_half(t) * gelu_slope(low_half(x[r][j]));
-              made = pack(low, high_half(t) * gelu_slope(high_half(x[r][j])));
+              float value[2];
+              const float low = low_half(t) * gelu_slope(low_half(x[r][j]), value[0]);
+              made = pack(low, high_half(t) * gelu_slope(high_half(x[r][j]), value[1]));
+              if constexpr (AGAIN)
+                __stcs((unsigned *)again + at + r * further + j * 32, pack(value[0], value[1]));
               total[j][0] += low_half(made), total[j][1] += high_half(made);
             } else {
               made = pack(gelu(low_half(t)), gelu(high_half(t)));

@@ -15,6 +15,7 @@ from typing import Any
 from blufunc.core import dtypes
 from blufunc.core.jaxpr import Eqn
 from blufunc.kernels import cuda_gelu_product, cuda_modules, cuda_runtime
+from blufunc.kernels.activation_again import result_of
 from blufunc.kernels.activation_epilogue import WITH_ACTIVATION, dot_bias_gelu_p, dot_dgelu_p
 from blufunc.kernels.cuda_executor import Executor, Operand, Work
 from blufunc.kernels.cuda_gelu_product import ENTRY, GeluProduct
@@ -37,16 +38,25 @@ def kernel_of(eqn: Eqn, arch: str) -> GeluProduct | None:
     if not (is_matrix(left, lhs.ndim) and is_matrix(right, rhs.ndim)) or 0 in left:
         return None
     k = math.prod(lhs.shape[d] for d in left)
-    derivative, several = eqn.prim is dot_dgelu_p, len(eqn.outvars) == 2
+    further = _further(eqn)
     found = GeluProduct(
         lhs.size // k, rhs.size // k, k,
         by_rows=0 not in right,
-        derivative=derivative,
+        derivative=eqn.prim is dot_dgelu_p,
         bias=eqn.prim is dot_bias_gelu_p,
-        stored=several and not derivative,
-        summed=several and derivative,
+        stored="argument" in further,
+        summed="sums" in further,
+        again="again" in further,
     )  # fmt: skip
     return found if found.fits else None
+
+
+def _further(eqn: Eqn) -> list[str]:
+    """What the results behind the first one are, in the words of the kernel."""
+    if eqn.prim is not dot_dgelu_p:
+        return ["argument"] * len(eqn.outvars[1:])
+    again = result_of(eqn)
+    return ["again" if v is again else "sums" for v in eqn.outvars[1:]]
 
 
 def text(step: OpaqueStep, product: GeluProduct) -> cuda_modules.Text:
@@ -71,14 +81,14 @@ class Kernel:
         source, entry = _text(product)
         grid = product.grid(cuda_runtime.properties(device).sm_count)
         function = cuda_modules.module(source, device, entry).kernel(entry)
-        arguments = [bytes(BYTES), bytes(BYTES), 0, 0, 0, 0]
+        arguments = [bytes(BYTES), bytes(BYTES), 0, 0, 0, 0, 0]
         self._launch = function.prepare((grid,), (product.threads,), product.shared_bytes, arguments)
         boxes = product.boxes(*(2 * row for row in rows))
         self._maps = [Mapped(i, i, box) for i, box in enumerate(boxes)]
 
     def __call__(self, factors: Sequence[int], given: int, results: Sequence[int], stream: Any) -> None:
         """Put it on a stream: addresses of the factors, of a bias or GELU's argument if there is one, and of results:
-        the first, the argument of GELU, the sums; 0 for what is not wanted.
+        the first, the argument of GELU, the sums, GELU again; 0 for what is not wanted.
         """
         arguments = self._launch.arguments
         for mapped in self._maps:
@@ -91,7 +101,7 @@ class Kernel:
 def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand], product: GeluProduct) -> Work:
     """The step, ready to run."""
     places = [None if r is None else executor.roots.place(r) for r in step.results]
-    outs = [v.aval for v in step.eqn.outvars]
+    outs, names = [v.aval for v in step.eqn.outvars], _further(step.eqn)
     spare = [
         executor.own(a, "a result that nobody wants") if p is None else None
         for a, p in zip(outs, places, strict=True)
@@ -108,12 +118,10 @@ def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand], prod
         given = [o.buffer(executor) for o in operands[2:]]
         found = zip(places, spare, strict=True)
         results = [executor.address(p) if p is not None else b.ptr for p, b in found]  # type: ignore[union-attr]
-        out, *second = results
-        argument, sums = (
-            second[0] if second and wanted else 0 for wanted in (product.stored, product.summed)
-        )
+        further = dict(zip(names, results[1:], strict=True))
+        wanted = (results[0], *(further.get(name, 0) for name in ("argument", "sums", "again")))
         at = given[0].ptr if given else 0
-        kernel([address for address, _ in factors], at, (out, argument, sums), executor.work_stream())
+        kernel([address for address, _ in factors], at, wanted, executor.work_stream())
 
     executor.keep(spare)
     copied = left.copied or right.copied or not all(o.in_place for o in operands[2:])

@@ -172,6 +172,8 @@ class Product:
     ) -> Product | None:
         """The product that an equation of ``PRODUCTS`` or ``WITH_ACTIVATION`` is; None if the library has none."""
         eqn, out = step.eqn, step.eqn.outvars[0].aval
+        if eqn.prim is dot_dgelu_p and len(eqn.outvars) > 1:
+            return None  # what kernels of our own give besides, it does not
         factors, third = operands[:2], (operands[2] if len(operands) > 2 else None)
         sides = [_Side(x) for x in factors]
         if not out.size or not all(x.aval.size for x in factors):

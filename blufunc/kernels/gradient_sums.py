@@ -44,8 +44,8 @@ def with_sums_begun(
     """The program in which sums over all rows of some results are made of sums over a few.
 
     Args:
-      rows_of: by equations, how many rows their only results have.
-      summed: from such an equation to one with a second result, float32 (sums, row): together those of all rows.
+      rows_of: by equations, how many rows their first results have.
+      summed: from such an equation to one with a result more, float32 (sums, row): together those of all rows.
     """
     if not rows_of or is_replaced(reduce_sum_p, "impl"):
         return jaxpr
@@ -60,7 +60,7 @@ def with_sums_begun(
     def step(eqn: Eqn, invars: list[Atom], alias: Callable) -> list[Eqn]:
         if eqn in sums:
             made = summed(eqn.with_invars(invars))
-            rows[eqn] = made.outvars[1]
+            rows[eqn] = made.outvars[-1]
             return [made]
         if eqn not in begun:
             return [eqn.with_invars(invars)]

@@ -433,15 +433,18 @@ class GeluKernel:
         given_rows = zip(factors, shapes, self.rows, strict=True)
         a, b = (matrix_at(self.fake, *of).astype(np.float32) for of in given_rows)
         t = a @ (b.T if p.by_rows else b)
-        out, argument, sums = results
+        out, argument, sums, again = results
         if p.bias:
             t += self.fake.array(given, (p.n,), half).astype(np.float32)
         t = t.astype(half).astype(np.float32)
         if p.derivative:
-            t *= gelu_slope(self.fake.array(given, (p.m, p.n), half).astype(np.float32))
+            x = self.fake.array(given, (p.m, p.n), half).astype(np.float32)
+            t *= gelu_slope(x)
         made = (t if p.derivative else gelu(t)).astype(half)
         self.fake.array(out, (p.m, p.n), half)[...] = made
-        assert bool(argument) == p.stored and bool(sums) == p.summed
+        assert (bool(argument), bool(sums), bool(again)) == (p.stored, p.summed, p.again)
+        if p.again:
+            self.fake.array(again, (p.m, p.n), half)[...] = gelu(x)
         if p.stored:
             self.fake.array(argument, (p.m, p.n), half)[...] = t
         if p.summed:

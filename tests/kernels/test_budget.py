@@ -16,6 +16,7 @@ from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.passes import simplify
 from blufunc.kernels import cuda_program, steps
 from blufunc.kernels.budget_cuts import Cuts
+from blufunc.kernels.budget_times import plan_seconds
 from blufunc.kernels.cost import cost_of
 from blufunc.kernels.host_program import HOST
 from blufunc.kernels.plan_check import check_plan
@@ -200,7 +201,7 @@ def test_the_report_says_what_and_at_which_price():
     assert "test_budget.py" in text and "f32[256,128]" in text and "estimated for" in text
     assert bought.peak_bytes <= bought.budget < bought.default_peak_bytes
     assert bought.seconds == pytest.approx(
-        cost_of(bought.made).seconds(bought.machine) - cost_of(bought.default).seconds(bought.machine)
+        plan_seconds(bought.made, bought.machine) - plan_seconds(bought.default, bought.machine)
     )
     sizes = [d.nbytes for d in bought.dropped]
     assert sizes == sorted(sizes, reverse=True)

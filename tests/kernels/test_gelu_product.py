@@ -167,6 +167,10 @@ TEXTS = [
     GeluProduct(256, 192, 64, False, derivative=True),
     GeluProduct(32768, 3072, 768, False, bias=True, stored=True),
     GeluProduct(512, 384, 128, True),
+    *(
+        GeluProduct(32768, 3072, 768, by_rows, derivative=True, summed=summed, again=True)
+        for by_rows in (False, True) for summed in (False, True)
+    ),
 ]  # fmt: skip
 
 
@@ -194,6 +198,7 @@ class Case:
         self.out = np.full((p.m, p.n), np.nan, BF16)
         self.argument = np.full((p.m, p.n), np.nan, BF16)
         self.sums = np.full((p.m // ROWS, p.n), np.nan, np.float32)
+        self.again = np.full((p.m, p.n), np.nan, BF16)
 
     def check(self):
         p, b = self.product, self.b.astype(np.float64)
@@ -209,6 +214,12 @@ class Case:
         np.testing.assert_allclose(
             got, want, rtol=2**-8 if p.stored else 2**-6, atol=1e-4 * (1 + 99 * (not p.stored))
         )
+        for array, wanted in zip((self.argument, self.sums, self.again), further(p), strict=True):
+            assert np.isnan(array.astype(np.float32)).any() != wanted  # none is written that is not wanted
+        if p.again:
+            x = self.given.astype(np.float64)
+            wanted = x / (1 + np.exp(-2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+            np.testing.assert_allclose(self.again.astype(np.float64), wanted, rtol=2**-8)
         if p.summed:
             bands = got.reshape(-1, ROWS, p.n).sum(1)
             np.testing.assert_allclose(self.sums, bands, rtol=1e-5, atol=1e-4)
@@ -220,6 +231,8 @@ VARIANTS = {
     "the argument": {"derivative": False, "bias": True, "stored": True},
     "the derivative": {"derivative": True},
     "sums": {"derivative": True, "summed": True},
+    "GELU again": {"derivative": True, "again": True},
+    "sums and GELU again": {"derivative": True, "summed": True, "again": True},
 }
 
 
@@ -233,6 +246,34 @@ def test_the_kernel_emulated(variant, by_rows, eager, emulator):
     case.check()
 
 
+@pytest.mark.parametrize("by_rows", [False, True])
+@pytest.mark.parametrize(
+    "sizes", [(2 * ROWS, COLUMNS, 64), (3 * ROWS, 2 * COLUMNS, 320), (ROWS, 3 * COLUMNS, 128)]
+)
+def test_all_results_of_several_tiles(sizes, by_rows, emulator):
+    """Of one block, one tile after the other, below and beside each other."""
+    case = Case(GeluProduct(*sizes, by_rows, cluster=1, derivative=True, summed=True, again=True))
+    run_emulated(case, emulator)
+    case.check()
+
+
+@pytest.mark.parametrize("summed", [False, True])
+def test_gelu_again_has_the_bits_of_the_forward_pass(summed, emulator):
+    """At the argument that the forward pass stored, rounded: far out, and where GELU is close to 0, too."""
+    forward = Case(GeluProduct(ROWS, COLUMNS, 64, False, bias=True, stored=True, cluster=1))
+    far = [0, -0.0, 3e38, -3e38, 1e-38, -1e-38, 12, -12, np.inf, -np.inf, np.nan]
+    forward.given[: len(far)] = np.array(far, BF16)
+    run_emulated(forward, emulator)
+    back = Case(GeluProduct(ROWS, COLUMNS, 64, True, derivative=True, summed=summed, again=True, cluster=1))
+    back.given[...] = forward.argument
+    run_emulated(back, emulator)
+    np.testing.assert_array_equal(back.again.view(np.uint16), forward.out.view(np.uint16))
+
+
+def further(product):
+    return product.stored, product.summed, product.again
+
+
 def run_emulated(case, emulator, eager=False):
     p = case.product
     boxes = p.boxes(2 * case.a.shape[1], 2 * case.b.shape[1])
@@ -243,6 +284,7 @@ def run_emulated(case, emulator, eager=False):
         (element, half_bits(case.out)),
         (element, half_bits(case.argument)),
         ("float *", case.sums),
+        (element, half_bits(case.again)),
     ]
     how = (p.threads, p.shared_bytes, (False, not p.by_rows), eager)
     emulator.launch(source(p), instructions(p), "bfloat16", ENTRY, parameters, 1, *how)
@@ -261,10 +303,10 @@ def test_on_a_device(sizes, variant, by_rows):
     import cupy
 
     case = Case(GeluProduct(*sizes, by_rows, **VARIANTS[variant]))
-    names = ("a", "b", "given", "out", "argument", "sums")
+    names = ("a", "b", "given", "out", "argument", "sums", "again")
     there = {n: cupy.asarray(getattr(case, n).view(np.uint16 if n != "sums" else np.float32)) for n in names}
     at = [there[n].data.ptr for n in names]
-    wanted = (at[3], at[4] * case.product.stored, at[5] * case.product.summed)
+    wanted = (at[3], *(a * w for a, w in zip(at[4:], further(case.product), strict=True)))
     rows = case.a.shape[1], case.b.shape[1]
     kernel, stream = cuda_gelu_step.Kernel(case.product, rows, 0), cupy.cuda.get_current_stream()
     kernel(at[:2], at[2], wanted, stream)
