@@ -276,13 +276,11 @@ def _grads(
     tokens, low_weight = bnp.reshape(x, (labels.size, x.shape[-1])).astype(low), weight.astype(low)
     size = how.tokens(weight.shape[1 - how.features])
     args = (tokens, low_weight, bnp.ravel(labels), bnp.ravel(shares), *bias)
-    forms = [
-        functools.partial(f, how=how, wanted=wanted, size=size, dtype=x.dtype) for f in (_whole, _in_products)
-    ]
+    of: dict[str, Any] = {"how": how, "wanted": wanted, "size": size, "dtype": x.dtype}
     if again or not how.plain(low, bias):
-        outs = forms[0](*args, again=again)
+        outs = _whole(*args, **of, again=again)
     else:
-        outs = _either(*forms, args)
+        outs = _either(functools.partial(_whole, **of), functools.partial(_in_products, **of), args)
     shapes = (labels.shape, *((x.shape,) * of_x), *(a.shape for a in summed))
     types = (wide, *((x.dtype,) * of_x), *(a.dtype for a in summed))
     return [bnp.reshape(o, s).astype(t) for o, s, t in zip(outs, shapes, types, strict=True)]
@@ -319,7 +317,7 @@ def _in_products(
     """The same of slopes that products make instead of logits. Factors of their rows come in where all products are
     done, or before."""
     wide, (of_x, of_weight, _) = wide_of(tokens), wanted
-    of_tokens = tokens.dtype if dtype != tokens.dtype else wide  # rounded once, as in the other form
+    of_tokens = wide if dtype == tokens.dtype else tokens.dtype  # rounded once, in mixed precision by the product
 
     def step(tokens: Any, labels: Any, shares: Any) -> tuple[list, list]:
         losses, slopes, factors = softmax_slopes(how, tokens, weight, labels, shares)
@@ -327,9 +325,8 @@ def _in_products(
         if of_x:
             outs.append(_product(slopes, weight, (1, 1 - how.features), of_tokens))
         if of_weight:
-            tokens, column = optimization_barrier(
-                (tokens, factors[:, None])
-            )  # else they stay in float32 from above
+            # behind a barrier, as tokens would be kept in float32 from where they were read before
+            tokens, column = optimization_barrier((tokens, factors[:, None]))
             scaled = bnp.where(column == 0, bnp.zeros((), wide), tokens.astype(wide) * column)
             terms.append(_product(*_ordered(how, slopes, scaled.astype(slopes.dtype)), (0, 0), wide))
         return terms, outs
