@@ -134,7 +134,7 @@ inline float gelu_slope(float x, float &value) {
               made = pack(gelu(low_half(t)), gelu(high_half(t)));
               if constexpr (STORED) __stcs((unsigned *)argument + at + r * further + j * 32, t);
             }
-            __stcg((unsigned *)out + at + r * further + j * 32, made);
+            __stcs((unsigned *)out + at + r * further + j * 32, made);
           }
         }
         __syncwarp();
