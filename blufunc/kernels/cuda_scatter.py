@@ -61,10 +61,11 @@ extern "C" __global__ void count(const {index} *rows, int *counts, int *place, i
 }}
 
 // Where the updates of each row begin, and after the last row where they end. One block.
-extern "C" __global__ void begin(const int *counts, int *starts, int height) {{
+extern "C" __global__ void begin(const int *__restrict__ counts, int *__restrict__ starts, int height) {{
   __shared__ int sums[{scan}];
   int t = threadIdx.x, each = (height + {scan} - 1) / {scan};
   int first = min(t * each, height), last = min(first + each, height), sum = 0;
+  #pragma unroll 8  // a block is alone with all rows: what it waits for is memory
   for (int r = first; r < last; ++r) sum += counts[r];
   sums[t] = sum;
   for (int step = 1; step < {scan}; step *= 2) {{
@@ -74,6 +75,7 @@ extern "C" __global__ void begin(const int *counts, int *starts, int height) {{
     sums[t] += before;
   }}
   int start = sums[t] - sum;
+  #pragma unroll 8
   for (int r = first; r < last; ++r) {{
     starts[r] = start;
     start += counts[r];
