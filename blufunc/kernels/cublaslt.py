@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
-import math
 import struct
 import threading
 from collections.abc import Callable
@@ -22,19 +21,17 @@ from blufunc import errors
 from blufunc.core import dtypes
 from blufunc.kernels import cuda_memory, cuda_runtime
 from blufunc.kernels.disk_cache import DiskCache, key_of
+from blufunc.kernels.fastest import fastest
 from blufunc.kernels.gemm_layout import EPILOGUES, Gemm, Side, column_major
 
 WORKSPACE_BYTES = 32 << 20
 """Scratch memory of each stream: what the library recommends for Hopper."""
 
-_CANDIDATES, _TIMED, _PASSES = 16, 6, 3
-"""How many algorithms are asked for, how many of them are timed with care, and how often."""
+_CANDIDATES = 16
+"""How many algorithms are asked for."""
 
-_GLANCE_MS, _LOOK_MS, _MOST_REPEATS = 0.2, 1.0, 50
-"""For how long, and how many times in a row at most, an algorithm runs to be timed: at first, and with care."""
-
-_MOST_MS = 80.0
-"""What tuning one product may take; the library proposes first what it thinks best."""
+_MOST_REPEATS = 200
+"""How many times in a row at most an algorithm runs to be timed."""
 
 # -- the library ----------------------------------------------------------------------------------
 
@@ -326,7 +323,7 @@ class Plan:
         if known is not None and self._accept(known):
             return
         name = cuda_runtime.properties(self.device).name
-        cache, key = DiskCache(), key_of("cublaslt", str(self.gemm), name, str(version()))
+        cache, key = DiskCache(), key_of("cublaslt, by warm devices", str(self.gemm), name, str(version()))
         kept = cache.get(key)
         if kept is None or not self._accept(kept):
             kept, report = self._tune(addresses)
@@ -359,40 +356,28 @@ class Plan:
             # large products leave room for nothing else: the library's first guess, then
             return bytes(proposed[0].algorithm), ""
         stream = cuda_runtime.compute_stream(self.device)
-        times: dict[bytes, float] = {}
-        best = [bytes(r.algorithm) for r in proposed]
-        spent = 0.0
-        # all of them for a moment, then the best of these with more care
-        for kept, budget, passes in ((len(best), _GLANCE_MS, 1), (_TIMED, _LOOK_MS, _PASSES)):
-            best = sorted(best, key=lambda algorithm: times.get(algorithm, math.inf))[:kept]
-            looked: dict[bytes, float] = {}
-            for algorithm in best * passes:
-                if spent > _MOST_MS:
-                    break
-                if not self._accept(algorithm):
-                    continue
-                try:
-                    if algorithm not in times:
-                        run()  # what is loaded at the first run is not to be timed
-                    ms, cost = _timed(run, stream, budget)
-                    spent += cost
-                except errors.UnsupportedError:
-                    times.pop(algorithm, None)
-                    continue
-                looked[algorithm] = min(ms, looked.get(algorithm, math.inf))
-            times.update(looked)
-            best = [algorithm for algorithm in best if algorithm in times]
+        begun: set[bytes] = set()
+
+        def look(algorithm: bytes, budget: float) -> tuple[float, float] | None:
+            if not self._accept(algorithm):
+                return None
+            try:
+                if algorithm not in begun:
+                    run()  # what is loaded at the first run is not to be timed
+                    begun.add(algorithm)
+                return _timed(run, stream, budget)
+            except errors.UnsupportedError:
+                return None
+
+        times = fastest([bytes(r.algorithm) for r in proposed], look)
         del keep
         if not times:
             raise errors.UnsupportedError(
                 f"cuBLASLt runs none of the algorithms it proposes for {self.gemm}.",
                 fix="compute it by a kernel of your own",
             )
-        choice = min(best, key=lambda algorithm: times.get(algorithm, math.inf))
-        lines = [
-            f"{ms:10.4f} ms  {algorithm.hex()}" for algorithm, ms in sorted(times.items(), key=lambda t: t[1])
-        ]
-        return choice, "\n".join(lines)
+        lines = [f"{ms:10.4f} ms  {algorithm.hex()}" for algorithm, ms in times.items()]
+        return next(iter(times)), "\n".join(lines)
 
     def _proposed(self) -> list[_Result]:
         made, results, count = self._descriptors, (_Result * _CANDIDATES)(), ctypes.c_int()

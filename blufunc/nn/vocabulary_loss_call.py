@@ -317,7 +317,9 @@ def _in_products(
     """The same of slopes that products make instead of logits. Factors of their rows come in where all products are
     done, or before."""
     wide, (of_x, of_weight, _) = wide_of(tokens), wanted
-    of_tokens = wide if dtype == tokens.dtype else tokens.dtype  # rounded once, in mixed precision by the product
+    of_tokens = (
+        wide if dtype == tokens.dtype else tokens.dtype
+    )  # rounded once, in mixed precision by the product
 
     def step(tokens: Any, labels: Any, shares: Any) -> tuple[list, list]:
         losses, slopes, factors = softmax_slopes(how, tokens, weight, labels, shares)
