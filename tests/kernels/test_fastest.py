@@ -18,7 +18,7 @@ class Device:
     def __call__(self, way, ms):
         cool, warm = times if isinstance(times := self.ways[way], tuple) else (times, times)
         glance = ms <= GLANCE.ms
-        if (one := cool if glance or (self.warm <= 20 and warm) else warm) is None:
+        if (one := cool if glance or (self.warm < 20 and warm) else warm) is None:
             return None
         self.looks.append((way, ms))
         self.warm += ms * (ms >= WARM.ms)
