@@ -44,6 +44,9 @@ _PLANS = 16
 _AIMS = 4
 """Aims for one budget."""
 
+_SHARES = (1, 0.95, 0.9, 0.8)
+"""Of a budget, to be tried for it."""
+
 _STEPS = 128
 _RATES = range(-3 * _STEPS, 12 * _STEPS)
 """Rates of exchange that are tried, as logarithms: the time that a byte is worth, in the time that it takes to move it.
@@ -104,12 +107,13 @@ class _Search:
     def run(self) -> Schedule:
         """The schedule within the budget.
 
-        Where there is none, what is missing is found by bisection: the least budget for which there is one, that of
-        the error. A larger budget may lead to choices that are enough for a smaller one.
+        Other budgets lead to other choices: where none fits, smaller ones are tried, and then larger ones, by
+        bisection: the least for which there is a plan is that of the error.
         """
-        made = self.attempt(self.budget)
-        if made is not None:
-            return made
+        for share in _SHARES:
+            made = self.attempt(int(share * self.budget))
+            if made is not None:
+                return made
         low, high, best = max(self.budget, self.floor), self.default.plan.peak_bytes, self.default
         while high - low > high // 16:
             probe = (low + high) // 2

@@ -18,6 +18,7 @@ from blufunc.kernels import cuda_library, cuda_opaque, plan_store
 from blufunc.kernels.budget_report import Bought
 from blufunc.kernels.cost import Cost, StepCost, cost_of, cost_of_equations
 from blufunc.kernels.cuda_attention_step import is_attention
+from blufunc.kernels.cuda_softmax_step import is_softmax
 from blufunc.kernels.machine import Machine
 from blufunc.kernels.plan_types import Plan
 from blufunc.kernels.report import (
@@ -154,7 +155,7 @@ class Sight:
         for n, step in enumerate(self.schedule.steps):
             if not isinstance(step, OpaqueStep) or (self.device.platform != "cpu" and on_host(step.eqn)):
                 continue
-            if is_attention(step.eqn):
+            if is_attention(step.eqn) or is_softmax(step.eqn):
                 continue  # by a kernel: its definition runs nowhere
             for role, jaxpr in _roles(step.eqn):
                 donated = (False,) * len(jaxpr.invars)

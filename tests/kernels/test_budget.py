@@ -14,7 +14,7 @@ from blufunc import errors, lax
 from blufunc.core.array import from_numpy
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.passes import simplify
-from blufunc.kernels import cuda_program, steps
+from blufunc.kernels import budget, cuda_program, steps
 from blufunc.kernels.budget_cuts import Cuts
 from blufunc.kernels.budget_times import plan_seconds
 from blufunc.kernels.cost import cost_of
@@ -121,6 +121,22 @@ def test_a_budget_that_is_missed_by_little():
     c = chain()
     made = dataclasses.replace(c, budget=c.schedule.plan.peak_bytes - 1, _schedule=[]).schedule
     assert made.plan.peak_bytes < c.schedule.plan.peak_bytes and made.bought.dropped
+
+
+def test_a_smaller_budget_serves_where_none_is_found_for_the_larger_one(monkeypatch):
+    """Another budget leads to other choices."""
+    c = chain()
+    peak = int(0.9 * c.schedule.plan.peak_bytes)
+    attempt, asked = budget._Search.attempt, []
+
+    def first_fails(search, of):
+        asked.append(of)
+        return None if len(asked) == 1 else attempt(search, of)
+
+    monkeypatch.setattr(budget._Search, "attempt", first_fails)
+    made = dataclasses.replace(c, budget=peak, _schedule=[]).schedule
+    assert asked == [peak, int(0.95 * peak)]
+    assert made.plan.peak_bytes <= asked[1] and made.bought.dropped
 
 
 def test_whole_products_are_computed_again_and_less_costs_more():
