@@ -54,12 +54,15 @@ def result_of(product: Eqn) -> Var | None:
 
 
 def products_with_derivative(eqns: Sequence[Eqn]) -> dict[Atom, Eqn]:
-    """By GELU's arguments, the products that multiply by its derivative there: where there is only one."""
+    """By GELU's arguments, the products that multiply by its derivative there: where there is only one, and it does
+    not give GELU again yet.
+    """
     found: dict[Atom, list[Eqn]] = {}
     for eqn in eqns:
         if eqn.prim is dot_dgelu_p:
             found.setdefault(eqn.invars[2], []).append(eqn)
-    return {x: products[0] for x, products in found.items() if len(products) == 1}
+    alone = {x: products[0] for x, products in found.items() if len(products) == 1}
+    return {x: product for x, product in alone.items() if result_of(product) is None}
 
 
 def with_result(product: Eqn, call: Eqn) -> Eqn:

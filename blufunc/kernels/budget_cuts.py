@@ -228,8 +228,8 @@ class Cuts(Repeatable):
         """How the program of a choice has the activations that it computes without their products, for people."""
         by_products = {e.invars[2] for e in jaxpr.eqns if result_of(e) is not None}
         argument = {v: self.activations[v].operand for v in choice.instead}
-        other = ", by the product with its derivative,", ", from its argument,"
-        return {v: other[x not in by_products] for v, x in argument.items()}
+        by_product, by_kernel = ", by the product with its derivative,", ", from its argument,"
+        return {v: by_product if x in by_products else by_kernel for v, x in argument.items()}
 
     def dropped(self, choice: Choice) -> list[Var]:
         """The values that are no longer kept from before the peak to behind it."""

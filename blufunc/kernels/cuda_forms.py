@@ -1,7 +1,8 @@
 """Which form of a computation a CUDA device takes: what was written, or the one that it has kernels for.
 
-Kernels, before stage 5; what there is to take, recognisers have found (``core/recognition.py``). It is asked once more
-here, when all transforms are done: what nobody differentiates was not looked at before.
+Kernels, before stage 5; what there is to take, recognisers have found (``core/recognition.py``), or an operation has
+brought with it (``nn/vocabulary_loss_call.py``). Recognisers are asked once more here, when all transforms are done:
+what nobody differentiates was not looked at before.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ def in_kernels(jaxpr: Jaxpr, arch: str) -> tuple[Jaxpr, tuple[str, ...]]:
         if softmax:
             reasons = [reason for e in softmax if (reason := cuda_softmax_step.why_not(e, arch)) is not None]
             if reasons and arch == "sm_90a":
-                notes[f"the loss at {line_of(eqn)} reads its logits for their softmax: {reasons[0]}"] = None
-            return not reasons
+                notes[f"a chunk of linear_cross_entropy reads its logits for their softmax: {reasons[0]}"] = (
+                    None
+                )
+            return len(reasons) < len(softmax)  # a chunk without a kernel is computed by the definition
         calls = [e for e in made if is_attention(e)]
         reasons = [reason for e in calls if (reason := why_not(e, arch)) is not None]
         if reasons:

@@ -39,6 +39,8 @@ def kernel_of(eqn: Eqn, arch: str) -> GeluProduct | None:
         return None
     k = math.prod(lhs.shape[d] for d in left)
     further = _further(eqn)
+    if len(set(further)) < len(further):
+        return None
     found = GeluProduct(
         lhs.size // k, rhs.size // k, k,
         by_rows=0 not in right,

@@ -4,7 +4,7 @@ Kernels, stage 6, below ``cuda_attention_forward`` and ``cuda_attention_backward
 single PTX instructions of sm_80 and later: copies to shared memory that a thread need not wait for, loads of
 fragments, and the product of 16 x 16 and 16 x 8 elements into float32 sums. ``TILES`` is C++ on top of it: tiles of
 rows of FEATURES elements in shared memory, and products of fragments with such tiles. ``cuda_split_product`` and
-``cuda_gelu_product`` have tiles of their own, and take only instructions (``shared_instructions``).
+``cuda_tile_product`` have tiles of their own, and take only instructions (``shared_instructions``).
 
 A warp holds a matrix in **fragments**. Of 16 x 8 sums, lane ``l`` has ``[0], [1]`` in row ``l / 4``, columns
 ``l % 4 * 2`` and the next, and ``[2], [3]`` eight rows below; two such fragments side by side, rounded and packed in

@@ -23,7 +23,7 @@ from blufunc import errors
 from blufunc.config import config
 from blufunc.core.avals import ShapedArray
 from blufunc.core.exact import exact
-from blufunc.core.jaxpr import Eqn, Jaxpr
+from blufunc.core.jaxpr import DropVar, Eqn, Jaxpr
 from blufunc.core.passes import simplify
 from blufunc.kernels import (
     cuda_memory,
@@ -60,6 +60,7 @@ TARGET = dataclasses.replace(
     epilogues=True,
     splits=cuda_product.split_pays,
     partial_sums=cuda_product.partial_sums,
+    scratch_bytes=cuda_softmax_step.scratch_bytes,
     group=True,
     recompute=True,
     scarce_bytes=1 << 30,
@@ -81,7 +82,8 @@ def planned(jaxpr: Jaxpr, donated: Sequence[bool], arch: str, budget: int | None
 
     def keep(eqn: Eqn) -> bool:
         if is_softmax(eqn):
-            return cuda_softmax_step.why_not(eqn, arch) is None
+            unread = eqn.outvars[0].__class__ is DropVar  # losses alone are a product and a kernel
+            return not unread and cuda_softmax_step.why_not(eqn, arch) is None
         if not is_attention(eqn):
             return False
         reason = why_not(eqn, arch)

@@ -11,7 +11,8 @@ logits ``t``, a product rounded to bfloat16, and a class for each row, the resul
 A softmax has to know the largest logit of a row before the first exponential. Any number does that is not too far from
 it, as bfloat16 has the range of float32: ``near``, the logit of the row's class as it was found in another way. A row
 with a logit ``FAR`` or more above that, whose cross-entropy is as large, is computed once more, with the largest
-itself. So there are four launches, of which the last two mostly find nothing to do:
+itself; so is one whose class's logit was rounded to ``BELOW`` less. Rows that do not count are not. So there are four
+launches, of which the last two mostly find nothing to do:
 
     product  exponentials by ``near``, and for each row and tile their sum and the largest logit
     settle   adds up, says which rows were too far off, and puts minus the sum at the class of each row
@@ -24,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from blufunc.kernels import cuda_tile_product
-from blufunc.kernels.cuda_tile_product import ROWS, Parts, TileProduct
+from blufunc.kernels.cuda_tile_product import ROWS, VECTOR, Parts, TileProduct
 
 NAME = "linear_softmax"
 """The operation, of ``nn/vocabulary_loss_call.py``."""
@@ -34,8 +35,10 @@ ENTRY, SETTLE = "softmax_product", "softmax_settle"
 FAR = 40
 """How far above ``near`` logits may be: exponentials are below 2.4e17 then, and sums of products with them finite."""
 
-VECTOR = 8
-"""Classes are a multiple of so many: rows begin at multiples of 16 bytes."""
+BELOW = 30
+"""How far below ``near`` the logit of the class may be, which is not rounded: that of 8192 and more is so far."""
+
+_SHARES = 4
 
 
 @dataclass(frozen=True)
@@ -49,13 +52,25 @@ class SoftmaxProduct(TileProduct):
 
     @property
     def band(self) -> int:
-        """The rows of a cluster: a block of ``settle`` has them, too."""
+        """The rows of a cluster."""
         return ROWS * self.cluster
+
+    @property
+    def settlers(self) -> int:
+        """The threads of a block of ``settle``."""
+        return _SHARES * self.band
+
+    @property
+    def scratch(self) -> tuple[int, int, int, int, int]:
+        """Numbers of 4 bytes that sums of tiles, their largest logits, logits of classes, shifts and flags take."""
+        return (of_tiles := self.columns * self.m), of_tiles, self.m, self.m, self.bands
 
 
 def source(p: SoftmaxProduct) -> str:
     """The complete CUDA C++ of one product: two kernels."""
-    return cuda_tile_product.source(p, _PARTS) + _SETTLE.replace("FAR", str(FAR))
+    numbers = {"FAR": FAR, "BELOW": BELOW, "SHARES": _SHARES}
+    head = "".join(f"constexpr int {name} = {value};\n" for name, value in numbers.items())
+    return cuda_tile_product.source(p, _PARTS) + head + _SETTLE
 
 
 _PARTS = Parts(
@@ -152,30 +167,44 @@ inline int place_of(int lane) { return lane / 8; }
 )
 
 _SETTLE = r"""
-// A thread for each row, a block for each band.
-extern "C" __global__ void __launch_bounds__(ROWS * CLUSTER)
+constexpr int BAND = ROWS * CLUSTER;
+
+// A block for each band, SHARES threads for each of its rows.
+extern "C" __global__ void __launch_bounds__(BAND * SHARES)
 softmax_settle(const float *__restrict__ sums, const float *__restrict__ tops, const float *__restrict__ near,
                const int *__restrict__ classes, const unsigned char *__restrict__ live, const float *__restrict__ own,
                element *__restrict__ slopes, float *__restrict__ losses, float *__restrict__ factors,
                float *__restrict__ shift, int *__restrict__ again, int second) {
   if (second && !again[blockIdx.x]) return;
-  const int row = blockIdx.x * (ROWS * CLUSTER) + threadIdx.x, its_class = classes[row];
-  const bool known = its_class >= 0 && its_class < N;
+  __shared__ float found_sums[SHARES][BAND], found_tops[SHARES][BAND];
+  const int in_band = threadIdx.x % BAND, share = threadIdx.x / BAND, row = blockIdx.x * BAND + in_band;
   float others = 0, top = __uint_as_float(0xff800000u);
 #pragma unroll 8
-  for (int tile = 0; tile < TILES_N; ++tile) {
+  for (int tile = share; tile < TILES_N; tile += SHARES) {
     others += sums[(long long)tile * M + row];
     top = fmaxf(top, tops[(long long)tile * M + row]);
   }
+  found_sums[share][in_band] = others, found_tops[share][in_band] = top;
+  __syncthreads();
+  bool far = false;
+  if (share == 0) {
+    for (int s = 1; s < SHARES; ++s) others += found_sums[s][in_band], top = fmaxf(top, found_tops[s][in_band]);
+    const int its_class = classes[row];
+    const bool known = its_class >= 0 && its_class < N;
+    const float its = known ? own[row] : near[row];
+    if (!second) {
+      top = fmaxf(top, its);
+      far = known && live[row] && (top > near[row] + FAR || its < near[row] - BELOW);
+      shift[row] = far ? top : near[row];
+    }
+    const float above = its - shift[row];  // 0 but for rounding, or what the largest is above it
+    losses[row] = above >= -BELOW ? log1pf(others * expf(-above)) : logf(others + expf(above)) - above;
+    factors[row] = 1 / (others + expf(above));
+    if (known && live[row]) slopes[(long long)row * N + its_class] = pack(-others, 0) & 0xffff;
+  }
   if (!second) {
-    const bool far = top > near[row] + FAR;
-    shift[row] = far ? top : near[row];
     const int any = __syncthreads_or(far);
     if (threadIdx.x == 0) again[blockIdx.x] = any;
   }
-  const float above = (known ? own[row] : near[row]) - shift[row];  // 0 but for rounding, or far below
-  losses[row] = log1pf(others + expm1f(above)) - above;
-  factors[row] = 1 / (others + expf(above));
-  if (known && live[row]) slopes[(long long)row * N + its_class] = pack(-others, 0) & 0xffff;
 }
 """

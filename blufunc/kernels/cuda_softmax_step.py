@@ -7,16 +7,17 @@ Kernels, stages 5 and 8, above ``cuda_softmax_product``, which has the text. The
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from blufunc.core import dtypes
-from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Eqn
 from blufunc.kernels import cuda_modules, cuda_runtime
 from blufunc.kernels.cuda_executor import Executor, Operand, Work
 from blufunc.kernels.cuda_softmax_product import ENTRY, NAME, SETTLE, SoftmaxProduct, source
+from blufunc.kernels.cuda_tile_product import TERMS, VECTOR
 from blufunc.kernels.cuda_tile_step import Factor, by_rows_of
 from blufunc.kernels.steps import OpaqueStep
 from blufunc.kernels.tensor_maps import BYTES, Mapped
@@ -35,9 +36,15 @@ def why_not(eqn: Eqn, arch: str) -> str | None:
     if any(a.dtype != dtypes.bfloat16 for a in (x, weight)):
         return f"there are kernels for bfloat16 only, and x is {x.dtype}"
     product = _product(eqn)
-    if not product.fits:
-        return f"{product.m} tokens, {product.n} classes and {product.k} features are not multiples of 256, 8 and 64"
-    return None
+    of = (("tokens", product.m, product.band), ("classes", product.n, VECTOR), ("features", product.k, TERMS))
+    return next(
+        (f"{n} {what} are no multiple of {least}" for what, n, least in of if not n or n % least), None
+    )
+
+
+def scratch_bytes(eqn: Eqn) -> int:
+    """What a step works in."""
+    return 4 * sum(_product(eqn).scratch) if is_softmax(eqn) else 0
 
 
 def _product(eqn: Eqn) -> SoftmaxProduct:
@@ -71,7 +78,7 @@ class Kernel:
             (grid,), (product.threads,), product.shared_bytes, [bytes(BYTES), bytes(BYTES), *[0] * 8]
         )
         self._settle = module.kernel(SETTLE).prepare(
-            (product.bands,), (product.band,), 0, [*[0] * 11, bytes(4)]
+            (product.bands,), (product.settlers,), 0, [*[0] * 11, bytes(4)]
         )
         self._maps = [Mapped(i, i, box) for i, box in enumerate(product.boxes(*(2 * row for row in rows)))]
 
@@ -88,8 +95,7 @@ class Kernel:
         Args:
           factors, given, results: addresses, of x and the weight, of classes, live and near, and of slopes, losses
             and factors.
-          scratch: addresses of sums and largest logits, float32 (tiles, rows), of the logits of classes and of shifts,
-            float32 (rows), and of a flag for each band, int32.
+          scratch: addresses of what ``SoftmaxProduct.scratch`` names.
         """
         classes, live, near = given
         slopes, losses, scales = results
@@ -124,10 +130,9 @@ def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> W
         left.copy(by_rows=True, row=product.k)
     product = replace(product, by_rows=right.by_rows)
     kernel = Kernel(product, (left.row, right.row), executor.device)
-    wide, rows = dtypes.float32, (product.m,)
-    of_tiles = (product.columns, *rows)
-    kinds = [(of_tiles, wide), (of_tiles, wide), (rows, wide), (rows, wide), ((product.bands,), dtypes.int32)]
-    scratch = [executor.own(ShapedArray(*kind), "what is known of rows") for kind in kinds]
+    assert step.scratch is not None
+    working = executor.roots.place(step.scratch)
+    starts = [4 * n for n in itertools.accumulate(product.scratch[:-1], initial=0)]
 
     def run(executor: Executor) -> None:
         factors = [side.address(executor) for side in (left, right)]
@@ -138,10 +143,10 @@ def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> W
             [address for address, _ in factors],
             [b.ptr for b in given],
             results,
-            [b.ptr for b in scratch],
+            [executor.address(working) + start for start in starts],
             executor.work_stream(),
         )
 
-    executor.keep([*spare, *scratch])
+    executor.keep(spare)
     copied = left.copied or right.copied or not all(o.in_place for o in operands[2:])
     return Work(run, step.eqn.prim.name, step, anywhere=lambda: not copied)

@@ -22,7 +22,13 @@ ROWS, COLUMNS = 128, 192
 ACTIVE = 7
 """Warps that take up results."""
 
-_TERMS, _STAGES = 64, 4
+VECTOR = 8
+"""Rows of factors and results begin at multiples of so many elements: 16 bytes."""
+
+TERMS = 64
+"""Of a stage."""
+
+_STAGES = 4
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ class TileProduct:
     @property
     def whole(self) -> bool:
         """Whether rows are those of whole tiles, and terms those of whole stages."""
-        return not (self.m % (ROWS * self.cluster) or self.k % _TERMS)
+        return self.k > 0 and not (self.m % (ROWS * self.cluster) or self.k % TERMS)
 
     def grid(self, multiprocessors: int) -> int:
         """How many blocks there are on a device: a cluster for each tile of one; with fewer, each has several."""
@@ -67,12 +73,12 @@ class TileProduct:
     def shared_bytes(self) -> int:
         """Of a block: stages, a tile whose rows begin in other banks each, barriers, and what active warps want."""
         tile = ROWS * (2 * COLUMNS + 16)
-        return _STAGES * (ROWS + COLUMNS) * 2 * _TERMS + tile + 8 * (2 * _STAGES + 2) + self.active_bytes
+        return _STAGES * (ROWS + COLUMNS) * 2 * TERMS + tile + 8 * (2 * _STAGES + 2) + self.active_bytes
 
     def boxes(self, row: int, other_row: int) -> tuple[Box, Box]:
         """What is copied of both factors at a time, whose rows (of the right one: or terms) are so many bytes apart."""
-        left = Box((self.k, 1, self.m, 1), (row,) * 3, (_TERMS, 1, ROWS, 1))
-        (size, rows), part = ((self.k, self.n), COLUMNS) if self.by_rows else ((self.n, self.k), _TERMS)
+        left = Box((self.k, 1, self.m, 1), (row,) * 3, (TERMS, 1, ROWS, 1))
+        (size, rows), part = ((self.k, self.n), COLUMNS) if self.by_rows else ((self.n, self.k), TERMS)
         return left, Box((size, 1, rows, 1), (other_row,) * 3, (64, 1, part // self.cluster, 1))
 
 
@@ -117,7 +123,7 @@ def instructions(p: TileProduct) -> str:
 def source(p: TileProduct, parts: Parts, **flags: bool) -> str:
     """The complete CUDA C++ of one product."""
     numbers = {
-        "M": p.m, "N": p.n, "K": p.k, "ROWS": ROWS, "COLUMNS": COLUMNS, "TERMS": _TERMS, "STAGES": _STAGES,
+        "M": p.m, "N": p.n, "K": p.k, "ROWS": ROWS, "COLUMNS": COLUMNS, "TERMS": TERMS, "STAGES": _STAGES,
         "ACTIVE": ACTIVE, "THREADS": p.threads, "CLUSTER": p.cluster, "BANDS": parts.bands,
     }  # fmt: skip
     head = "".join(f"constexpr int {name} = {value};\n" for name, value in numbers.items())

@@ -12,10 +12,8 @@ from collections.abc import Sequence
 from blufunc.core.jaxpr import Literal
 from blufunc.kernels.cuda_executor import Executor, Operand, Strided, strided
 from blufunc.kernels.cuda_memory import DeviceBuffer
+from blufunc.kernels.cuda_tile_product import VECTOR
 from blufunc.kernels.steps import OpaqueStep
-
-VECTOR = 8
-"""Rows begin at multiples of so many elements: 16 bytes."""
 
 
 def by_rows_of(step: OpaqueStep, n: int, contract: Sequence[int]) -> bool:

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from blufunc.core import source
+from blufunc.core import dtypes, source
 from blufunc.core.jaxpr import DropVar, Eqn, Jaxpr, Literal, Var
 from blufunc.core.ops.barrier import optimization_barrier_p
 from blufunc.core.override import is_replaced
-from blufunc.core.passes import Origins, inline_bodies
+from blufunc.core.passes import Origins, dce, inline_bodies
 from blufunc.kernels.access import view_chain
 from blufunc.kernels.activation_epilogue import is_activation, with_activations
 from blufunc.kernels.activation_sums import with_activation_sums
@@ -94,12 +94,14 @@ class OpaqueStep:
       operands: for each operand a literal, or the id of a value and the movement equations that make a view of it.
       results: the ids of its results, None where nobody wants one.
       planned: whether the results lie in planned memory; if not, whoever runs the step makes it.
+      scratch: the id of planned memory that is the step's alone, if it wants some.
     """
 
     eqn: Eqn
     operands: list[Literal | tuple[int, list[Eqn]]]
     results: list[int | None]
     planned: bool
+    scratch: int | None = None
 
 
 Step = KernelStep | GroupStep | OpaqueStep
@@ -114,7 +116,7 @@ def accesses(step: Step) -> list[tuple[int, bool]]:
     """The values that a step reads or writes, and whether it may write them."""
     if isinstance(step, OpaqueStep):
         read = [(o[0], False) for o in step.operands if isinstance(o, tuple)]
-        return [*read, *((r, True) for r in step.results if r is not None)]
+        return [*read, *((r, True) for r in (*step.results, step.scratch) if r is not None)]
     members = step.members if isinstance(step, GroupStep) else (step,)
     pairs = [zip(m.values, m.kernel.buffers, strict=True) for m in members]
     return [(value, buffer.written) for pair in pairs for value, buffer in pair]
@@ -225,6 +227,8 @@ class Planning:
     ):
         if target.epilogues:
             jaxpr, origins = inline_bodies(jaxpr, lambda eqn: keep(eqn) or is_activation(eqn))
+            # what nobody reads of a call is known now, and may be why there is no kernel for it
+            jaxpr, _ = inline_bodies(dce(jaxpr), lambda eqn: keep(eqn) or is_activation(eqn), origins)
             jaxpr = with_packed_gradients(with_split_attention(jaxpr, origins), origins)
             jaxpr = with_gradient_sums(jaxpr, origins)
             if target.splits is not None:
@@ -434,10 +438,12 @@ class _Scheduler:
                 self.aliases[self.id_of(v)] = operands[n][0]  # type: ignore[index]
             elif not planned or passes:
                 self.unplanned.add(self.id_of(v))
-        self.steps.append(OpaqueStep(eqn, operands, results, planned and not passes))
+        wanted = self.target.scratch_bytes(eqn) if planned else 0
+        scratch = self.id_of(Scratch(dtypes.uint8, wanted)) if wanted else None
+        self.steps.append(OpaqueStep(eqn, operands, results, planned and not passes, scratch))
         reads = [o[0] for o in operands if isinstance(o, tuple)]
         after = () if step.after is None else (self.index[id(step.after)],)
-        writes = [r for r in results if r is not None and r not in self.aliases]
+        writes = [r for r in (*results, scratch) if r is not None and r not in self.aliases]
         self.passed.update((r, len(self.plan_steps)) for r in results if r in self.aliases)  # type: ignore[misc]
         pairs = self.overwritten(eqn, operands, results) if planned else ()
         self.plan_steps.append(

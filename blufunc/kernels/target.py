@@ -48,6 +48,7 @@ class Target:
       in_one_kernel: from the shape of a product of two parts of float16 to how many sums of terms a kernel for all of
         it makes; 0 where there is none.
       activation_kernel: from a product with GELU, or its derivative, to the kernel for it, if there is one.
+      scratch_bytes: from an equation that is a step of its own to the memory that it works in, in bytes.
       group: whether kernels that do the same to different arrays are launched as one.
       recompute: whether what is cheap to compute again is not kept for later, where memory is scarcer than time.
       scarce_bytes: from which peak on memory is scarce: smaller programs compute nothing again.
@@ -73,6 +74,7 @@ class Target:
     partial_sums: Callable[[ProductShape, int], int] = lambda shape, chunk: 1
     in_one_kernel: Callable[[ProductShape], int] = lambda shape: 0
     activation_kernel: Callable[[Eqn], GeluProduct | None] = lambda eqn: None
+    scratch_bytes: Callable[[Eqn], int] = lambda eqn: 0
     group: bool = False
     recompute: bool = False
     scarce_bytes: int = 0

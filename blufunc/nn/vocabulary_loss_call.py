@@ -43,7 +43,7 @@ from blufunc.core.stage import stage
 from blufunc.core.structure import add_any, batched_front
 from blufunc.core.tangents import Zero, is_linear
 from blufunc.core.trace import set_trace, state
-from blufunc.kernels.cuda_softmax_product import FAR, NAME
+from blufunc.kernels.cuda_softmax_product import BELOW, FAR, NAME
 from blufunc.parallel.factors import Rule
 from blufunc.transforms.calls import Call, jit_p
 from blufunc.transforms.checkpoint import checkpoint
@@ -174,7 +174,7 @@ def softmax_slopes(how: How, tokens: Any, weight: Any, labels: Any, shares: Any)
     """
     V = weight.shape[1 - how.features]
     known, wide = _in_range(labels, V), wide_of(tokens)
-    classes = bnp.where(known, labels, -1).astype(dtypes.int32)
+    classes = bnp.where(known, labels.astype(dtypes.int32), -1)
     rows = bnp.take(weight, bnp.maximum(classes, 0), axis=1 - how.features, mode="clip")
     rows = rows if how.features else rows.T
     near = bnp.sum(tokens.astype(wide) * rows.astype(wide), -1)
@@ -189,14 +189,17 @@ def _softmax(x: Any, weight: Any, classes: Any, live: Any, near: Any, *, feature
     wide = wide_of(x)
     logits = _product(x, weight, (1, features), x.dtype).astype(wide)
     hit = classes[:, None] == lax.broadcasted_iota(classes.dtype, logits.shape, 1)
-    own = bnp.where(_in_range(classes, logits.shape[1]), bnp.sum(bnp.where(hit, logits, 0), -1), near)
-    top = bnp.max(bnp.where(hit, -math.inf, logits), -1)
-    shift = bnp.where(top > near + FAR, top, near)
+    known = _in_range(classes, logits.shape[1])
+    own = bnp.where(known, bnp.sum(bnp.where(hit, logits, 0), -1), near)
+    top = bnp.max(logits, -1)
+    far = known & live & ((top > near + FAR) | (own < near - BELOW))
+    shift = bnp.where(far, top, near)
     exp = bnp.where(hit, bnp.zeros((), wide), bnp.exp(logits - shift[:, None]))
     others = bnp.sum(exp, -1)
     slopes = bnp.where(live[:, None], bnp.where(hit, -others[:, None], exp), bnp.zeros((), wide))
-    above = own - shift  # 0 but for rounding, or far below
-    losses = bnp.log1p(others + bnp.expm1(above)) - above
+    above = own - shift  # 0 but for rounding, or what the largest is above it
+    low, high = bnp.log1p(others * bnp.exp(-above)), bnp.log(others + bnp.exp(above)) - above
+    losses = bnp.where(above >= -BELOW, low, high)
     return [slopes.astype(x.dtype), losses, 1 / (others + bnp.exp(above))]
 
 
@@ -314,18 +317,19 @@ def _whole(
 def _in_products(
     tokens: Any, weight: Any, labels: Any, shares: Any, *, how: How, wanted: Wanted, size: int, dtype: Any
 ) -> list[Any]:
-    """The same of slopes that products make instead of logits. Factors of their rows come in where all products are
-    done, or before."""
+    """The same of slopes that products make instead of logits: the gradient of x is scaled behind its product, and that
+    of the weight by the tokens before it. So each is rounded once more than in the other form.
+    """
     wide, (of_x, of_weight, _) = wide_of(tokens), wanted
-    of_tokens = (
-        wide if dtype == tokens.dtype else tokens.dtype
-    )  # rounded once, in mixed precision by the product
+    mixed = dtype != tokens.dtype
+    low = tokens.dtype if mixed else wide  # of the product for x, which is rounded once
 
     def step(tokens: Any, labels: Any, shares: Any) -> tuple[list, list]:
         losses, slopes, factors = softmax_slopes(how, tokens, weight, labels, shares)
         outs, terms = [losses, factors], []
         if of_x:
-            outs.append(_product(slopes, weight, (1, 1 - how.features), of_tokens))
+            slope = _product(slopes, weight, (1, 1 - how.features), low)
+            outs.append(slope if mixed else (slope * factors[:, None]).astype(dtype))
         if of_weight:
             # behind a barrier, as tokens would be kept in float32 from where they were read before
             tokens, column = optimization_barrier((tokens, factors[:, None]))
@@ -333,8 +337,10 @@ def _in_products(
             terms.append(_product(*_ordered(how, slopes, scaled.astype(slopes.dtype)), (0, 0), wide))
         return terms, outs
 
-    total, (losses, factors, *of_x) = _over_chunks(step, [tokens, labels, shares], size)
-    return [losses, *((o.astype(wide) * factors[:, None]).astype(dtype) for o in of_x), *total]
+    total, (losses, factors, *outs) = _over_chunks(step, [tokens, labels, shares], size)
+    if mixed:  # all at once, by whoever reads it
+        outs = [(o.astype(wide) * factors[:, None]).astype(dtype) for o in outs]
+    return [losses, *outs, *total]
 
 
 def _ordered(how: How, of_classes: Any, of_features: Any) -> tuple[Any, Any]:

@@ -32,7 +32,6 @@ from blufunc.kernels import (
     cuda_scatter,
     cuda_softmax_step,
     cuda_tile_product,
-    cuda_tile_step,
     loop_interpreter,
     split_dot,
 )
@@ -419,7 +418,7 @@ class GeluKernel:
 
     def __init__(self, fake, product, rows, device):
         assert product.fits
-        assert all(row > 0 and not row % cuda_tile_step.VECTOR for row in rows)
+        assert all(row > 0 and not row % cuda_tile_product.VECTOR for row in rows)
         self.fake, self.product, self.rows = fake, product, rows
 
     def __call__(self, factors, given, results, stream):
@@ -457,7 +456,7 @@ class SoftmaxKernel:
 
     def __init__(self, fake, product, rows, device):
         assert product.fits
-        assert all(row > 0 and not row % cuda_tile_step.VECTOR for row in rows)
+        assert all(row > 0 and not row % cuda_tile_product.VECTOR for row in rows)
         self.fake, self.product, self.rows = fake, product, rows
 
     def __call__(self, factors, given, results, scratch, stream):
