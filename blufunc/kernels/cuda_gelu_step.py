@@ -19,7 +19,7 @@ from blufunc.kernels.activation_again import result_of
 from blufunc.kernels.activation_epilogue import WITH_ACTIVATION, dot_bias_gelu_p, dot_dgelu_p
 from blufunc.kernels.cuda_executor import Executor, Operand, Work
 from blufunc.kernels.cuda_gelu_product import ENTRY, GeluProduct
-from blufunc.kernels.cuda_tile_step import Factor, by_rows_of
+from blufunc.kernels.cuda_tile_step import Results, by_rows_of, factors_of
 from blufunc.kernels.split_dot import is_matrix
 from blufunc.kernels.steps import OpaqueStep
 from blufunc.kernels.tensor_maps import BYTES, Mapped
@@ -102,29 +102,20 @@ class Kernel:
 
 def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand], product: GeluProduct) -> Work:
     """The step, ready to run."""
-    places = [None if r is None else executor.roots.place(r) for r in step.results]
-    outs, names = [v.aval for v in step.eqn.outvars], _further(step.eqn)
-    spare = [
-        executor.own(a, "a result that nobody wants") if p is None else None
-        for a, p in zip(outs, places, strict=True)
-    ]
     contracts, _ = step.eqn.params["dimension_numbers"]
-    left, right = (Factor(o, own) for o, own in zip(operands[:2], contracts, strict=True))
-    if not left.by_rows:
-        left.copy(by_rows=True, row=product.k)
+    left, right = factors_of(operands[:2], contracts, product.k)
     product = replace(product, by_rows=right.by_rows)
     kernel = Kernel(product, (left.row, right.row), executor.device)
+    results, names = Results(executor, step), _further(step.eqn)
 
     def run(executor: Executor) -> None:
         factors = [side.address(executor) for side in (left, right)]
         given = [o.buffer(executor) for o in operands[2:]]
-        found = zip(places, spare, strict=True)
-        results = [executor.address(p) if p is not None else b.ptr for p, b in found]  # type: ignore[union-attr]
-        further = dict(zip(names, results[1:], strict=True))
-        wanted = (results[0], *(further.get(name, 0) for name in ("argument", "sums", "again")))
+        first, *others = results.addresses(executor)
+        further = dict(zip(names, others, strict=True))
+        wanted = (first, *(further.get(name, 0) for name in ("argument", "sums", "again")))
         at = given[0].ptr if given else 0
         kernel([address for address, _ in factors], at, wanted, executor.work_stream())
 
-    executor.keep(spare)
     copied = left.copied or right.copied or not all(o.in_place for o in operands[2:])
     return Work(run, step.eqn.prim.name, step, anywhere=lambda: not copied)

@@ -18,7 +18,7 @@ from blufunc.kernels import cuda_modules, cuda_runtime
 from blufunc.kernels.cuda_executor import Executor, Operand, Work
 from blufunc.kernels.cuda_softmax_product import ENTRY, NAME, SETTLE, SoftmaxProduct, source
 from blufunc.kernels.cuda_tile_product import TERMS, VECTOR
-from blufunc.kernels.cuda_tile_step import Factor, by_rows_of
+from blufunc.kernels.cuda_tile_step import Results, by_rows_of, factors_of
 from blufunc.kernels.steps import OpaqueStep
 from blufunc.kernels.tensor_maps import BYTES, Mapped
 
@@ -119,17 +119,10 @@ def _call(launch: cuda_runtime.Launch, first: int, addresses: Sequence[int], str
 def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Work:
     """The step, ready to run."""
     product, features = _product(step.eqn), step.eqn.params["features"]
-    places = [None if r is None else executor.roots.place(r) for r in step.results]
-    outs = [v.aval for v in step.eqn.outvars]
-    spare = [
-        executor.own(a, "a result that nobody wants") if p is None else None
-        for a, p in zip(outs, places, strict=True)
-    ]
-    left, right = (Factor(o, own) for o, own in zip(operands[:2], ((1,), (features,)), strict=True))
-    if not left.by_rows:
-        left.copy(by_rows=True, row=product.k)
+    left, right = factors_of(operands[:2], ((1,), (features,)), product.k)
     product = replace(product, by_rows=right.by_rows)
     kernel = Kernel(product, (left.row, right.row), executor.device)
+    results = Results(executor, step)
     assert step.scratch is not None
     working = executor.roots.place(step.scratch)
     starts = [4 * n for n in itertools.accumulate(product.scratch[:-1], initial=0)]
@@ -137,16 +130,13 @@ def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> W
     def run(executor: Executor) -> None:
         factors = [side.address(executor) for side in (left, right)]
         given = [o.buffer(executor) for o in operands[2:]]
-        pairs = zip(places, spare, strict=True)
-        results = [executor.address(p) if p is not None else b.ptr for p, b in pairs]  # type: ignore[union-attr]
         kernel(
             [address for address, _ in factors],
             [b.ptr for b in given],
-            results,
+            results.addresses(executor),
             [executor.address(working) + start for start in starts],
             executor.work_stream(),
         )
 
-    executor.keep(spare)
     copied = left.copied or right.copied or not all(o.in_place for o in operands[2:])
     return Work(run, step.eqn.prim.name, step, anywhere=lambda: not copied)

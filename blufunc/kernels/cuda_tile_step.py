@@ -50,6 +50,33 @@ class Factor:
         return made.ptr, made
 
 
+def factors_of(
+    operands: Sequence[Operand], contracts: Sequence[Sequence[int]], k: int
+) -> tuple[Factor, Factor]:
+    """Both factors of a product of so many terms, the left one by rows."""
+    left, right = (Factor(o, own) for o, own in zip(operands, contracts, strict=True))
+    if not left.by_rows:
+        left.copy(by_rows=True, row=k)
+    return left, right
+
+
+class Results:
+    """Where the results of a step lie; what nobody wants has memory of its own, as kernels write it."""
+
+    def __init__(self, executor: Executor, step: OpaqueStep):
+        self._places = [None if r is None else executor.roots.place(r) for r in step.results]
+        pairs = zip(step.eqn.outvars, self._places, strict=True)
+        self._spare = [
+            executor.own(v.aval, "a result that nobody wants") if p is None else None for v, p in pairs
+        ]
+        executor.keep(self._spare)
+
+    def addresses(self, executor: Executor) -> list[int]:
+        """Of each result."""
+        pairs = zip(self._places, self._spare, strict=True)
+        return [b.ptr if b is not None else executor.address(p) for p, b in pairs]  # type: ignore[arg-type]
+
+
 def matrix_of(layout: Strided, shape: Sequence[int], contract: Sequence[int]) -> tuple[bool, int, bool]:
     """Whether contracted axes lie side by side, how many elements apart the others are, and whether that is so where an
     operand lies; else it is so of a dense copy.

@@ -183,8 +183,5 @@ def _in_forms_of(device: Device, jaxpr: Jaxpr) -> Jaxpr:
     (found,) = jaxpr.memoised(("in forms of", device, config.matmul_precision), choose)
     return found or jaxpr
 
-    def derived(self, params, jaxpr, n_args):
-        return {"name": params["name"], "jaxpr": jaxpr}
-
 
 jit_p = _Jit()
