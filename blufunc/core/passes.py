@@ -28,10 +28,13 @@ from blufunc.core.primitive import Primitive
 from blufunc.core.structure import add_any_p, broadcast_in_dim_p
 
 
-def dce(jaxpr: Jaxpr, used_outputs: Sequence[bool] | None = None) -> Jaxpr:
+def dce(
+    jaxpr: Jaxpr, used_outputs: Sequence[bool] | None = None, origins: dict[Eqn, int] | None = None
+) -> Jaxpr:
     """Without the equations whose results are not used; ``used_outputs`` says which outputs to keep.
 
-    Parameters stay, so that callers need not change.
+    Parameters stay, so that callers need not change. ``origins``, for equations the call that computes them again, is
+    kept up for those that lose a result.
     """
     outvars = (
         [v for v, u in zip(jaxpr.outvars, used_outputs, strict=True) if u] if used_outputs else jaxpr.outvars
@@ -43,7 +46,9 @@ def dce(jaxpr: Jaxpr, used_outputs: Sequence[bool] | None = None) -> Jaxpr:
         if not any(reads) and not eqn.effects:
             continue
         if not all(reads):
-            eqn = _drop_outputs(eqn, reads)
+            whole, eqn = eqn, _drop_outputs(eqn, reads)
+            if origins and whole in origins:
+                origins[eqn] = origins[whole]
         live.update(a for a in eqn.invars if a.__class__ is not Literal)
         kept.append(eqn)
     constants = [(v, c) for v, c in zip(jaxpr.constvars, jaxpr.consts, strict=True) if v in live]
@@ -185,7 +190,9 @@ def inline_bodies(
         return jaxpr, origins
     placed = rewrite(jaxpr, step, origins)
     if any(e.prim.pointwise and not keep(e) for e in jaxpr.eqns):
-        placed = dce(cse(fold(placed, origins), origins))  # a function and its derivative have much in common
+        placed = dce(
+            cse(fold(placed, origins), origins), origins=origins
+        )  # a function and its derivative have much in common
     return placed, origins
 
 

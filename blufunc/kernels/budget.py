@@ -111,6 +111,8 @@ class _Search:
         bisection: the least for which there is a plan is that of the error.
         """
         for share in _SHARES:
+            if share * self.budget < self.floor:  # which the first attempt finds
+                break
             made = self.attempt(int(share * self.budget))
             if made is not None:
                 return made

@@ -59,8 +59,9 @@ def fastest(ways: Sequence[Way], look: Look[Way]) -> dict[Way, float]:
                 one, took = run(way, how.ms)
                 looked[way], spent = min(one, looked.get(way, one)), spent + took
         times = _in_order(times, looked)
-    if times and next(iter(times.values())) >= LONG_MS:
-        best = list(times)[: WARM.kept]
+    times = {way: ms for way, ms in times.items() if way not in failed}
+    best = list(times)[: WARM.kept]
+    if len(best) > 1 and times[best[0]] >= LONG_MS:
         passes = [[run(way, WARM.ms)[0] for way in best] for _ in range(WARM.passes)]
         means = map(statistics.fmean, zip(*passes[1:], strict=True))  # the first one warms up
         times = _in_order(times, dict(zip(best, means, strict=True)))

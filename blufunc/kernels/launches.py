@@ -16,10 +16,11 @@ from blufunc.kernels.loopir import Buffer, Kernel
 
 @dataclass(frozen=True, eq=False)
 class Scratch:
-    """Memory between a kernel and its finish."""
+    """Memory between a kernel and its finish, or that a step of its own works in; ``label`` is for people."""
 
     dtype: np.dtype
     size: int
+    label: str = "parts of a reduction"
 
     @property
     def nbytes(self) -> int:

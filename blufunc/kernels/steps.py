@@ -228,7 +228,9 @@ class Planning:
         if target.epilogues:
             jaxpr, origins = inline_bodies(jaxpr, lambda eqn: keep(eqn) or is_activation(eqn))
             # what nobody reads of a call is known now, and may be why there is no kernel for it
-            jaxpr, _ = inline_bodies(dce(jaxpr), lambda eqn: keep(eqn) or is_activation(eqn), origins)
+            jaxpr, _ = inline_bodies(
+                dce(jaxpr, origins=origins), lambda eqn: keep(eqn) or is_activation(eqn), origins
+            )
             jaxpr = with_packed_gradients(with_split_attention(jaxpr, origins), origins)
             jaxpr = with_gradient_sums(jaxpr, origins)
             if target.splits is not None:
@@ -439,7 +441,9 @@ class _Scheduler:
             elif not planned or passes:
                 self.unplanned.add(self.id_of(v))
         wanted = self.target.scratch_bytes(eqn) if planned else 0
-        scratch = self.id_of(Scratch(dtypes.uint8, wanted)) if wanted else None
+        scratch = (
+            self.id_of(Scratch(dtypes.uint8, wanted, f"what {eqn.prim.name} works in")) if wanted else None
+        )
         self.steps.append(OpaqueStep(eqn, operands, results, planned and not passes, scratch))
         reads = [o[0] for o in operands if isinstance(o, tuple)]
         after = () if step.after is None else (self.index[id(step.after)],)
@@ -489,7 +493,7 @@ class _Scheduler:
         out = []
         for i, v in enumerate(self.values):
             if isinstance(v, Scratch):
-                out.append(Value(v.nbytes, "temp", "parts of a reduction"))
+                out.append(Value(v.nbytes, "temp", v.label))
                 continue
             size = 0 if self.root(i) in self.unplanned else _nbytes(v)
             kind = "temp"

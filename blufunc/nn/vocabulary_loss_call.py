@@ -169,8 +169,8 @@ def softmax_slopes(how: How, tokens: Any, weight: Any, labels: Any, shares: Any)
     """The losses [n] of a chunk, and the gradient of ``sum(shares * losses)`` with respect to its logits in two parts:
     slopes [n, V], and factors [n] for their rows.
 
-    So logits need not be read again for what is only known of a whole row. Factors are 0 where shares are, and NaN
-    where a label is out of range.
+    So logits need not be read again for what is only known of a whole row. Factors are 0 where shares are, whose losses
+    may be infinite or not exact, and NaN where a label is out of range.
     """
     V = weight.shape[1 - how.features]
     known, wide = _in_range(labels, V), wide_of(tokens)
@@ -267,7 +267,7 @@ def _losses(x: Any, weight: Any, labels: Any, *bias: Any, how: How) -> list[Any]
 def _grads(
     x: Any, weight: Any, labels: Any, shares: Any, *bias: Any, how: How, wanted: Wanted, again: bool = False
 ) -> list[Any]:
-    """The losses of all tokens, and the gradients that are wanted.
+    """The losses of all tokens (of share 0, which nobody counts, perhaps not exact), and the gradients that are wanted.
 
     ``again``: let the derivatives of this compute the logits again too, instead of keeping those of all chunks.
     """

@@ -57,6 +57,12 @@ def test_how_often_each_is_looked_at():
     assert last == list("abcd") * WARM.passes
 
 
+def test_one_way_needs_no_comparison():
+    device = Device({"a": LONG, "b": None})
+    assert list(fastest("ab", device)) == ["a"]
+    assert all(ms < WARM.ms for _, ms in device.looks)
+
+
 def test_a_wrong_glance_is_mended():
     device = Device({"a": LONG, "b": LONG * 1.02, "c": LONG * 0.99}, noise=0.5)
     assert next(iter(fastest("abc", device))) == "c"

@@ -9,11 +9,16 @@ import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import nn
 from blufunc.core import dtypes
-from blufunc.kernels import cuda_softmax_step, nvrtc
+from blufunc.core.jaxpr import DropVar
+from blufunc.core.passes import simplify
+from blufunc.kernels import cuda_opaque, cuda_softmax_step, nvrtc
 from blufunc.kernels.cuda_draft import Draft
+from blufunc.kernels.cuda_forms import in_kernels
+from blufunc.kernels.cuda_program import TARGET
 from blufunc.kernels.cuda_softmax_product import BELOW, ENTRY, FAR, NAME, SETTLE, SoftmaxProduct, source
+from blufunc.kernels.cuda_softmax_step import is_softmax
 from blufunc.kernels.cuda_tile_product import COLUMNS, ROWS, instructions
-from blufunc.kernels.steps import OpaqueStep
+from blufunc.kernels.steps import OpaqueStep, Planning
 from blufunc.nn import vocabulary_loss_call
 from tests.kernels.cuda_machines import needs_nvrtc
 from tests.kernels.emulated_mma import Emulator, tensor_map
@@ -106,7 +111,11 @@ def test_labels_of_any_integers(dtype, cuda):
     value, grads = f(*[bf.device_put(a, cuda) for a in (X, W, labels)])
     expected, of = f(X, W, labels)
     assert np.isnan(float(value)) == np.isnan(float(expected)) == wide
-    np.testing.assert_array_equal(*(np.isnan(np.asarray(g[0])).all(1) for g in (grads, of)))
+    found, wanted = (np.asarray(g[0]) for g in (grads, of))
+    np.testing.assert_allclose(
+        found, wanted, rtol=0.03, atol=0.01 * np.nanmax(np.abs(wanted))
+    )  # NaN where NaN is
+    assert np.isnan(found).any(1).sum() == wide
     np.testing.assert_allclose(float(value), float(expected), rtol=1e-5)
 
 
@@ -121,10 +130,21 @@ def test_what_nobody_reads_is_not_computed():
     assert sum(s.eqn.prim.name.startswith("dot_general") for s in steps) == 3
 
 
+def test_what_is_computed_again_is_known_as_such():
+    """Also where some of its results are not read any more: else it would be taken for what was computed first."""
+    again = bf.checkpoint(lambda x, w, labels: bnp.sin(bf.checkpoint(lambda x, w: loss(x, w, labels))(x, w)))
+    f = bf.jit(bf.value_and_grad(again, argnums=(0, 1))).trace(X, W, LABELS)
+    keep = lambda e: is_softmax(e) and e.outvars[0].__class__ is not DropVar
+    jaxpr = simplify(in_kernels(f.jaxpr, "sm_90a")[0])
+    planning = Planning(jaxpr, (False,) * 3, TARGET, cuda_opaque.planned, keep)
+    found = [e for e in planning.jaxpr.eqns if is_softmax(e)]
+    assert found and all(planning.origins.get(e) for e in found)
+
+
 def test_scratch_is_planned():
     schedule = planned(with_gradients(chunk=256), X, W, LABELS)
     found = [s.scratch for s in schedule.steps if isinstance(s, OpaqueStep) and s.eqn.prim.name == NAME]
-    assert [schedule.place(v).space for v in found] == ["arena"] * 2
+    assert all(schedule.place(v) is not None for v in found)
     of_tiles, of_rows, of_bands = 2 * 256, 256, 1  # numbers
     assert {schedule.values[v].nbytes for v in found} == {4 * (2 * of_tiles + 2 * of_rows + of_bands)}
 
@@ -212,6 +232,8 @@ def test_large_logits_in_bfloat16(size):
     for g, e in zip(got, want, strict=True):
         np.testing.assert_allclose(g, e, rtol=0.02, atol=0.01 * np.abs(e).max() + 1e-5)
     assert (got[0] >= 0).all()
+    top = np.arange(n) % 4 != 0  # rows whose class is above all others, or nearly
+    np.testing.assert_allclose(got[0][top], want[0][top], rtol=0.02, atol=1e-4)
 
 
 def test_what_does_not_count_and_what_is_no_class():
