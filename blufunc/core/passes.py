@@ -190,9 +190,8 @@ def inline_bodies(
         return jaxpr, origins
     placed = rewrite(jaxpr, step, origins)
     if any(e.prim.pointwise and not keep(e) for e in jaxpr.eqns):
-        placed = dce(
-            cse(fold(placed, origins), origins), origins=origins
-        )  # a function and its derivative have much in common
+        # a function and its derivative have much in common
+        placed = dce(cse(fold(placed, origins), origins), origins=origins)
     return placed, origins
 
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from blufunc.kernels import cuda_tile_product
-from blufunc.kernels.cuda_tile_product import ROWS, VECTOR, Parts, TileProduct
+from blufunc.kernels.cuda_tile_product import ROWS, Parts, TileProduct
 
 NAME = "linear_softmax"
 """The operation, of ``nn/vocabulary_loss_call.py``."""
@@ -36,7 +36,7 @@ FAR = 40
 """How far above ``near`` logits may be: exponentials are below 2.4e17 then, and sums of products with them finite."""
 
 BELOW = 30
-"""How far below ``near`` the logit of the class may be, which is not rounded: that of 8192 and more is so far."""
+"""How far below ``near``, which is not rounded, the logit of the class may be: from 8192 on it can be farther."""
 
 _SHARES = 4
 
@@ -44,11 +44,6 @@ _SHARES = 4
 @dataclass(frozen=True)
 class SoftmaxProduct(TileProduct):
     """Sizes: (rows m, features k) by (k, classes n)."""
-
-    @property
-    def fits(self) -> bool:
-        """Whether there is a kernel: for whole tiles of rows and whole stages."""
-        return self.whole and not self.n % VECTOR
 
     @property
     def band(self) -> int:

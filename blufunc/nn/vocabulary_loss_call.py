@@ -86,7 +86,7 @@ class How:
         """How many tokens a chunk has."""
         return self.chunk or max(LEAST, 1 << (LOGITS // classes).bit_length() - 1)
 
-    def plain(self, low: np.dtype, bias: Sequence[Any]) -> bool:
+    def in_products(self, low: np.dtype, bias: Sequence[Any]) -> bool:
         """Whether devices may have a kernel for the product and softmax of such a loss (``softmax_slopes``)."""
         others = self.label_smoothing or self.z_loss or self.soft_cap is not None or bias
         return low == dtypes.bfloat16 and not others
@@ -280,7 +280,7 @@ def _grads(
     size = how.tokens(weight.shape[1 - how.features])
     args = (tokens, low_weight, bnp.ravel(labels), bnp.ravel(shares), *bias)
     of: dict[str, Any] = {"how": how, "wanted": wanted, "size": size, "dtype": x.dtype}
-    if again or not how.plain(low, bias):
+    if again or not how.in_products(low, bias):
         outs = _whole(*args, **of, again=again)
     else:
         outs = _either(functools.partial(_whole, **of), functools.partial(_in_products, **of), args)

@@ -1,8 +1,11 @@
 """What tests of several files here run on."""
 
+import dataclasses
+
 import pytest
 
 import blufunc as bf
+from blufunc.kernels import activation_epilogue, cuda_program
 from tests.kernels import fake_cuda
 from tests.kernels.emulated_cuda import Device, Emulator
 
@@ -17,6 +20,15 @@ def fake(monkeypatch):
 def cuda(fake):
     """The same as users name it."""
     return bf.devices("cuda")[0]
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A fake device for which any product computes GELU, launches are free and products are slow."""
+    monkeypatch.setattr(activation_epilogue, "LEAST_ELEMENTS", 1)
+    machine = dataclasses.replace(cuda_program.TARGET.machine, launch=0.0, products=1e9, narrow_products=1e9)
+    monkeypatch.setattr(cuda_program, "TARGET", dataclasses.replace(cuda_program.TARGET, machine=machine))
+    return fake_cuda.install(monkeypatch)
 
 
 @pytest.fixture(

@@ -455,7 +455,7 @@ class SoftmaxKernel:
     """``cuda_softmax_step.Kernel`` by the definition of ``nn``."""
 
     def __init__(self, fake, product, rows, device):
-        assert product.fits
+        assert product.whole and not product.n % cuda_tile_product.VECTOR
         assert all(row > 0 and not row % cuda_tile_product.VECTOR for row in rows)
         self.fake, self.product, self.rows = fake, product, rows
 

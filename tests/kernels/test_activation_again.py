@@ -15,7 +15,7 @@ from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.ops.elementwise import add_p
 from blufunc.core.passes import simplify
 from blufunc.core.primitive import Primitive
-from blufunc.kernels import activation_epilogue, cuda_gelu_step, cuda_program
+from blufunc.kernels import cuda_gelu_step, cuda_program
 from blufunc.kernels.activation_again import (
     of_argument,
     result_of,
@@ -26,7 +26,6 @@ from blufunc.kernels.activation_epilogue import dot_bias_gelu_p, dot_dgelu_p
 from blufunc.kernels.activation_sums import with_activation_sums
 from blufunc.kernels.cuda_tile_product import COLUMNS, ROWS
 from blufunc.kernels.steps import OpaqueStep
-from tests.kernels import fake_cuda
 from tests.kernels.test_budget_times import layers, shapes, tanhs
 from tests.kernels.test_cuda_program import on
 from tests.kernels.test_epilogue import half
@@ -136,15 +135,6 @@ def test_less_memory(share, large):
 
 
 # -- what it computes -----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small(monkeypatch):
-    """A fake device for which any product computes GELU, launches are free and products are slow."""
-    monkeypatch.setattr(activation_epilogue, "LEAST_ELEMENTS", 1)
-    machine = dataclasses.replace(cuda_program.TARGET.machine, launch=0.0, products=1e9, narrow_products=1e9)
-    monkeypatch.setattr(cuda_program, "TARGET", dataclasses.replace(cuda_program.TARGET, machine=machine))
-    return fake_cuda.install(monkeypatch)
 
 
 def steps(n, missing, mixed=False, tokens=TOKENS):

@@ -1,7 +1,5 @@
 """What computing again takes: an activation without its product, and sums that their readers compute."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -11,13 +9,12 @@ from blufunc import nn
 from blufunc.core import dtypes
 from blufunc.core.jaxpr import Jaxpr, eval_jaxpr
 from blufunc.core.passes import simplify
-from blufunc.kernels import activation_epilogue, cuda_opaque, cuda_program, steps
+from blufunc.kernels import cuda_opaque, cuda_program, steps
 from blufunc.kernels.activation_epilogue import dot_bias_gelu_p, from_argument
 from blufunc.kernels.budget_cuts import Cuts
 from blufunc.kernels.budget_times import plan_seconds
 from blufunc.kernels.cost import cost_of
 from blufunc.kernels.steps import OpaqueStep
-from tests.kernels import fake_cuda
 from tests.kernels.test_cuda_program import on
 from tests.kernels.test_epilogue import half
 
@@ -138,15 +135,6 @@ def test_the_time_of_a_plan_is_that_of_its_cost(cut):
 
 
 # -- what they compute ----------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def small(monkeypatch):
-    """A fake device for which any product computes GELU, launches are free and products are slow."""
-    monkeypatch.setattr(activation_epilogue, "LEAST_ELEMENTS", 1)
-    machine = dataclasses.replace(cuda_program.TARGET.machine, launch=0.0, products=1e9, narrow_products=1e9)
-    monkeypatch.setattr(cuda_program, "TARGET", dataclasses.replace(cuda_program.TARGET, machine=machine))
-    return fake_cuda.install(monkeypatch)
 
 
 def test_the_equations_are_the_definition(small):
