@@ -2,7 +2,7 @@
 
 Kernels, stages 6 to 8 for ``dot_general``. In comes a ``Gemm``; out comes a ``Plan`` that runs it on a stream. The
 library is called by ctypes, and its descriptors can be made without a device. Of the algorithms that it proposes the
-fastest is found by running them, and kept on disk.
+fastest is found by running them once, and kept on disk.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core import dtypes
-from blufunc.kernels import cuda_memory, cuda_runtime, device_power
+from blufunc.kernels import cuda_memory, cuda_runtime
 from blufunc.kernels.disk_cache import DiskCache, key_of
 from blufunc.kernels.fastest import fastest
 from blufunc.kernels.gemm_layout import EPILOGUES, Gemm, Side, column_major
-from blufunc.kernels.run_energy import joules_of_runs
 
 WORKSPACE_BYTES = 32 << 20
 """Scratch memory of each stream: what the library recommends for Hopper."""
@@ -33,9 +32,6 @@ _CANDIDATES = 16
 
 _MOST_REPEATS = 200
 """How many times in a row at most an algorithm runs to be timed."""
-
-_START_MS = 2.0
-"""How much work is put on a device at once when energy is measured, which takes tenths of a second."""
 
 # -- the library ----------------------------------------------------------------------------------
 
@@ -327,7 +323,7 @@ class Plan:
         if known is not None and self._accept(known):
             return
         name = cuda_runtime.properties(self.device).name
-        cache, key = DiskCache(), key_of("cublaslt, at the limit of power", str(self.gemm), name, str(version()))
+        cache, key = DiskCache(), key_of("cublaslt, by warm devices", str(self.gemm), name, str(version()))
         kept = cache.get(key)
         if kept is None or not self._accept(kept):
             kept, report = self._tune(addresses)
@@ -373,24 +369,7 @@ class Plan:
             except errors.UnsupportedError:
                 return None
 
-        def at_limit(times: dict[bytes, float]) -> dict[bytes, float]:
-            meter = device_power.meter(self.device)
-            if meter is None:
-                return {}
-
-            def start(algorithm: bytes) -> tuple[int, Callable[[], bool]]:
-                self._accept(algorithm)
-                count = max(1, round(_START_MS / times[algorithm]))
-                for _ in range(count):
-                    run()
-                event = cuda_runtime.recorded(stream)
-                return count, lambda: event.done
-
-            joules = joules_of_runs(list(times), start, meter.joules) or {}
-            return {algorithm: 1e3 * each / meter.limit for algorithm, each in joules.items()}
-
-        times = fastest([bytes(r.algorithm) for r in proposed], look, at_limit)
-        stream.synchronize()  # what is begun works on memory that is let go
+        times = fastest([bytes(r.algorithm) for r in proposed], look)
         del keep
         if not times:
             raise errors.UnsupportedError(

@@ -1,13 +1,14 @@
 """Which of several ways to compute the same is the fastest, by running them.
 
-Kernels, stage 8, below ``cublaslt``. All ways run for a moment, the best of these with more care. Training steps run at
-the limit of a device's power, where clocks fall until what is computed takes no more than that. So of what takes long
-the energy counts, too: at the limit a run lasts as long as the device may take the run's energy in, at least.
+Kernels, stage 8, below ``cublaslt``. All ways run for a moment, the best of these with more care. Of what takes long,
+the best run once more, by turns and for so long that the device is as warm as in a training step: steps run at the
+limit of a device's power, where clocks fall, and what moves less may be faster than what was faster on a cool device.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -25,26 +26,20 @@ class Round(NamedTuple):
     passes: int
 
 
-GLANCE, CARE = Round(16, 0.2, 1), Round(6, 1.0, 3)
+GLANCE, CARE, WARM = Round(16, 0.2, 1), Round(6, 1.0, 3), Round(4, 10.0, 3)
 
 MOST_MS = 80.0
 """What the first two rounds may take; ways that are thought best come first."""
 
-LONG_MS = 0.1
-"""From how many milliseconds on energy counts: it takes some tenths of a second to know."""
-
-COMPARED, MARGIN = 3, 1.15
-"""How many ways' energy is measured at most, and by which factor they may take longer than the fastest."""
+LONG_MS = 0.05
+"""From how many milliseconds on a device that is warm counts: below, programs wait for more than for their products."""
 
 
-def fastest(
-    ways: Sequence[Way], look: Look[Way], at_limit: Callable[[dict[Way, float]], dict[Way, float]]
-) -> dict[Way, float]:
+def fastest(ways: Sequence[Way], look: Look[Way]) -> dict[Way, float]:
     """Milliseconds of one run of the ways that run, the fastest first.
 
     Args:
       ways: the one that is thought best first.
-      at_limit: of ways with their milliseconds, those of their energy at the limit of power; none if nobody knows.
     """
     failed: set[Way] = set()
 
@@ -65,11 +60,12 @@ def fastest(
                 looked[way], spent = min(one, looked.get(way, one)), spent + took
         times = _in_order(times, looked)
     times = {way: ms for way, ms in times.items() if way not in failed}
-    best = dict([(way, ms) for way, ms in times.items() if ms <= MARGIN * min(times.values())][:COMPARED])
-    if len(best) > 1 and min(best.values()) >= LONG_MS:
-        limited = at_limit(best)
-        times = _in_order(times, {way: max(best[way], ms) for way, ms in limited.items()})
-    return times
+    best = list(times)[: WARM.kept]
+    if len(best) > 1 and times[best[0]] >= LONG_MS:
+        passes = [[run(way, WARM.ms)[0] for way in best] for _ in range(WARM.passes)]
+        means = map(statistics.fmean, zip(*passes[1:], strict=True))  # the first one warms up
+        times = _in_order(times, dict(zip(best, means, strict=True)))
+    return {way: ms for way, ms in times.items() if way not in failed}
 
 
 def _in_order(times: dict[Way, float], looked: dict[Way, float]) -> dict[Way, float]:
