@@ -45,10 +45,13 @@ from blufunc.kernels.cuda_attention_hopper import (
     PIPELINED_QUERY_GRADIENT,
 )
 from blufunc.kernels.cuda_attention_mods import Code
+from blufunc.kernels.cuda_attention_planes import ALL_GRADIENTS, MOST_QUERIES, STAGES_OF_KEYS
 from blufunc.kernels.cuda_prelude import with_prelude
 from blufunc.kernels.tensor_maps import Box, Mapped
 
 _MOST_FEATURES, _MOST_OF_TWO_PARTS = 256, 128
+_MULTIPROCESSORS = 132
+"""Of a device that is not known yet: Hopper's."""
 _SECTION_BYTES = 16 << 20
 """What the planes of a section have to read together: a part of the second-level cache."""
 
@@ -99,6 +102,8 @@ class Tiling(NamedTuple):
       blocks: of a multiprocessor, for which the compiler leaves registers.
       groups: whether four warps make products together, with Hopper's instructions.
       stages: tiles of each operand in shared memory, which a thread beside the others copies; 0: two, that all copy.
+      beside: threads of a block that have no rows, if there are stages: four warps of which one thread copies, and
+        others with work of their own.
     """
 
     slabs: int
@@ -108,6 +113,7 @@ class Tiling(NamedTuple):
     blocks: int
     groups: bool = False
     stages: int = 0
+    beside: int = 128
 
     @property
     def rows(self) -> int:
@@ -116,8 +122,8 @@ class Tiling(NamedTuple):
 
     @property
     def launched(self) -> int:
-        """Threads of a block, with the four warps of which one copies for the others."""
-        return self.threads + (128 if self.stages else 0)
+        """Threads of a block, with those that have no rows."""
+        return self.threads + (self.beside if self.stages else 0)
 
 
 class Kernel(NamedTuple):
@@ -139,6 +145,7 @@ class Kernel(NamedTuple):
       pipelines: how work is divided there, up to 64 features, and up to 128: of one part, with scores as they are.
       masked: the same with a mask, if that wants more registers than there are.
       beyond: the features up to which the other forms are quicker.
+      by_planes: whether a block has all rows of a plane, and goes through planes.
     """
 
     entry: str
@@ -157,6 +164,7 @@ class Kernel(NamedTuple):
     pipelines: tuple[Tiling, ...] = ()
     masked: tuple[Tiling, ...] = ()
     beyond: int = 0
+    by_planes: bool = False
 
     def tiling(self, features: int, arch: str, code: Code = NO_CODE, parts: int = 0) -> Tiling:
         """How it divides its work on an architecture: what is done with scores wants registers, too."""
@@ -193,9 +201,10 @@ class Kernel(NamedTuple):
         """Batches times heads of its rows."""
         return shape.batch * (shape.key_heads if self.of_keys else shape.heads)
 
-    def blocks(self, shape: Shape, tiling: Tiling) -> int:
+    def blocks(self, shape: Shape, tiling: Tiling, multiprocessors: int = _MULTIPROCESSORS) -> int:
         """Of its grid."""
-        return self.planes(shape) * self.tiles_of(shape, tiling)[0]
+        planes = self.planes(shape)
+        return min(planes, multiprocessors) if self.by_planes else planes * self.tiles_of(shape, tiling)[0]
 
     def tiles_of(self, shape: Shape, tiling: Tiling) -> tuple[int, int]:
         """How many tiles of rows there are, and how many of what they go over."""
@@ -212,9 +221,11 @@ class Kernel(NamedTuple):
         """Of a block: its own tiles, and two stages of what it goes over, or as many as are copied by a thread."""
         if tiling.stages:
             rows = self.tiles * tiling.rows + 2 * tiling.stages * tiling.columns
-            numbers = tiling.stages * 8 * tiling.columns if self.of_keys else 0
+            numbers = (
+                MOST_QUERIES if self.by_planes else tiling.stages * tiling.columns if self.of_keys else 0
+            )
             barriers = 2 * self.tiles + 4 * tiling.stages
-            return 2 * features * rows + numbers + 8 * barriers
+            return 2 * features * rows + 8 * (numbers + barriers)
         # of numbers for each column, after which tiles are to lie at multiples of 1024
         pairs = -(-8 * tiling.columns // 1024) * 1024 if self.of_keys else 0
         return max(parts, 1) * 2 * features * (self.tiles * tiling.rows + 4 * tiling.columns) + 2 * pairs
@@ -277,6 +288,35 @@ KEY_KERNEL = Kernel(
     pipelines=(Tiling(1, 128, 64, 64, 2, True, 3), Tiling(1, 256, 64, 64, 1, True, 2)),
     beyond=32,
 )
+PLANE_KERNEL = Kernel(
+    "attention_gradients",
+    "",
+    ("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv", "partial"),
+    of_keys=True,
+    tiles=3 * STAGES_OF_KEYS,
+    warps=(),
+    groups=(),
+    two_warps=(),
+    two_groups=(),
+    begin=GRADIENTS + OF_QUERIES,
+    pipelined=ALL_GRADIENTS,
+    pipelines=(Tiling(1, 256, 64, 64, 1, True, 3, beside=256),),
+    by_planes=True,
+)
+"""All gradients at once, of what ``fits_planes``."""
+
+_FILLED = 0.9
+"""The share of the multiprocessors' turns in which they have a plane each, from which on ``PLANE_KERNEL`` is quicker."""
+
+
+def fits_planes(shape: Shape, arch: str, code: Code, parts: int, multiprocessors: int) -> bool:
+    """Whether ``PLANE_KERNEL`` is to make the gradients: it can, and planes fill the device."""
+    if arch != "sm_90a" or parts or code is not NO_CODE or shape.heads != shape.key_heads:
+        return False
+    planes, turns = shape.batch * shape.heads, -(-shape.batch * shape.heads // multiprocessors)
+    return (
+        shape.features == 64 and shape.queries <= MOST_QUERIES and planes >= _FILLED * turns * multiprocessors
+    )
 
 
 def key_kernels(features: int) -> tuple[Kernel, ...]:
@@ -284,6 +324,15 @@ def key_kernels(features: int) -> tuple[Kernel, ...]:
     if features <= 128:
         return (KEY_KERNEL,)
     return KEY_KERNEL._replace(makes="k"), KEY_KERNEL._replace(makes="v")
+
+
+def gradient_kernels(
+    shape: Shape, arch: str, code: Code, parts: int, multiprocessors: int
+) -> tuple[Kernel, ...]:
+    """The kernels that make all gradients."""
+    if fits_planes(shape, arch, code, parts, multiprocessors):
+        return (PLANE_KERNEL,)
+    return (QUERY_KERNEL, *key_kernels(shape.features))
 
 
 _PADDING = 128
@@ -342,6 +391,8 @@ def source(
     }
     if tiling.stages:
         constants["STAGES"] = tiling.stages
+    if kernel.by_planes:
+        constants |= {"MOST_QUERIES": MOST_QUERIES, "STAGES_OF_KEYS": STAGES_OF_KEYS}
     head = "".join(f"constexpr int {name} = {value};\n" for name, value in constants.items())
     makes = {f"MAKES_{name.upper()}": name in kernel.makes for name in "kv"}
     flags = {"CAUSAL": causal, "OF_KEYS": kernel.of_keys, "WIDE": parts > 0} | makes
@@ -357,7 +408,10 @@ def source(
 
 def group_sizes(features: int, tiling: Tiling, parts: int = 0) -> cuda_mma.GroupSizes | None:
     """The numbers of columns of products that four warps make together; None if they do not."""
-    return cuda_mma.GroupSizes(tiling.inner, cuda_mma.slice_of(features, parts)) if tiling.groups else None
+    if not tiling.groups:
+        return None
+    turned = features if tiling.beside > 128 else 0
+    return cuda_mma.GroupSizes(tiling.inner, cuda_mma.slice_of(features, parts), turned)
 
 
 def problem(
@@ -406,16 +460,17 @@ def _text(
 def texts(
     forward: bool,
     dtype: np.dtype,
-    features: int,
+    shape: Shape,
     causal: bool,
     arch: str,
     code: Code = NO_CODE,
     parts: int = 0,
     summed: bool = False,
 ) -> list[tuple[str, str]]:
-    """The sources of the kernels that ``Forward``, or ``Backward``, asks for, and their names."""
-    found = []
-    for kernel in (FORWARD_KERNEL,) if forward else (QUERY_KERNEL, *key_kernels(features)):
+    """The sources of the kernels that ``Forward``, or ``Backward``, asks for on most devices, and their names."""
+    found, features = [], shape.features
+    backward = gradient_kernels(shape, arch, code, parts, _MULTIPROCESSORS)
+    for kernel in (FORWARD_KERNEL,) if forward else backward:
         kernel = kernel.summed if summed else kernel
         tiling = kernel.tiling(features, arch, code, parts)
         for part in (kernel.lists, kernel) if code.masked else (kernel,):
@@ -462,7 +517,9 @@ def prepare(
             0,
         )
     else:
-        grid, shared = kernel.blocks(shape, tiling), kernel.shared_bytes(shape.features, tiling, parts)
+        multiprocessors = cuda_runtime.properties(device).sm_count
+        grid = kernel.blocks(shape, tiling, multiprocessors)
+        shared = kernel.shared_bytes(shape.features, tiling, parts)
     threads = tiling.threads if kernel.body is cuda_attention_mods.TILES else tiling.launched
     return function.prepare((grid,), (threads,), shared, arguments)
 
@@ -594,7 +651,8 @@ class Backward:
       strides: of q, k, v, out, dout, dq, dk and dv.
       summed: whether sums of the gradients of each ``ROWS_OF_SUM`` tokens are wanted, too; not of ``parts``.
     Attributes:
-      scratch_bytes: bytes of device memory that a call needs: two numbers for each row of queries, and lists of tiles.
+      scratch_bytes: bytes of device memory that a call needs: two numbers for each row of queries, and lists of tiles;
+        or sums of queries, for each block that has planes.
     Raises:
       UnsupportedError: ``refused`` says why, or the scale is not positive.
     """
@@ -614,12 +672,17 @@ class Backward:
         assert not (summed and parts), "sums are of what is stored in two bytes"
         named = dict(zip(_NAMES, strides, strict=True))
         options = (shape, dtype, named, scale, causal, device, code, parts)
-        wanted = lambda kernel: kernel.summed if summed else kernel
         self._summed = summed
-        self._query = _Kernel(wanted(QUERY_KERNEL), *options)
-        self._keys = [_Kernel(wanted(kernel), *options) for kernel in key_kernels(shape.features)]
-        self._pairs_bytes = 8 * shape.batch * shape.heads * padded(shape)
-        self.scratch_bytes = self._pairs_bytes + self._query.list_bytes + self._keys[0].list_bytes
+        properties = cuda_runtime.properties(device)
+        kernels = gradient_kernels(shape, properties.arch, code, parts, properties.sm_count)
+        self._kernels = [_Kernel(k.summed if summed else k, *options) for k in kernels]
+        self._by_planes = kernels[0].by_planes
+        if self._by_planes:
+            blocks = PLANE_KERNEL.blocks(shape, PLANE_KERNEL.pipelines[0], properties.sm_count)
+            self._own_bytes = blocks * 4 * shape.features * MOST_QUERIES
+        else:
+            self._own_bytes = 8 * shape.batch * shape.heads * padded(shape)
+        self.scratch_bytes = self._own_bytes + sum(k.list_bytes for k in self._kernels[:2])
 
     def __call__(
         self, pointers: Sequence[int], scratch: int, stream: Any, extras: Sequence[int] = ()
@@ -632,12 +695,15 @@ class Backward:
         sums = list(pointers[-3:]) if self._summed else []
         *given, dq, dk, dv = pointers[: len(pointers) - len(sums)]
         q, k, v, out, lse, dout, *split = given
-        split = _padded(split, 4)
-        lists = scratch + self._pairs_bytes
-        self._query((q, k, v, out, lse, dout, dq, scratch, *split, *sums[:1]), extras, lists, stream)
-        for kernel in self._keys:
+        if self._by_planes:
+            self._kernels[0]((q, k, v, out, lse, dout, dq, dk, dv, scratch, *sums), (), 0, stream)
+            return
+        split, lists = _padded(split, 4), scratch + self._own_bytes
+        query, *keys = self._kernels
+        query((q, k, v, out, lse, dout, dq, scratch, *split, *sums[:1]), extras, lists, stream)
+        for kernel in keys:
             operands = (q, k, v, dout, dk, dv, scratch, *split, *sums[1:])
-            kernel(operands, extras, lists + self._query.list_bytes, stream)
+            kernel(operands, extras, lists + query.list_bytes, stream)
 
 
 def _padded(split: Sequence[int], operands: int) -> list[int]:

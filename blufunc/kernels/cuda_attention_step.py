@@ -86,10 +86,10 @@ def is_attention(eqn: Eqn) -> bool:
 
 def texts(eqn: Eqn, arch: str) -> list[tuple[str, str]]:
     """The sources of the kernels of an equation that has some, and their names."""
-    code, query = _code(eqn), eqn.invars[0].aval
+    code, (query, key) = _code(eqn), (v.aval for v in eqn.invars[:2])
     assert isinstance(code, Code), code
     how = eqn.params["is_causal"], arch, code, eqn.params.get("parts", 0), _is_summed(eqn)
-    return cuda_attention.texts(_is_forward(eqn), query.dtype, query.shape[-1], *how)
+    return cuda_attention.texts(_is_forward(eqn), query.dtype, _shape(query, key), *how)
 
 
 def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Work:

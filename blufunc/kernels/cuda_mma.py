@@ -449,10 +449,12 @@ class GroupSizes(NamedTuple):
     Attributes:
       rows: those of ``times_rows``.
       columns: those of ``times_columns``.
+      turned: those of ``group_times_turned``, both of whose operands have rows in memory for what is added up; 0: none.
     """
 
     rows: int
     columns: int
+    turned: int = 0
 
 
 def _group_product(template: str, n: int, **more: str) -> str:
@@ -479,6 +481,8 @@ def instructions(dtype_name: str, groups: GroupSizes | None = None) -> str:
         return text
     products = _group_product(_OF_SHARED, groups.rows, name="group_times_rows", turned="0, 0")
     products += _group_product(_TIMES_COLUMNS, groups.columns)
+    if groups.turned:
+        products += _group_product(_OF_SHARED, groups.turned, name="group_times_turned", turned="1, 1")
     return text + GROUP_INSTRUCTIONS + products
 
 

@@ -135,20 +135,24 @@ template<bool TRANSPOSED> static float described_element(unsigned long long b, u
   memcpy(&bits, shared_memory + at, 2);
   return low_half(bits);
 }
-template<int N>
-static void times_rows_now(float (&c)[N][4], unsigned long long a, unsigned long long b, bool add) {
+template<bool TURNED, int N>
+static void times_shared_now(float (&c)[N][4], unsigned long long a, unsigned long long b, bool add) {
   const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4;
   for (int n = 0; n < N; ++n)
     for (int i = 0; i < 4; ++i) {
       if (!add) c[n][i] = 0;
       for (int k = 0; k < 16; ++k)
-        c[n][i] += described_element<false>(a, k, row + i / 2 * 8) *
-                   described_element<false>(b, k, n * 8 + lane % 4 * 2 + i % 2);
+        c[n][i] += described_element<TURNED>(a, k, row + i / 2 * 8) *
+                   described_element<TURNED>(b, k, n * 8 + lane % 4 * 2 + i % 2);
     }
 }
 template<int N>
 static void group_times_rows(float (&c)[N][4], unsigned long long a, unsigned long long b, bool add) {
-  begun_products().push_back([&c, a, b, add] { times_rows_now(c, a, b, add); });
+  begun_products().push_back([&c, a, b, add] { times_shared_now<false>(c, a, b, add); });
+}
+template<int N>
+static void group_times_turned(float (&c)[N][4], unsigned long long a, unsigned long long b, bool add) {
+  begun_products().push_back([&c, a, b, add] { times_shared_now<true>(c, a, b, add); });
 }
 template<int N>
 static void times_columns_now(float (&c)[N][4], const unsigned (&a)[4], unsigned long long b) {

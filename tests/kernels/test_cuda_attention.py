@@ -9,6 +9,7 @@ from blufunc.kernels import cuda_attention, cuda_mma, cuda_runtime, nvrtc
 from blufunc.kernels.cuda_attention import (
     FORWARD_KERNEL,
     KEY_KERNEL,
+    PLANE_KERNEL,
     QUERY_KERNEL,
     Shape,
     Strides,
@@ -16,6 +17,7 @@ from blufunc.kernels.cuda_attention import (
     key_kernels,
 )
 from blufunc.kernels.cuda_attention_backward import ROWS_OF_SUM
+from blufunc.kernels.cuda_attention_planes import MOST_QUERIES
 from tests.kernels.cuda_machines import needs_nvrtc
 from tests.kernels.emulated_mma import Emulator, maps
 
@@ -181,6 +183,9 @@ TWO_GROUPS = {k.entry: Tiling(1, 256, 64, 32, 1, groups=True) for k in KERNELS} 
 PIPELINES, WIDE_PIPELINES = ({k.entry: k.pipelines[n] for k in KERNELS} for n in (0, 1))
 
 
+MULTIPROCESSORS = 2  # of a device on the host
+
+
 def launch(emulator, case, kernel, tiling, causal, types, arrays, eager=False):
     """Run one kernel on the host."""
     names = cuda_attention.operands_of(kernel, cuda_attention.NO_CODE)
@@ -194,7 +199,7 @@ def launch(emulator, case, kernel, tiling, causal, types, arrays, eager=False):
         case.dtype.name,
         kernel.entry,
         parameters,
-        kernel.blocks(case.shape, tiling),
+        kernel.blocks(case.shape, tiling, MULTIPROCESSORS),
         tiling.launched,
         kernel.shared_bytes(features, tiling),
         eager=eager,
@@ -248,6 +253,40 @@ def test_kernels_on_the_host(emulator, shape, dtype, causal, tilings, packed):
         assert not np.isnan(case.arrays["scratch"]).any()  # the key kernel reads whole tiles of its own
 
 
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize(
+    "shape, dtype, causal, packed",
+    [
+        (Shape(2, 200, 200, 2, 2, 64), BF16, True, True),
+        (Shape(1, 130, 330, 3, 3, 64), F16, False, False),  # planes one after the other
+        (Shape(1, 70, 330, 1, 1, 64), BF16, True, False),  # keys that nobody sees
+        (Shape(1, 330, 150, 1, 1, 64), BF16, True, False),
+        (Shape(3, 1, 1, 1, 1, 64), BF16, True, False),
+    ],
+)
+def test_all_gradients_at_once_on_the_host(emulator, shape, dtype, causal, packed, eager):
+    case, tiling = Case(shape, dtype, packed), PLANE_KERNEL.pipelines[0]
+    launch(
+        emulator,
+        case,
+        FORWARD_KERNEL,
+        PIPELINES["attention_forward"],
+        causal,
+        {"lse": "float *"},
+        case.arrays,
+    )
+    launch(emulator, case, PLANE_KERNEL, tiling, causal, PLANE_TYPES, case.arrays | sums_of_queries(), eager)
+    case.check(causal)
+
+
+PLANE_TYPES = {"lse": "float *", "partial": "float4 *"}
+
+
+def sums_of_queries():
+    """Where blocks on the host have them."""
+    return {"partial": np.full((MULTIPROCESSORS, MOST_QUERIES, 64), np.nan, np.float32)}
+
+
 @pytest.mark.parametrize(
     "shape, dtype, causal, tilings",
     [
@@ -297,12 +336,13 @@ def run_on_device(case, causal, repeats=1):
     strides = [case.strides()[n] for n in NAMES]
     forward = cuda_attention.Forward(case.shape, case.dtype, strides[:4], case.scale, causal, 0)
     backward = cuda_attention.Backward(case.shape, case.dtype, strides, case.scale, causal, 0)
-    assert backward.scratch_bytes == case.arrays["scratch"].nbytes
+    scratch = cupy.empty(backward.scratch_bytes, np.uint8)
+    cupy.cuda.Device().synchronize()
     forward([at[n] for n in ("q", "k", "v", "out", "lse")], 0, stream)
     results = []
     for _ in range(repeats):
         backward(
-            [at[n] for n in ("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv")], at["scratch"], stream
+            [at[n] for n in ("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv")], scratch.data.ptr, stream
         )
         stream.synchronize()
         for root, on_device in roots.values():
@@ -326,6 +366,9 @@ def run_on_device(case, causal, repeats=1):
         (Shape(2, 190, 190, 2, 2, 256), BF16, True),
         (Shape(1, 150, 260, 2, 2, 160), F16, False),
         (Shape(1, 1, 1, 1, 1, 16), BF16, False),
+        (Shape(11, 190, 190, 12, 12, 64), BF16, True),  # by planes, one for each multiprocessor of an H200
+        (Shape(20, 67, 301, 20, 20, 64), F16, False),
+        (Shape(22, 1024, 1024, 12, 12, 64), BF16, True),
     ],
 )
 def test_on_a_device(shape, dtype, packed, causal):
@@ -336,8 +379,9 @@ def test_on_a_device(shape, dtype, packed, causal):
 
 @pytest.mark.gpu
 @on_device
-def test_gradients_are_the_same_each_time():
-    first, *others = run_on_device(Case(Shape(2, 500, 500, 4, 2, 64), BF16), True, repeats=4)
+@pytest.mark.parametrize("shape", [Shape(2, 500, 500, 4, 2, 64), Shape(22, 500, 500, 12, 12, 64)])
+def test_gradients_are_the_same_each_time(shape):
+    first, *others = run_on_device(Case(shape, BF16), True, repeats=4)
     for other in others:
         for x, y in zip(first, other, strict=True):
             np.testing.assert_array_equal(x, y)

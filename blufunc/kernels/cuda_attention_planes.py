@@ -1,0 +1,239 @@
+"""The text of attention's derivative on Hopper in one kernel: a block has all tokens of a head, and five products.
+
+Kernels, stage 6, below ``cuda_attention``, beside ``cuda_attention_hopper``, whose functions it has. A block goes over
+its keys, 64 for each of two groups of four warps, and for these over its queries. So weights are computed once, and
+their gradients serve the sums of both sides: those of keys and values stay in registers, as in
+``attention_key_gradient``; a third group of warps adds to the queries'. It gets the gradients of weights through shared
+memory. Between two tiles of keys its sums are in scratch memory, which each block has its own of: no atomics, and the
+order of sums is always the same. What a block reads again and again stays in the second-level cache.
+
+One block is all that a multiprocessor has, so planes (batches times heads) must fill the device: ``by_planes`` in
+``cuda_attention`` says when. Of a plane, there are at most MOST_QUERIES queries, FEATURES are 64, and scores are as
+they are, without masks but the causal one.
+"""
+
+from __future__ import annotations
+
+MOST_QUERIES = 1024
+"""Of each there are two numbers in shared memory, and 64 sums in the second-level cache."""
+
+STAGES_OF_KEYS = 2
+"""Tiles of keys, of values, and of gradients of weights that a block has room for."""
+
+ALL_GRADIENTS = r"""
+static_assert(FEATURES == 64 && COLUMNS == 64 && ROWS == 128 && BLOCKS == 1 && !MASKED && !SCORED && !WIDE, "");
+typedef Ring<STAGES_OF_KEYS, ROWS> Keys;
+
+// of 65536 registers, by 512 threads: of the groups of keys, of the group of queries, and of the one that copies
+constexpr int OF_KEY_GROUPS = 192, OF_QUERY_GROUP = 104;
+constexpr int QUERY_GROUP = GROUPS;
+
+// Gradients of the weights of a tile of keys (rows) and one of queries, from the groups of keys to that of queries.
+struct Slopes : Ring<STAGES_OF_KEYS, ROWS> {
+  inline void make() const {
+    for (int i = 0; i < STAGES_OF_KEYS; ++i)
+      make_barrier(full + i, WARPS), make_barrier(full + STAGES_OF_KEYS + i, 4);
+  }
+  inline void wait_until_free(unsigned n) const {
+    wait_for(full + STAGES_OF_KEYS + n % STAGES_OF_KEYS, n / STAGES_OF_KEYS % 2 ^ 1);
+  }
+  inline void filled(unsigned n) const {
+    fence_for_products();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) arrive(full + n % STAGES_OF_KEYS);
+  }
+};
+
+// What a warp has as left operands, 16 rows of 64, to those rows of a tile.
+inline void store_left(unsigned char *tile, int row, const unsigned (&a)[COLUMNS / 16][4]) {
+  const int lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < COLUMNS / 4; ++i)
+    *(unsigned *)(tile + tile_at<ROWS>(row + i % 2 * 8 + lane / 4, i / 4 * 2 + i % 4 / 2) + lane % 4 * 4) =
+        a[i / 4][i % 4];
+}
+
+// Of all queries of a plane, what scores are lowered by, and delta: by all groups of keys, eight threads for a row.
+inline void find_numbers(float2 *numbers, const Problem &p, const element *out, const element *dout, const float *lse) {
+  constexpr int STEP = THREADS / 8;
+  const int chunk = threadIdx.x % 8, end = (p.queries + COLUMNS - 1) / COLUMNS * COLUMNS;
+#pragma unroll 8
+  for (int row = threadIdx.x / 8; row < end; row += STEP) {
+    float delta = 0, logarithm = negative_infinity();
+    if (row < p.queries) {
+      const uint4 x = *(const uint4 *)(out + row * p.out.token + chunk * 8);
+      const uint4 y = *(const uint4 *)(dout + row * p.dout.token + chunk * 8);
+      const unsigned xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) delta += low_half(xs[i]) * low_half(ys[i]) + high_half(xs[i]) * high_half(ys[i]);
+      logarithm = lse[row];
+    }
+#pragma unroll
+    for (int apart = 1; apart < 8; apart *= 2) delta += __shfl_xor_sync(0xffffffffu, delta, apart);
+    const float shift = logarithm == negative_infinity() ? -negative_infinity() : logarithm * LOG2_E;
+    if (chunk == 0) numbers[row] = make_float2(shift, delta);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS + 256, 1)
+attention_gradients(const element *, const element *, const element *, const element *out, const float *lse,
+                    const element *dout, element *dq, element *dk, element *dv, float4 *partial,
+                    SUMS(dq_sums) SUMS(dk_sums) SUMS(dv_sums) const Problem p, COPIED(q), COPIED(k), COPIED(v),
+                    COPIED(dout)) {
+  constexpr unsigned VALUES = STAGES_OF_KEYS * Keys::BYTES, SLOPES = 2 * VALUES, QUERIES = 3 * VALUES;
+  constexpr unsigned DOUTS = QUERIES + STAGES * Tiles::BYTES, NUMBERS = DOUTS + STAGES * Tiles::BYTES;
+  const unsigned memory = shared_address(shared_memory);
+  float2 *const numbers = (float2 *)(shared_memory + NUMBERS);
+  barrier *barriers = (barrier *)(numbers + MOST_QUERIES);
+  const Keys keys{memory, barriers}, values{memory + VALUES, barriers += Keys::BARRIERS};
+  const Slopes slopes{{memory + SLOPES, barriers += Keys::BARRIERS}};
+  const Tiles queries{memory + QUERIES, barriers += Keys::BARRIERS};
+  const Tiles douts{memory + DOUTS, barriers += Tiles::BARRIERS};
+  if (threadIdx.x == 0) {
+    keys.make(WARPS + 4), values.make(WARPS), slopes.make(), queries.make(WARPS), douts.make(WARPS);
+    barriers_made();
+  }
+  __syncthreads();
+  const int group = group_of_warp(), warp_row = threadIdx.x / 32 * 16;
+  const int key_tiles = (p.keys + ROWS - 1) / ROWS, query_tiles = (p.queries + COLUMNS - 1) / COLUMNS;
+  const auto first_seen = [](int tile) { return CAUSAL ? tile * ROWS / COLUMNS : 0; };
+  // whether a group's keys, from `row` on, are seen by the queries from `start` on; all its warps say the same
+  const auto is_seen = [&p](int row, int start) { return row < p.keys && !(CAUSAL && start + COLUMNS <= row); };
+  unsigned m = 0, n = 0;  // tiles of keys and of queries that went round
+
+  if (group > QUERY_GROUP) {
+    leave_registers<FEW>();
+    if (threadIdx.x > THREADS + 128) return;
+    for (int plane = blockIdx.x; plane < p.planes; plane += gridDim.x) {
+      const int batch = plane / p.heads, head = plane % p.heads;
+      for (int tile = 0; tile < key_tiles; ++tile, ++m) {
+        keys.fill(m, k_map, batch, head, tile * ROWS);
+        values.fill(m, v_map, batch, head, tile * ROWS);
+        for (int i = first_seen(tile); i < query_tiles; ++i, ++n) {
+          queries.fill(n, q_map, batch, head, i * COLUMNS);
+          douts.fill(n, dout_map, batch, head, i * COLUMNS);
+        }
+      }
+    }
+    return;
+  }
+
+  if (group == QUERY_GROUP) {
+    leave_registers<OF_QUERY_GROUP>();
+    const int thread = threadIdx.x % 128, row = thread / 32 * 16;
+    const float factor[1][2] = {{p.scale, p.scale}};
+    float4 *const mine = partial + (long long)blockIdx.x * (MOST_QUERIES / COLUMNS) * 8 * 128 + thread;
+    for (int plane = blockIdx.x; plane < p.planes; plane += gridDim.x) {
+      const int batch = plane / p.heads, head = plane % p.heads;
+      for (int tile = 0; tile < key_tiles; ++tile, ++m) {
+        for (int i = first_seen(tile); i < query_tiles; ++i, ++n) {
+          const int start = i * COLUMNS, last_tile = CAUSAL ? min((start + COLUMNS - 1) / ROWS, key_tiles - 1) : key_tiles - 1;
+          float sums[1][FEATURES / 8][4] = {};
+          float4 *const before = mine + i * 8 * 128;  // of each thread its own sums
+          if (tile > 0) {
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+              const float4 x = before[j * 128];
+              sums[0][j][0] = x.x, sums[0][j][1] = x.y, sums[0][j][2] = x.z, sums[0][j][3] = x.w;
+            }
+          }
+          keys.wait_until_full(m);
+          slopes.wait_until_full(n);
+          const unsigned left = slopes.at(n), right = keys.at(m);
+          begin_products();
+#pragma unroll
+          for (int half = 0; half < GROUPS; ++half)
+            if (is_seen(tile * ROWS + half * 64, start)) {
+#pragma unroll
+              for (int k = half * 4; k < half * 4 + 4; ++k)
+                group_times_turned(sums[0], described<ROWS>(left, row_bytes(16 * k)),
+                                   described<ROWS>(right, row_bytes(16 * k)), true);
+            }
+          end_of_products();
+          wait_for_products<0>(sums);
+          if (tile < last_tile) {
+            slopes.release(n);
+#pragma unroll
+            for (int j = 0; j < 8; ++j)
+              before[j * 128] = float4{sums[0][j][0], sums[0][j][1], sums[0][j][2], sums[0][j][3]};
+          } else {
+            const int there_are = p.queries - start;
+            STORE_SUMS(sums_at(dq_sums, p.dq, p.queries, batch, head, start), p.dq.token, there_are, row, sums, factor);
+            meet_group(QUERY_GROUP);
+            store_rows<ROWS>(rows_at(dq, p.dq, batch, head, start), p.dq.token, there_are,
+                             shared_memory + (left - memory), row, sums, factor);
+            __syncwarp();
+            slopes.release(n);
+          }
+        }
+        keys.release(m);
+      }
+    }
+    return;
+  }
+
+  take_registers<OF_KEY_GROUPS>();
+  const float of_products = p.scale;
+  const float one[1][2] = {{1, 1}}, factor[1][2] = {{p.scale, p.scale}};
+  for (int plane = blockIdx.x; plane < p.planes; plane += gridDim.x) {
+    const int batch = plane / p.heads, head = plane % p.heads;
+    const Pairs pairs = PAIRS_OF(batch, head);
+    meet(1 + QUERY_GROUP + 1, THREADS);  // nobody reads numbers of the plane before any more
+    find_numbers(numbers, p, rows_at(out, p.out, batch, head, 0), rows_at(dout, p.dout, batch, head, 0),
+                 lse + (long long)plane * p.queries);
+    meet(1 + QUERY_GROUP + 1, THREADS);
+    for (int tile = 0; tile < key_tiles; ++tile, ++m) {
+      const int first = tile * ROWS, there_are = p.keys - first, row = first + warp_row;
+      float key_sums[1][FEATURES / 8][4] = {}, value_sums[1][FEATURES / 8][4] = {};
+      keys.wait_until_full(m);
+      values.wait_until_full(m);
+      const Left<ROWS> left_keys(keys.at(m), group * 64), left_values(values.at(m), group * 64);
+      for (int i = first_seen(tile); i < query_tiles; ++i, ++n) {
+        const int start = i * COLUMNS;
+        if (!is_seen(first + group * 64, start)) {
+          queries.pass_on(n), douts.pass_on(n);
+          slopes.wait_until_free(n);
+          slopes.filled(n);
+          continue;
+        }
+        float weights[1][COLUMNS / 8][4], gradients[1][COLUMNS / 8][4], none[1][COLUMNS / 8][4];  // a row is a key
+        queries.wait_until_full(n);
+        douts.wait_until_full(n);
+        begin_products();
+        times_rows<COLUMNS>(weights, left_keys, queries.at(n), 0);
+        end_of_products();
+        times_rows<COLUMNS>(gradients, left_values, douts.at(n), 0);
+        end_of_products();
+        wait_for_products<1>(weights);
+        const float4 *two_pairs = (const float4 *)(numbers + start);
+        weigh_queries(weights, none, two_pairs, pairs, p, of_products, row, start, false);
+        unsigned left_weights[PARTS][1][COLUMNS / 16][4], left_gradients[PARTS][1][COLUMNS / 16][4];
+        as_left(left_weights, weights);
+        add_columns<COLUMNS>(value_sums, left_weights, douts.at(n), 0);
+        wait_for_products<1>(gradients);
+        times_queries(gradients, weights, none, two_pairs);
+        as_left(left_gradients, gradients);
+        add_columns<COLUMNS>(key_sums, left_gradients, queries.at(n), 0);
+        slopes.wait_until_free(n);
+        store_left(shared_memory + (slopes.at(n) - memory), warp_row, left_gradients[0][0]);
+        slopes.filled(n);
+        wait_for_products<0>(value_sums, key_sums);
+        queries.release(n);
+        douts.release(n);
+      }
+      keys.release(m);
+      meet_group(group);
+      // rows go out through those of this warp in the tile of values
+      unsigned char *const through = shared_memory + (values.at(m) - memory);
+      STORE_SUMS(sums_at(dk_sums, p.dk, p.keys, batch, head, first), p.dk.token, there_are, warp_row, key_sums, factor);
+      store_rows<ROWS>(rows_at(dk, p.dk, batch, head, first), p.dk.token, there_are, through, warp_row, key_sums, factor);
+      __syncwarp();
+      STORE_SUMS(sums_at(dv_sums, p.dv, p.keys, batch, head, first), p.dv.token, there_are, warp_row, value_sums, one);
+      store_rows<ROWS>(rows_at(dv, p.dv, batch, head, first), p.dv.token, there_are, through, warp_row, value_sums, one);
+      fence_for_products();  // what is copied there next comes behind this
+      __syncwarp();
+      values.release(m);
+    }
+  }
+}
+"""
