@@ -45,6 +45,7 @@ from blufunc.kernels.cuda_attention_hopper import (
     PIPELINED_QUERY_GRADIENT,
 )
 from blufunc.kernels.cuda_attention_mods import Code
+from blufunc.kernels import cuda_attention_planes
 from blufunc.kernels.cuda_attention_planes import ALL_GRADIENTS, MOST_QUERIES, STAGES_OF_KEYS
 from blufunc.kernels.cuda_prelude import with_prelude
 from blufunc.kernels.tensor_maps import Box, Mapped
@@ -225,7 +226,8 @@ class Kernel(NamedTuple):
                 MOST_QUERIES if self.by_planes else tiling.stages * tiling.columns if self.of_keys else 0
             )
             barriers = 2 * self.tiles + 4 * tiling.stages
-            return 2 * features * rows + 8 * (numbers + barriers)
+            kept = 4 * features * cuda_attention_planes.KEPT * tiling.columns if self.by_planes else 0
+            return 2 * features * rows + kept + 8 * (numbers + barriers)
         # of numbers for each column, after which tiles are to lie at multiples of 1024
         pairs = -(-8 * tiling.columns // 1024) * 1024 if self.of_keys else 0
         return max(parts, 1) * 2 * features * (self.tiles * tiling.rows + 4 * tiling.columns) + 2 * pairs
@@ -392,7 +394,7 @@ def source(
     if tiling.stages:
         constants["STAGES"] = tiling.stages
     if kernel.by_planes:
-        constants |= {"MOST_QUERIES": MOST_QUERIES, "STAGES_OF_KEYS": STAGES_OF_KEYS}
+        constants |= {"MOST_QUERIES": MOST_QUERIES, "STAGES_OF_KEYS": STAGES_OF_KEYS, "KEPT": cuda_attention_planes.KEPT}
     head = "".join(f"constexpr int {name} = {value};\n" for name, value in constants.items())
     makes = {f"MAKES_{name.upper()}": name in kernel.makes for name in "kv"}
     flags = {"CAUSAL": causal, "OF_KEYS": kernel.of_keys, "WIDE": parts > 0} | makes

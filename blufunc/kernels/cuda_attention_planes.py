@@ -17,6 +17,9 @@ from __future__ import annotations
 MOST_QUERIES = 1024
 """Of each there are two numbers in shared memory, and 64 sums in the second-level cache."""
 
+KEPT = 4
+"""Tiles of queries, the last ones, whose sums are in shared memory."""
+
 STAGES_OF_KEYS = 2
 """Tiles of keys, of values, and of gradients of weights that a block has room for."""
 
@@ -77,14 +80,15 @@ inline void find_numbers(float2 *numbers, const Problem &p, const element *out, 
 
 extern "C" __global__ void __launch_bounds__(THREADS + 256, 1)
 attention_gradients(const element *, const element *, const element *, const element *out, const float *lse,
-                    const element *dout, element *dq, element *dk, element *dv, float4 *partial,
+                    const element *dout, element *dq, element *dk, element *dv, float *partial,
                     SUMS(dq_sums) SUMS(dk_sums) SUMS(dv_sums) const Problem p, COPIED(q), COPIED(k), COPIED(v),
                     COPIED(dout)) {
   constexpr unsigned VALUES = STAGES_OF_KEYS * Keys::BYTES, SLOPES = 2 * VALUES, QUERIES = 3 * VALUES;
   constexpr unsigned DOUTS = QUERIES + STAGES * Tiles::BYTES, NUMBERS = DOUTS + STAGES * Tiles::BYTES;
+  constexpr unsigned IN_SHARED = NUMBERS + MOST_QUERIES * 8;
   const unsigned memory = shared_address(shared_memory);
   float2 *const numbers = (float2 *)(shared_memory + NUMBERS);
-  barrier *barriers = (barrier *)(numbers + MOST_QUERIES);
+  barrier *barriers = (barrier *)(shared_memory + IN_SHARED + KEPT * COLUMNS * FEATURES * 4);
   const Keys keys{memory, barriers}, values{memory + VALUES, barriers += Keys::BARRIERS};
   const Slopes slopes{{memory + SLOPES, barriers += Keys::BARRIERS}};
   const Tiles queries{memory + QUERIES, barriers += Keys::BARRIERS};
@@ -122,20 +126,21 @@ attention_gradients(const element *, const element *, const element *, const ele
     leave_registers<OF_QUERY_GROUP>();
     const int thread = threadIdx.x % 128, row = thread / 32 * 16;
     const float factor[1][2] = {{p.scale, p.scale}};
-    float4 *const mine = partial + (long long)blockIdx.x * (MOST_QUERIES / COLUMNS) * 8 * 128 + thread;
+    // of each thread its own sums
+    float *const mine = partial + (long long)blockIdx.x * MOST_QUERIES * FEATURES + thread * 4;
+    float4 *const in_shared = (float4 *)(shared_memory + IN_SHARED) + thread;
     for (int plane = blockIdx.x; plane < p.planes; plane += gridDim.x) {
       const int batch = plane / p.heads, head = plane % p.heads;
       for (int tile = 0; tile < key_tiles; ++tile, ++m) {
         for (int i = first_seen(tile); i < query_tiles; ++i, ++n) {
           const int start = i * COLUMNS, last_tile = CAUSAL ? min((start + COLUMNS - 1) / ROWS, key_tiles - 1) : key_tiles - 1;
-          float sums[1][FEATURES / 8][4] = {};
-          float4 *const before = mine + i * 8 * 128;  // of each thread its own sums
-          if (tile > 0) {
+          const bool kept = i >= query_tiles - KEPT;
+          float *const before = mine + i * COLUMNS * FEATURES;
+          float4 *const here = in_shared + (i - (query_tiles - KEPT)) * 8 * 128;
+          float sums[1][FEATURES / 8][4], others[FEATURES / 8][4] = {};
+          if (!kept && 0 < tile && tile == last_tile) {
 #pragma unroll
-            for (int j = 0; j < 8; ++j) {
-              const float4 x = before[j * 128];
-              sums[0][j][0] = x.x, sums[0][j][1] = x.y, sums[0][j][2] = x.z, sums[0][j][3] = x.w;
-            }
+            for (int j = 0; j < 8; ++j) load_from_memory(others[j], before + j * 128 * 4);
           }
           keys.wait_until_full(m);
           slopes.wait_until_full(n);
@@ -147,15 +152,26 @@ attention_gradients(const element *, const element *, const element *, const ele
 #pragma unroll
               for (int k = half * 4; k < half * 4 + 4; ++k)
                 group_times_turned(sums[0], described<ROWS>(left, row_bytes(16 * k)),
-                                   described<ROWS>(right, row_bytes(16 * k)), true);
+                                   described<ROWS>(right, row_bytes(16 * k)), k > 0);
             }
           end_of_products();
           wait_for_products<0>(sums);
+          if (kept && tile > 0) {
+#pragma unroll
+            for (int j = 0; j < 8; ++j) {
+              const float4 x = here[j * 128];
+              others[j][0] = x.x, others[j][1] = x.y, others[j][2] = x.z, others[j][3] = x.w;
+            }
+          }
+#pragma unroll
+          for (int j = 0; j < 32; ++j) sums[0][j / 4][j % 4] += others[j / 4][j % 4];
           if (tile < last_tile) {
             slopes.release(n);
 #pragma unroll
             for (int j = 0; j < 8; ++j)
-              before[j * 128] = float4{sums[0][j][0], sums[0][j][1], sums[0][j][2], sums[0][j][3]};
+              if (kept) here[j * 128] = float4{sums[0][j][0], sums[0][j][1], sums[0][j][2], sums[0][j][3]};
+              else if (tile == 0) store_in_memory(before + j * 128 * 4, sums[0][j]);
+              else add_in_memory(before + j * 128 * 4, sums[0][j]);
           } else {
             const int there_are = p.queries - start;
             STORE_SUMS(sums_at(dq_sums, p.dq, p.queries, batch, head, start), p.dq.token, there_are, row, sums, factor);

@@ -55,6 +55,20 @@ inline void copy_bytes(unsigned to, const void *from, unsigned bytes, barrier *b
                :: "r"(to), "l"(from), "r"(bytes), "r"(shared_address(b)) : "memory");
 }
 
+// Four sums that one thread alone adds to, in memory beyond the first-level cache: it goes on at once.
+inline void add_in_memory(float *to, const float (&x)[4]) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};"
+               :: "l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
+}
+inline void store_in_memory(float *to, const float (&x)[4]) {
+  asm volatile("st.relaxed.gpu.global.v4.f32 [%0], {%1, %2, %3, %4};"
+               :: "l"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
+}
+inline void load_from_memory(float (&x)[4], const float *from) {
+  asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3]) : "l"(from) : "memory");
+}
+
 // A barrier of so many threads, of whole warps, by number: 0 is that of the block. Who passes does not wait.
 inline void meet(int number, int threads) {
   asm volatile("barrier.cta.sync.aligned %0, %1;" :: "r"(number), "r"(threads) : "memory");

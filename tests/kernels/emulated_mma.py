@@ -262,6 +262,11 @@ static void wait_for(barrier *b, unsigned odd) {
     if (turn % 2 == odd) wait(WAITS_FOR_CLUSTER);
   }
 }
+static void add_in_memory(float *to, const float (&x)[4]) {
+  for (int i = 0; i < 4; ++i) to[i] += x[i];
+}
+static void store_in_memory(float *to, const float (&x)[4]) { memcpy(to, x, sizeof x); }
+static void load_from_memory(float (&x)[4], const float *from) { memcpy(x, from, sizeof x); }
 static volatile unsigned come[16], meetings[16];
 static void pass(int number, int threads) {
   if (++come[number] == threads) come[number] = 0, ++meetings[number];

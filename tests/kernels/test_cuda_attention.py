@@ -279,7 +279,7 @@ def test_all_gradients_at_once_on_the_host(emulator, shape, dtype, causal, packe
     case.check(causal)
 
 
-PLANE_TYPES = {"lse": "float *", "partial": "float4 *"}
+PLANE_TYPES = {"lse": "float *", "partial": "float *"}
 
 
 def sums_of_queries():
