@@ -223,7 +223,7 @@ class Kernel(NamedTuple):
         if tiling.stages:
             rows = self.tiles * tiling.rows + 2 * tiling.stages * tiling.columns
             numbers = (
-                MOST_QUERIES if self.by_planes else tiling.stages * tiling.columns if self.of_keys else 0
+                2 * MOST_QUERIES + 4 if self.by_planes else tiling.stages * tiling.columns if self.of_keys else 0
             )
             barriers = 2 * self.tiles + 4 * tiling.stages
             kept = 4 * features * cuda_attention_planes.KEPT * tiling.columns if self.by_planes else 0

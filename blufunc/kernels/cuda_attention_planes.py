@@ -28,7 +28,7 @@ static_assert(FEATURES == 64 && COLUMNS == 64 && ROWS == 128 && BLOCKS == 1 && !
 typedef Ring<STAGES_OF_KEYS, ROWS> Keys;
 
 // of 65536 registers, by 512 threads: of the groups of keys, of the group of queries, and of the one that copies
-constexpr int OF_KEY_GROUPS = 192, OF_QUERY_GROUP = 104;
+constexpr int OF_KEY_GROUPS = 176, OF_QUERY_GROUP = 112, OF_COPIERS = 48;
 constexpr int QUERY_GROUP = GROUPS;
 
 // Gradients of the weights of a tile of keys (rows) and one of queries, from the groups of keys to that of queries.
@@ -56,25 +56,35 @@ inline void store_left(unsigned char *tile, int row, const unsigned (&a)[COLUMNS
         a[i / 4][i % 4];
 }
 
-// Of all queries of a plane, what scores are lowered by, and delta: by all groups of keys, eight threads for a row.
-inline void find_numbers(float2 *numbers, const Problem &p, const element *out, const element *dout, const float *lse) {
-  constexpr int STEP = THREADS / 8;
-  const int chunk = threadIdx.x % 8, end = (p.queries + COLUMNS - 1) / COLUMNS * COLUMNS;
-#pragma unroll 8
-  for (int row = threadIdx.x / 8; row < end; row += STEP) {
-    float delta = 0, logarithm = negative_infinity();
-    if (row < p.queries) {
-      const uint4 x = *(const uint4 *)(out + row * p.out.token + chunk * 8);
-      const uint4 y = *(const uint4 *)(dout + row * p.dout.token + chunk * 8);
-      const unsigned xs[4] = {x.x, x.y, x.z, x.w}, ys[4] = {y.x, y.y, y.z, y.w};
+// Of all queries of a plane, what scores are lowered by, and delta: by so many threads, of which eight have a row.
+template<int COUNT, int AT_ONCE>
+inline void find_numbers(float2 *numbers, int thread, const Problem &p, const element *out, const element *dout,
+                         const float *lse) {
+  const int chunk = thread % 8, end = (p.queries + COLUMNS - 1) / COLUMNS * COLUMNS;
+  for (int begin = thread / 8; begin < end; begin += COUNT / 8 * AT_ONCE) {
+    uint4 outs[AT_ONCE], douts[AT_ONCE];
 #pragma unroll
-      for (int i = 0; i < 4; ++i) delta += low_half(xs[i]) * low_half(ys[i]) + high_half(xs[i]) * high_half(ys[i]);
-      logarithm = lse[row];
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const int row = min(begin + i * (COUNT / 8), p.queries - 1);
+      outs[i] = *(const uint4 *)(out + row * p.out.token + chunk * 8);
+      douts[i] = *(const uint4 *)(dout + row * p.dout.token + chunk * 8);
     }
 #pragma unroll
-    for (int apart = 1; apart < 8; apart *= 2) delta += __shfl_xor_sync(0xffffffffu, delta, apart);
-    const float shift = logarithm == negative_infinity() ? -negative_infinity() : logarithm * LOG2_E;
-    if (chunk == 0) numbers[row] = make_float2(shift, delta);
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const int row = begin + i * (COUNT / 8);
+      const unsigned xs[4] = {outs[i].x, outs[i].y, outs[i].z, outs[i].w};
+      const unsigned ys[4] = {douts[i].x, douts[i].y, douts[i].z, douts[i].w};
+      float delta = 0;
+#pragma unroll
+      for (int j = 0; j < 4; ++j) delta += low_half(xs[j]) * low_half(ys[j]) + high_half(xs[j]) * high_half(ys[j]);
+#pragma unroll
+      for (int apart = 1; apart < 8; apart *= 2) delta += __shfl_xor_sync(0xffffffffu, delta, apart);
+      if (chunk == 0 && row < end) {
+        const float logarithm = row < p.queries ? lse[row] : negative_infinity();
+        const bool unseen = logarithm == negative_infinity();  // or behind the last one
+        numbers[row] = make_float2(unseen ? -negative_infinity() : logarithm * LOG2_E, delta);
+      }
+    }
   }
 }
 
@@ -85,15 +95,18 @@ attention_gradients(const element *, const element *, const element *, const ele
                     COPIED(dout)) {
   constexpr unsigned VALUES = STAGES_OF_KEYS * Keys::BYTES, SLOPES = 2 * VALUES, QUERIES = 3 * VALUES;
   constexpr unsigned DOUTS = QUERIES + STAGES * Tiles::BYTES, NUMBERS = DOUTS + STAGES * Tiles::BYTES;
-  constexpr unsigned IN_SHARED = NUMBERS + MOST_QUERIES * 8;
+  constexpr unsigned IN_SHARED = NUMBERS + 2 * MOST_QUERIES * 8;
   const unsigned memory = shared_address(shared_memory);
-  float2 *const numbers = (float2 *)(shared_memory + NUMBERS);
   barrier *barriers = (barrier *)(shared_memory + IN_SHARED + KEPT * COLUMNS * FEATURES * 4);
   const Keys keys{memory, barriers}, values{memory + VALUES, barriers += Keys::BARRIERS};
   const Slopes slopes{{memory + SLOPES, barriers += Keys::BARRIERS}};
   const Tiles queries{memory + QUERIES, barriers += Keys::BARRIERS};
   const Tiles douts{memory + DOUTS, barriers += Tiles::BARRIERS};
+  // numbers of queries, of every other plane: whether they are there, and whether nobody reads them any more
+  barrier *const found = barriers += Tiles::BARRIERS, *const free = found + 2;
+  const auto numbers_of = [](unsigned turn) { return (float2 *)(shared_memory + NUMBERS) + turn % 2 * MOST_QUERIES; };
   if (threadIdx.x == 0) {
+    for (int i = 0; i < 2; ++i) make_barrier(found + i, 3), make_barrier(free + i, WARPS);
     keys.make(WARPS + 4), values.make(WARPS), slopes.make(), queries.make(WARPS), douts.make(WARPS);
     barriers_made();
   }
@@ -105,8 +118,24 @@ attention_gradients(const element *, const element *, const element *, const ele
   const auto is_seen = [&p](int row, int start) { return row < p.keys && !(CAUSAL && start + COLUMNS <= row); };
   unsigned m = 0, n = 0;  // tiles of keys and of queries that went round
 
+  const auto find = [&](int plane, unsigned turn, auto how, int thread) {
+    const int batch = plane / p.heads, head = plane % p.heads;
+    how(numbers_of(turn), thread, p, rows_at(out, p.out, batch, head, 0), rows_at(dout, p.dout, batch, head, 0),
+        lse + (long long)plane * p.queries);
+  };
+
   if (group > QUERY_GROUP) {
-    leave_registers<FEW>();
+    leave_registers<OF_COPIERS>();
+    if (threadIdx.x >= THREADS + 160) {  // what is to be known of the planes that come next
+      unsigned turn = 1;
+      for (int plane = blockIdx.x + gridDim.x; plane < p.planes; plane += gridDim.x, ++turn) {
+        wait_for(free + turn % 2, turn / 2 % 2 ^ 1);
+        find(plane, turn, find_numbers<96, 2>, threadIdx.x - THREADS - 160);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) arrive(found + turn % 2);
+      }
+      return;
+    }
     if (threadIdx.x > THREADS + 128) return;
     for (int plane = blockIdx.x; plane < p.planes; plane += gridDim.x) {
       const int batch = plane / p.heads, head = plane % p.heads;
@@ -122,7 +151,9 @@ attention_gradients(const element *, const element *, const element *, const ele
     return;
   }
 
+  find(blockIdx.x, 0, find_numbers<THREADS + 128, 8>, threadIdx.x);
   if (group == QUERY_GROUP) {
+    pass(1 + QUERY_GROUP + 1, THREADS + 128);
     leave_registers<OF_QUERY_GROUP>();
     const int thread = threadIdx.x % 128, row = thread / 32 * 16;
     const float factor[1][2] = {{p.scale, p.scale}};
@@ -188,16 +219,16 @@ attention_gradients(const element *, const element *, const element *, const ele
     return;
   }
 
+  meet(1 + QUERY_GROUP + 1, THREADS + 128);
   take_registers<OF_KEY_GROUPS>();
+  unsigned turn = 0;
   const float of_products = p.scale;
   const float one[1][2] = {{1, 1}}, factor[1][2] = {{p.scale, p.scale}};
-  for (int plane = blockIdx.x; plane < p.planes; plane += gridDim.x) {
+  for (int plane = blockIdx.x; plane < p.planes; plane += gridDim.x, ++turn) {
     const int batch = plane / p.heads, head = plane % p.heads;
     const Pairs pairs = PAIRS_OF(batch, head);
-    meet(1 + QUERY_GROUP + 1, THREADS);  // nobody reads numbers of the plane before any more
-    find_numbers(numbers, p, rows_at(out, p.out, batch, head, 0), rows_at(dout, p.dout, batch, head, 0),
-                 lse + (long long)plane * p.queries);
-    meet(1 + QUERY_GROUP + 1, THREADS);
+    if (turn) wait_for(found + turn % 2, (turn - 1) / 2 % 2);
+    const float2 *const numbers = numbers_of(turn);
     for (int tile = 0; tile < key_tiles; ++tile, ++m) {
       const int first = tile * ROWS, there_are = p.keys - first, row = first + warp_row;
       float key_sums[1][FEATURES / 8][4] = {}, value_sums[1][FEATURES / 8][4] = {};
@@ -250,6 +281,7 @@ attention_gradients(const element *, const element *, const element *, const ele
       __syncwarp();
       values.release(m);
     }
+    if (threadIdx.x % 32 == 0) arrive(free + turn % 2);
   }
 }
 """
