@@ -45,14 +45,13 @@ from blufunc.kernels.cuda_attention_hopper import (
     PIPELINED_QUERY_GRADIENT,
 )
 from blufunc.kernels.cuda_attention_mods import Code
-from blufunc.kernels import cuda_attention_planes
-from blufunc.kernels.cuda_attention_planes import ALL_GRADIENTS, MOST_QUERIES, STAGES_OF_KEYS
+from blufunc.kernels.cuda_attention_planes import ALL_GRADIENTS, KEPT, MOST_QUERIES, STAGES_OF_KEYS
 from blufunc.kernels.cuda_prelude import with_prelude
 from blufunc.kernels.tensor_maps import Box, Mapped
 
 _MOST_FEATURES, _MOST_OF_TWO_PARTS = 256, 128
-_MULTIPROCESSORS = 132
-"""Of a device that is not known yet: Hopper's."""
+MULTIPROCESSORS = 132
+"""Of a device that kernels are chosen for, before it is known: Hopper's."""
 _SECTION_BYTES = 16 << 20
 """What the planes of a section have to read together: a part of the second-level cache."""
 
@@ -202,10 +201,12 @@ class Kernel(NamedTuple):
         """Batches times heads of its rows."""
         return shape.batch * (shape.key_heads if self.of_keys else shape.heads)
 
-    def blocks(self, shape: Shape, tiling: Tiling, multiprocessors: int = _MULTIPROCESSORS) -> int:
+    def blocks(self, shape: Shape, tiling: Tiling, multiprocessors: int = MULTIPROCESSORS) -> int:
         """Of its grid."""
         planes = self.planes(shape)
-        return min(planes, multiprocessors) if self.by_planes else planes * self.tiles_of(shape, tiling)[0]
+        if self.by_planes:
+            return min(planes, multiprocessors, MULTIPROCESSORS)
+        return planes * self.tiles_of(shape, tiling)[0]
 
     def tiles_of(self, shape: Shape, tiling: Tiling) -> tuple[int, int]:
         """How many tiles of rows there are, and how many of what they go over."""
@@ -223,10 +224,14 @@ class Kernel(NamedTuple):
         if tiling.stages:
             rows = self.tiles * tiling.rows + 2 * tiling.stages * tiling.columns
             numbers = (
-                2 * MOST_QUERIES + 4 if self.by_planes else tiling.stages * tiling.columns if self.of_keys else 0
+                2 * MOST_QUERIES + 4
+                if self.by_planes
+                else tiling.stages * tiling.columns
+                if self.of_keys
+                else 0
             )
             barriers = 2 * self.tiles + 4 * tiling.stages
-            kept = 4 * features * cuda_attention_planes.KEPT * tiling.columns if self.by_planes else 0
+            kept = 4 * features * KEPT * tiling.columns if self.by_planes else 0
             return 2 * features * rows + kept + 8 * (numbers + barriers)
         # of numbers for each column, after which tiles are to lie at multiples of 1024
         pairs = -(-8 * tiling.columns // 1024) * 1024 if self.of_keys else 0
@@ -302,7 +307,7 @@ PLANE_KERNEL = Kernel(
     two_groups=(),
     begin=GRADIENTS + OF_QUERIES,
     pipelined=ALL_GRADIENTS,
-    pipelines=(Tiling(1, 256, 64, 64, 1, True, 3, beside=256),),
+    pipelines=(Tiling(1, 256, 64, 64, 1, True, 2, beside=256),),
     by_planes=True,
 )
 """All gradients at once, of what ``fits_planes``."""
@@ -311,13 +316,13 @@ _FILLED = 0.9
 """The share of the multiprocessors' turns in which they have a plane each, from which on ``PLANE_KERNEL`` is quicker."""
 
 
-def fits_planes(shape: Shape, arch: str, code: Code, parts: int, multiprocessors: int) -> bool:
+def fits_planes(shape: Shape, arch: str, code: Code = NO_CODE, parts: int = 0) -> bool:
     """Whether ``PLANE_KERNEL`` is to make the gradients: it can, and planes fill the device."""
     if arch != "sm_90a" or parts or code is not NO_CODE or shape.heads != shape.key_heads:
         return False
-    planes, turns = shape.batch * shape.heads, -(-shape.batch * shape.heads // multiprocessors)
+    planes, turns = shape.batch * shape.heads, -(-shape.batch * shape.heads // MULTIPROCESSORS)
     return (
-        shape.features == 64 and shape.queries <= MOST_QUERIES and planes >= _FILLED * turns * multiprocessors
+        shape.features == 64 and shape.queries <= MOST_QUERIES and planes >= _FILLED * turns * MULTIPROCESSORS
     )
 
 
@@ -328,11 +333,9 @@ def key_kernels(features: int) -> tuple[Kernel, ...]:
     return KEY_KERNEL._replace(makes="k"), KEY_KERNEL._replace(makes="v")
 
 
-def gradient_kernels(
-    shape: Shape, arch: str, code: Code, parts: int, multiprocessors: int
-) -> tuple[Kernel, ...]:
+def gradient_kernels(shape: Shape, arch: str, code: Code = NO_CODE, parts: int = 0) -> tuple[Kernel, ...]:
     """The kernels that make all gradients."""
-    if fits_planes(shape, arch, code, parts, multiprocessors):
+    if fits_planes(shape, arch, code, parts):
         return (PLANE_KERNEL,)
     return (QUERY_KERNEL, *key_kernels(shape.features))
 
@@ -394,7 +397,7 @@ def source(
     if tiling.stages:
         constants["STAGES"] = tiling.stages
     if kernel.by_planes:
-        constants |= {"MOST_QUERIES": MOST_QUERIES, "STAGES_OF_KEYS": STAGES_OF_KEYS, "KEPT": cuda_attention_planes.KEPT}
+        constants |= {"MOST_QUERIES": MOST_QUERIES, "STAGES_OF_KEYS": STAGES_OF_KEYS, "KEPT": KEPT}
     head = "".join(f"constexpr int {name} = {value};\n" for name, value in constants.items())
     makes = {f"MAKES_{name.upper()}": name in kernel.makes for name in "kv"}
     flags = {"CAUSAL": causal, "OF_KEYS": kernel.of_keys, "WIDE": parts > 0} | makes
@@ -437,6 +440,26 @@ def padded(shape: Shape) -> int:
     return -(-shape.queries // _PADDING) * _PADDING
 
 
+def scratch_bytes(
+    forward: bool, shape: Shape, arch: str, code: Code = NO_CODE, parts: int = 0
+) -> tuple[int, ...]:
+    """Bytes of device memory that a call needs: of its own, and for the lists of tiles of each kernel.
+
+    Its own are, for gradients, two numbers for each query; or sums of queries, for each block that has planes.
+    """
+    first, *others = (FORWARD_KERNEL,) if forward else gradient_kernels(shape, arch, code, parts)
+    own = 0 if forward else 8 * shape.batch * shape.heads * padded(shape)
+    if first.by_planes:
+        tiling = first.pipelines[0]
+        rows = first.blocks(shape, tiling) * (MOST_QUERIES - KEPT * tiling.columns)
+        own = 4 * shape.features * rows
+    lists = []
+    for kernel in (first, *others[:1]):
+        tiling = kernel.tiling(shape.features, arch, code, parts)
+        lists.append(-(-kernel.list_bytes(shape, tiling, code) // 16) * 16)
+    return own, *lists
+
+
 @functools.lru_cache(256)
 def _function(
     kernel: Kernel,
@@ -469,10 +492,9 @@ def texts(
     parts: int = 0,
     summed: bool = False,
 ) -> list[tuple[str, str]]:
-    """The sources of the kernels that ``Forward``, or ``Backward``, asks for on most devices, and their names."""
+    """The sources of the kernels that ``Forward``, or ``Backward``, asks for, and their names."""
     found, features = [], shape.features
-    backward = gradient_kernels(shape, arch, code, parts, _MULTIPROCESSORS)
-    for kernel in (FORWARD_KERNEL,) if forward else backward:
+    for kernel in (FORWARD_KERNEL,) if forward else gradient_kernels(shape, arch, code, parts):
         kernel = kernel.summed if summed else kernel
         tiling = kernel.tiling(features, arch, code, parts)
         for part in (kernel.lists, kernel) if code.masked else (kernel,):
@@ -569,7 +591,6 @@ class _Kernel:
         def made(kernel: Kernel) -> cuda_runtime.Launch:
             return prepare(kernel, shape, dtype, strides, scale, causal, device, tiling, code, parts)
 
-        self.list_bytes = -(-kernel.list_bytes(shape, tiling, code) // 16) * 16
         self._lists = made(kernel.lists) if code.masked else None
         self._launch = made(kernel)
         self._plain = code is NO_CODE
@@ -585,7 +606,7 @@ class _Kernel:
         Args:
           pointers: those of the kernel's operands, and of what they have in parts.
           extras: the addresses of the numbers of batch entries and heads, and of the tables; none without a ``Code``.
-          lists: memory of ``list_bytes``.
+          lists: memory for its lists of tiles.
         """
         behind = [] if self._plain else [*extras[:2], lists, *extras[2:]]
         if self._lists is not None:
@@ -607,8 +628,6 @@ class Forward:
       device: the number of the device.
       code: what is done with scores.
       parts: how many parts of float16 q, k and v are in, if they are float32 and so is out; 0 if they are of ``dtype``.
-    Attributes:
-      scratch_bytes: bytes of device memory that a call needs.
     Raises:
       UnsupportedError: ``refused`` says why, or the scale is not positive.
     """
@@ -626,7 +645,6 @@ class Forward:
     ):
         named = dict(zip(_NAMES[:4], strides, strict=True))
         self._kernel = _Kernel(FORWARD_KERNEL, shape, dtype, named, scale, causal, device, code, parts)
-        self.scratch_bytes = self._kernel.list_bytes
 
     def __call__(
         self, pointers: Sequence[int], scratch: int, stream: Any, extras: Sequence[int] = ()
@@ -637,7 +655,7 @@ class Forward:
           pointers: of q, k, v, with ``parts`` of their second parts, if there are any, and of their units, float32
             (batch, key_heads), and of out, and lse, float32 (batch, heads, queries), which gets the logarithms of sums
             of exp(score).
-          scratch: memory of ``scratch_bytes``.
+          scratch: memory of so many bytes as ``scratch_bytes`` has in sum.
           extras: with ``code``, those of the numbers of batch entries and heads, int32, and of its tables.
         """
         *given, out, lse = pointers
@@ -652,9 +670,6 @@ class Backward:
       shape, dtype, scale, causal, device, code, parts: as for ``Forward``; dout has parts, too.
       strides: of q, k, v, out, dout, dq, dk and dv.
       summed: whether sums of the gradients of each ``ROWS_OF_SUM`` tokens are wanted, too; not of ``parts``.
-    Attributes:
-      scratch_bytes: bytes of device memory that a call needs: two numbers for each row of queries, and lists of tiles;
-        or sums of queries, for each block that has planes.
     Raises:
       UnsupportedError: ``refused`` says why, or the scale is not positive.
     """
@@ -675,16 +690,11 @@ class Backward:
         named = dict(zip(_NAMES, strides, strict=True))
         options = (shape, dtype, named, scale, causal, device, code, parts)
         self._summed = summed
-        properties = cuda_runtime.properties(device)
-        kernels = gradient_kernels(shape, properties.arch, code, parts, properties.sm_count)
+        arch = cuda_runtime.properties(device).arch
+        kernels = gradient_kernels(shape, arch, code, parts)
         self._kernels = [_Kernel(k.summed if summed else k, *options) for k in kernels]
         self._by_planes = kernels[0].by_planes
-        if self._by_planes:
-            blocks = PLANE_KERNEL.blocks(shape, PLANE_KERNEL.pipelines[0], properties.sm_count)
-            self._own_bytes = blocks * 4 * shape.features * MOST_QUERIES
-        else:
-            self._own_bytes = 8 * shape.batch * shape.heads * padded(shape)
-        self.scratch_bytes = self._own_bytes + sum(k.list_bytes for k in self._kernels[:2])
+        self._bytes = scratch_bytes(False, shape, arch, code, parts)
 
     def __call__(
         self, pointers: Sequence[int], scratch: int, stream: Any, extras: Sequence[int] = ()
@@ -700,12 +710,13 @@ class Backward:
         if self._by_planes:
             self._kernels[0]((q, k, v, out, lse, dout, dq, dk, dv, scratch, *sums), (), 0, stream)
             return
-        split, lists = _padded(split, 4), scratch + self._own_bytes
+        own, of_queries, _ = self._bytes
+        split, lists = _padded(split, 4), scratch + own
         query, *keys = self._kernels
         query((q, k, v, out, lse, dout, dq, scratch, *split, *sums[:1]), extras, lists, stream)
         for kernel in keys:
             operands = (q, k, v, dout, dk, dv, scratch, *split, *sums[1:])
-            kernel(operands, extras, lists + query.list_bytes, stream)
+            kernel(operands, extras, lists + of_queries, stream)
 
 
 def _padded(split: Sequence[int], operands: int) -> list[int]:

@@ -2,23 +2,24 @@
 
 Kernels, stage 6, below ``cuda_attention``, beside ``cuda_attention_hopper``, whose functions it has. A block goes over
 its keys, 64 for each of two groups of four warps, and for these over its queries. So weights are computed once, and
-their gradients serve the sums of both sides: those of keys and values stay in registers, as in
-``attention_key_gradient``; a third group of warps adds to the queries'. It gets the gradients of weights through shared
-memory. Between two tiles of keys its sums are in scratch memory, which each block has its own of: no atomics, and the
-order of sums is always the same. What a block reads again and again stays in the second-level cache.
+their gradients serve both sides: the sums of keys and values stay in registers, as in ``attention_key_gradient``, and a
+third group of warps, which gets the gradients of weights through shared memory, makes the sums of queries. Between two
+tiles of keys these are in shared memory, those of the KEPT last tiles of queries, which most tiles of keys add to, or
+in memory of the block's own, which stays in the second-level cache. One thread adds to a number, in the order of keys.
 
-One block is all that a multiprocessor has, so planes (batches times heads) must fill the device: ``by_planes`` in
-``cuda_attention`` says when. Of a plane, there are at most MOST_QUERIES queries, FEATURES are 64, and scores are as
-they are, without masks but the causal one.
+The block goes through several planes (batch entries times heads). Of those that come next, three more warps find what
+scores are lowered by, and delta; of the first one, the groups do. One block is all that a multiprocessor has, so planes
+must fill the device: ``fits_planes`` in ``cuda_attention`` says when. A plane has at most MOST_QUERIES queries, there
+are 64 FEATURES, and scores are as they are, with no mask but the causal one.
 """
 
 from __future__ import annotations
 
 MOST_QUERIES = 1024
-"""Of each there are two numbers in shared memory, and 64 sums in the second-level cache."""
+"""Two numbers of each are in shared memory, twice, and 64 sums in the second-level cache."""
 
-KEPT = 4
-"""Tiles of queries, the last ones, whose sums are in shared memory."""
+KEPT = 5
+"""Tiles of queries whose sums are in shared memory: as many as it has room for."""
 
 STAGES_OF_KEYS = 2
 """Tiles of keys, of values, and of gradients of weights that a block has room for."""
@@ -60,6 +61,7 @@ inline void store_left(unsigned char *tile, int row, const unsigned (&a)[COLUMNS
 template<int COUNT, int AT_ONCE>
 inline void find_numbers(float2 *numbers, int thread, const Problem &p, const element *out, const element *dout,
                          const float *lse) {
+  static_assert(COUNT % 32 == 0, "the rows of a warp are all before the end, or none");
   const int chunk = thread % 8, end = (p.queries + COLUMNS - 1) / COLUMNS * COLUMNS;
   for (int begin = thread / 8; begin < end; begin += COUNT / 8 * AT_ONCE) {
     uint4 outs[AT_ONCE], douts[AT_ONCE];
@@ -104,7 +106,7 @@ attention_gradients(const element *, const element *, const element *, const ele
   const Tiles douts{memory + DOUTS, barriers += Tiles::BARRIERS};
   // numbers of queries, of every other plane: whether they are there, and whether nobody reads them any more
   barrier *const found = barriers += Tiles::BARRIERS, *const free = found + 2;
-  const auto numbers_of = [](unsigned turn) { return (float2 *)(shared_memory + NUMBERS) + turn % 2 * MOST_QUERIES; };
+  const auto numbers_of = [](int turn) { return (float2 *)(shared_memory + NUMBERS) + turn % 2 * MOST_QUERIES; };
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) make_barrier(found + i, 3), make_barrier(free + i, WARPS);
     keys.make(WARPS + 4), values.make(WARPS), slopes.make(), queries.make(WARPS), douts.make(WARPS);
@@ -113,21 +115,23 @@ attention_gradients(const element *, const element *, const element *, const ele
   __syncthreads();
   const int group = group_of_warp(), warp_row = threadIdx.x / 32 * 16;
   const int key_tiles = (p.keys + ROWS - 1) / ROWS, query_tiles = (p.queries + COLUMNS - 1) / COLUMNS;
+  // the first tile of queries that see a tile of keys
   const auto first_seen = [](int tile) { return CAUSAL ? tile * ROWS / COLUMNS : 0; };
   // whether a group's keys, from `row` on, are seen by the queries from `start` on; all its warps say the same
   const auto is_seen = [&p](int row, int start) { return row < p.keys && !(CAUSAL && start + COLUMNS <= row); };
   unsigned m = 0, n = 0;  // tiles of keys and of queries that went round
 
-  const auto find = [&](int plane, unsigned turn, auto how, int thread) {
+  const auto find = [&](int plane, int turn, auto how, int thread) {
     const int batch = plane / p.heads, head = plane % p.heads;
     how(numbers_of(turn), thread, p, rows_at(out, p.out, batch, head, 0), rows_at(dout, p.dout, batch, head, 0),
         lse + (long long)plane * p.queries);
   };
 
+  // -- the warps that copy, or find numbers
   if (group > QUERY_GROUP) {
     leave_registers<OF_COPIERS>();
-    if (threadIdx.x >= THREADS + 160) {  // what is to be known of the planes that come next
-      unsigned turn = 1;
+    if (threadIdx.x >= THREADS + 160) {
+      int turn = 1;
       for (int plane = blockIdx.x + gridDim.x; plane < p.planes; plane += gridDim.x, ++turn) {
         wait_for(free + turn % 2, turn / 2 % 2 ^ 1);
         find(plane, turn, find_numbers<96, 2>, threadIdx.x - THREADS - 160);
@@ -152,19 +156,22 @@ attention_gradients(const element *, const element *, const element *, const ele
   }
 
   find(blockIdx.x, 0, find_numbers<THREADS + 128, 8>, threadIdx.x);
+
+  // -- the group of queries
   if (group == QUERY_GROUP) {
     pass(1 + QUERY_GROUP + 1, THREADS + 128);
     leave_registers<OF_QUERY_GROUP>();
     const int thread = threadIdx.x % 128, row = thread / 32 * 16;
     const float factor[1][2] = {{p.scale, p.scale}};
     // of each thread its own sums
-    float *const mine = partial + (long long)blockIdx.x * MOST_QUERIES * FEATURES + thread * 4;
+    float *const mine = partial + blockIdx.x * (MOST_QUERIES - KEPT * COLUMNS) * FEATURES + thread * 4;
     float4 *const in_shared = (float4 *)(shared_memory + IN_SHARED) + thread;
     for (int plane = blockIdx.x; plane < p.planes; plane += gridDim.x) {
       const int batch = plane / p.heads, head = plane % p.heads;
       for (int tile = 0; tile < key_tiles; ++tile, ++m) {
         for (int i = first_seen(tile); i < query_tiles; ++i, ++n) {
-          const int start = i * COLUMNS, last_tile = CAUSAL ? min((start + COLUMNS - 1) / ROWS, key_tiles - 1) : key_tiles - 1;
+          const int start = i * COLUMNS;
+          const int last_tile = CAUSAL ? min((start + COLUMNS - 1) / ROWS, key_tiles - 1) : key_tiles - 1;
           const bool kept = i >= query_tiles - KEPT;
           float *const before = mine + i * COLUMNS * FEATURES;
           float4 *const here = in_shared + (i - (query_tiles - KEPT)) * 8 * 128;
@@ -219,9 +226,10 @@ attention_gradients(const element *, const element *, const element *, const ele
     return;
   }
 
+  // -- the groups of keys
   meet(1 + QUERY_GROUP + 1, THREADS + 128);
   take_registers<OF_KEY_GROUPS>();
-  unsigned turn = 0;
+  int turn = 0;
   const float of_products = p.scale;
   const float one[1][2] = {{1, 1}}, factor[1][2] = {{p.scale, p.scale}};
   for (int plane = blockIdx.x; plane < p.planes; plane += gridDim.x, ++turn) {
@@ -273,10 +281,12 @@ attention_gradients(const element *, const element *, const element *, const ele
       // rows go out through those of this warp in the tile of values
       unsigned char *const through = shared_memory + (values.at(m) - memory);
       STORE_SUMS(sums_at(dk_sums, p.dk, p.keys, batch, head, first), p.dk.token, there_are, warp_row, key_sums, factor);
-      store_rows<ROWS>(rows_at(dk, p.dk, batch, head, first), p.dk.token, there_are, through, warp_row, key_sums, factor);
+      store_rows<ROWS>(rows_at(dk, p.dk, batch, head, first), p.dk.token, there_are, through, warp_row, key_sums,
+                       factor);
       __syncwarp();
       STORE_SUMS(sums_at(dv_sums, p.dv, p.keys, batch, head, first), p.dv.token, there_are, warp_row, value_sums, one);
-      store_rows<ROWS>(rows_at(dv, p.dv, batch, head, first), p.dv.token, there_are, through, warp_row, value_sums, one);
+      store_rows<ROWS>(rows_at(dv, p.dv, batch, head, first), p.dv.token, there_are, through, warp_row, value_sums,
+                       one);
       fence_for_products();  // what is copied there next comes behind this
       __syncwarp();
       values.release(m);

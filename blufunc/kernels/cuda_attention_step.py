@@ -84,6 +84,14 @@ def is_attention(eqn: Eqn) -> bool:
     return (eqn.prim.name in _WHOLE or eqn.prim.name == _OF_TABLES) and eqn.prim.kind == "call"
 
 
+def scratch_bytes(eqn: Eqn, arch: str) -> int:
+    """What a step works in."""
+    code, (query, key) = _code(eqn), (v.aval for v in eqn.invars[:2])
+    assert isinstance(code, Code), code
+    how = arch, code, eqn.params.get("parts", 0)
+    return sum(cuda_attention.scratch_bytes(_is_forward(eqn), _shape(query, key), *how))
+
+
 def texts(eqn: Eqn, arch: str) -> list[tuple[str, str]]:
     """The sources of the kernels of an equation that has some, and their names."""
     code, (query, key) = _code(eqn), (v.aval for v in eqn.invars[:2])
@@ -122,9 +130,7 @@ def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> W
         launch = cuda_attention.Forward(shape, query.dtype, rows, *options)
     else:
         launch = cuda_attention.Backward(shape, query.dtype, rows, *options, _is_summed(eqn))
-    scratch = None
-    if launch.scratch_bytes:
-        scratch = executor.own(ShapedArray((launch.scratch_bytes,), dtypes.uint8), "scratch of attention")
+    scratch = None if step.scratch is None else executor.roots.place(step.scratch)
 
     def run(executor: Executor) -> None:
         held = [p.address(executor) for p in parts]
@@ -136,7 +142,7 @@ def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> W
                 for r, a in zip(results, outs, strict=True)
                 for n in eqn.params["places"]
             ]
-        given, memory = [a for a, _ in held], 0 if scratch is None else scratch.ptr
+        given, memory = [a for a, _ in held], 0 if scratch is None else executor.address(scratch)
         launch([*given[:own], *results], memory, executor.work_stream(), given[own:])
 
     return Work(run, eqn.prim.name, step, anywhere=lambda: not any(p.copied for p in parts))

@@ -82,6 +82,13 @@ def planned(eqn: Eqn) -> bool:
     return by_us or cuda_scatter.rows_of(eqn) is not None
 
 
+def scratch_bytes(eqn: Eqn, arch: str) -> int:
+    """The memory that a step of an equation works in on an architecture, if its results are planned."""
+    if cuda_attention_step.is_attention(eqn):
+        return cuda_attention_step.scratch_bytes(eqn, arch)
+    return cuda_softmax_step.scratch_bytes(eqn) if cuda_softmax_step.is_softmax(eqn) else 0
+
+
 def texts(step: OpaqueStep, arch: str) -> list[cuda_modules.Text]:
     """The sources that ``work`` will ask to be compiled on a device of an architecture, and their names; those of
     bodies are not among them.

@@ -60,7 +60,6 @@ TARGET = dataclasses.replace(
     epilogues=True,
     splits=cuda_product.split_pays,
     partial_sums=cuda_product.partial_sums,
-    scratch_bytes=cuda_softmax_step.scratch_bytes,
     group=True,
     recompute=True,
     scarce_bytes=1 << 30,
@@ -91,10 +90,12 @@ def planned(jaxpr: Jaxpr, donated: Sequence[bool], arch: str, budget: int | None
             notes[f"no kernel for {eqn.prim.name} at {line_of(eqn)}: {reason}"] = None
         return reason is None
 
-    target = TARGET
+    target = dataclasses.replace(
+        TARGET, scratch_bytes=functools.partial(cuda_opaque.scratch_bytes, arch=arch)
+    )
     if arch == "sm_90a":  # where groups of four warps multiply
         activation = functools.partial(kernel_of, arch=arch)
-        target = dataclasses.replace(TARGET, in_one_kernel=split_dot.sums_of, activation_kernel=activation)
+        target = dataclasses.replace(target, in_one_kernel=split_dot.sums_of, activation_kernel=activation)
     made = within(Planning(jaxpr, donated, target, cuda_opaque.planned, keep), budget)
     made.notes = (*told, *notes)
     return made

@@ -44,7 +44,7 @@ def why_not(eqn: Eqn, arch: str) -> str | None:
 
 def scratch_bytes(eqn: Eqn) -> int:
     """What a step works in."""
-    return 4 * sum(_product(eqn).scratch) if is_softmax(eqn) else 0
+    return 4 * sum(_product(eqn).scratch)
 
 
 def _product(eqn: Eqn) -> SoftmaxProduct:

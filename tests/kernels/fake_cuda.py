@@ -492,8 +492,6 @@ class Attention:
         keys = (s.batch, s.keys, s.key_heads, s.features)
         self.shapes = [queries, keys, keys, queries, queries, queries, keys, keys][: len(strides)]
 
-    scratch_bytes = 8
-
     def __call__(self, addresses, scratch, stream, extras):
         self.fake.products += 1
         self.fake.do(lambda: quietly(self._run, addresses, extras), stream.ptr)

@@ -17,11 +17,12 @@ from blufunc.kernels.cuda_attention import (
     key_kernels,
 )
 from blufunc.kernels.cuda_attention_backward import ROWS_OF_SUM
-from blufunc.kernels.cuda_attention_planes import MOST_QUERIES
+from blufunc.kernels.cuda_attention_planes import KEPT, MOST_QUERIES
 from tests.kernels.cuda_machines import needs_nvrtc
 from tests.kernels.emulated_mma import Emulator, maps
 
 KERNELS = [FORWARD_KERNEL, QUERY_KERNEL, KEY_KERNEL]
+PLANES = PLANE_KERNEL.pipelines[0]
 TOGETHER = [(kernel, features) for features in (64, 128) for kernel in KERNELS]
 APART = [(kernel, 256) for kernel in (FORWARD_KERNEL, QUERY_KERNEL, *key_kernels(256))]
 NAMES = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
@@ -110,6 +111,41 @@ def test_sums_over_tokens_hardly_spill(kernel, features):
     binary = nvrtc.build(cuda_attention.source(summed, BF16, features, True, tiling), "sm_90a", summed.entry)
     assert binary.resources()[summed.entry].spill_stores <= 32
     assert "serialized" not in binary.log
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("kernel, spilt", [(PLANE_KERNEL, 0), (PLANE_KERNEL.summed, 16)])
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_kernel_of_planes_compiles_without_spills(kernel, spilt, causal):
+    binary = nvrtc.build(cuda_attention.source(kernel, BF16, 64, causal, PLANES), "sm_90a", kernel.entry)
+    used = binary.resources()[kernel.entry]
+    assert used.spill_stores <= spilt
+    assert "serialized" not in binary.log
+    assert used.registers * PLANES.launched == 65536  # groups take what others leave of these
+    assert kernel.shared_bytes(64, PLANES) <= 227 << 10
+
+
+@pytest.mark.parametrize(
+    "shape, arch, fits",
+    [
+        (Shape(32, 1024, 1024, 12, 12, 64), "sm_90a", True),
+        (Shape(11, 100, 300, 12, 12, 64), "sm_90a", True),
+        (Shape(32, 1024, 1024, 12, 12, 64), "sm_100", False),
+        (Shape(32, 1025, 1024, 12, 12, 64), "sm_90a", False),
+        (Shape(32, 1024, 1024, 12, 4, 64), "sm_90a", False),
+        (Shape(32, 1024, 1024, 12, 12, 32), "sm_90a", False),
+        (Shape(16, 1024, 1024, 12, 12, 64), "sm_90a", False),  # 192 planes: turns of 132 and of 60
+    ],
+)
+def test_which_gradients_are_made_by_planes(shape, arch, fits):
+    kernels = cuda_attention.gradient_kernels(shape, arch)
+    assert kernels == ((PLANE_KERNEL,) if fits else (QUERY_KERNEL, KEY_KERNEL))
+    assert not cuda_attention.fits_planes(shape, arch, parts=1)
+    texts = cuda_attention.texts(False, BF16, shape, True, arch)
+    assert [entry for _, entry in texts] == [kernel.entry for kernel in kernels]
+    if fits:
+        blocks = min(132, shape.batch * shape.heads)
+        assert cuda_attention.scratch_bytes(False, shape, arch) == (blocks * 11 * 64 * 64 * 4, 0)
 
 
 @needs_nvrtc
@@ -265,7 +301,7 @@ def test_kernels_on_the_host(emulator, shape, dtype, causal, tilings, packed):
     ],
 )
 def test_all_gradients_at_once_on_the_host(emulator, shape, dtype, causal, packed, eager):
-    case, tiling = Case(shape, dtype, packed), PLANE_KERNEL.pipelines[0]
+    case = Case(shape, dtype, packed)
     launch(
         emulator,
         case,
@@ -275,7 +311,7 @@ def test_all_gradients_at_once_on_the_host(emulator, shape, dtype, causal, packe
         {"lse": "float *"},
         case.arrays,
     )
-    launch(emulator, case, PLANE_KERNEL, tiling, causal, PLANE_TYPES, case.arrays | sums_of_queries(), eager)
+    launch(emulator, case, PLANE_KERNEL, PLANES, causal, PLANE_TYPES, case.arrays | sums_of_queries(), eager)
     case.check(causal)
 
 
@@ -284,7 +320,7 @@ PLANE_TYPES = {"lse": "float *", "partial": "float *"}
 
 def sums_of_queries():
     """Where blocks on the host have them."""
-    return {"partial": np.full((MULTIPROCESSORS, MOST_QUERIES, 64), np.nan, np.float32)}
+    return {"partial": np.full((MULTIPROCESSORS, MOST_QUERIES - KEPT * 64, 64), np.nan, np.float32)}
 
 
 @pytest.mark.parametrize(
@@ -294,6 +330,7 @@ def sums_of_queries():
         (Shape(1, 130, 130, 1, 1, 64), F16, False, TWO_SLABS),
         (Shape(1, 40, 40, 1, 1, 192), BF16, True, WIDE_WARPS),
         (Shape(1, 210, 210, 1, 1, 80), BF16, True, WIDE_PIPELINES),
+        (Shape(1, 210, 210, 3, 3, 64), BF16, True, None),  # by planes
     ],
 )
 def test_sums_of_gradients_over_tokens_on_the_host(emulator, shape, dtype, causal, tilings):
@@ -301,11 +338,15 @@ def test_sums_of_gradients_over_tokens_on_the_host(emulator, shape, dtype, causa
     case = Case(shape, dtype, packed=True)
     groups = -(-shape.queries // ROWS_OF_SUM)
     sums = np.full((shape.batch, groups, 3, shape.heads, shape.features), np.nan, np.float32)
-    arrays = case.arrays | {f"d{name}_sums": sums[:, :, i] for i, name in enumerate("qkv")}
-    types = dict.fromkeys(("lse", "dq_sums", "dk_sums", "dv_sums"), "float *") | {"scratch": "float2 *"}
-    kernels = (FORWARD_KERNEL, QUERY_KERNEL.summed, *(k.summed for k in key_kernels(shape.features)))
-    for kernel in kernels:
-        launch(emulator, case, kernel, tilings[kernel.entry], causal, types, arrays)
+    arrays = (
+        case.arrays | {f"d{name}_sums": sums[:, :, i] for i, name in enumerate("qkv")} | sums_of_queries()
+    )
+    types = dict.fromkeys(("lse", "partial", "dq_sums", "dk_sums", "dv_sums"), "float *")
+    types["scratch"] = "float2 *"
+    kernels = (QUERY_KERNEL, *key_kernels(shape.features)) if tilings is not None else (PLANE_KERNEL,)
+    for kernel in (FORWARD_KERNEL, *(k.summed for k in kernels)):
+        tiling = PLANES if kernel.by_planes else (tilings or PIPELINES)[kernel.entry]
+        launch(emulator, case, kernel, tiling, causal, types, arrays)
     case.check(causal)
     stored = np.stack([case.arrays[f"d{n}"].astype(np.float32) for n in "qkv"], 2)
     filled = np.zeros((shape.batch, groups * ROWS_OF_SUM, *stored.shape[2:]), np.float32)
@@ -336,7 +377,8 @@ def run_on_device(case, causal, repeats=1):
     strides = [case.strides()[n] for n in NAMES]
     forward = cuda_attention.Forward(case.shape, case.dtype, strides[:4], case.scale, causal, 0)
     backward = cuda_attention.Backward(case.shape, case.dtype, strides, case.scale, causal, 0)
-    scratch = cupy.empty(backward.scratch_bytes, np.uint8)
+    needed = cuda_attention.scratch_bytes(False, case.shape, cuda_runtime.properties(0).arch)
+    scratch = cupy.empty(sum(needed), np.uint8)
     cupy.cuda.Device().synchronize()
     forward([at[n] for n in ("q", "k", "v", "out", "lse")], 0, stream)
     results = []
