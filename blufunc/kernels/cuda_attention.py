@@ -45,7 +45,13 @@ from blufunc.kernels.cuda_attention_hopper import (
     PIPELINED_QUERY_GRADIENT,
 )
 from blufunc.kernels.cuda_attention_mods import Code
-from blufunc.kernels.cuda_attention_planes import ALL_GRADIENTS, KEPT, MOST_QUERIES, STAGES_OF_KEYS
+from blufunc.kernels.cuda_attention_planes import (
+    ALL_GRADIENTS,
+    FEWEST_TOKENS,
+    KEPT,
+    MOST_QUERIES,
+    STAGES_OF_KEYS,
+)
 from blufunc.kernels.cuda_prelude import with_prelude
 from blufunc.kernels.tensor_maps import Box, Mapped
 
@@ -317,13 +323,13 @@ _FILLED = 0.9
 
 
 def fits_planes(shape: Shape, arch: str, code: Code = NO_CODE, parts: int = 0) -> bool:
-    """Whether ``PLANE_KERNEL`` is to make the gradients: it can, and planes fill the device."""
+    """Whether ``PLANE_KERNEL`` is to make the gradients: it can, and planes are large and fill the device."""
     if arch != "sm_90a" or parts or code is not NO_CODE or shape.heads != shape.key_heads:
         return False
-    planes, turns = shape.batch * shape.heads, -(-shape.batch * shape.heads // MULTIPROCESSORS)
-    return (
-        shape.features == 64 and shape.queries <= MOST_QUERIES and planes >= _FILLED * turns * MULTIPROCESSORS
-    )
+    if shape.features != 64 or shape.queries > MOST_QUERIES or min(shape.queries, shape.keys) < FEWEST_TOKENS:
+        return False
+    planes = shape.batch * shape.heads
+    return planes >= _FILLED * -(-planes // MULTIPROCESSORS) * MULTIPROCESSORS
 
 
 def key_kernels(features: int) -> tuple[Kernel, ...]:

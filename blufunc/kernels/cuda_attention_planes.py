@@ -18,6 +18,9 @@ from __future__ import annotations
 MOST_QUERIES = 1024
 """Two numbers of each are in shared memory, twice, and 64 sums in the second-level cache."""
 
+FEWEST_TOKENS = 512
+"""Queries and keys of a plane from which on it is quicker: with 256 it takes as long as two kernels."""
+
 KEPT = 5
 """Tiles of queries whose sums are in shared memory: as many as it has room for."""
 
