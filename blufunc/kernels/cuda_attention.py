@@ -319,7 +319,7 @@ PLANE_KERNEL = Kernel(
 """All gradients at once, of what ``fits_planes``."""
 
 _FILLED = 0.9
-"""The share of multiprocessors that have a plane, in the mean of all turns, from which on ``PLANE_KERNEL`` is quicker."""
+"""The share of multiprocessors that have a plane, in the mean of all turns, from which on planes are quicker."""
 
 
 def fits_planes(shape: Shape, arch: str, code: Code = NO_CODE, parts: int = 0) -> bool:
