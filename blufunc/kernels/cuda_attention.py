@@ -318,7 +318,7 @@ PLANE_KERNEL = Kernel(
 )
 """All gradients at once, of what ``fits_planes``."""
 
-_FILLED = 0.9
+_FILLED = 0.8
 """The share of multiprocessors that have a plane, in the mean of all turns, from which on planes are quicker."""
 
 
