@@ -128,26 +128,30 @@ def test_what_other_steps_are_written_in_is_compiled_beside_kernels(compiled):
 
 
 @pytest.mark.parametrize(
-    "kind, parts, masked, summed",
+    "kind, parts, masked, summed, batch",
     [
-        (cuda_attention.Forward, 0, False, False),
-        (cuda_attention.Forward, 2, False, False),
-        (cuda_attention.Forward, 0, True, False),
-        (cuda_attention.Backward, 0, False, False),
-        (cuda_attention.Backward, 2, False, False),
-        (cuda_attention.Backward, 0, True, False),
-        (cuda_attention.Backward, 0, False, True),
-        (cuda_attention.Backward, 0, True, True),
+        (cuda_attention.Forward, 0, False, False, 1),
+        (cuda_attention.Forward, 2, False, False, 1),
+        (cuda_attention.Forward, 0, True, False, 1),
+        (cuda_attention.Backward, 0, False, False, 1),
+        (cuda_attention.Backward, 2, False, False, 1),
+        (cuda_attention.Backward, 0, True, False, 1),
+        (cuda_attention.Backward, 0, False, True, 1),
+        (cuda_attention.Backward, 0, True, True, 1),
+        (cuda_attention.Backward, 0, False, False, 66),  # by planes
+        (cuda_attention.Backward, 0, False, True, 66),
     ],
 )
-def test_attention_asks_for_what_was_compiled(compiled, kind, parts, masked, summed):
+def test_attention_asks_for_what_was_compiled(compiled, kind, parts, masked, summed, batch):
     mods, _ = traced(nn.masks.sliding_window(20), None, np.dtype(np.float32))
     code = code_of(mods, ()) if masked else cuda_attention.NO_CODE
     dtype = dtypes.float16 if parts else dtypes.bfloat16
     forward = kind is cuda_attention.Forward
-    others = cuda_attention.texts(forward, dtype, 64, True, "sm_90a", code, parts, summed)
+    shape = cuda_attention.Shape(batch, 512, 512, 2, 2, 64)
+    strides = cuda_attention.Strides(512 * 128, 128, 64)
+    assert cuda_attention.fits_planes(shape, "sm_90a") == (batch > 1)
+    others = cuda_attention.texts(forward, dtype, shape, True, "sm_90a", code, parts, summed)
     cuda_modules.load([], 0, "program", others)
-    shape, strides = cuda_attention.Shape(1, 64, 64, 2, 2, 64), cuda_attention.Strides(64 * 128, 128, 64)
     how = (0.125, True, 0, code, parts, *([] if forward else [summed]))
     kind(shape, dtype, [strides] * (4 if forward else 8), *how)
     assert compiled == [text for text, _ in others]
@@ -167,7 +171,8 @@ def test_kernels_that_begin_sums_are_compiled_beside_others(compiled):
     (step,) = [s for s in made.steps if isinstance(s, OpaqueStep) and "packed" in s.eqn.prim.name]
     found = cuda_opaque.texts(step, "sm_90a")
     assert len(step.eqn.outvars) == 2 and len(found) == 2
-    assert found == cuda_attention.texts(False, dtypes.bfloat16, 64, True, "sm_90a", summed=True)
+    shape = cuda_attention.Shape(1, 1024, 1024, 2, 2, 64)
+    assert found == cuda_attention.texts(False, dtypes.bfloat16, shape, True, "sm_90a", summed=True)
 
 
 def test_an_update_of_all_parameters_is_one_launch(compiled):
