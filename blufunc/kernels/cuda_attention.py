@@ -1,8 +1,8 @@
 """Attention on the tensor cores of a CUDA device: which kernels, compiled and ready to be put on a stream.
 
-Kernels, stage 8, above ``cuda_attention_forward`` and ``cuda_attention_backward``, which have the texts, and
-``cuda_attention_mods``, which has what users do with scores. Arrays are
-given by their addresses; where their elements are, by strides, so that the queries, keys and values may be parts of
+Kernels, stage 8, above ``cuda_attention_forward``, ``cuda_attention_backward``, ``cuda_attention_hopper`` and
+``cuda_attention_planes``, which have the texts, and ``cuda_attention_mods``, which has what users do with scores.
+Arrays are given by their addresses; where their elements are, by strides, so that the queries, keys and values may be parts of
 one array. Nothing is allocated and nothing waits for the host: a graph can have it.
 
 Elements are bfloat16 or float16; or, with ``parts``, float32 as that many numbers of float16 (``split_attention.py``),
@@ -57,7 +57,7 @@ from blufunc.kernels.tensor_maps import Box, Mapped
 
 _MOST_FEATURES, _MOST_OF_TWO_PARTS = 256, 128
 MULTIPROCESSORS = 132
-"""Of a device that kernels are chosen for, before it is known: Hopper's."""
+"""Of a device that kernels are chosen for: plans know of an architecture only. With fewer, results are the same."""
 _SECTION_BYTES = 16 << 20
 """What the planes of a section have to read together: a part of the second-level cache."""
 
@@ -110,6 +110,7 @@ class Tiling(NamedTuple):
       stages: tiles of each operand in shared memory, which a thread beside the others copies; 0: two, that all copy.
       beside: threads of a block that have no rows, if there are stages: four warps of which one thread copies, and
         others with work of their own.
+      turned: whether there are products of two operands that both have rows for what is added up.
     """
 
     slabs: int
@@ -120,6 +121,7 @@ class Tiling(NamedTuple):
     groups: bool = False
     stages: int = 0
     beside: int = 128
+    turned: bool = False
 
     @property
     def rows(self) -> int:
@@ -140,7 +142,7 @@ class Kernel(NamedTuple):
       body: its text, behind what all have.
       operands: the parameters that are arrays.
       of_keys: whether a block has rows of keys, and goes over the queries.
-      tiles: of a block's rows, in shared memory.
+      tiles: of as many rows as a block has, or works on at a time, in shared memory.
       warps: how work is divided where products are those of warps: up to 64 features, up to 128, and beyond.
       groups: likewise where they are those of four warps.
       two_warps, two_groups: the same for operands of two parts, up to 64 features, and beyond.
@@ -229,15 +231,12 @@ class Kernel(NamedTuple):
         """Of a block: its own tiles, and two stages of what it goes over, or as many as are copied by a thread."""
         if tiling.stages:
             rows = self.tiles * tiling.rows + 2 * tiling.stages * tiling.columns
-            numbers = (
-                2 * MOST_QUERIES + 4
-                if self.by_planes
-                else tiling.stages * tiling.columns
-                if self.of_keys
-                else 0
-            )
             barriers = 2 * self.tiles + 4 * tiling.stages
-            kept = 4 * features * KEPT * tiling.columns if self.by_planes else 0
+            numbers = tiling.stages * tiling.columns if self.of_keys else 0
+            kept = 0
+            if self.by_planes:
+                numbers, kept = 2 * MOST_QUERIES, 4 * features * KEPT * tiling.columns
+                barriers += 4
             return 2 * features * rows + kept + 8 * (numbers + barriers)
         # of numbers for each column, after which tiles are to lie at multiples of 1024
         pairs = -(-8 * tiling.columns // 1024) * 1024 if self.of_keys else 0
@@ -313,7 +312,7 @@ PLANE_KERNEL = Kernel(
     two_groups=(),
     begin=GRADIENTS + OF_QUERIES,
     pipelined=ALL_GRADIENTS,
-    pipelines=(Tiling(1, 256, 64, 64, 1, True, 2, beside=256),),
+    pipelines=(Tiling(1, 256, 64, 64, 1, True, 2, beside=256, turned=True),),
     by_planes=True,
 )
 """All gradients at once, of what ``fits_planes``."""
@@ -421,7 +420,7 @@ def group_sizes(features: int, tiling: Tiling, parts: int = 0) -> cuda_mma.Group
     """The numbers of columns of products that four warps make together; None if they do not."""
     if not tiling.groups:
         return None
-    turned = features if tiling.beside > 128 else 0
+    turned = features if tiling.turned else 0
     return cuda_mma.GroupSizes(tiling.inner, cuda_mma.slice_of(features, parts), turned)
 
 
@@ -457,8 +456,8 @@ def scratch_bytes(
     own = 0 if forward else 8 * shape.batch * shape.heads * padded(shape)
     if first.by_planes:
         tiling = first.pipelines[0]
-        rows = first.blocks(shape, tiling) * (MOST_QUERIES - KEPT * tiling.columns)
-        own = 4 * shape.features * rows
+        tiles = max(-(-shape.queries // tiling.columns) - KEPT, 0)
+        own = 4 * shape.features * tiling.columns * tiles * first.blocks(shape, tiling)
     lists = []
     for kernel in (first, *others[:1]):
         tiling = kernel.tiling(shape.features, arch, code, parts)

@@ -4,7 +4,8 @@ Kernels, stage 6, below ``cuda_attention``. The first has query rows and goes ov
 queries; the second has key rows and goes over the queries, for those of the keys and the values. Each computes the
 weights again from the scores and the logarithms of their sums, and keeps all its sums in registers: seven products
 of tiles where one kernel would have five, but nothing is added up by many blocks, and neither weights nor their
-gradient pass through memory. The scheme is FlashAttention-2's (Dao, arXiv:2307.08691).
+gradient pass through memory. The scheme is FlashAttention-2's (Dao, arXiv:2307.08691). On Hopper, where a block can
+have all of a head, ``cuda_attention_planes`` is that one kernel.
 
 With P the weights, dP = dout v^T and delta = the sum over features of dout * out, dS = P (dP - delta), and the
 gradients are dq = scale dS k, dk = scale dS^T q, dv = P^T dout. The first kernel leaves pairs (lse log2(e), delta) in

@@ -4,7 +4,7 @@ Kernels, stage 6, below ``cuda_attention``, beside ``cuda_attention_hopper``, wh
 its keys, 64 for each of two groups of four warps, and for these over its queries. So weights are computed once, and
 their gradients serve both sides: the sums of keys and values stay in registers, as in ``attention_key_gradient``, and a
 third group of warps, which gets the gradients of weights through shared memory, makes the sums of queries. Between two
-tiles of keys these are in shared memory, those of the KEPT last tiles of queries, which most tiles of keys add to, or
+tiles of keys these are in shared memory, those of the last KEPT tiles of queries, which most tiles of keys add to, or
 in memory of the block's own, which stays in the second-level cache. One thread adds to a number, in the order of keys.
 
 The block goes through several planes (batch entries times heads). Of those that come next, three more warps find what
@@ -33,7 +33,9 @@ typedef Ring<STAGES_OF_KEYS, ROWS> Keys;
 
 // of 65536 registers, by 512 threads: of the groups of keys, of the group of queries, and of the one that copies
 constexpr int OF_KEY_GROUPS = 176, OF_QUERY_GROUP = 112, OF_COPIERS = 48;
+static_assert(THREADS * OF_KEY_GROUPS + 128 * (OF_QUERY_GROUP + OF_COPIERS) == 65536, "or some wait for ever");
 constexpr int QUERY_GROUP = GROUPS;
+constexpr int COPIER = THREADS + 128, FINDERS = COPIER + 32, FOUND = 1 + QUERY_GROUP + 1;  // threads, and a barrier
 
 // Gradients of the weights of a tile of keys (rows) and one of queries, from the groups of keys to that of queries.
 struct Slopes : Ring<STAGES_OF_KEYS, ROWS> {
@@ -51,16 +53,18 @@ struct Slopes : Ring<STAGES_OF_KEYS, ROWS> {
   }
 };
 
-// What a warp has as left operands, 16 rows of 64, to those rows of a tile.
-inline void store_left(unsigned char *tile, int row, const unsigned (&a)[COLUMNS / 16][4]) {
+// What a warp has as left operands, 16 rows of 64, to those rows of a tile; from there_are on, zeros: keys behind the last
+// one have weights that may be infinite. (Of kernels with a row for each key, these are sums that nobody stores.)
+inline void store_left(unsigned char *tile, int row, int there_are, const unsigned (&a)[COLUMNS / 16][4]) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 0; i < COLUMNS / 4; ++i)
     *(unsigned *)(tile + tile_at<ROWS>(row + i % 2 * 8 + lane / 4, i / 4 * 2 + i % 4 / 2) + lane % 4 * 4) =
-        a[i / 4][i % 4];
+        row + i % 2 * 8 + lane / 4 < there_are ? a[i / 4][i % 4] : 0;
 }
 
-// Of all queries of a plane, what scores are lowered by, and delta: by so many threads, of which eight have a row.
+// Of all queries of a plane, what scores are lowered by, and delta: by so many threads, of which eight have a row, for
+// rows that other warps have no fragments of.
 template<int COUNT, int AT_ONCE>
 inline void find_numbers(float2 *numbers, int thread, const Problem &p, const element *out, const element *dout,
                          const float *lse) {
@@ -133,17 +137,17 @@ attention_gradients(const element *, const element *, const element *, const ele
   // -- the warps that copy, or find numbers
   if (group > QUERY_GROUP) {
     leave_registers<OF_COPIERS>();
-    if (threadIdx.x >= THREADS + 160) {
+    if (threadIdx.x >= FINDERS) {
       int turn = 1;
       for (int plane = blockIdx.x + gridDim.x; plane < p.planes; plane += gridDim.x, ++turn) {
         wait_for(free + turn % 2, turn / 2 % 2 ^ 1);
-        find(plane, turn, find_numbers<96, 2>, threadIdx.x - THREADS - 160);
+        find(plane, turn, find_numbers<96, 2>, threadIdx.x - FINDERS);
         __syncwarp();
         if (threadIdx.x % 32 == 0) arrive(found + turn % 2);
       }
       return;
     }
-    if (threadIdx.x > THREADS + 128) return;
+    if (threadIdx.x > COPIER) return;
     for (int plane = blockIdx.x; plane < p.planes; plane += gridDim.x) {
       const int batch = plane / p.heads, head = plane % p.heads;
       for (int tile = 0; tile < key_tiles; ++tile, ++m) {
@@ -162,16 +166,17 @@ attention_gradients(const element *, const element *, const element *, const ele
 
   // -- the group of queries
   if (group == QUERY_GROUP) {
-    pass(1 + QUERY_GROUP + 1, THREADS + 128);
+    pass(FOUND, THREADS + 128);
     leave_registers<OF_QUERY_GROUP>();
     const int thread = threadIdx.x % 128, row = thread / 32 * 16;
     const float factor[1][2] = {{p.scale, p.scale}};
     // of each thread its own sums
-    float *const mine = partial + blockIdx.x * (MOST_QUERIES - KEPT * COLUMNS) * FEATURES + thread * 4;
+    float *const mine = partial + blockIdx.x * max(query_tiles - KEPT, 0) * COLUMNS * FEATURES + thread * 4;
     float4 *const in_shared = (float4 *)(shared_memory + IN_SHARED) + thread;
     for (int plane = blockIdx.x; plane < p.planes; plane += gridDim.x) {
       const int batch = plane / p.heads, head = plane % p.heads;
       for (int tile = 0; tile < key_tiles; ++tile, ++m) {
+        keys.wait_until_full(m);
         for (int i = first_seen(tile); i < query_tiles; ++i, ++n) {
           const int start = i * COLUMNS;
           const int last_tile = CAUSAL ? min((start + COLUMNS - 1) / ROWS, key_tiles - 1) : key_tiles - 1;
@@ -183,7 +188,6 @@ attention_gradients(const element *, const element *, const element *, const ele
 #pragma unroll
             for (int j = 0; j < 8; ++j) load_from_memory(others[j], before + j * 128 * 4);
           }
-          keys.wait_until_full(m);
           slopes.wait_until_full(n);
           const unsigned left = slopes.at(n), right = keys.at(m);
           begin_products();
@@ -230,7 +234,7 @@ attention_gradients(const element *, const element *, const element *, const ele
   }
 
   // -- the groups of keys
-  meet(1 + QUERY_GROUP + 1, THREADS + 128);
+  meet(FOUND, THREADS + 128);
   take_registers<OF_KEY_GROUPS>();
   int turn = 0;
   const float of_products = p.scale;
@@ -268,13 +272,14 @@ attention_gradients(const element *, const element *, const element *, const ele
         unsigned left_weights[PARTS][1][COLUMNS / 16][4], left_gradients[PARTS][1][COLUMNS / 16][4];
         as_left(left_weights, weights);
         add_columns<COLUMNS>(value_sums, left_weights, douts.at(n), 0);
+        slopes.wait_until_free(n);
         wait_for_products<1>(gradients);
         times_queries(gradients, weights, none, two_pairs);
         as_left(left_gradients, gradients);
-        add_columns<COLUMNS>(key_sums, left_gradients, queries.at(n), 0);
-        slopes.wait_until_free(n);
-        store_left(shared_memory + (slopes.at(n) - memory), warp_row, left_gradients[0][0]);
+        // before the product: what it has in registers is not to be touched then
+        store_left(shared_memory + (slopes.at(n) - memory), warp_row, there_are, left_gradients[0][0]);
         slopes.filled(n);
+        add_columns<COLUMNS>(key_sums, left_gradients, queries.at(n), 0);
         wait_for_products<0>(value_sums, key_sums);
         queries.release(n);
         douts.release(n);

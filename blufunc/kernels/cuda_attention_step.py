@@ -130,6 +130,8 @@ def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> W
         launch = cuda_attention.Forward(shape, query.dtype, rows, *options)
     else:
         launch = cuda_attention.Backward(shape, query.dtype, rows, *options, _is_summed(eqn))
+    wanted = scratch_bytes(eqn, cuda_runtime.properties(executor.device).arch)
+    assert (step.scratch is not None) == bool(wanted), "what kernels work in is planned"
     scratch = None if step.scratch is None else executor.roots.place(step.scratch)
 
     def run(executor: Executor) -> None:

@@ -1,6 +1,7 @@
 """A thread that copies for its block, and groups of warps that read: text that kernels for Hopper stand on.
 
-Kernels, stage 6, below ``cuda_attention_hopper``, ``cuda_split_product`` and ``cuda_tile_product``. ``INSTRUCTIONS``
+Kernels, stage 6, below ``cuda_attention_hopper``, ``cuda_attention_planes``, ``cuda_split_product`` and
+``cuda_tile_product``. ``INSTRUCTIONS``
 wraps single PTX instructions: barriers in shared memory (mbarrier), on which copies may arrive by themselves, copies of
 boxes of a tensor that a barrier counts the bytes of (TMA), barriers of some of a block's threads, and registers that
 one group of warps leaves to another. ``RINGS`` is C++ on top of it: buffers in shared memory that go round between the

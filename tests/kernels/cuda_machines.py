@@ -304,7 +304,10 @@ class Host:
         if "_Float16" in done.stderr:
             pytest.skip("this g++ has no _Float16")
         assert not done.returncode, done.stderr[:3000]
-        return ctypes.CDLL(str(path))
+        library = ctypes.CDLL(str(path))
+        if hasattr(library, "launch"):
+            library.launch.restype = ctypes.c_bool
+        return library
 
     def call(self, source, entry, arrays, out_dtype):
         """What a function of pointers to arrays, to a result of ``out_dtype`` and of a length gives."""

@@ -484,6 +484,7 @@ class Attention:
         assert cuda_attention.refused(shape, dtype, strides, "sm_90a", parts) is None
         self.fake, self.backward, self.shape, self.dtype, self.strides = fake, backward, shape, dtype, strides
         self.parts, self.summed = parts, summed
+        self.needed = sum(cuda_attention.scratch_bytes(not backward, shape, "sm_90a", code, parts))
         self.how = {"scale": scale, "is_causal": causal} | ({} if code.mods is None else {"mods": code.mods})
         s = shape
         numbers = [ShapedArray((n,), dtypes.int32) for n in (s.batch, s.heads)]
@@ -494,10 +495,13 @@ class Attention:
 
     def __call__(self, addresses, scratch, stream, extras):
         self.fake.products += 1
-        self.fake.do(lambda: quietly(self._run, addresses, extras), stream.ptr)
+        self.fake.do(lambda: quietly(self._run, addresses, scratch, extras), stream.ptr)
 
-    def _run(self, addresses, extras):
+    def _run(self, addresses, scratch, extras):
         s = self.shape
+        self.fake.array(scratch, (self.needed,), np.dtype(np.uint8))[...] = (
+            0xFF  # nobody else needs what is there
+        )
         sums = addresses[-3:] if self.summed else []
         if self.backward:
             *given, dq, dk, dv = addresses[: len(addresses) - len(sums)]

@@ -114,7 +114,7 @@ def test_sums_over_tokens_hardly_spill(kernel, features):
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("kernel, spilt", [(PLANE_KERNEL, 0), (PLANE_KERNEL.summed, 16)])
+@pytest.mark.parametrize("kernel, spilt", [(PLANE_KERNEL, 0), (PLANE_KERNEL.summed, 32)])
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_kernel_of_planes_compiles_without_spills(kernel, spilt, causal):
     binary = nvrtc.build(cuda_attention.source(kernel, BF16, 64, causal, PLANES), "sm_90a", kernel.entry)
@@ -147,7 +147,10 @@ def test_which_gradients_are_made_by_planes(shape, arch, fits):
     assert [entry for _, entry in texts] == [kernel.entry for kernel in kernels]
     if fits:
         blocks = min(132, shape.batch * shape.heads)
-        assert cuda_attention.scratch_bytes(False, shape, arch) == (blocks * 11 * 64 * 64 * 4, 0)
+        assert cuda_attention.scratch_bytes(False, shape, arch) == (
+            blocks * (-(-shape.queries // 64) - KEPT) * 64 * 64 * 4,
+            0,
+        )
 
 
 @needs_nvrtc
@@ -296,8 +299,10 @@ def test_kernels_on_the_host(emulator, shape, dtype, causal, tilings, packed):
     "shape, dtype, causal, packed",
     [
         (Shape(2, 200, 200, 2, 2, 64), BF16, True, True),
-        (Shape(1, 130, 330, 3, 3, 64), F16, False, False),  # planes one after the other
-        (Shape(1, 70, 330, 1, 1, 64), BF16, True, False),  # keys that nobody sees
+        (Shape(13, 66, 70, 1, 1, 64), F16, False, False),  # seven planes one after the other
+        (Shape(1, 450, 400, 1, 1, 64), BF16, False, False),  # sums in memory that are added to
+        (Shape(1, 1024, 300, 1, 1, 64), BF16, True, False),
+        (Shape(2, 128, 1000, 2, 2, 64), BF16, True, False),  # keys that nobody sees
         (Shape(1, 330, 150, 1, 1, 64), BF16, True, False),
         (Shape(3, 1, 1, 1, 1, 64), BF16, True, False),
     ],
@@ -315,6 +320,31 @@ def test_all_gradients_at_once_on_the_host(emulator, shape, dtype, causal, packe
     )
     launch(emulator, case, PLANE_KERNEL, PLANES, causal, PLANE_TYPES, case.arrays | sums_of_queries(), eager)
     case.check(causal)
+
+
+@pytest.mark.parametrize(
+    "shape, causal", [(Shape(1, 64, 100, 1, 1, 64), False), (Shape(1, 192, 100, 1, 1, 64), True)]
+)
+@pytest.mark.parametrize("dtype, size", [(F16, 1.9), (BF16, 4.0)])
+def test_keys_behind_the_last_are_nothing(emulator, shape, causal, dtype, size):
+    """They have scores of zero: where all others are far below, their weights are infinite."""
+    case = Case(shape, dtype)
+    case.arrays["q"][...], case.arrays["k"][...] = size, -size
+    launch(
+        emulator,
+        case,
+        FORWARD_KERNEL,
+        PIPELINES["attention_forward"],
+        causal,
+        {"lse": "float *"},
+        case.arrays,
+    )
+    launch(emulator, case, PLANE_KERNEL, PLANES, causal, PLANE_TYPES, case.arrays | sums_of_queries())
+    assert case.arrays["lse"].max() < {F16: -11, BF16: -88}[dtype]
+    for name in ("dq", "dk", "dv"):  # that of queries is the rest of a sum, as all keys are the same
+        assert np.isfinite(case.arrays[name].astype(np.float32)).all()
+    want, got = case.expected(causal), case.arrays
+    np.testing.assert_allclose(got["dv"].astype(np.float64), want["dv"], atol=0.02 * np.abs(want["dv"]).max())
 
 
 PLANE_TYPES = {"lse": "float *", "partial": "float *"}
@@ -435,6 +465,7 @@ def test_gradients_are_the_same_each_time(shape):
     "shape, dtype, packed",
     [
         (Shape(22, 1024, 1024, 12, 12, 64), BF16, True),  # two planes for each multiprocessor of an H200
+        (Shape(33, 512, 1400, 12, 12, 64), BF16, False),  # three
         (Shape(13, 515, 700, 20, 20, 64), F16, False),
         (Shape(11, 1000, 530, 12, 12, 64), BF16, False),
     ],
