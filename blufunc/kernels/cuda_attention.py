@@ -2,8 +2,8 @@
 
 Kernels, stage 8, above ``cuda_attention_forward``, ``cuda_attention_backward``, ``cuda_attention_hopper`` and
 ``cuda_attention_planes``, which have the texts, and ``cuda_attention_mods``, which has what users do with scores.
-Arrays are given by their addresses; where their elements are, by strides, so that the queries, keys and values may be parts of
-one array. Nothing is allocated and nothing waits for the host: a graph can have it.
+Arrays are given by their addresses; where their elements are, by strides, so that the queries, keys and values may be
+parts of one array. Nothing is allocated and nothing waits for the host: a graph can have it.
 
 Elements are bfloat16 or float16; or, with ``parts``, float32 as that many numbers of float16 (``split_attention.py``),
 in arrays that lie alike. Results are then float32.

@@ -53,8 +53,8 @@ struct Slopes : Ring<STAGES_OF_KEYS, ROWS> {
   }
 };
 
-// What a warp has as left operands, 16 rows of 64, to those rows of a tile; from there_are on, zeros: keys behind the last
-// one have weights that may be infinite. (Of kernels with a row for each key, these are sums that nobody stores.)
+// What a warp has as left operands, 16 rows of 64, to those rows of a tile; from there_are on, zeros: keys behind the
+// last one have weights that may be infinite. (Of kernels with a row for each key, these are sums that nobody stores.)
 inline void store_left(unsigned char *tile, int row, int there_are, const unsigned (&a)[COLUMNS / 16][4]) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
