@@ -294,6 +294,18 @@ def test_kernels_on_the_host(emulator, shape, dtype, causal, tilings, packed):
         assert not np.isnan(case.arrays["scratch"]).any()  # the key kernel reads whole tiles of its own
 
 
+def sums_of_queries():
+    """Where blocks on the host have them."""
+    return {"partial": np.full((MULTIPROCESSORS, MOST_QUERIES - KEPT * 64, 64), np.nan, np.float32)}
+
+
+def by_planes(emulator, case, causal, eager=False):
+    """Run the forward kernel, and the one for all gradients."""
+    types = {"lse": "float *", "partial": "float *"}
+    launch(emulator, case, FORWARD_KERNEL, PIPELINES["attention_forward"], causal, types, case.arrays)
+    launch(emulator, case, PLANE_KERNEL, PLANES, causal, types, case.arrays | sums_of_queries(), eager)
+
+
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize(
     "shape, dtype, causal, packed",
@@ -309,16 +321,7 @@ def test_kernels_on_the_host(emulator, shape, dtype, causal, tilings, packed):
 )
 def test_all_gradients_at_once_on_the_host(emulator, shape, dtype, causal, packed, eager):
     case = Case(shape, dtype, packed)
-    launch(
-        emulator,
-        case,
-        FORWARD_KERNEL,
-        PIPELINES["attention_forward"],
-        causal,
-        {"lse": "float *"},
-        case.arrays,
-    )
-    launch(emulator, case, PLANE_KERNEL, PLANES, causal, PLANE_TYPES, case.arrays | sums_of_queries(), eager)
+    by_planes(emulator, case, causal, eager)
     case.check(causal)
 
 
@@ -330,29 +333,12 @@ def test_keys_behind_the_last_are_nothing(emulator, shape, causal, dtype, size):
     """They have scores of zero: where all others are far below, their weights are infinite."""
     case = Case(shape, dtype)
     case.arrays["q"][...], case.arrays["k"][...] = size, -size
-    launch(
-        emulator,
-        case,
-        FORWARD_KERNEL,
-        PIPELINES["attention_forward"],
-        causal,
-        {"lse": "float *"},
-        case.arrays,
-    )
-    launch(emulator, case, PLANE_KERNEL, PLANES, causal, PLANE_TYPES, case.arrays | sums_of_queries())
+    by_planes(emulator, case, causal)
     assert case.arrays["lse"].max() < {F16: -11, BF16: -88}[dtype]
     for name in ("dq", "dk", "dv"):  # that of queries is the rest of a sum, as all keys are the same
         assert np.isfinite(case.arrays[name].astype(np.float32)).all()
     want, got = case.expected(causal), case.arrays
     np.testing.assert_allclose(got["dv"].astype(np.float64), want["dv"], atol=0.02 * np.abs(want["dv"]).max())
-
-
-PLANE_TYPES = {"lse": "float *", "partial": "float *"}
-
-
-def sums_of_queries():
-    """Where blocks on the host have them."""
-    return {"partial": np.full((MULTIPROCESSORS, MOST_QUERIES - KEPT * 64, 64), np.nan, np.float32)}
 
 
 @pytest.mark.parametrize(
