@@ -57,7 +57,7 @@ from blufunc.kernels.tensor_maps import Box, Mapped
 
 _MOST_FEATURES, _MOST_OF_TWO_PARTS = 256, 128
 MULTIPROCESSORS = 132
-"""Of a device that kernels are chosen for: plans know of an architecture only. With fewer, results are the same."""
+"""Of a device that kernels are chosen for: plans know of an architecture only. With fewer, it takes longer."""
 _SECTION_BYTES = 16 << 20
 """What the planes of a section have to read together: a part of the second-level cache."""
 

@@ -1,11 +1,11 @@
 """A thread that copies for its block, and groups of warps that read: text that kernels for Hopper stand on.
 
 Kernels, stage 6, below ``cuda_attention_hopper``, ``cuda_attention_planes``, ``cuda_split_product`` and
-``cuda_tile_product``. ``INSTRUCTIONS``
-wraps single PTX instructions: barriers in shared memory (mbarrier), on which copies may arrive by themselves, copies of
-boxes of a tensor that a barrier counts the bytes of (TMA), barriers of some of a block's threads, and registers that
-one group of warps leaves to another. ``RINGS`` is C++ on top of it: buffers in shared memory that go round between the
-thread that fills them and those who read them, without a barrier of the whole block.
+``cuda_tile_product``. ``INSTRUCTIONS`` wraps single PTX instructions: barriers in shared memory (mbarrier), on which
+copies may arrive by themselves, copies of boxes of a tensor that a barrier counts the bytes of (TMA), sums in memory
+that one thread adds to, barriers of some of a block's threads, and registers that one group of warps leaves to another.
+``RINGS`` is C++ on top of it: buffers in shared memory that go round between the thread that fills them and those who
+read them, without a barrier of the whole block.
 
 A barrier's turns are counted from 0. It is waited for by whether a turn's number is even or odd, so nobody may fall two
 turns behind.

@@ -1,5 +1,7 @@
 """Attention kernels: they compile without spills, and agree with float64, on a device or the host in its place."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -17,7 +19,7 @@ from blufunc.kernels.cuda_attention import (
     key_kernels,
 )
 from blufunc.kernels.cuda_attention_backward import ROWS_OF_SUM
-from blufunc.kernels.cuda_attention_planes import KEPT, MOST_QUERIES
+from blufunc.kernels.cuda_attention_planes import KEPT
 from tests.kernels.cuda_machines import needs_nvrtc
 from tests.kernels.emulated_mma import Emulator, maps
 
@@ -116,7 +118,7 @@ def test_sums_over_tokens_hardly_spill(kernel, features):
 @needs_nvrtc
 @pytest.mark.parametrize("kernel, spilt", [(PLANE_KERNEL, 0), (PLANE_KERNEL.summed, 32)])
 @pytest.mark.parametrize("causal", [False, True])
-def test_the_kernel_of_planes_compiles_without_spills(kernel, spilt, causal):
+def test_the_kernel_of_planes_hardly_spills(kernel, spilt, causal):
     binary = nvrtc.build(cuda_attention.source(kernel, BF16, 64, causal, PLANES), "sm_90a", kernel.entry)
     used = binary.resources()[kernel.entry]
     assert used.spill_stores <= spilt
@@ -294,16 +296,29 @@ def test_kernels_on_the_host(emulator, shape, dtype, causal, tilings, packed):
         assert not np.isnan(case.arrays["scratch"]).any()  # the key kernel reads whole tiles of its own
 
 
-def sums_of_queries():
-    """Where blocks on the host have them."""
-    return {"partial": np.full((MULTIPROCESSORS, MOST_QUERIES - KEPT * 64, 64), np.nan, np.float32)}
+def sums_of_queries(shape):
+    """Where blocks on the host have them, and a row behind, which is nobody's."""
+    blocks = min(shape.batch * shape.heads, MULTIPROCESSORS)
+    tiles = max(-(-shape.queries // PLANES.columns) - KEPT, 0)
+    return np.full((blocks * tiles + 1, PLANES.columns * 64), np.nan, np.float32)
 
 
-def by_planes(emulator, case, causal, eager=False):
-    """Run the forward kernel, and the one for all gradients."""
-    types = {"lse": "float *", "partial": "float *"}
-    launch(emulator, case, FORWARD_KERNEL, PIPELINES["attention_forward"], causal, types, case.arrays)
-    launch(emulator, case, PLANE_KERNEL, PLANES, causal, types, case.arrays | sums_of_queries(), eager)
+def by_planes(emulator, case, causal, eager=False, sums=None):
+    """Run the forward kernel, and the one for all gradients; with ``sums`` of gradients over tokens, by name."""
+    partial = sums_of_queries(case.shape)
+    types = dict.fromkeys(("lse", "partial", *(sums or {})), "float *")
+    arrays = case.arrays | {"partial": partial} | (sums or {})
+    kernel = PLANE_KERNEL.summed if sums else PLANE_KERNEL
+    launch(emulator, case, FORWARD_KERNEL, PIPELINES["attention_forward"], causal, types, arrays)
+    launch(emulator, case, kernel, PLANES, causal, types, arrays, eager)
+    used = ~np.isnan(partial)
+    assert not used[-1].any()
+    if (
+        case.shape.keys > PLANES.rows and len(partial) > 1
+    ):  # tiles of keys follow each other: all blocks have sums
+        tiles = max(-(-case.shape.queries // PLANES.columns) - KEPT, 0)
+        of_blocks = used[:-1].reshape(-1, tiles, used.shape[1])
+        assert of_blocks[:, 2 * causal :].all()  # the first two tiles see one tile of keys, if it is causal
 
 
 @pytest.mark.parametrize("eager", [False, True])
@@ -314,6 +329,7 @@ def by_planes(emulator, case, causal, eager=False):
         (Shape(13, 66, 70, 1, 1, 64), F16, False, False),  # seven planes one after the other
         (Shape(1, 450, 400, 1, 1, 64), BF16, False, False),  # sums in memory that are added to
         (Shape(1, 1024, 300, 1, 1, 64), BF16, True, False),
+        (Shape(2, 400, 200, 2, 2, 64), BF16, False, False),  # of each block its own
         (Shape(2, 128, 1000, 2, 2, 64), BF16, True, False),  # keys that nobody sees
         (Shape(1, 330, 150, 1, 1, 64), BF16, True, False),
         (Shape(3, 1, 1, 1, 1, 64), BF16, True, False),
@@ -356,21 +372,45 @@ def test_sums_of_gradients_over_tokens_on_the_host(emulator, shape, dtype, causa
     case = Case(shape, dtype, packed=True)
     groups = -(-shape.queries // ROWS_OF_SUM)
     sums = np.full((shape.batch, groups, 3, shape.heads, shape.features), np.nan, np.float32)
-    arrays = (
-        case.arrays | {f"d{name}_sums": sums[:, :, i] for i, name in enumerate("qkv")} | sums_of_queries()
-    )
-    types = dict.fromkeys(("lse", "partial", "dq_sums", "dk_sums", "dv_sums"), "float *")
-    types["scratch"] = "float2 *"
-    kernels = (QUERY_KERNEL, *key_kernels(shape.features)) if tilings is not None else (PLANE_KERNEL,)
-    for kernel in (FORWARD_KERNEL, *(k.summed for k in kernels)):
-        tiling = PLANES if kernel.by_planes else (tilings or PIPELINES)[kernel.entry]
-        launch(emulator, case, kernel, tiling, causal, types, arrays)
+    of_tokens = {f"d{name}_sums": sums[:, :, i] for i, name in enumerate("qkv")}
+    if tilings is None:
+        by_planes(emulator, case, causal, sums=of_tokens)
+    else:
+        types = dict.fromkeys(("lse", *of_tokens), "float *") | {"scratch": "float2 *"}
+        kernels = (QUERY_KERNEL.summed, *(k.summed for k in key_kernels(shape.features)))
+        for kernel in (FORWARD_KERNEL, *kernels):
+            launch(emulator, case, kernel, tilings[kernel.entry], causal, types, case.arrays | of_tokens)
     case.check(causal)
     stored = np.stack([case.arrays[f"d{n}"].astype(np.float32) for n in "qkv"], 2)
     filled = np.zeros((shape.batch, groups * ROWS_OF_SUM, *stored.shape[2:]), np.float32)
     filled[:, : shape.queries] = stored
     want = filled.reshape(shape.batch, groups, -1, *stored.shape[2:]).sum(2)
     np.testing.assert_allclose(sums, want, rtol=1e-5, atol=1e-5 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize("batch", [1, 66])
+def test_each_kernel_of_the_derivative_gets_its_operands(monkeypatch, batch, summed):
+    got = []
+
+    class Recorded:
+        def __init__(self, kernel, *_):
+            self.names = cuda_attention.operands_of(kernel, cuda_attention.NO_CODE)
+
+        def __call__(self, pointers, extras, lists, stream):
+            got.append(dict(zip(self.names, pointers, strict=True)))
+
+    monkeypatch.setattr(cuda_attention, "_Kernel", Recorded)
+    monkeypatch.setattr(cuda_runtime, "properties", lambda device: SimpleNamespace(arch="sm_90a"))
+    shape = Shape(batch, 512, 512, 2, 2, 64)
+    backward = cuda_attention.Backward(shape, BF16, DENSE, 0.125, True, 0, summed=summed)
+    names = ["q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv"]
+    names += ["dq_sums", "dk_sums", "dv_sums"] if summed else []
+    backward([*names], 0, None)
+    own = "partial" if batch > 1 else "scratch"
+    assert len(got) == (1 if batch > 1 else 2)
+    for operands in got:
+        assert operands == {name: 0 if name == own else name for name in operands}
 
 
 # -- on a device -----------------------------------------------------------------------------------
