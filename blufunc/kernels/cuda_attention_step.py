@@ -2,8 +2,8 @@
 
 Kernels, stages 5 and 8. Which calls of these names (``nn/attention_call.py``) have a kernel, so that they are not
 replaced by their definitions; and the ``Work`` of one, which reads its operands as they lie: parts of one packed array
-are not copied. The kernels are those of ``cuda_attention.py``; the mods of an equation are code in them. Of float32,
-there are kernels for what ``split_attention`` makes of an equation.
+are not copied. The kernels are those of ``cuda_attention``, put on streams by ``cuda_attention_launch``; the mods of an
+equation are code in them. Of float32, there are kernels for what ``split_attention`` makes of an equation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from blufunc.core import dtypes
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Eqn
-from blufunc.kernels import cuda_attention, cuda_memory, cuda_runtime
+from blufunc.kernels import cuda_attention, cuda_attention_launch, cuda_memory, cuda_runtime
 from blufunc.kernels.cuda_attention import Shape, Strides
 from blufunc.kernels.cuda_attention_mods import Code, code_of
 from blufunc.kernels.cuda_executor import ALIGNMENT, Executor, Operand, Work
@@ -127,9 +127,9 @@ def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> W
         eqn.params.get("parts", 0),
     )
     if _is_forward(eqn):
-        launch = cuda_attention.Forward(shape, query.dtype, rows, *options)
+        launch = cuda_attention_launch.Forward(shape, query.dtype, rows, *options)
     else:
-        launch = cuda_attention.Backward(shape, query.dtype, rows, *options, _is_summed(eqn))
+        launch = cuda_attention_launch.Backward(shape, query.dtype, rows, *options, _is_summed(eqn))
     wanted = scratch_bytes(eqn, cuda_runtime.properties(executor.device).arch)
     assert (step.scratch is not None) == bool(wanted), "what kernels work in is planned"
     scratch = None if step.scratch is None else executor.roots.place(step.scratch)

@@ -1,8 +1,8 @@
 """Tensor maps: what a CUDA device wants to know of an array to copy boxes of it to shared memory by itself (TMA).
 
-Kernels, stage 8, below ``cuda_attention`` and ``cuda_tile_step``. In comes a ``Box``, what is copied at a time of an
-array of four axes with elements of two bytes, and the array's address; out come the 128 bytes of a kernel's parameter.
-The driver makes them, without a device.
+Kernels, stage 8, below ``cuda_attention_launch`` and ``cuda_tile_step``. In comes a ``Box``, what is copied at a time
+of an array of four axes with elements of two bytes, and the array's address; out come the 128 bytes of a kernel's
+parameter. The driver makes them, without a device.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from blufunc.core.avals import ShapedArray
 from blufunc.kernels import (
     cublaslt,
     cuda_attention,
+    cuda_attention_launch,
     cuda_backend,
     cuda_collective,
     cuda_executor,
@@ -476,7 +477,7 @@ class SoftmaxKernel:
 
 
 class Attention:
-    """``cuda_attention.Forward`` and ``Backward`` by the definitions of ``nn``, in float32."""
+    """``cuda_attention_launch.Forward`` and ``Backward`` by the definitions of ``nn``, in float32."""
 
     def __init__(
         self, fake, backward, shape, dtype, strides, scale, causal, device, code, parts, summed=False
@@ -592,8 +593,8 @@ def install(monkeypatch):
         (cuda_scatter, "Scatter", functools.partial(Scatter, fake)),
         (cuda_gelu_step, "Kernel", functools.partial(GeluKernel, fake)),
         (cuda_softmax_step, "Kernel", functools.partial(SoftmaxKernel, fake)),
-        (cuda_attention, "Forward", functools.partial(Attention, fake, False)),
-        (cuda_attention, "Backward", functools.partial(Attention, fake, True)),
+        (cuda_attention_launch, "Forward", functools.partial(Attention, fake, False)),
+        (cuda_attention_launch, "Backward", functools.partial(Attention, fake, True)),
         (cuda_modules, "load", fake.load),
         (cuda_modules, "load_source", fake.load_source),
         (backend, "_backends", {**backend._backends, "cuda": cuda_backend.CudaBackend()}),

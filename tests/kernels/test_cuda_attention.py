@@ -7,7 +7,7 @@ import pytest
 
 from blufunc import errors
 from blufunc.core import dtypes
-from blufunc.kernels import cuda_attention, cuda_mma, cuda_runtime, nvrtc
+from blufunc.kernels import cuda_attention, cuda_attention_launch, cuda_mma, cuda_runtime, nvrtc
 from blufunc.kernels.cuda_attention import (
     FORWARD_KERNEL,
     KEY_KERNEL,
@@ -400,10 +400,10 @@ def test_each_kernel_of_the_derivative_gets_its_operands(monkeypatch, batch, sum
         def __call__(self, pointers, extras, lists, stream):
             got.append(dict(zip(self.names, pointers, strict=True)))
 
-    monkeypatch.setattr(cuda_attention, "_Kernel", Recorded)
+    monkeypatch.setattr(cuda_attention_launch, "_Kernel", Recorded)
     monkeypatch.setattr(cuda_runtime, "properties", lambda device: SimpleNamespace(arch="sm_90a"))
     shape = Shape(batch, 512, 512, 2, 2, 64)
-    backward = cuda_attention.Backward(shape, BF16, DENSE, 0.125, True, 0, summed=summed)
+    backward = cuda_attention_launch.Backward(shape, BF16, DENSE, 0.125, True, 0, summed=summed)
     names = ["q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv"]
     names += ["dq_sums", "dk_sums", "dv_sums"] if summed else []
     backward([*names], 0, None)
@@ -433,8 +433,8 @@ def run_on_device(case, causal, repeats=1):
     at = {name: address(x) for name, x in case.arrays.items()}
     cupy.cuda.Device().synchronize()
     strides = [case.strides()[n] for n in NAMES]
-    forward = cuda_attention.Forward(case.shape, case.dtype, strides[:4], case.scale, causal, 0)
-    backward = cuda_attention.Backward(case.shape, case.dtype, strides, case.scale, causal, 0)
+    forward = cuda_attention_launch.Forward(case.shape, case.dtype, strides[:4], case.scale, causal, 0)
+    backward = cuda_attention_launch.Backward(case.shape, case.dtype, strides, case.scale, causal, 0)
     needed = cuda_attention.scratch_bytes(False, case.shape, cuda_runtime.properties(0).arch)
     scratch = cupy.empty(sum(needed), np.uint8)
     cupy.cuda.Device().synchronize()
@@ -516,4 +516,4 @@ def test_gradients_by_planes_are_those_of_two_kernels(shape, dtype, packed, caus
 @on_device
 def test_scale_that_is_not_positive():
     with pytest.raises(errors.UnsupportedError, match="not positive"):
-        cuda_attention.Forward(GOOD, BF16, DENSE[:4], -1.0, True, 0)
+        cuda_attention_launch.Forward(GOOD, BF16, DENSE[:4], -1.0, True, 0)

@@ -9,7 +9,15 @@ import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import nn
 from blufunc.core import dtypes
-from blufunc.kernels import cuda_attention, cuda_modules, cuda_opaque, cuda_runtime, cuda_scatter, nvrtc
+from blufunc.kernels import (
+    cuda_attention,
+    cuda_attention_launch,
+    cuda_modules,
+    cuda_opaque,
+    cuda_runtime,
+    cuda_scatter,
+    nvrtc,
+)
 from blufunc.kernels.cuda_attention_mods import code_of
 from blufunc.kernels.cuda_backend import CudaBackend
 from blufunc.kernels.cuda_modules import Loaded, wanted_by
@@ -58,7 +66,10 @@ def compiled(monkeypatch):
     monkeypatch.setattr(cuda_runtime, "Module", Module)
     monkeypatch.setattr(nvrtc, "compile_many", spied)
     monkeypatch.setattr(cuda_modules, "_modules", {})
-    for module, name in ((cuda_attention, "_function"), (cuda_scatter, "_functions")):  # which keep functions
+    for module, name in (
+        (cuda_attention_launch, "_function"),
+        (cuda_scatter, "_functions"),
+    ):  # which keep functions
         monkeypatch.setattr(module, name, functools.lru_cache(getattr(module, name).__wrapped__))
     return texts
 
@@ -130,23 +141,23 @@ def test_what_other_steps_are_written_in_is_compiled_beside_kernels(compiled):
 @pytest.mark.parametrize(
     "kind, parts, masked, summed, batch",
     [
-        (cuda_attention.Forward, 0, False, False, 1),
-        (cuda_attention.Forward, 2, False, False, 1),
-        (cuda_attention.Forward, 0, True, False, 1),
-        (cuda_attention.Backward, 0, False, False, 1),
-        (cuda_attention.Backward, 2, False, False, 1),
-        (cuda_attention.Backward, 0, True, False, 1),
-        (cuda_attention.Backward, 0, False, True, 1),
-        (cuda_attention.Backward, 0, True, True, 1),
-        (cuda_attention.Backward, 0, False, False, 66),  # by planes
-        (cuda_attention.Backward, 0, False, True, 66),
+        (cuda_attention_launch.Forward, 0, False, False, 1),
+        (cuda_attention_launch.Forward, 2, False, False, 1),
+        (cuda_attention_launch.Forward, 0, True, False, 1),
+        (cuda_attention_launch.Backward, 0, False, False, 1),
+        (cuda_attention_launch.Backward, 2, False, False, 1),
+        (cuda_attention_launch.Backward, 0, True, False, 1),
+        (cuda_attention_launch.Backward, 0, False, True, 1),
+        (cuda_attention_launch.Backward, 0, True, True, 1),
+        (cuda_attention_launch.Backward, 0, False, False, 66),  # by planes
+        (cuda_attention_launch.Backward, 0, False, True, 66),
     ],
 )
 def test_attention_asks_for_what_was_compiled(compiled, kind, parts, masked, summed, batch):
     mods, _ = traced(nn.masks.sliding_window(20), None, np.dtype(np.float32))
     code = code_of(mods, ()) if masked else cuda_attention.NO_CODE
     dtype = dtypes.float16 if parts else dtypes.bfloat16
-    forward = kind is cuda_attention.Forward
+    forward = kind is cuda_attention_launch.Forward
     shape = cuda_attention.Shape(batch, 512, 512, 2, 2, 64)
     strides = cuda_attention.Strides(512 * 128, 128, 64)
     assert cuda_attention.fits_planes(shape, "sm_90a") == (batch > 1)

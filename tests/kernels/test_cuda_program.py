@@ -11,7 +11,14 @@ from blufunc import errors, lax, nn, tree
 from blufunc.config import Config, config
 from blufunc.core import backend, dtypes
 from blufunc.core.array import Array, from_numpy
-from blufunc.kernels import cublaslt, cuda_attention, cuda_memory, cuda_product, cuda_replay, precisions
+from blufunc.kernels import (
+    cublaslt,
+    cuda_attention_launch,
+    cuda_memory,
+    cuda_product,
+    cuda_replay,
+    precisions,
+)
 from examples.gpt import model as gpt
 from examples.gpt import train as gpt_train
 from tests.kernels import fake_cuda
@@ -784,9 +791,9 @@ def test_repeated_keys_are_copied_where_tensor_maps_are_made(cuda, fake, monkeyp
     q = uniform(1, 40, 4, 16, seed=1).astype(dtypes.bfloat16)
     k, v = (uniform(1, 40, 1, 16, seed=s).astype(dtypes.bfloat16) for s in (2, 3))
     seen: list = []
-    made = cuda_attention.Forward
+    made = cuda_attention_launch.Forward
     keep = lambda shape, dtype, strides, *rest: seen.append(strides) or made(shape, dtype, strides, *rest)
-    monkeypatch.setattr(cuda_attention, "Forward", keep)
+    monkeypatch.setattr(cuda_attention_launch, "Forward", keep)
 
     def f(q, k, v):
         k, v = (bnp.broadcast_to(x, q.shape) for x in (k, v))

@@ -11,7 +11,14 @@ from blufunc.core import backend, dtypes
 from blufunc.core.array import from_numpy
 from blufunc.core.jaxpr import eval_jaxpr
 from blufunc.core.passes import inline_bodies, simplify
-from blufunc.kernels import cuda_attention, cuda_mma, cuda_runtime, nvrtc, split_attention
+from blufunc.kernels import (
+    cuda_attention,
+    cuda_attention_launch,
+    cuda_mma,
+    cuda_runtime,
+    nvrtc,
+    split_attention,
+)
 from blufunc.kernels.cuda_attention import (
     FORWARD_KERNEL,
     KEY_KERNEL,
@@ -433,8 +440,8 @@ def run_on_device(case, causal, repeats=1):
     stream, address = cuda_runtime.work_stream(0), lambda *names: [int(at[n].data.ptr) for n in names]
     strides = [case.strides()[n] for n in NAMES]
     options = {"parts": case.parts}
-    forward = cuda_attention.Forward(case.shape, F16, strides[:4], case.scale, causal, 0, **options)
-    backward = cuda_attention.Backward(case.shape, F16, strides, case.scale, causal, 0, **options)
+    forward = cuda_attention_launch.Forward(case.shape, F16, strides[:4], case.scale, causal, 0, **options)
+    backward = cuda_attention_launch.Backward(case.shape, F16, strides, case.scale, causal, 0, **options)
     split = lambda n: [
         f"{name} {what}" for what in ("rest", "unit")[2 - case.parts :] for name in IN_PARTS[:n]
     ]
