@@ -255,7 +255,7 @@ FORWARD_KERNEL = Kernel(
     two_groups=(Tiling(1, 128, 64, 64, 2, groups=True), Tiling(1, 256, 64, 64, 1, groups=True)),
     begin=SOFTMAX,
     pipelined=PIPELINED_FORWARD,
-    pipelines=(Tiling(1, 128, 64, 64, 4, True, 2), Tiling(1, 384, 112, 112, 1, True, 2)),
+    pipelines=(Tiling(1, 128, 64, 64, 4, True, 2), Tiling(1, 384, 96, 96, 1, True, 2)),
 )
 QUERY_KERNEL = Kernel(
     "attention_query_gradient",

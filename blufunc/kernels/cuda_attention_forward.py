@@ -93,7 +93,11 @@ inline Visits visits(const int *lists, const Problem &p, int batch, int head, in
 """
 
 SOFTMAX = r"""
-// The softmax of a warp's rows over tiles of keys: the greatest score so far, and the sum of the weights.
+// What weights of a lane may add up to while their row keeps its score: none is then too large for float16.
+constexpr float MOST_BEFORE = 1 << 14;
+
+// The softmax of a warp's rows over tiles of keys: the score of each row that has the weight one, and the sum of the
+// weights. That score is the greatest so far, or was when it was last looked for.
 struct Softmax {
   float of_products, unit, scale;  // of products, of scores, and of those in powers of two, one instruction
   float top[SLABS][2], total[SLABS][2];
@@ -152,6 +156,33 @@ struct Softmax {
         }
         total[m][half] = total[m][half] * kept[m][half] + ((sum[0] + sum[1]) + (sum[2] + sum[3]));
       }
+  }
+
+  // The same without looking for the greatest score, so that nothing is rescaled: if no weight gets too large, else the
+  // scores are lost, and all lanes are told so. A row that has seen nothing yet has no score to begin with: its weights
+  // are infinite, or none.
+  __forceinline__ bool weigh_as_before(float (&scores)[SLABS][COLUMNS / 8][4]) {
+    float sums[SLABS][2];
+    bool fits = true;
+#pragma unroll
+    for (int m = 0; m < SLABS; ++m)
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float shift = top[m][half] * scale;
+        float sum[4] = {};
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 4; ++i) {
+          float &score = scores[m][i / 2][half * 2 + i % 2];
+          score = exp2_fast(score * scale - shift);
+          sum[i % 4] += score;
+        }
+        sums[m][half] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
+        fits = fits && sums[m][half] <= MOST_BEFORE;  // which is false of what is not a number
+      }
+    if (__any_sync(0xffffffffu, !fits)) return false;
+#pragma unroll
+    for (int i = 0; i < SLABS * 2; ++i) total[i / 2][i % 2] += sums[i / 2][i % 2];
+    return true;
   }
 
   // Divide by the sums of the weights: `factor` is what is left of that to do. Lines of lse are those of `first` on.

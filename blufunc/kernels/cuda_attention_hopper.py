@@ -51,6 +51,28 @@ struct Work {
 """What all kernels for Hopper begin with."""
 
 PIPELINED_FORWARD = r"""
+// Weights of float16 elements that are raised have no room to grow: of those the greatest score is always looked for.
+constexpr bool AS_BEFORE = !WIDE;
+
+// A warp's rows, from `row` on, times those of a tile of keys, without the other warps of its group.
+inline void times_rows_alone(float (&sums)[1][COLUMNS / 8][4], unsigned rows, int row, unsigned tile) {
+  const int lane = threadIdx.x % 32, mine = lane / 16 * 8 + lane % 8;
+#pragma unroll
+  for (int i = 0; i < COLUMNS / 2; ++i) sums[0][i / 4][i % 4] = 0;
+#pragma unroll
+  for (int k = 0; k < FEATURES / 16; ++k) {
+    unsigned a[4];
+    load_matrices(a, rows + tile_at<ROWS>(row + lane % 16, 2 * k + lane / 16));
+#pragma unroll
+    for (int n = 0; n < COLUMNS / 16; ++n) {
+      unsigned b[4];
+      load_matrices(b, tile + tile_at<COLUMNS>(mine, 2 * k + lane / 8 % 2) + row_bytes(16 * n));
+      multiply_add(sums[0][2 * n], a, b[0], b[1]);
+      multiply_add(sums[0][2 * n + 1], a, b[2], b[3]);
+    }
+  }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS + 128, BLOCKS)
 attention_forward(const element *, const element *, const element *, result *out, float *lse, IN_PARTS
                   EXTRAS const Problem p, COPIED(q), COPIED(k), COPIED(v)) {
@@ -95,10 +117,16 @@ attention_forward(const element *, const element *, const element *, result *out
     times_rows<COLUMNS>(scores, left, keys.at(i), 0);
     end_of_products();
     wait_for_products<0>(scores);
-    keys.release(i);
     softmax.score(scores, pairs, p, row, work.list.tile(i) * COLUMNS, work.list.partial(i));
-    softmax.weigh(scores, kept);
-    rescale(sums, kept);
+    if (!AS_BEFORE || i == 0 || !softmax.weigh_as_before(scores)) {
+      if (AS_BEFORE && i > 0) {  // once more: registers have no room for scores beside their weights
+        times_rows_alone(scores, queries.at(0), warp_row, keys.at(i));
+        softmax.score(scores, pairs, p, row, work.list.tile(i) * COLUMNS, work.list.partial(i));
+      }
+      softmax.weigh(scores, kept);
+      rescale(sums, kept);
+    }
+    keys.release(i);
     unsigned weights[PARTS][1][COLUMNS / 16][4];
     as_left(weights, scores);
     values.wait_until_full(i);

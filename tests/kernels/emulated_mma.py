@@ -37,6 +37,7 @@ static inline unsigned __ballot_sync(uint32_t m, bool vote) {{
   for (int mask = 1; mask < 32; mask *= 2) votes |= __shfl_xor_sync(m, votes, mask);
   return votes;
 }}
+static inline bool __any_sync(uint32_t m, bool vote) {{ return __ballot_sync(m, vote); }}
 static void __syncwarp() {{ wait(WAITS_FOR_WARP); }}
 alignas(1024) static unsigned char shared_memory[{SHARED}];
 extern "C" void poison() {{ memset(shared_memory, 0xff, sizeof shared_memory); }}  // NaN, of all our types

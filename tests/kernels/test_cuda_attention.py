@@ -32,9 +32,12 @@ BF16, F16 = dtypes.bfloat16, dtypes.float16
 
 
 class Case:
-    """The operands of one attention, with strides as they lie, and what is right for them."""
+    """The operands of one attention, with strides as they lie, and what is right for them.
 
-    def __init__(self, shape, dtype, packed=False):
+    Scores that are ``growing`` do so from tile to tile of keys, by far more than a weight may.
+    """
+
+    def __init__(self, shape, dtype, packed=False, growing=False):
         self.shape, self.dtype, self.scale = shape, dtype, shape.features**-0.5
         rng = np.random.default_rng(sum(shape))
         b, t, s, h, kh, d = shape
@@ -45,6 +48,8 @@ class Case:
         else:
             qkv = [normal(b, t, h, d), normal(b, s, kh, d), normal(b, s, kh, d)]
             gradients = [np.full(x.shape, np.nan, dtype) for x in qkv]
+        if growing:
+            qkv[1] *= np.linspace(0.1, 50, s).astype(dtype)[:, None, None]
         self.arrays = dict(zip(("q", "k", "v", "dq", "dk", "dv"), qkv + gradients, strict=True))
         self.arrays |= {
             "dout": normal(b, t, h, d),
@@ -296,6 +301,24 @@ def test_kernels_on_the_host(emulator, shape, dtype, causal, tilings, packed):
         assert not np.isnan(case.arrays["scratch"]).any()  # the key kernel reads whole tiles of its own
 
 
+@pytest.mark.parametrize(
+    "shape, dtype, causal, tilings",
+    [
+        (Shape(1, 130, 330, 2, 1, 64), F16, False, PIPELINES),
+        (Shape(1, 330, 330, 1, 1, 64), BF16, True, PIPELINES),
+        (Shape(1, 200, 400, 1, 1, 128), F16, False, WIDE_PIPELINES),
+        (Shape(1, 330, 330, 1, 1, 96), BF16, True, WIDE_PIPELINES),
+    ],
+)
+def test_scores_that_grow_on_the_host(emulator, shape, dtype, causal, tilings):
+    case = Case(shape, dtype, growing=True)
+    for kernel in (FORWARD_KERNEL, QUERY_KERNEL, KEY_KERNEL):
+        types = {"lse": "float *", "scratch": "float2 *"}
+        launch(emulator, case, kernel, tilings[kernel.entry], causal, types, case.arrays)
+    assert case.expected(causal)["lse"].max() > 130 / np.log2(np.e)  # weights would be beyond float32
+    case.check(causal)
+
+
 def sums_of_queries(shape):
     """Where blocks on the host have them, and a row behind, which is nobody's."""
     blocks = min(shape.batch * shape.heads, MULTIPROCESSORS)
@@ -453,6 +476,7 @@ def run_on_device(case, causal, repeats=1):
 
 @pytest.mark.gpu
 @on_device
+@pytest.mark.parametrize("growing", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
     "shape, dtype, packed",
@@ -468,8 +492,8 @@ def run_on_device(case, causal, repeats=1):
         (Shape(1, 1, 1, 1, 1, 16), BF16, False),
     ],
 )
-def test_on_a_device(shape, dtype, packed, causal):
-    case = Case(shape, dtype, packed)
+def test_on_a_device(shape, dtype, packed, causal, growing):
+    case = Case(shape, dtype, packed, growing)
     run_on_device(case, causal)
     case.check(causal)
 
