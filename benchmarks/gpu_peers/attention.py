@@ -68,11 +68,12 @@ def time_case(lib: SimpleNamespace, attend, case: attention_cases.Case, events: 
     errors = attention_cases.errors([attention_cases.sampled(x) for x in args], results)
     for part, (f, operands) in of.items():
         call = lambda _, f=f, operands=operands: f(*operands)
-        times = {"wall_ms": clock.wall_ms(call, lib.wait)}
-        if events:
+        times = {}
+        if events:  # first, like PyTorch's, on a device that has rested
             from blufunc.kernels import cuda_runtime
 
             times["event_ms"] = clock.event_ms(call, cuda_runtime.compute_stream(0))
+        times["wall_ms"] = clock.wall_ms(call, lib.wait)
         attention_cases.tell(case, part, times.get("event_ms", times["wall_ms"]), **times, **errors)
 
 

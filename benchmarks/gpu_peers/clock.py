@@ -71,20 +71,30 @@ def wall_ms(
     return 1e3 * statistics.median(times)
 
 
-def event_ms(call: Callable[[int], Any], stream: Any, repeats: int = 50) -> float:
+def event_ms(call: Callable[[int], Any], stream: Any, repeats: int | None = None) -> float:
     """Milliseconds of device time of one ``call(i)`` whose work goes on a CuPy stream: the median over ``repeats``.
 
     Before each call the second-level cache is overwritten on the same stream, which also gives the host time to
-    put the whole call on the stream behind it.
+    put the whole call on the stream behind it. Without ``repeats`` as many as Triton's ``do_bench`` makes for PyTorch's
+    functions, 50 milliseconds of calls to warm up and 200 that count: a device gets slower while it works.
     """
     import cupy
 
     scratch = cupy.cuda.alloc(FLUSH_BYTES)
-    events = [(cupy.cuda.Event(), cupy.cuda.Event()) for _ in range(repeats)]
-    for i, (start, stop) in enumerate(events):
-        cupy.cuda.runtime.memsetAsync(scratch.ptr, 0, FLUSH_BYTES, stream.ptr)
-        start.record(stream)
-        call(i)
-        stop.record(stream)
-    stream.synchronize()
-    return statistics.median(cupy.cuda.get_elapsed_time(*pair) for pair in events)
+
+    def runs(count: int) -> list[tuple]:
+        events = [(cupy.cuda.Event(), cupy.cuda.Event()) for _ in range(count)]
+        for i, (start, stop) in enumerate(events):
+            cupy.cuda.runtime.memsetAsync(scratch.ptr, 0, FLUSH_BYTES, stream.ptr)
+            start.record(stream)
+            call(i)
+            stop.record(stream)
+        stream.synchronize()
+        return events
+
+    if repeats is None:
+        few = runs(6)
+        each = cupy.cuda.get_elapsed_time(few[0][1], few[-1][1]) / 5
+        runs(max(1, int(50 / each)))
+        repeats = max(1, int(200 / each))
+    return statistics.median(cupy.cuda.get_elapsed_time(*pair) for pair in runs(repeats))

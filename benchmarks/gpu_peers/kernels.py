@@ -73,11 +73,12 @@ def time_adamw(lib: Any, shapes: dict, events: bool) -> None:
 
 def tell(what: str, call: Any, lib: Any, events: bool, nbytes: int, check: list[float]) -> None:
     """Time the call and tell the row: by the device's events where we can have them, else by the wall clock."""
-    times = {"wall_ms": clock.wall_ms(call, lib.wait)}
-    if events:
+    times = {}
+    if events:  # first, like PyTorch's, on a device that has rested
         from blufunc.kernels import cuda_runtime
 
         times["event_ms"] = clock.event_ms(call, cuda_runtime.compute_stream(0))
+    times["wall_ms"] = clock.wall_ms(call, lib.wait)
     ms = times.get("event_ms", times["wall_ms"])
     clock.emit(what=what, ms=ms, GB_s=nbytes / ms / 1e6, bytes=nbytes, **times, check=check)
 

@@ -53,6 +53,8 @@ struct Work {
 PIPELINED_FORWARD = r"""
 // Weights of float16 elements that are raised have no room to grow: of those the greatest score is always looked for.
 constexpr bool AS_BEFORE = !WIDE;
+// Where a weight grew too large, it is looked for in so many tiles: that is dearer than to look, and may go on.
+constexpr int LOOKED_FOR = 4;
 
 // A warp's rows, from `row` on, times those of a tile of keys, without the other warps of its group.
 inline void times_rows_alone(float (&sums)[1][COLUMNS / 8][4], unsigned rows, int row, unsigned tile) {
@@ -110,6 +112,7 @@ attention_forward(const element *, const element *, const element *, result *out
   float sums[1][FEATURES / 8][4] = {};
   queries.wait_until_full(0);
   const Left<ROWS> left(queries.at(0), group * 64);
+  int next = 1;  // tile whose weights are as before, unless they grow
   for (int i = 0; i < mine; ++i) {
     float scores[1][COLUMNS / 8][4], kept[1][2];
     keys.wait_until_full(i);
@@ -118,10 +121,12 @@ attention_forward(const element *, const element *, const element *, result *out
     end_of_products();
     wait_for_products<0>(scores);
     softmax.score(scores, pairs, p, row, work.list.tile(i) * COLUMNS, work.list.partial(i));
-    if (!AS_BEFORE || i == 0 || !softmax.weigh_as_before(scores)) {
-      if (AS_BEFORE && i > 0) {  // once more: registers have no room for scores beside their weights
+    const bool looked_for = !AS_BEFORE || i < next;
+    if (looked_for || !softmax.weigh_as_before(scores)) {
+      if (!looked_for) {  // once more: registers have no room for scores beside their weights
         times_rows_alone(scores, queries.at(0), warp_row, keys.at(i));
         softmax.score(scores, pairs, p, row, work.list.tile(i) * COLUMNS, work.list.partial(i));
+        next = i + LOOKED_FOR;
       }
       softmax.weigh(scores, kept);
       rescale(sums, kept);

@@ -34,11 +34,12 @@ BF16, F16 = dtypes.bfloat16, dtypes.float16
 class Case:
     """The operands of one attention, with strides as they lie, and what is right for them.
 
-    Scores that are ``growing`` do so from tile to tile of keys, by far more than a weight may.
+    Scores that are ``growing`` do so from tile to tile of keys, by far more than a weight may. Gradients are then small
+    differences of large numbers.
     """
 
     def __init__(self, shape, dtype, packed=False, growing=False):
-        self.shape, self.dtype, self.scale = shape, dtype, shape.features**-0.5
+        self.shape, self.dtype, self.scale, self.growing = shape, dtype, shape.features**-0.5, growing
         rng = np.random.default_rng(sum(shape))
         b, t, s, h, kh, d = shape
         normal = lambda *sizes: rng.standard_normal(sizes).astype(dtype)
@@ -62,7 +63,7 @@ class Case:
         return {name: Strides(*(n // 2 for n in self.arrays[name].strides[:3])) for name in NAMES}
 
     def check(self, causal):
-        tolerance = {BF16: 8e-3, F16: 1e-3}[self.dtype]
+        tolerance = {BF16: 8e-3, F16: 1e-3}[self.dtype] * (1 + self.growing)
         for name, want in self.expected(causal).items():
             got, most = (
                 self.arrays[name].astype(np.float64),
@@ -531,9 +532,9 @@ def test_gradients_by_planes_are_those_of_two_kernels(shape, dtype, packed, caus
     run_on_device(case, causal)
     for name, got in found.items():
         want = case.arrays[name].astype(np.float32)
-        # up to the order of sums, that of delta too, in a last bit of what they are rounded to
+        # up to the order of sums, that of delta too, in a last bit of what they are rounded to, and of what is added up
         last_bit = {BF16: 2**-7, F16: 2**-10}[dtype]
-        np.testing.assert_allclose(got, want, rtol=last_bit, atol=2**-13 * np.abs(want).max(), err_msg=name)
+        np.testing.assert_allclose(got, want, rtol=last_bit, atol=2**-12 * np.abs(want).max(), err_msg=name)
 
 
 @pytest.mark.gpu
