@@ -66,15 +66,19 @@ def time_case(lib: SimpleNamespace, attend, case: attention_cases.Case, events: 
     of = {"forward": (lib.jit(attend), args[:3]), "forward and backward": (lib.jit(both), args)}
     results = [attention_cases.sampled(x) for x in of["forward and backward"][0](*args)]
     errors = attention_cases.errors([attention_cases.sampled(x) for x in args], results)
-    for part, (f, operands) in of.items():
-        call = lambda _, f=f, operands=operands: f(*operands)
-        times = {}
-        if events:  # first, like PyTorch's, on a device that has rested
-            from blufunc.kernels import cuda_runtime
+    calls = {part: lambda _, f=f, operands=operands: f(*operands) for part, (f, operands) in of.items()}
+    times: dict[str, dict[str, float]] = {part: {} for part in calls}
+    if (
+        events
+    ):  # those of all parts first, one behind the other as PyTorch's: the wall clock's calls heat the device
+        from blufunc.kernels import cuda_runtime
 
-            times["event_ms"] = clock.event_ms(call, cuda_runtime.compute_stream(0))
-        times["wall_ms"] = clock.wall_ms(call, lib.wait)
-        attention_cases.tell(case, part, times.get("event_ms", times["wall_ms"]), **times, **errors)
+        for part, call in calls.items():
+            times[part]["event_ms"] = clock.event_ms(call, cuda_runtime.compute_stream(0))
+    for part, call in calls.items():
+        times[part]["wall_ms"] = clock.wall_ms(call, lib.wait)
+    for part, found in times.items():
+        attention_cases.tell(case, part, found.get("event_ms", found["wall_ms"]), **found, **errors)
 
 
 if __name__ == "__main__":

@@ -75,8 +75,8 @@ def event_ms(call: Callable[[int], Any], stream: Any, repeats: int | None = None
     """Milliseconds of device time of one ``call(i)`` whose work goes on a CuPy stream: the median over ``repeats``.
 
     Before each call the second-level cache is overwritten on the same stream, which also gives the host time to
-    put the whole call on the stream behind it. Without ``repeats`` as many as Triton's ``do_bench`` makes for PyTorch's
-    functions, 50 milliseconds of calls to warm up and 200 that count: a device gets slower while it works.
+    put the whole call on the stream behind it. Without ``repeats`` there are as many as Triton's ``do_bench`` makes for
+    PyTorch's functions, 50 milliseconds of calls to warm up and 200 that count: a device gets slower while it works.
     """
     import cupy
 
@@ -93,8 +93,12 @@ def event_ms(call: Callable[[int], Any], stream: Any, repeats: int | None = None
         return events
 
     if repeats is None:
+        for i in range(3):  # those that compile, and capture
+            call(i)
+        stream.synchronize()
         few = runs(6)
         each = cupy.cuda.get_elapsed_time(few[0][1], few[-1][1]) / 5
-        runs(max(1, int(50 / each)))
+        for i in range(max(1, int(50 / each))):
+            call(i)
         repeats = max(1, int(200 / each))
     return statistics.median(cupy.cuda.get_elapsed_time(*pair) for pair in runs(repeats))

@@ -74,7 +74,7 @@ def time_adamw(lib: Any, shapes: dict, events: bool) -> None:
 def tell(what: str, call: Any, lib: Any, events: bool, nbytes: int, check: list[float]) -> None:
     """Time the call and tell the row: by the device's events where we can have them, else by the wall clock."""
     times = {}
-    if events:  # first, like PyTorch's, on a device that has rested
+    if events:  # first: the wall clock's calls heat the device
         from blufunc.kernels import cuda_runtime
 
         times["event_ms"] = clock.event_ms(call, cuda_runtime.compute_stream(0))

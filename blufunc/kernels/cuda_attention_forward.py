@@ -4,10 +4,10 @@ Kernels, stage 6, below ``cuda_attention``. The scheme is FlashAttention-2 (Dao,
 of keys, their running maximum and sum, and the weighted sum of the values are all in the registers of the warps that
 have the rows. ``COMMON`` is what the backward kernels begin with, too.
 
-Constants: FEATURES, CAUSAL, HALF (elements are float16), THREADS; a block has ROWS query rows, SLABS times 16 for each
-warp, and takes COLUMNS keys at a time, which are copied while it works on those before. What users do with scores is
-in ``Pairs`` (``cuda_attention_mods.py``): whether a pair is seen, and the score that counts; with a mask, a block goes
-through a list of tiles.
+Constants: FEATURES, CAUSAL, THREADS; a block has ROWS query rows, SLABS times 16 for each warp, and takes COLUMNS
+keys at a time, which are copied while it works on those before. What users do with scores is in ``Pairs``
+(``cuda_attention_mods.py``): whether a pair is seen, and the score that counts; with a mask, a block goes through a
+list of tiles.
 
 Float32 attention (``split_attention.py``) has operands in PARTS of float16, multiplied by powers of two; ``Units`` are
 what multiplies them back, numbers of a batch entry and key head. Results are then float32, as WIDE says.
@@ -93,9 +93,9 @@ inline Visits visits(const int *lists, const Problem &p, int batch, int head, in
 """
 
 SOFTMAX = r"""
-// What weights of a lane may add up to while their row keeps its score: none is then too large for an element, nor are
-// sums of bfloat16 for float32.
-constexpr float MOST_BEFORE = HALF ? 0x1p14f : 0x1p40f;
+// What weights of a lane may add up to in a tile while their row keeps its score: none is then too large for float16,
+// and sums of bfloat16 values up to 2^100 are not for float32.
+constexpr float MOST_BEFORE = 1 << 14;
 
 // The softmax of a warp's rows over tiles of keys: the score of each row that has the weight one, and the sum of the
 // weights. That score is the greatest so far, or was when it was last looked for.
@@ -159,9 +159,9 @@ struct Softmax {
       }
   }
 
-  // The same without looking for the greatest score, so that nothing is rescaled: if no weight gets too large, else the
-  // scores are lost, and all lanes are told so. A row that has seen nothing yet has no score to begin with: any that it
-  // sees is too large.
+  // The same without looking for the greatest score, so that nothing is rescaled: if no weight of the warp gets too
+  // large, else the scores are lost, and all lanes are told so. A row that has seen nothing yet has no score to begin
+  // with: all that it sees is too large, and what it does not see still has no weight, as the shift is finite.
   __forceinline__ bool weigh_as_before(float (&scores)[SLABS][COLUMNS / 8][4]) {
     float sums[SLABS][2];
     bool fits = true;
@@ -169,7 +169,7 @@ struct Softmax {
     for (int m = 0; m < SLABS; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float shift = fmaxf(top[m][half] * scale, -3e38f);
+        const float shift = fmaxf(top[m][half] * scale, -0x1.fffffep127f);
         float sum[4] = {};
 #pragma unroll
         for (int i = 0; i < COLUMNS / 4; ++i) {

@@ -1,10 +1,11 @@
 """The texts of attention's kernels for Hopper: a thread that copies, and groups of warps that wait for nobody else.
 
 Kernels, stage 6, below ``cuda_attention``, beside ``cuda_attention_forward`` and ``cuda_attention_backward``, whose
-functions they have for what is done with scores, and whose results they give. After FlashAttention-3 (Shah et al.,
+functions they have for what is done with scores. After FlashAttention-3 (Shah et al.,
 arXiv:2407.08608): each group of four warps has 64 rows. What they go over comes in rings of STAGES tiles that one
 further thread keeps filled, by tensor maps (``cuda_pipeline.py``), so that no barrier is of a whole block and no
 registers are of addresses. While a group computes weights another one multiplies, of the same block or the next.
+Weights of the forward pass are of the score that was a row's greatest in its first tile, until they get too large.
 
 Constants as there; a block has ROWS rows, 64 for each group, and operands are in one part.
 """
@@ -53,10 +54,12 @@ struct Work {
 PIPELINED_FORWARD = r"""
 // Weights of float16 elements that are raised have no room to grow: of those the greatest score is always looked for.
 constexpr bool AS_BEFORE = !WIDE;
-// Where a weight grew too large, it is looked for in so many tiles: that is dearer than to look, and may go on.
-constexpr int LOOKED_FOR = 4;
+// Where a weight got too large, the greatest score is looked for in that tile and those behind it, so many in all: to
+// multiply once more is dearer than to look, and scores that grow may go on.
+constexpr int LOOKED_AT = 4;
 
-// A warp's rows, from `row` on, times those of a tile of keys, without the other warps of its group.
+// A warp's rows, from `row` on, times those of a tile of keys, without the other warps of its group: as times_rows of
+// products of warps.
 inline void times_rows_alone(float (&sums)[1][COLUMNS / 8][4], unsigned rows, int row, unsigned tile) {
   const int lane = threadIdx.x % 32, mine = lane / 16 * 8 + lane % 8;
 #pragma unroll
@@ -112,7 +115,7 @@ attention_forward(const element *, const element *, const element *, result *out
   float sums[1][FEATURES / 8][4] = {};
   queries.wait_until_full(0);
   const Left<ROWS> left(queries.at(0), group * 64);
-  int next = 1;  // tile whose weights are as before, unless they grow
+  int look_until = 1;  // in tiles before this one the greatest scores are looked for
   for (int i = 0; i < mine; ++i) {
     float scores[1][COLUMNS / 8][4], kept[1][2];
     keys.wait_until_full(i);
@@ -121,13 +124,13 @@ attention_forward(const element *, const element *, const element *, result *out
     end_of_products();
     wait_for_products<0>(scores);
     softmax.score(scores, pairs, p, row, work.list.tile(i) * COLUMNS, work.list.partial(i));
-    const bool looked_for = !AS_BEFORE || i < next;
-    if (looked_for || !softmax.weigh_as_before(scores)) {
-      if (!looked_for) {  // once more: registers have no room for scores beside their weights
-        times_rows_alone(scores, queries.at(0), warp_row, keys.at(i));
-        softmax.score(scores, pairs, p, row, work.list.tile(i) * COLUMNS, work.list.partial(i));
-        next = i + LOOKED_FOR;
-      }
+    if (AS_BEFORE && i >= look_until && !softmax.weigh_as_before(scores)) {
+      // the scores are lost, for registers have no room for them beside their weights
+      times_rows_alone(scores, queries.at(0), warp_row, keys.at(i));
+      softmax.score(scores, pairs, p, row, work.list.tile(i) * COLUMNS, work.list.partial(i));
+      look_until = i + LOOKED_AT;
+    }
+    if (!AS_BEFORE || i < look_until) {
       softmax.weigh(scores, kept);
       rescale(sums, kept);
     }

@@ -276,9 +276,10 @@ class Host:
 
     def compile(self, source, before=""):
         """The library of a text behind the prelude that it needs."""
-        if source not in self.libraries:
-            self.libraries[source] = self._compile(source, before, self.folder / f"{len(self.libraries)}.so")
-        return self.libraries[source]
+        key = before, source
+        if key not in self.libraries:
+            self.libraries[key] = self._compile(source, before, self.folder / f"{len(self.libraries)}.so")
+        return self.libraries[key]
 
     def _compile(self, source, before, path):
         parts = cuda_prelude.chosen_parts(frozenset(cuda_prelude.used_names(source)))

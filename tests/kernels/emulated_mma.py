@@ -40,7 +40,11 @@ static inline unsigned __ballot_sync(uint32_t m, bool vote) {{
 static inline bool __any_sync(uint32_t m, bool vote) {{ return __ballot_sync(m, vote); }}
 static void __syncwarp() {{ wait(WAITS_FOR_WARP); }}
 alignas(1024) static unsigned char shared_memory[{SHARED}];
-extern "C" void poison() {{ memset(shared_memory, 0xff, sizeof shared_memory); }}  // NaN, of all our types
+extern "C" {{ unsigned long long multiply_adds; }}  // of warps
+extern "C" void begin() {{
+  memset(shared_memory, 0xff, sizeof shared_memory);  // NaN, of all our types
+  multiply_adds = 0;
+}}
 
 static unsigned shared_address(const void *p) {{ return (const unsigned char *)p - shared_memory; }}
 struct TileCopy {{ unsigned to; const void *from; bool inside; }};
@@ -67,6 +71,7 @@ template<int LEFT> static void wait_for_copies() {{
 static unsigned operands[1024][6];
 static void load(unsigned (&r)[4], unsigned from, bool transposed) {{
   const int warp = threadIdx.x / 32 * 32, lane = threadIdx.x % 32;
+  if (EAGER) wait(WAITS_FOR_CLUSTER);  // all others go as far as they can before this is read
   operands[threadIdx.x][0] = from;
   wait(WAITS_FOR_WARP);
   for (int i = 0; i < 4; ++i) {{
@@ -85,6 +90,7 @@ static float low_half(unsigned);
 static float high_half(unsigned);
 static void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {{
   const int warp = threadIdx.x / 32 * 32, lane = threadIdx.x % 32;
+  multiply_adds += lane == 0;
   for (int i = 0; i < 4; ++i) operands[threadIdx.x][i] = a[i];
   operands[threadIdx.x][4] = b0, operands[threadIdx.x][5] = b1;
   wait(WAITS_FOR_WARP);
@@ -363,15 +369,15 @@ class Emulator:
         turned=None,
         eager=False,
     ):
-        """Run a kernel.
+        """Run a kernel; the result is how often a warp called ``multiply_add``.
 
         Args:
           instructions: what ``cuda_mma.instructions`` gave for the source.
           parameters: pairs of C type and value, an array or the bytes of a structure.
           shared: bytes of dynamic shared memory, which the emulated has more of.
           turned: as of ``cuda_mma.shared_instructions``, if that gave the instructions.
-          eager: make copies for others when they are begun, and products as late as can be: what is given back too
-            early is found. Else copies are as late as can be, and a wait that is missing is found.
+          eager: make copies for others when they are begun, and products and reads as late as can be: what is given
+            back too early is found. Else copies are as late as can be, and a wait that is missing is found.
         """
         assert instructions in source
         assert _DYNAMIC in source
@@ -379,7 +385,6 @@ class Emulator:
         stand_ins = _HALVES[dtype_name] + (_GROUP_INSTRUCTIONS if "wgmma" in instructions else "")
         if turned is not None:
             stand_ins += _PIPELINE + _SHARED_PRODUCT.format(turned=turned)
-        stand_ins = f"static const bool EAGER = {str(eager).lower()};\n{stand_ins}"
         text = source.replace(instructions, stand_ins).replace(_DYNAMIC, "")
         text = text.replace(cuda_pipeline.INSTRUCTIONS, _PIPELINE)
         given = [
@@ -387,8 +392,10 @@ class Emulator:
             for i, (t, _) in enumerate(parameters)
         ]
         text += _PACKED.format(entry=entry, arguments=", ".join(given))
-        library = self.host.compile(text, BLOCK + _INSTRUCTIONS)
+        before = f"static const bool EAGER = {str(eager).lower()};\n"
+        library = self.host.compile(text, before + BLOCK + _INSTRUCTIONS)
         held = [np.frombuffer(v, np.uint8) if isinstance(v, bytes) else v for _, v in parameters]
         pointers = (ctypes.c_void_p * len(held))(*[a.ctypes.data for a in held])
-        library.poison()
+        library.begin()
         assert library.launch(library.run, grid, 1, block, pointers, None, None, None)
+        return ctypes.c_ulonglong.in_dll(library, "multiply_adds").value

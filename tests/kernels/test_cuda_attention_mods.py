@@ -43,6 +43,7 @@ MODS = {
     "heads": (lambda b, h, q, k: (q - k) % 64 < 16 * (h + 1), None),
     "some see nothing": (lambda b, h, q, k: (q > 40) & (k < 20) & (h != 1), None),
     "nothing": (lambda b, h, q, k: q < 0, None),
+    "late": (lambda b, h, q, k: (q % 2 == 0) | (k >= 384), None),
     "alibi": (None, nn.score_mods.alibi(SLOPES)),
     "soft cap": (None, nn.score_mods.soft_cap(1.5)),
     "relative": (WINDOW, nn.score_mods.relative_bias(TABLE)),
@@ -126,8 +127,9 @@ def emulator(tmp_path_factory):
 class Modified(Case):
     """A case with mods; what is right is the definition, in float64."""
 
-    def __init__(self, name, shape, dtype):
-        super().__init__(shape, dtype)
+    def __init__(self, name, shape, dtype, growing=False):
+        super().__init__(shape, dtype, growing=growing)
+        self.alone = 0  # how often warps of the last kernel multiplied by themselves
         self.mods, self.tables, self.code = given(name)
         self.numbers = [np.arange(shape.batch, dtype=np.int32), np.arange(shape.heads, dtype=np.int32)]
 
@@ -142,12 +144,12 @@ class Modified(Case):
             for n, x in zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *grads), strict=True)
         }
 
-    def run(self, emulator, causal, tilings):
+    def run(self, emulator, causal, tilings, kernels=KERNELS):
         """Each kernel, behind that of its lists; those lists."""
         types = {"lse": "float *", "scratch": "float2 *"}
         tables = [np.asarray(t) for t in self.tables]
         found = {}
-        for kernel in KERNELS:
+        for kernel in kernels:
             tiling = tilings[kernel.entry]
             made = np.full(kernel.list_bytes(self.shape, tiling, self.code) // 4 + 1, -1, np.int32)
             extras = [("const int *", n) for n in (*self.numbers, made)]
@@ -160,13 +162,13 @@ class Modified(Case):
             own = [(types.get(n, "unsigned short *"), self.arrays[n]) for n in kernel.operands]
             grid, shared = kernel.blocks(self.shape, tiling), kernel.shared_bytes(self.shape.features, tiling)
             given = [*own, *extras, problem, *maps(kernel, self.shape, self.strides(), tiling, self.arrays)]
-            self.launch(emulator, kernel, tiling, causal, given, grid, shared)
+            self.alone = self.launch(emulator, kernel, tiling, causal, given, grid, shared)
             found[kernel.entry] = made
         return found
 
     def launch(self, emulator, kernel, tiling, causal, parameters, grid, shared):
         features = self.shape.features
-        emulator.launch(
+        return emulator.launch(
             cuda_attention.source(kernel, self.dtype, features, causal, tiling, self.code),
             cuda_mma.instructions(self.dtype.name, cuda_attention.group_sizes(features, tiling)),
             self.dtype.name, kernel.entry, parameters, grid, tiling.launched if shared else tiling.threads, shared,
@@ -199,6 +201,27 @@ def test_kernels_on_the_host(emulator, name, shape, dtype, causal, tilings):
     case = Modified(name, shape, dtype)
     case.run(emulator, causal, tilings)
     case.check(causal)
+
+
+@pytest.mark.parametrize(
+    "name, shape, dtype, causal, tilings",
+    [
+        ("window", Shape(1, 260, 260, 1, 1, 64), F16, True, PIPELINES),
+        ("some see nothing", Shape(1, 230, 140, 2, 1, 64), BF16, False, PIPELINES),
+        ("documents", Shape(2, 250, 250, 1, 1, 128), BF16, True, WIDE_PIPELINES),
+    ],
+)
+def test_scores_that_grow_behind_a_mask(emulator, name, shape, dtype, causal, tilings):
+    case = Modified(name, shape, dtype, growing=True)
+    case.run(emulator, causal, tilings)
+    case.check(causal)
+
+
+def test_rows_that_see_nothing_yet_cost_nothing(emulator):
+    """A tile is too much for each of four warps: the seventh, the first that every other row sees something of."""
+    case = Modified("late", Shape(1, 64, 512, 1, 1, 64), BF16)
+    case.run(emulator, False, PIPELINES, [FORWARD_KERNEL])
+    assert case.alone == 4 * 8 * 4  # products of 16 x 16 and 16 x 8
 
 
 def test_tiles_that_nobody_sees_are_not_read(emulator):
