@@ -159,9 +159,16 @@ struct Softmax {
       }
   }
 
-  // The same without looking for the greatest score, so that nothing is rescaled: if no weight of the warp gets too
-  // large, else the scores are lost, and all lanes are told so. A row that has seen nothing yet has no score to begin
-  // with: all that it sees is too large, and what it does not see still has no weight, as the shift is finite.
+  // Whether a row of this warp has seen nothing yet, and so has no score to begin with.
+  __forceinline__ bool some_saw_nothing() const {
+    bool some = false;
+#pragma unroll
+    for (int i = 0; i < SLABS * 2; ++i) some = some || top[i / 2][i % 2] == negative_infinity();
+    return __any_sync(0xffffffffu, some);
+  }
+
+  // As `weigh`, without looking for the greatest score, so that nothing is rescaled: if no weight of the warp gets too
+  // large, else the scores are lost, and all lanes are told so. Weights of rows that saw nothing are infinite or NaN.
   __forceinline__ bool weigh_as_before(float (&scores)[SLABS][COLUMNS / 8][4]) {
     float sums[SLABS][2];
     bool fits = true;
@@ -169,7 +176,7 @@ struct Softmax {
     for (int m = 0; m < SLABS; ++m)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float shift = fmaxf(top[m][half] * scale, -0x1.fffffep127f);
+        const float shift = top[m][half] * scale;
         float sum[4] = {};
 #pragma unroll
         for (int i = 0; i < COLUMNS / 4; ++i) {

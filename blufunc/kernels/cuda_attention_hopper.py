@@ -133,6 +133,7 @@ attention_forward(const element *, const element *, const element *, result *out
     if (!AS_BEFORE || i < look_until) {
       softmax.weigh(scores, kept);
       rescale(sums, kept);
+      if (AS_BEFORE && MASKED && softmax.some_saw_nothing()) look_until = max(look_until, i + 2);
     }
     keys.release(i);
     unsigned weights[PARTS][1][COLUMNS / 16][4];
