@@ -78,7 +78,7 @@ def test_boxes():
     queries, keys = (80, 6, 100, 2), (80, 3, 300, 2)
     rows = {entry: {n: (box.sizes, box.box[2]) for n, box in boxes.items()} for entry, boxes in found.items()}
     assert rows == {
-        "attention_forward": {"q": (queries, 192), "k": (keys, 112), "v": (keys, 112)},
+        "attention_forward": {"q": (queries, 192), "k": (keys, 96), "v": (keys, 96)},
         "attention_query_gradient": {
             "q": (queries, 192), "k": (keys, 64), "v": (keys, 64), "dout": (queries, 192),
         },
