@@ -68,9 +68,8 @@ def time_case(lib: SimpleNamespace, attend, case: attention_cases.Case, events: 
     errors = attention_cases.errors([attention_cases.sampled(x) for x in args], results)
     calls = {part: lambda _, f=f, operands=operands: f(*operands) for part, (f, operands) in of.items()}
     times: dict[str, dict[str, float]] = {part: {} for part in calls}
-    if (
-        events
-    ):  # those of all parts first, one behind the other as PyTorch's: the wall clock's calls heat the device
+    # those of all parts first, one behind the other as PyTorch's: the wall clock's calls heat the device
+    if events:
         from blufunc.kernels import cuda_runtime
 
         for part, call in calls.items():

@@ -76,7 +76,7 @@ def event_ms(call: Callable[[int], Any], stream: Any, repeats: int | None = None
 
     Before each call the second-level cache is overwritten on the same stream, which also gives the host time to
     put the whole call on the stream behind it. Without ``repeats`` there are as many as Triton's ``do_bench`` makes for
-    PyTorch's functions, 50 milliseconds of calls to warm up and 200 that count: a device gets slower while it works.
+    PyTorch's functions, 50 milliseconds of calls to warm up and 200 that count, so that devices are as warm.
     """
     import cupy
 

@@ -74,7 +74,8 @@ def time_adamw(lib: Any, shapes: dict, events: bool) -> None:
 def tell(what: str, call: Any, lib: Any, events: bool, nbytes: int, check: list[float]) -> None:
     """Time the call and tell the row: by the device's events where we can have them, else by the wall clock."""
     times = {}
-    if events:  # first: the wall clock's calls heat the device
+    # before the wall clock's calls, which heat the device
+    if events:
         from blufunc.kernels import cuda_runtime
 
         times["event_ms"] = clock.event_ms(call, cuda_runtime.compute_stream(0))

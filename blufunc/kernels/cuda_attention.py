@@ -148,6 +148,7 @@ class Kernel(NamedTuple):
       pipelined: its body for Hopper (``cuda_attention_hopper.py``).
       pipelines: how work is divided there, up to 64 features, and up to 128: of one part, with scores as they are.
       masked: the same with a mask, if that wants more registers than there are.
+      one_part: the same of float32 in one part, if something else is quicker there.
       beyond: the features up to which the other forms are quicker.
       by_planes: whether a block has all rows of a plane, and goes through planes.
     """
@@ -167,6 +168,7 @@ class Kernel(NamedTuple):
     pipelined: str = ""
     pipelines: tuple[Tiling, ...] = ()
     masked: tuple[Tiling, ...] = ()
+    one_part: tuple[Tiling, ...] = ()
     beyond: int = 0
     by_planes: bool = False
 
@@ -175,7 +177,8 @@ class Kernel(NamedTuple):
         size = (features > 64) + (features > 128)
         fits = parts < 2 and not code.scored and size < len(self.pipelines)
         if arch == "sm_90a" and fits and features > self.beyond:
-            return (self.masked if code.masked and self.masked else self.pipelines)[size]
+            own = (self.one_part if parts else ()) or (self.masked if code.masked else ())
+            return (own or self.pipelines)[size]
         groups, warps = (self.two_groups, self.two_warps) if parts == 2 else (self.groups, self.warps)
         tiling = (groups if arch == "sm_90a" else warps)[size]
         if code is NO_CODE:
@@ -256,6 +259,7 @@ FORWARD_KERNEL = Kernel(
     begin=SOFTMAX,
     pipelined=PIPELINED_FORWARD,
     pipelines=(Tiling(1, 128, 64, 64, 4, True, 2), Tiling(1, 384, 96, 96, 1, True, 2)),
+    one_part=(Tiling(1, 128, 64, 64, 4, True, 2), Tiling(1, 384, 112, 112, 1, True, 2)),
 )
 QUERY_KERNEL = Kernel(
     "attention_query_gradient",

@@ -93,9 +93,9 @@ inline Visits visits(const int *lists, const Problem &p, int batch, int head, in
 """
 
 SOFTMAX = r"""
-// What weights of a lane may add up to in a tile while their row keeps its score: none is then too large for float16,
-// and sums of bfloat16 values up to 2^100 are not for float32.
-constexpr float MOST_BEFORE = 1 << 14;
+// What weights of a lane may add up to in a tile while their row keeps its score. None is then too large for float16;
+// of bfloat16 values beyond 2^100 sums may be too large for float32, where the result is not.
+constexpr float MOST_OF_LANE = 1 << 14;
 
 // The softmax of a warp's rows over tiles of keys: the score of each row that has the weight one, and the sum of the
 // weights. That score is the greatest so far, or was when it was last looked for.
@@ -167,8 +167,9 @@ struct Softmax {
     return __any_sync(0xffffffffu, some);
   }
 
-  // As `weigh`, without looking for the greatest score, so that nothing is rescaled: if no weight of the warp gets too
-  // large, else the scores are lost, and all lanes are told so. Weights of rows that saw nothing are infinite or NaN.
+  // As `weigh`, by the scores that rows have, so that nothing is rescaled. True if all weights of the warp are small
+  // enough and were added to the totals; false, in all lanes, if not: then the scores are lost, and nothing else has
+  // changed. Weights of rows that saw nothing are infinite or NaN.
   __forceinline__ bool weigh_as_before(float (&scores)[SLABS][COLUMNS / 8][4]) {
     float sums[SLABS][2];
     bool fits = true;
@@ -185,7 +186,7 @@ struct Softmax {
           sum[i % 4] += score;
         }
         sums[m][half] = (sum[0] + sum[1]) + (sum[2] + sum[3]);
-        fits = fits && sums[m][half] <= MOST_BEFORE;  // which is false of what is not a number
+        fits = fits && sums[m][half] <= MOST_OF_LANE;  // which is false of what is not a number
       }
     if (__any_sync(0xffffffffu, !fits)) return false;
 #pragma unroll

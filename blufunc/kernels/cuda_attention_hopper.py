@@ -1,11 +1,11 @@
 """The texts of attention's kernels for Hopper: a thread that copies, and groups of warps that wait for nobody else.
 
 Kernels, stage 6, below ``cuda_attention``, beside ``cuda_attention_forward`` and ``cuda_attention_backward``, whose
-functions they have for what is done with scores. After FlashAttention-3 (Shah et al.,
-arXiv:2407.08608): each group of four warps has 64 rows. What they go over comes in rings of STAGES tiles that one
-further thread keeps filled, by tensor maps (``cuda_pipeline.py``), so that no barrier is of a whole block and no
-registers are of addresses. While a group computes weights another one multiplies, of the same block or the next.
-Weights of the forward pass are of the score that was a row's greatest in its first tile, until they get too large.
+functions they have for what is done with scores. After FlashAttention-3 (Shah et al., arXiv:2407.08608): each group of
+four warps has 64 rows. What they go over comes in rings of STAGES tiles that one further thread keeps filled, by tensor
+maps (``cuda_pipeline.py``), so that no barrier is of a whole block and no registers are of addresses. While a group
+computes weights another one multiplies, of the same block or the next. Weights of the forward pass are of the score
+that was a row's greatest in its first tile, until they get too large.
 
 Constants as there; a block has ROWS rows, 64 for each group, and operands are in one part.
 """
@@ -58,8 +58,8 @@ constexpr bool AS_BEFORE = !WIDE;
 // multiply once more is dearer than to look, and scores that grow may go on.
 constexpr int LOOKED_AT = 4;
 
-// A warp's rows, from `row` on, times those of a tile of keys, without the other warps of its group: as times_rows of
-// products of warps.
+// As times_rows, of a warp without the other ones of its group: its rows, from `row` on, times those of a tile of keys,
+// by instructions of a warp, which read shared memory.
 inline void times_rows_alone(float (&sums)[1][COLUMNS / 8][4], unsigned rows, int row, unsigned tile) {
   const int lane = threadIdx.x % 32, mine = lane / 16 * 8 + lane % 8;
 #pragma unroll
@@ -123,6 +123,7 @@ attention_forward(const element *, const element *, const element *, result *out
     times_rows<COLUMNS>(scores, left, keys.at(i), 0);
     end_of_products();
     wait_for_products<0>(scores);
+    if (!AS_BEFORE) keys.release(i);
     softmax.score(scores, pairs, p, row, work.list.tile(i) * COLUMNS, work.list.partial(i));
     if (AS_BEFORE && i >= look_until && !softmax.weigh_as_before(scores)) {
       // the scores are lost, for registers have no room for them beside their weights
@@ -133,9 +134,10 @@ attention_forward(const element *, const element *, const element *, result *out
     if (!AS_BEFORE || i < look_until) {
       softmax.weigh(scores, kept);
       rescale(sums, kept);
+      // rows that never see anything are looked for as long as there are tiles, as is right for them
       if (AS_BEFORE && MASKED && softmax.some_saw_nothing()) look_until = max(look_until, i + 2);
     }
-    keys.release(i);
+    if (AS_BEFORE) keys.release(i);
     unsigned weights[PARTS][1][COLUMNS / 16][4];
     as_left(weights, scores);
     values.wait_until_full(i);

@@ -364,8 +364,8 @@ def test_scores_that_grow_once(emulator, dtype, size, score, many):
     [
         ([], 0),
         ([(0, 50)], 0),  # it is looked for
-        ([(2, 9)], 0),  # not by more than a weight may
-        ([(2, 20)], 1),
+        ([(2, 9.625)], 0),  # not by more than a weight may
+        ([(2, 9.75)], 1),
         ([(2, 20), (5, 40)], 1),  # it still is looked for
         ([(2, 20), (6, 40)], 2),
         ([(1, 20), (6, 29), (15, 40)], 2),
@@ -380,6 +380,18 @@ def test_tiles_are_multiplied_once_more_where_scores_grow(emulator, grown, tiles
     np.testing.assert_allclose(
         case.arrays["lse"], scores.max() + np.log(np.exp(scores - scores.max()).sum()), rtol=1e-6
     )
+
+
+@pytest.mark.parametrize("rest, lse, tiles", [(0.0, np.log(960), 1), (-np.inf, -np.inf, 15)])
+def test_scores_that_begin_with_minus_infinity(emulator, rest, lse, tiles):
+    """A row without a score to begin with has weights that are no numbers, and its tiles are looked at."""
+    case = with_scores(BF16, np.where(np.arange(1024) < 64, -np.inf, rest))
+    for name in ("q", "k"):  # zero times infinity is no number
+        case.arrays[name][..., 1:] = 0
+    case.arrays["k"][..., 1:] = 0
+    assert attend_once(emulator, case) == 4 * -(-tiles // 4)
+    np.testing.assert_allclose(case.arrays["lse"], lse, rtol=1e-6)
+    assert np.isfinite(case.arrays["out"].astype(np.float32)).all()
 
 
 def sums_of_queries(shape):
