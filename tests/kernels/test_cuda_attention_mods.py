@@ -219,7 +219,7 @@ def test_scores_that_grow_behind_a_mask(emulator, name, shape, dtype, causal, ti
 
 @pytest.mark.parametrize("growing, tiles", [(False, 0), (True, 2)])
 def test_rows_are_looked_for_until_all_have_seen_something(emulator, growing, tiles):
-    """Every other row does from the seventh of 15 tiles on; growing scores are too much for the eighth and the twelfth."""
+    """Every other row has from the seventh of 15 tiles on. Growing scores are too much in the eighth and twelfth."""
     case = Modified("late", Shape(1, 64, 960, 1, 1, 64), BF16, growing)
     case.run(emulator, False, PIPELINES, [FORWARD_KERNEL])
     assert case.alone == tiles * 4 * 8 * 4  # of four warps, products of 16 x 16 and 16 x 8
