@@ -46,7 +46,7 @@ TRAINERS = {  # the module and its options
 }
 PRODUCTS = ("torch", "blufunc", "jax")
 VARIANTS = {  # the quickest, and what fits into 0.6 of the memory of the best peer
-    "bf16": ["default", "chunk=4096+budget=9.35GB"],
+    "bf16": ["default", "chunk=8192+budget=9.35GB"],
     "tf32": ["chunk=4096"],
     "fp32": ["default", "chunk=2048+products=float32_tc"],
 }

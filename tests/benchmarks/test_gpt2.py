@@ -22,7 +22,7 @@ TINY = [f"--{name}={value}" for name, value in gpt2.TINY.items()] + [
     "fp32",
 ]
 
-SMALL_BF16, ACCURATE = "chunk=4096+budget=9.35GB", "chunk=2048+products=float32_tc"
+SMALL_BF16, ACCURATE = "chunk=8192+budget=9.35GB", "chunk=2048+products=float32_tc"
 
 # -- what runs -------------------------------------------------------------------------------------
 
@@ -65,7 +65,7 @@ def test_max_autotune_has_the_time_that_it_is_given(tmp_path):
 @pytest.mark.parametrize(
     "precision, wanted, expected",
     [
-        ("bf16", [], {"blufunc": [], f"blufunc {SMALL_BF16}": ["--chunk=4096", "--budget=9.35GB"]}),
+        ("bf16", [], {"blufunc": [], f"blufunc {SMALL_BF16}": ["--chunk=8192", "--budget=9.35GB"]}),
         ("tf32", [], {"blufunc chunk=4096": ["--chunk=4096"]}),
         ("fp32", [], {"blufunc": [], f"blufunc {ACCURATE}": ["--chunk=2048", "--products=float32_tc"]}),
         (

@@ -35,7 +35,7 @@ def test_training_programs_of_a_precision():
     found = list(gpu.programs("gpt2", options("--precisions", "bf16", "--warm", "all")))
     found = [p for p in found if "products" not in p.tags]
     cold = [p.library for p in found if "cache" not in p.tags]
-    ours = ["blufunc", "blufunc chunk=4096+budget=9.35GB"]
+    ours = ["blufunc", "blufunc chunk=8192+budget=9.35GB"]
     assert cold == [*ours, "torch-eager", "torch-compile", "jax-cudnn"]
     assert [p.library for p in found if "cache" in p.tags] == cold
     assert len({p.key for p in found}) == len(found)
