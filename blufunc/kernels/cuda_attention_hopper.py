@@ -134,7 +134,7 @@ attention_forward(const element *, const element *, const element *, result *out
     if (!AS_BEFORE || i < look_until) {
       softmax.weigh(scores, kept);
       rescale(sums, kept);
-      // rows that never see anything are looked for as long as there are tiles, as is right for them
+      // a row without a score would have the next tile multiplied once more
       if (AS_BEFORE && MASKED && softmax.some_saw_nothing()) look_until = max(look_until, i + 2);
     }
     if (AS_BEFORE) keys.release(i);

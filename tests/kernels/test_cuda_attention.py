@@ -603,9 +603,11 @@ def test_gradients_by_planes_are_those_of_two_kernels(shape, dtype, packed, caus
     for name, got in found.items():
         want = case.arrays[name].astype(np.float32)
         # up to the order of sums, in a last bit of what they are rounded to; and that of delta, which may round a
-        # term the other way
-        last_bit = {BF16: 2**-7, F16: 2**-10}[dtype]
-        np.testing.assert_allclose(got, want, rtol=last_bit, atol=2**-12 * np.abs(want).max(), err_msg=name)
+        # term the other way, so that a few of many million numbers are further apart
+        last_bit, step = {BF16: 2**-7, F16: 2**-10}[dtype], 2**-13 * np.abs(want).max()
+        far = np.abs(got - want) > step + last_bit * np.abs(want)
+        assert far.mean() <= 1e-6, name
+        np.testing.assert_allclose(got, want, rtol=last_bit, atol=2 * step, err_msg=name)
 
 
 @pytest.mark.gpu
