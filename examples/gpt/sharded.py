@@ -233,10 +233,15 @@ def wiring(config: model.Config, plan: Plan) -> model.Wiring:
     rows, features = plan.among(*ROWS), plan.among("model")
     tokens = plan.among("seq")
     heads = P(rows, tokens, features)
-    layouts = {
-        "stream": P(rows, plan.among("seq", "model")), "heads": heads,
-        "hidden": P(rows, tokens, features), "logits": P(rows, tokens, features),
-    }  # fmt: skip
+    by_rows = plan.among(*ROWS, "model")
+
+    def lay(x, what):
+        spec = heads  # and so hidden units and logits
+        if what == "stream":  # sequences are gathered as they lie, tokens of several sequences by copies
+            even = not x.shape[0] % plan.mesh.size_of(by_rows or ())
+            spec = P(by_rows, tokens) if even else P(rows, plan.among("seq", "model"))
+        return bf.constrain(x, plan.sharding(*spec))
+
     changed: dict[str, Any] = {}
     if plan.has("seq"):
         changed = _context_parallel(config, plan)
@@ -244,7 +249,7 @@ def wiring(config: model.Config, plan: Plan) -> model.Wiring:
     if config.experts:
         changed["mixture"] = _mixture(plan, rows, tokens)
     return model.Wiring(
-        lay=lambda x, what: bf.constrain(x, plan.sharding(*layouts[what])),
+        lay=lay,
         recompute=plan.recompute,
         loss_chunk=0 if plan.has("model") else plan.loss_chunk,
         **changed,
