@@ -46,6 +46,7 @@ from blufunc.kernels.frames import (
 from blufunc.kernels.indices import ZERO, Computed, Index, flat, of
 from blufunc.kernels.indices import constant as fixed
 from blufunc.kernels.point_control import POINTS
+from blufunc.kernels.read_again import computed_by_readers
 from blufunc.kernels.sorts import READERS, one_hot, one_hot_batch, sort_of
 from blufunc.kernels.waits import Waits
 
@@ -165,6 +166,7 @@ def fuse(
     origins: Mapping[Eqn, int] | None = None,
     sorts: dict[Eqn, str] | None = None,
     summed_lanes: int = sys.maxsize,
+    read_again: bool = False,
 ) -> Fusion:
     """Group the equations of a simplified jaxpr.
 
@@ -173,15 +175,23 @@ def fuse(
       origins: for equations, the call that computes them again: they stay apart from what did so first.
       sorts: of what sort equations are, as far as that is known; the others are added.
       summed_lanes: up to how many lanes rows are also reduced over rows where their lanes meet.
+      read_again: whether steps compute what is cheap for themselves, rather than have another one store it.
     """
-    return _Fuser(jaxpr, origins or {}, {} if sorts is None else sorts, summed_lanes).run()
+    return _Fuser(jaxpr, origins or {}, {} if sorts is None else sorts, summed_lanes, read_again).run()
 
 
 # -- grouping ----------------------------------------------------------------------------------------
 
 
 class _Fuser:
-    def __init__(self, jaxpr: Jaxpr, origins: Mapping[Eqn, int], sorts: dict[Eqn, str], summed_lanes: int):
+    def __init__(
+        self,
+        jaxpr: Jaxpr,
+        origins: Mapping[Eqn, int],
+        sorts: dict[Eqn, str],
+        summed_lanes: int,
+        read_again: bool,
+    ):
         self.jaxpr, self.summed_lanes = jaxpr, summed_lanes
         self.origins = origins
         self.sorts = sorts
@@ -196,7 +206,12 @@ class _Fuser:
         self._leaves: dict[Var, tuple[Var, ...]] = {}
         self.last_effect: int | None = None
         self.first_result: dict[Any, Var] = {}  # of loops and branches at points
-        self.in_copies = computed_in_copies(jaxpr)
+        self.by_readers = computed_in_copies(jaxpr)
+        if read_again:
+            for eqn in jaxpr.eqns:
+                if eqn not in sorts:
+                    sorts[eqn] = sort_of(eqn)
+            self.by_readers |= computed_by_readers(jaxpr, sorts)
         self.results = {a for a in jaxpr.outvars if a.__class__ is not Literal}
         self.readers: dict[Any, list[Eqn]] = {}
         for eqn in jaxpr.eqns:
@@ -268,12 +283,12 @@ class _Fuser:
 
     def not_stored(self, eqn: Eqn, sort: str) -> bool:
         """Whether nothing is gained by storing it: an element of a causal mask is computed of its own position alone,
-        and a scaled operand of a product is computed by the copy that brings it into order.
+        a scaled operand of a product by the copy that brings it into order, and logits in float32 by all their readers.
         """
         elementwise = isinstance(eqn.prim, Elementwise) or eqn.prim is add_any_p
         if sort != "node" or not elementwise:
             return False
-        return eqn.outvars[0] in self.in_copies or not any(map(self.leaves, eqn.invars))
+        return eqn.outvars[0] in self.by_readers or not any(map(self.leaves, eqn.invars))
 
     def affordable(self, eqn: Eqn) -> bool:
         """Whether every reader may repeat a virtual equation; numbers that took long to compute are stored."""

@@ -277,7 +277,8 @@ class Planning:
         common = max(self.origins.values(), default=0)
         origins = self.origins if origins is None else origins
         apart = {e: n for e, n in origins.items() if n > common}
-        fusion = fusion or fuse(jaxpr, origins, self._sorts, self.target.summed_lanes)
+        target = self.target
+        fusion = fusion or fuse(jaxpr, origins, self._sorts, target.summed_lanes, target.recompute)
         return _Scheduler(jaxpr, fusion, self._donated, self.target, self._planned, apart)
 
 

@@ -1,0 +1,105 @@
+"""What several steps compute for themselves, of what lies in memory anyway: values that need not be stored.
+
+Kernels, stage 5, below ``fuse.py``. In: a jaxpr. Out: the variables that are not stored, as whoever reads them computes
+them of the result of a library, or of a parameter, that takes no more memory. Otherwise a step would write them for a
+later one which cannot be the same, as there are exchanges or products between the two: a softmax over a vocabulary that
+is divided among devices converts its logits to float32 for their maximum, and again for the sum, and for the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from blufunc.core.jaxpr import Eqn, Jaxpr, Literal, Var
+from blufunc.core.kinds import Elementwise
+from blufunc.core.structure import add_any_p
+from blufunc.kernels import scalars
+from blufunc.kernels.access import moves
+
+LARGE = 1 << 24
+"""Bytes from which on a value is worth it: what is smaller stays in the second-level cache."""
+
+_SMALL = 16
+"""How many times smaller than a value an operand is that is read as if it cost nothing: one number of each row."""
+
+_MOST = 64
+"""The operations that readers may repeat, while they wait for memory."""
+
+
+class _Recipe(NamedTuple):
+    """Of what in memory a value is computed, and by how many operations."""
+
+    leaves: frozenset[Var]
+    cost: int
+
+
+def computed_by_readers(jaxpr: Jaxpr, sorts: Mapping[Eqn, str]) -> set[Var]:
+    """The values that steps on both sides of some that are not ours read, and that are cheap to compute again.
+
+    Args:
+      sorts: ``sort_of`` of all equations.
+    """
+    if not any(v.aval.nbytes >= LARGE for e in jaxpr.eqns for v in e.outvars):
+        return set()
+    makers = {v: e for e in jaxpr.eqns for v in e.outvars}
+    recipes: dict[Var, _Recipe] = {}
+    for e in jaxpr.eqns:
+        recipe = _recipe(e, makers, recipes, sorts)
+        if recipe is not None:
+            recipes[e.outvars[0]] = recipe
+    if not recipes:
+        return set()
+    depths = _depths(jaxpr, makers, sorts)
+    readers: dict[Any, set[int | None]] = {v: {None} for v in jaxpr.outvars if v.__class__ is Var}
+    found: set[Var] = set()
+    for e in reversed(jaxpr.eqns):
+        v = e.outvars[0] if len(e.outvars) == 1 else None
+        at = readers.get(v, set())
+        if v in recipes and None not in at and len(at) > 1:
+            found.add(v)  # type: ignore[arg-type]
+        if sorts[e] == "opaque":
+            at = {None}
+        elif sorts[e] == "node" and v not in found:
+            at = {depths[e]}
+        for a in e.invars:
+            if a.__class__ is Var:
+                readers.setdefault(a, set()).update(at)
+    return found
+
+
+def _recipe(
+    eqn: Eqn, makers: Mapping[Any, Eqn], recipes: Mapping[Any, _Recipe], sorts: Mapping[Eqn, str]
+) -> _Recipe | None:
+    """How readers would compute the result of an equation; None where that is not worth it."""
+    if sorts[eqn] != "node" or not (isinstance(eqn.prim, Elementwise) or eqn.prim is add_any_p):
+        return None
+    out = eqn.outvars[0].aval
+    if out.nbytes < LARGE:
+        return None
+    leaves: set[Var] = set()
+    cost = scalars.cost(eqn.prim)
+    for a in eqn.invars:
+        x: Any = a
+        while x in makers and moves(makers[x]):
+            x = makers[x].invars[0]
+        if x.__class__ is Literal or x.aval.size * _SMALL <= out.size:
+            continue
+        if x not in makers or sorts[makers[x]] == "opaque":
+            leaves.add(x)
+        elif x in recipes:
+            leaves |= recipes[x].leaves
+            cost += recipes[x].cost
+        else:
+            return None
+    cheap = cost <= _MOST and 0 < sum(x.aval.nbytes for x in leaves) <= out.nbytes
+    return _Recipe(frozenset(leaves), cost) if cheap else None
+
+
+def _depths(jaxpr: Jaxpr, makers: Mapping[Any, Eqn], sorts: Mapping[Eqn, str]) -> dict[Eqn, int]:
+    """For each equation, how many steps that are not ours are one behind the other before it."""
+    depths: dict[Eqn, int] = {}
+    for e in jaxpr.eqns:
+        before = [makers[a] for a in e.invars if a in makers]
+        depths[e] = max((depths[m] + (sorts[m] == "opaque") for m in before), default=0)
+    return depths
