@@ -372,7 +372,7 @@ class Executor:
         if len(streams) == 1:
             self.launch(bases, streams[0])
             return
-        order = cuda_streams.turns([self._task(w) for w in self.works], config.cuda_streams)
+        order = cuda_streams.turns(self._tasks(), config.cuda_streams)
         awaited = {-1}.union(*[turn.waits for turn in order])
         passed: dict[int, Any] = {}  # the events behind steps; behind -1, that of the beginning
         used = {0}
@@ -402,15 +402,22 @@ class Executor:
         """For each stream of a capture, whether it is urgent: only the last is, that of exchanges, if there are any."""
         return [False] * config.cuda_streams + [True] * any(w.exchanges for w in self.works)
 
-    def _task(self, work: Work) -> cuda_streams.Task:
-        """What a step touches, and how long it takes, about."""
+    def _tasks(self) -> list[cuda_streams.Task]:
+        """What there is to know of each step."""
+        numbers = {id(w.step.eqn): n for n, w in enumerate(self.works) if w.exchanges}  # type: ignore[union-attr]
+        return [self._task(w, numbers) for w in self.works]
+
+    def _task(self, work: Work, exchanges: dict[int, int]) -> cuda_streams.Task:
+        """What a step touches, how long it takes, about, and which of the numbered exchanges it begins with."""
         found = []
         for value, written in accesses(work.step):
             root, start = self.roots.place(value)
             end = start + type_of(self.made.values[value]).nbytes
             found.append(cuda_streams.Access(root, start, end, written))
         seconds = cuda_streams.estimate(work.step, sum(a.end - a.start for a in found))
-        return cuda_streams.Task(tuple(found) if work.anywhere() else None, seconds, work.exchanges)
+        known = tuple(found) if work.anywhere() else None
+        beside = work.step.beside if isinstance(work.step, OpaqueStep) else None
+        return cuda_streams.Task(known, seconds, work.exchanges, exchanges.get(id(beside)))
 
     def dynamic(self) -> dict[int, DeviceBuffer]:
         """The results that steps made the memory of."""

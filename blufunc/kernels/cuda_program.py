@@ -53,6 +53,7 @@ from blufunc.kernels.report import line_of
 from blufunc.kernels.stages import show_stages
 from blufunc.kernels.steps import OpaqueStep, Planning, Schedule, uncollected
 from blufunc.kernels.timing import StepTime
+from blufunc.kernels.wait_cover import with_products_beside
 
 TARGET = dataclasses.replace(
     CUDA,
@@ -61,6 +62,7 @@ TARGET = dataclasses.replace(
     splits=cuda_product.split_pays,
     partial_sums=cuda_product.partial_sums,
     group=True,
+    ordered=with_products_beside,
     recompute=True,
     scarce_bytes=1 << 30,
     machine=Machine(

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from blufunc.core.jaxpr import Eqn, Var
 from blufunc.kernels.cost import of_eqn
 from blufunc.kernels.steps import OpaqueStep, Step
 
@@ -48,11 +49,13 @@ class Task:
       accesses: the memory that it touches; None where that is not known: it runs by itself, with nothing beside it.
       seconds: how long it takes, about.
       exchanges: whether it waits for other devices.
+      beside: the number of an exchange before it: it begins when that may, and not before.
     """
 
     accesses: tuple[Access, ...] | None
     seconds: float
     exchanges: bool = False
+    beside: int | None = None
 
 
 @dataclass(frozen=True)
@@ -71,9 +74,20 @@ def estimate(step: Step, nbytes: int) -> float:
     if not isinstance(step, OpaqueStep):
         return LAUNCH + nbytes / BANDWIDTH
     if step.eqn.prim.kind == "collective":
-        return EXCHANGE + nbytes / LINK
-    rate = PRODUCTS if all(a.aval.dtype.itemsize < 4 for a in step.eqn.invars[:2]) else PRODUCTS_FLOAT32
-    return LAUNCH + max(nbytes / BANDWIDTH, of_eqn(step.eqn, "library").products / rate)
+        return exchange_seconds(step.eqn)
+    return LAUNCH + max(nbytes / BANDWIDTH, product_seconds(step.eqn))
+
+
+def exchange_seconds(eqn: Eqn) -> float:
+    """How long devices are busy with an exchange, about."""
+    operands = {a for a in eqn.invars if a.__class__ is Var}
+    return EXCHANGE + sum(a.aval.nbytes for a in (*operands, *eqn.outvars)) / LINK
+
+
+def product_seconds(eqn: Eqn) -> float:
+    """How long a product takes on a large device, about; 0 for what multiplies no matrices."""
+    low = all(a.aval.dtype.itemsize < 4 for a in eqn.invars[:2])
+    return of_eqn(eqn, "library").products / (PRODUCTS if low else PRODUCTS_FLOAT32)
 
 
 def dependencies(tasks: Sequence[Task]) -> list[tuple[int, ...]]:
@@ -121,7 +135,10 @@ def turns(tasks: Sequence[Task], streams: int) -> list[Turn]:
     seen = [[-1] * streams for _ in range(streams)]
     known: list[list[int]] = []  # by step: the last steps of all streams that are done when it is
     chosen: list[Turn] = []
-    for n, (task, needed) in enumerate(zip(tasks, dependencies(tasks), strict=True)):
+    direct = dependencies(tasks)
+    for n, (task, needed) in enumerate(zip(tasks, direct, strict=True)):
+        if task.beside is not None:
+            needed = tuple(sorted({*needed, *direct[task.beside]}))
         ready = max((done[m] for m in needed), default=0.0)
         if task.accesses is None:
             at = 0

@@ -88,11 +88,13 @@ class Opaque:
       eqn: the equation.
       inputs: what it reads in memory: for an operand that is a view of a variable, that variable.
       after: a step whose effects or exchanges come before.
+      beside: an exchange that comes before, and that it begins with, as nothing needs it sooner.
     """
 
     eqn: Eqn
     inputs: list[Var] = field(default_factory=list)
     after: Any = None
+    beside: Any = None
 
     @property
     def outputs(self) -> list[Var]:

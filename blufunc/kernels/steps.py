@@ -95,6 +95,7 @@ class OpaqueStep:
       results: the ids of its results, None where nobody wants one.
       planned: whether the results lie in planned memory; if not, whoever runs the step makes it.
       scratch: the id of planned memory that is the step's alone, if it wants some.
+      beside: the equation of an exchange that it begins with, and not before.
     """
 
     eqn: Eqn
@@ -102,6 +103,7 @@ class OpaqueStep:
     results: list[int | None]
     planned: bool
     scratch: int | None = None
+    beside: Eqn | None = None
 
 
 Step = KernelStep | GroupStep | OpaqueStep
@@ -278,7 +280,9 @@ class Planning:
         origins = self.origins if origins is None else origins
         apart = {e: n for e, n in origins.items() if n > common}
         target = self.target
-        fusion = fusion or fuse(jaxpr, origins, self._sorts, target.summed_lanes, target.recompute)
+        if fusion is None:
+            fusion = fuse(jaxpr, origins, self._sorts, target.summed_lanes, target.recompute)
+            fusion.steps = target.ordered(fusion.steps)
         return _Scheduler(jaxpr, fusion, self._donated, self.target, self._planned, apart)
 
 
@@ -445,9 +449,10 @@ class _Scheduler:
         scratch = (
             self.id_of(Scratch(dtypes.uint8, wanted, f"what {eqn.prim.name} works in")) if wanted else None
         )
-        self.steps.append(OpaqueStep(eqn, operands, results, planned and not passes, scratch))
+        beside = None if step.beside is None else step.beside.eqn
+        self.steps.append(OpaqueStep(eqn, operands, results, planned and not passes, scratch, beside))
         reads = [o[0] for o in operands if isinstance(o, tuple)]
-        after = () if step.after is None else (self.index[id(step.after)],)
+        after = [self.index[id(s)] for s in (step.after, step.beside) if s is not None]
         writes = [r for r in (*results, scratch) if r is not None and r not in self.aliases]
         self.passed.update((r, len(self.plan_steps)) for r in results if r in self.aliases)  # type: ignore[misc]
         pairs = self.overwritten(eqn, operands, results) if planned else ()

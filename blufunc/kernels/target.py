@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from blufunc.core.jaxpr import Eqn
 from blufunc.kernels.cuda_gelu_product import GeluProduct
@@ -50,6 +51,7 @@ class Target:
       activation_kernel: from a product with GELU, or its derivative, to the kernel for it, if there is one.
       scratch_bytes: from an equation that is a step of its own to the memory that it works in, in bytes.
       group: whether kernels that do the same to different arrays are launched as one.
+      ordered: from the steps of a fusion to these in the order in which they are best.
       recompute: whether what is cheap to compute again is not kept for later, where memory is scarcer than time.
       scarce_bytes: from which peak on memory is scarce: smaller programs compute nothing again.
       machine: the speed that is taken for granted where time is weighed against memory. It is not measured, so that
@@ -76,6 +78,7 @@ class Target:
     activation_kernel: Callable[[Eqn], GeluProduct | None] = lambda eqn: None
     scratch_bytes: Callable[[Eqn], int] = lambda eqn: 0
     group: bool = False
+    ordered: Callable[[list[Any]], list[Any]] = lambda steps: steps
     recompute: bool = False
     scarce_bytes: int = 0
     machine: Machine = _A_CPU

@@ -14,8 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from blufunc.core.jaxpr import Eqn, Jaxpr, Var, meets
-from blufunc.kernels.cost import of_eqn
-from blufunc.kernels.cuda_streams import PRODUCTS, PRODUCTS_FLOAT32
+from blufunc.kernels.cuda_streams import product_seconds
 from blufunc.parallel import mesh_collectives as mc
 from blufunc.parallel.sum_buckets import passes_on
 
@@ -43,7 +42,7 @@ def with_cover(jaxpr: Jaxpr) -> Jaxpr:
         if whole is None or sum(products for products, _ in work) >= last:
             break
         alone = _only_for(whole, eqns[:end], later, kept)
-        products = sum(map(_seconds, alone))
+        products = sum(map(product_seconds, alone))
         if not products:
             continue
         later |= {*alone, *whole}
@@ -113,9 +112,3 @@ def _only_for(bucket: set[Eqn], eqns: Sequence[Eqn], later: set[Eqn], kept: set[
 
 def _variables(eqn: Eqn) -> set[Any]:
     return {a for a in eqn.invars if a.__class__ is Var}
-
-
-def _seconds(eqn: Eqn) -> float:
-    """How long a product takes on a large device, about; 0 for anything else."""
-    low = all(a.aval.dtype.itemsize < 4 for a in eqn.invars)
-    return of_eqn(eqn, "library").products / (PRODUCTS if low else PRODUCTS_FLOAT32)

@@ -138,5 +138,5 @@ def test_steps_of_training_on_streams_of_a_graph(monkeypatch, streams):
     (entry,) = step._entries.values()
     (program,) = entry.programs.values()
     works = program._free[0][0].works
-    order = turns([program._free[0][0]._task(w) for w in works], streams)
+    order = turns(program._free[0][0]._tasks(), streams)
     assert len({t.stream for t in order}) == min(streams, 2), [w.name for w in works]

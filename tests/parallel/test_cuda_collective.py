@@ -179,7 +179,7 @@ def test_the_gradients_of_layers_are_summed_beside_the_layers_before(monkeypatch
                 np.testing.assert_allclose(device.backend.to_host(out), w, rtol=1e-4, atol=1e-7)
     assert len(set(engine.streams)) == 2, "when it is captured, exchanges have a stream of their own"
     executor = program._free[0][0]
-    order = turns([executor._task(w) for w in executor.works], config.cuda_streams)
+    order = turns(executor._tasks(), config.cuda_streams)
     on = [t.stream == config.cuda_streams for t in order]
     assert on == [w.exchanges for w in executor.works] and sum(on) == 4 // per_bucket
     if per_bucket == 4:  # the one sum has nothing behind it

@@ -10,6 +10,7 @@ from blufunc.core.check import check_jaxpr
 from blufunc.core.jaxpr import eval_jaxpr, meets
 from blufunc.core.passes import simplify
 from blufunc.core.stage import stage
+from blufunc.kernels import cuda_streams
 from blufunc.parallel import mesh_collectives as mc
 from blufunc.parallel import sum_buckets, sum_cover
 from blufunc.parallel.mesh import AbstractMesh
@@ -44,7 +45,7 @@ def staged(function, monkeypatch, seconds_of_last, rows=8 * 8):
     """With a bucket for each sum, the last of which takes as long as so many products, with ``rows`` of the table."""
     x, w = (from_numpy(np.zeros((n, 8), np.float32)).aval for n in (rows, 8))
     monkeypatch.setattr(sum_buckets, "BUCKET_BYTES", 1)
-    product = 2 * rows * 8 * 8 / sum_cover.PRODUCTS_FLOAT32
+    product = 2 * rows * 8 * 8 / cuda_streams.PRODUCTS_FLOAT32
     monkeypatch.setattr(
         sum_cover, "SUMMED", rows * 8 * 4 / (product * seconds_of_last) if seconds_of_last else 1e30
     )
