@@ -19,7 +19,7 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core import dtypes
-from blufunc.kernels import cuda_memory, cuda_runtime
+from blufunc.kernels import cuda_memory, cuda_runtime, cuda_taken
 from blufunc.kernels.disk_cache import DiskCache, key_of
 from blufunc.kernels.fastest import fastest
 from blufunc.kernels.gemm_layout import EPILOGUES, Gemm, Side, column_major
@@ -33,12 +33,15 @@ _CANDIDATES = 16
 _MOST_REPEATS = 200
 """How many times in a row at most an algorithm runs to be timed."""
 
+_LONGER, _BEGINNING_MS = 2.5, 0.2
+"""How many times as long a product takes at most with some multiprocessors less; and until the host asks for it."""
+
 # -- the library ----------------------------------------------------------------------------------
 
 # cublasLtMatmulDescAttributes_t, cublasLtMatrixLayoutAttribute_t, cublasLtMatmulPreferenceAttributes_t: the numbers
 # are the same from CUDA 12.9 on.
 _TRANSA, _TRANSB, _EPILOGUE, _BIAS_POINTER = 3, 4, 7, 8
-_AUX_POINTER, _AUX_LD, _AUX_STRIDE, _BIAS_TYPE = 11, 12, 13, 26
+_AUX_POINTER, _AUX_LD, _AUX_STRIDE, _MULTIPROCESSORS, _BIAS_TYPE = 11, 12, 13, 15, 26
 _BATCH_COUNT, _BATCH_OFFSET = 5, 6
 _MAX_WORKSPACE, _MIN_ALIGNMENT = 1, (5, 6, 7, 8)
 
@@ -166,6 +169,8 @@ class Descriptors:
             self.set(_AUX_POINTER, ctypes.c_void_p(gemm.alignment))
             self.set(_AUX_LD, ctypes.c_int64(call.d.ld))
             self.set(_AUX_STRIDE, ctypes.c_int64(call.d.stride))
+        if gemm.multiprocessors:
+            self.set(_MULTIPROCESSORS, ctypes.c_int32(gemm.multiprocessors))
 
     def _create(self, kind: str, *args: Any) -> ctypes.c_void_p:
         made = ctypes.c_void_p()
@@ -356,6 +361,8 @@ class Plan:
             # large products leave room for nothing else: the library's first guess, then
             return bytes(proposed[0].algorithm), ""
         stream = cuda_runtime.compute_stream(self.device)
+        given = self.gemm.multiprocessors
+        others = cuda_runtime.properties(self.device).sm_count - given if given else 0
         begun: set[bytes] = set()
 
         def look(algorithm: bytes, budget: float) -> tuple[float, float] | None:
@@ -365,7 +372,7 @@ class Plan:
                 if algorithm not in begun:
                     run()  # what is loaded at the first run is not to be timed
                     begun.add(algorithm)
-                return _timed(run, stream, budget)
+                return _timed(run, stream, budget, others)
             except errors.UnsupportedError:
                 return None
 
@@ -415,12 +422,20 @@ class Plan:
         return lambda: self.run(a, b, d, d, bias, aux, 1, beta, stream), keep
 
 
-def _timed(run: Callable[[], object], stream: Any, budget: float) -> tuple[float, float]:
-    """The milliseconds that a run takes, and those that it took to find out, which are to be ``budget`` about."""
+def _timed(run: Callable[[], object], stream: Any, budget: float, others: int = 0) -> tuple[float, float]:
+    """The milliseconds that a run takes, and those that it took to find out, which are to be ``budget`` about.
+
+    Args:
+      others: how many multiprocessors are not there for it.
+    """
     ms = cuda_runtime.elapsed_ms(run, stream)
     # a product takes less than the host takes to ask for it: many in a row tell what one takes
     repeats = min(int(budget / ms), _MOST_REPEATS)
     spent = ms * (repeats + 2)
+    if others:
+        repeats = max(1, repeats)
+        with cuda_taken.taken(stream.device_id, others, _LONGER * ms * repeats + _BEGINNING_MS):
+            return cuda_runtime.elapsed_ms(run, stream, repeats), _LONGER * spent
     return (cuda_runtime.elapsed_ms(run, stream, repeats) if repeats > 1 else ms), spent
 
 

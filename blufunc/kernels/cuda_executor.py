@@ -20,7 +20,7 @@ from blufunc.config import config
 from blufunc.core import dtypes
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Literal
-from blufunc.kernels import cublaslt, cuda_memory, cuda_runtime, cuda_streams
+from blufunc.kernels import cublaslt, cuda_memory, cuda_runtime, cuda_streams, cuda_taken
 from blufunc.kernels.access import view
 from blufunc.kernels.cuda_memory import DeviceBuffer
 from blufunc.kernels.cuda_modules import Addresses, Loaded, Wanted
@@ -238,6 +238,8 @@ class Executor:
         types = [*[type_of(made.values[v]) for v in made.inputs], *block_types(made)]
         self._makers = [_maker(self.roots, types, made, o) for o in made.outputs]
         self.captured = all(w.captured for w in self.works)
+        if any(s.beside for s in made.steps if isinstance(s, OpaqueStep)):
+            self._pause = cuda_taken.pause(device, cuda_streams.PAUSE)
         del self.copier  # it holds the program, which holds this
 
     # -- memory ----------------------------------------------------------------------------------------
@@ -372,7 +374,8 @@ class Executor:
         if len(streams) == 1:
             self.launch(bases, streams[0])
             return
-        order = cuda_streams.turns(self._tasks(), config.cuda_streams)
+        tasks = self._tasks()
+        order = cuda_streams.turns(tasks, config.cuda_streams)
         awaited = {-1}.union(*[turn.waits for turn in order])
         passed: dict[int, Any] = {}  # the events behind steps; behind -1, that of the beginning
         used = {0}
@@ -391,6 +394,8 @@ class Executor:
                 stream.wait_event(passed[m])
             used.add(turn.stream)
             self.stream, self._beside = stream.ptr, stream if turn.stream else None
+            if tasks[n].beside is not None:
+                self._pause(stream.ptr)
 
         try:
             self.launch(bases, streams[0], between)

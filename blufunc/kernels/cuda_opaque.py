@@ -29,6 +29,7 @@ from blufunc.kernels import (
     cuda_runtime,
     cuda_scatter,
     cuda_softmax_step,
+    cuda_streams,
 )
 from blufunc.kernels.activation_epilogue import WITH_ACTIVATION
 from blufunc.kernels.cuda_executor import Executor, Operand, Work
@@ -148,6 +149,8 @@ def work(executor: Executor, step: OpaqueStep, compile: Compile) -> Work:
     if eqn.prim in _BY_CUBLASLT:
         product = Product.of(executor, step, operands, run)
         if product is not None:
+            if step.beside is not None:
+                product.leave(cuda_streams.EXCHANGE_BLOCKS)
             return Work(product.run, eqn.prim.name, step, anywhere=lambda: product.alone)
     return Work(run, eqn.prim.name, step, captured=captured)
 

@@ -232,6 +232,11 @@ class Product:
             c = to
         del keep_a, keep_b, third  # memory that is freed now is written again only after the product
 
+    def leave(self, multiprocessors: int) -> None:
+        """Do without so many multiprocessors, which others have while it runs; to be called before the first run."""
+        left = max(1, cuda_runtime.properties(self.device).sm_count - multiprocessors)
+        self.calls = [c._replace(gemm=replace(c.gemm, multiprocessors=left)) for c in self.calls]
+
     @property
     def alone(self) -> bool:
         """Whether it is calls of the library alone, or nothing to be computed: no operand is copied before."""

@@ -32,6 +32,13 @@ EXCHANGE, LINK = 15e-6, 3e11
 """Seconds of the smallest exchange with other devices, and bytes a second between two of one host."""
 
 
+EXCHANGE_BLOCKS = 24
+"""How many multiprocessors NCCL takes between H200s of one host, for as long as an exchange lasts."""
+
+PAUSE = 8e-6
+"""Seconds by which a step that is beside an exchange begins later: who comes second gets what multiprocessors are left."""
+
+
 class Access(NamedTuple):
     """Bytes ``start`` to ``end`` of one piece of memory, which a step reads, or may write."""
 

@@ -225,6 +225,7 @@ class Gemm:
       bias: the dtype of the vector; None for that of D.
       reads_c: whether beta is anything but 0.
       alignment: of all addresses, in bytes.
+      multiprocessors: how many of the device's it may count on; 0: all.
     """
 
     layout: Layout
@@ -236,6 +237,7 @@ class Gemm:
     bias: np.dtype | None = None
     reads_c: bool = False
     alignment: int = 256
+    multiprocessors: int = 0
 
     @property
     def has_bias(self) -> bool:
