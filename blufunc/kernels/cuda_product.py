@@ -234,7 +234,8 @@ class Product:
 
     def leave(self, multiprocessors: int) -> None:
         """Do without so many multiprocessors, which others have while it runs; to be called before the first run."""
-        left = max(1, cuda_runtime.properties(self.device).sm_count - multiprocessors)
+        there = cuda_runtime.properties(self.device).sm_count
+        left = max(there // 2, there - multiprocessors)
         self.calls = [c._replace(gemm=replace(c.gemm, multiprocessors=left)) for c in self.calls]
 
     @property
