@@ -36,7 +36,7 @@ EXCHANGE_BLOCKS = 24
 """How many multiprocessors NCCL takes between H200s of one host, for as long as an exchange lasts."""
 
 PAUSE = 8e-6
-"""Seconds by which a step that is beside an exchange begins later, so that it gets the multiprocessors that are left."""
+"""Seconds by which a step that is beside an exchange begins later, to get what multiprocessors are left."""
 
 
 class Access(NamedTuple):
