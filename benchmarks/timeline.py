@@ -36,7 +36,7 @@ class Kernel:
       start: when it began, by the profiler's clock.
       us: how long it ran.
       stream: a number.
-      grid: its blocks; kernels of one name and grid do the same.
+      grid: its blocks.
     """
 
     name: str
@@ -149,30 +149,32 @@ def gaps(kernels: Sequence[Kernel]) -> list[dict]:
 
 
 def products(kernels: Sequence[Kernel], exchanges: Intervals, alone: Sequence[Kernel] = ()) -> dict:
-    """How much slower products are beside collectives than the same kernels (by name and grid) on one GPU.
+    """How much slower products are beside collectives than the same ones on one GPU.
 
-    Without a run on one GPU the same kernels of this run count that no collective was beside. In the result
-    "us" is of the kernels beside collectives, "alone_us" what they would take; "kernels" lists the worst.
+    Those are the same that have one place among kernels of a name and grid, if both runs have as many of these: such
+    kernels multiply matrices of different sizes. Without a run on one GPU the kernels of this run count, by name and
+    grid, that no collective was beside. In the result "us" is of the kernels beside collectives, "alone_us" what they
+    would take; "kernels" lists the worst.
     """
     free = {
         k: covered(k.start, k.end, exchanges) / k.us if k.us else 0.0 for k in kernels if k.kind == "GEMM"
     }
-    usual = _means(alone if alone else [k for k, share in free.items() if not share])
-    beside: dict[tuple, list[float]] = {}
+    usual = _paired(free, alone) if alone else _means(free)
+    beside: dict[tuple, list[Kernel]] = {}
     for k, share in free.items():
-        if share >= BESIDE and _same(k) in usual:
-            beside.setdefault(_same(k), []).append(k.us)
+        if share >= BESIDE and k in usual:
+            beside.setdefault(_same(k), []).append(k)
     rows = [
         {
-            "name": key[0],
-            "grid": list(key[1]),
-            "times": len(us),
-            "us": sum(us),
-            "alone_us": len(us) * usual[key],
+            "name": name,
+            "grid": list(grid),
+            "times": len(found),
+            "us": sum(k.us for k in found),
+            "alone_us": sum(usual[k] for k in found),
         }
-        for key, us in beside.items()
+        for (name, grid), found in beside.items()
     ]
-    unknown = sum(share >= BESIDE and _same(k) not in usual for k, share in free.items())
+    unknown = sum(share >= BESIDE and k not in usual for k, share in free.items())
     rows.sort(key=lambda r: r["alone_us"] - r["us"])
     total = {name: sum(r[name] for r in rows) for name in ("times", "us", "alone_us")}
     return total | {"unknown": unknown, "kernels": rows[:LISTED]}
@@ -182,12 +184,32 @@ def _same(k: Kernel) -> tuple:
     return (k.name, k.grid)
 
 
-def _means(kernels: Iterable[Kernel]) -> dict[tuple, float]:
-    """The mean time of each kernel by name and grid: one product's inputs differ, and so do kernels' neighbours."""
-    found: dict[tuple, list[float]] = {}
-    for k in kernels:
-        found.setdefault(_same(k), []).append(k.us)
-    return {key: float(np.mean(us)) for key, us in found.items()}
+def _groups(kernels: Iterable[Kernel]) -> dict[tuple, list[Kernel]]:
+    """Those of one name and grid, by time."""
+    found: dict[tuple, list[Kernel]] = {}
+    for k in sorted(kernels, key=lambda k: k.start):
+        found.setdefault(_same(k), []).append(k)
+    return found
+
+
+def _paired(kernels: Iterable[Kernel], alone: Iterable[Kernel]) -> dict[Kernel, float]:
+    """For kernels, the times of those in their places in another run."""
+    others = _groups(alone)
+    return {
+        k: other.us
+        for key, here in _groups(kernels).items()
+        if len(others.get(key, ())) == len(here)
+        for k, other in zip(here, others[key], strict=True)
+    }
+
+
+def _means(free: dict[Kernel, float]) -> dict[Kernel, float]:
+    """For kernels, the mean time of those of a name and grid that have nothing of their time covered."""
+    found = {}
+    for here in _groups(free).values():
+        times = [k.us for k in here if not free[k]]
+        found.update(dict.fromkeys(here, float(np.mean(times))) if times else {})
+    return found
 
 
 def middle(steps: Sequence[Sequence[Kernel]]) -> list[Kernel]:

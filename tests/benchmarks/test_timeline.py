@@ -83,6 +83,7 @@ def test_a_gap_begins_where_the_last_of_all_streams_ends():
     [
         # beside NCCL: the GEMM at 140 for 20 of its 30 us; that at 112 for 12 of 20
         ([Kernel(GEMM, 0, 10, grid=(8, 1, 1)), Kernel(GEMM, 20, 20, grid=(8, 1, 1))], (2, 50, 30, 0)),
+        ([Kernel(GEMM, 0, 10, grid=(8, 1, 1))], (0, 0, 0, 2)),  # which of the two it is, nobody knows
         ([Kernel(GEMM, 0, 10, grid=(4, 1, 1))], (0, 0, 0, 2)),  # another grid is another product
         ([], (0, 0, 0, 2)),  # and none of this run is without a collective
     ],
@@ -165,7 +166,7 @@ def test_what_a_run_leaves(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     def planned(o, scratch):
-        for gpus, events in ((1, [event(GEMM, 0, 15)]), (2, EVENTS)):
+        for gpus, events in ((1, [event(GEMM, 0, 10), event(GEMM, 10, 5)]), (2, EVENTS)):
             path = scratch / f"{gpus}"
             path.with_name(f"{gpus}.made").write_text(json.dumps([events]))
             tags = {"layout": "data" if gpus > 1 else "one", "gpus": gpus}
@@ -180,7 +181,7 @@ def test_what_a_run_leaves(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     record = json.loads((folder / "gpu_timeline.json").read_text())
     assert [r["timeline"]["step_us"] for r in record["rows"]] == [15, 82]
-    assert record["rows"][1]["timeline"]["products"]["alone_us"] == 30
+    assert record["rows"][1]["timeline"]["products"]["alone_us"] == 15
     assert "### One step of GPT-2 124M on the first GPU" in printed and "| data | 2 |" in printed
     assert gpu_tables.table(record) in printed
     traces = sorted(path.name for path in folder.glob("*.trace.json.gz"))
