@@ -111,13 +111,16 @@ def test_what_is_soon_done_is_not_worth_a_stream():
     assert {t.stream for t in order} == {0}
 
 
-@pytest.mark.parametrize("beside, stream", [(None, 1), (1, 0)])
-def test_a_step_beside_an_exchange_waits_for_what_that_waits_for(beside, stream):
-    """And not for the exchange; without it, it would begin at once."""
-    exchange = replace(task((0, False), (1, True)), exchanges=True)
-    order = turns([task((0, True)), exchange, replace(task((2, True)), beside=beside)], 2)
-    assert [t.stream for t in order] == [0, 2, stream]
-    assert [t.waits for t in order] == [(), (0,), ()]
+@pytest.mark.parametrize("beside, waits", [(None, ()), (2, (1,))])
+def test_a_step_beside_an_exchange_waits_for_all_that_that_waits_for(beside, waits):
+    """And not for the exchange; without it, it would begin when there is a stream."""
+    exchange = replace(task((0, False), (1, False), (2, True)), exchanges=True)
+    order = turns(
+        [task((0, True)), task((1, True)), exchange, replace(task((3, True)), beside=beside)],
+        2,
+    )
+    assert [t.stream for t in order] == [0, 1, 2, 0]
+    assert [t.waits for t in order] == [(), (), (0, 1), waits]
 
 
 def test_a_step_of_which_nothing_is_known_runs_by_itself():

@@ -14,7 +14,7 @@ from blufunc.core.array import from_numpy
 from blufunc.core.jaxpr import eval_jaxpr
 from blufunc.core.passes import simplify
 from blufunc.core.stage import stage
-from blufunc.kernels import cuda_program, cuda_replay, wait_cover
+from blufunc.kernels import cuda_program, cuda_replay, cuda_streams, wait_cover
 from blufunc.kernels.cuda_streams import Access, Task, turns
 from blufunc.kernels.split_products import with_split_products
 from blufunc.kernels.steps import OpaqueStep
@@ -193,9 +193,10 @@ def test_the_gradients_of_layers_are_summed_beside_the_layers_before(monkeypatch
     assert first < last and not any(first in t.waits for t in order[first + 1 :]), "nothing waits for it"
 
 
-@pytest.mark.parametrize("graphs", [True, False])
-def test_gradients_of_divided_layers_beside_what_layers_exchange(monkeypatch, rng, graphs):
+@pytest.mark.parametrize("graphs, stream", [(True, 0), (True, 1), (False, 0)])
+def test_gradients_of_divided_layers_beside_what_layers_exchange(monkeypatch, rng, graphs, stream):
     monkeypatch.setattr(wait_cover, "WORTH", 0)
+    monkeypatch.setattr(cuda_streams, "_earliest", lambda *_: stream)
     jaxpr, args = divided_mlp.gradients(rng)
     want = run_ranks(
         MESH, lambda r: [np.asarray(o) for o in eval_jaxpr(jaxpr, [from_numpy(a) for a in args])]
@@ -230,8 +231,8 @@ def test_gradients_of_divided_layers_beside_what_layers_exchange(monkeypatch, rn
     if graphs:
         captured = put[-len(steps) - len(beside) :]
         behind = {n: (before, at) for (before, at), (n, _) in itertools.pairwise(captured)}
-        streams = dict(captured)
-        assert {n: behind[n] for n in beside} == {n: ("pause", streams[n]) for n in beside}
+        on = dict(captured)
+        assert {n: behind[n] for n in beside} == {n: ("pause", on[n]) for n in beside}
         assert [what for what, _ in captured].count("pause") == len(beside)
     else:
         assert "pause" not in dict(put)
