@@ -68,7 +68,7 @@ def test_steps_come_behind_what_they_need_and_stay_in_order(pieces, soon):
     names = []
     table = []
     for n, ((kind, product, exchanged), back) in enumerate(itertools.chain(*pieces)):
-        table.append((f"{kind}{n}", {names[-b] for b in back if b <= n}, product, exchanged))
+        table.append((f"{kind}{n}", [names[-b] for b in back if b <= n], product, exchanged))
         names.append(f"{kind}{n}")
     steps = steps_of(table)
     with pytest.MonkeyPatch.context() as patch:
@@ -104,11 +104,11 @@ def kernel(name, *reads):
     return name, reads, 0, 0
 
 
-def layer(n, before, seconds=2e-3):
+def layer(n, before):
     """Backward, of tensor parallelism: from the gradient of a layer's result to that of its argument."""
     return [
-        exchange(f"gather{n}", before, seconds=seconds), product(f"w{n}", f"gather{n}"), product(f"d{n}", f"gather{n}"),
-        exchange(f"scatter{n}", f"d{n}", seconds=seconds), kernel(f"norm{n}", f"scatter{n}"),
+        exchange(f"gather{n}", before), product(f"w{n}", f"gather{n}"), product(f"d{n}", f"gather{n}"),
+        exchange(f"scatter{n}", f"d{n}"), kernel(f"norm{n}", f"scatter{n}"),
     ]  # fmt: skip
 
 
