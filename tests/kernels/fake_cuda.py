@@ -176,6 +176,7 @@ class FakeCuda:
 
     Attributes:
       launches, replays, products: how many kernels, graphs and matrix products were put on streams.
+      pauses: how many times a stream paused.
       epilogues: what products did beside multiplying, one for each that did.
       compiled: the names of the kernels that were compiled.
       sources_of_users: by entry, what a user's kernel does with the addresses of its parameters.
@@ -186,7 +187,7 @@ class FakeCuda:
         self.source = Source(self)
         self.pool = cuda_memory.Pool(0, self.source)
         self.stream, self.own = Stream(1), None
-        self.launches = self.replays = self.products = 0
+        self.launches = self.replays = self.products = self.pauses = 0
         self.compiled, self.epilogues, self.sources_of_users = [], [], {}
 
     # -- memory --------------------------------------------------------------------------------------
@@ -267,6 +268,8 @@ class FakeCuda:
     def load_source(self, text, device):
         if text.entry == "split_product":
             return Loaded(self, functools.partial(self.split_product, constants_of(text.text)))
+        if text.entry == "pause":
+            return Loaded(self, self.pause)
         return Loaded(self, lambda pointers: self.sources_of_users[text.entry](self, pointers))
 
     def split_product(self, c, pointers):
@@ -283,6 +286,9 @@ class FakeCuda:
         out = split_dot.split_dot_p.impl(*arrays, *roots, **how)
         self.array(pointers[6], out.shape, out.dtype)[...] = out
         self.products += 1
+
+    def pause(self, pointers):
+        self.pauses += 1
 
     def interpret(self, wanted, pointers):
         rest = iter(pointers)

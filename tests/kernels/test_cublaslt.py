@@ -10,7 +10,7 @@ import pytest
 from blufunc import errors
 from blufunc.core import dtypes
 from blufunc.core.ops.dot import dot_general_p
-from blufunc.kernels import cublaslt, cuda_memory, cuda_runtime, gemm_layout
+from blufunc.kernels import cublaslt, cuda_memory, cuda_runtime, cuda_taken, gemm_layout
 from blufunc.kernels.gemm_layout import Copies, Gemm, Layout, column_major, plan_dot_general
 
 F32, F64, BF16, F16 = dtypes.float32, dtypes.float64, dtypes.bfloat16, dtypes.float16
@@ -178,6 +178,7 @@ GEMMS = {
     "bfloat16": Gemm(PLAIN, BF16, BF16, BF16),
     "bfloat16 to float32": Gemm(PLAIN, BF16, BF16, F32),
     "int8": Gemm(PLAIN, dtypes.int8, dtypes.int8, dtypes.int32, "i32"),
+    "fewer multiprocessors": Gemm(PLAIN, BF16, BF16, BF16, multiprocessors=108),
     "float8": Gemm(PLAIN, dtypes.float8_e4m3fn, dtypes.float8_e5m2, BF16),
     "batch": Gemm(Layout(3, 5, 4, True, False, 3, 5, 5, 7, 12, 20, 15), F32, F32, F32),
     **{f"epilogue {e}": Gemm(PLAIN, BF16, BF16, BF16, epilogue=e, bias=F32) for e in gemm_layout.EPILOGUES if e},
@@ -200,6 +201,7 @@ def test_descriptors_say_what_the_product_is(lib, name):
     assert made.get(3, ctypes.c_int32()) == gemm.layout.trans_b
     assert made.get(4, ctypes.c_int32()) == gemm.layout.trans_a
     assert made.get(7, ctypes.c_uint32()) == gemm_layout.EPILOGUES[gemm.epilogue]
+    assert made.get(15, ctypes.c_int32()) == gemm.multiprocessors
     if gemm.has_aux:
         assert made.get(12, ctypes.c_int64()) == gemm.layout.n
     for handle, side in ((made.a, call.a), (made.b, call.b), (made.d, call.d)):
@@ -295,7 +297,9 @@ def wide(x):
     return x.astype(np.complex128 if dtypes.is_complex(x.dtype) else np.float64)
 
 
-PLAIN_TYPES = [n for n in GEMMS if not n.startswith("epilogue") and n != "batch"]
+PLAIN_TYPES = [
+    n for n in GEMMS if not n.startswith("epilogue") and n not in ("batch", "fewer multiprocessors")
+]
 
 
 @pytest.mark.gpu
@@ -374,6 +378,29 @@ def test_epilogues_in_row_major_terms(own_cache, rng):
             gemm, np.ascontiguousarray(a.T), np.ascontiguousarray(b.T), None, np.zeros(size, F32)
         )
         close(got, want)
+
+
+@pytest.mark.gpu
+def test_products_timed_beside_what_keeps_multiprocessors_are_the_same(own_cache, monkeypatch, rng):
+    layout = Layout(512, 256, 384, False, False, 384, 256, 256)
+    gemm = Gemm(layout, BF16, BF16, F32)
+    a, b = (rng.standard_normal(s).astype(BF16) for s in ((512, 384), (384, 256)))
+    want, *_ = on_device(gemm, a, b)
+    kept, taken = [], cuda_taken.taken
+    monkeypatch.setattr(cuda_taken, "taken", lambda *args: kept.append(args[1]) or taken(*args))
+    there = cuda_runtime.properties().sm_count
+    got, *_ = on_device(replace(gemm, multiprocessors=there - 24), a, b)
+    assert kept and set(kept) == {24}
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("seconds", [2e-4, 2e-3])
+def test_a_pause_is_about_as_long_as_asked_for(seconds):
+    stream, pause = cuda_runtime.compute_stream(), cuda_taken.pause(0, seconds)
+    pause(stream.ptr)  # what is loaded at the first launch takes longer
+    ms = cuda_runtime.elapsed_ms(lambda: pause(stream.ptr), stream)
+    assert seconds <= ms / 1e3 < 10 * seconds
 
 
 @pytest.mark.gpu

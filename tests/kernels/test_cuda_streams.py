@@ -1,5 +1,7 @@
 """Streams of a graph: whatever the steps touch, no two that conflict run at once, and independent ones do."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -46,9 +48,17 @@ TASK = st.builds(
 )
 
 
-@given(st.lists(TASK, max_size=14), st.integers(1, 4))
+@given(st.lists(st.tuples(TASK, st.none() | st.integers(0, 3)), max_size=14), st.integers(1, 4))
 @settings(max_examples=400)
-def test_what_conflicts_keeps_its_order(tasks, streams):
+def test_what_conflicts_keeps_its_order(drawn, streams):
+    """Some are beside one of the exchanges before them."""
+    tasks, exchanges = [], []
+    for task, which in drawn:
+        if task.exchanges:
+            exchanges.append(len(tasks))
+        elif which is not None and exchanges:
+            task = replace(task, beside=exchanges[which % len(exchanges)])
+        tasks.append(task)
     n = len(tasks)
     needed = dependencies(tasks)
     implied = before(n, needed)
@@ -63,6 +73,8 @@ def test_what_conflicts_keeps_its_order(tasks, streams):
             if conflict(tasks[m], tasks[k]):
                 assert m in implied[k], "a dependency is missing"
                 assert m in done[k], "a wait is missing"
+        if tasks[k].beside is not None:
+            assert done[k].issuperset(implied[tasks[k].beside]), "it begins before its exchange may"
         assert all(order[m].stream != order[k].stream for m in order[k].waits)
         alone = tasks[k].exchanges and tasks[k].accesses is not None
         assert (order[k].stream == streams) == alone
@@ -97,6 +109,18 @@ def test_a_chain_stays_on_one_stream():
 def test_what_is_soon_done_is_not_worth_a_stream():
     order = turns([task((n, True), seconds=1e-7) for n in range(6)], 2)
     assert {t.stream for t in order} == {0}
+
+
+@pytest.mark.parametrize("beside, waits", [(None, ()), (2, (1,))])
+def test_a_step_beside_an_exchange_waits_for_all_that_that_waits_for(beside, waits):
+    """And not for the exchange; without it, it would begin when there is a stream."""
+    exchange = replace(task((0, False), (1, False), (2, True)), exchanges=True)
+    order = turns(
+        [task((0, True)), task((1, True)), exchange, replace(task((3, True)), beside=beside)],
+        2,
+    )
+    assert [t.stream for t in order] == [0, 1, 2, 0]
+    assert [t.waits for t in order] == [(), (), (0, 1), waits]
 
 
 def test_a_step_of_which_nothing_is_known_runs_by_itself():

@@ -1,5 +1,8 @@
 """Collectives as steps on a device: spelled out, on a stream of their own, with the results of simulated ranks."""
 
+import itertools
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,9 +14,10 @@ from blufunc.core.array import from_numpy
 from blufunc.core.jaxpr import eval_jaxpr
 from blufunc.core.passes import simplify
 from blufunc.core.stage import stage
-from blufunc.kernels import cuda_program, cuda_replay
+from blufunc.kernels import cuda_program, cuda_replay, cuda_streams, wait_cover
 from blufunc.kernels.cuda_streams import Access, Task, turns
 from blufunc.kernels.split_products import with_split_products
+from blufunc.kernels.steps import OpaqueStep
 from blufunc.parallel import engine as engines
 from blufunc.parallel import mesh_collectives as mc
 from blufunc.parallel import sum_buckets
@@ -21,6 +25,7 @@ from blufunc.parallel.mesh import AbstractMesh
 from blufunc.parallel.spell_out import spell_out
 from blufunc.parallel.thread_engine import run_ranks
 from tests.kernels import fake_cuda
+from tests.parallel import divided_mlp
 
 ALONE = ("slice", "pad", "keep first", "cast", "index", "a slice in a loop")
 """The cases in which no rank needs another."""
@@ -186,6 +191,63 @@ def test_the_gradients_of_layers_are_summed_beside_the_layers_before(monkeypatch
         return
     first, last = on.index(True), len(on) - 1 - on[::-1].index(False)
     assert first < last and not any(first in t.waits for t in order[first + 1 :]), "nothing waits for it"
+
+
+@pytest.mark.parametrize("graphs, stream", [(True, 0), (True, 1), (False, 0)])
+def test_gradients_of_divided_layers_beside_what_layers_exchange(monkeypatch, rng, graphs, stream):
+    monkeypatch.setattr(wait_cover, "WORTH", 0)
+    monkeypatch.setattr(cuda_streams, "_earliest", lambda *_: stream)
+    jaxpr, args = divided_mlp.gradients(rng)
+    want = run_ranks(
+        MESH, lambda r: [np.asarray(o) for o in eval_jaxpr(jaxpr, [from_numpy(a) for a in args])]
+    )[0]
+    fake = fake_cuda.install(monkeypatch)
+    monkeypatch.setattr(config, "nccl_graphs", graphs)
+    device = bf.devices("cuda")[0]
+    there = [bf.device_put(a, device) for a in args]
+    put = []  # what is put on which stream: the numbers of steps, and pauses
+    with engines.use(Alike(fake, 0)):
+        program = cuda_program.CudaProgram(spell_out(jaxpr), (False,) * len(args))
+        for n in range(4):
+            outs = program([a.buffer for a in there])
+            for out, w in zip(outs, want, strict=True):
+                np.testing.assert_allclose(device.backend.to_host(out), w, rtol=1e-4, atol=1e-6)
+            if not n:
+                executor = program._free[0][0]
+                works = watched(executor, put)
+    steps = [w.step for w in works]
+    beside = [n for n, s in enumerate(steps) if isinstance(s, OpaqueStep) and s.beside is not None]
+    assert len(beside) == 2 and fake.pauses == fake.replays * len(beside)
+    assert bool(fake.replays) == graphs
+    products = [
+        n for n, s in enumerate(steps) if isinstance(s, OpaqueStep) and s.eqn.prim.name == "dot_general"
+    ]
+    for n in products:
+        for call in works[n].run.__self__.calls:
+            assert call.gemm.multiprocessors == (132 - 24 if n in beside else 0)
+    tasks = executor._tasks()
+    assert [n for n, t in enumerate(tasks) if t.beside is not None] == beside
+    assert all(tasks[tasks[n].beside].exchanges for n in beside)
+    if graphs:
+        captured = put[-len(steps) - len(beside) :]
+        behind = {n: (before, at) for (before, at), (n, _) in itertools.pairwise(captured)}
+        on = dict(captured)
+        assert {n: behind[n] for n in beside} == {n: ("pause", on[n]) for n in beside}
+        assert [what for what, _ in captured].count("pause") == len(beside)
+    else:
+        assert "pause" not in dict(put)
+
+
+def watched(executor, put):
+    """The steps of an executor, which from now on tells what it puts on which stream."""
+    works, pause = list(executor.works), executor._pause
+
+    def noted(number, run):
+        return lambda executor: (put.append((number, executor.work_stream().ptr)), run(executor))
+
+    executor.works[:] = [replace(w, run=noted(n, w.run)) for n, w in enumerate(works)]
+    executor._pause = lambda stream: (put.append(("pause", stream)), pause(stream))
+    return works
 
 
 F32, BF16 = np.dtype(np.float32), dtypes.bfloat16
