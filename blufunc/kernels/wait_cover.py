@@ -71,18 +71,19 @@ class _Cover:
         for n, step in enumerate(work):
             if step in idle:
                 waiting.append(step)  # type: ignore[arg-type]
+                del waiting[:-MOST]
                 continue
             rest = work[n + 1 :]
             needed = next((s for s in rest if s not in idle), None)
             follows = last >= 0 and self.is_read(last, [step])
             if _exchanged(step) and follows and needed is not None and self.is_read(n, [needed]):
                 soon = itertools.takewhile(lambda s: not _exchanged(s), rest)
-                waiting += [s for s in soon if s in idle and not self.is_read(n, [s])]  # type: ignore[misc]
-                others = [p for p in waiting if not self.before[step] >> self.work[p] & 1]
-                for product in _fitting(others[-MOST:], _exchanged(step)):
+                later = [s for s in soon if s in idle and not self.is_read(n, [s])]
+                others = [p for p in (*waiting, *later) if not self.before[step] >> self.work[p] & 1]
+                for product in _fitting(others, _exchanged(step)):
                     product.beside = step
                     idle.discard(product)
-                waiting = [p for p in waiting if p.beside is None and self.work[p] < n]
+                waiting = [p for p in waiting if p.beside is None]
             last = n
 
     def is_read(self, number: int, steps: Iterable[Step]) -> bool:
