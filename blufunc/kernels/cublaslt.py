@@ -328,7 +328,9 @@ class Plan:
         if known is not None and self._accept(known):
             return
         name = cuda_runtime.properties(self.device).name
-        cache, key = DiskCache(), key_of("cublaslt, by warm devices", str(self.gemm), name, str(version()))
+        left = self.gemm.multiprocessors
+        how = f"cublaslt, by warm devices{f' on {left} multiprocessors beside a kernel' if left else ''}"
+        cache, key = DiskCache(), key_of(how, str(self.gemm), name, str(version()))
         kept = cache.get(key)
         if kept is None or not self._accept(kept):
             kept, report = self._tune(addresses)
@@ -435,7 +437,7 @@ def _timed(run: Callable[[], object], stream: Any, budget: float, others: int = 
     if others:
         repeats = max(1, repeats)
         with cuda_taken.taken(stream.device_id, others, _LONGER * ms * repeats + _BEGINNING_MS):
-            return cuda_runtime.elapsed_ms(run, stream, repeats), _LONGER * spent
+            return cuda_runtime.elapsed_ms(run, stream, repeats), spent
     return (cuda_runtime.elapsed_ms(run, stream, repeats) if repeats > 1 else ms), spent
 
 

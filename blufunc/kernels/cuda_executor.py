@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any, NamedTuple
 
@@ -202,6 +202,7 @@ class Executor:
       stream: the handle of the stream that steps are put on now.
       works: the steps.
       products: by what they multiply and how, the library's plans that several steps run by.
+      beside_exchange: whether the step that is put on a stream now runs beside an exchange, which it was put behind.
     """
 
     def __init__(
@@ -218,6 +219,7 @@ class Executor:
         self.roots = Roots(made)
         self.copier = copier
         self.stream = 0
+        self.beside_exchange = False
         self._beside: Any = None  # the stream of a step that does not go on the first one
         self._constants: dict[tuple, DeviceBuffer] = {}
         self.products: dict[Gemm, cublaslt.Plan] = {}
@@ -240,6 +242,7 @@ class Executor:
         self.captured = all(w.captured for w in self.works)
         if any(s.beside for s in made.steps if isinstance(s, OpaqueStep)):
             self._pause = cuda_taken.pause(device, cuda_streams.PAUSE)
+            self._pause(cuda_runtime.compute_stream(device).ptr)  # what is new to a device cannot be captured
         del self.copier  # it holds the program, which holds this
 
     # -- memory ----------------------------------------------------------------------------------------
@@ -394,13 +397,14 @@ class Executor:
                 stream.wait_event(passed[m])
             used.add(turn.stream)
             self.stream, self._beside = stream.ptr, stream if turn.stream else None
-            if tasks[n].beside is not None:
+            self.beside_exchange = tasks[n].beside is not None
+            if self.beside_exchange:
                 self._pause(stream.ptr)
 
         try:
             self.launch(bases, streams[0], between)
         finally:
-            self._beside = None
+            self._beside, self.beside_exchange = None, False
 
     @property
     def lanes(self) -> list[bool]:
@@ -410,7 +414,11 @@ class Executor:
     def _tasks(self) -> list[cuda_streams.Task]:
         """What there is to know of each step."""
         numbers = {id(w.step.eqn): n for n, w in enumerate(self.works) if w.exchanges}  # type: ignore[union-attr]
-        return [self._task(w, numbers) for w in self.works]
+        tasks = [self._task(w, numbers) for w in self.works]
+        apart = {n for n, t in enumerate(tasks) if t.accesses is None}  # these have nothing beside them
+        return [
+            replace(t, beside=None) if t.beside in apart or n in apart else t for n, t in enumerate(tasks)
+        ]
 
     def _task(self, work: Work, exchanges: dict[int, int]) -> cuda_streams.Task:
         """What a step touches, how long it takes, about, and which of the numbered exchanges it begins with."""

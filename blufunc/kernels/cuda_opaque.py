@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from blufunc.config import config
 from blufunc.core import source
 from blufunc.core.avals import ShapedArray
 from blufunc.core.jaxpr import Eqn, Jaxpr
@@ -149,7 +150,7 @@ def work(executor: Executor, step: OpaqueStep, compile: Compile) -> Work:
     if eqn.prim in _BY_CUBLASLT:
         product = Product.of(executor, step, operands, run)
         if product is not None:
-            if step.beside is not None:
+            if step.beside is not None and config.cuda_graphs and config.nccl_graphs:
                 product.leave(cuda_streams.EXCHANGE_BLOCKS)
             return Work(product.run, eqn.prim.name, step, anywhere=lambda: product.alone)
     return Work(run, eqn.prim.name, step, captured=captured)

@@ -141,6 +141,7 @@ class Product:
     Attributes:
       calls: what the library is asked for, in this order: all but the first add to the result. None where there is
         nothing to multiply.
+      calls_beside: the same for where an exchange runs beside it.
     """
 
     def __init__(
@@ -153,6 +154,7 @@ class Product:
         otherwise: Callable[[Executor], None],
     ):
         self.device, self.calls, self.out = executor.device, calls, step.eqn.outvars[0].aval
+        self.calls_beside: Sequence[_Call] = calls
         self._otherwise, self._refused = otherwise, False
         value, *stored = step.results
         assert value is not None and None not in stored
@@ -226,17 +228,17 @@ class Product:
         if not self._plans and not self._find_plans(executor, a, b, None if c == to else to):
             self._otherwise(executor)
             return
-        for gemm, at_a, at_b in self.calls:
+        for gemm, at_a, at_b in self.calls_beside if executor.beside_exchange else self.calls:
             plan = self._plans[gemm]
             plan.run(a + at_a, b + at_b, c, to, bias, aux, beta=int(gemm.reads_c), stream=executor.stream)
             c = to
         del keep_a, keep_b, third  # memory that is freed now is written again only after the product
 
     def leave(self, multiprocessors: int) -> None:
-        """Do without so many multiprocessors, which others have while it runs; to be called before the first run."""
+        """Do without so many multiprocessors while an exchange runs beside it; to be called before the first run."""
         there = cuda_runtime.properties(self.device).sm_count
         left = max(there // 2, there - multiprocessors)
-        self.calls = [c._replace(gemm=replace(c.gemm, multiprocessors=left)) for c in self.calls]
+        self.calls_beside = [c._replace(gemm=replace(c.gemm, multiprocessors=left)) for c in self.calls]
 
     @property
     def alone(self) -> bool:
@@ -252,7 +254,7 @@ class Product:
         """
         plans: dict[Gemm, Any] = {}
         try:
-            for gemm, at_a, at_b in self.calls:
+            for gemm, at_a, at_b in dict.fromkeys((*self.calls, *self.calls_beside)):
                 known = plans if gemm.has_bias or gemm.has_aux else executor.products
                 if gemm not in known:
                     known[gemm] = cublaslt.Plan(gemm, self.device, (a + at_a, b + at_b, to))

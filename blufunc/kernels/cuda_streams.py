@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from blufunc.core.jaxpr import Eqn, Var
 from blufunc.kernels.cost import of_eqn
+from blufunc.kernels.precisions import is_tf32, resolved
 from blufunc.kernels.steps import OpaqueStep, Step
 
 WORTH = 1e-6
@@ -94,7 +95,10 @@ def exchange_seconds(eqn: Eqn) -> float:
 def product_seconds(eqn: Eqn) -> float:
     """How long a product takes on a large device, about; 0 for what multiplies no matrices."""
     low = all(a.aval.dtype.itemsize < 4 for a in eqn.invars[:2])
-    return of_eqn(eqn, "library").products / (PRODUCTS if low else PRODUCTS_FLOAT32)
+    tf32 = "precision" in eqn.params and is_tf32(resolved(eqn.params["precision"]))
+    return of_eqn(eqn, "library").products / (
+        PRODUCTS if low else PRODUCTS_TF32 if tf32 else PRODUCTS_FLOAT32
+    )
 
 
 def dependencies(tasks: Sequence[Task]) -> list[tuple[int, ...]]:

@@ -285,7 +285,7 @@ class _Fuser:
 
     def not_stored(self, eqn: Eqn, sort: str) -> bool:
         """Whether nothing is gained by storing it: an element of a causal mask is computed of its own position alone,
-        a scaled operand of a product by the copy that brings it into order, and logits in float32 by all their readers.
+        a scaled operand of a product by the copy that brings it into order, and what is cheap by all its readers.
         """
         elementwise = isinstance(eqn.prim, Elementwise) or eqn.prim is add_any_p
         if sort != "node" or not elementwise:

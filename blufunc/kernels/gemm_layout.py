@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -237,7 +237,7 @@ class Gemm:
     bias: np.dtype | None = None
     reads_c: bool = False
     alignment: int = 256
-    multiprocessors: int = 0
+    multiprocessors: int = field(default=0, repr=False)  # choices that are kept on disk go by the text
 
     @property
     def has_bias(self) -> bool:

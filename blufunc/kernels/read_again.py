@@ -1,9 +1,9 @@
 """What several steps compute for themselves, of what lies in memory anyway: values that need not be stored.
 
 Kernels, stage 5, below ``fuse.py``. In: a jaxpr. Out: the variables that are not stored, as whoever reads them computes
-them of the result of a library, or of a parameter, that takes no more memory. Otherwise a step would write them for a
-later one which cannot be the same, as there are exchanges or products between the two: a softmax over a vocabulary that
-is divided among devices converts its logits to float32 for their maximum, and again for the sum, and for the gradient.
+them of the result of a library or an exchange, or of a parameter, that takes no more memory. Otherwise a step would
+write them for later ones, before which there are more exchanges or products: a softmax over a vocabulary that is
+divided among devices converts its logits to float32 for their maximum, and again for the sum, and for the gradient.
 """
 
 from __future__ import annotations
@@ -13,6 +13,22 @@ from typing import Any, NamedTuple
 
 from blufunc.core.jaxpr import Eqn, Jaxpr, Literal, Var
 from blufunc.core.kinds import Elementwise
+from blufunc.core.ops.elementwise import (
+    abs_p,
+    add_p,
+    convert_p,
+    eq_p,
+    exp_p,
+    ge_p,
+    gt_p,
+    le_p,
+    lt_p,
+    max_p,
+    min_p,
+    ne_p,
+    neg_p,
+    sub_p,
+)
 from blufunc.core.structure import add_any_p
 from blufunc.kernels import scalars
 from blufunc.kernels.access import moves
@@ -25,6 +41,12 @@ _SMALL = 16
 
 _MOST = 64
 """The operations that readers may repeat, while they wait for memory."""
+
+_ALIKE = frozenset((convert_p, neg_p, abs_p, add_p, sub_p, add_any_p, max_p, min_p, exp_p))
+"""What gives the same bits wherever it is computed: a product is rounded or not, as a sum takes it up or does not."""
+
+_COMPARES = frozenset((eq_p, ne_p, lt_p, le_p, gt_p, ge_p))
+"""What must find the very value again that something else was found of."""
 
 
 class _Recipe(NamedTuple):
@@ -58,7 +80,7 @@ def computed_by_readers(jaxpr: Jaxpr, sorts: Mapping[Eqn, str]) -> set[Var]:
         at = readers.get(v, set())
         if v in recipes and None not in at and len(at) > 1:
             found.add(v)  # type: ignore[arg-type]
-        if sorts[e] == "opaque":
+        if sorts[e] == "opaque" or e.prim in _COMPARES or "index_dtype" in e.params:
             at = {None}
         elif sorts[e] == "node" and v not in found:
             at = {depths[e]}
@@ -71,8 +93,8 @@ def computed_by_readers(jaxpr: Jaxpr, sorts: Mapping[Eqn, str]) -> set[Var]:
 def _recipe(
     eqn: Eqn, makers: Mapping[Any, Eqn], recipes: Mapping[Any, _Recipe], sorts: Mapping[Eqn, str]
 ) -> _Recipe | None:
-    """How readers would compute the result of an equation; None where that is not worth it."""
-    if sorts[eqn] != "node" or not (isinstance(eqn.prim, Elementwise) or eqn.prim is add_any_p):
+    """How readers would compute the result of an equation; None where that is not worth it, or not the same for all."""
+    if sorts[eqn] != "node" or eqn.prim not in _ALIKE:
         return None
     out = eqn.outvars[0].aval
     if out.nbytes < LARGE:
@@ -80,20 +102,40 @@ def _recipe(
     leaves: set[Var] = set()
     cost = scalars.cost(eqn.prim)
     for a in eqn.invars:
-        x: Any = a
-        while x in makers and moves(makers[x]):
-            x = makers[x].invars[0]
-        if x.__class__ is Literal or x.aval.size * _SMALL <= out.size:
+        x = _moved_from(a, makers)
+        if x.__class__ is Literal:
             continue
         if x not in makers or sorts[makers[x]] == "opaque":
             leaves.add(x)
         elif x in recipes:
             leaves |= recipes[x].leaves
             cost += recipes[x].cost
-        else:
+        elif not _is_settled(x, out.size, makers, sorts):
             return None
-    cheap = cost <= _MOST and 0 < sum(x.aval.nbytes for x in leaves) <= out.nbytes
+    large = [x for x in leaves if x.aval.size * _SMALL > out.size]
+    cheap = cost <= _MOST and 0 < sum(x.aval.nbytes for x in large) <= out.nbytes
     return _Recipe(frozenset(leaves), cost) if cheap else None
+
+
+def _moved_from(atom: Any, makers: Mapping[Any, Eqn]) -> Any:
+    while atom in makers and moves(makers[atom]):
+        atom = makers[atom].invars[0]
+    return atom
+
+
+def _is_settled(v: Any, size: int, makers: Mapping[Any, Eqn], sorts: Mapping[Eqn, str]) -> bool:
+    """Whether an operand is small beside ``size`` elements, and no number of a row that some reader finds itself: then
+    reader and number would have to be apart.
+    """
+    pending = [v]
+    while pending:
+        x = _moved_from(pending.pop(), makers)
+        if x.__class__ is Literal or x not in makers or sorts[makers[x]] == "opaque":
+            continue
+        if x.aval.size * _SMALL > size or not isinstance(makers[x].prim, Elementwise):
+            return False
+        pending.extend(makers[x].invars)
+    return True
 
 
 def _depths(jaxpr: Jaxpr, makers: Mapping[Any, Eqn], sorts: Mapping[Eqn, str]) -> dict[Eqn, int]:

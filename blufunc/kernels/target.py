@@ -53,7 +53,7 @@ class Target:
       group: whether kernels that do the same to different arrays are launched as one.
       ordered: from the steps of a fusion to these in the order in which they are best.
       recompute: whether what is cheap to compute again is not kept for later, where memory is scarcer than time.
-      scarce_bytes: from which peak on memory is scarce: smaller programs compute nothing again.
+      scarce_bytes: from which peak on memory is scarce: smaller programs compute nothing again for its sake.
       machine: the speed that is taken for granted where time is weighed against memory. It is not measured, so that
         programs are the same wherever they are compiled.
     """

@@ -11,15 +11,17 @@ Parallelism", 2023).
 from __future__ import annotations
 
 import functools
+import heapq
 import itertools
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 
 from blufunc.core.jaxpr import Var, meets
 from blufunc.kernels.cuda_streams import exchange_seconds, product_seconds
+from blufunc.kernels.epilogue import PRODUCTS
 from blufunc.kernels.fuse import Opaque, Step
 
-WORTH = 2e-5
+LEAST = 2e-5
 """Seconds of a product, and of an exchange, from which on it is worth it."""
 
 SOON = 8
@@ -31,7 +33,7 @@ MOST = 4
 
 def with_products_beside(steps: Sequence[Step]) -> list[Step]:
     """The steps with products that nobody needs yet behind exchanges that are waited for, as ``Opaque.beside`` says."""
-    if sum(_exchanged(s) > WORTH for s in steps) < 2:
+    if sum(_exchanged(s) > LEAST for s in steps) < 2:
         return list(steps)
     _Cover(steps).choose()
     return _delayed(steps)
@@ -53,7 +55,7 @@ class _Cover:
         makers = _makers(steps)
         for s in steps:
             own = 0
-            if max(_product(s), _exchanged(s)) > WORTH:
+            if _seconds(s) > LEAST:
                 own = 1 << len(self.work)
                 self.work[s] = len(self.work)
             first = {makers[v] for v in s.inputs if v in makers}
@@ -70,8 +72,9 @@ class _Cover:
         last = -1  # the number of the work that came last and was not idle
         for n, step in enumerate(work):
             if step in idle:
-                waiting.append(step)  # type: ignore[arg-type]
-                del waiting[:-MOST]
+                if step.beside is None:  # type: ignore[union-attr]
+                    waiting.append(step)  # type: ignore[arg-type]
+                    del waiting[:-MOST]
                 continue
             rest = work[n + 1 :]
             needed = next((s for s in rest if s not in idle), None)
@@ -82,7 +85,6 @@ class _Cover:
                 others = [p for p in (*waiting, *later) if not self.before[step] >> self.work[p] & 1]
                 for product in _fitting(others, _exchanged(step)):
                     product.beside = step
-                    idle.discard(product)
                 waiting = [p for p in waiting if p.beside is None]
             last = n
 
@@ -104,19 +106,25 @@ def _fitting(products: Sequence[Opaque], seconds: float) -> list[Opaque]:
 def _delayed(steps: Sequence[Step]) -> list[Step]:
     """The steps as they came, but for those that are beside a later one, and what waits for them."""
     makers = _makers(steps)
-    done: dict[Step, None] = {}
-    waiting: list[Step] = []
-
-    def ready(s: Step) -> bool:
-        beside = s.beside if isinstance(s, Opaque) else None
-        return (beside is None or beside in done) and all(m in done for m in _needs(s, makers))
-
-    for step in steps:
-        waiting.append(step)
-        while (now := next(filter(ready, waiting), None)) is not None:
-            done[now] = None
-            waiting.remove(now)
-    return list(done)
+    place = {s: n for n, s in enumerate(steps)}
+    readers: list[list[int]] = [[] for _ in steps]
+    missing = [0] * len(steps)
+    for n, s in enumerate(steps):
+        beside = [s.beside] if isinstance(s, Opaque) and s.beside is not None else []
+        for m in {place[x] for x in (*_needs(s, makers), *beside)}:
+            readers[m].append(n)
+            missing[n] += 1
+    ready = [n for n, count in enumerate(missing) if not count]
+    out: list[Step] = []
+    while ready:  # a heap: the numbers rise
+        n = heapq.heappop(ready)
+        out.append(steps[n])
+        for r in readers[n]:
+            missing[r] -= 1
+            if not missing[r]:
+                heapq.heappush(ready, r)
+    assert len(out) == len(steps), "steps wait for each other"
+    return out
 
 
 def _makers(steps: Sequence[Step]) -> dict[Var, Step]:
@@ -130,12 +138,17 @@ def _needs(step: Step, makers: dict[Var, Step]) -> Iterator[Step]:
 
 
 def _product(step: Step) -> float:
-    """How long a product takes, about; 0 for anything else."""
-    if not isinstance(step, Opaque) or step.eqn.effects or meets(step.eqn):
-        return 0.0
-    return product_seconds(step.eqn)
+    """How long a product of the library's takes, about; 0 for anything else."""
+    return product_seconds(step.eqn) if isinstance(step, Opaque) and step.eqn.prim in PRODUCTS else 0.0
 
 
 def _exchanged(step: Step) -> float:
-    """How long devices exchange in a step, about; 0 where they do not."""
-    return exchange_seconds(step.eqn) if isinstance(step, Opaque) and meets(step.eqn) else 0.0
+    """How long devices exchange in a step, about; 0 where they do not, and where they do other things besides."""
+    if not isinstance(step, Opaque) or step.eqn.prim.kind != "collective" or not meets(step.eqn):
+        return 0.0
+    return exchange_seconds(step.eqn)
+
+
+def _seconds(step: Step) -> float:
+    """How long work takes, about; 0 for what is none: kernels of ours are taken to be short beside it."""
+    return _exchanged(step) or (product_seconds(step.eqn) if isinstance(step, Opaque) else 0.0)

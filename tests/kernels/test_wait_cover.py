@@ -1,17 +1,25 @@
 """Products that nothing needs yet begin with exchanges that all wait for; the order stays one of dependence."""
 
 import itertools
+import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import blufunc as bf
+from blufunc import lax
+from blufunc.core.array import from_numpy
+from blufunc.core.jaxpr import meets
 from blufunc.core.passes import simplify
+from blufunc.core.stage import stage
 from blufunc.kernels import cuda_program, wait_cover
 from blufunc.kernels.fuse import Opaque
 from blufunc.kernels.steps import OpaqueStep
 from blufunc.kernels.wait_cover import MOST, SOON, with_products_beside
+from blufunc.parallel import mesh_collectives as mc
 from blufunc.parallel.spell_out import spell_out
 from tests.parallel import divided_mlp
 
@@ -21,6 +29,7 @@ def seconds(monkeypatch):
     """Steps take as long as their stand-ins for equations say."""
     monkeypatch.setattr(wait_cover, "_product", lambda s: s.eqn.product)
     monkeypatch.setattr(wait_cover, "_exchanged", lambda s: s.eqn.exchanged)
+    monkeypatch.setattr(wait_cover, "_seconds", lambda s: s.eqn.product + s.eqn.exchanged)
 
 
 def steps_of(rows):
@@ -90,6 +99,37 @@ def test_steps_come_behind_what_they_need_and_stay_in_order(pieces, soon):
     assert on_time == sorted(on_time, key=at.get)
     exchanges = [s for s in steps if s.eqn.exchanged]
     assert exchanges == sorted(exchanges, key=at.get)
+
+
+def test_an_order_of_many_steps_is_found_soon():
+    rows = [*idle(), *WAIT, *[kernel(f"k{n}", "p0") for n in range(20000)]]
+    steps = steps_of(rows)
+    steps[0].beside = steps[2]
+    begin = time.perf_counter()
+    out = wait_cover._delayed(steps)
+    assert time.perf_counter() - begin < 2  # all that waits was looked at for each step that came: minutes
+    assert out.index(steps[0]) == 2 and len(out) == len(steps)
+
+
+@pytest.mark.usefixtures("seconds")
+def test_a_second_time_the_same_products_are_beside_the_same():
+    def beside(steps):
+        return {s.eqn.name: s.beside.eqn.name for s in steps if s.beside is not None}
+
+    rows = [row for n in range(6) for row in layer(n, f"norm{n - 1}" if n else "norm")]
+    once = with_products_beside(steps_of([kernel("norm"), *rows]))
+    names = [s.eqn.name for s in once]
+    again = steps_of(sorted([kernel("norm"), *rows], key=lambda row: names.index(row[0])))
+    assert beside(with_products_beside(again)) == beside(once) and len(beside(once)) == 5
+
+
+def test_a_loop_with_exchanges_is_no_exchange():
+    """Nothing is put beside it: what it does is not known, and most of it is no exchange."""
+    psum = lambda x: mc.psum_invariant_p.bind(x, src="V", dst="I", axes=("x",), sizes=(2,))
+    looped = lambda x: bf.tree.leaves(lax.scan(lambda c, row: (c + psum(row), None), x[0], x))
+    x = from_numpy(np.zeros((4, 8), np.float32)).aval
+    (eqn,) = [e for e in stage(looped, [x], "f").eqns if e.prim.name == "scan"]
+    assert meets(eqn) and not wait_cover._exchanged(Opaque(eqn)) and not wait_cover._product(Opaque(eqn))
 
 
 def product(name, *reads, seconds=1e-3):
@@ -201,7 +241,7 @@ def test_a_layer_s_weights_wait_for_its_scattered_sum():
 
 @pytest.mark.parametrize("worth, beside", [(0, 2), (1, 0)])
 def test_gradients_of_divided_layers(monkeypatch, rng, worth, beside):
-    monkeypatch.setattr(wait_cover, "WORTH", worth)
+    monkeypatch.setattr(wait_cover, "LEAST", worth)
     jaxpr, args = divided_mlp.gradients(rng)
     plain = simplify(spell_out(jaxpr))
     steps = cuda_program.planned(plain, (False,) * len(args), "sm_90").steps

@@ -195,7 +195,7 @@ def test_the_gradients_of_layers_are_summed_beside_the_layers_before(monkeypatch
 
 @pytest.mark.parametrize("graphs, stream", [(True, 0), (True, 1), (False, 0)])
 def test_gradients_of_divided_layers_beside_what_layers_exchange(monkeypatch, rng, graphs, stream):
-    monkeypatch.setattr(wait_cover, "WORTH", 0)
+    monkeypatch.setattr(wait_cover, "LEAST", 0)
     monkeypatch.setattr(cuda_streams, "_earliest", lambda *_: stream)
     jaxpr, args = divided_mlp.gradients(rng)
     want = run_ranks(
@@ -217,25 +217,29 @@ def test_gradients_of_divided_layers_beside_what_layers_exchange(monkeypatch, rn
                 works = watched(executor, put)
     steps = [w.step for w in works]
     beside = [n for n, s in enumerate(steps) if isinstance(s, OpaqueStep) and s.beside is not None]
-    assert len(beside) == 2 and fake.pauses == fake.replays * len(beside)
+    assert len(beside) == 2 and fake.pauses == 1 + fake.replays * len(beside)  # once to be loaded
     assert bool(fake.replays) == graphs
     products = [
         n for n, s in enumerate(steps) if isinstance(s, OpaqueStep) and s.eqn.prim.name == "dot_general"
     ]
     for n in products:
-        for call in works[n].run.__self__.calls:
-            assert call.gemm.multiprocessors == (132 - 24 if n in beside else 0)
+        product = works[n].run.__self__
+        assert {c.gemm.multiprocessors for c in product.calls} == {0}
+        fewer = 132 - 24 if graphs and n in beside else 0
+        assert {c.gemm.multiprocessors for c in product.calls_beside} == {fewer}
+        assert {gemm.multiprocessors for gemm in product._plans} == {0, fewer}
     tasks = executor._tasks()
     assert [n for n, t in enumerate(tasks) if t.beside is not None] == beside
     assert all(tasks[tasks[n].beside].exchanges for n in beside)
     if graphs:
-        captured = put[-len(steps) - len(beside) :]
+        captured = [(what, at) for what, at, _ in put[-len(steps) - len(beside) :]]
         behind = {n: (before, at) for (before, at), (n, _) in itertools.pairwise(captured)}
         on = dict(captured)
         assert {n: behind[n] for n in beside} == {n: ("pause", on[n]) for n in beside}
         assert [what for what, _ in captured].count("pause") == len(beside)
+        assert {n for n, _, with_exchange in put if with_exchange} == set(beside)
     else:
-        assert "pause" not in dict(put)
+        assert not any(what == "pause" or with_exchange for what, _, with_exchange in put)
 
 
 def watched(executor, put):
@@ -243,10 +247,13 @@ def watched(executor, put):
     works, pause = list(executor.works), executor._pause
 
     def noted(number, run):
-        return lambda executor: (put.append((number, executor.work_stream().ptr)), run(executor))
+        return lambda executor: (
+            put.append((number, executor.work_stream().ptr, executor.beside_exchange)),
+            run(executor),
+        )
 
     executor.works[:] = [replace(w, run=noted(n, w.run)) for n, w in enumerate(works)]
-    executor._pause = lambda stream: (put.append(("pause", stream)), pause(stream))
+    executor._pause = lambda stream: (put.append(("pause", stream, False)), pause(stream))
     return works
 
 
