@@ -39,8 +39,8 @@ extern "C" __global__ void pause(unsigned long long ns) {{ wait(ns); }}
 
 @contextlib.contextmanager
 def taken(device: int, count: int, ms: float) -> Iterator[None]:
-    """Context manager: ``count`` multiprocessors, in whole clusters, are kept for so many milliseconds from its beginning;
-    at its end that is waited for.
+    """Context manager: ``count`` multiprocessors, in whole clusters, are kept for so many milliseconds from its
+    beginning; at its end that is waited for.
     """
     blocks = count // CLUSTER * CLUSTER
     if not blocks:

@@ -7,8 +7,8 @@ Stands between the model and the training loop. The name of an axis says what it
               microbatches, and these sums are scattered once
     zero2     the same, and the sums are divided (ZeRO-2): the gradients of each microbatch are scattered
     fsdp      the same, and the parameters are divided, too, and gathered where they are used (ZeRO-3)
-    model     heads, hidden units and the vocabulary (tensor parallel), and between these the sequences of a batch, or the
-              tokens of each where there are too few (sequence parallel)
+    model     heads, hidden units and the vocabulary (tensor parallel), and between these the sequences of a batch, or
+              the tokens of each where there are too few (sequence parallel)
     seq       the tokens of each sequence, also in attention (context parallel), in zigzag order
     expert    the experts of a mixture; outside of these, the sequences of a batch
     stage     the layers (pipeline parallel)
