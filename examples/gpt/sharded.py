@@ -33,7 +33,13 @@ import blufunc.numpy as bnp
 from blufunc import P, lax, tree
 from examples.gpt import model
 
-ROWS = ("data", "zero1", "zero2", "fsdp", "expert")  # the axes along which sequences are divided in all layers
+ROWS = (
+    "data",
+    "zero1",
+    "zero2",
+    "fsdp",
+    "expert",
+)  # the axes along which sequences are divided in all layers
 AXES = (*ROWS, "model", "seq", "stage")
 
 # Which dimension of a parameter is divided along "model" or "expert", counted from the end: there may be more in front.
