@@ -15,6 +15,7 @@ import heapq
 import itertools
 import operator
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from blufunc.core.jaxpr import Var, meets
 from blufunc.kernels.cuda_streams import exchange_seconds, product_seconds
@@ -81,7 +82,7 @@ class _Cover:
             follows = last >= 0 and self.is_read(last, [step])
             if _exchanged(step) and follows and needed is not None and self.is_read(n, [needed]):
                 soon = itertools.takewhile(lambda s: not _exchanged(s), rest)
-                later = [s for s in soon if s in idle and not self.is_read(n, [s])]
+                later: list[Any] = [s for s in soon if s in idle and not self.is_read(n, [s])]
                 others = [p for p in (*waiting, *later) if not self.before[step] >> self.work[p] & 1]
                 for product in _fitting(others, _exchanged(step)):
                     product.beside = step
