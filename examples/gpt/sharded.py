@@ -33,18 +33,12 @@ import blufunc.numpy as bnp
 from blufunc import P, lax, tree
 from examples.gpt import model
 
-ROWS = (
-    "data",
-    "zero1",
-    "zero2",
-    "fsdp",
-    "expert",
-)  # the axes along which sequences are divided in all layers
+ROWS = ("data", "zero1", "zero2", "fsdp", "expert")  # the axes that divide sequences in all layers
 AXES = (*ROWS, "model", "seq", "stage")
 
 # Which dimension of a parameter is divided along "model" or "expert", counted from the end: there may be more in front.
 TENSOR = {
-    "tokens": -2, "positions": -2, "qkv.weight": -1, "qkv.bias": -1, "out.weight": -2,
+    "tokens": -2, "qkv.weight": -1, "qkv.bias": -1, "out.weight": -2,
     "mlp.up.weight": -1, "mlp.up.bias": -1, "mlp.down.weight": -2,
 }  # fmt: skip
 EXPERT = {
@@ -166,8 +160,6 @@ def _spec(name: str, shape: tuple[int, ...], plan: Plan) -> P:
         for end, d in dimensions.items():
             if plan.has(axis) and name.endswith(end):
                 entries[d] = axis
-    if plan.has("stage") and name.endswith("positions"):
-        entries[0] = None  # between layers each rank has all tokens of a sequence
     axes = plan.among(*DIVIDED.get(name.partition(".")[0], DIVIDED["state"]))
     if whole := [d for d, entry in enumerate(entries) if entry is None]:
         entries[max(whole, key=lambda d: shape[d])] = axes  # the largest of the other dimensions

@@ -66,9 +66,9 @@ SHARED = ALL - BLOCKS
 AROUND = N - IN_BLOCKS  # arrays that are not in layers
 ARRAYS = AROUND + len(tree.leaves(BLOCK))  # of a stage, whose layers are stacked
 STREAM, IDS = 4 * B * T * C, 4 * B * T  # bytes of the vectors, and of one number, of all tokens
-# What each rank has whole though the rest of a layer is divided along "model": norms, and biases behind sums.
-WHOLE = L * 6 + 2
-OF_WHOLE = 4 * C * WHOLE
+# What each rank has whole though the rest is divided along "model": norms, biases behind sums, and positions.
+WHOLE_IN_BLOCKS = 4 * C * L * 6
+WHOLE, OF_WHOLE = L * 6 + 2 + 1, WHOLE_IN_BLOCKS + 4 * C * 2 + size(PARAMS["positions"])
 
 
 def tensor_parallel(rows):
@@ -149,7 +149,6 @@ def stage_model():
 
 # Bytes of what each of these has of the parameters: of those around the layers, and of one stage's layers.
 SHARED_OF_TWO = SHARED - TABLE // 2
-WHOLE_IN_BLOCKS = OF_WHOLE - 4 * 2 * C  # without the last norm
 STAGE_OF_TWO = (WHOLE_IN_BLOCKS + (BLOCKS - WHOLE_IN_BLOCKS) // 2) // 2
 
 
