@@ -22,6 +22,7 @@ CLASSES = {  # the first that is found in a kernel's name; what has none is "fus
 }
 OTHERS = "fused"
 BESIDE = 0.5  # of a product's time: from here on it counts as beside collectives
+ALIKE = 1.2  # how many times as long the longest of some kernels takes which multiply matrices of one size
 LISTED = 12  # gaps and products in a summary, the most expensive first
 
 Intervals = list[tuple[float, float]]
@@ -151,10 +152,10 @@ def gaps(kernels: Sequence[Kernel]) -> list[dict]:
 def products(kernels: Sequence[Kernel], exchanges: Intervals, alone: Sequence[Kernel] = ()) -> dict:
     """How much slower products are beside collectives than the same ones on one GPU.
 
-    Those are the same that have one place among kernels of a name and grid, if both runs have as many of these: such
-    kernels multiply matrices of different sizes. Without a run on one GPU the kernels of this run count, by name and
-    grid, that no collective was beside. In the result "us" is of the kernels beside collectives, "alone_us" what they
-    would take; "kernels" lists the worst.
+    Kernels of one name and grid multiply matrices of different sizes: those in one place are the same, if both runs
+    have the same order; else only those count which all take about as long. Without a run on one GPU the kernels of
+    this run count, by name and grid, that no collective was beside. In the result "us" is of the kernels beside
+    collectives, "alone_us" what they would take; "kernels" lists the worst.
     """
     free = {
         k: covered(k.start, k.end, exchanges) / k.us if k.us else 0.0 for k in kernels if k.kind == "GEMM"
@@ -193,14 +194,17 @@ def _groups(kernels: Iterable[Kernel]) -> dict[tuple, list[Kernel]]:
 
 
 def _paired(kernels: Iterable[Kernel], alone: Iterable[Kernel]) -> dict[Kernel, float]:
-    """For kernels, the times of those in their places in another run."""
-    others = _groups(alone)
-    return {
-        k: other.us
-        for key, here in _groups(kernels).items()
-        if len(others.get(key, ())) == len(here)
-        for k, other in zip(here, others[key], strict=True)
-    }
+    """For kernels, the times of those in their places in another run that has the same ones in the same order; else the
+    mean of those of one name and grid, where they all take about as long.
+    """
+    here, others = (
+        [k for k in sorted(ks, key=lambda k: k.start) if k.kind == "GEMM"] for ks in (kernels, alone)
+    )
+    if [_same(k) for k in here] == [_same(k) for k in others]:
+        return {k: other.us for k, other in zip(here, others, strict=True)}
+    groups = {key: [k.us for k in found] for key, found in _groups(others).items()}
+    alike = {key: float(np.mean(us)) for key, us in groups.items() if max(us) <= ALIKE * min(us)}
+    return {k: alike[_same(k)] for k in here if _same(k) in alike}
 
 
 def _means(free: dict[Kernel, float]) -> dict[Kernel, float]:

@@ -33,7 +33,7 @@ _CANDIDATES = 16
 _MOST_REPEATS = 200
 """How many times in a row at most an algorithm runs to be timed."""
 
-_LONGER, _BEGINNING_MS = 2.5, 0.2
+_LONGER, _BEGINNING_MS = 2.0, 0.2
 """How many times as long a product takes at most with some multiprocessors less; and until the host asks for it."""
 
 # -- the library ----------------------------------------------------------------------------------
@@ -436,8 +436,9 @@ def _timed(run: Callable[[], object], stream: Any, budget: float, others: int = 
     spent = ms * (repeats + 2)
     if others:
         repeats = max(1, repeats)
-        with cuda_taken.taken(stream.device_id, others, _LONGER * ms * repeats + _BEGINNING_MS):
-            return cuda_runtime.elapsed_ms(run, stream, repeats), spent
+        kept = _LONGER * ms * repeats + _BEGINNING_MS
+        with cuda_taken.taken(stream.device_id, others, kept):
+            return cuda_runtime.elapsed_ms(run, stream, repeats), ms + kept
     return (cuda_runtime.elapsed_ms(run, stream, repeats) if repeats > 1 else ms), spent
 
 

@@ -253,17 +253,26 @@ class Product:
         share what holds none of their addresses.
         """
         plans: dict[Gemm, Any] = {}
-        try:
-            for gemm, at_a, at_b in dict.fromkeys((*self.calls, *self.calls_beside)):
-                known = plans if gemm.has_bias or gemm.has_aux else executor.products
-                if gemm not in known:
-                    known[gemm] = cublaslt.Plan(gemm, self.device, (a + at_a, b + at_b, to))
-                plans[gemm] = known[gemm]
-        except errors.UnsupportedError as e:
+
+        def find(calls: Sequence[_Call]) -> errors.UnsupportedError | None:
+            try:
+                for gemm, at_a, at_b in calls:
+                    known = plans if gemm.has_bias or gemm.has_aux else executor.products
+                    if gemm not in known:
+                        known[gemm] = cublaslt.Plan(gemm, self.device, (a + at_a, b + at_b, to))
+                    plans[gemm] = known[gemm]
+            except errors.UnsupportedError as e:
+                return e
+            return None
+
+        refused = find(self.calls)
+        if refused is not None:
             self._refused = True
             if config.shows("fusion"):
-                config.show(f"a product is computed in another way: {e}")
+                config.show(f"a product is computed in another way: {refused}")
             return False
+        if self.calls_beside is not self.calls and find(self.calls_beside) is not None:
+            self.calls_beside = self.calls
         self._plans = plans
         return True
 

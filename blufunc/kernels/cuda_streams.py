@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from blufunc.core import dtypes
 from blufunc.core.jaxpr import Eqn, Var
 from blufunc.kernels.cost import of_eqn
 from blufunc.kernels.precisions import is_tf32, resolved
@@ -95,7 +96,8 @@ def exchange_seconds(eqn: Eqn) -> float:
 def product_seconds(eqn: Eqn) -> float:
     """How long a product takes on a large device, about; 0 for what multiplies no matrices."""
     low = all(a.aval.dtype.itemsize < 4 for a in eqn.invars[:2])
-    tf32 = "precision" in eqn.params and is_tf32(resolved(eqn.params["precision"]))
+    single = all(a.aval.dtype == dtypes.float32 for a in eqn.invars[:2])
+    tf32 = single and "precision" in eqn.params and is_tf32(resolved(eqn.params["precision"]))
     return of_eqn(eqn, "library").products / (
         PRODUCTS if low else PRODUCTS_TF32 if tf32 else PRODUCTS_FLOAT32
     )

@@ -8,7 +8,7 @@ divided among devices converts its logits to float32 for their maximum, and agai
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any, NamedTuple
 
 from blufunc.core.jaxpr import Eqn, Jaxpr, Literal, Var
@@ -43,7 +43,8 @@ _MOST = 64
 """The operations that readers may repeat, while they wait for memory."""
 
 _ALIKE = frozenset((convert_p, neg_p, abs_p, add_p, sub_p, add_any_p, max_p, min_p, exp_p))
-"""What gives the same bits wherever it is computed: a product is rounded or not, as a sum takes it up or does not."""
+"""What gives the same bits wherever it is computed, but for exponentials of which 16 bits are kept. A product does not:
+it is rounded or not, as a sum takes it up or does not."""
 
 _COMPARES = frozenset((eq_p, ne_p, lt_p, le_p, gt_p, ge_p))
 """What must find the very value again that something else was found of."""
@@ -65,9 +66,10 @@ def computed_by_readers(jaxpr: Jaxpr, sorts: Mapping[Eqn, str]) -> set[Var]:
     if not any(v.aval.nbytes >= LARGE for e in jaxpr.eqns for v in e.outvars):
         return set()
     makers = {v: e for e in jaxpr.eqns for v in e.outvars}
+    in_rows = _found_in_rows(jaxpr, sorts)
     recipes: dict[Var, _Recipe] = {}
     for e in jaxpr.eqns:
-        recipe = _recipe(e, makers, recipes, sorts)
+        recipe = _recipe(e, makers, recipes, sorts, in_rows)
         if recipe is not None:
             recipes[e.outvars[0]] = recipe
     if not recipes:
@@ -91,7 +93,11 @@ def computed_by_readers(jaxpr: Jaxpr, sorts: Mapping[Eqn, str]) -> set[Var]:
 
 
 def _recipe(
-    eqn: Eqn, makers: Mapping[Any, Eqn], recipes: Mapping[Any, _Recipe], sorts: Mapping[Eqn, str]
+    eqn: Eqn,
+    makers: Mapping[Any, Eqn],
+    recipes: Mapping[Any, _Recipe],
+    sorts: Mapping[Eqn, str],
+    in_rows: Set[Var],
 ) -> _Recipe | None:
     """How readers would compute the result of an equation; None where that is not worth it, or not the same for all."""
     if sorts[eqn] != "node" or eqn.prim not in _ALIKE:
@@ -110,8 +116,8 @@ def _recipe(
         elif x in recipes:
             leaves |= recipes[x].leaves
             cost += recipes[x].cost
-        elif not _is_settled(x, out.size, makers, sorts):
-            return None
+        elif x in in_rows or x.aval.size * _SMALL > out.size:
+            return None  # the reader that finds a number of its row, and the number, would have to be apart
     large = [x for x in leaves if x.aval.size * _SMALL > out.size]
     cheap = cost <= _MOST and 0 < sum(x.aval.nbytes for x in large) <= out.nbytes
     return _Recipe(frozenset(leaves), cost) if cheap else None
@@ -123,19 +129,15 @@ def _moved_from(atom: Any, makers: Mapping[Any, Eqn]) -> Any:
     return atom
 
 
-def _is_settled(v: Any, size: int, makers: Mapping[Any, Eqn], sorts: Mapping[Eqn, str]) -> bool:
-    """Whether an operand is small beside ``size`` elements, and no number of a row that some reader finds itself: then
-    reader and number would have to be apart.
-    """
-    pending = [v]
-    while pending:
-        x = _moved_from(pending.pop(), makers)
-        if x.__class__ is Literal or x not in makers or sorts[makers[x]] == "opaque":
-            continue
-        if x.aval.size * _SMALL > size or not isinstance(makers[x].prim, Elementwise):
-            return False
-        pending.extend(makers[x].invars)
-    return True
+def _found_in_rows(jaxpr: Jaxpr, sorts: Mapping[Eqn, str]) -> set[Var]:
+    """What steps of ours compute otherwise than element by element, and what they make of that."""
+    found: set[Var] = set()
+    for e in jaxpr.eqns:
+        if sorts[e] != "opaque":
+            elementwise = isinstance(e.prim, Elementwise) or moves(e)
+            if not elementwise or any(a in found for a in e.invars):
+                found.update(e.outvars)
+    return found
 
 
 def _depths(jaxpr: Jaxpr, makers: Mapping[Any, Eqn], sorts: Mapping[Eqn, str]) -> dict[Eqn, int]:

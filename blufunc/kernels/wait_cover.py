@@ -84,7 +84,8 @@ class _Cover:
                 soon = itertools.takewhile(lambda s: not _exchanged(s), rest)
                 later: list[Any] = [s for s in soon if s in idle and not self.is_read(n, [s])]
                 others = [p for p in (*waiting, *later) if not self.before[step] >> self.work[p] & 1]
-                for product in _fitting(others, _exchanged(step)):
+                others = [p for p in others if not any(self.is_read(self.work[q], [p]) for q in idle - {p})]
+                for product in _fitting(others[:MOST], _exchanged(step)):
                     product.beside = step
                 waiting = [p for p in waiting if p.beside is None]
             last = n

@@ -83,7 +83,9 @@ def test_a_gap_begins_where_the_last_of_all_streams_ends():
     [
         # beside NCCL: the GEMM at 140 for 20 of its 30 us; that at 112 for 12 of 20
         ([Kernel(GEMM, 0, 10, grid=(8, 1, 1)), Kernel(GEMM, 20, 20, grid=(8, 1, 1))], (2, 50, 30, 0)),
-        ([Kernel(GEMM, 0, 10, grid=(8, 1, 1))], (0, 0, 0, 2)),  # which of the two it is, nobody knows
+        # in another order: which is which, nobody knows, unless all take as long
+        ([Kernel(GEMM, n, us, grid=(8, 1, 1)) for n, us in enumerate((10, 20, 20))], (0, 0, 0, 2)),
+        ([Kernel(GEMM, n, us, grid=(8, 1, 1)) for n, us in enumerate((10, 11, 12))], (2, 50, 22, 0)),
         ([Kernel(GEMM, 0, 10, grid=(4, 1, 1))], (0, 0, 0, 2)),  # another grid is another product
         ([], (0, 0, 0, 2)),  # and none of this run is without a collective
     ],

@@ -177,6 +177,7 @@ class FakeCuda:
     Attributes:
       launches, replays, products: how many kernels, graphs and matrix products were put on streams.
       pauses: how many times a stream paused.
+      fewer: of products that count on fewer multiprocessors, their streams and how many these are.
       epilogues: what products did beside multiplying, one for each that did.
       compiled: the names of the kernels that were compiled.
       sources_of_users: by entry, what a user's kernel does with the addresses of its parameters.
@@ -188,6 +189,7 @@ class FakeCuda:
         self.pool = cuda_memory.Pool(0, self.source)
         self.stream, self.own = Stream(1), None
         self.launches = self.replays = self.products = self.pauses = 0
+        self.fewer: list[tuple[int, int]] = []
         self.compiled, self.epilogues, self.sources_of_users = [], [], {}
 
     # -- memory --------------------------------------------------------------------------------------
@@ -344,6 +346,7 @@ class Plan:
 
     def run(self, a, b, c, d, bias=0, aux=0, alpha=1, beta=0, stream=0):
         self.fake.products += 1
+        self.fake.fewer += [(stream, self.gemm.multiprocessors)] * (self.gemm.multiprocessors > 0)
         self.fake.epilogues += [self.gemm.epilogue or "accumulate"] * (
             self.gemm.reads_c or self.gemm.epilogue is not None
         )

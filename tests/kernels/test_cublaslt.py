@@ -3,6 +3,7 @@
 import ctypes
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -401,6 +402,22 @@ def test_a_pause_is_about_as_long_as_asked_for(seconds):
     pause(stream.ptr)  # what is loaded at the first launch takes longer
     ms = cuda_runtime.elapsed_ms(lambda: pause(stream.ptr), stream)
     assert seconds <= ms / 1e3 < 10 * seconds
+
+
+def test_choices_for_fewer_multiprocessors_are_kept_apart(monkeypatch):
+    """And those for all of them where they were before there were others."""
+    names = []
+    monkeypatch.setattr(cublaslt, "_handle", lambda device: "handle")
+    monkeypatch.setattr(cublaslt, "_chosen", {})
+    monkeypatch.setattr(cublaslt, "key_of", lambda *parts: names.append(parts) or "key")
+    monkeypatch.setattr(cublaslt, "DiskCache", lambda: SimpleNamespace(get=lambda key: b"kept"))
+    monkeypatch.setattr(cublaslt.Plan, "_accept", lambda self, kept: True)
+    monkeypatch.setattr(cuda_runtime, "properties", lambda index: SimpleNamespace(name="a device"))
+    gemm = GEMMS["float32"]
+    for count in (0, 100, 108):
+        cublaslt.Plan(replace(gemm, multiprocessors=count))
+    assert len(set(names)) == 3 and names[0][0] == "cublaslt, by warm devices"
+    assert "multiprocessors" not in str(gemm) and len(cublaslt._chosen) == 3
 
 
 @pytest.mark.gpu

@@ -9,7 +9,12 @@ from hypothesis import strategies as st
 
 import blufunc as bf
 import blufunc.numpy as bnp
+from blufunc import lax
 from blufunc.config import config
+from blufunc.core.avals import ShapedArray
+from blufunc.core.passes import simplify
+from blufunc.core.stage import stage
+from blufunc.kernels import cuda_streams
 from blufunc.kernels.cuda_streams import Access, Task, dependencies, turns
 from tests.kernels import fake_cuda
 
@@ -121,6 +126,23 @@ def test_a_step_beside_an_exchange_waits_for_all_that_that_waits_for(beside, wai
     )
     assert [t.stream for t in order] == [0, 1, 2, 0]
     assert [t.waits for t in order] == [(), (), (0, 1), waits]
+
+
+@pytest.mark.parametrize(
+    "dtype, precision, rate",
+    [
+        ("bfloat16", None, cuda_streams.PRODUCTS),
+        ("float32", None, cuda_streams.PRODUCTS_FLOAT32),
+        ("float32", "tf32", cuda_streams.PRODUCTS_TF32),
+        ("float64", "tf32", cuda_streams.PRODUCTS_FLOAT32),
+    ],
+)
+def test_how_long_products_take(dtype, precision, rate):
+    x = ShapedArray((64, 32), np.dtype(dtype))
+    dot = lambda x, y: lax.dot(x, y, precision=precision)
+    jaxpr = simplify(stage(lambda *args: [dot(*args)], [x, ShapedArray((32, 16), x.dtype)], "f"))
+    (eqn,) = (e for e in jaxpr.eqns if e.prim.name == "dot_general")
+    assert cuda_streams.product_seconds(eqn) == pytest.approx(64 * 32 * 16 / rate)
 
 
 def test_a_step_of_which_nothing_is_known_runs_by_itself():

@@ -213,6 +213,17 @@ CASES = {  # steps, and which products come beside which exchange
     "an exchange before reads it later": (late("first"), {}),
     "nobody of those reads it later": (late(""), {"p0": "e"}),
     "more than may wait": ([*idle(MOST + 2, seconds=1e-4), *ONCE], {f"p{n + 2}": "e" for n in range(MOST)}),
+    "more that come behind than may": (
+        [*WAIT[:2], *idle(2 * MOST, seconds=1e-4), *WAIT[2:]], {f"p{n}": "ef"[n // MOST] for n in range(2 * MOST)}),
+    "one that comes behind hides no exchange": (
+        [*idle(seconds=1.5e-3), product("p2", seconds=1.5e-3), *WAIT[:3], product("p1", seconds=4e-4), *WAIT[3:]],
+        {"p0": "e", "p1": "e", "p2": "f"},
+    ),
+    "it reads one that waits": (
+        [product("p0", seconds=3e-3), *[product(f"c{n}", f"c{n - 1}") for n in range(SOON + 1)],
+         product("p1", "p0", seconds=1e-4), exchange("e", f"c{SOON}"), *WAIT[2:]],
+        {},
+    ),
     "there is one exchange": ([*idle(), *WAIT[:3]], {}),
     "it is too short": ([*idle(seconds=1e-5), *WAIT], {}),
     "the exchange is too short": ([*idle(), *(s[:3] + (s[3] / 200,) for s in WAIT)], {}),

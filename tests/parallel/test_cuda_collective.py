@@ -8,13 +8,14 @@ import pytest
 
 import blufunc as bf
 import blufunc.numpy as bnp
+from blufunc import errors
 from blufunc.config import config
 from blufunc.core import dtypes
 from blufunc.core.array import from_numpy
 from blufunc.core.jaxpr import eval_jaxpr
 from blufunc.core.passes import simplify
 from blufunc.core.stage import stage
-from blufunc.kernels import cuda_program, cuda_replay, cuda_streams, wait_cover
+from blufunc.kernels import cublaslt, cuda_program, cuda_replay, cuda_streams, wait_cover
 from blufunc.kernels.cuda_streams import Access, Task, turns
 from blufunc.kernels.split_products import with_split_products
 from blufunc.kernels.steps import OpaqueStep
@@ -238,8 +239,35 @@ def test_gradients_of_divided_layers_beside_what_layers_exchange(monkeypatch, rn
         assert {n: behind[n] for n in beside} == {n: ("pause", on[n]) for n in beside}
         assert [what for what, _ in captured].count("pause") == len(beside)
         assert {n for n, _, with_exchange in put if with_exchange} == set(beside)
+        assert fake.fewer == [(on[n], 132 - 24) for n in beside]  # as the graph was made, and never else
+        assert not executor.beside_exchange
     else:
+        assert not fake.fewer
         assert not any(what == "pause" or with_exchange for what, _, with_exchange in put)
+
+
+def test_what_no_algorithm_with_fewer_multiprocessors_does_has_all(monkeypatch, rng):
+    monkeypatch.setattr(wait_cover, "LEAST", 0)
+    jaxpr, args = divided_mlp.gradients(rng)
+    fake = fake_cuda.install(monkeypatch)
+    made = cublaslt.Plan
+
+    def plan(gemm, device, addresses):
+        if gemm.multiprocessors:
+            raise errors.UnsupportedError("there is none")
+        return made(gemm, device, addresses)
+
+    monkeypatch.setattr(cublaslt, "Plan", plan)
+    monkeypatch.setattr(config, "nccl_graphs", True)
+    device = bf.devices("cuda")[0]
+    there = [bf.device_put(a, device) for a in args]
+    with engines.use(Alike(fake, 0)):
+        program = cuda_program.CudaProgram(spell_out(jaxpr), (False,) * len(args))
+        for _ in range(3):
+            program([a.buffer for a in there])
+    executor = program._free[0][0]
+    assert sum(t.beside is not None for t in executor._tasks()) == 2, "they still run by the library"
+    assert fake.replays and not fake.fewer
 
 
 def watched(executor, put):
