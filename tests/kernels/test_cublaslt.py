@@ -404,6 +404,15 @@ def test_a_pause_is_about_as_long_as_asked_for(seconds):
     assert seconds <= ms / 1e3 < 10 * seconds
 
 
+@pytest.mark.parametrize("there, left", [(132, 108), (48, 24), (40, 20)])
+def test_a_product_keeps_half_of_a_small_device(monkeypatch, there, left):
+    monkeypatch.setattr(cuda_runtime, "properties", lambda index: SimpleNamespace(sm_count=there))
+    product = cuda_product.Product.__new__(cuda_product.Product)
+    product.device, product.calls = 0, [cuda_product._Call(GEMMS["float32"])]
+    product.leave(24)
+    assert [c.gemm.multiprocessors for c in (*product.calls, *product.calls_beside)] == [0, left]
+
+
 def test_choices_for_fewer_multiprocessors_are_kept_apart(monkeypatch):
     """And those for all of them where they were before there were others."""
     names = []

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import blufunc as bf
-from blufunc import lax
+from blufunc import lax, nn
 from blufunc.core.array import from_numpy
 from blufunc.core.jaxpr import meets
 from blufunc.core.passes import simplify
@@ -121,6 +121,14 @@ def test_a_second_time_the_same_products_are_beside_the_same():
     names = [s.eqn.name for s in once]
     again = steps_of(sorted([kernel("norm"), *rows], key=lambda row: names.index(row[0])))
     assert beside(with_products_beside(again)) == beside(once) and len(beside(once)) == 5
+
+
+def test_attention_is_work_and_does_not_wait():
+    """What is not the library's product cannot leave multiprocessors."""
+    q = from_numpy(np.zeros((2, 64, 4, 64), np.float32)).aval
+    attend = lambda q: [nn.dot_product_attention(q, q, q)]
+    (eqn,) = [e for e in simplify(stage(attend, [q], "f")).eqns if e.prim.name == "attention"]
+    assert wait_cover._seconds(Opaque(eqn)) > 0 == wait_cover._product(Opaque(eqn))
 
 
 def test_a_loop_with_exchanges_is_no_exchange():
