@@ -11,7 +11,7 @@ import pytest
 from blufunc import errors
 from blufunc.core import dtypes
 from blufunc.core.ops.dot import dot_general_p
-from blufunc.kernels import cublaslt, cuda_memory, cuda_runtime, cuda_taken, gemm_layout
+from blufunc.kernels import cublaslt, cuda_memory, cuda_product, cuda_runtime, cuda_taken, gemm_layout
 from blufunc.kernels.gemm_layout import Copies, Gemm, Layout, column_major, plan_dot_general
 
 F32, F64, BF16, F16 = dtypes.float32, dtypes.float64, dtypes.bfloat16, dtypes.float16

@@ -125,7 +125,7 @@ def test_a_second_time_the_same_products_are_beside_the_same():
 
 def test_attention_is_work_and_does_not_wait():
     """What is not the library's product cannot leave multiprocessors."""
-    q = from_numpy(np.zeros((2, 64, 4, 64), np.float32)).aval
+    q = from_numpy(np.zeros((2, 512, 4, 64), np.float32)).aval
     attend = lambda q: [nn.dot_product_attention(q, q, q)]
     (eqn,) = [e for e in simplify(stage(attend, [q], "f")).eqns if e.prim.name == "attention"]
     assert wait_cover._seconds(Opaque(eqn)) > 0 == wait_cover._product(Opaque(eqn))
