@@ -1,5 +1,6 @@
 """The demo on a mesh of devices: simulated ones, and processes."""
 
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -15,25 +16,47 @@ from tests.parallel.launching import needs_mpi, run, start
 PROGRAM = Path(__file__).parent / "gpt_nano.py"
 
 
+@pytest.fixture(autouse=True, scope="module")
+def nano():
+    with pytest.MonkeyPatch.context() as patch:
+        small = model.Config(layers=2, heads=2, width=16, context=16, vocab=256)
+        patch.setitem(model.PRESETS, "nano", small)
+        patch.setitem(train.RECIPES, "nano", {"steps": 12, "batch": 4, "lr": 1e-2})
+        yield
+
+
 @pytest.fixture(autouse=True)
-def nano(monkeypatch):
-    monkeypatch.setitem(
-        model.PRESETS, "nano", model.Config(layers=2, heads=2, width=16, context=16, vocab=256)
-    )
-    monkeypatch.setitem(train.RECIPES, "nano", {"steps": 12, "batch": 4, "lr": 1e-2})
+def one_device(monkeypatch):
     monkeypatch.setattr(config, "cpu_devices", 1)  # and as it was when the test is over
+
+
+def words_in(folder):
+    text = folder / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog\n" * 100)
+
+    def words(name, *options):
+        return ["--data", str(text), "--out", str(folder / name), "--no-progress", *options]
+
+    return words
 
 
 @pytest.fixture
 def words(tmp_path):
     """The arguments of a run that writes to the folder of the given name."""
-    text = tmp_path / "text.txt"
-    text.write_text("the quick brown fox jumps over the lazy dog\n" * 100)
+    return words_in(tmp_path)
 
-    def words(name, *options):
-        return ["--data", str(text), "--out", str(tmp_path / name), "--no-progress", *options]
 
-    return words
+STEPS = ("--preset", "nano", "--sample-tokens", "3")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, nano):
+    """The files of one device, trained once: to be copied."""
+    folder = tmp_path_factory.mktemp("one")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config, "cpu_devices", 1)
+        assert cli.main([*STEPS, *words_in(folder)("one")]) == 0
+    return folder / "one"
 
 
 def history(out):
@@ -78,10 +101,9 @@ def test_two_processes_train_as_two_simulated_devices_do_and_as_one(words, tmp_p
     ],
     ids=lambda words: words[1],
 )
-def test_files_are_those_of_one_device_whatever_the_mesh(options, words, tmp_path, capsys):
-    steps = ["--preset", "nano", "--sample-tokens", "3"]
-    assert cli.main([*steps, *words("one")]) == 0
-    assert cli.main([*steps, *words("mesh", *options)]) == 0
+def test_files_are_those_of_one_device_whatever_the_mesh(options, trained, words, tmp_path, capsys):
+    shutil.copytree(trained, tmp_path / "one")
+    assert cli.main([*STEPS, *words("mesh", *options)]) == 0
     assert capsys.readouterr().out.splitlines()[-1].endswith(f"{' '.join(options)} --steps 24")
     one, mesh = (load_file(tmp_path / name / "checkpoint.safetensors") for name in ("one", "mesh"))
     assert {name: x.shape for name, x in one.items()} == {name: x.shape for name, x in mesh.items()}

@@ -413,7 +413,7 @@ def test_a_product_keeps_half_of_a_small_device(monkeypatch, there, left):
     assert [c.gemm.multiprocessors for c in (*product.calls, *product.calls_beside)] == [0, left]
 
 
-def test_choices_for_fewer_multiprocessors_are_kept_apart(monkeypatch):
+def test_choices_for_fewer_multiprocessors_are_kept_apart(lib, monkeypatch):
     """And those for all of them where they were before there were others."""
     names = []
     monkeypatch.setattr(cublaslt, "_handle", lambda device: "handle")
