@@ -33,7 +33,6 @@ gradients of weights, which are slower than other products."""
 EXCHANGE, LINK = 15e-6, 3e11
 """Seconds of the smallest exchange with other devices, and bytes a second between two of one host."""
 
-
 EXCHANGE_BLOCKS = 24
 """How many multiprocessors NCCL takes between H200s of one host, for as long as an exchange lasts."""
 

@@ -7,9 +7,7 @@ import blufunc.numpy as bnp
 from blufunc.core.array import from_numpy
 from blufunc.core.stage import stage
 from blufunc.parallel import mesh_collectives as mc
-from blufunc.parallel.mesh import AbstractMesh
 
-MESH = AbstractMesh((2, 2), ("x", "y"))
 EVERYONE = {"axes": ("x", "y"), "sizes": (2, 2)}
 
 

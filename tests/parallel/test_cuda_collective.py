@@ -152,6 +152,12 @@ def test_steps_on_a_device_do_what_ranks_do(monkeypatch, name, rank, graphs):
     assert bool(fake.replays) == (program.captured and len(works) >= cuda_replay.FEWEST)
 
 
+def of_ranks(jaxpr, args):
+    """What the first of simulated ranks gets."""
+    run = lambda rank: [np.asarray(o) for o in eval_jaxpr(jaxpr, [from_numpy(a) for a in args])]
+    return run_ranks(MESH, run)[0]
+
+
 @pytest.mark.parametrize("per_bucket", [1, 2, 4])
 def test_the_gradients_of_layers_are_summed_beside_the_layers_before(monkeypatch, per_bucket):
     monkeypatch.setattr(sum_buckets, "BUCKET_BYTES", per_bucket * 64 * 64 * 4)
@@ -169,9 +175,7 @@ def test_the_gradients_of_layers_are_summed_beside_the_layers_before(monkeypatch
     rng = np.random.default_rng(0)
     args = [rng.standard_normal((64, 64), np.float32) / 8 for _ in range(5)]
     jaxpr = stage(g, [from_numpy(a).aval for a in args], "g")
-    want = run_ranks(
-        MESH, lambda r: [np.asarray(o) for o in eval_jaxpr(jaxpr, [from_numpy(a) for a in args])]
-    )[0]
+    want = of_ranks(jaxpr, args)
     fake = fake_cuda.install(monkeypatch)
     monkeypatch.setattr(config, "nccl_graphs", True)
     device = bf.devices("cuda")[0]
@@ -199,9 +203,7 @@ def test_gradients_of_divided_layers_beside_what_layers_exchange(monkeypatch, rn
     monkeypatch.setattr(wait_cover, "LEAST", 0)
     monkeypatch.setattr(cuda_streams, "_earliest", lambda *_: stream)
     jaxpr, args = divided_mlp.gradients(rng)
-    want = run_ranks(
-        MESH, lambda r: [np.asarray(o) for o in eval_jaxpr(jaxpr, [from_numpy(a) for a in args])]
-    )[0]
+    want = of_ranks(jaxpr, args)
     fake = fake_cuda.install(monkeypatch)
     monkeypatch.setattr(config, "nccl_graphs", graphs)
     device = bf.devices("cuda")[0]
