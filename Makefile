@@ -55,15 +55,15 @@ format: $(STAMPS)/dev ## let ruff mend and lay out the code
 	$(PY) -m ruff format .
 
 bench: $(STAMPS)/examples $(STAMPS)/peers ## measure against JAX on this machine, as ratios
-	$(PY) -m benchmarks.trace
-	$(PY) -m benchmarks.dispatch
-	$(PY) -m benchmarks.cpu_kernels
-	$(PY) -m benchmarks.cpu_train
+	$(PY) -m benchmarks.suites.trace
+	$(PY) -m benchmarks.suites.dispatch
+	$(PY) -m benchmarks.suites.cpu_kernels
+	$(PY) -m benchmarks.suites.cpu_train
 
 bench-gpu: $(STAMPS)/examples ## measure against PyTorch and JAX on a CUDA device, with what of them .venv has
-	$(PY) -m benchmarks.gpu
-	$(PY) -m benchmarks.gpu_attention
-	$(PY) -m benchmarks.gpt2_curves
+	$(PY) -m benchmarks.suites.gpu
+	$(PY) -m benchmarks.suites.gpu_attention
+	$(PY) -m benchmarks.suites.gpt2_curves
 
 goldens: $(STAMPS)/dev ## rewrite the golden files from what the code does now; read the diff
 	BLUFUNC_UPDATE_GOLDENS=1 $(PY) -m pytest -q -k golden $(PYTEST)

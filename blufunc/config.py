@@ -45,7 +45,18 @@ _OF_JAX = {
 }
 """What JAX's flags that blufunc does without have instead: why there is none, and what to write."""
 
-STAGES = ("jaxpr", "retrace", "fusion", "loopir", "source", "memory", "compile", "cache", "launch")
+STAGES = (
+    "jaxpr",
+    "retrace",
+    "fusion",
+    "loopir",
+    "schedule",
+    "source",
+    "memory",
+    "compile",
+    "cache",
+    "launch",
+)
 """What ``debug`` can ask for."""
 
 _CHOICES = {
@@ -70,6 +81,7 @@ class Config:
         - ``retrace``: why a function is traced again;
         - ``fusion``: which equations run together, and why the others do not;
         - ``loopir``: kernels, before they become C++ or CUDA;
+        - ``schedule``: of each CUDA kernel, its blocks and threads, vectors, and what is kept, copied and prefetched;
         - ``source``: the generated text;
         - ``memory``: the planned peak, and the largest values alive at it;
         - ``compile``: what compilers are asked for, and how long they take;

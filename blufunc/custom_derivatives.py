@@ -3,15 +3,15 @@
 A face, upon ``transforms``.
 """
 
-from blufunc.transforms.closure_convert import closure_convert as closure_convert
-from blufunc.transforms.custom_gradient import custom_gradient as custom_gradient
-from blufunc.transforms.custom_jvp import custom_jvp as custom_jvp
-from blufunc.transforms.custom_vjp import custom_vjp as custom_vjp
-from blufunc.transforms.linear_transpose import linear_transpose as linear_transpose
-from blufunc.transforms.symbolic_zeros import CustomVJPPrimal as CustomVJPPrimal
-from blufunc.transforms.symbolic_zeros import SymbolicZero as SymbolicZero
-from blufunc.transforms.symbolic_zeros import instantiate as instantiate
-from blufunc.transforms.symbolic_zeros import zero_from_primal as zero_from_primal
+from blufunc.transforms.autodiff.linear_transpose import linear_transpose as linear_transpose
+from blufunc.transforms.autodiff.symbolic_zeros import CustomVJPPrimal as CustomVJPPrimal
+from blufunc.transforms.autodiff.symbolic_zeros import SymbolicZero as SymbolicZero
+from blufunc.transforms.autodiff.symbolic_zeros import instantiate as instantiate
+from blufunc.transforms.autodiff.symbolic_zeros import zero_from_primal as zero_from_primal
+from blufunc.transforms.custom_rules.closure_convert import closure_convert as closure_convert
+from blufunc.transforms.custom_rules.custom_gradient import custom_gradient as custom_gradient
+from blufunc.transforms.custom_rules.custom_jvp import custom_jvp as custom_jvp
+from blufunc.transforms.custom_rules.custom_vjp import custom_vjp as custom_vjp
 
 __all__ = [
     "CustomVJPPrimal",

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.trace import Value
-from blufunc.parallel.visualize import visualize_sharding
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.trace import Value
+from blufunc.parallel.reports.visualize import visualize_sharding
 from blufunc.transforms.arguments import check_callable
-from blufunc.transforms.callback import debug_callback
+from blufunc.transforms.staging.callback import debug_callback
 
 __all__ = ["callback", "print", "visualize_array_sharding", "visualize_sharding"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 
-from blufunc.parallel import bootstrap
-from blufunc.transforms.transfer import (
+from blufunc.parallel.runtime import bootstrap
+from blufunc.transforms.staging.transfer import (
     device_count,
     devices,
     local_device_count,

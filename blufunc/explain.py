@@ -10,14 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from blufunc.core import backend
+from blufunc.core.arrays import backend
 from blufunc.kernels.cost import Cost
-from blufunc.kernels.machine import Machine, machine_of
-from blufunc.kernels.report import Fused, count, duration, size
-from blufunc.kernels.sight import Body, Memory, Timings, cost_table
+from blufunc.kernels.fusion.report import Fused
+from blufunc.kernels.inspect.program import Body, Memory, Timings, cost_table
+from blufunc.kernels.inspect.roofline import machine_of
+from blufunc.kernels.machine import Machine
+from blufunc.kernels.tables import count, duration, size
 from blufunc.transforms.arguments import check_callable
-from blufunc.transforms.jit import Jitted, jit
-from blufunc.transforms.stages import chosen
+from blufunc.transforms.staging.jit import Jitted, jit
+from blufunc.transforms.staging.stages import chosen
 
 __all__ = ["Explanation", "explain"]
 

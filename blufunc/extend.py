@@ -4,18 +4,18 @@ Face over ``core`` and ``transforms``; ``docs/extending.md`` says how to use the
 is made of them.
 """
 
-from blufunc.core.avals import ShapedArray
-from blufunc.core.kinds import Elementwise, Reduction
-from blufunc.core.override import override
-from blufunc.core.primitive import RULES, Primitive, unsupported
-from blufunc.core.structure import add_tangents, batched_front, instantiate
-from blufunc.core.tangents import Accumulator, Zero, is_linear, zero
-from blufunc.transforms.calls import jit_p
-from blufunc.transforms.checkpoint import checkpoint_p
-from blufunc.transforms.custom_batching import custom_vmap_call_p
-from blufunc.transforms.custom_jvp import custom_jvp_call_p
-from blufunc.transforms.custom_vjp import custom_vjp_call_p
-from blufunc.transforms.transform import Transform
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.primitives.kinds import Elementwise, Reduction
+from blufunc.core.primitives.linear_ops import add_tangents, batched_front, instantiate
+from blufunc.core.primitives.override import override
+from blufunc.core.primitives.primitive import RULES, Primitive, unsupported
+from blufunc.core.primitives.tangents import Accumulator, Zero, is_linear, zero
+from blufunc.transforms.checkpointing.checkpoint import checkpoint_p
+from blufunc.transforms.control_flow.calls import jit_p
+from blufunc.transforms.custom_rules.custom_jvp import custom_jvp_call_p
+from blufunc.transforms.custom_rules.custom_vjp import custom_vjp_call_p
+from blufunc.transforms.custom_rules.custom_vmap import custom_vmap_call_p
+from blufunc.transforms.extension.transform import Transform
 
 __all__ = [
     # primitives

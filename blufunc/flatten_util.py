@@ -12,8 +12,8 @@ from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc import errors, tree
-from blufunc.core import source
-from blufunc.core.array import lift
+from blufunc.core.arrays.array import lift
+from blufunc.core.ir import source
 
 
 def ravel_pytree(pytree: Any) -> tuple[Any, Callable[[Any], Any]]:

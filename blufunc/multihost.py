@@ -3,7 +3,7 @@
 Face.
 """
 
-from blufunc.parallel.multihost import (
+from blufunc.parallel.runtime.multihost import (
     assert_equal,
     broadcast_one_to_all,
     process_allgather,

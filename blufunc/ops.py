@@ -14,10 +14,10 @@ import numpy as np
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
-from blufunc.core import dtypes, source
-from blufunc.core.array import lift
-from blufunc.core.axes import static_int
-from blufunc.core.trace import Tracer
+from blufunc.core.arrays.array import lift
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import static_int
+from blufunc.core.ir.trace import Tracer
 
 
 def segment_sum(

@@ -3,11 +3,11 @@
 Face.
 """
 
-from blufunc.parallel.array_shards import Shard
-from blufunc.parallel.mesh import AbstractMesh, AxisType, Mesh, make_mesh
-from blufunc.parallel.reshard import reshard
-from blufunc.parallel.sharding import NamedSharding, Sharding, SingleDeviceSharding
-from blufunc.parallel.spec import P, PartitionSpec
+from blufunc.parallel.mesh.mesh import AbstractMesh, AxisType, Mesh, make_mesh
+from blufunc.parallel.mesh.sharding import NamedSharding, Sharding, SingleDeviceSharding
+from blufunc.parallel.mesh.spec import P, PartitionSpec
+from blufunc.parallel.programs.array_shards import Shard
+from blufunc.parallel.programs.reshard import reshard
 
 __all__ = [
     "AbstractMesh",

@@ -4,7 +4,20 @@ Face over ``core.tree`` and its neighbours ``treefold``, ``treenode`` and ``tree
 registration of one's own classes is here too.
 """
 
-from blufunc.core.tree import (
+from blufunc.core.pytree.nodes import (
+    DictKey,
+    FlattenedIndexKey,
+    GetAttrKey,
+    SequenceKey,
+    register_dataclass,
+    register_leaf,
+    register_node,
+    register_static,
+    static,
+)
+from blufunc.core.pytree.paths import flatten_with_path, keystr, leaf_paths, leaves_with_path, map_with_path
+from blufunc.core.pytree.reduce import all, reduce, reduce_associative
+from blufunc.core.pytree.tree import (
     TreeDef,
     broadcast,
     broadcast_prefix,
@@ -16,19 +29,6 @@ from blufunc.core.tree import (
     transpose,
     unflatten,
 )
-from blufunc.core.treefold import all, reduce, reduce_associative
-from blufunc.core.treenode import (
-    DictKey,
-    FlattenedIndexKey,
-    GetAttrKey,
-    SequenceKey,
-    register_dataclass,
-    register_leaf,
-    register_node,
-    register_static,
-    static,
-)
-from blufunc.core.treepath import flatten_with_path, keystr, leaf_paths, leaves_with_path, map_with_path
 
 register_pytree_node = register_node
 

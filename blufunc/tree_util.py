@@ -12,22 +12,10 @@ import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from blufunc.core import source, treenode
-from blufunc.core import tree as _tree
-from blufunc.core.tree import Path as KeyPath
-from blufunc.core.tree import TreeDef as PyTreeDef
-from blufunc.core.tree import broadcast as tree_broadcast
-from blufunc.core.tree import flatten as tree_flatten
-from blufunc.core.tree import leaves as tree_leaves
-from blufunc.core.tree import map as tree_map
-from blufunc.core.tree import structure as tree_structure
-from blufunc.core.tree import transpose as tree_transpose
-from blufunc.core.tree import tuple_of as treedef_tuple
-from blufunc.core.tree import unflatten as tree_unflatten
-from blufunc.core.treefold import all as tree_all
-from blufunc.core.treefold import reduce as tree_reduce
-from blufunc.core.treefold import reduce_associative as tree_reduce_associative
-from blufunc.core.treenode import (
+from blufunc.core.ir import source
+from blufunc.core.pytree import nodes
+from blufunc.core.pytree import tree as _tree
+from blufunc.core.pytree.nodes import (
     KINDS,
     DictKey,
     FlattenedIndexKey,
@@ -36,10 +24,23 @@ from blufunc.core.treenode import (
     UnsortableKeys,
     register_static,
 )
-from blufunc.core.treepath import flatten_with_path as tree_flatten_with_path
-from blufunc.core.treepath import keystr
-from blufunc.core.treepath import leaves_with_path as tree_leaves_with_path
-from blufunc.core.treepath import map_with_path as tree_map_with_path
+from blufunc.core.pytree.paths import flatten_with_path as tree_flatten_with_path
+from blufunc.core.pytree.paths import keystr
+from blufunc.core.pytree.paths import leaves_with_path as tree_leaves_with_path
+from blufunc.core.pytree.paths import map_with_path as tree_map_with_path
+from blufunc.core.pytree.reduce import all as tree_all
+from blufunc.core.pytree.reduce import reduce as tree_reduce
+from blufunc.core.pytree.reduce import reduce_associative as tree_reduce_associative
+from blufunc.core.pytree.tree import Path as KeyPath
+from blufunc.core.pytree.tree import TreeDef as PyTreeDef
+from blufunc.core.pytree.tree import broadcast as tree_broadcast
+from blufunc.core.pytree.tree import flatten as tree_flatten
+from blufunc.core.pytree.tree import leaves as tree_leaves
+from blufunc.core.pytree.tree import map as tree_map
+from blufunc.core.pytree.tree import structure as tree_structure
+from blufunc.core.pytree.tree import transpose as tree_transpose
+from blufunc.core.pytree.tree import tuple_of as treedef_tuple
+from blufunc.core.pytree.tree import unflatten as tree_unflatten
 from blufunc.errors import ArgumentError, TreeError
 
 _C = TypeVar("_C", bound=type)
@@ -146,13 +147,13 @@ def register_pytree_node(
 ) -> None:
     """Makes instances of a class nodes: ``tree.register_node``."""
     _check_functions("register_pytree_node", flatten_func, unflatten_func, flatten_with_keys_func)
-    treenode.register_node(nodetype, flatten_func, unflatten_func, flatten_with_keys_func)
+    nodes.register_node(nodetype, flatten_func, unflatten_func, flatten_with_keys_func)
 
 
 def register_pytree_node_class(cls: _C) -> _C:
     """Registers a class by its methods ``tree_flatten`` and, of the class, ``tree_unflatten``; a decorator."""
     _check_methods(cls, "register_pytree_node_class", "tree_flatten", "tree_unflatten")
-    treenode.register_node(cls, lambda x: x.tree_flatten(), cls.tree_unflatten)  # type: ignore[attr-defined]
+    nodes.register_node(cls, lambda x: x.tree_flatten(), cls.tree_unflatten)  # type: ignore[attr-defined]
     return cls
 
 
@@ -176,7 +177,7 @@ def register_pytree_with_keys(
         pairs, aux = flatten_with_keys(x)
         return [child for _, child in pairs], aux
 
-    treenode.register_node(nodetype, flatten_func or without_keys, unflatten_func, flatten_with_keys)
+    nodes.register_node(nodetype, flatten_func or without_keys, unflatten_func, flatten_with_keys)
 
 
 def register_pytree_with_keys_class(cls: _C) -> _C:
@@ -202,7 +203,7 @@ def register_dataclass(
     ``tree.register_dataclass`` under JAX's names. Dataclasses are nodes without it; without lists, fields made by
     ``tree.static()`` are the static ones.
     """
-    return treenode.register_dataclass(nodetype, data_fields, meta_fields, drop_fields)
+    return nodes.register_dataclass(nodetype, data_fields, meta_fields, drop_fields)
 
 
 def _check_functions(name: str, *functions: Any) -> None:
@@ -267,7 +268,7 @@ class _Whole:
         return repr(self.func)
 
 
-treenode.register_node(
+nodes.register_node(
     Partial,
     lambda p: ((p.args, p.keywords), p.func),
     lambda func, children: Partial(func, *children[0], **children[1]),

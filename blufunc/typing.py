@@ -10,7 +10,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from blufunc.core.trace import Value
+from blufunc.core.ir.trace import Value
 
 ArrayLike: TypeAlias = Value | np.ndarray | np.bool_ | np.number | bool | int | float | complex
 """Arrays, also traced ones, NumPy's arrays and numbers, and Python's numbers."""

@@ -10,17 +10,17 @@ import blufunc.numpy as bnp
 from blufunc import errors, lax, nn
 from blufunc.config import config
 from blufunc.explain import Explanation
-from blufunc.kernels import host_compiler
+from blufunc.kernels.backends.cpu import toolchain
+from blufunc.kernels.inspect.program import Sight
 from blufunc.kernels.machine import Machine
-from blufunc.kernels.sight import Sight
-from tests.kernels import fake_cuda
+from tests.emulation import fake_cuda
 
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch):
     """A machine that need not be measured."""
     m = Machine("a machine", bandwidth=1e10, flops=1e11, products=1e11)
-    for module in ("blufunc.explain", "blufunc.transforms.stages"):
+    for module in ("blufunc.explain", "blufunc.transforms.staging.stages"):
         monkeypatch.setattr(importlib.import_module(module), "machine_of", lambda device: m)
     return m
 
@@ -28,7 +28,7 @@ def machine(monkeypatch):
 @pytest.fixture
 def compiled(monkeypatch):
     """Small programs are compiled too."""
-    if host_compiler.find() is None:
+    if toolchain.find() is None:
         pytest.skip("this machine has no C++ compiler")
     monkeypatch.setattr(config, "host_compiler", "always")
 
@@ -111,7 +111,7 @@ def test_source_needs_no_compiler_to_run(compiled, monkeypatch):
         raise AssertionError("compiled")
 
     l = lowered(lambda x: bnp.exp(x) + 2, ARGS[0])
-    monkeypatch.setattr(host_compiler.Compiler, "compile", refuse)
+    monkeypatch.setattr(toolchain.Compiler, "compile", refuse)
     assert 'extern "C"' in l.source() and "bf_exp" in l.source()
 
 

@@ -17,7 +17,7 @@ import blufunc.numpy as bnp
 import blufunc.scipy.linalg
 import blufunc.scipy.special
 from blufunc import ad_checkpoint, debug, errors, lax, nn, random, testing
-from blufunc.core.primitive import Primitive
+from blufunc.core.primitives.primitive import Primitive
 
 KEY = random.key(0)
 ONE, MATRIX, POSITIONS = bnp.ones(()), bnp.ones((2, 3)), bnp.arange(3)

@@ -6,7 +6,7 @@ import pytest
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import errors, ops
-from blufunc.core.array import from_numpy as arr
+from blufunc.core.arrays.array import from_numpy as arr
 from blufunc.testing import check_grads
 
 FOLDS = {

@@ -8,7 +8,7 @@ import pytest
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import errors, extend, lax, testing
-from tests.op_table import OPS
+from tests.op_table.rows import OPS
 from tests.transforms.common import arr, draw
 
 X = arr(np.linspace(0.2, 0.9, 6).reshape(2, 3))
@@ -158,7 +158,7 @@ def test_bad_input(call):
 
 @pytest.mark.parametrize("op", [pytest.param(op, id=op.id) for op in OPS])
 def test_our_own_primitives_pass(op):
-    """All rows of the table of operations; ``tests/test_ops.py`` asks more of them."""
+    """All rows of the table of operations; ``tests/core/ops/test_op_table.py`` asks more of them."""
     dtype = next((d for d in ("float64", "complex128") if d in op.dtypes), op.dtypes[0])
     order = min(op.grad, 1) if dtype in ("float64", "complex128") else 0
     args = list(map(arr_of, op.sample(dtype)))

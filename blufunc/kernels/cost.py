@@ -11,19 +11,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
-from blufunc.core import dtypes
-from blufunc.core.jaxpr import DropVar, Eqn, Jaxpr, Literal, subjaxprs
+from blufunc.core.ir import dtypes
+from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, Literal, subjaxprs
 from blufunc.core.ops.barrier import optimization_barrier_p
 from blufunc.core.ops.convolution import conv_general_dilated_p
 from blufunc.core.ops.dot import dot_general_p
-from blufunc.core.passes import inline_pointwise, simplify
-from blufunc.kernels import scalars
-from blufunc.kernels.access import moves
-from blufunc.kernels.epilogue import PRODUCTS
-from blufunc.kernels.frames import REDUCES
-from blufunc.kernels.indices import Range
-from blufunc.kernels.loopir import (
+from blufunc.core.programs.simplify import inline_pointwise, simplify
+from blufunc.kernels.codegen import scalar_ops
+from blufunc.kernels.fusion.iteration_space import REDUCES
+from blufunc.kernels.fusion.report import equations_of
+from blufunc.kernels.loopir.access_map import moves
+from blufunc.kernels.loopir.index import Range
+from blufunc.kernels.loopir.ir import (
     Accumulate,
     Buffer,
     Kernel,
@@ -38,9 +39,9 @@ from blufunc.kernels.loopir import (
     values_of,
 )
 from blufunc.kernels.machine import Machine
-from blufunc.kernels.report import count, equations_of, lines_of, run_lengths, size, table
-from blufunc.kernels.split_dot import split_dot_p
-from blufunc.kernels.steps import GroupStep, KernelStep, Schedule, Step, schedule
+from blufunc.kernels.ops.gemm import PRODUCTS
+from blufunc.kernels.schedule import GroupStep, KernelStep, Schedule, Step
+from blufunc.kernels.tables import count, lines_of, run_lengths, size, table
 from blufunc.kernels.target import Target
 
 
@@ -254,7 +255,7 @@ class _Count:
         if v.op == "load":
             self.touch(v.attr[0], v.ranges())
         elif v.op == "apply":
-            self.flops += times * scalars.cost(v.attr[0])
+            self.flops += times * scalar_ops.cost(v.attr[0])
         elif v.op == "fold":
             self.flops += times * v.attr[1].extent
         elif v.op == "bits":
@@ -282,6 +283,9 @@ def _nested(body: Sequence, ranges: frozenset[Range]) -> Iterator[tuple]:
 
 # -- single equations --------------------------------------------------------------------------------
 
+planner: Any = None
+"""``pipeline.schedule``, which stands above: it is set there, for bodies of loops are fused before they are counted."""
+
 _NEUTRAL = Target(lambda rows, lanes: 1, lambda size: 1, 1 << 18, False, 2048)
 """A machine for which reductions are not cut in pieces: enough to count what a body costs."""
 
@@ -307,8 +311,8 @@ def of_eqn(eqn: Eqn, kind: str) -> StepCost:
 
 def _products(eqn: Eqn) -> int:
     """Multiplications and additions of a contraction: two for each term of each element of the result."""
-    if eqn.prim is split_dot_p:
-        return split_dot_p.flops(eqn.invars[0].aval, eqn.invars[2].aval, **eqn.params)
+    if eqn.prim.flops is not None:
+        return eqn.prim.flops(*[a.aval for a in eqn.invars], **eqn.params)
     if eqn.prim in PRODUCTS:
         (contracted, _), _ = eqn.params["dimension_numbers"]
         terms = math.prod(eqn.invars[0].aval.shape[d] for d in contracted)
@@ -329,7 +333,7 @@ def arithmetic(eqn: Eqn) -> int:
         return 0
     if eqn.prim in REDUCES:
         return eqn.invars[0].aval.size
-    return eqn.outvars[0].aval.size * scalars.cost(eqn.prim) if eqn.prim.kind == "elementwise" else 0
+    return eqn.outvars[0].aval.size * scalar_ops.cost(eqn.prim) if eqn.prim.kind == "elementwise" else 0
 
 
 def _of_control(eqn: Eqn, row: StepCost) -> StepCost:
@@ -356,6 +360,6 @@ def _of_body(jaxpr: Jaxpr) -> Cost:
 
     def make() -> Cost:
         donated = (False,) * len(jaxpr.invars)
-        return cost_of(schedule(simplify(jaxpr), donated, _NEUTRAL, lambda e: e.prim is dot_general_p))
+        return cost_of(planner(simplify(jaxpr), donated, _NEUTRAL, lambda e: e.prim is dot_general_p))
 
     return jaxpr.memoised("cost", make)

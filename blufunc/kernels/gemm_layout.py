@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from blufunc.core import dtypes
+from blufunc.core.ir import dtypes
 
 Ints = tuple[int, ...]
 

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from blufunc.core.jaxpr import Eqn
-from blufunc.kernels.cuda_gelu_product import GeluProduct
+from blufunc.core.ir.jaxpr import Eqn
 from blufunc.kernels.machine import Machine
-from blufunc.kernels.precisions import ProductShape
+from blufunc.kernels.precision import ProductShape
 
 _A_CPU = Machine("a CPU", bandwidth=2e10, flops=1e11, products=2e11)
 
@@ -75,7 +74,7 @@ class Target:
     splits: Callable[[str, ProductShape], bool] | None = None
     partial_sums: Callable[[ProductShape, int], int] = lambda shape, chunk: 1
     in_one_kernel: Callable[[ProductShape], int] = lambda shape: 0
-    activation_kernel: Callable[[Eqn], GeluProduct | None] = lambda eqn: None
+    activation_kernel: Callable[[Eqn], Any | None] = lambda eqn: None
     scratch_bytes: Callable[[Eqn], int] = lambda eqn: 0
     group: bool = False
     ordered: Callable[[list[Any]], list[Any]] = lambda steps: steps

@@ -243,7 +243,7 @@ from blufunc.core.ops.special import (
     zeta_p,
 )
 from blufunc.core.ops.windows import GatherDimensionNumbers, GatherScatterMode, ScatterDimensionNumbers
-from blufunc.core.structure import (
+from blufunc.core.primitives.linear_ops import (
     add_any_p,
     broadcast_in_dim_p,
     reduce_sum_p,
@@ -303,7 +303,7 @@ from blufunc.lax.windowed import (
     window_argmax_p,
     window_argmin_p,
 )
-from blufunc.parallel.collectives import (
+from blufunc.parallel.collectives.named import (
     all_gather,
     all_gather_p,
     all_to_all,
@@ -327,14 +327,14 @@ from blufunc.parallel.collectives import (
     pswapaxes,
     pvary,
 )
-from blufunc.transforms.associative_scan import associative_scan
-from blufunc.transforms.callback import debug_callback_p, io_callback_p, pure_callback_p
-from blufunc.transforms.cond import cond, cond_p, switch
-from blufunc.transforms.custom_root import custom_root
-from blufunc.transforms.linear_solve import custom_linear_solve, linear_solve_p
-from blufunc.transforms.loops import fori_loop, map
-from blufunc.transforms.scan import scan, scan_p
-from blufunc.transforms.while_loop import while_loop, while_p
+from blufunc.transforms.control_flow.associative_scan import associative_scan
+from blufunc.transforms.control_flow.cond import cond, cond_p, switch
+from blufunc.transforms.control_flow.loops import fori_loop, map
+from blufunc.transforms.control_flow.scan import scan, scan_p
+from blufunc.transforms.control_flow.while_loop import while_loop, while_p
+from blufunc.transforms.custom_rules.custom_root import custom_root
+from blufunc.transforms.custom_rules.linear_solve import custom_linear_solve, linear_solve_p
+from blufunc.transforms.staging.callback import debug_callback_p, io_callback_p, pure_callback_p
 
 __all__ = [
     # functions

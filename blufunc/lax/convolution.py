@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import source
-from blufunc.core.array import from_numpy, lift
-from blufunc.core.axes import ints
+from blufunc.core.arrays.array import from_numpy, lift
+from blufunc.core.ir import source
+from blufunc.core.ir.axes import ints
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops.convolution import (
     ConvDimensionNumbers,
     conv_dimension_numbers,
@@ -25,8 +26,7 @@ from blufunc.core.ops.dot import dot_general
 from blufunc.core.ops.elementwise import convert
 from blufunc.core.ops.shape import rev
 from blufunc.core.ops.sliding import dilated, padtype_to_pads, read_factors, read_pads
-from blufunc.core.structure import broadcast_in_dim, reshape, transpose
-from blufunc.core.trace import Value
+from blufunc.core.primitives.linear_ops import broadcast_in_dim, reshape, transpose
 
 __all__ = [
     "ConvDimensionNumbers", "conv", "conv_dimension_numbers", "conv_general_dilated", "conv_general_dilated_local",

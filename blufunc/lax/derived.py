@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.array import lift, scalar
-from blufunc.core.axes import axis_in, ints, shape_of
+from blufunc.core.arrays.array import lift, scalar
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import axis_in, ints, shape_of
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops.elementwise import (
     bitwise_not,
     bitwise_or,
@@ -28,8 +29,7 @@ from blufunc.core.ops.gather_scatter import gather, scatter
 from blufunc.core.ops.shape import concatenate, expand_dims, slice_in_dim
 from blufunc.core.ops.sort import top_k
 from blufunc.core.ops.windows import GatherScatterMode, ScatterDimensionNumbers, as_gather, window_sizes
-from blufunc.core.structure import broadcast_in_dim, move_dim, reshape
-from blufunc.core.trace import Value
+from blufunc.core.primitives.linear_ops import broadcast_in_dim, move_dim, reshape
 
 
 def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:

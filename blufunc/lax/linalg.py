@@ -6,7 +6,7 @@ float32, float64, complex64 or complex128, with equal batch axes before them. ``
 
 from __future__ import annotations
 
-from blufunc.core.ops.linalg_factor import (
+from blufunc.core.ops.linalg.factor import (
     cholesky,
     cholesky_p,
     lu,
@@ -16,10 +16,10 @@ from blufunc.core.ops.linalg_factor import (
     qr,
     qr_p,
 )
-from blufunc.core.ops.linalg_solve import lu_solve_p
-from blufunc.core.ops.linalg_spectral import eig, eig_p, eigh, eigh_p, svd, svd_p
-from blufunc.core.ops.linalg_triangular import triangular_solve, triangular_solve_p
-from blufunc.core.ops.linalg_tridiagonal import tridiagonal_solve, tridiagonal_solve_p
+from blufunc.core.ops.linalg.solve import lu_solve_p
+from blufunc.core.ops.linalg.spectral import eig, eig_p, eigh, eigh_p, svd, svd_p
+from blufunc.core.ops.linalg.triangular import triangular_solve, triangular_solve_p
+from blufunc.core.ops.linalg.tridiagonal import tridiagonal_solve, tridiagonal_solve_p
 
 __all__ = [
     "cholesky", "eig", "eigh", "lu", "lu_pivots_to_permutation", "qr", "svd", "triangular_solve",

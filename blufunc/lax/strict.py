@@ -13,15 +13,18 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import backend, dtypes, source, structure, tree
-from blufunc.core.array import from_numpy, lift, scalar
-from blufunc.core.axes import ints, shape_of, static_int
+from blufunc.core.arrays import backend
+from blufunc.core.arrays.array import from_numpy, lift, scalar
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import ints, shape_of, static_int
+from blufunc.core.ir.trace import EVAL, Value, state
 from blufunc.core.ops import elementwise
 from blufunc.core.ops import shape as shapes
 from blufunc.core.ops.dot import dot_general
 from blufunc.core.ops.elementwise import eq, select
-from blufunc.core.structure import broadcast_in_dim_p
-from blufunc.core.trace import EVAL, Value, state
+from blufunc.core.primitives import linear_ops
+from blufunc.core.primitives.linear_ops import broadcast_in_dim_p
+from blufunc.core.pytree import tree
 
 # -- conversion ------------------------------------------------------------------------------------
 
@@ -90,7 +93,7 @@ def select_n(which: Any, *cases: Any) -> Value:
 
 def broadcast_in_dim(operand: Any, shape: Sequence[int], broadcast_dimensions: Sequence[int]) -> Value:
     """The operand with its axis i as axis ``broadcast_dimensions[i]`` of ``shape``, repeated along the others."""
-    return structure.broadcast_in_dim(
+    return linear_ops.broadcast_in_dim(
         lift(operand),
         shape_of(ints(shape, "broadcast_in_dim", "shape"), "broadcast_in_dim"),
         ints(broadcast_dimensions, "broadcast_in_dim", "broadcast_dimensions"),
@@ -101,20 +104,20 @@ def broadcast(operand: Any, sizes: Sequence[int]) -> Value:
     """The operand repeated along new leading axes of the given sizes."""
     x, sizes = lift(operand), shape_of(ints(sizes, "broadcast", "sizes"), "broadcast")
     n = len(sizes)
-    return structure.broadcast_in_dim(x, (*sizes, *x.aval.shape), tuple(range(n, n + x.aval.ndim)))
+    return linear_ops.broadcast_in_dim(x, (*sizes, *x.aval.shape), tuple(range(n, n + x.aval.ndim)))
 
 
 def reshape(operand: Any, new_sizes: Sequence[int], dimensions: Sequence[int] | None = None) -> Value:
     """The elements in row-major order (of the axes in the order ``dimensions``) in another shape."""
     x = lift(operand)
     if dimensions is not None:
-        x = structure.transpose(x, ints(dimensions, "reshape", "dimensions"))
-    return structure.reshape(x, ints(new_sizes, "reshape", "new_sizes"))
+        x = linear_ops.transpose(x, ints(dimensions, "reshape", "dimensions"))
+    return linear_ops.reshape(x, ints(new_sizes, "reshape", "new_sizes"))
 
 
 def transpose(operand: Any, permutation: Sequence[int]) -> Value:
     """The operand with its axes in another order: axis i of the result is axis ``permutation[i]``."""
-    return structure.transpose(lift(operand), ints(permutation, "transpose", "permutation"))
+    return linear_ops.transpose(lift(operand), ints(permutation, "transpose", "permutation"))
 
 
 def collapse(operand: Any, start_dimension: int, stop_dimension: int | None = None) -> Value:
@@ -132,12 +135,12 @@ def collapse(operand: Any, start_dimension: int, stop_dimension: int | None = No
         else n + stop_dimension
     )
     start = start_dimension if start_dimension >= 0 else n + start_dimension
-    return structure.reshape(x, (*s[:start], math.prod(s[start:stop]), *s[stop:]))
+    return linear_ops.reshape(x, (*s[:start], math.prod(s[start:stop]), *s[stop:]))
 
 
 def reduce_sum(operand: Any, axes: Sequence[int]) -> Value:
     """The sum over ``axes``, in the operand's dtype; half precisions add in float32."""
-    return structure.reduce_sum(lift(operand), ints(axes, "reduce_sum", "axes"))
+    return linear_ops.reduce_sum(lift(operand), ints(axes, "reduce_sum", "axes"))
 
 
 def batch_matmul(lhs: Any, rhs: Any, precision: Any = None) -> Value:
@@ -162,7 +165,7 @@ def full(shape: Sequence[int], fill_value: Any, dtype: Any = None, *, device: An
     shape = shape_of(ints(shape, "full", "shape"), "full")
     if isinstance(fill_value, Value):
         value = fill_value if dtype is None else convert_element_type(fill_value, dtype)
-        return structure.broadcast_to(value, shape)
+        return linear_ops.broadcast_to(value, shape)
     own = lift(fill_value, "the fill value").aval
     kind = dtypes.as_dtype(dtype) if dtype is not None else own.dtype
     if own.ndim:
@@ -178,7 +181,7 @@ def full(shape: Sequence[int], fill_value: Any, dtype: Any = None, *, device: An
     if state.trace is EVAL:
         # the number on its device first, so that the array is made there; never the memoised constant itself
         place = device or backend.default_device()
-        return structure.broadcast_to(from_numpy(np.asarray(fill_value, kind), place), shape)
+        return linear_ops.broadcast_to(from_numpy(np.asarray(fill_value, kind), place), shape)
     return broadcast_in_dim_p.bind(scalar(np.asarray(fill_value).item(), kind), shape=shape, dims=())
 
 

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source, tree
-from blufunc.core.array import Array, lift, scalar
-from blufunc.core.avals import ShapedArray
-from blufunc.core.axes import axes_in, ints
+from blufunc.core.arrays.array import Array, lift, scalar
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.axes import axes_in, ints
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops import reduce as reductions
 from blufunc.core.ops.elementwise import operand as operand_like
@@ -40,12 +41,12 @@ from blufunc.core.ops.sliding import (
     read_factors,
     read_pads,
 )
-from blufunc.core.primitive import Primitive
-from blufunc.core.stage import stage
-from blufunc.core.structure import broadcast_to, reduce_sum_p, reshape, transpose
-from blufunc.core.trace import Value
+from blufunc.core.primitives.linear_ops import broadcast_to, reduce_sum_p, reshape, transpose
+from blufunc.core.primitives.primitive import Primitive
+from blufunc.core.programs.stage import stage
+from blufunc.core.pytree import tree
 from blufunc.transforms.arguments import check_callable
-from blufunc.transforms.vmap import vmap
+from blufunc.transforms.batching.vmap import vmap
 
 __all__ = [
     "reduce", "reduce_window", "reduce_window_max_p", "reduce_window_min_p", "reduce_window_sum_p", "window_argmax_p",

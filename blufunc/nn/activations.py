@@ -12,11 +12,11 @@ from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
-from blufunc.core import dtypes, source
-from blufunc.core.axes import axes_in, axis_in
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import axes_in, axis_in
 from blufunc.nn import gelu_call
 from blufunc.numpy.promotion import PYTHON_SCALARS, as_value
-from blufunc.transforms.custom_jvp import custom_jvp
+from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 
 Axis = int | Sequence[int] | None
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.axes import only_none
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import only_none
 from blufunc.nn import attention_call, masks
 from blufunc.nn.attention_call import MASKED, causal, scores_of, weighed
 from blufunc.nn.attention_mods import traced
-from blufunc.transforms.checkpoint import checkpoint
+from blufunc.transforms.checkpointing.checkpoint import checkpoint
 
 _LONG = 4
 """Of keys that outnumber the features of a head by more than this factor, the weights of all pairs take far more

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import blufunc.numpy as bnp
-from blufunc.core import dtypes
-from blufunc.core.jaxpr import Eqn, Jaxpr, Literal
+from blufunc.core.ir import dtypes
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal
 from blufunc.core.ops import elementwise as ew
-from blufunc.core.passes import simplify
-from blufunc.core.stage import stage
+from blufunc.core.programs.simplify import simplify
+from blufunc.core.programs.stage import stage
 
 _NUMBER = 1 << 24
 """The numbers of batch entries, heads, queries and keys are less."""

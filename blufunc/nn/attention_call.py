@@ -26,19 +26,20 @@ from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc import lax
-from blufunc.core import dtypes, passes
-from blufunc.core.avals import ShapedArray
-from blufunc.core.jaxpr import Eqn, Jaxpr, Var
-from blufunc.core.stage import stage
-from blufunc.core.structure import move_dim
-from blufunc.core.tangents import Zero, is_linear, zero
-from blufunc.core.trace import state
+from blufunc.core.ir import dtypes
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var
+from blufunc.core.ir.trace import state
+from blufunc.core.primitives.linear_ops import move_dim
+from blufunc.core.primitives.tangents import Zero, is_linear, zero
+from blufunc.core.programs import simplify
+from blufunc.core.programs.stage import stage
 from blufunc.nn.activations import softmax
 from blufunc.nn.attention_mods import Mods, Pairs, modified, seen
-from blufunc.parallel.factors import Rule
-from blufunc.transforms.calls import Call, jit_p
-from blufunc.transforms.grad import vjp
-from blufunc.transforms.jvp import jvp_jaxpr
+from blufunc.parallel.partition.factors import Rule
+from blufunc.transforms.autodiff.grad import vjp
+from blufunc.transforms.autodiff.jvp import jvp_jaxpr
+from blufunc.transforms.control_flow.calls import Call, jit_p
 
 MASKED = -0.7 * 3.4028234663852886e38
 """The score of masked pairs: finite, so that a row without any key gives numbers and not NaN."""
@@ -379,7 +380,7 @@ def _tangent(jaxpr: Jaxpr, nonzeros: tuple[bool, ...]) -> Jaxpr:
     """The tangent of ``out`` as a function of the operands of ``attention_tangent``."""
     # out, lse, and their tangents; values alone change no lse
     both, _ = jvp_jaxpr(jaxpr, nonzeros, (True, False))
-    both = passes.dce(both, tuple([i == 2 for i in range(len(both.outvars))]))
+    both = simplify.dce(both, tuple([i == 2 for i in range(len(both.outvars))]))
     n = len(nonzeros)
     ins = [*both.invars[:n], *(Var(a) for a in jaxpr.out_avals), *both.invars[n:]]
     return both.replace(invars=ins, arg_names=())

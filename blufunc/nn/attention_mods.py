@@ -16,16 +16,16 @@ import numpy as np
 
 import blufunc.numpy as bnp
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.avals import ShapedArray
-from blufunc.core.exact import exact
-from blufunc.core.jaxpr import Jaxpr, Literal, eval_jaxpr
-from blufunc.core.passes import simplify
-from blufunc.core.stage import stage
-from blufunc.core.structure import move_dim
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.jaxpr import Jaxpr, Literal, eval_jaxpr
+from blufunc.core.ir.typed_key import exact
+from blufunc.core.primitives.linear_ops import move_dim
+from blufunc.core.programs.simplify import simplify
+from blufunc.core.programs.stage import stage
 from blufunc.nn.attention_bounds import bounds_of
-from blufunc.transforms.batch import Axis, batch_flat
-from blufunc.transforms.jvp import jvp_jaxpr
+from blufunc.transforms.autodiff.jvp import jvp_jaxpr
+from blufunc.transforms.batching.batch import Axis, batch_flat
 
 NUMBERS = ("b", "h", "q", "k")
 """What a pair is called by: batch entry, query head, query, key."""

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from blufunc.core import dtypes
-from blufunc.core.jaxpr import Atom, Eqn
+from blufunc.core.ir import dtypes
+from blufunc.core.ir.jaxpr import Atom, Eqn
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.dot import dot_general_p
-from blufunc.core.structure import broadcast_in_dim_p, reduce_sum_p, reshape_p, transpose_p
+from blufunc.core.primitives.linear_ops import broadcast_in_dim_p, reduce_sum_p, reshape_p, transpose_p
 from blufunc.nn.point_graph import FIRST, Graph, Place, Point, places_of
 from blufunc.nn.position_masks import Condition, conditions, every_row_sees, two_valued
 

@@ -1,9 +1,9 @@
 """Attention that is written by hand becomes the operation that has kernels.
 
-A face, above ``attention_patterns.py``: the recogniser that ``core/recognition.py`` asks. In: a jaxpr. Out: the same
-with an ``either`` equation (``transforms/either.py``) in the place of each attention that was found: what was written,
-and ``attention`` (``attention_call.py``) with what it takes to lay arrays out for it and back. Nothing is recognised
-that no device has a kernel for, or whose weights somebody else reads.
+A face, above ``attention_patterns.py``: the recogniser that ``core/programs/recognizers.py`` asks. In: a jaxpr. Out:
+the same with an ``either`` equation (``transforms/control_flow/platform_variants.py``) in the place of each attention
+that was found: what was written, and ``attention`` (``attention_call.py``) with what it takes to lay arrays out for it
+and back. Nothing is recognised that no device has a kernel for, or whose weights somebody else reads.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc import lax
-from blufunc.core import dtypes, passes, recognition, source
-from blufunc.core.jaxpr import Eqn, Jaxpr, Literal, Var
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal, Var
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.ops.shape import iota_p
-from blufunc.core.recognition import Found
-from blufunc.core.stage import stage
-from blufunc.core.structure import transpose_p
-from blufunc.kernels import cuda_attention
-from blufunc.kernels.report import line_of
+from blufunc.core.primitives.linear_ops import transpose_p
+from blufunc.core.programs import recognizers, simplify
+from blufunc.core.programs.recognizers import Found
+from blufunc.core.programs.stage import stage
+from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_attention
+from blufunc.kernels.tables import line_of
 from blufunc.nn import attention_call
 from blufunc.nn.activations import softmax_over
 from blufunc.nn.attention_mods import traced
 from blufunc.nn.attention_patterns import FEATURES, HIDING, Label, Match, Miss, Operand, match
 from blufunc.nn.point_graph import Graph, Place, Point
 from blufunc.nn.position_masks import two_valued
-from blufunc.transforms.calls import jit_p
-from blufunc.transforms.either import either_p
+from blufunc.transforms.control_flow.calls import jit_p
+from blufunc.transforms.control_flow.platform_variants import either_p
 
 _ANY_DEVICE = "sm_90a"
 """An architecture that has all the kernels there are."""
@@ -43,7 +44,10 @@ of exponentials in float32: beside -1e9 it would be lost how many there are."""
 
 def recognise(jaxpr: Jaxpr) -> Found:
     """A jaxpr with what is attention in it replaced, and a line for each part that is nearly attention."""
-    whole, jaxpr = jaxpr, passes.inline_calls(jaxpr, only=jit_p)  # other calls have derivatives of their own
+    whole, jaxpr = (
+        jaxpr,
+        simplify.inline_calls(jaxpr, only=jit_p),
+    )  # other calls have derivatives of their own
     if sum(e.prim is dot_general_p for e in jaxpr.eqns) < 2:
         return Found(whole)
     graph = Graph(jaxpr, [softmax_over])
@@ -60,10 +64,10 @@ def recognise(jaxpr: Jaxpr) -> Found:
             misses[f"not recognised as attention at {line_of(eqn)}: {miss}"] = None
     if not any(e.prim is either_p for e in graph.eqns):
         return Found(whole, tuple(misses))
-    return Found(passes.dce(jaxpr.replace(eqns=graph.eqns)), tuple(misses))
+    return Found(simplify.dce(jaxpr.replace(eqns=graph.eqns)), tuple(misses))
 
 
-recognition.recognisers.append(recognise)
+recognizers.recognisers.append(recognise)
 
 
 # -- what is replaced ------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.axes import axes_in, axis_in
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import axes_in, axis_in
 from blufunc.nn.activations import (
     Axis,
     as_inexact,
@@ -22,8 +22,8 @@ from blufunc.nn.activations import (
     sparse_plus,
 )
 from blufunc.nn.losses import sigmoid_binary_cross_entropy, softmax_cross_entropy
-from blufunc.transforms.custom_jvp import custom_jvp
-from blufunc.transforms.scan import scan
+from blufunc.transforms.control_flow.scan import scan
+from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 
 # -- margins ---------------------------------------------------------------------------------------
 

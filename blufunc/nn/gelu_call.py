@@ -2,7 +2,7 @@
 
 A face, below ``activations.py``. An equation holds its definition as a jaxpr, as attention's does. Every compiler puts
 the definitions in their place, where they fuse like any elementwise operations, but for those that a library computes
-in the epilogue of a product of matrices (``kernels/activation_epilogue.py``). Two primitives:
+in the epilogue of a product of matrices (``kernels/rewrites/activation_epilogue.py``). Two primitives:
 
     gelu       x -> gelu(x)
     gelu_grad  x, t -> gelu'(x) * t
@@ -23,15 +23,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import blufunc.numpy as bnp
-from blufunc.core import dtypes
-from blufunc.core.avals import ShapedArray
-from blufunc.core.jaxpr import Jaxpr, eval_jaxpr
-from blufunc.core.stage import stage
-from blufunc.core.structure import add_any, move_dim
-from blufunc.core.tangents import Zero, is_linear, zero
-from blufunc.core.trace import state
-from blufunc.parallel.factors import Rule
-from blufunc.transforms.calls import Call, jit_p
+from blufunc.core.ir import dtypes
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.jaxpr import Jaxpr, eval_jaxpr
+from blufunc.core.ir.trace import state
+from blufunc.core.primitives.linear_ops import add_any, move_dim
+from blufunc.core.primitives.tangents import Zero, is_linear, zero
+from blufunc.core.programs.stage import stage
+from blufunc.parallel.partition.factors import Rule
+from blufunc.transforms.control_flow.calls import Call, jit_p
 
 _ROOT_TWO_OVER_PI = math.sqrt(2 / math.pi)
 _CUBIC = 0.044715 * _ROOT_TWO_OVER_PI

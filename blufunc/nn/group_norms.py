@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
-from blufunc.core import source
-from blufunc.core.axes import axis_in, static_int
+from blufunc.core.ir import source
+from blufunc.core.ir.axes import axis_in, static_int
 from blufunc.nn.activations import as_inexact, number
 from blufunc.nn.normalization import normalized, parameter, widened
 

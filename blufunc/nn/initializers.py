@@ -12,7 +12,7 @@ from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc import errors, random
-from blufunc.core import dtypes, source
+from blufunc.core.ir import dtypes, source
 
 Initializer = Callable[..., Any]
 Axes = int | Sequence[int]

@@ -10,8 +10,8 @@ from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc import errors, random
-from blufunc.core import dtypes, source
-from blufunc.core.axes import axis_in, ints
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import axis_in, ints
 from blufunc.nn.activations import as_inexact
 
 

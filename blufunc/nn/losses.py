@@ -11,8 +11,8 @@ from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.axes import axis_in
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import axis_in
 from blufunc.nn.activations import Axis, as_inexact, log_softmax, shifted, softplus
 
 

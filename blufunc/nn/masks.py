@@ -13,7 +13,7 @@ from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc import errors
-from blufunc.core import source
+from blufunc.core.ir import source
 
 __all__ = ["causal", "document", "lengths", "local_window", "prefix_lm", "sliding_window"]
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
-from blufunc.core import dtypes, source
-from blufunc.core.axes import axes_in
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import axes_in
 from blufunc.nn.activations import Axis, as_inexact, number, spread
-from blufunc.transforms.custom_jvp import custom_jvp
+from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 
 
 def layer_norm(x: Any, scale: Any = None, bias: Any = None, eps: float = 1e-5, axis: Axis = -1) -> Any:

@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
-from blufunc.core import dtypes, passes
-from blufunc.core.jaxpr import Atom, Eqn, Jaxpr, Literal
-from blufunc.core.kinds import Elementwise
+from blufunc.core.ir import dtypes
+from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.shape import slice_p
-from blufunc.core.structure import broadcast_in_dim_p, reshape_p, transpose_p
-from blufunc.transforms.custom_jvp import custom_jvp_call_p, owner_of
+from blufunc.core.primitives.kinds import Elementwise
+from blufunc.core.primitives.linear_ops import broadcast_in_dim_p, reshape_p, transpose_p
+from blufunc.core.programs import simplify
+from blufunc.transforms.custom_rules.custom_jvp import custom_jvp_call_p, owner_of
 
 
 class Place(NamedTuple):
@@ -133,7 +134,7 @@ class Graph:
 
     def _add(self, eqn: Eqn, outer: Eqn) -> None:
         if eqn.prim is custom_jvp_call_p and owner_of(eqn.params["rule"]) in self._known:
-            for inner in passes.put_in_place(eqn, eqn.params["jaxpr"], eqn.invars, self._names.__setitem__):
+            for inner in simplify.put_in_place(eqn, eqn.params["jaxpr"], eqn.invars, self._names.__setitem__):
                 self._add(inner, outer)
             return
         self._outer[id(eqn)] = outer

@@ -12,8 +12,8 @@ from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
-from blufunc.core import dtypes, source
-from blufunc.core.axes import ints
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import ints
 from blufunc.core.ops.sliding import read_pads
 from blufunc.nn.activations import as_inexact
 

@@ -13,7 +13,7 @@ import numpy as np
 
 import blufunc.numpy as bnp
 from blufunc import errors
-from blufunc.core import dtypes, source
+from blufunc.core.ir import dtypes, source
 
 __all__ = ["alibi", "alibi_slopes", "relative_bias", "soft_cap"]
 

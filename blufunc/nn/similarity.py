@@ -10,7 +10,7 @@ from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
-from blufunc.core import dtypes, source
+from blufunc.core.ir import dtypes, source
 from blufunc.nn.activations import Axis, as_inexact, number
 from blufunc.nn.losses import difference
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.axes import static_int, static_number
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import static_int, static_number
 from blufunc.nn.activations import as_inexact
 from blufunc.nn.vocabulary_loss_call import (
     How,

@@ -8,7 +8,7 @@ compiler puts it in its place. Four primitives, of x [..., C], weight, labels [.
     linear_cross_entropy_grads    x, weight, labels, shares [...] -> losses, and the gradients of sum(shares * losses)
     linear_cross_entropy_total    x, weight, labels, shares [...], scale -> scale * sum(shares * losses)
 
-and within the third, where devices may have a kernel for it (``kernels/cuda_softmax_step.py``):
+and within the third, where devices may have a kernel for it (``kernels/backends/cuda/library/softmax_gemm.py``):
 
     linear_softmax                x [n, C], weight, classes [n], live [n], near [n] -> slopes [n, V], losses [n],
                                   factors [n]: the cross-entropy of each row, and its gradient with respect to the
@@ -35,21 +35,22 @@ import numpy as np
 
 import blufunc.numpy as bnp
 from blufunc import lax
-from blufunc.core import dtypes, passes
-from blufunc.core.avals import ShapedArray
-from blufunc.core.jaxpr import Jaxpr
+from blufunc.core.ir import dtypes
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.jaxpr import Jaxpr
+from blufunc.core.ir.trace import set_trace, state
 from blufunc.core.ops.barrier import optimization_barrier
-from blufunc.core.stage import stage
-from blufunc.core.structure import add_any, batched_front
-from blufunc.core.tangents import Zero, is_linear
-from blufunc.core.trace import set_trace, state
-from blufunc.kernels.cuda_softmax_product import BELOW, FAR, NAME
-from blufunc.parallel.factors import Rule
-from blufunc.transforms.calls import Call, jit_p
-from blufunc.transforms.checkpoint import checkpoint
-from blufunc.transforms.either import either_p
-from blufunc.transforms.jvp import jvp_jaxpr
-from blufunc.transforms.scan import scan
+from blufunc.core.primitives.linear_ops import add_any, batched_front
+from blufunc.core.primitives.tangents import Zero, is_linear
+from blufunc.core.programs import simplify
+from blufunc.core.programs.stage import stage
+from blufunc.kernels.backends.cuda.library.softmax_gemm_source import BELOW, FAR, NAME
+from blufunc.parallel.partition.factors import Rule
+from blufunc.transforms.autodiff.jvp import jvp_jaxpr
+from blufunc.transforms.checkpointing.checkpoint import checkpoint
+from blufunc.transforms.control_flow.calls import Call, jit_p
+from blufunc.transforms.control_flow.platform_variants import either_p
+from blufunc.transforms.control_flow.scan import scan
 
 LOGITS = 1 << 28
 """The logits of a chunk, where nobody says how many tokens it has: half a gigabyte in 16 bits."""
@@ -185,7 +186,7 @@ def softmax_slopes(how: How, tokens: Any, weight: Any, labels: Any, shares: Any)
 
 
 def _softmax(x: Any, weight: Any, classes: Any, live: Any, near: Any, *, features: int) -> list[Any]:
-    """What ``linear_softmax`` computes (``cuda_softmax_product`` says how its kernel does)."""
+    """What ``linear_softmax`` computes (``backends/cuda/library/softmax_gemm_source`` says how its kernel does)."""
     wide = wide_of(x)
     logits = _product(x, weight, (1, features), x.dtype).astype(wide)
     hit = classes[:, None] == lax.broadcasted_iota(classes.dtype, logits.shape, 1)
@@ -366,7 +367,7 @@ def _staged(fun: Callable, avals: tuple[ShapedArray, ...], how: tuple, context: 
     """
     jaxpr = stage(functools.partial(fun, **dict(how)), avals, fun.__name__.strip("_"))
     assert not jaxpr.consts, "definitions close over nothing"
-    return passes.without_lines(jaxpr)
+    return simplify.without_lines(jaxpr)
 
 
 # -- primitives ------------------------------------------------------------------------------------
@@ -469,7 +470,7 @@ class _Losses(_OfTokens):
 def _tangent(jaxpr: Jaxpr, nonzeros: tuple[bool, ...]) -> Jaxpr:
     """The tangent of the losses as a function of the operands of ``linear_cross_entropy_tangent``."""
     both, _ = jvp_jaxpr(jaxpr, nonzeros, (True,))
-    return passes.dce(both, (False, True))
+    return simplify.dce(both, (False, True))
 
 
 class _Tangent(_OfTokens):

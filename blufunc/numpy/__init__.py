@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as _np
 
-from blufunc.core.trace import Value as ndarray
+from blufunc.core.ir.trace import Value as ndarray
 from blufunc.numpy import fft, linalg
 from blufunc.numpy.creation import (
     arange,

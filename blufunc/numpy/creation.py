@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors, lax
-from blufunc.core import backend, dtypes, source
-from blufunc.core.array import Array, from_numpy
+from blufunc.core.arrays import backend
+from blufunc.core.arrays.array import Array, from_numpy
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.trace import EVAL, Value, state
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import numerics
 from blufunc.core.ops.shape import concatenate, iota
-from blufunc.core.structure import broadcast_in_dim_p, reshape
-from blufunc.core.trace import EVAL, Value, state
+from blufunc.core.primitives.linear_ops import broadcast_in_dim_p, reshape
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy.promotion import (
     PYTHON_SCALARS,
@@ -35,9 +36,9 @@ from blufunc.numpy.promotion import (
     static_int,
     stretch,
 )
-from blufunc.parallel.constrain import constrain
-from blufunc.parallel.placement import device_put, filled
-from blufunc.parallel.sharding import NamedSharding
+from blufunc.parallel.mesh.constrain import constrain
+from blufunc.parallel.mesh.sharding import NamedSharding
+from blufunc.parallel.programs.placement import device_put, filled
 
 # -- from values -----------------------------------------------------------------------------------
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from blufunc import errors
-from blufunc.core import dtypes, source
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops import elementwise as ew
-from blufunc.core.ops.linalg import (
+from blufunc.core.ops.linalg.common import (
     adjoint,
     check_here,
     check_square,
@@ -23,17 +24,16 @@ from blufunc.core.ops.linalg import (
     real_dtype,
     with_diagonal,
 )
-from blufunc.core.ops.linalg_factor import lu, qr
-from blufunc.core.ops.linalg_solve import lu_solve_p
-from blufunc.core.ops.linalg_triangular import triangular_solve
+from blufunc.core.ops.linalg.factor import lu, qr
+from blufunc.core.ops.linalg.solve import lu_solve_p
+from blufunc.core.ops.linalg.triangular import triangular_solve
 from blufunc.core.ops.reduce import reduce_prod
 from blufunc.core.ops.shape import concatenate, index_in_dim, iota, slice_in_dim
 from blufunc.core.ops.sort import place_along
-from blufunc.core.structure import broadcast_in_dim, full, reduce_sum, reshape
-from blufunc.core.trace import Value
+from blufunc.core.primitives.linear_ops import broadcast_in_dim, full, reduce_sum, reshape
 from blufunc.numpy.linear import cross
 from blufunc.numpy.promotion import inexact
-from blufunc.transforms.custom_jvp import custom_jvp
+from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 
 
 class SlogdetResult(NamedTuple):

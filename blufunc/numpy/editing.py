@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.array import Array, from_numpy
-from blufunc.core.axes import only_none, sequence
+from blufunc.core.arrays.array import Array, from_numpy
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import only_none, sequence
+from blufunc.core.ir.trace import Tracer, Value
 from blufunc.core.ops import cumulative, gather_scatter
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
 from blufunc.core.ops import sort as sort_ops
 from blufunc.core.ops.windows import ScatterDimensionNumbers
-from blufunc.core.structure import reshape
-from blufunc.core.trace import Tracer, Value
+from blufunc.core.primitives.linear_ops import reshape
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy.creation import asarray
 from blufunc.numpy.indexing import gather_mode, getitem, wrapped
@@ -350,7 +350,7 @@ def put_along_axis(
 ) -> Value:
     """``arr`` with ``values`` where ``take_along_axis`` would read; with ``inplace=False``.
 
-    ``indices`` have the rank of ``arr`` and sizes that broadcast to it but along the axis; ``values`` broadcast to
+    ``loopir/index`` have the rank of ``arr`` and sizes that broadcast to it but along the axis; ``values`` broadcast to
     them. The axis None means ``arr`` flattened. Out of range nothing is written; ``mode='clip'`` writes to the nearest
     element.
     """

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.axes import only_none
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import only_none
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import special
-from blufunc.core.primitive import Primitive
-from blufunc.core.trace import Value
+from blufunc.core.primitives.primitive import Primitive
 from blufunc.numpy.families import binary, binary_inexact, extremum, named, ordering, unary_inexact
 from blufunc.numpy.promotion import (
     PYTHON_SCALARS,

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from blufunc.core import dtypes
+from blufunc.core.ir import dtypes
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops import elementwise as ops
-from blufunc.core.primitive import Primitive
-from blufunc.core.trace import Value
+from blufunc.core.primitives.primitive import Primitive
 from blufunc.numpy.promotion import inexact, match_shapes, meet
 
 

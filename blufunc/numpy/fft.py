@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.axes import axes_in, axis_in, ints, static_int
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import axes_in, axis_in, ints, static_int
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.fft import FftType, fft_p
-from blufunc.core.ops.linalg import complex_dtype
+from blufunc.core.ops.linalg.common import complex_dtype
 from blufunc.core.ops.shape import iota, pad
-from blufunc.core.trace import Value
 from blufunc.numpy import elementwise
 from blufunc.numpy.creation import asarray
 from blufunc.numpy.joining import roll

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.axes import sequence
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import sequence
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops import elementwise as ops
-from blufunc.core.structure import reshape
-from blufunc.core.trace import Value
+from blufunc.core.primitives.linear_ops import reshape
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy.creation import asarray
 from blufunc.numpy.indexing import getitem
@@ -31,7 +31,7 @@ from blufunc.numpy.promotion import (
     stretch,
     value_of,
 )
-from blufunc.transforms.vmap import vmap
+from blufunc.transforms.batching.vmap import vmap
 
 
 def _callable(f: Any, name: str, what: str) -> Callable:

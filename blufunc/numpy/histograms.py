@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.array import Array
-from blufunc.core.axes import sequence
+from blufunc.core.arrays.array import Array
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import sequence
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops import elementwise as ops
-from blufunc.core.structure import reshape
-from blufunc.core.trace import Value
+from blufunc.core.primitives.linear_ops import reshape
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy import reductions as red
 from blufunc.numpy.creation import asarray, linspace, ones, zeros

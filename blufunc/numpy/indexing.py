@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.array import Array, from_numpy
+from blufunc.core.arrays.array import Array, from_numpy
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops import dynamic, gather_scatter
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
 from blufunc.core.ops.shape import rev_p, slice_p
 from blufunc.core.ops.windows import GatherDimensionNumbers, GatherScatterMode
-from blufunc.core.structure import broadcast_in_dim, reshape, reshape_p
-from blufunc.core.trace import Value
+from blufunc.core.primitives.linear_ops import broadcast_in_dim, reshape, reshape_p
 from blufunc.numpy.creation import asarray
 from blufunc.numpy.promotion import as_value, broadcast_shapes, cast, constant, stretch
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.array import Array, from_numpy
-from blufunc.core.trace import Value
+from blufunc.core.arrays.array import Array, from_numpy
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.trace import Value
 from blufunc.numpy.creation import asarray, parse_device
 from blufunc.numpy.promotion import as_value, static_int
 

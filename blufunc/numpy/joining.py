@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.array import Array
-from blufunc.core.axes import only_none
+from blufunc.core.arrays.array import Array
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import only_none
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops import cumulative, dynamic
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
-from blufunc.core.structure import broadcast_in_dim, reduce_sum
-from blufunc.core.structure import reshape as _reshape
-from blufunc.core.trace import Value
+from blufunc.core.primitives.linear_ops import broadcast_in_dim, reduce_sum
+from blufunc.core.primitives.linear_ops import reshape as _reshape
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy.indexing import getitem
 from blufunc.numpy.manipulation import atleast_1d, atleast_2d, atleast_3d, broadcast_to, ndim

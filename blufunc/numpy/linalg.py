@@ -15,16 +15,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.axes import axis_in, only_none, sequence, static_int
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import axis_in, only_none, sequence, static_int
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops import elementwise as ew
-from blufunc.core.ops import linalg as matrices
-from blufunc.core.ops import linalg_factor, linalg_solve, linalg_spectral
-from blufunc.core.ops.linalg import adjoint, check_here, check_matrices, check_square, scale_columns
-from blufunc.core.ops.linalg import matmul as _product
+from blufunc.core.ops.linalg import common as matrices
+from blufunc.core.ops.linalg import factor as linalg_factor
+from blufunc.core.ops.linalg import solve as linalg_solve
+from blufunc.core.ops.linalg import spectral
+from blufunc.core.ops.linalg.common import adjoint, check_here, check_matrices, check_square, scale_columns
+from blufunc.core.ops.linalg.common import matmul as _product
 from blufunc.core.ops.sort import pick_along
-from blufunc.core.structure import broadcast_in_dim, reshape
-from blufunc.core.trace import Value
+from blufunc.core.primitives.linear_ops import broadcast_in_dim, reshape
 from blufunc.numpy import elementwise, linear, reductions
 from blufunc.numpy.determinants import SlogdetResult, det, slogdet
 from blufunc.numpy.linear import matmul, tensordot, vecdot
@@ -32,7 +34,7 @@ from blufunc.numpy.manipulation import matrix_transpose, moveaxis
 from blufunc.numpy.norms import matrix_norm, norm, vector_norm
 from blufunc.numpy.promotion import as_value, broadcast_shapes, inexact, promote_dtypes, stretch
 from blufunc.numpy.sorting import argsort
-from blufunc.transforms.custom_jvp import custom_jvp
+from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 
 
 class EigResult(NamedTuple):
@@ -106,13 +108,13 @@ def cholesky(a: Any, *, upper: bool = False, symmetrize_input: bool = True) -> V
 
 def eig(a: Any) -> EigResult:
     """Eigenvalues and right eigenvectors, complex, of square matrices (..., n, n)."""
-    return EigResult(*linalg_spectral.eig(_square(a, "eig"), compute_left_eigenvectors=False))
+    return EigResult(*spectral.eig(_square(a, "eig"), compute_left_eigenvectors=False))
 
 
 def eigvals(a: Any) -> Value:
     """The complex eigenvalues (..., n) of square matrices (..., n, n), in no order."""
     matrices = _square(a, "eigvals")
-    return linalg_spectral.eig(matrices, compute_left_eigenvectors=False, compute_right_eigenvectors=False)[0]
+    return spectral.eig(matrices, compute_left_eigenvectors=False, compute_right_eigenvectors=False)[0]
 
 
 def _lower(UPLO: Any, name: str) -> bool:
@@ -131,14 +133,14 @@ def eigh(a: Any, UPLO: str | None = None, symmetrize_input: bool = True) -> Eigh
       symmetrize_input: decompose ``(a + a^H) / 2``.
     """
     lower = _lower(UPLO, "eigh")
-    v, w = linalg_spectral.eigh(_square(a, "eigh"), lower=lower, symmetrize_input=symmetrize_input)
+    v, w = spectral.eigh(_square(a, "eigh"), lower=lower, symmetrize_input=symmetrize_input)
     return EighResult(w, v)
 
 
 def eigvalsh(a: Any, UPLO: str | None = "L", *, symmetrize_input: bool = True) -> Value:
     """The rising eigenvalues (..., n) of Hermitian matrices (..., n, n); see ``eigh``."""
     lower = _lower(UPLO, "eigvalsh")
-    return linalg_spectral.eigvalsh(_square(a, "eigvalsh"), lower=lower, symmetrize_input=symmetrize_input)
+    return spectral.eigvalsh(_square(a, "eigvalsh"), lower=lower, symmetrize_input=symmetrize_input)
 
 
 def qr(a: Any, mode: str = "reduced") -> Any:
@@ -177,7 +179,7 @@ def svd(
     only_none("svd", "subset_by_index", subset_by_index)
     if not hermitian:
         a = _matrices(a, "svd")
-        out = linalg_spectral.svd(a, full_matrices=full_matrices, compute_uv=compute_uv)
+        out = spectral.svd(a, full_matrices=full_matrices, compute_uv=compute_uv)
         return SVDResult(*out) if compute_uv else out
     w, v = eigh(_square(a, "svd"))
     size = elementwise.abs(w)
@@ -195,7 +197,7 @@ def svd(
 
 def svdvals(x: Any, /) -> Value:
     """The singular values (..., k), falling, of matrices (..., m, n), k = min(m, n)."""
-    return linalg_spectral.svd(_matrices(x, "svdvals"), compute_uv=False)
+    return spectral.svd(_matrices(x, "svdvals"), compute_uv=False)
 
 
 # -- systems of equations --------------------------------------------------------------------------
@@ -361,7 +363,7 @@ def lstsq(
             fix="use vmap for more of them",
         )
     columns = reshape(b, (m, 1)) if b.aval.ndim == 1 else b
-    u, s, vh = linalg_spectral.svd(a, full_matrices=False)
+    u, s, vh = spectral.svd(a, full_matrices=False)
     if not a.aval.size:
         x = broadcast_in_dim(ew.zeros_of(a), (n, columns.aval.shape[1]), ())
         rank = broadcast_in_dim(ew.convert(ew.zeros_of(s), dtypes.int32), (), ())

@@ -14,15 +14,15 @@ from typing import Any
 import opt_einsum
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.axes import only_none
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import only_none
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops import dot as dot_ops
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
 from blufunc.core.ops.shape import iota
-from blufunc.core.structure import broadcast_in_dim, reduce_sum, reshape
-from blufunc.core.structure import transpose as permute
-from blufunc.core.trace import Value
+from blufunc.core.primitives.linear_ops import broadcast_in_dim, reduce_sum, reshape
+from blufunc.core.primitives.linear_ops import transpose as permute
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy.manipulation import moveaxis
 from blufunc.numpy.promotion import (

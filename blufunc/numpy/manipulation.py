@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from blufunc import errors
-from blufunc.core import source
-from blufunc.core.axes import sequence
+from blufunc.core.ir import source
+from blufunc.core.ir.axes import sequence
+from blufunc.core.ir.source import here
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
-from blufunc.core.source import here
-from blufunc.core.structure import reshape as _reshape
-from blufunc.core.structure import transpose as _transpose
-from blufunc.core.trace import Value
+from blufunc.core.primitives.linear_ops import reshape as _reshape
+from blufunc.core.primitives.linear_ops import transpose as _transpose
 from blufunc.numpy.creation import match_to
 from blufunc.numpy.promotion import (
     as_value,

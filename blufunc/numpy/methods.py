@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.array import Array, Donated, from_numpy
+from blufunc.core.arrays.array import Array, Donated, from_numpy
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.trace import Tracer, Value
 from blufunc.core.ops import elementwise as ops
-from blufunc.core.primitive import Primitive
-from blufunc.core.structure import reshape as reshape_to
-from blufunc.core.trace import Tracer, Value
+from blufunc.core.primitives.linear_ops import reshape as reshape_to
+from blufunc.core.primitives.primitive import Primitive
 from blufunc.numpy import creation, joining, linear, manipulation, picking, reductions, searching, sorting
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy.creation import parse_device

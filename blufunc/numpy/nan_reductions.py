@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from blufunc.core import dtypes
-from blufunc.core.axes import only_none
+from blufunc.core.ir import dtypes
+from blufunc.core.ir.axes import only_none
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops import elementwise as ops
-from blufunc.core.trace import Value
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy import reductions as red
 from blufunc.numpy.families import named

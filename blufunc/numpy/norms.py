@@ -9,13 +9,13 @@ import math
 from typing import Any
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.axes import axis_in, static_number
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import axis_in, static_number
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops import elementwise as ew
-from blufunc.core.ops.linalg import real_dtype
-from blufunc.core.ops.linalg_spectral import svd
-from blufunc.core.structure import reduce_sum
-from blufunc.core.trace import Value
+from blufunc.core.ops.linalg.common import real_dtype
+from blufunc.core.ops.linalg.spectral import svd
+from blufunc.core.primitives.linear_ops import reduce_sum
 from blufunc.numpy import elementwise, reductions
 from blufunc.numpy.manipulation import expand_dims, moveaxis
 from blufunc.numpy.promotion import inexact

@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.array import from_numpy
-from blufunc.core.axes import only_none
+from blufunc.core.arrays.array import from_numpy
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import only_none
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import integers
 from blufunc.core.ops import shape as shape_ops
 from blufunc.core.ops.special import bessel_i0e
-from blufunc.core.structure import reduce_sum, reshape
-from blufunc.core.trace import Value
+from blufunc.core.primitives.linear_ops import reduce_sum, reshape
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy.manipulation import moveaxis
 from blufunc.numpy.promotion import (

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
-from blufunc.core.structure import reshape as _reshape
-from blufunc.core.trace import Value
+from blufunc.core.primitives.linear_ops import reshape as _reshape
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy import reductions as red
 from blufunc.numpy.creation import linspace

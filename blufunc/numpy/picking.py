@@ -13,17 +13,17 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.array import Array, from_numpy
-from blufunc.core.axes import only_none, sequence
+from blufunc.core.arrays.array import Array, from_numpy
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import only_none, sequence
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops import cumulative, gather_scatter
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
 from blufunc.core.ops.reduce import reduce_and
 from blufunc.core.ops.windows import GatherDimensionNumbers, ScatterDimensionNumbers
-from blufunc.core.structure import broadcast_in_dim, full
-from blufunc.core.structure import reshape as _reshape
-from blufunc.core.trace import Value
+from blufunc.core.primitives.linear_ops import broadcast_in_dim, full
+from blufunc.core.primitives.linear_ops import reshape as _reshape
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy.creation import asarray
 from blufunc.numpy.indexing import fill_number, gather_mode, getitem, wrapped
@@ -55,7 +55,7 @@ def take(
 ) -> Value:
     """The elements of ``a`` at integer positions along an axis (of ``a`` flattened, by default).
 
-    The result has the shape of ``indices`` in the place of the axis. Out of range: ``mode='fill'`` (the
+    The result has the shape of ``loopir/index`` in the place of the axis. Out of range: ``mode='fill'`` (the
     default) gives NaN, or the extreme of integers; ``'clip'`` the nearest element, the first for
     negative positions; ``'wrap'`` counts round.
     ``unique_indices`` and ``indices_are_sorted`` are promises that make for faster programs.
@@ -89,7 +89,7 @@ def take(
 def take_along_axis(
     arr: Any, indices: Any, axis: int | None = -1, mode: str | None = None, fill_value: Any = None
 ) -> Value:
-    """For each position of ``indices``, the element of ``arr`` there along ``axis``, the other axes going along.
+    """For each position of ``loopir/index``, the element of ``arr`` there along ``axis``, the other axes going along.
 
     Both have the same rank, and sizes that broadcast except along the axis. ``mode`` and ``fill_value`` are those of
     ``take``.

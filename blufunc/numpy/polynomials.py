@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.array import Array
-from blufunc.core.axes import static_number
+from blufunc.core.arrays.array import Array
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import static_number
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
-from blufunc.core.structure import reduce_sum, reshape
-from blufunc.core.trace import Value
+from blufunc.core.primitives.linear_ops import reduce_sum, reshape
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy import linalg
 from blufunc.numpy.creation import asarray, vander, zeros

@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.array import lift, scalar
-from blufunc.core.avals import ShapedArray
-from blufunc.core.axes import axes_in as axes_in
-from blufunc.core.axes import axis_in as axis_in
-from blufunc.core.axes import shape_of as shape_of
-from blufunc.core.axes import static_int as static_int
+from blufunc.core.arrays.array import lift, scalar
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.axes import axes_in as axes_in
+from blufunc.core.ir.axes import axis_in as axis_in
+from blufunc.core.ir.axes import shape_of as shape_of
+from blufunc.core.ir.axes import static_int as static_int
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops.elementwise import convert_p
-from blufunc.core.structure import broadcast_in_dim_p
-from blufunc.core.trace import Value
+from blufunc.core.primitives.linear_ops import broadcast_in_dim_p
 
 PYTHON_SCALARS: dict[type, tuple[np.dtype, bool]] = {
     bool: (dtypes.bool_, False),

@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.axes import only_none, static_number
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import only_none, static_number
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops import cumulative, reduce
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
-from blufunc.core.primitive import Primitive
-from blufunc.core.structure import reduce_sum, reshape
-from blufunc.core.trace import Value
+from blufunc.core.primitives.linear_ops import reduce_sum, reshape
+from blufunc.core.primitives.primitive import Primitive
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy.creation import match_to
 from blufunc.numpy.families import named

@@ -9,13 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from blufunc import errors
-from blufunc.core import dtypes, source
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
 from blufunc.core.ops import sort as sort_ops
 from blufunc.core.ops.reduce import reduce_or
-from blufunc.core.structure import broadcast_in_dim, reduce_sum, reshape
-from blufunc.core.trace import Value
+from blufunc.core.primitives.linear_ops import broadcast_in_dim, reduce_sum, reshape
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy import indexing
 from blufunc.numpy.promotion import as_dtype_of, as_value, cast, constant, promote_dtypes, stretch

@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.array import Array
+from blufunc.core.arrays.array import Array
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops import cumulative
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
 from blufunc.core.ops import sort as sort_ops
 from blufunc.core.ops.reduce import reduce_or
-from blufunc.core.structure import reshape
-from blufunc.core.trace import Value
+from blufunc.core.primitives.linear_ops import reshape
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy.indexing import getitem
 from blufunc.numpy.manipulation import moveaxis

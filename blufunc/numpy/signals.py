@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import source
-from blufunc.core.array import from_numpy
+from blufunc.core.arrays.array import from_numpy
+from blufunc.core.ir import source
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
-from blufunc.core.trace import Value
 from blufunc.numpy.indexing import getitem
 from blufunc.numpy.linear import matmul
 from blufunc.numpy.promotion import as_value, constant, promote_dtypes, shape_of, static_int

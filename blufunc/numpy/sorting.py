@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.axes import only_none, sequence, static_int
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import only_none, sequence, static_int
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
 from blufunc.core.ops import sort as sort_ops
 from blufunc.core.ops.shape import iota
-from blufunc.core.structure import reshape
-from blufunc.core.trace import Value
+from blufunc.core.primitives.linear_ops import reshape
 from blufunc.numpy.promotion import as_value, axis_in, cast, dtype_of
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import backend, dtypes, source
+from blufunc.core.arrays import backend
+from blufunc.core.ir import dtypes, source
 from blufunc.numpy.creation import parse_device
 from blufunc.numpy.types import isdtype
 

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.array import Array
-from blufunc.core.axes import only_none
+from blufunc.core.arrays.array import Array
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import only_none
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops import cumulative, reduce
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import sort as sort_ops
-from blufunc.core.structure import reduce_sum, reshape
-from blufunc.core.structure import transpose as permute
-from blufunc.core.trace import Value
+from blufunc.core.primitives.linear_ops import reduce_sum, reshape
+from blufunc.core.primitives.linear_ops import transpose as permute
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy import indexing
 from blufunc.numpy import reductions as red

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.trace import Value
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.trace import Value
 from blufunc.numpy.creation import asarray
 from blufunc.numpy.promotion import PYTHON_SCALARS, as_value
 

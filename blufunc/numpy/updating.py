@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.array import Array
+from blufunc.core.arrays.array import Array
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops import dynamic, gather_scatter
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops.shape import slice_p
 from blufunc.core.ops.windows import GatherScatterMode, ScatterDimensionNumbers
-from blufunc.core.primitive import Primitive
-from blufunc.core.structure import broadcast_in_dim, reshape
-from blufunc.core.trace import Value
+from blufunc.core.primitives.linear_ops import broadcast_in_dim, reshape
+from blufunc.core.primitives.primitive import Primitive
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy.indexing import (
     NEW,

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import blufunc.numpy as bnp
 from blufunc import errors
-from blufunc.core import dtypes, source, tree, treepath
+from blufunc.core.ir import dtypes, source
+from blufunc.core.pytree import paths, tree
 
 PyTree = Any
 
@@ -130,14 +131,14 @@ def aligned(trees: Mapping[str, PyTree]) -> list[Any]:
             raise errors.TreeError(
                 f"{first} and {name} have different structures.",
                 where=source.here(),
-                why="; ".join(treepath.diff(treedef, structure, first, name)[:5]),
+                why="; ".join(paths.diff(treedef, structure, first, name)[:5]),
                 fix="pass gradients with respect to these parameters, and the state that init made for them",
             )
         arrays = [bnp.asarray(leaf) for leaf in leaves]
         for i, (a, b) in enumerate(zip(found[0], arrays, strict=True)):
             if tuple(a.shape) != tuple(b.shape):
                 raise errors.ShapeError(
-                    f"{first}{treepath.leaf_paths(treedef)[i]} has shape {tuple(a.shape)}, in {name} it has "
+                    f"{first}{paths.leaf_paths(treedef)[i]} has shape {tuple(a.shape)}, in {name} it has "
                     f"{tuple(b.shape)}.",
                     where=source.here(),
                 )

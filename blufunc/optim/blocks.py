@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import blufunc.numpy as bnp
 from blufunc import errors
-from blufunc.core import dtypes, source, tree
-from blufunc.core.axes import static_int
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import static_int
+from blufunc.core.pytree import tree
 from blufunc.optim.base import (
     GradientTransformation,
     PyTree,

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
-from blufunc.core import source, tree
+from blufunc.core.ir import source
+from blufunc.core.pytree import tree
 from blufunc.optim.base import (
     GradientTransformation,
     PyTree,

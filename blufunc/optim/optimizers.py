@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import blufunc.numpy as bnp
-from blufunc.core import tree
+from blufunc.core.pytree import tree
 from blufunc.optim.base import GradientTransformation, PyTree, chain, identity
 from blufunc.optim.blocks import (
     NEWTON_SCHULZ,

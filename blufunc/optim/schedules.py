@@ -13,8 +13,8 @@ from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.axes import sequence, static_number
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import sequence, static_number
 from blufunc.optim.base import real_number
 
 Schedule = Callable[[Any], Any]

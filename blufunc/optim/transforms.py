@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import blufunc.numpy as bnp
-from blufunc.core import dtypes, tree
+from blufunc.core.ir import dtypes
+from blufunc.core.pytree import tree
 from blufunc.optim.base import (
     GradientTransformation,
     PyTree,

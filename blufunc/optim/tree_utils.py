@@ -12,8 +12,9 @@ from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc import errors, random
-from blufunc.core import source, tree
-from blufunc.core.axes import static_int
+from blufunc.core.ir import source
+from blufunc.core.ir.axes import static_int
+from blufunc.core.pytree import tree
 from blufunc.optim import base
 from blufunc.optim.base import PyTree, aligned
 from blufunc.optim.transforms import global_norm

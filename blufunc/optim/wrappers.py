@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
-from blufunc.core import dtypes, source, tree
-from blufunc.core.axes import sequence
-from blufunc.core.trace import Value
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import sequence
+from blufunc.core.ir.trace import Value
+from blufunc.core.pytree import tree
 from blufunc.optim.base import (
     GradientTransformation,
     PyTree,

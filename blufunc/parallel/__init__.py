@@ -1,13 +1,15 @@
-"""Stages 2 and 8 of the path of a program on many devices: meshes, shardings, partitioning, engines.
+"""Programs on many devices: meshes, shardings, partitioning, collectives, engines and recipes.
 
-What transformers are made of stands higher, in ``spmd``, and is found here too: ``bf.parallel.mixture_of_experts``.
+In: global programs with shardings, or functions of shards. Out: local programs whose collectives are equations, and
+ranks that run them. Packages, bottom first: ``mesh``, ``runtime``, ``collectives``, ``partition``, ``programs``,
+``reports``; ``recipes`` stands above ``nn``, and its functions are found here too: ``bf.parallel.pipeline``.
 """
 
 import importlib as _importlib
 
-# Names of ``spmd``, written out: whoever imports a module of this package asks for its name here first, and that must
-# not import ``spmd``, which imports that module.
-_IN_SPMD = (
+# Names of ``recipes``, written out: an import of a submodule asks for its name here first, and must not import
+# ``recipes``, which imports that submodule.
+_RECIPES = (
     "accumulated_value_and_grad",
     "all_gather_matmul",
     "bucketed_psum",
@@ -29,10 +31,10 @@ _IN_SPMD = (
 
 
 def __getattr__(name: str):
-    if name in _IN_SPMD:
-        return getattr(_importlib.import_module("blufunc.spmd"), name)
+    if name in _RECIPES:
+        return getattr(_importlib.import_module("blufunc.parallel.recipes"), name)
     raise AttributeError(f"module 'blufunc.parallel' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_IN_SPMD})
+    return sorted({*globals(), *_RECIPES})

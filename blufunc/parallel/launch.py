@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from blufunc import errors
-from blufunc.parallel.store import StoreServer
-from blufunc.parallel.watchdog import ABORTED, last_record
+from blufunc.parallel.runtime.store import StoreServer
+from blufunc.parallel.runtime.watchdog import ABORTED, last_record
 
 HEARING = 1.0
 """The seconds that the last words of a rank take at most."""

@@ -14,13 +14,14 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.config import config
-from blufunc.core import dtypes, source, structure
-from blufunc.core.array import lift, scalar
-from blufunc.core.axes import static_int
+from blufunc.core.arrays.array import lift, scalar
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import static_int
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import random_bits as rb
 from blufunc.core.ops import shape as shape_ops
-from blufunc.core.trace import Value
+from blufunc.core.primitives import linear_ops
 from blufunc.random.reuse import consume
 
 Shape = int | Sequence[int]
@@ -67,7 +68,7 @@ def fresh_key(name: str, key: Any) -> Any:
 def new_keys(key: Any, num: int = 2) -> tuple[Any, ...]:
     """``num`` new keys from one."""
     keys = rb.random_split_p.bind(key, shape=(num,))
-    return tuple([structure.reshape(shape_ops.slice_in_dim(keys, i, i + 1), ()) for i in range(num)])
+    return tuple([linear_ops.reshape(shape_ops.slice_in_dim(keys, i, i + 1), ()) for i in range(num)])
 
 
 # -- options ---------------------------------------------------------------------------------------
@@ -185,14 +186,14 @@ def parameters(
     }
     sizes = common_shape(name, shapes) if shape is None else shape_of(name, shape)
     return sizes, [
-        structure.broadcast_to(parameter(name, what, x, sizes, dtype), sizes) for what, x in params.items()
+        linear_ops.broadcast_to(parameter(name, what, x, sizes, dtype), sizes) for what, x in params.items()
     ]
 
 
 def broadcast(name: str, what: str, x: Any, shape: tuple[int, ...]) -> Any:
     """``x`` in ``shape``; rank 0 may stay."""
     check_broadcast(name, what, x.aval.shape, shape)
-    return structure.broadcast_to(x, shape) if x.aval.ndim else x
+    return linear_ops.broadcast_to(x, shape) if x.aval.ndim else x
 
 
 def check_broadcast(name: str, what: str, given: tuple[int, ...], shape: tuple[int, ...]) -> None:

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source, structure
-from blufunc.core.array import lift, scalar
+from blufunc.core.arrays.array import lift, scalar
+from blufunc.core.ir import dtypes, source
 from blufunc.core.ops import cumulative, gather_scatter, reduce
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
 from blufunc.core.ops import sort as sort_ops
 from blufunc.core.ops.windows import GatherDimensionNumbers
+from blufunc.core.primitives import linear_ops
 from blufunc.random.arguments import (
     Shape,
     axis_of,
@@ -76,7 +77,7 @@ def categorical(
         return _distinct(key, logits, axis, shape, extra, mode)
     drawn = (*shape[: extra + axis], logits.shape[axis], *shape[extra + axis :])
     noise = gumbel_(key, drawn, logits.dtype, mode)
-    return reduce.argmax(ops.add(noise, structure.broadcast_to(logits, drawn)), extra + axis)
+    return reduce.argmax(ops.add(noise, linear_ops.broadcast_to(logits, drawn)), extra + axis)
 
 
 def _distinct(key: Any, logits: Any, axis: int, shape: tuple[int, ...], extra: int, mode: str) -> Any:
@@ -97,8 +98,8 @@ def _distinct(key: Any, logits: Any, axis: int, shape: tuple[int, ...], extra: i
             where=source.here(),
             fix="broadcast the logits first",
         )
-    _, indices = sort_ops.top_k(structure.transpose(noisy, order), draws)
-    return structure.reshape(structure.transpose(indices, (last, *range(last))), shape)
+    _, indices = sort_ops.top_k(linear_ops.transpose(noisy, order), draws)
+    return linear_ops.reshape(linear_ops.transpose(indices, (last, *range(last))), shape)
 
 
 def permutation(key: Any, x: Any, axis: int = 0, independent: bool = False) -> Any:
@@ -205,11 +206,11 @@ def choice(
     elif replace:
         chosen = randint_(key, shape, 0, n, dtypes.int32)
     elif array is None:
-        chosen = structure.reshape(shape_ops.slice_in_dim(_permuted_range(key, n), 0, draws), shape)
+        chosen = linear_ops.reshape(shape_ops.slice_in_dim(_permuted_range(key, n), 0, draws), shape)
     else:
         # the elements themselves are permuted, and the first of them taken
         drawn = shape_ops.slice_in_dim(_permuted(key, array, axis), 0, draws, axis=axis)
-        return structure.reshape(drawn, array.shape[:axis] + shape + array.shape[axis + 1 :])
+        return linear_ops.reshape(drawn, array.shape[:axis] + shape + array.shape[axis + 1 :])
     return chosen if array is None else take(array, chosen, axis)
 
 
@@ -232,14 +233,14 @@ def _weighted(key: Any, p: Any, n: int, shape: tuple[int, ...], replace: bool, m
     """Indices drawn with probabilities ``p``."""
     draws = math.prod(shape)
     if not draws:
-        return structure.full(shape, 0, dtypes.int32)
+        return linear_ops.full(shape, 0, dtypes.int32)
     if not replace:  # the largest of Gumbel noise plus log probabilities: without replacement, the k largest
-        return structure.reshape(
+        return linear_ops.reshape(
             sort_ops.top_k(ops.add(gumbel_(key, (n,), p.dtype, mode), ops.log(p)), draws)[1], shape
         )
     rising = cumulative.cumsum(p)
-    total = structure.reshape(shape_ops.slice_in_dim(rising, n - 1, n), ())
-    return structure.reshape(
+    total = linear_ops.reshape(shape_ops.slice_in_dim(rising, n - 1, n), ())
+    return linear_ops.reshape(
         _count_below(rising, ops.mul(total, ops.sub(1, unit(key, (draws,), p.dtype)))), shape
     )
 
@@ -248,7 +249,7 @@ def _count_below(rising: Any, queries: Any) -> Any:
     """For each query, how many elements of a rising array are less: searchsorted, by one stable sort of both."""
     m, n = queries.aval.size, rising.aval.size
     is_element = shape_ops.concatenate(
-        (structure.full((m,), 0, dtypes.int32), structure.full((n,), 1, dtypes.int32)), 0
+        (linear_ops.full((m,), 0, dtypes.int32), linear_ops.full((n,), 1, dtypes.int32)), 0
     )
     merged = (
         shape_ops.concatenate((queries, rising), 0),
@@ -262,12 +263,12 @@ def _count_below(rising: Any, queries: Any) -> Any:
 
 
 def take(x: Any, indices: Any, axis: int) -> Any:
-    """The elements of ``x`` at ``indices``, which are in range, along an axis."""
+    """The elements of ``x`` at ``loopir/index``, which are in range, along an axis."""
     after = indices.aval.ndim
     offsets = (*range(axis), *range(axis + after, axis + after + x.aval.ndim - axis - 1))
     sizes = (*x.aval.shape[:axis], 1, *x.aval.shape[axis + 1 :])
     numbers = GatherDimensionNumbers(offsets, (axis,), (axis,))
-    starts = structure.reshape(indices, (*indices.aval.shape, 1))
+    starts = linear_ops.reshape(indices, (*indices.aval.shape, 1))
     return gather_scatter.gather(x, starts, numbers, sizes, mode="promise_in_bounds")
 
 

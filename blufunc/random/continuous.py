@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from blufunc.core import dtypes, structure
-from blufunc.core.array import scalar
+from blufunc.core.arrays.array import scalar
+from blufunc.core.ir import dtypes
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import shape as shape_ops
+from blufunc.core.primitives import linear_ops
 from blufunc.random.arguments import (
     Shape,
     float_dtype,
@@ -282,7 +283,7 @@ def maxwell(key: Any, shape: Shape = (), dtype: Any = "float32") -> Any:
 
 
 def _maxwell(key: Any, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    return ops.sqrt(structure.reduce_sum(ops.square(normal_(key, (*shape, 3), dtype)), (len(shape),)))
+    return ops.sqrt(linear_ops.reduce_sum(ops.square(normal_(key, (*shape, 3), dtype)), (len(shape),)))
 
 
 def double_sided_maxwell(key: Any, loc: Any, scale: Any, shape: Shape = (), dtype: Any = "float32") -> Any:
@@ -302,7 +303,7 @@ def double_sided_maxwell(key: Any, loc: Any, scale: Any, shape: Shape = (), dtyp
     shape = (*extra, *own)
     first, second = new_keys(key)
     drawn = signs(second, shape, dtype) * _maxwell(first, shape, dtype)
-    return drawn * structure.broadcast_to(scale, shape) + structure.broadcast_to(loc, shape)
+    return drawn * linear_ops.broadcast_to(scale, shape) + linear_ops.broadcast_to(loc, shape)
 
 
 def wald(key: Any, mean: Any, shape: Shape | None = None, dtype: Any = "float32") -> Any:

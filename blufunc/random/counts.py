@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source, structure
-from blufunc.core.array import from_numpy, scalar
+from blufunc.core.arrays.array import from_numpy, scalar
+from blufunc.core.ir import dtypes, source
 from blufunc.core.ops import cumulative, reduce
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import random_bits as rb
+from blufunc.core.primitives import linear_ops
 from blufunc.random.arguments import (
     Shape,
     broadcast,
@@ -39,9 +40,9 @@ from blufunc.random.arguments import (
 )
 from blufunc.random.choices import take
 from blufunc.random.uniforms import unit
-from blufunc.transforms.jit import jit
-from blufunc.transforms.scan import scan
-from blufunc.transforms.while_loop import while_loop
+from blufunc.transforms.control_flow.scan import scan
+from blufunc.transforms.control_flow.while_loop import while_loop
+from blufunc.transforms.staging.jit import jit
 
 
 def _any(x: Any) -> Any:
@@ -63,7 +64,7 @@ def poisson(key: Any, lam: Any, shape: Shape | None = None, dtype: Any = "int32"
     name = "poisson"
     key, dtype, lam = fresh_key(name, key), integer_dtype(name, dtype), real(name, "lam", lam)
     shape = lam.shape if shape is None else shape_of(name, shape)
-    lam = structure.broadcast_to(ops.convert(broadcast(name, "lam", lam, shape), dtypes.float32), shape)
+    lam = linear_ops.broadcast_to(ops.convert(broadcast(name, "lam", lam, shape), dtypes.float32), shape)
     return _poisson(key, lam, dtype)
 
 
@@ -98,9 +99,9 @@ def _poisson_by_counting(key: Any, lam: Any, dtype: np.dtype) -> Any:
 
     start = (
         scalar(0, dtypes.int32),
-        structure.full(lam.shape, 0, dtype),
+        linear_ops.full(lam.shape, 0, dtype),
         key,
-        structure.full(lam.shape, 0, dtypes.float32),
+        linear_ops.full(lam.shape, 0, dtypes.float32),
     )
     return while_loop(waiting, wait, start)[1] - 1
 
@@ -133,8 +134,8 @@ def _poisson_by_rejection(key: Any, lam: Any, dtype: np.dtype) -> Any:
 
     start = (
         scalar(0, dtypes.int32),
-        structure.full(lam.shape, -1, lam.dtype),
-        structure.full(lam.shape, False, dtypes.bool_),
+        linear_ops.full(lam.shape, -1, lam.dtype),
+        linear_ops.full(lam.shape, False, dtypes.bool_),
         key,
     )
     return ops.convert(while_loop(pending, propose, start)[1], dtype)
@@ -154,7 +155,7 @@ def _log_factorial(k: Any) -> Any:
     In float32 its error is larger than the differences that decide whether a proposal of a large mean is accepted: the
     samples of JAX take this formula and no better one.
     """
-    total = structure.full(k.shape, 0.99999999999980993227684700473478, k.dtype)
+    total = linear_ops.full(k.shape, 0.99999999999980993227684700473478, k.dtype)
     for i, c in enumerate(_LANCZOS):
         total = total + c / (k + (i + 1))
     t = k + 7.5
@@ -181,7 +182,7 @@ def binomial(key: Any, n: Any, p: Any, shape: Shape | None = None, dtype: Any = 
     p = p if dtypes.is_floating(p.dtype) else ops.convert(p, dtypes.float32)
     shape = common_shape(name, {"n": n.shape, "p": p.shape}) if shape is None else shape_of(name, shape)
     n, p = (
-        structure.broadcast_to(ops.convert(broadcast(name, what, x, shape), p.dtype), shape)
+        linear_ops.broadcast_to(ops.convert(broadcast(name, what, x, shape), p.dtype), shape)
         for what, x in {"n": n, "p": p}.items()
     )
     return binomial_(key, n, p, dtype)
@@ -225,7 +226,7 @@ def _binomial_by_counting(key: Any, n: Any, p: Any, dtype: np.dtype) -> Any:
         k = ops.select(total <= n, k + 1, k)
         return k, total + ops.ceil(ops.log(unit(subkey, p.shape, p.dtype)) / log_q), key
 
-    zero = structure.full(p.shape, 0, p.dtype)
+    zero = linear_ops.full(p.shape, 0, p.dtype)
     return ops.convert(while_loop(waiting, wait, (zero, zero, key))[0] - 1, dtype)
 
 
@@ -266,7 +267,7 @@ def _binomial_by_rejection(key: Any, n: Any, p: Any, dtype: np.dtype) -> Any:
         accept = ops.bitwise_or(inside, ops.bitwise_and(ops.bitwise_not(outside), v <= bound))
         return ops.select(accept, k, k_out), ops.bitwise_or(accepted, accept), key
 
-    start = structure.full(p.shape, -1, p.dtype), structure.full(p.shape, False, dtypes.bool_), key
+    start = linear_ops.full(p.shape, -1, p.dtype), linear_ops.full(p.shape, False, dtypes.bool_), key
     return ops.convert(while_loop(pending, propose, start)[0], dtype)
 
 
@@ -318,10 +319,10 @@ def multinomial(
         )
     shape = p.shape if shape is None else shape_of(name, shape)
     check_broadcast(name, "n", n.shape, shape[:-1])
-    n = structure.broadcast_to(ops.convert(n, kind), shape[:-1])
-    p = structure.broadcast_to(ops.convert(broadcast(name, "p", p, shape), kind), shape)
+    n = linear_ops.broadcast_to(ops.convert(n, kind), shape[:-1])
+    p = linear_ops.broadcast_to(ops.convert(broadcast(name, "p", p, shape), kind), shape)
     last = p.ndim - 1
-    p = structure.transpose(p, (last, *range(last)))
+    p = linear_ops.transpose(p, (last, *range(last)))
     rest = cumulative.cumsum(p, 0, reverse=True)
     ratios = p / ops.select(rest == 0, scalar(1, kind), rest)
     ratios = ops.clamp(scalar(0, kind), ratios, scalar(1, kind))
@@ -333,4 +334,4 @@ def multinomial(
         return remaining - count, count
 
     _, counts = scan(outcome, n, (ratios, keys), unroll=unroll)
-    return ops.convert(structure.transpose(counts, (*range(1, last + 1), 0)), dtype)
+    return ops.convert(linear_ops.transpose(counts, (*range(1, last + 1), 0)), dtype)

@@ -14,12 +14,13 @@ import functools
 from typing import Any
 
 from blufunc import errors, lax
-from blufunc.core import dtypes, source, structure
-from blufunc.core.array import lift, scalar
-from blufunc.core.axes import static_int
+from blufunc.core.arrays.array import lift, scalar
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import static_int
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import random_bits as rb
 from blufunc.core.ops import reduce
+from blufunc.core.primitives import linear_ops
 from blufunc.random.arguments import (
     Shape,
     check_broadcast,
@@ -32,10 +33,10 @@ from blufunc.random.arguments import (
 )
 from blufunc.random.continuous import exponential_, normal_
 from blufunc.random.uniforms import signs, unit
-from blufunc.transforms.custom_jvp import custom_jvp
-from blufunc.transforms.jit import jit
-from blufunc.transforms.vmap import vmap
-from blufunc.transforms.while_loop import while_loop
+from blufunc.transforms.batching.vmap import vmap
+from blufunc.transforms.control_flow.while_loop import while_loop
+from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
+from blufunc.transforms.staging.jit import jit
 
 
 def gamma(key: Any, a: Any, shape: Shape | None = None, dtype: Any = "float32") -> Any:
@@ -80,8 +81,8 @@ def _gamma_jvp(log_space, primals, tangents):
 def _gammas(key: Any, a: Any, log_space: bool) -> Any:
     shape = a.shape
     keys = rb.random_split_p.bind(key, shape=(a.size,))
-    drawn = vmap(functools.partial(_one_gamma, log_space))(keys, structure.reshape(a, (a.size,)))
-    return structure.reshape(drawn, shape)
+    drawn = vmap(functools.partial(_one_gamma, log_space))(keys, linear_ops.reshape(a, (a.size,)))
+    return linear_ops.reshape(drawn, shape)
 
 
 def _one_gamma(log_space: bool, key: Any, a: Any) -> Any:
@@ -164,7 +165,7 @@ def dirichlet(key: Any, alpha: Any, shape: Shape | None = None, dtype: Any = "fl
     batch, n = alpha.shape[:-1], alpha.shape[-1]
     shape = batch if shape is None else shape_of(name, shape)
     check_broadcast(name, "alpha without its last axis", batch, shape)
-    alpha = structure.broadcast_to(parameter(name, "alpha", alpha, (*shape, n), dtype), (*shape, n))
+    alpha = linear_ops.broadcast_to(parameter(name, "alpha", alpha, (*shape, n), dtype), (*shape, n))
     return _softmax(_gamma(key, alpha, True))
 
 
@@ -172,9 +173,9 @@ def _softmax(x: Any) -> Any:
     if not x.size:
         return x
     last = (x.ndim - 1,)
-    spread = lambda y: structure.broadcast_in_dim(y, x.shape, tuple(range(x.ndim - 1)))
+    spread = lambda y: linear_ops.broadcast_in_dim(y, x.shape, tuple(range(x.ndim - 1)))
     x = ops.exp(x - spread(ops.stop_gradient(reduce.reduce_max(x, last))))
-    return x / spread(structure.reduce_sum(x, last))
+    return x / spread(linear_ops.reduce_sum(x, last))
 
 
 def chisquare(key: Any, df: Any, shape: Shape | None = None, dtype: Any = "float32") -> Any:
@@ -268,7 +269,7 @@ def ball(key: Any, d: int, p: Any = 2, shape: Shape = (), dtype: Any = "float32"
         )
     p = parameter("ball", "p", p, (), dtype)
     first, second = new_keys(key)
-    x = _generalized_normal(first, structure.broadcast_to(p, (*shape, d)))
-    power = structure.reduce_sum(ops.pow(ops.abs(x), p), (len(shape),)) + exponential_(second, shape, dtype)
+    x = _generalized_normal(first, linear_ops.broadcast_to(p, (*shape, d)))
+    power = linear_ops.reduce_sum(ops.pow(ops.abs(x), p), (len(shape),)) + exponential_(second, shape, dtype)
     radius = ops.pow(power, 1 / p)
-    return x / structure.broadcast_in_dim(radius, (*shape, d), tuple(range(len(shape))))
+    return x / linear_ops.broadcast_in_dim(radius, (*shape, d), tuple(range(len(shape))))

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.array import from_numpy, lift, scalar
+from blufunc.core.arrays.array import from_numpy, lift, scalar
+from blufunc.core.ir import dtypes, source
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import random_bits as rb
 from blufunc.random.arguments import Shape, any_keys, fresh_key, one_key, shape_of

@@ -9,8 +9,8 @@ from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.axes import static_int
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import static_int
 from blufunc.random.arguments import (
     Shape,
     check_broadcast,

@@ -12,9 +12,9 @@ import weakref
 from typing import Any
 
 from blufunc import errors
-from blufunc.core import source
-from blufunc.core.array import Array
-from blufunc.core.trace import Trace, state
+from blufunc.core.arrays.array import Array
+from blufunc.core.ir import source
+from blufunc.core.ir.trace import Trace, state
 
 _uses: dict[int, tuple[Any, Trace, str]] = {}
 """By the identity of a key: the key (a weak reference to an array), the trace that used it, and the call."""

@@ -12,26 +12,36 @@ import math
 from typing import Any
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.axes import static_int
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import static_int
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops import elementwise as ew
-from blufunc.core.ops import linalg as matrices
-from blufunc.core.ops import linalg_factor, linalg_spectral, linalg_triangular
-from blufunc.core.ops.linalg import adjoint, check_here, check_matrices, check_square, matmul, mT, tril, triu
-from blufunc.core.ops.linalg_factor import lu_pivots_to_permutation, take_rows
+from blufunc.core.ops.linalg import common as matrices
+from blufunc.core.ops.linalg import factor as linalg_factor
+from blufunc.core.ops.linalg import spectral, triangular
+from blufunc.core.ops.linalg.common import (
+    adjoint,
+    check_here,
+    check_matrices,
+    check_square,
+    matmul,
+    mT,
+    tril,
+    triu,
+)
+from blufunc.core.ops.linalg.factor import lu_pivots_to_permutation, take_rows
 from blufunc.core.ops.shape import concatenate, iota, pad, rev, slice_
 from blufunc.core.ops.sort import place_along
-from blufunc.core.structure import broadcast_in_dim, broadcast_to, reshape
-from blufunc.core.trace import Value
+from blufunc.core.primitives.linear_ops import broadcast_in_dim, broadcast_to, reshape
 from blufunc.numpy import linalg as bnp_linalg
 from blufunc.numpy import reductions
 from blufunc.numpy.elementwise import ceil, log2, maximum
 from blufunc.numpy.manipulation import atleast_1d, atleast_2d
 from blufunc.numpy.picking import take
 from blufunc.numpy.promotion import as_value, broadcast_shapes, inexact, promote_dtypes, stretch
-from blufunc.transforms.custom_jvp import custom_jvp
-from blufunc.transforms.grad import jvp
-from blufunc.transforms.while_loop import while_loop
+from blufunc.transforms.autodiff.grad import jvp
+from blufunc.transforms.control_flow.while_loop import while_loop
+from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 
 # -- operands --------------------------------------------------------------------------------------
 
@@ -100,8 +110,8 @@ def cho_solve(c_and_lower: Any, b: Any, overwrite_b: bool = False, check_finite:
     c, b, vector = _system(c, b, "cho_solve")
     adjoint_first = {"transpose_a": not lower, "conjugate_a": not lower}
     adjoint_then = {"transpose_a": bool(lower), "conjugate_a": bool(lower)}
-    x = linalg_triangular.triangular_solve(c, b, left_side=True, lower=lower, **adjoint_first)
-    x = linalg_triangular.triangular_solve(c, x, left_side=True, lower=lower, **adjoint_then)
+    x = triangular.triangular_solve(c, b, left_side=True, lower=lower, **adjoint_first)
+    x = triangular.triangular_solve(c, x, left_side=True, lower=lower, **adjoint_then)
     return _result(x, vector)
 
 
@@ -139,7 +149,7 @@ def lu_solve(
     n = packed.aval.shape[-1]
     order = lu_pivots_to_permutation(pivots, n)
     order = broadcast_to(order, (*packed.aval.shape[:-2], n))
-    triangle = lambda x, lower: linalg_triangular.triangular_solve(
+    triangle = lambda x, lower: triangular.triangular_solve(
         packed,
         x,
         left_side=True,
@@ -245,13 +255,13 @@ def eigh(
     if b is None:
         a = _square(a, "eigh")
         if eigvals_only:
-            return linalg_spectral.eigvalsh(a, lower=lower, symmetrize_input=False)
-        v, w = linalg_spectral.eigh(a, lower=lower, symmetrize_input=False)
+            return spectral.eigvalsh(a, lower=lower, symmetrize_input=False)
+        v, w = spectral.eigh(a, lower=lower, symmetrize_input=False)
         return w, v
     a, b = promote_dtypes("eigh", a, b, inexact=True)
     check_here(check_square, "eigh", a, b)
     low = cholesky(b, lower=True) if lower else adjoint(cholesky(b))
-    solve = lambda x, **options: linalg_triangular.triangular_solve(low, x, lower=True, **options)
+    solve = lambda x, **options: triangular.triangular_solve(low, x, lower=True, **options)
     a = matrices.hermitian_from_lower(a if lower else adjoint(a))
     if a.aval.shape != b.aval.shape:
         raise errors.ShapeError(
@@ -259,8 +269,8 @@ def eigh(
         )
     inner = solve(solve(a, left_side=True), transpose_a=True, conjugate_a=True)
     if eigvals_only:
-        return linalg_spectral.eigvalsh(inner)
-    v, w = linalg_spectral.eigh(inner)
+        return spectral.eigvalsh(inner)
+    v, w = spectral.eigh(inner)
     return w, solve(v, left_side=True, transpose_a=True, conjugate_a=True)
 
 
@@ -299,7 +309,7 @@ def polar(
 
 
 def _unitary_factor(a: Value) -> Value:
-    w, s, vh = linalg_spectral.svd(ew.stop_gradient(a), full_matrices=False)
+    w, s, vh = spectral.svd(ew.stop_gradient(a), full_matrices=False)
     return _as_unitary_factor(a, matmul(w, vh), s, vh)
 
 
@@ -396,7 +406,7 @@ def solve_triangular(
     """
     transposed, conjugated = _transposed(trans, "solve_triangular")
     a, b, vector = _system(a, b, "solve_triangular")
-    x = linalg_triangular.triangular_solve(
+    x = triangular.triangular_solve(
         a, b, left_side=True, lower=lower, unit_diagonal=unit_diagonal, transpose_a=transposed,
         conjugate_a=conjugated,
     )  # fmt: skip
@@ -463,7 +473,7 @@ def expm(A: Any, *, upper_triangular: bool = False, max_squarings: int = 16) -> 
 
 
 def _solve_upper(a: Value, b: Value) -> Value:
-    return linalg_triangular.triangular_solve(a, b, left_side=True)
+    return triangular.triangular_solve(a, b, left_side=True)
 
 
 def _pade(a: Value, degree: int) -> tuple[Value, Value]:

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
-from blufunc.core import dtypes, source
-from blufunc.core.array import lift
-from blufunc.core.axes import static_int
-from blufunc.transforms.grad import value_and_grad
+from blufunc.core.arrays.array import lift
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import static_int
+from blufunc.transforms.autodiff.grad import value_and_grad
 
 _SUFFICIENT, _CURVATURE = 1e-4, 0.9  # the constants of the strong Wolfe conditions
 
@@ -174,7 +174,7 @@ class _Search(NamedTuple):
 
 
 def _line_search(both: Callable, x: Any, direction: Any, f0: Any, g0: Any, steps: int) -> _Search:
-    """A step that satisfies the strong Wolfe conditions; or, after ``steps`` trials, the best that descends."""
+    """A step that satisfies the strong Wolfe conditions; or, after ``pipeline`` trials, the best that descends."""
     slope0 = g0 @ direction
     decimals = 4 * bnp.finfo(x.aval.dtype).eps * bnp.abs(f0)  # differences below are rounding
 

@@ -13,14 +13,14 @@ from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc import errors, nn
-from blufunc.core import source
-from blufunc.core.axes import static_int
+from blufunc.core.ir import source
+from blufunc.core.ir.axes import static_int
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops import special as ops
-from blufunc.core.primitive import Primitive
-from blufunc.core.trace import Value
+from blufunc.core.primitives.primitive import Primitive
 from blufunc.numpy.promotion import inexact, match_shapes, promote_dtypes
-from blufunc.transforms.custom_jvp import custom_jvp
+from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 
 __all__ = [
     "beta", "betainc", "betaln", "dawsn", "digamma", "entr", "erf", "erfc", "erfcx", "erfinv", "exp1", "expi",

@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from blufunc.core import dtypes, tree, treepath
-from blufunc.core.array import from_numpy
+from blufunc.core.arrays.array import from_numpy
+from blufunc.core.ir import dtypes
+from blufunc.core.pytree import paths as treepath
+from blufunc.core.pytree import tree
 from blufunc.transforms.arguments import as_values
 
 ROUNDING = 256

@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source, tree, treepath
-from blufunc.core.array import from_numpy
-from blufunc.core.structure import zeros
+from blufunc.core.arrays.array import from_numpy
+from blufunc.core.ir import dtypes, source
+from blufunc.core.primitives.linear_ops import zeros
+from blufunc.core.pytree import paths, tree
 from blufunc.testing.compare import assert_close, eps_of, numbers, random_like, values_of
 from blufunc.transforms.arguments import check_callable, name_of
-from blufunc.transforms.grad import jvp, vjp
+from blufunc.transforms.autodiff.grad import jvp, vjp
 
 MODES = ("fwd", "rev")
 
@@ -249,7 +250,7 @@ def check_vjp(
     what = f"{err_msg}vjp of {problem.name}"
     if found_tree != problem.in_tree:
         differences = "; ".join(
-            treepath.diff(problem.in_tree, found_tree, "the arguments", "the cotangents")[:3]
+            paths.diff(problem.in_tree, found_tree, "the arguments", "the cotangents")[:3]
         )
         raise AssertionError(
             f"{what}: the cotangents have another structure than the arguments: {differences}"

@@ -15,20 +15,20 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.array import from_numpy
-from blufunc.core.check import check_jaxpr
-from blufunc.core.primitive import RULES, Primitive, unsupported
-from blufunc.core.stage import stage
-from blufunc.core.structure import instantiate
+from blufunc.core.arrays.array import from_numpy
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.check import check_jaxpr
+from blufunc.core.primitives.linear_ops import instantiate
+from blufunc.core.primitives.primitive import RULES, Primitive, unsupported
+from blufunc.core.programs.stage import stage
 from blufunc.testing.compare import assert_same, eps_of, random_like, values_of
 from blufunc.testing.gradients import Problem, check_grads, check_options, pairing
 from blufunc.testing.report import Report
-from blufunc.transforms.grad import jvp, vjp
-from blufunc.transforms.jit import jit
-from blufunc.transforms.make_jaxpr import make_jaxpr
-from blufunc.transforms.transpose import backward_pass
-from blufunc.transforms.vmap import vmap
+from blufunc.transforms.autodiff.grad import jvp, vjp
+from blufunc.transforms.autodiff.transpose import backward_pass
+from blufunc.transforms.batching.vmap import vmap
+from blufunc.transforms.staging.jit import jit
+from blufunc.transforms.staging.make_jaxpr import make_jaxpr
 
 SIZE = 3
 """How many examples a batch has."""

@@ -12,23 +12,24 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source, tree
-from blufunc.core.array import from_numpy
+from blufunc.core.arrays.array import from_numpy
+from blufunc.core.ir import dtypes, source
 from blufunc.core.ops.elementwise import add
-from blufunc.core.structure import full, zeros
+from blufunc.core.primitives.linear_ops import full, zeros
+from blufunc.core.pytree import tree
 from blufunc.testing.compare import assert_same, random_like, values_of
 from blufunc.testing.gradients import Tolerance, check_grads
 from blufunc.testing.primitives import SIZE, variants
 from blufunc.testing.report import Report
 from blufunc.transforms.arguments import check_callable, name_of
-from blufunc.transforms.checkpoint import checkpoint
-from blufunc.transforms.cond import cond
-from blufunc.transforms.custom_jvp import custom_jvp
-from blufunc.transforms.grad import jvp, vjp
-from blufunc.transforms.jit import jit
-from blufunc.transforms.scan import scan
-from blufunc.transforms.vmap import vmap
-from blufunc.transforms.while_loop import while_loop
+from blufunc.transforms.autodiff.grad import jvp, vjp
+from blufunc.transforms.batching.vmap import vmap
+from blufunc.transforms.checkpointing.checkpoint import checkpoint
+from blufunc.transforms.control_flow.cond import cond
+from blufunc.transforms.control_flow.scan import scan
+from blufunc.transforms.control_flow.while_loop import while_loop
+from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
+from blufunc.transforms.staging.jit import jit
 
 DECLINED = (errors.UnsupportedError, errors.BranchError, errors.CarryError)
 """What a transform raises for what it does not do."""

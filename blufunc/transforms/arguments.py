@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source, tree, treenode, treepath
-from blufunc.core.array import Array, lift
-from blufunc.core.avals import ShapedArray
-from blufunc.core.trace import Value
+from blufunc.core.arrays.array import Array, lift
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.trace import Value
+from blufunc.core.pytree import nodes, paths, tree
 
 
 class ShapeDtypeStruct:
@@ -79,7 +80,7 @@ class FlatFunction:
         """The leaves of a result, as values."""
         flat, self.out_tree = tree.flatten(out)
         return as_values(
-            flat, lambda i: f"the result of {name_of(self.fun)}{treepath.leaf_paths(self.out_tree)[i]}"
+            flat, lambda i: f"the result of {name_of(self.fun)}{paths.leaf_paths(self.out_tree)[i]}"
         )
 
 
@@ -175,15 +176,15 @@ def labels_of(fun: Callable, in_tree: tree.TreeDef) -> list[str]:
             parameters.append(p.name)
     skeleton = tree.unflatten(in_tree, [object() for _ in range(in_tree.num_leaves)])
     labels = []
-    for path, _ in treepath.flatten_with_path(skeleton)[0]:
+    for path, _ in paths.flatten_with_path(skeleton)[0]:
         group, argument, *rest = path
-        if group == treenode.SequenceKey(1):
+        if group == nodes.SequenceKey(1):
             head = str(argument.key)
         elif argument.idx < len(parameters):
             head = parameters[argument.idx]
         else:
             head = f"{variadic or 'args'}[{argument.idx - (len(parameters) if variadic else 0)}]"
-        labels.append(head + treepath.keystr(tuple(rest)))
+        labels.append(head + paths.keystr(tuple(rest)))
     return labels
 
 
@@ -226,7 +227,7 @@ def check_structure(
         raise errors.TreeError(
             f"{what}: {names[1]} has another structure than {names[0]}.",
             where=source.here(),
-            why="; ".join(treepath.diff(expected, got, *names)[:5]),
+            why="; ".join(paths.diff(expected, got, *names)[:5]),
             fix=fix or None,
         )
 

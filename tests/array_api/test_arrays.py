@@ -7,7 +7,7 @@ import pytest
 
 import blufunc.numpy as bnp
 from blufunc import errors
-from blufunc.transforms.jit import jit
+from blufunc.transforms.staging.jit import jit
 
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
 INDICES = [

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import blufunc.numpy as bnp
-from blufunc.transforms.jit import jit
+from blufunc.transforms.staging.jit import jit
 from tests.array_api.special_cases import CLASSES, COMPLEX, REAL, cases, number, values
 
 

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 import blufunc as bf
-from benchmarks import float32_errors, gpu_products, tables
-from benchmarks.gpu_peers import clock
-from blufunc.kernels.precisions import ALGORITHMS
-from tests.kernels import fake_cuda
+from benchmarks import report
+from benchmarks.peers import clock
+from benchmarks.suites import float32_errors, gpu_products
+from blufunc.kernels.precision import ALGORITHMS
+from tests.emulation import fake_cuda
 
 
 def test_a_tensor_core_rounds_towards_zero():
@@ -51,7 +52,7 @@ def test_the_record_as_a_section():
         "date": "2026-01-01",
         "rows": [{"operands": "normal", "terms": 64, "errors": found}],
     }
-    *_, head, line, row = tables.section(record).splitlines()
+    *_, head, line, row = report.section(record).splitlines()
     assert head == "| operands | terms | SGEMM | TF32 |" and line.count("---") == 4
     assert row.startswith("| normal | 64 | ") and f"{found['SGEMM']['worst']:.1e}" in row
 

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import blufunc as bf
-from benchmarks import device_memory, gpt2, gpt2_curves, gpu_attention, multi_gpu, programs, seed_noise, text
-from benchmarks.gpu_peers import attention_cases, gpt2_blufunc, products
-from benchmarks.gpu_peers import gpt2 as shared
+from benchmarks.harness import device_memory, programs, text
+from benchmarks.peers import attention_cases, gpt2_blufunc, products
+from benchmarks.peers import gpt2 as shared
+from benchmarks.suites import gpt2, gpt2_curves, gpu_attention, multi_gpu, seed_noise
 from blufunc import tree
 
 TINY = [f"--{name}={value}" for name, value in gpt2.TINY.items()] + [
@@ -114,10 +115,10 @@ def test_several_gpus_in_every_layout_and_both_forms():
     assert [(p.tags["layout"], p.module) for p in several] == [
         (layout, module)
         for layout in ("data", "fsdp", "tensor")
-        for module in ("benchmarks.gpu_peers.gpt2_blufunc", "blufunc.parallel.launch")
+        for module in ("benchmarks.peers.gpt2_blufunc", "blufunc.parallel.launch")
     ]
     for p in several:
-        own = p.args[p.args.index("benchmarks.gpu_peers.gpt2_blufunc") + 1 :] if "-m" in p.args else p.args
+        own = p.args[p.args.index("benchmarks.peers.gpt2_blufunc") + 1 :] if "-m" in p.args else p.args
         parsed = gpt2_blufunc.parser().parse_args(own)
         assert (parsed.gpus, parsed.layout, parsed.batch) == (4, p.tags["layout"], 32)
 
@@ -286,9 +287,7 @@ def test_gradients_agree_with_pytorch_in_float64(tmp_path):
     pytest.importorskip("torch")
     for module, *words in (("gpt2_blufunc",), ("gpt2_torch", "--float64")):
         given = [*TINY, *words, "--gradients", str(tmp_path / f"{module}.npz")]
-        subprocess.run(
-            [sys.executable, "-m", f"benchmarks.gpu_peers.{module}", *given], check=True, timeout=120
-        )
+        subprocess.run([sys.executable, "-m", f"benchmarks.peers.{module}", *given], check=True, timeout=120)
     found = gpt2_curves.errors(tmp_path / "gpt2_blufunc.npz", tmp_path / "gpt2_torch.npz")
     assert 0 < found["gradients"] < 2e-6 and found["worst"] < 1e-5
 

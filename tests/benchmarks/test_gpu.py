@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 import blufunc as bf
-from benchmarks import device_memory, gpu, gpu_step_kernels, kernel_cases, programs
-from benchmarks.gpu_peers import clock, gpt2, kernel_shapes
-from blufunc.kernels import plan_store
+from benchmarks.harness import device_memory, programs
+from benchmarks.peers import clock, gpt2, kernel_shapes
+from benchmarks.suites import gpu, gpu_step_kernels, kernel_cases
+from blufunc.kernels.cache import plans as plan_store
 from examples.gpt import model
 
 
@@ -169,5 +170,5 @@ def test_constants_that_are_set_take_no_plans_from_disk(monkeypatch):
     """They are not part of what plans are kept under."""
     monkeypatch.setattr(bf.config, "plan_cache", True)
     monkeypatch.setattr(plan_store, "WORTH", plan_store.WORTH)
-    gpu_step_kernels.change("plan_store.WORTH", "7")
+    gpu_step_kernels.change("cache.plans.WORTH", "7")
     assert plan_store.WORTH == 7 and not bf.config.plan_cache

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from benchmarks import gpt2_tables, gpu_tables, tables
+from benchmarks import report
+from benchmarks.harness import gpt2_tables, gpu_tables
 
 PART = {"gpu": {"name": "a device"}, "date": "2026-01-01", "versions": {"blufunc": "0"}, "left_out": []}
 
@@ -226,7 +227,7 @@ def test_the_page_has_the_host_first():
         for t in (2.0, 8.0)
     ]
     copied = PART | {"benchmark": "gpu_copy", "rows": [{"what": "copy", "ms": 1.0, "GB_s": 4000.0}]}
-    text = tables.page([copied, host])
+    text = report.page([copied, host])
     assert "| gelu | 2.00 ms | 4.00 ms | 0.50 | 4.0 | 25 |" in text
     assert "Geometric mean of the ratios: 1.00." in text
     assert text.index("cpu_kernels") < text.index("On a GPU") < text.index("4,000")

@@ -6,8 +6,9 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import gpu_tables, gpu_timeline, programs, timeline
-from benchmarks.timeline import Kernel
+from benchmarks.harness import gpu_tables, programs, timeline
+from benchmarks.harness.timeline import Kernel
+from benchmarks.suites import gpu_timeline
 
 GEMM, NCCL = "nvjet_tst_128x256", "ncclDevKernel_AllReduce"
 
@@ -153,7 +154,7 @@ def test_one_gpu_comes_before_several(tmp_path):
 
 PROGRAM = """
 import json, sys
-from benchmarks.gpu_peers import clock
+from benchmarks.peers import clock
 name, path = sys.argv[1:]
 steps = json.loads(open(path + ".made").read())
 open(path, "w").write(json.dumps(steps))

@@ -5,13 +5,13 @@ import pytest
 
 import blufunc as bf
 import blufunc.numpy as bnp
-from blufunc.kernels import nvrtc
+from blufunc.kernels.backends.cuda.driver import nvrtc
 from blufunc.testing import check_grads, check_vjp
-from blufunc.transforms.kernel_call import cuda_kernel_p
+from blufunc.transforms.extension.kernel_call import cuda_kernel_p
 from examples.extend import kernels
 from examples.extend.kernels import capped, logits, reference, rotate, rotated
+from tests.emulation.kernels_on_host import run_on_host
 from tests.transforms.common import arr, close, draw
-from tests.transforms.kernels_on_host import run_on_host
 
 
 def by_complex_numbers(x):

@@ -5,7 +5,7 @@ import pytest
 
 import blufunc as bf
 from blufunc import tree
-from blufunc.core.array import from_numpy
+from blufunc.core.arrays.array import from_numpy
 from examples.gpt import model
 
 CONFIG = model.Config(layers=2, heads=2, width=16, context=12, vocab=31)
@@ -59,7 +59,7 @@ def test_gradient_agrees_with_central_differences(wrap):
 def test_loss_and_gradient_agree_with_jax():
     jax = pytest.importorskip("jax")
     pytest.importorskip("optax")
-    from benchmarks import gpt_in_jax
+    from benchmarks.suites import gpt_in_jax
 
     params, tokens = randomised(np.float32)
     value, grads = bf.jit(bf.value_and_grad(loss))(params, tokens)

@@ -9,8 +9,8 @@ import pytest
 import blufunc as bf
 from blufunc import tree
 from blufunc.config import config
-from blufunc.parallel import mesh_program
-from blufunc.spmd import expert_capacity
+from blufunc.parallel.programs import mesh_program
+from blufunc.parallel.recipes import expert_capacity
 from examples.gpt import devices, model, sharded, train
 from tests.parallel.exchanged import by_axes
 

@@ -5,9 +5,10 @@ import dataclasses
 import pytest
 
 import blufunc as bf
-from blufunc.kernels import activation_epilogue, cuda_program
-from tests.kernels import fake_cuda
-from tests.kernels.emulated_cuda import Device, Emulator
+from blufunc.kernels.backends.cuda import program as cuda_program
+from blufunc.kernels.rewrites import activation_epilogue
+from tests.emulation import fake_cuda
+from tests.emulation.emulated_cuda import Device, Emulator
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 """One program on three executors: NumPy calls, the interpreter of LoopIR, and C++ compiled for this machine.
 
-The two that run a schedule go through the very steps, and the very memory, of ``host_program.py``; only what stands
-for a kernel differs. Before a kernel runs, what it is to write is filled with bytes that nobody computed, unless it
-is the memory of something that it reads: what a plan gives to two values at once, or a kernel leaves out, shows.
-C++ of many programs is compiled as one source.
+The two that run a schedule go through the very steps, and the very memory, of ``kernels/backends/cpu/program.py``; only
+what stands for a kernel differs. Before a kernel runs, what it is to write is filled with bytes that nobody computed,
+unless it is the memory of something that it reads: what a plan gives to two values at once, or a kernel leaves out,
+shows. C++ of many programs is compiled as one source.
 """
 
 from __future__ import annotations
@@ -15,22 +15,24 @@ from typing import Any
 
 import numpy as np
 
-from blufunc.core import dtypes, tree
-from blufunc.core.jaxpr import Jaxpr
+from blufunc.core.arrays.errstate import quietly
+from blufunc.core.ir import dtypes
+from blufunc.core.ir.jaxpr import Jaxpr
 from blufunc.core.ops.dot import dot_general_p
-from blufunc.core.passes import simplify
-from blufunc.kernels import host_compiler
-from blufunc.kernels.budget import within
-from blufunc.kernels.cstyle_host import render_many
-from blufunc.kernels.host_program import HOST, Runner, aligned
-from blufunc.kernels.loop_check import check_kernel
-from blufunc.kernels.loop_interpreter import run as interpret_kernel
-from blufunc.kernels.loopir import Buffer, Kernel
-from blufunc.kernels.numpy_program import Program
-from blufunc.kernels.quiet import quietly
-from blufunc.kernels.steps import GroupStep, KernelStep, Planning, Schedule
+from blufunc.core.programs.simplify import simplify
+from blufunc.core.pytree import tree
+from blufunc.kernels.backends.cpu import toolchain
+from blufunc.kernels.backends.cpu.program import HOST, Runner, aligned
+from blufunc.kernels.backends.cpu.renderer import render_many
+from blufunc.kernels.backends.numpy.program import Program
+from blufunc.kernels.loopir.interpret import run as interpret_kernel
+from blufunc.kernels.loopir.ir import Buffer, Kernel
+from blufunc.kernels.loopir.verify import check_kernel
+from blufunc.kernels.pipeline import Planning
+from blufunc.kernels.recompute.budget import within
+from blufunc.kernels.schedule import GroupStep, KernelStep, Schedule
 from blufunc.kernels.target import Target
-from blufunc.transforms.jit import jit
+from blufunc.transforms.staging.jit import jit
 
 POISON = 0xA5
 
@@ -204,7 +206,7 @@ def compile_all(cases: Sequence[Case]) -> list[dict[int, Any]]:
                 kernels.append(replace(k, name=names[key]))
             mine[i] = k, names[key]
         used.append(mine)
-    compiler = host_compiler.find()
+    compiler = toolchain.find()
     assert compiler is not None
     library = compiler.compile(render_many(kernels), "the programs of the tests") if kernels else None
     return [{i: Compiled(k, getattr(library, name)) for i, (k, name) in mine.items()} for mine in used]

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from blufunc.core import dtypes
+from blufunc.core.ir import dtypes
 
 
 def draw(buffer, seed):
@@ -41,6 +41,6 @@ def agree(kernel, got, want):
         np.testing.assert_allclose(x, y, rtol, rtol * size, err_msg=b.name)
 
 
-def launch(machine, library, writer, arrays):
+def launch(machine, library, scheduled, arrays):
     """Run a kernel of a library on one of the machines of ``emulated_cuda``."""
-    machine.launch(library, writer, [arrays[b] for b in writer.kernel.buffers])
+    machine.launch(library, scheduled, [arrays[b] for b in scheduled.kernel.buffers])

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import scipy.special
 
-from blufunc.core import dtypes
-from blufunc.core.avals import ShapedArray
+from blufunc.core.ir import dtypes
+from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.random_bits import random_bits_p
-from blufunc.kernels.indices import Computed, Range, constant, flat, of, unflat
-from blufunc.kernels.loopir import (
+from blufunc.kernels.loopir.index import Computed, Range, constant, flat, of, unflat
+from blufunc.kernels.loopir.ir import (
     Accumulate,
     Branch,
     Buffer,

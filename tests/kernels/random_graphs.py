@@ -16,8 +16,8 @@ import numpy as np
 
 import blufunc.numpy as bnp
 from blufunc import lax
-from blufunc.core import dtypes
-from blufunc.core.array import from_numpy
+from blufunc.core.arrays.array import from_numpy
+from blufunc.core.ir import dtypes
 from blufunc.kernels.target import Target
 from tests.kernels.differential import Case, case
 

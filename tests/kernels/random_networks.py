@@ -13,7 +13,7 @@ import numpy as np
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import nn, random
-from blufunc.core.array import from_numpy
+from blufunc.core.arrays.array import from_numpy
 
 ROWS, WIDTH = 96, 16
 

@@ -6,13 +6,13 @@ import pytest
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import lax, vmap
-from blufunc.kernels import machine as machines
+from blufunc.kernels.backends.cpu.lowered import Draft
 from blufunc.kernels.cost import cost_of, cost_of_equations
-from blufunc.kernels.host_draft import Draft
+from blufunc.kernels.inspect import roofline as machines
 from blufunc.kernels.machine import Machine
-from blufunc.kernels.report import count, duration, run_lengths, size, table
-from blufunc.kernels.timing import medians
-from tests.kernels import fake_cuda
+from blufunc.kernels.tables import count, duration, run_lengths, size, table
+from blufunc.kernels.timings import medians
+from tests.emulation import fake_cuda
 
 
 def shapes(*types):

@@ -10,9 +10,9 @@ import pytest
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import lax, nn, random
-from blufunc.core.array import from_numpy
-from blufunc.kernels.steps import OpaqueStep
-from tests.kernels.differential import case
+from blufunc.core.arrays.array import from_numpy
+from blufunc.kernels.schedule import OpaqueStep
+from tests.kernels.differential import case, differences
 
 
 def draw(*shape):
@@ -58,6 +58,33 @@ def adamw(p, g, m, v):
 def rotated(x):
     return bnp.concatenate([-x[:, 48:], x[:, :48]], -1) * SCALE + x * BIAS
 
+
+def by_halves(x):
+    """A rotary embedding whose pairs are the halves of a head, with angles that the program computes."""
+    angles = bnp.arange(ROWS)[:, None] / 1e4 ** (bnp.arange(0, LANES, 2) / LANES)
+    a, b = bnp.split(x.astype("float32"), 2, -1)
+    cos, sin = bnp.cos(angles)[:, None], bnp.sin(angles)[:, None]
+    return bnp.concatenate([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
+
+
+def by_rotated_half(x, cos, sin):
+    wide = x.astype("float32")
+    a, b = bnp.split(wide, 2, -1)
+    return (wide * cos + bnp.concatenate([-b, a], -1) * sin).astype(x.dtype)
+
+
+def interleaved(x, cos, sin):
+    wide = x.astype("float32")
+    a, b = wide[..., ::2], wide[..., 1::2]
+    return bnp.stack([a * cos - b * sin, b * cos + a * sin], -1).astype(x.dtype)
+
+
+def backward(fun):
+    return lambda x, g, *rest: bf.vjp(lambda x: fun(x, *rest), x)[1](g)[0]
+
+
+HEADS = draw(ROWS, 20, LANES).astype("bfloat16")
+ANGLES = draw(ROWS, 1, LANES // 2)
 
 COUNTS = {
     "softmax": (1, lambda x: nn.softmax(x), X),
@@ -106,6 +133,39 @@ COUNTS = {
     "sums so far and sums of columns": (1, lambda x: (bnp.cumsum(x, -1), bnp.cumsum(x, -1).sum(0)), X),
     "sums down columns": (1, lambda x: bnp.tanh(bnp.cumsum(x * 2, 0)) * x, X),
     "extrema of sums down columns, and their sums": (1, lambda x: lax.cummax(bnp.cumsum(x, 0), 0).sum(0), X),
+    # cosines and sines of angles are stored once, as all heads read them
+    "rotary embedding": (3, by_halves, HEADS),
+    "rotary embedding, backward": (3, backward(by_halves), HEADS, HEADS),
+    "rotary embedding by a rotated half": (
+        1,
+        by_rotated_half,
+        HEADS,
+        draw(ROWS, 1, LANES),
+        draw(ROWS, 1, LANES),
+    ),
+    "rotary embedding by a rotated half, backward": (
+        1,
+        backward(by_rotated_half),
+        HEADS,
+        HEADS,
+        draw(ROWS, 1, LANES),
+        draw(ROWS, 1, LANES),
+    ),
+    "rotary embedding of interleaved pairs": (1, interleaved, HEADS, ANGLES, ANGLES),
+    "rotary embedding of interleaved pairs, backward": (
+        1,
+        backward(interleaved),
+        HEADS,
+        interleaved(HEADS, ANGLES, ANGLES),
+        ANGLES,
+        ANGLES,
+    ),
+    "rows of a table that is rounded": (
+        2,
+        lambda e, i: e.astype("bfloat16")[i] * 2,
+        draw(700, LANES),
+        LABELS,
+    ),
     # what chunks of a long row sum up to, and then their own sums
     "sums so far of a long row": (2, lambda x: bnp.tanh(bnp.cumsum(x * 2, -1)) * x, draw(2, 70_000)),
     "long sums so far, backward": (
@@ -129,6 +189,13 @@ COUNTS = {
     "halves exchanged": (2, rotated, X),
     "rows of a table": (2, lambda e, i: e[i] + 1, X, LABELS),
 }
+
+
+@pytest.mark.parametrize("name", [name for name in COUNTS if "rotary" in name or "rounded" in name])
+def test_fused_copies_compute_the_same(name):
+    _, fun, *args = COUNTS[name]
+    c = case(fun, *args, name=name)
+    assert not differences(c.interpreted(), c.expected(), exact=True)
 
 
 @pytest.mark.parametrize("name", COUNTS)

@@ -13,18 +13,21 @@ from hypothesis import strategies as hs
 
 import blufunc.numpy as bnp
 from blufunc import lax, random
-from blufunc.core import dtypes
-from blufunc.core.array import from_numpy
-from blufunc.kernels import cstyle_host, frames, host_compiler, host_program, steps
-from blufunc.transforms.grad import grad
+from blufunc.core.arrays.array import from_numpy
+from blufunc.core.ir import dtypes
+from blufunc.kernels import pipeline as steps
+from blufunc.kernels.backends.cpu import program as host_program
+from blufunc.kernels.backends.cpu import renderer, toolchain
+from blufunc.kernels.fusion import iteration_space
+from blufunc.transforms.autodiff.grad import grad
 from tests.kernels import random_graphs, random_networks
 from tests.kernels.differential import LIKE_A_GPU, SMALL, as_body, case, compile_all, differences
 from tests.kernels.test_kernel_counts import adamw, draw
-from tests.op_table import OPS
+from tests.op_table.rows import OPS
 from tests.transforms.programs import LAX, PROGRAMS, loss_of
 
 SWEEP = os.environ.get("BLUFUNC_SWEEP") == "1"
-compiled = pytest.mark.skipif(host_compiler.find() is None, reason="this machine has no C++ compiler")
+compiled = pytest.mark.skipif(toolchain.find() is None, reason="this machine has no C++ compiler")
 
 
 def chunks(items, size):
@@ -95,9 +98,9 @@ def test_control_flow_interpreted(name, way, monkeypatch):
 
 KINDS = "float32", "int32"
 SETTINGS = {
-    "rows in chunks": (SMALL, frames.ONE_ROW),
+    "rows in chunks": (SMALL, iteration_space.ONE_ROW),
     "totals in chunks": (SMALL, 16),
-    "as compiled": (host_program.HOST, frames.ONE_ROW),
+    "as compiled": (host_program.HOST, iteration_space.ONE_ROW),
     "as for a GPU": (LIKE_A_GPU, 16),
 }
 
@@ -106,7 +109,7 @@ SETTINGS = {
 def target(request, monkeypatch):
     """What programs are lowered for; ``frames.ONE_ROW`` small makes totals of small arrays."""
     made, one_row = SETTINGS[request.param]
-    monkeypatch.setattr(frames, "ONE_ROW", one_row)
+    monkeypatch.setattr(iteration_space, "ONE_ROW", one_row)
     monkeypatch.setattr(steps, "_LEAST_SAVING", 1)  # of memory, for which something is computed again
     return made
 
@@ -149,7 +152,7 @@ def test_random_training_steps(first, room, monkeypatch):
     """Where much is computed again, in kernels with what is not, and little is launched as one."""
     monkeypatch.setattr(steps, "_LEAST_SAVING", 1)
     monkeypatch.setattr(steps, "_LARGE", 1 << 10)
-    monkeypatch.setattr(frames, "ONE_ROW", 16)
+    monkeypatch.setattr(iteration_space, "ONE_ROW", 16)
     cases = [training_step(seed, room) for seed in range(first, first + 8)]
     assert_agrees(cases, exact=False)
     regions = [r for c in cases for r in c.schedule.fusion.regions]
@@ -172,7 +175,7 @@ def test_random_graphs_compiled_for_threads(monkeypatch):
         "_POINTS_FOR_THREADS": 3,
         "_STACK_BYTES": 64,
     }.items():
-        monkeypatch.setattr(cstyle_host, name, value)
+        monkeypatch.setattr(renderer, name, value)
     cases = [random_graphs.from_seed(seed, SMALL, 14) for seed in range(7000, 7600 if SWEEP else 7050)]
     assert_agrees(cases, True, compile_all(cases))
 

@@ -10,7 +10,7 @@ import scipy.special
 
 import blufunc.numpy as bnp
 from blufunc import errors, nn
-from blufunc.transforms.grad import grad
+from blufunc.transforms.autodiff.grad import grad
 
 POINTS = np.array([-30.0, -6.5, -2.5, -1.1, -0.3, -1e-3, 1e-3, 0.2, 0.9, 1.3, 5.5, 6.5, 30.0])
 

@@ -8,8 +8,8 @@ import pytest
 
 import blufunc.numpy as bnp
 from blufunc import errors, nn
-from blufunc.transforms.grad import grad
-from blufunc.transforms.jit import jit
+from blufunc.transforms.autodiff.grad import grad
+from blufunc.transforms.staging.jit import jit
 from tests.transforms.common import arr
 
 RNG = np.random.default_rng(5)

@@ -10,7 +10,7 @@ import pytest
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import errors, nn
-from blufunc.core.jaxpr import eval_jaxpr
+from blufunc.core.ir.jaxpr import eval_jaxpr
 from blufunc.nn.attention_mods import traced
 
 RNG = np.random.default_rng(0)

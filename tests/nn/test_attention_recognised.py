@@ -11,12 +11,12 @@ import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import lax, nn, tree
 from blufunc.config import config
-from blufunc.core import dtypes
-from blufunc.core.array import from_numpy
-from blufunc.core.jaxpr import subjaxprs
-from blufunc.kernels import cuda_program
-from blufunc.kernels.cuda_draft import Draft
-from tests.kernels import fake_cuda
+from blufunc.core.arrays.array import from_numpy
+from blufunc.core.ir import dtypes
+from blufunc.core.ir.jaxpr import subjaxprs
+from blufunc.kernels.backends.cuda import program as cuda_program
+from blufunc.kernels.backends.cuda.lowered import Draft
+from tests.emulation import fake_cuda
 
 B, T, N, H = 2, 40, 3, 16
 BF16, F16, F32 = dtypes.bfloat16, dtypes.float16, dtypes.float32

@@ -6,8 +6,8 @@ import pytest
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import lax, nn
-from blufunc.core import dtypes
-from blufunc.core.passes import simplify
+from blufunc.core.ir import dtypes
+from blufunc.core.programs.simplify import simplify
 from blufunc.nn.gelu_call import gelu_grad_p, gelu_p
 
 RNG = np.random.default_rng(0)

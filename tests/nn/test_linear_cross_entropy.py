@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import errors, lax, nn
-from blufunc.core import passes
-from blufunc.core.jaxpr import Literal, subjaxprs
+from blufunc.core.ir.jaxpr import Literal, subjaxprs
+from blufunc.core.programs import simplify as passes
 from blufunc.nn import vocabulary_loss_call as call
 
 RNG = np.random.default_rng(0)

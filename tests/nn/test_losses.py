@@ -10,7 +10,7 @@ import scipy.special
 
 import blufunc.numpy as bnp
 from blufunc import errors, nn
-from blufunc.transforms.grad import grad
+from blufunc.transforms.autodiff.grad import grad
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.normal(size=(3, 4, 5)) * 3

@@ -7,7 +7,7 @@ import pytest
 
 import blufunc.numpy as bnp
 from blufunc import errors, nn
-from blufunc.transforms.grad import grad
+from blufunc.transforms.autodiff.grad import grad
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(3, 4, 6)) * 2 + 5

@@ -7,9 +7,9 @@ import pytest
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax, nn
-from blufunc.transforms.grad import grad, value_and_grad, vjp
-from blufunc.transforms.jit import jit
-from blufunc.transforms.vmap import vmap
+from blufunc.transforms.autodiff.grad import grad, value_and_grad, vjp
+from blufunc.transforms.batching.vmap import vmap
+from blufunc.transforms.staging.jit import jit
 from tests.transforms.common import arr, close, draw
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import blufunc.numpy as bnp
-from blufunc.core.stage import stage
+from blufunc.core.programs.stage import stage
 from blufunc.nn.point_graph import Graph, Point, places_of
 from blufunc.nn.position_masks import Condition, conditions, every_row_sees
 

@@ -7,11 +7,11 @@ import pytest
 
 import blufunc.numpy as bnp
 from blufunc import nn
-from blufunc.core import passes
-from blufunc.transforms.grad import grad, jvp, value_and_grad
-from blufunc.transforms.jit import jit
-from blufunc.transforms.make_jaxpr import make_jaxpr
-from blufunc.transforms.vmap import vmap
+from blufunc.core.programs import simplify as passes
+from blufunc.transforms.autodiff.grad import grad, jvp, value_and_grad
+from blufunc.transforms.batching.vmap import vmap
+from blufunc.transforms.staging.jit import jit
+from blufunc.transforms.staging.make_jaxpr import make_jaxpr
 
 RNG = np.random.default_rng(0)
 X = bnp.asarray(RNG.normal(size=(3, 4, 6)), dtype="float32")

@@ -3,8 +3,8 @@
 import numpy as np
 
 import blufunc.numpy as bnp
-from blufunc.core.trace import Value
-from blufunc.transforms.jit import jit
+from blufunc.core.ir.trace import Value
+from blufunc.transforms.staging.jit import jit
 
 
 def arrays(*xs):

@@ -5,11 +5,11 @@ import pytest
 
 import blufunc.numpy as bnp
 from blufunc import errors
-from blufunc.core.array import Array, scalar
+from blufunc.core.arrays.array import Array, scalar
 from blufunc.transforms.arguments import ShapeDtypeStruct
-from blufunc.transforms.grad import grad
-from blufunc.transforms.jit import jit
-from blufunc.transforms.make_jaxpr import make_jaxpr
+from blufunc.transforms.autodiff.grad import grad
+from blufunc.transforms.staging.jit import jit
+from blufunc.transforms.staging.make_jaxpr import make_jaxpr
 from tests.numpy.common import f32, i32, same
 
 CALLS = [

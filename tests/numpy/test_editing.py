@@ -7,8 +7,8 @@ import pytest
 
 import blufunc.numpy as bnp
 from blufunc import errors
-from blufunc.transforms.grad import grad
-from blufunc.transforms.jit import jit
+from blufunc.transforms.autodiff.grad import grad
+from blufunc.transforms.staging.jit import jit
 from tests.numpy.common import check, f32, i32, same
 
 X = f32(4, 5)

@@ -7,9 +7,9 @@ import pytest
 
 import blufunc.numpy as bnp
 from blufunc import errors
-from blufunc.transforms.grad import grad
-from blufunc.transforms.jit import jit
-from blufunc.transforms.make_jaxpr import make_jaxpr
+from blufunc.transforms.autodiff.grad import grad
+from blufunc.transforms.staging.jit import jit
+from blufunc.transforms.staging.make_jaxpr import make_jaxpr
 from tests.numpy.common import boolean, check, f32, i32, same
 
 # name, lower and upper end of the domain

@@ -7,11 +7,11 @@ import pytest
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
-from blufunc.core.array import from_numpy
-from blufunc.transforms.grad import grad, jvp, vjp
-from blufunc.transforms.jit import jit
-from blufunc.transforms.make_jaxpr import make_jaxpr
-from blufunc.transforms.vmap import vmap
+from blufunc.core.arrays.array import from_numpy
+from blufunc.transforms.autodiff.grad import grad, jvp, vjp
+from blufunc.transforms.batching.vmap import vmap
+from blufunc.transforms.staging.jit import jit
+from blufunc.transforms.staging.make_jaxpr import make_jaxpr
 from tests.numpy.common import check, f32, i32, same
 from tests.transforms.common import arr
 

@@ -5,11 +5,11 @@ import pytest
 
 import blufunc.numpy as bnp
 from blufunc import errors
-from blufunc.core.trace import Value
-from blufunc.transforms.grad import grad
-from blufunc.transforms.jit import jit
-from blufunc.transforms.make_jaxpr import make_jaxpr
-from blufunc.transforms.vmap import vmap
+from blufunc.core.ir.trace import Value
+from blufunc.transforms.autodiff.grad import grad
+from blufunc.transforms.batching.vmap import vmap
+from blufunc.transforms.staging.jit import jit
+from blufunc.transforms.staging.make_jaxpr import make_jaxpr
 from tests.numpy.common import f32, same
 
 s_ = np.s_

@@ -9,9 +9,9 @@ import scipy.linalg
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
-from blufunc.transforms.grad import grad
-from blufunc.transforms.jit import jit
-from blufunc.transforms.make_jaxpr import make_jaxpr
+from blufunc.transforms.autodiff.grad import grad
+from blufunc.transforms.staging.jit import jit
+from blufunc.transforms.staging.make_jaxpr import make_jaxpr
 from tests.numpy.common import check, f32, i32, same
 from tests.numpy.matrices import H, draw, hermitian, positive, single
 from tests.transforms.common import arr, close

@@ -5,9 +5,9 @@ import pytest
 
 import blufunc.numpy as bnp
 from blufunc import errors
-from blufunc.transforms.grad import grad
-from blufunc.transforms.make_jaxpr import make_jaxpr
-from blufunc.transforms.vmap import vmap
+from blufunc.transforms.autodiff.grad import grad
+from blufunc.transforms.batching.vmap import vmap
+from blufunc.transforms.staging.make_jaxpr import make_jaxpr
 from tests.numpy.common import check, f32, i32, same
 
 SHAPES = [

@@ -8,13 +8,13 @@ import pytest
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax, tree
-from blufunc.core import dtypes
-from blufunc.core.array import from_numpy
-from blufunc.core.trace import Tracer
+from blufunc.core.arrays.array import from_numpy
+from blufunc.core.ir import dtypes
+from blufunc.core.ir.trace import Tracer
 from blufunc.numpy import methods
-from blufunc.transforms.jit import jit
-from blufunc.transforms.make_jaxpr import make_jaxpr
-from blufunc.transforms.vmap import vmap
+from blufunc.transforms.batching.vmap import vmap
+from blufunc.transforms.staging.jit import jit
+from blufunc.transforms.staging.make_jaxpr import make_jaxpr
 from tests.numpy.common import f32, same
 
 

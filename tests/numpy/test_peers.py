@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 import blufunc.numpy as bnp
-from blufunc.transforms.grad import grad, jvp
-from blufunc.transforms.jit import jit
-from blufunc.transforms.vmap import vmap
+from blufunc.transforms.autodiff.grad import grad, jvp
+from blufunc.transforms.batching.vmap import vmap
+from blufunc.transforms.staging.jit import jit
 from tests.transforms.common import arr
 
 pytestmark = pytest.mark.peer

@@ -7,8 +7,8 @@ import pytest
 
 import blufunc.numpy as bnp
 from blufunc import errors
-from blufunc.transforms.jit import jit
-from blufunc.transforms.make_jaxpr import make_jaxpr
+from blufunc.transforms.staging.jit import jit
+from blufunc.transforms.staging.make_jaxpr import make_jaxpr
 
 DTYPES = [
     "bool",

@@ -5,7 +5,7 @@ import pytest
 
 import blufunc.numpy as bnp
 from blufunc import optim, tree
-from blufunc.transforms.jit import jit
+from blufunc.transforms.staging.jit import jit
 
 RNG = np.random.default_rng(7)
 PARAMS = {

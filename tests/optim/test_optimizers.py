@@ -10,10 +10,10 @@ import pytest
 
 import blufunc.numpy as bnp
 from blufunc import errors, optim
-from blufunc.core import tree
-from blufunc.transforms.grad import grad
-from blufunc.transforms.jit import jit
-from blufunc.transforms.make_jaxpr import make_jaxpr
+from blufunc.core.pytree import tree
+from blufunc.transforms.autodiff.grad import grad
+from blufunc.transforms.staging.jit import jit
+from blufunc.transforms.staging.make_jaxpr import make_jaxpr
 
 RNG = np.random.default_rng(0)
 PARAMS = {"w": RNG.normal(size=(3, 4)), "b": [RNG.normal(size=4), RNG.normal(size=())]}

@@ -9,7 +9,7 @@ import pytest
 
 import blufunc.numpy as bnp
 from blufunc import errors, optim
-from blufunc.transforms.jit import jit
+from blufunc.transforms.staging.jit import jit
 
 TABLE = {
     "constant": (optim.constant_schedule(0.3), {0: 0.3, 7: 0.3}),

@@ -8,9 +8,9 @@ import pytest
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax, optim, random, tree
-from blufunc.transforms.grad import grad
-from blufunc.transforms.jit import jit
-from blufunc.transforms.scan import scan
+from blufunc.transforms.autodiff.grad import grad
+from blufunc.transforms.control_flow.scan import scan
+from blufunc.transforms.staging.jit import jit
 
 PARAMS = {"w": bnp.asarray([[1.0, -2.0], [0.5, 3.0]]), "b": bnp.asarray([0.1, 0.2])}
 

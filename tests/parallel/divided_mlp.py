@@ -4,9 +4,9 @@ import numpy as np
 
 import blufunc as bf
 import blufunc.numpy as bnp
-from blufunc.core.array import from_numpy
-from blufunc.core.stage import stage
-from blufunc.parallel import mesh_collectives as mc
+from blufunc.core.arrays.array import from_numpy
+from blufunc.core.programs.stage import stage
+from blufunc.parallel.collectives import primitives as mc
 
 EVERYONE = {"axes": ("x", "y"), "sizes": (2, 2)}
 

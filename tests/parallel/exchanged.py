@@ -6,7 +6,7 @@ import numpy as np
 
 import blufunc as bf
 from blufunc import tree
-from blufunc.core.jaxpr import subjaxprs
+from blufunc.core.ir.jaxpr import subjaxprs
 
 
 def equations(jaxpr, times=1):

@@ -4,16 +4,16 @@ from collections import Counter
 
 import numpy as np
 
-from blufunc.core import tree
-from blufunc.core.array import from_numpy
-from blufunc.core.jaxpr import eval_jaxpr, subjaxprs
-from blufunc.core.stage import stage
-from blufunc.parallel.mesh import AbstractMesh
-from blufunc.parallel.partition import localise
-from blufunc.parallel.sharding import NamedSharding
-from blufunc.parallel.spec import P
-from blufunc.parallel.spell_out import spell_out
-from blufunc.parallel.thread_engine import run_ranks
+from blufunc.core.arrays.array import from_numpy
+from blufunc.core.ir.jaxpr import eval_jaxpr, subjaxprs
+from blufunc.core.programs.stage import stage
+from blufunc.core.pytree import tree
+from blufunc.parallel.collectives.lowering import spell_out
+from blufunc.parallel.mesh.mesh import AbstractMesh
+from blufunc.parallel.mesh.sharding import NamedSharding
+from blufunc.parallel.mesh.spec import P
+from blufunc.parallel.partition.partition import localise
+from blufunc.parallel.runtime.simulated import run_ranks
 
 MESHES = {
     "1": AbstractMesh((1,), ("x",)),

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from blufunc import random
-from blufunc.transforms.grad import grad
-from blufunc.transforms.jit import jit
+from blufunc.transforms.autodiff.grad import grad
+from blufunc.transforms.staging.jit import jit
 from tests.transforms.common import arr
 
 

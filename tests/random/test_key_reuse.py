@@ -7,10 +7,10 @@ import pytest
 
 from blufunc import errors, lax, random
 from blufunc.config import config, from_environment
-from blufunc.transforms.grad import grad
-from blufunc.transforms.jit import jit
-from blufunc.transforms.scan import scan
-from blufunc.transforms.vmap import vmap
+from blufunc.transforms.autodiff.grad import grad
+from blufunc.transforms.batching.vmap import vmap
+from blufunc.transforms.control_flow.scan import scan
+from blufunc.transforms.staging.jit import jit
 
 
 @pytest.fixture(autouse=True)

@@ -7,13 +7,13 @@ import pytest
 import scipy.stats
 
 from blufunc import errors, random
-from blufunc.core import dtypes
-from blufunc.core.array import from_numpy
+from blufunc.core.arrays.array import from_numpy
+from blufunc.core.ir import dtypes
 from blufunc.core.ops.elementwise import mul
 from blufunc.core.ops.random_bits import random_fold_in_p, random_seed_p, random_unwrap_p, threefry2x32
-from blufunc.transforms.grad import grad, jvp
-from blufunc.transforms.jit import jit
-from blufunc.transforms.vmap import vmap
+from blufunc.transforms.autodiff.grad import grad, jvp
+from blufunc.transforms.batching.vmap import vmap
+from blufunc.transforms.staging.jit import jit
 
 KEY = random.key(42)
 LOGITS = np.linspace(-1, 2, 60, dtype=np.float32).reshape(3, 4, 5)

@@ -8,11 +8,11 @@ import scipy.linalg
 
 import blufunc.numpy as bnp
 from blufunc import errors, tree
-from blufunc.core.array import from_numpy
+from blufunc.core.arrays.array import from_numpy
 from blufunc.scipy import linalg as sla
-from blufunc.transforms.grad import grad, jvp, vjp
-from blufunc.transforms.jit import jit
-from blufunc.transforms.vmap import vmap
+from blufunc.transforms.autodiff.grad import grad, jvp, vjp
+from blufunc.transforms.batching.vmap import vmap
+from blufunc.transforms.staging.jit import jit
 from tests.numpy.common import check, f32, i32
 from tests.numpy.matrices import H, draw, positive
 from tests.transforms.common import arr, close

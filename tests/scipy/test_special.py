@@ -9,11 +9,11 @@ import scipy.special
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
-from blufunc.core.array import from_numpy
+from blufunc.core.arrays.array import from_numpy
 from blufunc.core.ops import gamma as gamma_numerics
 from blufunc.scipy import special
-from blufunc.transforms.grad import grad, jvp
-from blufunc.transforms.vmap import vmap
+from blufunc.transforms.autodiff.grad import grad, jvp
+from blufunc.transforms.batching.vmap import vmap
 from tests.transforms.common import arr, close
 
 _P, _X = (0.3, 8.0), (-3.0, 3.0)

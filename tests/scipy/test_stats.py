@@ -9,9 +9,9 @@ import scipy.stats
 import blufunc.numpy as bnp
 from blufunc import errors
 from blufunc.scipy import stats
-from blufunc.transforms.grad import grad
-from blufunc.transforms.jit import jit
-from blufunc.transforms.vmap import vmap
+from blufunc.transforms.autodiff.grad import grad
+from blufunc.transforms.batching.vmap import vmap
+from blufunc.transforms.staging.jit import jit
 from tests.transforms.common import arr
 
 X = np.array([-3.1, -1.0, -0.2, 0.0, 0.1, 0.45, 0.9, 1.0, 1.7, 2.6, 4.4, 9.3])

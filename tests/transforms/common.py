@@ -3,8 +3,8 @@
 import numpy as np
 
 from blufunc import tree
-from blufunc.core import dtypes
-from blufunc.core.array import from_numpy
+from blufunc.core.arrays.array import from_numpy
+from blufunc.core.ir import dtypes
 
 
 def arr(x, dtype=np.float64):

@@ -13,8 +13,8 @@ import numpy as np
 
 import blufunc.numpy as bnp
 from blufunc import lax, random, tree
-from blufunc.core import dtypes
-from blufunc.core.array import from_numpy
+from blufunc.core.arrays.array import from_numpy
+from blufunc.core.ir import dtypes
 from tests.transforms.common import arr, draw
 
 # -- what the functions mean -----------------------------------------------------------------------

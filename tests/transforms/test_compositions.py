@@ -15,18 +15,18 @@ from hypothesis import assume, given, reject, settings
 from hypothesis import strategies as hs
 
 from blufunc import errors, lax
-from blufunc.core import structure
-from blufunc.core.array import from_numpy
+from blufunc.core.arrays.array import from_numpy
 from blufunc.core.ops import cumulative, dot, dynamic, shape
 from blufunc.core.ops import elementwise as ew
-from blufunc.transforms.checkpoint import checkpoint
-from blufunc.transforms.custom_jvp import custom_jvp
-from blufunc.transforms.custom_vjp import custom_vjp
-from blufunc.transforms.grad import grad, jvp, linearize, vjp
-from blufunc.transforms.jit import jit
-from blufunc.transforms.scan import scan
-from blufunc.transforms.transform import Transform
-from blufunc.transforms.vmap import vmap
+from blufunc.core.primitives import linear_ops
+from blufunc.transforms.autodiff.grad import grad, jvp, linearize, vjp
+from blufunc.transforms.batching.vmap import vmap
+from blufunc.transforms.checkpointing.checkpoint import checkpoint
+from blufunc.transforms.control_flow.scan import scan
+from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
+from blufunc.transforms.custom_rules.custom_vjp import custom_vjp
+from blufunc.transforms.extension.transform import Transform
+from blufunc.transforms.staging.jit import jit
 
 N = 3
 W = np.array([[0.3, -0.5, 0.2], [0.4, 0.1, -0.3], [-0.2, 0.6, 0.5]])
@@ -126,7 +126,7 @@ UNARY: dict[str, tuple[Callable, Callable]] = {
     "root": (lambda x: ew.sqrt(ew.add(ew.square(x), 1.0)), lambda x: np.sqrt(x * x + 1)),
     "matvec": (lambda x: _matvec(_W, x), lambda x: W @ x),
     "mean": (
-        lambda x: structure.broadcast_to(ew.div(structure.reduce_sum(x, (0,)), float(N)), x.shape),
+        lambda x: linear_ops.broadcast_to(ew.div(linear_ops.reduce_sum(x, (0,)), float(N)), x.shape),
         lambda x: np.full_like(x, np.mean(x)),
     ),
     "rev": (lambda x: shape.rev(x, (0,)), lambda x: x[::-1]),
@@ -227,7 +227,7 @@ def direction(x):
 
 
 def total(x):
-    return structure.reduce_sum(x, tuple(range(x.ndim)))
+    return linear_ops.reduce_sum(x, tuple(range(x.ndim)))
 
 
 _STENCIL = ((1, 45 / 60), (2, -9 / 60), (3, 1 / 60))

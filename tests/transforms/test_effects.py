@@ -8,9 +8,10 @@ import pytest
 import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import errors, lax
-from blufunc.core import check, effects
-from blufunc.core.passes import simplify
-from blufunc.transforms.callback import debug_callback_p, io_callback_p
+from blufunc.core.ir import check
+from blufunc.core.primitives import effects
+from blufunc.core.programs.simplify import simplify
+from blufunc.transforms.staging.callback import debug_callback_p, io_callback_p
 from tests.transforms.common import arr, close, draw
 
 F64 = bf.ShapeDtypeStruct((), "float64")

@@ -9,16 +9,17 @@ import numpy as np
 import pytest
 
 from blufunc import errors
-from blufunc.core import dtypes, structure
-from blufunc.core.array import from_numpy, lift
+from blufunc.core.arrays.array import from_numpy, lift
+from blufunc.core.ir import dtypes
 from blufunc.core.ops import dot, reduce, shape
 from blufunc.core.ops import elementwise as ew
+from blufunc.core.primitives import linear_ops
 from blufunc.transforms.arguments import ShapeDtypeStruct
-from blufunc.transforms.grad import grad, jvp, linearize, value_and_grad, vjp
-from blufunc.transforms.jit import jit
-from blufunc.transforms.make_jaxpr import eval_shape, make_jaxpr
-from blufunc.transforms.vmap import vmap
-from blufunc.transforms.while_loop import while_loop
+from blufunc.transforms.autodiff.grad import grad, jvp, linearize, value_and_grad, vjp
+from blufunc.transforms.batching.vmap import vmap
+from blufunc.transforms.control_flow.while_loop import while_loop
+from blufunc.transforms.staging.jit import jit
+from blufunc.transforms.staging.make_jaxpr import eval_shape, make_jaxpr
 
 X = np.array([0.5, -1.0, 2.0], np.float32)
 M = np.ones((2, 3), np.float32)
@@ -38,7 +39,7 @@ def test_errors_of_rules_name_the_line_that_made_the_operation(f):
 
 
 def total(x):
-    return structure.reduce_sum(x, tuple(range(x.ndim)))
+    return linear_ops.reduce_sum(x, tuple(range(x.ndim)))
 
 
 def scale(params, x):
@@ -109,13 +110,13 @@ SHAPES = {
         lambda: ew.select(N > 1, lift(M), 1.0), errors.ShapeError, ("select", "bool[3]", "f32[2,3]"), ()
     ),
     "reshape": Bad(
-        lambda: structure.reshape(lift(M), (4,)), errors.ShapeError, ("f32[2,3]", "6", "(4,)"), ()
+        lambda: linear_ops.reshape(lift(M), (4,)), errors.ShapeError, ("f32[2,3]", "6", "(4,)"), ()
     ),
     "reduce over a missing axis": Bad(
         lambda: reduce.reduce_max(M, (2,)), errors.ShapeError, ("f32[2,3]", "(2,)"), ()
     ),
     "transpose": Bad(
-        lambda: structure.transpose(lift(M), (0, 0)), errors.ShapeError, ("(0, 0)", "f32[2,3]"), ()
+        lambda: linear_ops.transpose(lift(M), (0, 0)), errors.ShapeError, ("(0, 0)", "f32[2,3]"), ()
     ),
     "concatenate": Bad(
         lambda: shape.concatenate([lift(X), lift(M)], 0), errors.ShapeError, ("array 1", "f32[2,3]")
@@ -401,7 +402,7 @@ TRACERS = {
         ("why", "fix"),
     ),
     "an unhashable parameter": Bad(
-        lambda: structure.reduce_sum(ARR, [0]), errors.ArgumentError, ("axes", "hashable"), ()
+        lambda: linear_ops.reduce_sum(ARR, [0]), errors.ArgumentError, ("axes", "hashable"), ()
     ),
 }
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from blufunc.core import tree
-from blufunc.core.array import lift
-from blufunc.core.primitive import Primitive
-from blufunc.core.tangents import Zero, is_linear, zero
+from blufunc.core.arrays.array import lift
+from blufunc.core.primitives.primitive import Primitive
+from blufunc.core.primitives.tangents import Zero, is_linear, zero
+from blufunc.core.pytree import tree
 
 
 class _OptimizationBarrier(Primitive):

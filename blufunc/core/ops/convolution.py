@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.array import lift
-from blufunc.core.avals import ShapedArray
-from blufunc.core.axes import ints, static_int
-from blufunc.core.kinds import check_types
+from blufunc.core.arrays.array import lift
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.axes import ints, static_int
 from blufunc.core.ops import correlation
 from blufunc.core.ops.dot import Precision
 from blufunc.core.ops.elementwise import convert
@@ -34,9 +33,10 @@ from blufunc.core.ops.sliding import (
     read_pads,
     transposed_pad,
 )
-from blufunc.core.primitive import Primitive
-from blufunc.core.structure import add_tangents, move_dim, reshape
-from blufunc.core.tangents import Zero, is_linear
+from blufunc.core.primitives.kinds import check_types
+from blufunc.core.primitives.linear_ops import add_tangents, move_dim, reshape
+from blufunc.core.primitives.primitive import Primitive
+from blufunc.core.primitives.tangents import Zero, is_linear
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes
-from blufunc.core.array import lift
-from blufunc.core.axes import static_int
-from blufunc.core.kinds import check_types
+from blufunc.core.arrays.array import lift
+from blufunc.core.ir import dtypes
+from blufunc.core.ir.axes import static_int
 from blufunc.core.ops.elementwise import add, div, eq, exp, gt, is_finite, log, max, mul, select, sub
 from blufunc.core.ops.prefix import Elements, prefix_scan
-from blufunc.core.primitive import Primitive, unsupported
-from blufunc.core.structure import add_any, full
-from blufunc.core.tangents import Zero, zero
+from blufunc.core.primitives.kinds import check_types
+from blufunc.core.primitives.linear_ops import add_any, full
+from blufunc.core.primitives.primitive import Primitive, unsupported
+from blufunc.core.primitives.tangents import Zero, zero
 
 
 class Cumulative(Primitive):

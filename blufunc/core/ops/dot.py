@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.array import lift
-from blufunc.core.avals import ShapedArray
-from blufunc.core.axes import ints
-from blufunc.core.kinds import check_types
+from blufunc.core.arrays.array import lift
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.axes import ints
 from blufunc.core.ops.elementwise import convert
-from blufunc.core.primitive import Primitive
-from blufunc.core.structure import add_tangents, transpose
-from blufunc.core.tangents import Zero, is_linear
+from blufunc.core.primitives.kinds import check_types
+from blufunc.core.primitives.linear_ops import add_tangents, transpose
+from blufunc.core.primitives.primitive import Primitive
+from blufunc.core.primitives.tangents import Zero, is_linear
 
 Axes = tuple[int, ...]
 DimensionNumbers = tuple[tuple[Axes, Axes], tuple[Axes, Axes]]

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.array import lift, scalar
-from blufunc.core.avals import ShapedArray
-from blufunc.core.axes import ints, sequence
+from blufunc.core.arrays.array import lift, scalar
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.axes import ints, sequence
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops.elementwise import add, clamp, convert, lt, select, zeros_of
 from blufunc.core.ops.elementwise import operand as operand_like
 from blufunc.core.ops.gather_scatter import gather, scatter
@@ -35,8 +36,7 @@ from blufunc.core.ops.windows import (
     ScatterDimensionNumbers,
     behind_batch,
 )
-from blufunc.core.primitive import Primitive
-from blufunc.core.structure import (
+from blufunc.core.primitives.linear_ops import (
     Linear,
     all_front,
     broadcast_in_dim,
@@ -44,8 +44,8 @@ from blufunc.core.structure import (
     move_dim,
     zeros,
 )
-from blufunc.core.tangents import Zero, is_linear, zero
-from blufunc.core.trace import Value
+from blufunc.core.primitives.primitive import Primitive
+from blufunc.core.primitives.tangents import Zero, is_linear, zero
 
 
 class _DynamicSlice(Linear):

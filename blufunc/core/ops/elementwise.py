@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.array import lift, scalar
-from blufunc.core.avals import ShapedArray
-from blufunc.core.axes import static_int
-from blufunc.core.kinds import Elementwise
+from blufunc.core.arrays.array import lift, scalar
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.axes import static_int
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops import numerics
-from blufunc.core.primitive import Primitive
-from blufunc.core.structure import add_any, full, move_dim, zeros
-from blufunc.core.tangents import Zero, zero
-from blufunc.core.trace import Value
+from blufunc.core.primitives.kinds import Elementwise
+from blufunc.core.primitives.linear_ops import add_any, full, move_dim, zeros
+from blufunc.core.primitives.primitive import Primitive
+from blufunc.core.primitives.tangents import Zero, zero
 
 _PY_SCALARS = (bool, int, float, complex)
 

@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.array import lift
-from blufunc.core.avals import ShapedArray
-from blufunc.core.axes import ints
+from blufunc.core.arrays.array import lift
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.axes import ints
 from blufunc.core.ops import elementwise as ew
-from blufunc.core.ops.linalg import complex_dtype, real_dtype
+from blufunc.core.ops.linalg.common import complex_dtype, real_dtype
 from blufunc.core.ops.shape import iota
-from blufunc.core.structure import Linear, move_dim
+from blufunc.core.primitives.linear_ops import Linear, move_dim
 
 
 class FftType(enum.Enum):

@@ -16,11 +16,10 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.array import lift, scalar
-from blufunc.core.avals import ShapedArray
-from blufunc.core.axes import ints
-from blufunc.core.kinds import check_types
+from blufunc.core.arrays.array import lift, scalar
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.axes import ints
 from blufunc.core.ops.elementwise import add, convert, div, eq, mul, neg, select, zeros_of
 from blufunc.core.ops.elementwise import operand as operand_like
 from blufunc.core.ops.rows import combine_at, plan_for, sum_rows, wide_dtype
@@ -35,8 +34,8 @@ from blufunc.core.ops.windows import (
     check_numbers,
     window_sizes,
 )
-from blufunc.core.primitive import Primitive, unsupported
-from blufunc.core.structure import (
+from blufunc.core.primitives.kinds import check_types
+from blufunc.core.primitives.linear_ops import (
     Linear,
     all_front,
     broadcast_in_dim,
@@ -46,7 +45,8 @@ from blufunc.core.structure import (
     reshape,
     zeros,
 )
-from blufunc.core.tangents import Zero, is_linear, zero
+from blufunc.core.primitives.primitive import Primitive, unsupported
+from blufunc.core.primitives.tangents import Zero, is_linear, zero
 
 
 def gather_fill(dtype: np.dtype, fill_value: Any = None) -> Any:

@@ -8,6 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from blufunc.core.kinds import Elementwise
+from blufunc.core.primitives.kinds import Elementwise
 
 gcd_p = Elementwise("gcd", np.gcd, "integer", [None, None])

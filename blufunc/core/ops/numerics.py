@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import scipy.special
 
-from blufunc.core import dtypes
+from blufunc.core.ir import dtypes
 
 
 def divide(x, y):

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from blufunc.core.ops.shape import concatenate, rev, slice_in_dim
-from blufunc.core.structure import reshape
+from blufunc.core.primitives.linear_ops import reshape
 
 Elements = list[Any]
 

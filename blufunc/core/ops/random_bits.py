@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes
-from blufunc.core.avals import ShapedArray
-from blufunc.core.primitive import Primitive, unsupported
-from blufunc.core.structure import all_front
-from blufunc.core.tangents import zero
+from blufunc.core.ir import dtypes
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.primitives.linear_ops import all_front
+from blufunc.core.primitives.primitive import Primitive, unsupported
+from blufunc.core.primitives.tangents import zero
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)

@@ -1,6 +1,6 @@
 """Reductions other than the sum: extrema, products, bits, and where the extrema are.
 
-Core operations. ``reduce_sum`` stands in ``core/structure.py``, since the rules of differentiation
+Core operations. ``reduce_sum`` stands in ``core/primitives/linear_ops.py``, since the rules of differentiation
 need it. Functions here take axes that are static, distinct and not negative; ``blufunc.numpy`` takes the rest.
 """
 
@@ -13,15 +13,14 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes
-from blufunc.core.array import lift
-from blufunc.core.avals import ShapedArray
-from blufunc.core.axes import ints, static_int
-from blufunc.core.kinds import Reduction, check_types
+from blufunc.core.arrays.array import lift
+from blufunc.core.ir import dtypes
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.axes import ints, static_int
 from blufunc.core.ops.elementwise import convert, div, eq, mul
 from blufunc.core.ops.shape import slice_in_dim
-from blufunc.core.primitive import Primitive, unsupported
-from blufunc.core.structure import (
+from blufunc.core.primitives.kinds import Reduction, check_types
+from blufunc.core.primitives.linear_ops import (
     add_any,
     batch_reduction,
     broadcast_in_dim,
@@ -30,7 +29,8 @@ from blufunc.core.structure import (
     reshape,
     transpose,
 )
-from blufunc.core.tangents import zero
+from blufunc.core.primitives.primitive import Primitive, unsupported
+from blufunc.core.primitives.tangents import zero
 
 # -- extrema ---------------------------------------------------------------------------------------
 

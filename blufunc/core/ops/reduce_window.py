@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes
-from blufunc.core.avals import ShapedArray
-from blufunc.core.kinds import check_types
+from blufunc.core.ir import dtypes
+from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ops.elementwise import add, convert, div, eq, ge, logical_and, lt, mul, rem, select, sub
 from blufunc.core.ops.gather_scatter import gather
 from blufunc.core.ops.reduce import limit
 from blufunc.core.ops.shape import insert, iota
 from blufunc.core.ops.sliding import Ints, Pads, check_slide, count, padded, transposed_pad
 from blufunc.core.ops.windows import GatherDimensionNumbers, GatherScatterMode
-from blufunc.core.primitive import Primitive, unsupported
-from blufunc.core.structure import Linear, reshape
-from blufunc.core.tangents import Zero, zero
+from blufunc.core.primitives.kinds import check_types
+from blufunc.core.primitives.linear_ops import Linear, reshape
+from blufunc.core.primitives.primitive import Primitive, unsupported
+from blufunc.core.primitives.tangents import Zero, zero
 
 
 class WindowReduction(Primitive):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import scipy.sparse
 
-from blufunc.core import dtypes
+from blufunc.core.ir import dtypes
 from blufunc.core.ops.windows import GatherDimensionNumbers
 
 

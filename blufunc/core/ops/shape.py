@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import source
-from blufunc.core.array import lift, scalar
-from blufunc.core.avals import ShapedArray
-from blufunc.core.axes import ints, sequence, static_int
-from blufunc.core.kinds import check_types
+from blufunc.core.arrays.array import lift, scalar
+from blufunc.core.ir import source
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.axes import ints, sequence, static_int
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops.elementwise import operand as operand_like
 from blufunc.core.ops.elementwise import select, zeros_of
-from blufunc.core.primitive import Primitive, unsupported
-from blufunc.core.structure import (
+from blufunc.core.primitives.kinds import check_types
+from blufunc.core.primitives.linear_ops import (
     Linear,
     all_front,
     batched_front,
@@ -30,8 +30,8 @@ from blufunc.core.structure import (
     reduce_sum,
     reshape,
 )
-from blufunc.core.tangents import Zero, is_linear, zero
-from blufunc.core.trace import Value
+from blufunc.core.primitives.primitive import Primitive, unsupported
+from blufunc.core.primitives.tangents import Zero, is_linear, zero
 
 _py_slice = slice
 _BOOL = np.dtype(np.bool_)

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import source
-from blufunc.core.axes import ints, sequence
+from blufunc.core.ir import source
+from blufunc.core.ir.axes import ints, sequence
 from blufunc.core.ops.shape import pad_p
 
 Ints = tuple[int, ...]

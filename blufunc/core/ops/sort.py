@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 from blufunc import errors
-from blufunc.core import dtypes
-from blufunc.core.array import lift
-from blufunc.core.avals import ShapedArray
-from blufunc.core.axes import static_int
-from blufunc.core.kinds import check_types
+from blufunc.core.arrays.array import lift
+from blufunc.core.ir import dtypes
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.axes import static_int
 from blufunc.core.ops.shape import canonical_axis, iota
-from blufunc.core.primitive import Primitive, unsupported
-from blufunc.core.structure import Linear, all_front, move_dim
-from blufunc.core.tangents import Zero, zero
+from blufunc.core.primitives.kinds import check_types
+from blufunc.core.primitives.linear_ops import Linear, all_front, move_dim
+from blufunc.core.primitives.primitive import Primitive, unsupported
+from blufunc.core.primitives.tangents import Zero, zero
 
 # -- picking and placing ---------------------------------------------------------------------------
 

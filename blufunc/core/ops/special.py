@@ -15,9 +15,9 @@ import numpy as np
 import scipy.special
 
 from blufunc import errors
-from blufunc.core import source
-from blufunc.core.array import lift, scalar
-from blufunc.core.kinds import Elementwise
+from blufunc.core.arrays.array import lift, scalar
+from blufunc.core.ir import source
+from blufunc.core.ir.trace import Value
 from blufunc.core.ops import gamma as gamma_numerics
 from blufunc.core.ops.elementwise import (
     abs,
@@ -45,8 +45,8 @@ from blufunc.core.ops.elementwise import (
     zeros_of,
 )
 from blufunc.core.ops.numerics import through_single
-from blufunc.core.primitive import Primitive
-from blufunc.core.trace import Value
+from blufunc.core.primitives.kinds import Elementwise
+from blufunc.core.primitives.primitive import Primitive
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 _ROOT_TWO_PI = math.sqrt(2 * math.pi)

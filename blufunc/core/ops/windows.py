@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from blufunc import errors
-from blufunc.core import dtypes, source
-from blufunc.core.avals import ShapedArray
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.avals import ShapedArray
 
 
 class GatherScatterMode(enum.Enum):

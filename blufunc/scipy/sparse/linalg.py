@@ -11,9 +11,10 @@ from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
-from blufunc.core import dtypes, source, tree
-from blufunc.core.array import lift
-from blufunc.core.axes import static_int
+from blufunc.core.arrays.array import lift
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import static_int
+from blufunc.core.pytree import tree
 from blufunc.flatten_util import ravel_pytree
 
 Operator = Callable[[Any], Any]

@@ -10,7 +10,7 @@ from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
-from blufunc.core import source
+from blufunc.core.ir import source
 from blufunc.numpy.promotion import promote_dtypes
 
 __all__ = ["logpdf", "pdf"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc import errors
-from blufunc.core import dtypes, source
+from blufunc.core.ir import dtypes, source
 from blufunc.nn.activations import log1mexp as log1mexp
 from blufunc.numpy.promotion import match_shapes, promote_dtypes
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import blufunc.numpy as bnp
 from blufunc import errors, lax
-from blufunc.core import dtypes, source
-from blufunc.core.axes import axis_in
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import axis_in
 from blufunc.numpy.promotion import as_value, inexact
 
 

@@ -1,0 +1,71 @@
+"""What the benchmarks share: medians after warm-up, ratios to a peer in the same run, and records of results."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+def seconds(function: Callable[[], object], calls: int) -> float:
+    """The time of one call, measured over ``calls`` calls after a warm-up."""
+    for _ in range(max(1, calls // 5)):
+        function()
+    start = time.perf_counter()
+    for _ in range(calls):
+        function()
+    return (time.perf_counter() - start) / calls
+
+
+def together(
+    ours: Callable[[], object], theirs: Callable[[], object], calls: int, repeats: int = 9
+) -> tuple[float, float]:
+    """The medians of ``seconds`` of both, measured in turns so that a noisy machine disturbs both alike."""
+    pairs = [(seconds(ours, calls), seconds(theirs, calls)) for _ in range(repeats)]
+    return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)
+
+
+def row(what: str, ours: float, theirs: float, unit: str = "us") -> dict:
+    """Print one line with both times and our time as a ratio to the peer's; return it as a record."""
+    ratio = ours / theirs
+    print(
+        f"{what:<42} blufunc {ours:10.3f} {unit}   jax {theirs:10.3f} {unit}   ratio {ratio:6.3f}", flush=True
+    )
+    return {"what": what, "unit": unit, "blufunc": ours, "jax": theirs, "ratio": ratio}
+
+
+def report(name: str, rows: list[dict]) -> None:
+    """Write a benchmark's records to ``results/NAME-cpu.json`` if ``BLUFUNC_SAVE_RESULTS`` is set.
+
+    The record says when, on what, and with which versions the figures were taken.
+    """
+    if not os.environ.get("BLUFUNC_SAVE_RESULTS"):
+        return
+    record = {
+        "benchmark": name,
+        "date": datetime.date.today().isoformat(),
+        "device": f"{_processor()}, {os.cpu_count()} cores",
+        "blas_threads": os.environ.get("OPENBLAS_NUM_THREADS", "default"),
+        "versions": {"python": platform.python_version()}
+        | {p: metadata.version(p) for p in ("blufunc", "numpy", "jax")},
+        "rows": rows,
+    }
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}-cpu.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,191 @@
+"""What the GPT-2 programs of all libraries share: sizes, options, initial weights, tokens, and how steps are timed.
+
+Weights and tokens come from NumPy's generator, or tokens from a file, so that every library starts from the same
+numbers and their losses can be compared step by step. The recipe is plain: AdamW with a constant learning rate, no
+clipping, decay of all. A library is a ``Trainer``, and ``run`` does with it what the options ask for: time steps, tell
+the losses of runs with other orders of the data, or save the gradients of the first batch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.peers import clock
+
+ADAMW = {"b1": 0.9, "b2": 0.95, "eps": 1e-8, "weight_decay": 0.1}
+LEARNING_RATE = 6e-4
+BATCHES = 4  # of tokens, taken in turns
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A training program of one library.
+
+    Attributes:
+      start: puts the initial weights and a fresh optimizer's state on the device, in the place of what was there.
+      load: puts batches of tokens, int32 [n, batch, context + 1], on the device.
+      step: takes training step ``i``, with batch ``i`` modulo n, waits for it, and returns its loss.
+      settle: waits for all that steps have put on the device, which may go on when their losses are there.
+      gradients: the loss of the first batch and the gradients in the tree of ``weights``; trains nothing.
+      after: what else to tell when steps are taken, such as the most memory there was.
+    """
+
+    start: Callable[[], None]
+    load: Callable[[np.ndarray], None]
+    step: Callable[[int], Any]
+    settle: Callable[[], Any]
+    gradients: Callable[[], tuple[float, Any]]
+    after: Callable[[], dict]
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options that all programs take."""
+    p = argparse.ArgumentParser()
+    p.add_argument("--precision", choices=["fp32", "tf32", "bf16"], default="bf16")
+    p.add_argument("--tokens", help="a file of NumPy with batches of tokens, instead of random ones")
+    p.add_argument(
+        "--orders", help="seeds such as 0,1: take the steps for each, with tokens in another order"
+    )
+    p.add_argument("--gradients", help="a file of NumPy for the gradients of the first batch; takes no steps")
+    p.add_argument("--platform", choices=["cuda", "cpu"], default="cuda")
+    p.add_argument("--batch", type=int, default=32)
+    p.add_argument("--context", type=int, default=1024)
+    p.add_argument("--layers", type=int, default=12)
+    p.add_argument("--width", type=int, default=768)
+    p.add_argument("--heads", type=int, default=12)
+    p.add_argument("--vocab", type=int, default=50304)
+    p.add_argument("--steps", type=int, default=20, help="timed steps")
+    p.add_argument("--warmup", type=int, default=5, help="steps after the first that are not timed")
+    return p
+
+
+def weights(o: argparse.Namespace) -> dict:
+    """The parameters as ``examples/gpt/model.py`` nests them, float32 on the host. Matrices are [inputs, outputs]."""
+    rng, C = np.random.default_rng(0), o.width
+
+    def normal(*shape):
+        return rng.standard_normal(shape, dtype=np.float32) * np.float32(0.02)
+
+    def linear(inputs, outputs):
+        return {"weight": normal(inputs, outputs), "bias": np.zeros(outputs, np.float32)}
+
+    def norm():
+        return {"scale": np.ones(C, np.float32), "bias": np.zeros(C, np.float32)}
+
+    def block():
+        return {
+            "norm1": norm(),
+            "attention": {"qkv": linear(C, 3 * C), "out": linear(C, C)},
+            "norm2": norm(),
+            "mlp": {"up": linear(C, 4 * C), "down": linear(4 * C, C)},
+        }
+
+    return {
+        "tokens": normal(o.vocab, C),
+        "positions": normal(o.context, C),
+        "blocks": [block() for _ in range(o.layers)],
+        "norm": norm(),
+    }
+
+
+def tokens(o: argparse.Namespace) -> np.ndarray:
+    """Tokens [n, batch, context + 1], int32: those of the file, or random ones for ``BATCHES``."""
+    if o.tokens:
+        found = np.load(o.tokens)
+        if found.shape[1:] != (o.batch, o.context + 1) or found.max() >= o.vocab:
+            raise ValueError(
+                f"{o.tokens} has tokens {found.dtype}{list(found.shape)} up to {found.max()}; wanted are batches of "
+                f"[{o.batch}, {o.context + 1}] below {o.vocab}"
+            )
+        return found
+    rng = np.random.default_rng(1)
+    return rng.integers(0, o.vocab, (BATCHES, o.batch, o.context + 1), dtype=np.int32)
+
+
+def ordered(tokens: np.ndarray, seed: int) -> np.ndarray:
+    """The same sequences in other batches, in an order that the seed says."""
+    sequences = tokens.reshape(-1, tokens.shape[-1])
+    return np.random.default_rng(seed).permutation(sequences).reshape(tokens.shape)
+
+
+def run(o: argparse.Namespace, trainer: Trainer, leads: bool = True) -> None:
+    """Do what the options ask for; of several processes, one ``leads`` and tells the rows."""
+    batches = tokens(o)
+    if o.orders:
+        for seed in map(int, o.orders.split(",")):
+            trainer.start()
+            trainer.load(ordered(batches, seed))
+            losses = [float(trainer.step(i)) for i in range(o.steps)]
+            if leads:
+                clock.emit(order=seed, last=losses[-1], losses=[round(x, 6) for x in losses])
+        return
+    trainer.start()
+    trainer.load(batches)
+    if o.gradients:
+        loss, grads = trainer.gradients()
+        np.savez(o.gradients, **named(grads))
+        clock.emit(loss=float(loss))
+    elif leads:
+        measure(o, trainer)
+    else:  # the steps of ``measure``
+        for i in range(1 + o.warmup + o.steps):
+            float(trainer.step(i))
+
+
+def measure(o: argparse.Namespace, trainer: Trainer) -> None:
+    """Take the steps and tell one row."""
+    step = trainer.step
+    begin = time.perf_counter()
+    losses = [float(step(0))]
+    first, since_start = time.perf_counter() - begin, process_age()
+    losses += [float(step(i + 1)) for i in range(o.warmup)]
+    times, later = [], []
+    for i in range(o.steps):
+        begin = time.perf_counter()
+        later.append(float(step(1 + o.warmup + i)))
+        times.append(time.perf_counter() - begin)
+    row: dict[str, Any] = {"first_step_s": first, "start_to_first_loss_s": since_start}
+    if times:
+        s = statistics.median(times)
+        row |= {"tokens_s": o.batch * o.context / s, "step_ms": 1e3 * s, "min_ms": 1e3 * min(times)}
+        row |= {"TFLOP_s": model_flops(o) / s / 1e12, "losses": [round(x, 6) for x in losses + later]}
+    clock.emit(**row, **trainer.after())
+
+
+def named(values: Any, name: str = "") -> dict[str, np.ndarray]:
+    """The leaves of a tree of dicts and lists by names such as "blocks.0.mlp.up.weight", as NumPy arrays."""
+    if isinstance(values, dict | list):
+        items = values.items() if isinstance(values, dict) else enumerate(values)
+        parts = (named(v, f"{name}.{k}" if name else str(k)) for k, v in items)
+        return {k: v for part in parts for k, v in part.items()}
+    return {name: np.asarray(values)}
+
+
+def process_age() -> float:
+    """Seconds since this process began, imports and all (Linux: field 22 of proc_pid_stat(5))."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def count(o: argparse.Namespace) -> int:
+    """The number of parameters."""
+    C = o.width
+    return (o.vocab + o.context) * C + o.layers * (12 * C * C + 13 * C) + 2 * C
+
+
+def model_flops(o: argparse.Namespace) -> float:
+    """Floating-point operations of a step's products: 6 for each weight and token, and causal attention at half."""
+    matrices = o.layers * 12 * o.width**2 + o.vocab * o.width
+    attention = (
+        o.layers * 6 * o.width * o.context
+    )  # 12 C T for both products and both passes, halved by the mask
+    return o.batch * o.context * (6.0 * matrices + attention)

@@ -1,0 +1,188 @@
+"""GPT-2's training step in blufunc: the model of ``examples/gpt``, as it stands.
+
+    python -m benchmarks.peers.gpt2_blufunc --precision bf16
+
+``--gpus N`` divides it among devices, of this process or of those that blufunc's launcher started, in one of three
+layouts: "data", every device has all parameters; "fsdp", each has a part of them; "tensor", each has some heads,
+hidden units and a part of the vocabulary, and between these a part of the tokens, as ``examples/gpt`` has it. In each
+of them a step has N times ``--batch`` sequences. With ``--hash`` the row has a fingerprint of the parameters after the
+steps, with which runs can be compared bit by bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import blufunc as bf
+from benchmarks.peers import clock, gpt2
+from blufunc import optim, tree
+from examples.gpt import model, sharded
+
+AXES = {"data": "data", "fsdp": "data", "tensor": "model"}  # of a mesh, by layout
+
+
+def main() -> None:
+    """Tell one row."""
+    o = parser().parse_args()
+    start_devices(o)
+    clock.emit_versions("blufunc", "cupy-cuda13x", "cupy-cuda12x", "numpy")
+    gpt2.run(o, trainer(o), leads=bf.process_index() == 0)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of this library's program."""
+    p = gpt2.parser()
+    p.add_argument("--hash", action="store_true")
+    p.add_argument("--key", type=int, help="make the initial weights from this key, not by NumPy's generator")
+    p.add_argument("--gpus", type=int, help="divide batches of that many times --batch among devices")
+    p.add_argument("--layout", choices=list(AXES), default="data", help="how parameters lie on them")
+    p.add_argument(
+        "--products", default="default", help="how fp32 multiplies: float32_tc, BF16_BF16_F32_X6, ..."
+    )
+    p.add_argument("--budget", help="what a step may plan to need of a device's memory: 9.7GB")
+    p.add_argument("--chunk", default="0", help="tokens that have logits at a time; auto; 0: all")
+    p.add_argument(
+        "--recompute", type=int, default=0, help="1: compute each layer again in the backward pass"
+    )
+    return p
+
+
+def start_devices(o: argparse.Namespace) -> None:
+    """Join the other processes, or simulate devices on a CPU; from here on ``o.batch`` is that of all devices."""
+    if o.gpus and bf.distributed.is_launched():
+        bf.distributed.initialize()
+    elif o.gpus and o.platform == "cpu":
+        bf.config.cpu_devices = o.gpus
+    o.batch *= o.gpus or 1
+
+
+def trainer(o: argparse.Namespace) -> gpt2.Trainer:
+    """The training step that the options describe."""
+    config = model.Config(o.layers, o.heads, o.width, o.context, o.vocab)
+    chunk = None if o.chunk == "auto" else int(o.chunk)
+    plan = sharded.Plan(mesh_of(o), recompute=bool(o.recompute), loss_chunk=chunk)
+    tensor = o.layout == "tensor" and plan.mesh is not None
+    if tensor and chunk != 0:
+        raise ValueError("--chunk with the layout tensor: its vocabulary is divided, and so are the logits")
+    wiring = (
+        sharded.wiring(config, plan) if tensor else model.Wiring(recompute=plan.recompute, loss_chunk=chunk)
+    )
+    keep = (lambda values: sharded.keep(values, plan)) if tensor else None
+    loss, optimizer, train_step = training(o, config, wiring, keep)
+    compiled = bf.jit(train_step, donate_argnums=(0, 1), memory_budget=o.budget)
+    everywhere, divided = ends(plan, o)
+    initial = gpt2.weights(o) if o.key is None else None
+    kept: list[Any] = []
+    batches: list[Any] = []
+
+    def start():
+        kept.clear()
+        params = initial
+        if params is None:
+            key = bf.device_put(bf.random.key(o.key), everywhere)
+            params = bf.jit(lambda key: model.init(key, config))(key)
+        params = sharded.packed(params, plan)
+        kept.append(bf.device_put(params, shardings({"params": params}, plan, o)["params"]))
+        state = bf.jit(optimizer.init)(kept[0])
+        kept.append(bf.device_put(state, shardings({"optimizer": state}, plan, o)["optimizer"]))
+        bf.block_until_ready(kept)
+
+    def load(tokens):
+        batches[:] = [bf.device_put(t, divided) for t in tokens]
+        bf.block_until_ready(batches)
+
+    def step(i):
+        *kept[:], value = compiled(*kept, batches[i % len(batches)])
+        return value.block_until_ready()
+
+    def after():
+        return memory(o.platform) | ({"parameters": fingerprint(kept[0])} if o.hash else {})
+
+    gradients = lambda: bf.jit(bf.value_and_grad(loss))(kept[0], batches[0])
+    return gpt2.Trainer(start, load, step, lambda: bf.block_until_ready(kept), gradients, after)
+
+
+def training(
+    o: argparse.Namespace,
+    config: model.Config,
+    wiring: model.Wiring,
+    keep: Callable[[dict], dict] | None = None,
+) -> tuple[Callable, optim.GradientTransformation, Callable]:
+    """The loss, the optimizer, and the step (params, state, tokens) -> (params, state, loss), in the precision wanted.
+
+    ``keep`` says where new values lie on a mesh.
+    """
+    set_precision(o.precision, o.products)
+    loss = lambda params, tokens: model.loss(params, tokens, config, wiring)
+    loss = bf.autocast(loss) if o.precision == "bf16" else loss
+    optimizer = optim.adamw(gpt2.LEARNING_RATE, **gpt2.ADAMW)
+
+    def train_step(params, state, tokens):
+        value, grads = bf.value_and_grad(loss)(params, tokens)
+        updates, state = optimizer.update(grads, state, params)
+        values = {"params": optim.apply_updates(params, updates), "optimizer": state}
+        values = values if keep is None else keep(values)
+        return values["params"], values["optimizer"], value
+
+    return loss, optimizer, train_step
+
+
+def mesh_of(o: argparse.Namespace) -> bf.Mesh | None:
+    """The devices of a divided step; None: one device."""
+    if not o.gpus:
+        return None
+    return bf.make_mesh((o.gpus,), (AXES[o.layout],), devices=bf.devices(o.platform)[: o.gpus])
+
+
+def ends(plan: sharded.Plan, o: argparse.Namespace) -> tuple[Any, Any]:
+    """Where what all devices have lies, and where batches of tokens do: divided by sequences, if any axis may."""
+    if plan.mesh is None:
+        return (bf.devices(o.platform)[0],) * 2
+    return plan.sharding(), plan.sharding(plan.among(*sharded.ROWS))
+
+
+def shardings(values: dict, plan: sharded.Plan, o: argparse.Namespace) -> Any:
+    """Where the leaves of packed values lie, a tree like theirs; by its name at the root, "params" or "optimizer"."""
+    everywhere, divided = ends(plan, o)
+    if o.layout == "tensor" and plan.mesh is not None:
+        return sharded.shardings(values, plan)
+    divides = lambda shape: o.layout == "fsdp" and len(shape) > 1 and not shape[0] % o.gpus
+    return tree.map(lambda x: divided if divides(x.shape) else everywhere, values)
+
+
+def set_precision(precision: str, products: str) -> None:
+    """How products of float32 are computed: as ``products`` says, or on tensor cores in TF32."""
+    bf.config.update("matmul_precision", "tf32" if precision == "tf32" else products)
+
+
+def memory(platform: str) -> dict:
+    """The most that arrays and plans held at once, and what was taken from the device for it."""
+    if platform != "cuda":
+        return {}
+    from blufunc.kernels.backends.cuda.driver import driver
+    from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
+
+    free, total = driver.free_memory(0)
+    figures = {
+        "peak_GB": cuda_memory.peak_bytes(0),
+        "held_GB": cuda_memory.pool(0).held_bytes(),
+        "device_GB": total - free,
+    }
+    return {name: nbytes / 1e9 for name, nbytes in figures.items()}
+
+
+def fingerprint(params: Any) -> str:
+    """SHA-256 of all bits of a pytree."""
+    found = hashlib.sha256()
+    for leaf in tree.leaves(params):
+        found.update(np.asarray(leaf).tobytes())
+    return found.hexdigest()
+
+
+if __name__ == "__main__":
+    main()

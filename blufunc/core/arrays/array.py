@@ -1,0 +1,230 @@
+"""The immutable array, and how values from outside become one.
+
+Core, at both ends of a program's path: arguments come in through ``lift``, results leave as
+``Array``. An array is a backend's buffer with its type and device. Operators, methods and ``.at``
+are installed by ``blufunc.numpy``, the one place where user values are promoted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core.arrays import backend
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.trace import Value
+
+
+class Donated:
+    """Stands in the place of the buffers that were given away to one call: of what, and in which line of the user."""
+
+    __slots__ = ("line", "name")
+
+    def __init__(self, name: str, line: source.Source | None):
+        self.name, self.line = name, line
+
+    def __str__(self) -> str:
+        return f"{self.name} at {source.summary(self.line)}"
+
+
+class Array(Value):
+    """An immutable n-dimensional array on a device.
+
+    Made by ``blufunc.numpy`` functions and by transforms, not by calling this class.
+    """
+
+    __slots__ = ("__weakref__", "_buffer", "aval", "device")
+
+    def __init__(self, buffer: backend.Buffer, aval: ShapedArray, device: backend.Device):
+        self._buffer = buffer
+        self.aval = aval
+        self.device = device
+
+    @property
+    def buffer(self) -> backend.Buffer:
+        """The backend's buffer.
+
+        Raises:
+          DonatedArrayError: the array was donated.
+        """
+        if self._buffer.__class__ is Donated:
+            raise self._donated_error()
+        return self._buffer
+
+    def buffer_on(self, device: backend.Device) -> backend.Buffer:
+        """The buffer, on ``device``; a copy, by way of the host, if the array is elsewhere."""
+        if self.device is device or self.device == device:
+            return self.buffer
+        return device.backend.from_host(self.device.backend.to_host(self.buffer), device)
+
+    def _donated_error(self) -> errors.DonatedArrayError:
+        return errors.DonatedArrayError(
+            f"this array ({self.aval}) was donated to {self._buffer} and its memory has been reused.",
+            where=source.here(),
+            why="jit(donate_argnums=...) gives the argument's memory to the results.",
+            fix="use the array that the call returned, or do not donate this argument",
+        )
+
+    def devices(self) -> set[backend.Device]:
+        """The devices that hold the array, or parts of it."""
+        return set(self.device.members)
+
+    def is_deleted(self) -> bool:
+        """Whether the array was donated."""
+        return self._buffer.__class__ is Donated
+
+    def block_until_ready(self) -> Array:
+        """Wait for the value to be computed, and return the array."""
+        self.device.backend.block_until_ready(self.buffer)
+        return self
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        x = self.device.backend.to_host(self.buffer)
+        if dtype is not None and x.dtype != dtype:
+            if copy is False:
+                raise ValueError(f"a {self.aval} array cannot be seen as {np.dtype(dtype)} without a copy")
+            return x.astype(dtype)
+        return x.copy() if copy else x
+
+    def __dlpack__(self, *, stream=None, max_version=None, dl_device=None, copy=None):
+        """A DLPack capsule with a copy of the values on the host; ``copy=False`` cannot be had."""
+        if copy is False:
+            raise BufferError(
+                f"the memory of a {self.aval} array is not given away: arrays are immutable. Leave copy=False out."
+            )
+        host = self.device.backend.to_host(self.buffer).copy()
+        return host.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """The DLPack type and number of the device that ``__dlpack__`` exports from: the host."""
+        return self.device.backend.to_host(self.buffer).__dlpack_device__()
+
+    def __reduce__(self):
+        return (_unpickle, (np.asarray(self), self.aval.weak_type))
+
+    def __hash__(self) -> int:
+        raise errors.ArgumentError(
+            "blufunc arrays are not hashable: they compare elementwise",
+            where=source.here(),
+            fix="use id(x), or the value as a Python number: x.item()",
+        )
+
+    def _scalar(self, kind: str):
+        if self.aval.size != 1:
+            raise errors.ArgumentError(
+                f"{kind} needs an array of one element, this one is {self.aval}.",
+                where=source.here(),
+                fix="index it first, or reduce it (x.any(), x.all(), x.sum())",
+            )
+        return np.asarray(self).reshape(())[()]
+
+    def __bool__(self) -> bool:
+        return bool(self._scalar("a truth value"))
+
+    def __int__(self) -> int:
+        return int(self._scalar("int()"))
+
+    def __float__(self) -> float:
+        return float(self._scalar("float()"))
+
+    def __complex__(self) -> complex:
+        return complex(self._scalar("complex()"))
+
+    def __index__(self) -> int:
+        if not dtypes.is_integer(self.aval.dtype) or self.aval.ndim:
+            raise errors.ArgumentError(
+                f"only integer arrays of rank 0 can be used as a Python int or index, this one is {self.aval}.",
+                where=source.here(),
+                fix="pass a Python int, or take one element of an integer array: int(x[0])",
+            )
+        return int(self._scalar("an index"))
+
+    def item(self):
+        """The one element, as a Python scalar."""
+        return self._scalar("item()").item()
+
+    def tolist(self):
+        """The elements as nested Python lists."""
+        return np.asarray(self).tolist()
+
+
+def arrays_of(
+    buffers: Sequence[backend.Buffer], avals: Sequence[ShapedArray], device: backend.Device
+) -> list[Array]:
+    """An array for each buffer: the results of a program, of which a step of training has hundreds."""
+    new, out = Array.__new__, []
+    for buffer, aval in zip(buffers, avals, strict=True):
+        array = new(Array)  # what __init__ does, in a third less time
+        array._buffer, array.aval, array.device = buffer, aval, device
+        out.append(array)
+    return out
+
+
+def _unpickle(x: np.ndarray, weak_type: bool) -> Array:
+    return from_numpy(x, weak_type=weak_type)
+
+
+def from_numpy(x: np.ndarray, device: backend.Device | None = None, weak_type: bool = False) -> Array:
+    """An array with a copy of ``x``, of exactly its dtype."""
+    device = device or backend.default_device()
+    return Array(device.backend.from_host(x, device), ShapedArray(x.shape, x.dtype, weak_type), device)
+
+
+_scalars: dict[tuple, Array] = {}
+_SCALAR_LIMIT = 4096
+
+
+def scalar(value: Any, dtype: np.dtype, weak_type: bool = False) -> Array:
+    """A rank-0 array. Memoised: rules ask for the same few constants again and again."""
+    # the text tells apart what == does not: 0.0 and -0.0, also in the parts of a complex number
+    key = (
+        repr(value) if not value or value.__class__ is complex else value,
+        value.__class__,
+        dtype,
+        weak_type,
+    )
+    known = _scalars.get(key)
+    if known is not None:
+        return known
+    array = from_numpy(np.asarray(value, dtype=dtype), backend.host_device(), weak_type)
+    if len(_scalars) < _SCALAR_LIMIT:
+        _scalars[key] = array
+    return array
+
+
+def lift(x: Any, name: str | None = None) -> Value:
+    """``x`` as a value: arrays and tracers as they are, scalars weakly typed, NumPy arrays in 32 bits.
+
+    Args:
+      x: an ``Array``, a tracer, a Python scalar, or anything NumPy sees as an array.
+      name: the argument's name or path, for the message.
+    Raises:
+      ArgumentError: ``x`` is none of these.
+    """
+    if isinstance(x, Value):
+        return x
+    try:
+        if isinstance(x, (bool, int, float, complex)) and not isinstance(x, np.generic):
+            dtype, weak = dtypes.scalar_dtype(x)
+            return scalar(x, dtype, weak)
+        if isinstance(x, (np.ndarray, np.generic)):
+            return from_numpy(dtypes.canonical_numpy(x))
+        if hasattr(x, "__blufunc_array__"):
+            return x.__blufunc_array__()
+        if hasattr(x, "__array__") or hasattr(x, "__dlpack__"):
+            host = np.asarray(x) if hasattr(x, "__array__") else np.from_dlpack(x)
+            return from_numpy(dtypes.canonical_numpy(host))
+    except (errors.DtypeError, errors.ValueRangeError) as e:
+        raise source.located(e) from None
+    what = f"{name or 'a value'} is a {type(x).__name__}"
+    text = repr(x)
+    raise errors.ArgumentError(
+        f"{what}, which is not an array: {text if len(text) < 60 else text[:57] + '...'}",
+        where=source.here(),
+        fix="pass a NumPy array, a blufunc array or a Python number; mark other arguments static "
+        "(jit(f, static_argnums=...)), or close over them",
+    )

@@ -1,0 +1,85 @@
+"""Abstract values: what is known of an array before it exists.
+
+Core, before tracing: tracers and jaxpr variables carry a ``ShapedArray``, and the abstract rules of
+primitives map ``ShapedArray`` to ``ShapedArray``. They are interned: equal avals are one object, so
+that comparing and hashing them (done at every dispatch) is comparing and hashing a pointer.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from blufunc.core.ir import dtypes
+
+
+class ShapedArray:
+    """The type of an array: shape, dtype, and whether the dtype is weak.
+
+    A weak dtype comes from a Python scalar and gives way in promotion. Only rank-0 values are ever
+    weak: as soon as a value has extent, its dtype is a decision.
+
+    Attributes:
+      shape: tuple of int.
+      dtype: ``np.dtype``.
+      weak_type: bool.
+      ndim, size: rank and number of elements.
+    """
+
+    __slots__ = ("dtype", "ndim", "shape", "size", "weak_type")
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    weak_type: bool
+    ndim: int
+    size: int
+
+    _interned: dict[tuple, ShapedArray] = {}  # noqa: RUF012  (one table for the process, on purpose)
+
+    def __new__(cls, shape: tuple[int, ...], dtype: np.dtype, weak_type: bool = False) -> ShapedArray:
+        key = (shape, dtype, weak_type)
+        known = cls._interned.get(key)
+        if known is not None:
+            return known
+        self = object.__new__(cls)
+        self.shape, self.dtype, self.ndim, self.size = shape, dtype, len(shape), math.prod(shape)
+        self.weak_type = weak_type and not shape
+        canonical = (shape, dtype, self.weak_type)
+        return cls._interned.setdefault(key, cls._interned.setdefault(canonical, self))
+
+    def __reduce__(self):
+        return (ShapedArray, (self.shape, self.dtype, self.weak_type))
+
+    def __repr__(self) -> str:
+        return f"ShapedArray({self})"
+
+    def __str__(self) -> str:
+        weak = "~" if self.weak_type else ""
+        return f"{weak}{dtypes.short_name(self.dtype)}[{','.join(map(str, self.shape))}]"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the array takes."""
+        return self.size * self.dtype.itemsize
+
+    def with_shape(self, shape: tuple[int, ...]) -> ShapedArray:
+        """The same dtype with another shape."""
+        return ShapedArray(shape, self.dtype, self.weak_type)
+
+    def with_dtype(self, dtype: np.dtype) -> ShapedArray:
+        """The same shape with another, strong dtype."""
+        return ShapedArray(self.shape, dtype)
+
+    def strong(self) -> ShapedArray:
+        """The same shape and dtype, not weak."""
+        return ShapedArray(self.shape, self.dtype) if self.weak_type else self
+
+    def tangent(self) -> ShapedArray:
+        """The type of this type's tangents: the same for inexact dtypes, else ``float0``."""
+        if dtypes.is_inexact(self.dtype):
+            return self
+        return ShapedArray(self.shape, dtypes.float0)
+
+    def same_type(self, other: ShapedArray) -> bool:
+        """Whether shape and dtype agree, weakness aside."""
+        return self is other or (self.shape == other.shape and self.dtype == other.dtype)

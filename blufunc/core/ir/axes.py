@@ -1,0 +1,124 @@
+"""Axes, sizes and shapes as users write them, checked and made plain: ints and tuples of int.
+
+Core. Every function that takes an axis, a shape or sizes reads them here, so that all of them say the
+same about what they cannot use. ``name`` is the function and ``what`` the argument, for messages.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core.ir import source
+
+
+def static_int(x: Any, name: str, what: str) -> int:
+    """A Python integer given as an option of a function."""
+    if x.__class__ is int:
+        return x
+    try:
+        return int(operator.index(x))
+    except errors.ConcretizationError:  # a traced value, which says so itself
+        raise
+    except TypeError:
+        raise errors.ArgumentError(
+            f"{name}: {what} is an int, not {x!r:.60}.", where=source.here(), fix="pass a Python int"
+        ) from None
+
+
+def static_number(x: Any, name: str, what: str) -> int | float:
+    """A real Python or NumPy number given as an option of a function."""
+    if isinstance(x, (int, float)):
+        return x
+    if isinstance(x, (np.integer, np.floating)):
+        return x.item()
+    raise errors.ArgumentError(
+        f"{name}: {what} is a number, not {x!r:.60}.", where=source.here(), fix="pass a Python number"
+    )
+
+
+def only_none(name: str, what: str, given: Any, why: str = "") -> None:
+    """Refuse an argument that JAX has for callers of NumPy's functions, and that nothing here can honour."""
+    if given is not None and given is not False:
+        raise errors.UnsupportedError(
+            f"{name} does not support {what}=, here {given!r:.60}.",
+            where=source.here(),
+            why=why or ("arrays are immutable: results are returned." if what == "out" else ""),
+            fix=f"leave {what} out",
+        )
+
+
+def ints(xs: Any, name: str, what: str) -> tuple[int, ...]:
+    """Several Python integers, from any sequence of them."""
+    if xs.__class__ is not tuple:
+        xs = sequence(xs, name, what)
+    for x in xs:
+        if x.__class__ is not int:
+            return tuple([static_int(x, name, f"each of {what}") for x in xs])
+    return xs
+
+
+def axis_in(axis: Any, ndim: int, name: str) -> int:
+    """An axis as a number from 0 to ``ndim - 1``; negative ones count from the end."""
+    a = static_int(axis, name, "axis")
+    if not -ndim <= a < ndim:
+        raise errors.ValueRangeError(
+            f"{name}: axis {a} is out of range for an array of rank {ndim}.",
+            where=source.here(),
+            fix=f"use an axis from {-ndim} to {ndim - 1}"
+            if ndim
+            else "the array has no axes: reshape it first",
+        )
+    return a % ndim
+
+
+def axes_in(axis: Any, ndim: int, name: str) -> tuple[int, ...]:
+    """``axis`` (None for all, an int, or several) as a sorted tuple of axes."""
+    if axis is None:
+        return tuple(range(ndim))
+    if isinstance(axis, (tuple, list)):
+        axes = [axis_in(a, ndim, name) for a in axis]
+        if len(set(axes)) != len(axes):
+            raise errors.ValueRangeError(
+                f"{name}: axis {tuple(axis)} names an axis twice.",
+                where=source.here(),
+                fix="name each axis once",
+            )
+        return tuple(sorted(axes))
+    return (axis_in(axis, ndim, name),)
+
+
+def shape_of(shape: Any, name: str, open: bool = False) -> tuple[int, ...]:
+    """A shape given as an int or a sequence of int; with ``open`` a size may be -1, to be worked out."""
+    if isinstance(shape, (tuple, list)):
+        sizes = tuple([static_int(n, name, "a size") for n in shape])
+    elif isinstance(shape, np.ndarray) and shape.ndim == 1:
+        sizes = ints(shape, name, "a shape")
+    else:
+        sizes = (static_int(shape, name, "a shape"),)
+    if not open and any(n < 0 for n in sizes):
+        raise errors.ValueRangeError(
+            f"{name}: the shape {sizes} has a negative size.",
+            where=source.here(),
+            fix="give sizes of 0 or more",
+        )
+    return sizes
+
+
+def sequence(xs: Any, name: str, what: str, of: str = "ints") -> tuple:
+    """The elements of a list, a tuple or whatever else can be run through, but no string or dict."""
+    try:
+        if not isinstance(xs, (str, bytes, dict)):
+            return tuple(xs)
+    except errors.ConcretizationError:
+        raise
+    except TypeError:
+        pass
+    raise errors.ArgumentError(
+        f"{name}: {what} is a sequence of {of}, not {xs!r:.60}.",
+        where=source.here(),
+        fix="pass a tuple or a list",
+    )

@@ -1,0 +1,249 @@
+"""The intermediate representation: a jaxpr is a typed, ordered list of equations.
+
+Core; comes out of stage 1 (``core/programs/stage.py``), goes through every later stage. There is one class.
+Variables are compared by identity. Constants are attached to the jaxpr that tracing produced; a
+jaxpr that is a parameter of an equation (the body of a ``scan``) has none: its constants were
+hoisted to arguments of the equation.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from blufunc.core.ir import printer
+from blufunc.core.ir import source as source_lib
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.trace import state
+
+
+class Var:
+    """A variable: a type and an identity."""
+
+    __slots__ = ("aval",)
+
+    def __init__(self, aval: ShapedArray):
+        self.aval = aval
+
+    def __repr__(self) -> str:
+        return f"Var:{self.aval}"
+
+
+class DropVar(Var):
+    """The output of an equation that nobody reads; printed as ``_``."""
+
+    __slots__ = ()
+
+
+class Literal:
+    """A rank-0 constant written in the place of a variable."""
+
+    __slots__ = ("array", "aval")
+
+    def __init__(self, array: Any):
+        self.array = array
+        self.aval = array.aval
+
+    @property
+    def value(self) -> Any:
+        """The constant as a NumPy scalar."""
+        return self.array.__array__()[()]
+
+    def __repr__(self) -> str:
+        return f"Literal({self.value})"
+
+
+Atom = Var | Literal
+
+
+class Eqn:
+    """One equation: ``outvars = prim[params](*invars)``, made at the user's line ``source``."""
+
+    __slots__ = ("invars", "outvars", "params", "prim", "source")
+
+    def __init__(self, prim, invars: Sequence[Atom], outvars: Sequence[Var], params: dict[str, Any], source):
+        self.prim = prim
+        self.invars = invars
+        self.outvars = outvars
+        self.params = params
+        self.source = source
+
+    @property
+    def effects(self) -> frozenset[str]:
+        """What the equation does besides computing its outputs."""
+        return self.prim.effects_of(self.params)
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """The ``named_scope`` blocks that it was made in, outermost first, up to the jaxpr that it stands in."""
+        return source_lib.scopes_of(self.source)
+
+    def with_vars(self, invars: Sequence[Atom], outvars: Sequence[Var]) -> Eqn:
+        """The same operation on other variables."""
+        return Eqn(self.prim, invars, outvars, self.params, self.source)
+
+    def with_invars(self, invars: Sequence[Atom]) -> Eqn:
+        """The same on other operands: this very equation where they are the same."""
+        same = all(map(operator.is_, invars, self.invars))
+        return self if same else Eqn(self.prim, invars, self.outvars, self.params, self.source)
+
+    def __repr__(self) -> str:
+        return f"Eqn({self.prim}, at {source_lib.summary(self.source)})"
+
+
+_SCOPES = "memos of scopes"
+
+
+class Jaxpr:
+    """A pure function as a list of equations in order of dependence.
+
+    Never changed once made: passes and transforms make new ones.
+
+    Attributes:
+      constvars, consts: variables bound to attached constant values.
+      invars: the parameters.
+      eqns: the equations.
+      outvars: what it returns.
+      name: the function it came from.
+      arg_names: for each invar, the path of the user's argument, or "".
+      memo: results of transforms of this very jaxpr, kept as long as it lives.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_effects",
+        "_named_axes",
+        "arg_names",
+        "consts",
+        "constvars",
+        "eqns",
+        "invars",
+        "memo",
+        "name",
+        "outvars",
+    )
+
+    def __init__(
+        self,
+        invars: Sequence[Var],
+        eqns: Sequence[Eqn],
+        outvars: Sequence[Atom],
+        constvars: Sequence[Var] = (),
+        consts: Sequence[Any] = (),
+        name: str = "",
+        arg_names: Sequence[str] = (),
+    ):
+        self.invars = tuple(invars)
+        self.eqns = tuple(eqns)
+        self.outvars = tuple(outvars)
+        self.constvars = tuple(constvars)
+        self.consts = tuple(consts)
+        self.name = name
+        self.arg_names = tuple(arg_names)
+        self.memo: dict[Any, Any] = {}
+        self._effects: frozenset[str] | None = None
+        self._named_axes: frozenset[str] | None = None
+
+    @property
+    def in_avals(self) -> list[ShapedArray]:
+        """The types of the parameters."""
+        return [v.aval for v in self.invars]
+
+    @property
+    def out_avals(self) -> list[ShapedArray]:
+        """The types of the results."""
+        return [v.aval for v in self.outvars]
+
+    @property
+    def effects(self) -> frozenset[str]:
+        """The effects of all equations."""
+        if self._effects is None:
+            self._effects = frozenset().union(*[e.effects for e in self.eqns])
+        return self._effects
+
+    @property
+    def named_axes(self) -> frozenset[str]:
+        """The named axes that collectives in it refer to."""
+        if self._named_axes is None:
+            self._named_axes = frozenset().union(*[named_axes(e.prim, e.params) for e in self.eqns])
+        return self._named_axes
+
+    def replace(self, **changes) -> Jaxpr:
+        """A copy with some fields changed."""
+        fields = ("invars", "eqns", "outvars", "constvars", "consts", "name", "arg_names")
+        return Jaxpr(**{f: changes.get(f, getattr(self, f)) for f in fields})
+
+    def hoist(self) -> tuple[Jaxpr, tuple]:
+        """The jaxpr with its constants as leading parameters, and those constants."""
+        if not self.constvars:
+            return self, ()
+        names = ("",) * len(self.constvars) + self.arg_names if self.arg_names else ()
+        closed = self.replace(invars=self.constvars + self.invars, constvars=(), consts=(), arg_names=names)
+        return closed, self.consts
+
+    def memoised(self, key: Any, make: Callable[[], Any]) -> Any:
+        """``make()``, computed once for this jaxpr, ``key``, and the rules that are in force."""
+        memo = self._memo_of(state.context) if state.context else self.memo
+        found = memo.get(key)
+        if found is None:
+            found = memo[key] = make()
+        return found
+
+    def _memo_of(self, context: tuple) -> dict:
+        """The memo of a scope; those of the last few are kept, as there may be no end of them."""
+        scopes = self.memo.setdefault(_SCOPES, {})
+        memo = scopes[context] = scopes.pop(context, {})
+        if len(scopes) > 16:
+            del scopes[next(iter(scopes))]
+        return memo
+
+    def __str__(self) -> str:
+        return printer.to_text(self)
+
+    __repr__ = __str__
+
+
+def eval_jaxpr(jaxpr: Jaxpr, args: Sequence[Any]) -> list[Any]:
+    """Apply ``jaxpr`` to values under the current trace, equation by equation.
+
+    This is how every transform of a jaxpr works: it evaluates the jaxpr with its trace current.
+    Equations keep the user's lines that they had.
+    """
+    env: dict[Any, Any] = dict(zip(jaxpr.constvars, jaxpr.consts, strict=True))
+    env.update(zip(jaxpr.invars, args, strict=True))
+    previous = source_lib.replay.line
+    try:
+        for eqn in jaxpr.eqns:
+            source_lib.replay.line = eqn.source
+            values = [a.array if a.__class__ is Literal else env[a] for a in eqn.invars]
+            out = state.trace.process(eqn.prim, values, eqn.params)
+            if eqn.prim.multiple_results:
+                env.update(zip(eqn.outvars, out, strict=True))
+            else:
+                env[eqn.outvars[0]] = out
+    finally:
+        source_lib.replay.line = previous
+    return [a.array if a.__class__ is Literal else env[a] for a in jaxpr.outvars]
+
+
+def named_axes(prim: Any, params: dict[str, Any]) -> frozenset[str]:
+    """The named axes that one use of a primitive refers to, itself or in the jaxprs that it runs."""
+    return frozenset(prim.axes_of(params)).union(*[j.named_axes for j in subjaxprs(params)])
+
+
+def subjaxprs(params: dict[str, Any]) -> Iterable[Jaxpr]:
+    """The jaxprs among the parameters of an equation."""
+    for value in params.values():
+        if isinstance(value, Jaxpr):
+            yield value
+        elif isinstance(value, tuple):
+            yield from (v for v in value if isinstance(v, Jaxpr))
+
+
+def meets(eqn: Eqn) -> bool:
+    """Whether ranks exchange something in an equation, itself or in the jaxprs that it runs."""
+    if eqn.prim.kind == "collective" and eqn.prim.meets:  # type: ignore[attr-defined]
+        return True
+    return any(map(meets, itertools.chain.from_iterable(j.eqns for j in subjaxprs(eqn.params))))

@@ -1,0 +1,203 @@
+"""User source lines, for equations and error messages.
+
+Core, before tracing: a staged equation or an error asks here for the innermost frame that is not
+ours, and gets a ``Source``. Capture happens for every equation, so it must be cheap: the frame's
+code object and instruction index are kept, and the line is only worked out when somebody reads it.
+A source also carries the names of the scopes (``named_scope``) that were open, so that every transform that
+keeps the lines of equations keeps their scopes.
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from blufunc.errors import BlufuncError
+
+_PACKAGE = str(Path(__file__).parents[2]) + os.sep
+_STDLIB_WRAPPERS = ("functools.py", "contextlib.py")
+_is_internal: dict[str, bool] = {}  # file name -> whether the file is part of blufunc
+
+Source = tuple[CodeType, int] | tuple[CodeType, int, tuple[str, ...]]
+"""A code object, the index of the instruction in it that was running, and the scopes that were open, if any."""
+
+
+class _Open(threading.local):
+    scopes: tuple[str, ...] = ()
+
+
+_opened = _Open()  # the scopes of the code that runs, outermost first
+# Whether anybody ever opened one: without, an equation costs the look at a global, not at a thread-local.
+_scopes_in_use = False
+
+
+class _Replay(threading.local):
+    line: Source | None = None
+
+
+replay = _Replay()
+"""While a transform replays equations, ``replay.line`` is that of the equation at hand: what is made of it, and what
+goes wrong with it, belongs there and not to the line that called the transform."""
+
+
+class Backward(tuple):
+    """A ``Source`` of what transposition made of the equation that was written there."""
+
+    __slots__ = ()
+
+
+def backward(source: Source | None) -> Source | None:
+    """``source``, as that of a part of the backward pass."""
+    return source if source is None else Backward(source)  # type: ignore[return-value]
+
+
+def is_backward(source: Source | None) -> bool:
+    """Whether what has this source was made by transposing what the user wrote."""
+    return source.__class__ is Backward
+
+
+class own_lines:
+    """Context manager for code of the user's that runs during a replay, as a rule: there its own lines count.
+
+    The scopes of the equation that is replayed stay open.
+    """
+
+    __slots__ = ("replayed", "scopes")
+
+    def __enter__(self) -> None:
+        self.replayed, replay.line = replay.line, None
+        self.scopes = _opened.scopes if self.replayed is None else open_scopes(scopes_of(self.replayed))
+
+    def __exit__(self, *exc) -> None:
+        replay.line = self.replayed
+        open_scopes(self.scopes)
+
+
+def open_scopes(scopes: tuple[str, ...]) -> tuple[str, ...]:
+    """Make ``scopes`` those of the code that runs from here on in this thread; returns what they were."""
+    global _scopes_in_use
+    before, _opened.scopes = _opened.scopes, scopes
+    _scopes_in_use = _scopes_in_use or bool(scopes)
+    return before
+
+
+def placed_again(source: Source | None) -> Source | None:
+    """The source of an equation that was made apart, as it would be had it been made by the code that runs now."""
+    return within(_opened.scopes, source) if replay.line is None else replay.line
+
+
+def _classify(filename: str) -> bool:
+    internal = filename.startswith("<blufunc") or os.path.abspath(filename).startswith(
+        _PACKAGE
+    )  # a program, or ours
+    internal = internal or (
+        os.path.basename(filename) in _STDLIB_WRAPPERS
+        and os.path.dirname(filename) == os.path.dirname(os.__file__)
+    )
+    _is_internal[filename] = internal
+    return internal
+
+
+def current() -> Source | None:
+    """The innermost frame outside blufunc that led here, or None if there is none."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        filename = code.co_filename
+        internal = _is_internal.get(filename)
+        if internal is None:
+            internal = _classify(filename)
+        if not internal:
+            if _scopes_in_use and _opened.scopes:
+                return code, frame.f_lasti, _opened.scopes
+            return code, frame.f_lasti
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def scopes_of(source: Source | None) -> tuple[str, ...]:
+    """The scopes that were open at ``source``, outermost first."""
+    return source[2] if source is not None and len(source) > 2 else ()  # type: ignore[misc]
+
+
+def within(scopes: tuple[str, ...], source: Source | None) -> Source | None:
+    """``source`` with ``scopes`` around those that it has."""
+    if not scopes or source is None:
+        return source
+    moved = source[0], source[1], scopes + scopes_of(source)
+    return backward(moved) if is_backward(source) else moved
+
+
+def line_of(source: Source) -> int:
+    """The line number of ``source`` in its file."""
+    line = position_of(source)[0]
+    return source[0].co_firstlineno if line is None else line
+
+
+def position_of(source: Source) -> tuple[int | None, ...]:
+    """The first and last line of ``source``, and its first and last column: where its instruction was specialised, as
+    interpreters do with what runs often, it is another one, at the same position.
+    """
+    code, lasti = source[:2]
+    return _positions(code)[lasti // 2]
+
+
+def function_of(source: Source) -> str:
+    """The name of the function that ``source`` is in."""
+    return source[0].co_name
+
+
+@functools.lru_cache(maxsize=256)
+def _positions(code: CodeType) -> list[tuple[int | None, ...]]:
+    """The position of each instruction."""
+    return list(code.co_positions())
+
+
+def summary(source: Source | None) -> str:
+    """``file.py:12 (function)``, with the file's base name: short enough for a column; then ``in outer/inner``."""
+    if source is None:
+        return "<unknown>"
+    code, scopes = source[0], scopes_of(source)
+    text = f"{os.path.basename(code.co_filename)}:{line_of(source)} ({code.co_name})"
+    return f"{text} in {'/'.join(scopes)}" if scopes else text
+
+
+def describe(source: Source | None) -> str | None:
+    """``path/file.py:12 (function): the line's text``, or None where the frame is not known."""
+    if source is None:
+        return None
+    code, line = source[0], line_of(source)
+    text = linecache.getline(code.co_filename, line).strip()
+    return f"{code.co_filename}:{line} ({code.co_name})" + (f": {text}" if text else "")
+
+
+def here() -> str | None:
+    """Where the user's code is, for error messages: the line that is replayed, or else the one that runs."""
+    return describe(replay.line or current())
+
+
+def at(line: Source | None, function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, with ``line`` as the user's line for all that runs in it: errors, records, reports."""
+
+    def run(*args: Any) -> Any:
+        before, replay.line = replay.line, line
+        try:
+            return function(*args)
+        finally:
+            replay.line = before
+
+    return run
+
+
+def located(error: BlufuncError) -> BlufuncError:
+    """The error with the user's line, if it was raised by what knows nothing of lines."""
+    if error.where or not (where := here()):
+        return error
+    return type(error)(error.what, where=where, why=error.why, fix=error.fix)

@@ -1,0 +1,286 @@
+"""Tracing without a stack: one current trace, and tracers that know theirs.
+
+Core, stage 1 of a program's path. ``Primitive.bind`` hands every operation to the current trace.
+A transform makes a trace, sets it current while the user's function runs, and while one of its own
+rules runs it sets its parent current, so that whatever the rule computes is seen by the transforms
+outside it. A tracer belongs to a trace by identity; to every other trace it is a constant.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from blufunc import errors
+from blufunc.core.ir import source
+from blufunc.core.ir.avals import ShapedArray
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Value:
+    """What user functions compute with: an ``Array`` or a ``Tracer``."""
+
+    __slots__ = ()
+    aval: ShapedArray
+    __array_priority__ = 100  # NumPy arrays on the left hand side defer to our operators
+
+    if TYPE_CHECKING:  # operators and methods that blufunc.numpy installs
+
+        def __getattr__(self, name: str) -> Any: ...
+        def __getitem__(self, index: Any) -> Any: ...
+        def __neg__(self) -> Any: ...
+        def __invert__(self) -> Any: ...
+        def __add__(self, other: Any) -> Any: ...
+        def __radd__(self, other: Any) -> Any: ...
+        def __sub__(self, other: Any) -> Any: ...
+        def __rsub__(self, other: Any) -> Any: ...
+        def __mul__(self, other: Any) -> Any: ...
+        def __rmul__(self, other: Any) -> Any: ...
+        def __truediv__(self, other: Any) -> Any: ...
+        def __rtruediv__(self, other: Any) -> Any: ...
+        def __floordiv__(self, other: Any) -> Any: ...
+        def __rfloordiv__(self, other: Any) -> Any: ...
+        def __mod__(self, other: Any) -> Any: ...
+        def __rmod__(self, other: Any) -> Any: ...
+        def __pow__(self, other: Any) -> Any: ...
+        def __rpow__(self, other: Any) -> Any: ...
+        def __matmul__(self, other: Any) -> Any: ...
+        def __rmatmul__(self, other: Any) -> Any: ...
+        def __and__(self, other: Any) -> Any: ...
+        def __rand__(self, other: Any) -> Any: ...
+        def __or__(self, other: Any) -> Any: ...
+        def __ror__(self, other: Any) -> Any: ...
+        def __xor__(self, other: Any) -> Any: ...
+        def __rxor__(self, other: Any) -> Any: ...
+        def __lshift__(self, other: Any) -> Any: ...
+        def __rlshift__(self, other: Any) -> Any: ...
+        def __rshift__(self, other: Any) -> Any: ...
+        def __rrshift__(self, other: Any) -> Any: ...
+        def __lt__(self, other: Any) -> Any: ...
+        def __le__(self, other: Any) -> Any: ...
+        def __gt__(self, other: Any) -> Any: ...
+        def __ge__(self, other: Any) -> Any: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape, a tuple of int."""
+        return self.aval.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype."""
+        return self.aval.dtype
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return self.aval.ndim
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return self.aval.size
+
+    @property
+    def nbytes(self) -> int:
+        """The number of bytes."""
+        return self.aval.nbytes
+
+    @property
+    def weak_type(self) -> bool:
+        """Whether the dtype came from a Python scalar and gives way in promotion."""
+        return self.aval.weak_type
+
+    def __setitem__(self, index, value) -> NoReturn:
+        raise errors.ImmutableArrayError(
+            f"in-place assignment to {self.aval}: arrays are immutable.",
+            where=source.here(),
+            why="transforms are only correct for functions that change nothing.",
+            fix="x = x.at[index].set(value)   (also .add, .mul, .min, .max)",
+        )
+
+    def __len__(self) -> int:
+        if not self.aval.shape:
+            raise errors.ArgumentError(
+                f"a sequence is wanted, but this array has rank 0 and no len(): {self.aval}.",
+                where=source.here(),
+                fix="pass a sequence of arrays, or give the array an axis: x[None]",
+            )
+        return self.aval.shape[0]
+
+
+class Trace:
+    """One run of a transform over the operations of a function."""
+
+    __slots__ = ("alive",)
+    name = "trace"
+
+    def __init__(self) -> None:
+        self.alive = True
+
+    def process(self, prim, args, params):
+        """Apply ``prim`` to ``args`` (values, tracers of this trace among them)."""
+        raise NotImplementedError
+
+    def typed(self, fun: Callable, primals: Sequence[Any]) -> Callable:
+        """``fun`` ready to be differentiated at ``primals``, inside of a ``shard_map``.
+
+        There values have types over the axes of the mesh, and the casts that these need must be in the function
+        before it is differentiated. The trace of the ``shard_map`` knows the types.
+        """
+        raise errors.UnsupportedError(
+            f"grad inside of {self.name}, which is traced by itself, inside of a shard_map.",
+            where=source.here(),
+            why="the types of its arguments over the axes of the mesh are not known yet.",
+            fix="take the gradient outside of the loop or of the shard_map: grad of either is supported",
+        )
+
+    def invalidate(self) -> None:
+        """End the trace: its tracers may not be used from here on."""
+        self.alive = False
+
+
+class EvalTrace(Trace):
+    """The outermost trace: it computes."""
+
+    __slots__ = ()
+    name = "eval"
+
+    def process(self, prim, args, params):
+        return prim.evaluate(args, params)
+
+    def typed(self, fun, primals):
+        return fun  # known values are the same everywhere
+
+
+EVAL = EvalTrace()
+
+
+class _State(threading.local):
+    trace: Trace = EVAL
+    context: tuple = ()  # what a trace depends on besides its arguments: named axes, overridden rules
+
+
+state = _State()
+
+
+class set_trace:
+    """Context manager: makes ``trace`` current within its block."""
+
+    __slots__ = ("previous", "trace")
+
+    def __init__(self, trace: Trace):
+        self.trace = trace
+
+    def __enter__(self) -> Trace:
+        self.previous = state.trace
+        state.trace = self.trace
+        return self.trace
+
+    def __exit__(self, *exc) -> None:
+        state.trace = self.previous
+
+
+class new_trace(set_trace):
+    """Like ``set_trace``, and ends the trace when its block ends, so that leaked tracers are found."""
+
+    __slots__ = ()
+
+    def __exit__(self, *exc) -> None:
+        state.trace = self.previous
+        self.trace.invalidate()
+
+
+class Tracer(Value):
+    """A stand-in for an array while a transform runs.
+
+    Attributes:
+      trace: the trace it belongs to.
+      aval: its type.
+      source: the user's line that made it (for arguments: the line that called the transform).
+      label: for arguments, the path of the argument, as text.
+    """
+
+    __slots__ = ("aval", "label", "source", "trace")
+
+    def __init__(
+        self, trace: Trace, aval: ShapedArray, source: source.Source | None = None, label: str | None = None
+    ):
+        self.trace = trace
+        self.aval = aval
+        self.source = source
+        self.label = label
+
+    def __repr__(self) -> str:
+        return f"Tracer<{self.trace.name}>({self.aval})"
+
+    def _origin(self) -> str:
+        if self.label:
+            return f"the argument {self.label}"
+        if self.source:
+            return f"the value made at {source.summary(self.source)}"
+        return "the value"
+
+    def _not_concrete(self, use: str, fix: str) -> errors.ConcretizationError:
+        return errors.ConcretizationError(
+            f"{use} needs a concrete value, but {self._origin()} is traced ({self.aval}, by {self.trace.name}).",
+            where=source.here(),
+            why="while a function is traced its arrays have a shape and a dtype but no value yet.",
+            fix=fix,
+        )
+
+    def __bool__(self) -> bool:
+        raise self._not_concrete(
+            "a truth value (if, while, and, or, not, assert)",
+            "use bnp.where(condition, a, b) to choose between values, or make the argument static "
+            "(jit(f, static_argnums=...))",
+        )
+
+    def __int__(self) -> int:
+        raise self._not_concrete("int()", "keep it an array (x.astype('int32')), or make the argument static")
+
+    def __float__(self) -> float:
+        raise self._not_concrete(
+            "float()", "keep it an array (x.astype('float32')), or compute it outside the transform"
+        )
+
+    def __complex__(self) -> complex:
+        raise self._not_concrete("complex()", "keep it an array (x.astype('complex64'))")
+
+    def __index__(self) -> int:
+        raise self._not_concrete(
+            "a Python index, size or range()",
+            "use lax.dynamic_slice or x[i] on a blufunc array for positions; make sizes static "
+            "(jit(f, static_argnums=...)); use lax.scan for loops",
+        )
+
+    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise self._not_concrete("a NumPy function", "use the function of the same name in blufunc.numpy")
+
+    def __hash__(self) -> int:
+        raise TypeError("blufunc arrays and tracers are not hashable: they compare elementwise")
+
+    def __reduce__(self):
+        raise TypeError("a tracer cannot be pickled: it has no value yet")
+
+
+def leak_error(tracer: Tracer) -> errors.LeakedTracerError:
+    """The error for a tracer whose trace has ended, or that reached an evaluation outside of it."""
+    if tracer.trace.alive:
+        return errors.LeakedTracerError(
+            f"{tracer._origin()} ({tracer.aval}) is traced by {tracer.trace.name}, and was used where that trace "
+            "does not see it.",
+            where=source.here(),
+            why="a rule of a custom derivative closed over it, ensure_compile_time_eval() is in force, which computes "
+            "with known values only, or another thread got hold of it.",
+            fix="pass the value to the function as an argument",
+        )
+    return errors.LeakedTracerError(
+        f"{tracer._origin()} ({tracer.aval}) was used after the tracing of {tracer.trace.name} had ended.",
+        where=source.here(),
+        why="a traced value was stored outside the function (in a global, a list, an attribute or a closure).",
+        fix="return the value from the function instead of storing it, and use what the transformed function returns",
+    )

@@ -1,0 +1,261 @@
+"""Kinds: families of primitives that share their rules.
+
+Core operations. A kind fills in the abstract, derivative, transposition and batching rules, so that
+a new member of a family says only what is its own:
+
+    sinh_p = Elementwise("sinh", np.sinh, "inexact", derivs=[lambda t, ans, x: mul(t, cosh(x))])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.primitives.linear_ops import (
+    add_any,
+    batch_reduction,
+    batched_front,
+    broadcast_in_dim,
+    broadcast_to,
+    reduced_shape,
+    unbroadcast,
+)
+from blufunc.core.primitives.primitive import Primitive
+from blufunc.core.primitives.tangents import Zero, is_linear, zero
+
+TYPES: dict[str, tuple[str, Callable[[np.dtype], bool]]] = {
+    "any": ("any dtype", lambda d: d != dtypes.float0),
+    "numeric": ("numbers and booleans", lambda d: dtypes.is_numeric(d) or dtypes.is_bool(d)),
+    "number": ("numbers", lambda d: dtypes.is_numeric(d) and not dtypes.is_bool(d)),
+    "real": ("real numbers", lambda d: dtypes.is_integer(d) or dtypes.is_floating(d)),
+    "ordered": ("real numbers and booleans", lambda d: not dtypes.is_complex(d) and not dtypes.is_key(d)),
+    "inexact": ("floating and complex numbers", dtypes.is_inexact),
+    "float": ("floating numbers", dtypes.is_floating),
+    "complex": ("complex numbers", dtypes.is_complex),
+    "component": ("float32 and float64", lambda d: d in (dtypes.float32, dtypes.float64)),
+    "integer": ("integers", dtypes.is_integer),
+    "bits": ("integers and booleans", lambda d: dtypes.is_integer(d) or dtypes.is_bool(d)),
+    "bool": ("booleans", dtypes.is_bool),
+}
+"""What a primitive accepts, by name: text for messages, and a test."""
+
+_LIKELY = {"complex": "complex64", "integer": "int32", "bits": "int32", "bool": "bool"}
+"""The dtype that one mostly wants where a primitive does not accept another."""
+
+
+def check_types(name: str, types: str, *avals: ShapedArray) -> None:
+    """Raise DtypeError unless all of ``avals`` have a dtype among ``types``."""
+    text, accepts = TYPES[types]
+    for a in avals:
+        if not accepts(a.dtype):
+            raise errors.DtypeError(
+                f"{name} takes {text}, not {a}.",
+                fix=f"convert first: x.astype('{_LIKELY.get(types, 'float32')}') or another dtype",
+            )
+
+
+def _check_made(name: str, impl: Any, types: Any, rules: dict[str, Any], out: Any) -> None:
+    """Raise ArgumentError for what cannot be a member of a kind; how many operands it has is known when it is used."""
+    wrong = fix = None
+    if impl is not None and not callable(impl):
+        wrong, fix = f"impl={impl!r:.60} cannot be called", "give a function of NumPy arrays"
+    elif not isinstance(types, str) or types not in TYPES:
+        wrong, fix = f"types={types!r:.60} is no family of dtypes", f"one of {', '.join(TYPES)}"
+    elif not (out is None or isinstance(out, np.dtype) or (callable(out) and not isinstance(out, type))):
+        wrong, fix = (
+            f"out={out!r:.60} is no dtype",
+            "np.dtype('float32'), or a function of the operands' dtype",
+        )
+    for what, given in rules.items():
+        if not (isinstance(given, (list, tuple)) and all(r is None or callable(r) for r in given)):
+            wrong = f"{what}={given!r:.60} is no list of functions"
+            fix = f"{what}=[...] with a function, or None, for each operand"
+    if wrong:
+        raise errors.ArgumentError(f"the primitive {name}: {wrong}.", where=source.here(), fix=fix)
+
+
+class Elementwise(Primitive):
+    """Operations applied element by element.
+
+    Operands have one dtype, and one shape except that any of them may be of rank 0.
+
+    Args:
+      name: as printed.
+      impl: NumPy function; a ``np.ufunc`` may be run in place by executors.
+      types: a key of ``TYPES``.
+      derivs: for each operand ``(t, ans, *operands) -> term`` of the output tangent, linear in ``t``, or None where
+        the derivative is zero everywhere that it exists; None for a function without derivatives at all.
+      transposes: for each operand that the function may be linear in, ``(ct, *operands) -> ct``; None otherwise.
+      out: the result's dtype where it is not the operands': a dtype, or a function of the dtype.
+    """
+
+    kind = "elementwise"
+    fresh = True
+
+    def __init__(
+        self,
+        name: str,
+        impl: Callable | None,
+        types: str,
+        derivs: Sequence[Callable | None] | None = None,
+        transposes: Sequence[Callable | None] = (),
+        out: np.dtype | Callable[[np.dtype], np.dtype] | None = None,
+    ):
+        super().__init__(name)
+        _check_made(
+            name, impl, types, {"derivs": () if derivs is None else derivs, "transposes": transposes}, out
+        )
+        self._impl: Any = impl
+        self.ufunc = impl if isinstance(impl, np.ufunc) else None
+        self.types = types
+        self.derivs = derivs
+        self.transposes = transposes
+        self.out = out
+
+    def impl(self, *args, **params):
+        return self._impl(*args, **params)
+
+    def abstract(self, *avals, **params):
+        check_types(self.name, self.types, *avals)
+        first = avals[0]
+        shape = elementwise_shape(self.name, avals)
+        for a in avals[1:]:
+            if a.dtype != first.dtype:
+                raise errors.DtypeError(
+                    f"{self.name} takes operands of one dtype, not {', '.join(map(str, avals))}.",
+                    fix="use blufunc.numpy, which promotes, or convert with .astype",
+                )
+        dtype = self.out_dtype(first.dtype, **params)
+        return ShapedArray(shape, dtype, all(a.weak_type for a in avals) and dtype == first.dtype)
+
+    def _checked(self, avals, params):
+        self._check_operands(len(avals))
+        return super()._checked(avals, params)
+
+    def _check_operands(self, n: int) -> None:
+        """Raise ArgumentError unless there is a derivative, and a transposition, for each of ``n`` operands."""
+        if not n:
+            raise errors.ArgumentError(f"{self.name} takes one operand or more.", where=source.here())
+        for what, rules in (("derivs", self.derivs), ("transposes", self.transposes or None)):
+            if rules is not None and len(rules) != n:
+                raise errors.ArgumentError(
+                    f"{self.name} has {what} for {len(rules)} operand{'s' * (len(rules) != 1)}, and is given {n}.",
+                    where=source.here(),
+                    why=f"{what} has one entry for each operand.",
+                    fix=f"give {self.name} as many operands, or {what}=[...] as many entries, None for no derivative",
+                )
+
+    def out_dtype(self, dtype: np.dtype, **params: Any) -> np.dtype:
+        """The dtype of the result."""
+        if self.out is None:
+            return dtype
+        return self.out(dtype) if callable(self.out) else self.out
+
+    def jvp(self, primals, tangents, **params):
+        ans = self.bind(*primals, **params)
+        total = None
+        if self.derivs is not None:
+            for deriv, t in zip(self.derivs, tangents, strict=True):
+                if t.__class__ is Zero or deriv is None:
+                    continue
+                term = broadcast_to(deriv(t, ans, *primals, **params), ans.aval.shape)
+                total = term if total is None else add_any(total, term)
+        return ans, zero(ans.aval) if total is None else total
+
+    def transpose(self, ct, *args, **params):
+        rules = self.transposes or (None,) * len(args)
+        for i, (rule, x) in enumerate(zip(rules, args, strict=True)):
+            if is_linear(x):
+                if rule is None:
+                    raise errors.GradError(
+                        f"{self.name} is not linear in operand {i}: it is transposed through its derivative.",
+                        where=source.here(),
+                    )
+                x.add(unbroadcast(rule(ct, *args, **params), x.aval))
+
+    def batch(self, axis, args, dims, **params):
+        pairs = list(zip(args, dims, strict=True))
+        ranks = {(a.aval.ndim, d) for a, d in pairs if d is not None}
+        if len(ranks) == 1 and all(d is not None or not a.aval.ndim for a, d in pairs):
+            ((_, d),) = ranks
+            return self.bind(*args, **params), d
+        # the type on one example: errors are in its terms
+        shape = self.typed(tuple([_example(a.aval, d) for a, d in pairs]), params).shape
+        return self.bind(*[_align(axis, a, d, shape) for a, d in pairs], **params), 0
+
+
+def _example(aval: ShapedArray, d: int | None) -> ShapedArray:
+    """The type of one example of a batch along ``d``."""
+    return aval if d is None else aval.with_shape(aval.shape[:d] + aval.shape[d + 1 :])
+
+
+def _align(axis: Any, x: Any, d: int | None, shape: tuple[int, ...]) -> Any:
+    """``x`` with the batch axis in front of ``shape``; rank-0 constants stay as they are."""
+    if d is None and not x.aval.ndim:
+        return x
+    x = batched_front(axis, x, d)
+    return broadcast_in_dim(x, (axis.size, *shape), tuple(range(x.aval.ndim)))
+
+
+def elementwise_shape(name: str, avals: Sequence[ShapedArray]) -> tuple[int, ...]:
+    """The common shape of operands that agree or have rank 0."""
+    shape: tuple[int, ...] = ()
+    for a in avals:
+        if a.shape:
+            if shape and a.shape != shape:
+                raise errors.ShapeError(
+                    f"{name} takes operands of one shape (or rank 0), not {', '.join(map(str, avals))}.",
+                    fix="use blufunc.numpy, which broadcasts, or lax.broadcast_in_dim",
+                )
+            shape = a.shape
+    return shape
+
+
+class Reduction(Primitive):
+    """Reductions over ``axes``; a subclass or instance adds its derivative.
+
+    Args:
+      impl: ``(x, axes) -> array``.
+      deriv: ``(t, ans, x, axes) -> tangent``; None for results without derivative.
+      out: the result's dtype where it is not the operand's.
+    """
+
+    kind = "reduce"
+    fresh = True
+
+    def __init__(
+        self,
+        name: str,
+        impl: Callable,
+        types: str,
+        deriv: Callable | None = None,
+        out: np.dtype | None = None,
+    ):
+        super().__init__(name)
+        _check_made(name, impl, types, {"deriv": [deriv]}, out)
+        self._impl, self.types, self.deriv, self.out = impl, types, deriv, out
+
+    def impl(self, x, *, axes):
+        return self._impl(x, axes)
+
+    def abstract(self, x, *, axes):
+        check_types(self.name, self.types, x)
+        return ShapedArray(reduced_shape(x, axes, self.name), self.out or x.dtype)
+
+    def jvp(self, primals, tangents, *, axes):
+        (x,), (t,) = primals, tangents
+        ans = self.bind(x, axes=axes)
+        if t.__class__ is Zero or self.deriv is None:
+            return ans, zero(ans.aval)
+        return ans, self.deriv(t, ans, x, axes)
+
+    def transpose(self, ct, x, *, axes):
+        raise errors.GradError(f"{self.name} is not linear: it is transposed through its derivative.")
+
+    def batch(self, axis, args, dims, *, axes):
+        return batch_reduction(self, args[0], dims[0], axes)

@@ -1,0 +1,172 @@
+"""Rules of primitives replaced, or added, within a scope.
+
+Core, beside ``primitive``. Inside of a ``with`` block a primitive has other rules, in this thread; at its end the old
+ones are back. What is memoised or compiled meanwhile is kept apart: the override is part of ``state.context``, on
+which every memo of traces and programs depends.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from blufunc import errors
+from blufunc.core.ir import source
+from blufunc.core.ir.trace import set_trace, state
+from blufunc.core.primitives.primitive import Primitive
+
+OVERRIDABLE = ("impl", "jvp", "transpose", "batch", "linearize")
+
+_lock = threading.Lock()
+_uses: dict[tuple[Primitive, str], int] = {}  # blocks that are open, in any thread
+_kept: dict[tuple[Primitive, str], Any] = {}  # what an instance had of its own in the place of a rule
+
+
+class _Running(threading.local):
+    """The replaced rules that run in this thread, each with the trace that it runs under."""
+
+    def __init__(self) -> None:
+        self.rules: list[tuple] = []
+
+
+_running = _Running()
+
+
+class override:
+    """Context manager: ``prim`` with other rules.
+
+        with bf.override(lax.sin_p, jvp=my_jvp):
+            bf.grad(f)(x)
+
+    Each rule has the signature of the method of ``Primitive`` that it stands for, without self. The rule that it
+    replaces is the method as it was before the block: ``before = lax.sin_p.jvp``. Blocks nest, the innermost counts.
+    What is compiled in a block serves every block with the same rules, the very same functions, and no other.
+
+    Args:
+      prim: a primitive.
+      rules: impl, jvp, transpose, batch or linearize. Where ``impl`` is replaced, no ufunc runs in its place.
+    Raises:
+      ArgumentError: it is no rule, or cannot be called.
+    """
+
+    def __init__(self, prim: Primitive, **rules: Callable):
+        if not isinstance(prim, Primitive):
+            raise errors.ArgumentError(
+                f"override takes a primitive, not {prim!r:.60}.",
+                where=source.here(),
+                fix="their names end in _p: bf.override(lax.sin_p, jvp=...)",
+            )
+        if not rules:
+            raise errors.ArgumentError(
+                f"override of {prim.name} without rules.",
+                where=source.here(),
+                fix=f"give one or more of {', '.join(OVERRIDABLE)}",
+            )
+        for name, rule in rules.items():
+            if name not in OVERRIDABLE or not callable(rule):
+                raise errors.ArgumentError(
+                    f"override of {prim.name}: {name}={rule!r:.60} is no rule.",
+                    where=source.here(),
+                    why=f"rules that can be replaced are {', '.join(OVERRIDABLE)}; types are not a matter of scope.",
+                )
+        if "jvp" in rules and "linearize" not in rules and _has_linearize(prim):
+            raise errors.ArgumentError(
+                f"override of {prim.name}: reverse mode does not use its jvp rule but linearize.",
+                where=source.here(),
+                fix="give linearize too",
+            )
+        self.prim = prim
+        self.rules: dict[str, Callable] = dict(rules)
+        if "impl" in rules:
+            self.rules["ufunc_for"] = _no_ufunc
+
+    def __repr__(self) -> str:
+        return f"override({self.prim}, {', '.join(self.rules)})"
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, override)
+            and self.prim is other.prim
+            and self.rules.keys() == other.rules.keys()
+            and all(rule is other.rules[name] for name, rule in self.rules.items())
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.prim, *sorted((name, id(rule)) for name, rule in self.rules.items())))
+
+    def __enter__(self) -> override:
+        with _lock:
+            for name in self.rules:
+                key = self.prim, name
+                if key not in _uses:
+                    _dispatch(self.prim, name)
+                _uses[key] = _uses.get(key, 0) + 1
+        state.context = (*state.context, self)
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        entries = list(state.context)
+        entries.reverse()
+        entries.remove(self)  # the innermost: a block may be open more than once
+        state.context = tuple(reversed(entries))
+        with _lock:
+            for name in self.rules:
+                key = self.prim, name
+                _uses[key] -= 1
+                if not _uses[key]:
+                    del _uses[key], self.prim.__dict__[name]
+                    if key in _kept:
+                        self.prim.__dict__[name] = _kept.pop(key)
+
+
+def is_replaced(prim: Primitive, rule: str) -> bool:
+    """Whether a rule of a primitive is another one in this scope: who compiles it in another way must not."""
+    return any(isinstance(c, override) and c.prim is prim and rule in c.rules for c in state.context)
+
+
+def _has_linearize(prim: Primitive) -> bool:
+    """Whether reverse mode asks the primitive's ``linearize``, as far as this thread is concerned."""
+    if is_replaced(prim, "linearize"):
+        return True
+    key = prim, "linearize"
+    of_instance = _kept.get(key) if key in _uses else vars(prim).get("linearize")
+    return of_instance is not None or type(prim).linearize is not None
+
+
+def _dispatch(prim: Primitive, name: str) -> None:
+    """Have a rule look for overrides of this thread, innermost first."""
+    original = getattr(prim, name)
+    if original is None:  # in other threads, or further in, the jvp rule is still what is split
+        original = functools.partial(_split_jvp, prim)
+    if name in prim.__dict__:
+        _kept[prim, name] = prim.__dict__[name]
+
+    def rule(*args: Any, **params: Any) -> Any:
+        for entry in reversed(state.context):
+            if not (isinstance(entry, override) and entry.prim is prim and name in entry.rules):
+                continue
+            # A rule that calls the one it replaces comes here again, under the same trace; when the operation itself
+            # comes up in a rule, it does so under another.
+            this = entry, name, state.trace
+            if any(all(a is b for a, b in zip(this, one, strict=True)) for one in _running.rules):
+                continue
+            _running.rules.append(this)
+            try:
+                return entry.rules[name](*args, **params)
+            finally:
+                _running.rules.pop()
+        return original(*args, **params)
+
+    prim.__dict__[name] = rule
+
+
+def _split_jvp(prim: Primitive, trace: Any, primals: Any, tangents: Any, **params: Any) -> Any:
+    """What linearization does with a primitive that has no ``linearize`` of its own."""
+    with set_trace(trace.split):
+        return prim.jvp(primals, tangents, **params)
+
+
+def _no_ufunc(dtype: Any) -> None:
+    """Replaced ``impl``s are called: there is no ufunc to run in their place."""

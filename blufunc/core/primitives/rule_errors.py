@@ -1,0 +1,126 @@
+"""Mistakes in the rules of a primitive, as errors for the author of the rule.
+
+Core, beside ``primitive``. In comes what a rule returned, where a trace cannot go on with it or ``config.check`` asks;
+out comes a ``JaxprTypeError`` that names primitive and rule. Correct rules cost the test of a class and of an
+interned type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from blufunc import errors
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.avals import ShapedArray
+
+RETURNS = {
+    "impl": "the result as a NumPy array; a list of them with multiple_results = True",
+    "abstract": "a ShapedArray, extend.ShapedArray(shape, dtype); a list of them with multiple_results = True",
+    "jvp": "(out, out_tangent), with the tangent of the type of out; two lists with multiple_results = True",
+    "linearize": "(out, out_tangent), with the tangent of the type of out; two lists with multiple_results = True",
+    "transpose": "nothing, and adds to each linear operand a cotangent of its type: x.add(...)",
+    "batch": "(out, out_dim), where out_dim >= 0 is the batch axis of out, or None; two lists with "
+    "multiple_results = True",
+}
+"""What each rule gives back."""
+
+
+def rule_error(prim: Any, rule: str, what: str) -> errors.JaxprTypeError:
+    """The error for a rule of ``prim`` that gave the wrong thing; ``what`` completes "the jvp rule of sin ..."."""
+    return errors.JaxprTypeError(
+        f"the {rule} rule of {prim.name} {what}.",
+        where=source.here(),
+        why="the rule is wrong, not the program that uses the primitive.",
+        fix=f"{rule} gives {RETURNS[rule]}; testing.check_primitive({prim.name}_p, ...) checks every rule",
+    )
+
+
+def described(x: Any) -> str:
+    """What a rule returned, in a few words."""
+    if isinstance(x, (list, tuple)):
+        return f"a {type(x).__name__} of {len(x)}"
+    aval = getattr(x, "aval", None)
+    if isinstance(aval, ShapedArray):
+        return str(aval)
+    return "None" if x is None else f"{x!r:.60} ({type(x).__name__})"
+
+
+def pair_of(prim: Any, rule: str, result: Any) -> tuple[Any, Any]:
+    """The two things that a jvp, linearize or batch rule returned."""
+    if isinstance(result, (tuple, list)) and len(result) == 2:
+        return result[0], result[1]
+    raise rule_error(prim, rule, f"returned {described(result)}, not a pair")
+
+
+def checked_types(prim: Any, result: Any) -> Any:
+    """What the abstract rule returned: a type, or a tuple of them."""
+    if prim.multiple_results:
+        if isinstance(result, (list, tuple)) and all(a.__class__ is ShapedArray for a in result):
+            return tuple(result)
+    elif result.__class__ is ShapedArray:
+        return result
+    raise rule_error(prim, "abstract", f"returned {described(result)}")
+
+
+def check_values(prim: Any, results: Any, expected: Sequence[ShapedArray]) -> None:
+    """Check what ``impl`` computed against what ``abstract`` promised."""
+    if not isinstance(results, (list, tuple)):
+        raise rule_error(prim, "impl", f"returned {type(results).__name__}, not a list")
+    if len(results) != len(expected):
+        raise rule_error(prim, "impl", f"returned {len(results)} results, and abstract says {len(expected)}")
+    for r, aval in zip(results, expected, strict=True):
+        shape, dtype = getattr(r, "shape", None), getattr(r, "dtype", None)
+        if shape is None or dtype is None:
+            raise rule_error(prim, "impl", f"returned {described(r)}")
+        if shape != aval.shape or dtype != aval.dtype:
+            got = f"{dtypes.short_name(dtype)}[{','.join(map(str, shape))}]"
+            raise rule_error(prim, "impl", f"returned {got}, and abstract says {aval}")
+
+
+def check_lists(prim: Any, rule: str, first: Any, second: Any) -> None:
+    """Check that a rule with multiple results returned two lists of one length."""
+    for part in (first, second):
+        if not isinstance(part, (list, tuple)):
+            raise rule_error(prim, rule, f"returned {described(part)} in the place of a list")
+    if len(first) != len(second):
+        raise rule_error(prim, rule, f"returned lists of {len(first)} and of {len(second)}")
+
+
+def check_tangent(prim: Any, rule: str, out: Any, tangent: Any) -> None:
+    """Check that ``tangent`` has the type of tangents of ``out``."""
+    for part, name in ((out, "result"), (tangent, "tangent")):
+        if getattr(part, "aval", None).__class__ is not ShapedArray:
+            fix = (
+                " (where nothing depends on the tangents, return extend.zero(out.aval))"
+                if part is None
+                else ""
+            )
+            raise rule_error(prim, rule, f"returned {described(part)} as a {name}{fix}")
+    if not tangent.aval.same_type(out.aval.tangent()):
+        raise rule_error(prim, rule, f"returned a tangent {tangent.aval} for a result {out.aval}")
+
+
+def check_batch(prim: Any, out: Any, dim: Any, size: int) -> None:
+    """Check that the batch axis of ``out`` is where the rule says."""
+    if getattr(out, "aval", None).__class__ is not ShapedArray:
+        raise rule_error(prim, "batch", f"returned {described(out)} as a result")
+    if dim is None:
+        return
+    if dim.__class__ is not int:
+        raise rule_error(prim, "batch", f"returned {described(dim)} as the batch axis of {out.aval}")
+    if not 0 <= dim < out.aval.ndim or out.aval.shape[dim] != size:
+        raise rule_error(prim, "batch", f"says that the batch, of {size}, is axis {dim} of {out.aval}")
+
+
+def check_example(prim: Any, out: Any, dim: int | None, expected: ShapedArray) -> None:
+    """Check the type of one example of a batched result against that of the primitive on one example."""
+    shape = out.aval.shape if dim is None else out.aval.shape[:dim] + out.aval.shape[dim + 1 :]
+    if shape != expected.shape or out.aval.dtype != expected.dtype:
+        got = ShapedArray(shape, out.aval.dtype)
+        raise rule_error(prim, "batch", f"returned examples of {got}, and abstract says {expected}")
+
+
+def misfit(prim: Any, aval: ShapedArray, ct: Any) -> errors.JaxprTypeError:
+    """The error for a transpose rule that added ``ct`` to an operand of type ``aval``."""
+    return rule_error(prim, "transpose", f"added {described(ct)} to an operand {aval}")

@@ -1,0 +1,61 @@
+"""What rules of differentiation exchange: symbolic zeros and cotangent accumulators.
+
+Core. ``jvp`` rules meet ``Zero`` in the place of tangents that are known to vanish; ``transpose``
+rules meet an ``Accumulator`` in the place of each argument that the operation is linear in.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from blufunc.core.ir.avals import ShapedArray
+
+
+class Zero:
+    """A tangent or cotangent that is zero by construction and was never computed."""
+
+    __slots__ = ("aval",)
+
+    def __init__(self, aval: ShapedArray):
+        self.aval = aval
+
+    def __repr__(self) -> str:
+        return f"Zero({self.aval})"
+
+
+_zeros: dict[ShapedArray, Zero] = {}
+
+
+def zero(aval: ShapedArray) -> Zero:
+    """The symbolic zero in the tangent space of values of type ``aval``."""
+    found = _zeros.get(aval)
+    if found is None:
+        found = _zeros[aval] = Zero(aval.tangent())
+    return found
+
+
+def is_nonzero(t: Any) -> bool:
+    """Whether a tangent or cotangent is a value, and no symbolic zero."""
+    return t.__class__ is not Zero
+
+
+class Accumulator:
+    """The cotangent of one variable while a transposition runs: rules ``add`` to it.
+
+    Attributes:
+      aval: the type of the variable.
+    """
+
+    __slots__ = ("aval",)
+
+    def __init__(self, aval: ShapedArray):
+        self.aval = aval
+
+    def add(self, ct: Any) -> None:
+        """Add a cotangent; None and ``Zero`` add nothing."""
+        raise NotImplementedError
+
+
+def is_linear(arg: Any) -> bool:
+    """Whether a transpose rule's argument is one to transpose with respect to."""
+    return isinstance(arg, Accumulator)

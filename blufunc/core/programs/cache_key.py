@@ -1,0 +1,44 @@
+"""Named cache keys, and why one was not found.
+
+Core, before stage 1: ``jit`` looks its arguments up under a ``Key``. When a function is traced
+again, the difference to the key it was traced with before is one line to print.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.typed_key import shown
+from blufunc.core.pytree import paths, tree
+
+
+class Key(NamedTuple):
+    """What a trace depends on."""
+
+    structure: tree.TreeDef
+    types: tuple[ShapedArray, ...]
+    static: tuple  # of each its kind, its position or name, its class, and ``exact`` of it
+    context: tuple = ()
+
+
+def difference(old: Key, new: Key, labels: list[str]) -> str:
+    """One line that says how ``new`` differs from ``old``; ``labels`` name the new leaves."""
+    if old.structure != new.structure:
+        return "the arguments have another structure: " + "; ".join(
+            paths.diff(old.structure, new.structure, "before", "now")[:3]
+        )
+    parts = [
+        f"{label}: {a} -> {b}"
+        for label, a, b in zip(labels, old.types, new.types, strict=False)
+        if a is not b
+    ]
+    parts += [
+        f"static argument {b[1]}: {shown(a[-1])} -> {shown(b[-1])}"
+        for a, b in zip(old.static, new.static, strict=False)
+        if a != b
+    ]
+    if old.context != new.context:
+        parts.append(f"named axes and overridden rules: {old.context} -> {new.context}")
+    more = f" (and {len(parts) - 3} more)" if len(parts) > 3 else ""
+    return "; ".join(parts[:3]) + more

@@ -1,0 +1,318 @@
+"""Stage 4: passes that make a jaxpr smaller without changing what it computes.
+
+Core. Each pass takes a jaxpr and returns a new one:
+
+- ``inline_calls``: the bodies of ``jit`` equations in the place of the calls;
+- ``fold``: equations whose operands are all literals become literals, products with one vanish, so do choices
+  between equals and conversions there and back, and numbers are not broadcast for operations that take them as they
+  are;
+- ``cse``: of equations that compute the same, the first serves;
+- ``dce``: equations that nobody reads go, except for their effects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc.config import config
+from blufunc.core.arrays import backend
+from blufunc.core.arrays.array import Array
+from blufunc.core.ir import check, dtypes, source
+from blufunc.core.ir.jaxpr import Atom, DropVar, Eqn, Jaxpr, Literal, Var, subjaxprs
+from blufunc.core.ir.typed_key import exact
+from blufunc.core.ops.elementwise import add_p, convert_p, div_p, mul_p, select_p, stop_gradient_p
+from blufunc.core.primitives.kinds import Elementwise
+from blufunc.core.primitives.linear_ops import add_any_p, broadcast_in_dim_p
+from blufunc.core.primitives.primitive import Primitive
+
+
+def dce(
+    jaxpr: Jaxpr, used_outputs: Sequence[bool] | None = None, origins: dict[Eqn, int] | None = None
+) -> Jaxpr:
+    """Without the equations whose results are not used; ``used_outputs`` says which outputs to keep.
+
+    Parameters stay, so that callers need not change. ``origins``, for equations the call that computes them again, is
+    kept up for those that lose a result.
+    """
+    outvars = (
+        [v for v, u in zip(jaxpr.outvars, used_outputs, strict=True) if u] if used_outputs else jaxpr.outvars
+    )
+    live = {v for v in outvars if v.__class__ is not Literal}
+    kept: list[Eqn] = []
+    for eqn in reversed(jaxpr.eqns):
+        reads = [v in live for v in eqn.outvars]
+        if not any(reads) and not eqn.effects:
+            continue
+        if not all(reads):
+            whole, eqn = eqn, _drop_outputs(eqn, reads)
+            if origins and whole in origins:
+                origins[eqn] = origins[whole]
+        live.update(a for a in eqn.invars if a.__class__ is not Literal)
+        kept.append(eqn)
+    constants = [(v, c) for v, c in zip(jaxpr.constvars, jaxpr.consts, strict=True) if v in live]
+    return jaxpr.replace(
+        eqns=kept[::-1],
+        outvars=outvars,
+        constvars=[v for v, _ in constants],
+        consts=[c for _, c in constants],
+    )
+
+
+def home_of(jaxpr: Jaxpr) -> backend.Device | None:
+    """The device that operations of ``jaxpr``, bodies included, want it to run on; None if they do not care."""
+
+    def find() -> backend.Device | None:
+        for eqn in jaxpr.eqns:
+            own = None if eqn.prim.home is None else eqn.prim.home(**eqn.params)
+            found = own or next(filter(None, map(home_of, subjaxprs(eqn.params))), None)
+            if found is not None:
+                return found
+        return None
+
+    return jaxpr.memoised("home", find)
+
+
+def used(jaxpr: Jaxpr) -> set[Any]:
+    """The variables and literals that the equations and results of a jaxpr read."""
+    return {a for e in jaxpr.eqns for a in e.invars}.union(jaxpr.outvars)
+
+
+def _drop_outputs(eqn: Eqn, reads: list[bool]) -> Eqn:
+    """The equation without the outputs that nobody reads, where its primitive knows how; else they are unnamed."""
+    narrowed = eqn.prim.drop_outputs(eqn, reads) if eqn.prim.drop_outputs is not None else None
+    if narrowed is not None:
+        return narrowed
+    outvars = [v if r else DropVar(v.aval) for v, r in zip(eqn.outvars, reads, strict=True)]
+    return eqn.with_vars(eqn.invars, outvars)
+
+
+Origins = dict[Eqn, int]
+"""For equations that compute something again on purpose, the number of the call that they are from."""
+
+
+def rewrite(
+    jaxpr: Jaxpr, step: Callable[[Eqn, list[Atom], Callable], list[Eqn]], origins: Origins | None = None
+) -> Jaxpr:
+    """Go through the equations with a substitution of variables that ``step`` extends.
+
+    ``step(eqn, invars, alias)`` gets the equation and its substituted operands, returns the equations
+    to put in its place, and calls ``alias(var, atom)`` to have ``atom`` stand for ``var`` from here on.
+    ``origins`` is kept up for those equations.
+    """
+    known: dict[Atom, Atom] = {}
+    resolve, alias = known.get, known.__setitem__
+    eqns: list[Eqn] = []
+    for eqn in jaxpr.eqns:
+        made = step(eqn, [resolve(a, a) for a in eqn.invars], alias)
+        if origins and eqn in origins:
+            origins.update(dict.fromkeys(made, origins[eqn]))
+        eqns.extend(made)
+    return jaxpr.replace(eqns=eqns, outvars=[resolve(a, a) for a in jaxpr.outvars])
+
+
+def inline_calls(jaxpr: Jaxpr, only: Primitive | None = None) -> Jaxpr:
+    """With the bodies of calls that only name or cache (``prim.inline``) put in their place, to any depth.
+
+    ``only`` is the one such primitive to do that for, where the others have rules that are wanted yet.
+    """
+
+    def inlines(prim: Primitive) -> bool:
+        return prim.inline and (only is None or prim is only)
+
+    def step(eqn, invars, alias):
+        if not inlines(eqn.prim):
+            return [eqn.with_invars(invars)]
+        return put_in_place(eqn, inline_calls(eqn.params["jaxpr"], only), invars, alias)
+
+    if not any(inlines(e.prim) for e in jaxpr.eqns):
+        return jaxpr
+    return rewrite(jaxpr, step)
+
+
+def put_in_place(eqn: Eqn, body: Jaxpr, invars: Sequence[Atom], alias: Callable) -> list[Eqn]:
+    """The equations of ``body`` on new variables, in the place of a call of it; for the ``step`` of ``rewrite``.
+
+    They have its lines; those of a definition, which has many calls, have none, or lines that say nothing, where it is
+    one of elements: they get the line of the call.
+    """
+    env: dict[Any, Atom] = dict(zip(body.invars, invars, strict=True))
+    inlined = []
+    for e in body.eqns:
+        fresh = [DropVar(v.aval) if v.__class__ is DropVar else Var(v.aval) for v in e.outvars]
+        ins = [a if a.__class__ is Literal else env[a] for a in e.invars]
+        own = None if eqn.prim.pointwise else e.source
+        line = source.within(eqn.scopes, own) if own else eqn.source
+        inlined.append(Eqn(e.prim, ins, fresh, e.params, line))
+        env.update(zip(e.outvars, fresh, strict=True))
+    for var, atom in zip(eqn.outvars, body.outvars, strict=True):
+        alias(var, atom if atom.__class__ is Literal else env[atom])
+    return inlined
+
+
+def without_lines(jaxpr: Jaxpr) -> Jaxpr:
+    """The same program, written nowhere: where ``put_in_place`` puts its equations, they have the line of the call."""
+    return jaxpr.replace(eqns=[Eqn(e.prim, e.invars, e.outvars, e.params, None) for e in jaxpr.eqns])
+
+
+def inline_bodies(
+    jaxpr: Jaxpr, keep: Callable[[Eqn], bool] = lambda eqn: False, origins: Origins | None = None
+) -> tuple[Jaxpr, Origins]:
+    """With every call in place that only computes its body (``prim.body``), whatever rules it has for transforms.
+
+    For compilers, when all transforms are done; ``keep`` says of which calls they have a kernel. Calls that compute
+    something again (``prim.again``) stay apart from what computed it first: the second result is, for each of their
+    equations, the number of the call it is from. ``origins`` has those of equations that were in such calls before; it
+    is kept up, and returned.
+    """
+    origins = {} if origins is None else origins
+    count = max(origins.values(), default=0)
+
+    def step(eqn, invars, alias):
+        nonlocal count
+        if eqn.prim.body is None or keep(eqn):
+            return [eqn.with_invars(invars)]
+        body, inner = inline_bodies(simplify(eqn.params[eqn.prim.body]), keep)
+        placed = put_in_place(eqn, body, invars, alias)
+        base = count
+        count = max([base, *[base + n for n in inner.values()]])
+        for e, old in zip(placed, body.eqns, strict=True):
+            if old in inner:
+                origins[e] = base + inner[old]
+        if eqn.prim.again:
+            count += 1
+            for e in placed:
+                origins.setdefault(e, count)
+        return placed
+
+    if not any(e.prim.body for e in jaxpr.eqns):
+        return jaxpr, origins
+    placed = rewrite(jaxpr, step, origins)
+    if any(e.prim.pointwise and not keep(e) for e in jaxpr.eqns):
+        # a function and its derivative have much in common
+        placed = dce(cse(fold(placed, origins), origins), origins=origins)
+    return placed, origins
+
+
+def inline_pointwise(jaxpr: Jaxpr) -> Jaxpr:
+    """Simplified, with the equations of operations on elements in their place (``prim.pointwise``), other calls kept.
+
+    For programs that run one equation after the other.
+    """
+    return inline_bodies(simplify(jaxpr), lambda eqn: not eqn.prim.pointwise)[0]
+
+
+def fold(jaxpr: Jaxpr, origins: Origins | None = None) -> Jaxpr:
+    """With equations on literals evaluated, products with one and conversions there and back removed, and numbers used
+    without broadcasting them.
+    """
+    numbers: dict[Any, Atom] = {}  # variables that are a number repeated, and the number
+    narrow: dict[Any, Atom] = {}  # variables that were converted to a wider dtype, before that
+
+    def step(eqn, invars, alias):
+        if not eqn.outvars:
+            return [eqn.with_vars(invars, ())]
+        prim, out = eqn.prim, eqn.outvars[0]
+        if prim is broadcast_in_dim_p and not invars[0].aval.ndim:
+            numbers[out] = invars[0]
+        elif isinstance(prim, Elementwise) or prim is add_any_p:
+            scalars = [a if a.__class__ is Literal else numbers.get(a, a) for a in invars]
+            prim = add_p if prim is add_any_p and scalars != invars else prim
+            if any(a.aval.ndim for a in scalars):
+                invars = scalars
+            elif out.aval.ndim and all(a.__class__ is Literal for a in scalars):
+                (numbers[out],) = _evaluate(prim, scalars, eqn.params)
+                repeated = {"shape": out.aval.shape, "dims": ()}
+                return [Eqn(broadcast_in_dim_p, [numbers[out]], [out], repeated, eqn.source)]
+            if prim is stop_gradient_p or (prim is select_p and invars[1] is invars[2]):
+                if invars[-1].aval.same_type(out.aval):
+                    alias(out, invars[-1])
+                    return []
+            if prim is convert_p:
+                (x,) = invars
+                if x in narrow and narrow[x].aval.same_type(out.aval):
+                    alias(out, narrow[x])
+                    return []
+                if _is_exact(x.aval.dtype, out.aval.dtype):
+                    narrow[out] = x
+            if prim is mul_p or prim is div_p:
+                x, y = invars if prim is div_p or _is_one(invars[1]) else invars[::-1]
+                if _is_one(y) and x.aval.same_type(out.aval):
+                    alias(out, x)
+                    return []
+        if invars and all(a.__class__ is Literal for a in invars) and not (eqn.effects or prim.opaque):
+            if all(v.aval.ndim == 0 for v in eqn.outvars) and prim.reference is None:
+                for var, literal in zip(eqn.outvars, _evaluate(prim, invars, eqn.params), strict=True):
+                    alias(var, literal)
+                return []
+        if prim is eqn.prim:
+            return [eqn.with_invars(invars)]
+        return [Eqn(prim, invars, eqn.outvars, eqn.params, eqn.source)]
+
+    return rewrite(jaxpr, step, origins)
+
+
+def _evaluate(prim: Primitive, literals: list[Any], params: dict) -> list[Literal]:
+    """The results of an operation on literals, computed on the host."""
+    host = backend.host_device()
+    outs = prim.typed(tuple([a.aval for a in literals]), params)
+    outs = outs if prim.multiple_results else (outs,)
+    results = host.backend.run(prim, [a.array.buffer for a in literals], params, outs)
+    return [Literal(Array(r, aval, host)) for r, aval in zip(results, outs, strict=True)]
+
+
+def _is_exact(narrow: np.dtype, wide: np.dtype) -> bool:
+    """Whether conversion keeps every number of a floating dtype as it is."""
+    both = dtypes.is_floating(narrow) and dtypes.is_floating(wide)
+    return both and narrow.itemsize < wide.itemsize and wide.itemsize >= 4
+
+
+def _is_one(atom: Any) -> bool:
+    return atom.__class__ is Literal and bool(atom.value == 1)
+
+
+def cse(jaxpr: Jaxpr, origins: Origins | None = None) -> Jaxpr:
+    """With each distinct computation done once. Equations with effects are all kept.
+
+    What has an origin stays apart from what is of another one, or of none.
+    """
+    origin = (origins or {}).get
+    seen: dict[Any, Eqn] = {}
+    keys: dict[int, tuple] = {}  # of parameters by identity: alike equations have the very same
+
+    def step(eqn, invars, alias):
+        if eqn.effects or eqn.prim.opaque:
+            return [eqn.with_invars(invars)]
+        params = keys.get(id(eqn.params))
+        if params is None:
+            params = keys[id(eqn.params)] = tuple([(k, exact(v)) for k, v in eqn.params.items()])
+        key = (eqn.prim, tuple(map(_atom_key, invars)), params, origin(eqn))
+        first = seen.get(key)
+        if first is not None and not any(v.__class__ is DropVar for v in first.outvars):
+            for mine, theirs in zip(eqn.outvars, first.outvars, strict=True):
+                alias(mine, theirs)
+            return []
+        seen[key] = eqn = eqn.with_invars(invars)
+        return [eqn]
+
+    return rewrite(jaxpr, step, origins)
+
+
+def _atom_key(atom: Atom) -> Any:
+    if atom.__class__ is Literal:
+        value: np.generic = atom.value  # type: ignore[union-attr]
+        return (atom.aval.dtype, value.tobytes())
+    return atom
+
+
+def simplify(jaxpr: Jaxpr) -> Jaxpr:
+    """All passes, in the order in which each makes work for the next; done once for a jaxpr."""
+    if "is simplified" in jaxpr.memo:
+        return jaxpr
+    simplified = jaxpr.memoised("simplified", lambda: dce(cse(fold(inline_calls(jaxpr)))))
+    simplified.memo["is simplified"] = True
+    if config.check:
+        check.check_effects(jaxpr, simplified)
+    return simplified

@@ -1,0 +1,137 @@
+"""Stage 1 of a program's path: a Python function and abstract arguments become a jaxpr.
+
+Core. The function runs once with ``StagedTracer`` arguments while a ``StageTrace`` is current; every
+operation that reaches the trace becomes an equation. Values from outside (arrays, tracers of
+enclosing transforms) become constants; rank-0 host arrays become literals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from blufunc.config import config
+from blufunc.core.arrays.array import Array, lift
+from blufunc.core.ir import check, source
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var
+from blufunc.core.ir.trace import Trace, Tracer, leak_error, new_trace, state
+
+
+class StagedTracer(Tracer):
+    """A tracer that stands for a variable of the jaxpr being built."""
+
+    __slots__ = ("variable",)
+
+    def __init__(self, trace: Trace, var: Var, source=None, label: str | None = None):
+        self.trace = trace
+        self.aval = var.aval
+        self.source = source
+        self.label = label
+        self.variable = var
+
+
+class StageTrace(Trace):
+    """Records operations as equations."""
+
+    __slots__ = ("_constants", "_literals", "eqns", "invars", "name")
+
+    def __init__(self, name: str = "jit"):
+        super().__init__()
+        self.name = name
+        self.eqns: list[Eqn] = []
+        self.invars: list[Var] = []
+        self._constants: dict[int, tuple[Var, Any]] = {}  # by id: the value is kept, so ids stay unique
+        self._literals: dict[int, tuple[Literal, Array]] = {}
+
+    def parameter(self, aval: ShapedArray, label: str | None = None) -> StagedTracer:
+        """A new parameter of the jaxpr."""
+        var = Var(aval)
+        self.invars.append(var)
+        return StagedTracer(self, var, None, label)
+
+    def process(self, prim, args, params):
+        invars = [
+            a.variable if a.__class__ is StagedTracer and a.trace is self else self.atom(a) for a in args
+        ]
+        outs = prim.typed(tuple([v.aval for v in invars]), params)
+        line = source.replay.line or source.current()
+        if prim.multiple_results:
+            outvars = [Var(aval) for aval in outs]
+            self.eqns.append(Eqn(prim, invars, outvars, params, line))
+            return [StagedTracer(self, v, line) for v in outvars]
+        var = Var(outs)
+        self.eqns.append(Eqn(prim, invars, [var], params, line))
+        return StagedTracer(self, var, line)
+
+    def atom(self, x: Any) -> Atom:
+        """The variable or literal for a value."""
+        if x.__class__ is StagedTracer and x.trace is self:
+            return x.variable
+        known = self._literals.get(id(x))
+        if known is not None:
+            return known[0]
+        constant = self._constants.get(id(x))
+        if constant is not None:
+            return constant[0]
+        value = lift(x)
+        if isinstance(value, Tracer):
+            if value.trace is self:
+                return value.variable  # type: ignore[attr-defined]
+            if not value.trace.alive:
+                raise leak_error(value)
+        elif not value.aval.ndim and value.device.platform == "cpu":  # type: ignore[attr-defined]
+            literal = Literal(value)  # type: ignore[arg-type]
+            self._literals[id(x)] = (literal, x)
+            return literal
+        var = Var(value.aval)
+        self._constants[id(x)] = (var, (x, value))
+        return var
+
+    def finish(self, outs: Sequence[Any], name: str = "", arg_names: Sequence[str] = ()) -> Jaxpr:
+        """The jaxpr that returns ``outs``."""
+        outvars = [self.atom(x) for x in outs]
+        constvars = [var for var, _ in self._constants.values()]
+        consts = [value for _, (_, value) in self._constants.values()]
+        jaxpr = Jaxpr(self.invars, self.eqns, outvars, constvars, consts, name, arg_names)
+        if config.check:
+            check.check_jaxpr(jaxpr)
+        return jaxpr
+
+
+def is_staging() -> bool:
+    """Whether what is computed now becomes part of a program, whatever transforms stand between."""
+    trace: Any = state.trace
+    while trace is not None and not isinstance(trace, StageTrace):
+        trace = getattr(trace, "parent", None) or getattr(trace, "inner", None)
+    return trace is not None
+
+
+def stage(
+    fun: Callable[..., Sequence[Any]],
+    in_avals: Sequence[ShapedArray],
+    name: str = "jit",
+    labels: Sequence[str] | None = None,
+    line: source.Source | None = None,
+) -> Jaxpr:
+    """Trace ``fun``, from flat arguments to a flat list of results, to a jaxpr with its constants attached.
+
+    Args:
+      fun: takes ``len(in_avals)`` values.
+      in_avals: the types to trace it at.
+      name: what to call the transform in messages, and the jaxpr.
+      labels: the path of each argument, for messages.
+      line: the user's line that its equations are to have; None: that which runs.
+    """
+    trace = StageTrace(name)
+    params = [trace.parameter(a, labels[i] if labels else None) for i, a in enumerate(in_avals)]
+    previous, source.replay.line = source.replay.line, line
+    # The scopes of a call are on its equation, not on those of the body: a trace may serve other calls too.
+    scopes = source.open_scopes(())
+    try:
+        with new_trace(trace):
+            outs = fun(*params)
+            return trace.finish(outs, name, labels or ())
+    finally:
+        source.replay.line = previous
+        source.open_scopes(scopes)

@@ -1,0 +1,106 @@
+"""The reference backend: NumPy arrays on the CPU.
+
+Kernels, stage 8. It is always there, and it is what every other backend is compared with: the
+meaning of a primitive is its ``impl``, and the meaning of a program is its equations run in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import compress
+from typing import Any
+
+import numpy as np
+
+from blufunc.config import config
+from blufunc.core.arrays import backend
+from blufunc.core.arrays.errstate import openly, quietly
+from blufunc.core.arrays.refcounts import ALONE, references
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.jaxpr import Jaxpr
+from blufunc.core.primitives.effects import calls_back, eqn_calls_back
+from blufunc.core.primitives.rule_errors import check_values
+from blufunc.core.programs.alternatives import chosen
+from blufunc.kernels.backends.cpu import program as host_program
+from blufunc.kernels.backends.cpu.lowered import Draft
+from blufunc.kernels.backends.cpu.program import HostProgram
+from blufunc.kernels.backends.numpy.program import CallingProgram, Program, interpret
+
+
+class NumpyBackend:
+    """``Backend`` whose buffers are NumPy arrays and whose work is done when a call returns."""
+
+    name = "cpu"
+
+    def __init__(self) -> None:
+        self._devices: list[backend.Device] = []
+
+    def devices(self) -> Sequence[backend.Device]:
+        """One device, the cores of this machine; or as many as ``config.cpu_devices`` takes them for."""
+        n = config.cpu_devices
+        while len(self._devices) < n:  # never made anew: arrays lie on those that were
+            self._devices.append(backend.Device("cpu", len(self._devices), self))
+        return self._devices[:n]
+
+    def from_host(self, x: np.ndarray, device: backend.Device) -> np.ndarray:
+        """A copy in row-major order."""
+        return np.array(x, order="C")
+
+    def to_host(self, buffer: np.ndarray) -> np.ndarray:
+        """A read-only view."""
+        view = buffer.view()
+        view.flags.writeable = False
+        return view
+
+    def block_until_ready(self, buffer: np.ndarray) -> None:
+        """Nothing to wait for."""
+
+    def run(self, prim: Any, buffers: Sequence, params: dict, outs: Sequence[ShapedArray]) -> Sequence:
+        """One primitive."""
+        if prim.reference is not None:
+            run = openly if eqn_calls_back(prim, params) else quietly
+            results = run(prim.reference(interpret, **params), list(buffers))
+        else:
+            results = quietly(_apply, prim, buffers, params)
+            if config.check or (prim.multiple_results and not _are(results, len(outs))):
+                check_values(prim, results, outs)
+        return [r if r.__class__ is np.ndarray else np.asarray(r) for r in results]
+
+    def compile(
+        self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None
+    ) -> Program | HostProgram:
+        """A program over buffers: compiled loops where they gain, or a budget asks for them, NumPy calls otherwise."""
+        jaxpr = self.chosen(jaxpr)
+        program = host_program.compile_program(jaxpr, donated, budget)
+        if program is None:
+            program = (CallingProgram if calls_back(jaxpr) else Program)(jaxpr, donated)
+        if config.shows("source"):
+            config.show(program.source())
+        return program
+
+    def draft(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> Draft:
+        """What ``compile`` would make, before anything is compiled."""
+        return Draft(self.chosen(jaxpr), donated, budget)
+
+    def chosen(self, jaxpr: Jaxpr) -> Jaxpr:
+        """As it was written: no operation has a kernel here that its definition has not."""
+        return chosen(jaxpr)
+
+    def claim(self, buffers: list[np.ndarray], donated: Sequence[bool]) -> None:
+        """Copy the donated buffers that a view, or another array, still sees, or that are views themselves."""
+        holders = references(compress(buffers, donated))  # the array and ``buffers``
+        for i, n in zip(compress(range(len(buffers)), donated), holders, strict=True):
+            if n > ALONE + 1 or buffers[i].base is not None or not buffers[i].flags.writeable:
+                buffers[i] = buffers[i].copy()
+
+
+def _apply(prim: Any, buffers: Sequence, params: dict) -> Sequence:
+    out = prim.impl(*buffers, **params)
+    return out if prim.multiple_results else (out,)
+
+
+def _are(results: Any, n: int) -> bool:
+    return isinstance(results, (tuple, list)) and len(results) == n
+
+
+backend.register("cpu", NumpyBackend)

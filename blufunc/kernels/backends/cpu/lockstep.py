@@ -1,0 +1,236 @@
+"""Loops and branches of points in vector loops of the CPU.
+
+Kernels, stage 6, below ``renderer.py``. Compilers make no vector instructions of a loop whose turns differ from
+point to point, or that calls functions. So the points are taken in strips whose loops go in lock step: their carries
+lie in small arrays, each turn is a vector loop over the strip, in which the carries of points that have ended stay as
+they are, and the turns end when all have. A branch that all points take alike is asked before the loops over points,
+which there are for either side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from blufunc.core.ir import dtypes
+from blufunc.kernels.codegen import scalar_ops
+from blufunc.kernels.codegen.c_renderer import CStyle, turns_of
+from blufunc.kernels.codegen.scalar_ops import bare
+from blufunc.kernels.codegen.use_counts import Cell, written_in
+from blufunc.kernels.loopir.index import Range
+from blufunc.kernels.loopir.ir import (
+    BODIES,
+    Accumulate,
+    Kernel,
+    Lanes,
+    Loop,
+    Reduce,
+    Replaced,
+    Rows,
+    Scan,
+    Store,
+    Value,
+    dependencies,
+    outside,
+    post_order,
+    values_of,
+)
+
+_ARITHMETIC = 4
+"""The cost of a division: what is dearer is a function."""
+
+STRIP = 64
+"""Points in lock step: some vectors, so that one need not wait for another."""
+
+
+class LockStep(CStyle):
+    """The vector loops of a kernel."""
+
+    def vector_loop(
+        self,
+        pragma: str,
+        over: Range,
+        writes: Iterable[Cell],
+        body: Sequence[Any],
+        bounds: tuple[str, str] = ("0", ""),
+    ) -> None:
+        """The statements of a body for all of a range, or for the part of it between bounds."""
+        loops = self.lock_step(over, body)
+        if loops:
+            self.strips([], over, loops, pragma, writes, body, bounds)
+            return
+        with self.block([*[pragma] * bool(pragma), self.loop(over, *bounds)], [over], writes):
+            self.body(body)
+
+    def lock_step(self, over: Range, body: Sequence[Any]) -> list[Value]:
+        """The loops in a body that compilers make no vector instructions of, in order of dependence."""
+        values = post_order([v for s in body for v in values_of(s)], outside)
+        loops = [v for v in values if v.op == "loop" and over in v.ranges() and not _is_simple(v)]
+        written = written_in(body)  # what is read of this must be read in its turn
+        return [v for v in loops if written.isdisjoint(self.reads[v])]
+
+    def strips(
+        self,
+        threads: Sequence[str],
+        over: Range,
+        loops: Sequence[Value],
+        pragma: str,
+        writes: Iterable[Cell],
+        body: Sequence[Any],
+        bounds: tuple[str, str] = ("0", ""),
+    ) -> None:
+        """The statements of a body, with the loops in lock step. ``threads`` are lines before the loop over strips."""
+        writes = frozenset(writes)
+        first, last = self.fresh("first"), self.fresh("last")
+        start, end = bounds[0], bounds[1] or str(over.extent)
+        head = f"for ({self.index_type} {first} = {start}; {first} < {end}; {first} += {STRIP})"
+        with self.block([*threads, head], [], writes):
+            rest = f"{end} - {first} < {STRIP} ? {end} : {first} + {STRIP}"
+            self.line(f"const {self.index_type} {last} = {rest};")
+            strip = _Strip(self, over, first, last, writes, _results_in(body))
+            for v in loops:
+                strip.loop(v)
+            with self.block([*[pragma] * bool(pragma), self.loop(over, first, last)], [over], writes):
+                self.scope.names.update(strip.known)
+                self.body(body)
+
+
+class _Strip:
+    """The loops of one strip. ``known`` are the values that lie in its arrays, as they are read."""
+
+    def __init__(
+        self,
+        style: LockStep,
+        over: Range,
+        first: str,
+        last: str,
+        writes: frozenset[Cell],
+        results: Sequence[Value],
+    ):
+        self.style, self.over, self.writes, self.results = style, over, writes, results
+        self.head = style.loop(over, first, last)
+        self.at = f"[{style.variable(over)} - {first}]"
+        self.known: dict[Any, str] = {}
+
+    def array(self, v: Value) -> str:
+        """The element, for this point, of a new array."""
+        name = self.style.temporary()
+        # compilers make vector instructions of bytes, but not of booleans in memory
+        kind = "uint8_t" if dtypes.is_bool(v.dtype) else scalar_ops.register_type(v.dtype)
+        self.style.line(f"alignas(64) {kind} {name}[{STRIP}];")
+        return f"{name}{self.at}"
+
+    def read(self, element: str, v: Value) -> str:
+        return f"({element} != 0)" if dtypes.is_bool(v.dtype) else element
+
+    def loop(self, v: Value) -> None:
+        """One loop."""
+        made: Loop = v.attr
+        style = self.style
+        begin = [*zip(made.carries, made.inits(v), strict=True), *((x, x) for x in self.constants(v))]
+        elements = {c: self.array(c) for c, _ in begin}
+        with style.block(["#pragma omp simd", self.head], [self.over], self.writes):
+            style.scope.names.update(self.known)
+            style.need([x for _, x in begin])
+            style.scope.lines += [f"{elements[c]} = {bare(style.value(x))};" for c, x in begin]
+        turn, on = style.temporary(), style.temporary()
+        with style.block([turns_of(turn, made.most)]):
+            always = made.going(v).op == "const" and made.going(v).attr
+            head = ["#pragma omp simd", self.head]
+            if not always:
+                style.line(f"int {on} = 0;")
+                head[0] += f" reduction(| : {on})"
+            with style.block(head, [self.over, made.turn], self.writes):
+                self.turn(v, {c: (elements[c], style.temporary()) for c, _ in begin}, "" if always else on)
+            if not always:
+                style.line(f"if (!{on}) break;")
+        ends = {r: elements[made.carries[r.attr]] for r in self.results if r.args[0] is v}
+        self.known.update((r, self.read(e, r)) for r, e in ends.items())
+
+    def turn(self, v: Value, elements: dict[Value, tuple[str, str]], on: str) -> None:
+        """One turn of one point. ``on`` is the variable that says whether any point goes on; if empty, all do."""
+        style, made = self.style, v.attr
+        for x, (element, name) in elements.items():
+            style.line(f"const {scalar_ops.register_type(x.dtype)} {name} = {self.read(element, x)};")
+            style.scope.names[x] = name
+        going = style.copied(made.going(v)) if on else ""
+        style.need(made.nexts(v))
+        changed = [(c, x) for c, x in zip(made.carries, made.nexts(v), strict=True) if c is not x]
+        news = [style.named_value(x) for _, x in changed]
+        texts = [
+            f"{going} ? {n} : {elements[c][1]}" if on else n for n, (c, _) in zip(news, changed, strict=True)
+        ]
+        style.scope.lines += [f"{elements[c][0]} = {t};" for (c, _), t in zip(changed, texts, strict=True)]
+        if on:
+            style.line(f"{on} |= {going} ? 1 : 0;")
+
+    def constants(self, v: Value) -> list[Value]:
+        """What the body reads that varies from point to point, but not from turn to turn."""
+        turn, found, seen = v.attr.turn, dict[Value, None](), set[Value]()
+        stack = list(v.args[len(v.attr.carries) :])
+        while stack:
+            x = stack.pop()
+            if x in seen:
+                continue
+            seen.add(x)
+            if turn in x.ranges():
+                stack.extend(dependencies(x))
+            elif self.over in x.ranges() and x not in self.known:
+                found[x] = None
+        return list(found)
+
+
+def _is_simple(v: Value) -> bool:
+    """Whether a loop has as many turns everywhere, of arithmetic alone: several points then share vector registers."""
+    body = post_order(v.args[len(v.attr.carries) :])
+    calls = any(
+        x.op in BODIES or (x.op == "apply" and scalar_ops.cost(x.attr[0]) > _ARITHMETIC) for x in body
+    )
+    return v.attr.going(v).op == "const" and not calls
+
+
+def _results_in(body: Sequence[Any]) -> list[Value]:
+    return [v for v in post_order([v for s in body for v in values_of(s)]) if v.op == "result"]
+
+
+# -- branches ----------------------------------------------------------------------------------------
+
+
+def uniform_branch(kernel: Kernel) -> Value | None:
+    """A branch that all points of a kernel take alike."""
+    roots = [v for s in kernel.statements() for v in values_of(s)]
+    for v in post_order(roots, outside):
+        if (
+            v.op == "branch"
+            and v.ranges()
+            and all(x.op != "read" and not x.ranges() for x in post_order(v.args[:1]))
+        ):
+            return v
+    return None
+
+
+def with_sides(kernel: Kernel, branch: Value) -> list[tuple[Any, ...]]:
+    """The body of a kernel with the one and with the other side in the place of a branch."""
+    results = [v for v in post_order(kernel.roots()) if v.op == "result" and v.args[0] is branch]
+    bodies = []
+    for side in branch.attr.sides(branch):
+        put = Replaced({})
+        put.done.update(zip(branch.attr.operands, outside(branch)[1:], strict=True))
+        put.done.update([(r, put(side[r.attr])) for r in results])
+        bodies.append(tuple(_with(s, put) for s in kernel.body))
+    return bodies
+
+
+def _with(s: Any, put: Replaced) -> Any:
+    """A statement with other values."""
+    if isinstance(s, Store):
+        return Store(s.buffer, s.index, put(s.value), None if s.guard is None else put(s.guard))
+    if isinstance(s, Lanes):
+        return Lanes(s.range, tuple(_with(x, put) for x in s.body), s.note)
+    if isinstance(s, Rows):
+        return Rows(s.range, tuple(_with(x, put) for x in s.body), s.index, s.limit)
+    if isinstance(s, Reduce):
+        return Reduce(s.total, put(s.value), s.position)
+    if isinstance(s, Scan):
+        return Scan(s.prefix, put(s.value))
+    return Accumulate(s.keep, put(s.value)) if isinstance(s, Accumulate) else type(s)(s.keep, put(s.value))

@@ -1,0 +1,514 @@
+"""LoopIR as C++ for the CPU: OpenMP threads over the grid, SIMD over lanes.
+
+Kernels, stage 6. In: a ``Kernel``; out: C++ text for ``toolchain.py``. The function that it defines takes an array
+with a pointer for each buffer, and how many threads it may use. What it computes does not depend on that number:
+threads share no reduction. Lanes are the vector loops; where a kernel has none, the innermost range of the grid is.
+
+No pointer is ``restrict``: an output may be the array that an input is. That the turns of a loop are independent is
+said of each loop by ``omp simd``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+from blufunc.core.ir import dtypes
+from blufunc.kernels.backends.cpu.lockstep import uniform_branch, with_sides
+from blufunc.kernels.backends.cpu.loop_splitting import split_innermost
+from blufunc.kernels.backends.cpu.prelude import with_prelude
+from blufunc.kernels.backends.cpu.scans import Scans
+from blufunc.kernels.codegen import scalar_ops
+from blufunc.kernels.codegen.c_renderer import (
+    CStyle,
+    accumulator,
+    comment,
+    is_arg,
+    reducing,
+    update,
+    written_in,
+)
+from blufunc.kernels.codegen.scalar_ops import bare, grouped
+from blufunc.kernels.codegen.use_counts import Survey
+from blufunc.kernels.loopir.index import Range, of
+from blufunc.kernels.loopir.ir import (
+    BODIES,
+    Accumulate,
+    Buffer,
+    Keep,
+    Kernel,
+    Lanes,
+    Reduce,
+    Rows,
+    Scan,
+    Total,
+    Value,
+    computed_in,
+    identity,
+    post_order,
+    values_of,
+)
+
+PARALLEL_WORK = 1 << 20
+"""From how many operations on it pays to wake other threads: about 20 us of one thread's work, where a wake takes 5."""
+
+_STACK_BYTES = 1 << 16
+"""How much of a point's keeps may lie on the stack."""
+
+_BLOCK = 1 << 13
+"""Elements of the innermost range that a thread takes at a time where the outer ranges are few."""
+
+_CACHE_LINE, _TILE = 64, 64
+"""Bytes that come from memory together; elements of the other range of a tile."""
+
+_POINTS_FOR_THREADS = 64
+"""How many points suffice to be shared among threads evenly."""
+
+_UNROLLED = 16
+"""A fold over so few is written out, so that the loop around it can be a vector loop."""
+
+_CHEAP = 4
+"""How many operations are rather done twice than one lane after the other."""
+
+_ROWS_AT_ONCE = 4
+"""How many rows a loop over lanes adds to what it keeps of them, before it writes that back."""
+
+_LIGHT = 8
+"""The operations of an element up to which it is keeping, not computing, that takes the time."""
+
+_TURNS = 16
+"""A guess of how often a loop turns that nothing bounds."""
+
+_VERSIONS = 8
+"""How many versions of a kernel there may be, one for each side of branches that all points take alike."""
+
+_CLAUSES = {"sum": "+", "prod": "*", "max": "max", "min": "min", "and": "&", "or": "|", "xor": "^"}
+"""OpenMP's names of reductions."""
+
+_BOOLEAN = {"max": "or", "min": "and"}
+
+_BETTER = {"argmax": ">", "argmin": "<"}
+
+SCRATCH = """\
+// memory of this thread, kept from call to call
+#include <stdlib.h>
+struct Scratch {
+  void *block = nullptr;
+  size_t size = 0;
+  ~Scratch() { free(block); }
+  char *of(size_t bytes) {
+    if (bytes > size) {
+      free(block);
+      block = aligned_alloc(64, size = bytes);
+    }
+    return (char *)block;
+  }
+};
+static thread_local Scratch scratch;
+"""
+"""C++ that gives a thread memory of its own: ``scratch.of(bytes)``."""
+
+
+class HostStyle(Scans):
+    """Writes one kernel for the CPU."""
+
+    reserved = CStyle.reserved | {"buffers", "threads", "scratch", "Scratch", "main", "free", "aligned_alloc"}
+
+    def __init__(self, kernel: Kernel):
+        super().__init__(kernel)
+        self.reductions: set[str] = set()  # declarations of those that OpenMP has not
+        self.lane: Range | None = None
+        statements = list(kernel.statements())
+        # folds along memory are better vector loops than the grid is
+        self.vector_grid = not (
+            any(isinstance(s, (Lanes, Rows)) for s in statements)
+            or any(v.op == "fold" and _along_memory(v) for v in self.reads)
+        )
+        self.uses_scratch = False
+        self.held: dict[Keep, str] = {}  # in variables, for the moment
+        self.versions = 1
+
+    # -- the function, the grid ----------------------------------------------------------------
+
+    def signature(self) -> str:
+        return f'extern "C" void {self.kernel.name}(void **buffers, int threads)'
+
+    def parameters(self) -> None:
+        for i, b in enumerate(self.kernel.buffers):
+            # compilers make vector instructions of bytes that are compared with 0, but not of booleans in memory
+            element = "uint8_t" if dtypes.is_bool(b.dtype) else scalar_ops.storage_type(b.dtype)
+            kind = f"{'' if b.written else 'const '}{element} *"
+            note = f"  {comment(b.note)}" if b.note else ""
+            self.line(f"{kind}{self.named[b]} = ({kind})buffers[{i}];{note}")
+
+    def grid(self) -> None:
+        chosen = uniform_branch(self.kernel) if self.versions < _VERSIONS else None
+        if chosen is None:
+            self._whole_grid()
+            return
+        # the same side for all points: which one is asked once, and each has vector loops
+        self.versions += 1
+
+        def write(kernel: Kernel) -> None:
+            with self._as(kernel):
+                self.grid()
+
+        sides = [replace(self.kernel, body=body) for body in with_sides(self.kernel, chosen)]
+        self.either(bare(self.value(chosen.args[0])), [], *[functools.partial(write, k) for k in sides])
+
+    @contextmanager
+    def _as(self, kernel: Kernel) -> Iterator[None]:
+        """Write a variant of the kernel in its place."""
+        before, uses = self.kernel, self.uses
+        survey = Survey(kernel)
+        self.kernel, self.uses, self.reads = kernel, survey.uses, {**self.reads, **survey.reads}
+        yield
+        self.kernel, self.uses = before, uses
+
+    def _whole_grid(self) -> None:
+        kernel = self.kernel
+        writes = written_in(kernel.body)
+        parallel = kernel.points > 1 and work(kernel) >= PARALLEL_WORK
+        if not kernel.grid:
+            self.point()
+        elif not self.vector_grid:
+            with self.block(self._threads(parallel, [*map(self.loop, kernel.grid)]), kernel.grid, writes):
+                self.point()
+        else:
+            self._vector_grid(parallel, writes)
+
+    def _vector_grid(self, parallel: bool, writes: set) -> None:
+        """Threads over the outer ranges, a vector loop over the innermost one; tiles where that is better."""
+        *outer, inner = self.kernel.grid
+        tiles = self._tiles(parallel)
+        if not outer:
+            loops = self.lock_step(inner, self.kernel.body)
+            if loops:
+                self.strips(
+                    self._threads(parallel, []), inner, loops, "#pragma omp simd", writes, self.kernel.body
+                )
+                return
+            shared = "parallel for simd schedule(static) num_threads(threads)" if parallel else "simd"
+            for part in split_innermost(self.kernel):
+                inner = part.grid[-1]
+                with self._as(part), self.block([f"#pragma omp {shared}", self.loop(inner)], [inner], writes):
+                    self.body(part.body)
+            return
+        whole = [r for r in outer if r not in tiles]
+        ends: dict[Range, tuple[str, str]] = {r: (self.fresh("start"), self.fresh("end")) for r in tiles}
+        strips = [
+            f"for ({self.index_type} {ends[r][0]} = 0; {ends[r][0]} < {r.extent}; {ends[r][0]} += {n})"
+            for r, n in tiles.items()
+        ]
+        with ExitStack() as stack:
+            heads = [*map(self.loop, whole), *strips]
+            stack.enter_context(self.block(self._threads(parallel, heads), whole, writes))
+            for r, n in tiles.items():
+                start, end = ends[r]
+                rest = f"{r.extent} - {start} < {n} ? {r.extent} : {start} + {n}"
+                self.line(f"const {self.index_type} {end} = {rest};")
+            for r in (r for r in outer if r in tiles):
+                stack.enter_context(self.block([self.loop(r, *ends[r])], [r], writes))
+            for part in [self.kernel] if inner in tiles else split_innermost(self.kernel):
+                with self._as(part):
+                    self.vector_loop(
+                        "#pragma omp simd", part.grid[-1], writes, part.body, ends.get(inner, ("0", ""))
+                    )
+
+    def _tiles(self, parallel: bool) -> dict[Range, int]:
+        """The ranges to take in strips, and how much of them at a time.
+
+        Where something is read along an outer range, what a cache line holds of it is used up at once. Where a few
+        long rows are to be shared among threads, they take parts of rows.
+        """
+        *outer, inner = self.kernel.grid
+        for v in self.reads:
+            if v.op == "load" and v.attr[1].coefficient(inner) not in (0, 1, None):
+                line = _CACHE_LINE // v.dtype.itemsize
+                along = [r for r in outer if v.attr[1].coefficient(r) == 1 and r.extent >= line]
+                if along and inner.extent >= _TILE:
+                    return {along[0]: line, inner: _TILE}
+        few = math.prod(r.extent for r in outer) < _POINTS_FOR_THREADS
+        return {inner: _BLOCK} if outer and parallel and few and inner.extent >= 2 * _BLOCK else {}
+
+    def _threads(self, parallel: bool, loops: Sequence[str]) -> list[str]:
+        """The heads of loops, which threads share."""
+        if not parallel:
+            return list(loops)
+        collapse = f" collapse({len(loops)})" if len(loops) > 1 else ""
+        # points whose loops end when they do are not the same work
+        kind = "dynamic" if any(v.op == "loop" for v in self.reads) else "static"
+        return [f"#pragma omp parallel for{collapse} schedule({kind}) num_threads(threads)", *loops]
+
+    def point(self) -> None:
+        """One point of the grid."""
+        self._declare_keeps(self.kernel.body)
+        self.body(self.kernel.body)
+
+    def finish(self) -> None:
+        self.line("// when all points are done")
+        over = self.kernel.over
+        heads = self._threads(work(self.kernel) >= PARALLEL_WORK, [*map(self.loop, over)])
+        with self.block(heads, over, written_in(self.kernel.finish)) if over else nullcontext():
+            self._declare_keeps(self.kernel.finish)
+            super().finish()
+
+    def _declare_keeps(self, body: Sequence[Any]) -> None:
+        """Arrays for what the lanes of a body keep; where they are large, in this thread's scratch memory."""
+        keeps = _keeps_of(body)
+        size = sum(map(_bytes_of, keeps))
+        at = 0
+        for keep in keeps:
+            kind, name = scalar_ops.register_type(keep.dtype), self.name(keep, keep.name)
+            if size > _STACK_BYTES:
+                self.line(f"{kind} *{name} = ({kind} *)(scratch.of({size}) + {at});")
+                self.uses_scratch = True
+            else:
+                self.line(f"alignas(64) {kind} {name}[{max(keep.lanes.extent, 1)}];")
+            at += _bytes_of(keep)
+            if keep.op is not None:
+                start = scalar_ops.literal(identity(keep.op, keep.dtype), keep.dtype)
+                self.line(f"{self.loop(keep.lanes)} {self.read_keep(keep)} = {start};")
+
+    # -- lanes and their totals ----------------------------------------------------------------
+
+    def lanes(self, s: Lanes) -> None:
+        if s.note:
+            self.line(comment(s.note))
+        self.lane = s.range
+        if self._is_search(s):
+            self._search(s, s.body[0])
+            return
+        totals = list(dict.fromkeys(r.total for r in s.body if isinstance(r, Reduce)))
+        for total in totals:
+            self._declare(total)
+        pragma = ""
+        if not any(is_arg(t) or dtypes.is_complex(t.dtype) for t in totals):
+            clauses = [f" reduction({self._clause(t)} : {self.named[t]})" for t in totals]
+            pragma = f"#pragma omp simd{''.join(clauses)}"
+        scans = [x for x in s.body if isinstance(x, Scan)]
+        if scans:
+            self.scanned_lanes(s, scans, pragma)
+        else:
+            self.vector_loop(pragma, s.range, written_in([s]), s.body)
+        for total in totals:
+            if scalar_ops.is_small_float(total.dtype) and not is_arg(total):
+                name = self.named[total]
+                self.line(f"{name} = round_to<{scalar_ops.storage_type(total.dtype)}>({name});")
+
+    @staticmethod
+    def _is_search(s: Lanes) -> bool:
+        """Whether a loop only looks for an extremum of what is cheap to compute twice."""
+        r = s.body[0] if len(s.body) == 1 else None
+        return isinstance(r, Reduce) and r.position is not None and _work([r], set()) <= _CHEAP
+
+    def _search(self, s: Lanes, r: Reduce) -> None:
+        """Two vector loops: for the extremum, and for the least position that has it; a NaN is its own extremum."""
+        assert r.position is not None
+        total, dtype = r.total, accumulator(r.total.dtype)
+        extremum = Total(self.name(total, total.name), dtype, total.op[3:])
+        self.named[extremum] = name = self.named[total]
+        at = self.name((total, "at"), f"{name}_position")
+        self._declare(extremum)
+        clause = f"#pragma omp simd reduction({self._clause(extremum)} : {name})"
+        with self.block([clause, self.loop(s.range)], [s.range], [total]):
+            self.reduce(Reduce(extremum, r.value))
+        self.line(f"{self.index_type} {at} = {2**63 - 1 if self.wide else 2**31 - 1};")
+        with self.block([f"#pragma omp simd reduction(min : {at})", self.loop(s.range)], [s.range], [total]):
+            self.need(values_of(r))
+            value, position = self.named_value(r.value), grouped(self.index(r.position))
+            nan = f" || {value} != {value}" if dtypes.is_floating(dtype) else ""
+            self.line(f"{at} = ({value} == {name}{nan}) && {position} < {at} ? {position} : {at};")
+
+    def _declare(self, total: Total) -> None:
+        dtype = accumulator(total.dtype)
+        name = self.name(total, total.name)
+        if is_arg(total):
+            self.line(f"{scalar_ops.register_type(dtype)} {name}{{}};")
+            self.line(f"{self.index_type} {self.name((total, 'at'), f'{name}_position')} = -1;")
+        else:
+            start = scalar_ops.literal(identity(total.op, total.dtype), total.dtype)
+            self.line(f"{scalar_ops.register_type(dtype)} {name} = {start};")
+
+    def _clause(self, total: Total) -> str:
+        """The reduction of a total in OpenMP's terms; those of floats that it has not are declared."""
+        dtype = accumulator(total.dtype)
+        if dtypes.is_bool(dtype):
+            return _CLAUSES[_BOOLEAN.get(total.op, total.op)]
+        if total.op in ("max", "min", "logaddexp") and dtypes.is_floating(dtype):
+            kind = scalar_ops.register_type(dtype)
+            start = scalar_ops.literal(identity(total.op, dtype), dtype)
+            combine = f"omp_out = bf_{total.op}(omp_out, omp_in)"
+            self.reductions.add(
+                f"#pragma omp declare reduction(nan_{total.op} : {kind} : {combine}) initializer(omp_priv = {start})"
+            )
+            return f"nan_{total.op}"
+        return _CLAUSES[total.op]
+
+    def reduce(self, s: Reduce) -> None:
+        name = self.named[s.total]
+        if not is_arg(s.total):
+            value = self.value(s.value)
+            text = reducing(s.total.op, accumulator(s.total.dtype), name, value, s.value.dtype)
+            self.line(update(name, bare(text)))
+            return
+        self.need(values_of(s))
+        value = self.named_value(s.value)
+        assert s.position is not None and self.lane is not None
+        at, position, better = self.named[(s.total, "at")], self.index(s.position), _BETTER[s.total.op]
+        floating = dtypes.is_floating(s.total.dtype)
+        beats = [f"{at} < 0", f"{value} {better} {name}"]
+        if floating:
+            beats.append(f"({value} != {value} && {name} == {name})")
+        if (s.position.coefficient(self.lane) or -1) < 0:  # else what comes later has the larger position
+            tie = (
+                f"({value} == {name} || ({value} != {value} && {name} != {name}))"
+                if floating
+                else f"{value} == {name}"
+            )
+            beats.append(f"({tie} && {position} < {at})")
+        with self.block([f"if ({' || '.join(beats)})"]):
+            self.line(f"{name} = {value};")
+            self.line(f"{at} = {position};")
+
+    def read_total(self, total: Total) -> str:
+        if total.position is None:
+            return self.named[total]
+        return f"{scalar_ops.register_type(total.position)}({self.named[(total, 'at')]})"
+
+    def read_keep(self, keep: Keep) -> str:
+        return self.held.get(keep) or f"{self.named[keep]}[{self.variable(keep.lanes)}]"
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def rows(self, s: Rows) -> None:
+        if not _only_adds(s):
+            super().rows(s)
+            return
+        # some rows at once, each lane in their order, so that sums are what they are of one after the other
+        (lanes,) = s.body
+        keeps, writes, step = [a.keep for a in lanes.body], written_in(s.body), _ROWS_AT_ONCE
+        self.need(computed_in(s.index))
+        start, end = self.fresh("first"), str(s.range.extent)
+        if s.index.bounds()[1] >= s.limit:
+            rest = self.index(of(s.range) - s.index + s.limit)
+            end = self.fresh("end")
+            self.line(
+                f"const {self.index_type} {end} = {rest} < {s.range.extent} ? {rest} : {s.range.extent};"
+            )
+        self.line(f"{self.index_type} {start} = 0;")
+        with self.block([f"for (; {start} + {step} <= {end}; {start} += {step})"], [], writes):
+            with self.block(["#pragma omp simd", self.loop(lanes.range)], [lanes.range], writes):
+                places = {keep: self.read_keep(keep) for keep in keeps}
+                for keep, place in places.items():
+                    self.held[keep] = held = self.temporary()
+                    self.line(f"{scalar_ops.register_type(keep.dtype)} {held} = {place};")
+                row = self.loop(s.range, start, f"{start} + {step}")
+                with self.block([f"#pragma GCC unroll {step}", row], [s.range], writes):
+                    self.body(lanes.body)
+                for keep, place in places.items():
+                    self.line(f"{place} = {self.held.pop(keep)};")
+        with self.block([self.loop(s.range, start, end)], [s.range], writes):
+            self.body(s.body)
+
+    def load(self, buffer: Buffer, index: str) -> str:
+        text = super().load(buffer, index)
+        return f"{text} != 0" if dtypes.is_bool(buffer.dtype) else text
+
+    # -- folds ---------------------------------------------------------------------------------
+
+    def fold_loop(self, v: Value, total: str) -> list[str]:
+        op, over = v.attr
+        loop = self.loop(over)
+        if over.extent <= _UNROLLED:
+            return [f"#pragma GCC unroll {max(over.extent, 1)}", loop]
+        if self.vector_grid or not _along_memory(v) or dtypes.is_complex(v.dtype):
+            return [loop]
+        return [f"#pragma omp simd reduction({self._clause(Total(total, v.dtype, op))} : {total})", loop]
+
+
+def _only_adds(s: Rows) -> bool:
+    """Whether all that is done with rows is to add them, lane by lane, to what is kept."""
+    lanes = s.body[0]
+    return (
+        len(s.body) == 1
+        and isinstance(lanes, Lanes)
+        and s.range.extent >= _ROWS_AT_ONCE
+        and s.index.coefficient(s.range) == 1
+        and all(isinstance(a, Accumulate) and not dtypes.is_complex(a.keep.dtype) for a in lanes.body)
+        and _work(lanes.body, set()) <= _LIGHT
+    )
+
+
+def _keeps_of(body: Sequence[Any]) -> list[Keep]:
+    return sorted((c for c in written_in(body) if isinstance(c, Keep)), key=lambda keep: keep.name)
+
+
+def _bytes_of(keep: Keep) -> int:
+    size = 8 if keep.dtype.itemsize > 4 else 4
+    return -(-max(keep.lanes.extent, 1) * max(size, keep.dtype.itemsize) // 64) * 64
+
+
+def _along_memory(fold: Value) -> bool:
+    """Whether what a fold reads lies side by side in memory along its range."""
+    over = fold.attr[1]
+    if over.extent <= _UNROLLED:
+        return False
+    loads = [v for v in post_order(fold.args) if v.op == "load" and over in v.ranges()]
+    return bool(loads) and all(v.attr[1].coefficient(over) == 1 for v in loads)
+
+
+def work(kernel: Kernel) -> int:
+    """About how many operations a kernel is."""
+    return kernel.points * _work(kernel.body, set())
+
+
+def _work(body: Sequence[Any], seen: set[Value]) -> int:
+    total = 0
+    for s in body:
+        if isinstance(s, (Lanes, Rows)):
+            total += s.range.extent * _work(s.body, seen)
+            continue
+        for v in post_order(values_of(s)):
+            if v not in seen:
+                seen.add(v)
+                total += _body_work(v) if v.op in BODIES else _cost(v)
+    return total
+
+
+def _body_work(v: Value) -> int:
+    """Of the body of a fold, loop or branch."""
+    times = v.attr[1].extent if v.op == "fold" else _TURNS if v.op == "loop" and v.attr.most is None else 1
+    if v.op == "loop" and v.attr.most is not None:
+        times = v.attr.most
+    return times * len(post_order(v.args))
+
+
+def _cost(v: Value) -> int:
+    if v.op == "bits":
+        return 80  # 20 rounds of the cipher
+    return scalar_ops.cost(v.attr[0]) if v.op == "apply" else int(v.op == "load")
+
+
+# -- sources ---------------------------------------------------------------------------------------
+
+
+def render(kernel: Kernel) -> str:
+    """A C++ source with one function, ``extern "C" void NAME(void **buffers, int threads)``.
+
+    ``buffers`` points to the data of ``kernel.buffers``, in their order; ``threads`` is the most that may be used.
+    """
+    return render_many([kernel])
+
+
+def render_many(kernels: Sequence[Kernel]) -> str:
+    """One source with a function for each kernel, which compiles much faster than as many sources."""
+    writers = [HostStyle(kernel) for kernel in kernels]
+    functions = "\n".join(writer.render() for writer in writers)
+    reductions = sorted(set[str]().union(*[writer.reductions for writer in writers]))
+    scratch = [SCRATCH] if any(writer.uses_scratch for writer in writers) else []
+    return with_prelude("\n".join([*scratch, *reductions, functions]))

@@ -1,0 +1,556 @@
+"""Calls of the CUDA driver: devices, streams, events, copies, modules and launches.
+
+Kernels, stage 8, the bottom of it. In come binaries of stage 6 and addresses of stage 7; out goes work on a device.
+All is done through CuPy's thin wrappers, which are imported when a device is first asked for. Each device has one
+compute stream, which all threads share: what is put on it runs in that order, so that neither memory that is freed
+and given out again nor a value that another thread made needs an event.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.kernels.backends.cuda.device_model import BLOCK_LIMIT, STATIC_SHARED_BYTES
+
+_SLOTS, _SLOT_BYTES = 16, 1 << 18
+
+
+# -- what there is ---------------------------------------------------------------------------------
+
+
+@functools.cache
+def available() -> str | None:
+    """Why CUDA cannot be used here, as a sentence with its remedy; None where it can be."""
+    if importlib.util.find_spec("cupy") is None:
+        return (
+            "CuPy is not installed: pip install 'blufunc[cuda13]', or [cuda12] for a driver older than 580."
+        )
+    try:
+        import cupy
+
+        runtime = cupy.cuda.runtime
+        wanted, driver = runtime.runtimeGetVersion(), runtime.driverGetVersion()
+    except (
+        Exception
+    ) as e:  # a broken installation fails in many ways, and all of them mean that there is no CUDA
+        return f"CuPy cannot be loaded: {e}. Reinstall it: pip install --force-reinstall 'blufunc[cuda13]'."
+    if driver == 0:
+        return "there is no CUDA driver on this machine: install NVIDIA's."
+    if driver // 1000 < wanted // 1000:
+        return (
+            f"the driver knows CUDA {_version(driver)}, and the installed CuPy needs {_version(wanted)}: update the "
+            f"driver, or pip install 'blufunc[cuda{driver // 1000}]'."
+        )
+    try:
+        count = runtime.getDeviceCount()
+    except runtime.CUDARuntimeError as e:
+        return f"the CUDA driver does not answer: {e}. Try nvidia-smi."
+    return None if count else "this process sees no CUDA device: look at CUDA_VISIBLE_DEVICES and nvidia-smi."
+
+
+def _version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def require() -> None:
+    """Raise ``UnsupportedError`` unless CUDA can be used here."""
+    reason = available()
+    if reason is not None:
+        raise errors.UnsupportedError(
+            "CUDA cannot be used here.", why=reason, fix='run on the CPU: bf.devices("cpu")[0]'
+        )
+
+
+def device_count() -> int:
+    """How many CUDA devices this process sees; 0 where CUDA cannot be used."""
+    if available() is not None:
+        return 0
+    import cupy
+
+    return cupy.cuda.runtime.getDeviceCount()
+
+
+@dataclass(frozen=True)
+class DeviceProperties:
+    """What the compiler and reports want to know of a device; sizes in bytes.
+
+    Attributes:
+      index: the device's number in this process.
+      name: as the vendor sells it.
+      capability: major and minor compute capability: (9, 0) is Hopper.
+      sm_count: the number of multiprocessors.
+      total_memory: device memory.
+      l2_bytes: second-level cache.
+      shared_per_block: the most shared memory that a block can ask for.
+    """
+
+    index: int
+    name: str
+    capability: tuple[int, int]
+    sm_count: int
+    total_memory: int
+    l2_bytes: int
+    shared_per_block: int
+
+    @property
+    def arch(self) -> str:
+        """What to compile for: ``sm_80``; Hopper with its own instructions, ``sm_90a``."""
+        major, minor = self.capability
+        return f"sm_{major}{minor}" + ("a" if self.capability == (9, 0) else "")
+
+
+@functools.cache
+def properties(index: int = 0) -> DeviceProperties:
+    """The properties of a device."""
+    require()
+    import cupy
+
+    p = cupy.cuda.runtime.getDeviceProperties(index)
+    name = p["name"]
+    return DeviceProperties(
+        index,
+        name.decode() if isinstance(name, bytes) else name,
+        (p["major"], p["minor"]),
+        p["multiProcessorCount"],
+        p["totalGlobalMem"],
+        p["l2CacheSize"],
+        p["sharedMemPerBlockOptin"],
+    )
+
+
+def free_memory(index: int = 0) -> tuple[int, int]:
+    """Bytes of device memory that nobody has, and all of them."""
+    import cupy
+
+    with cupy.cuda.Device(index):
+        return cupy.cuda.runtime.memGetInfo()
+
+
+# -- streams and time ------------------------------------------------------------------------------
+
+_lock = threading.Lock()
+_streams: dict[int, Any] = {}
+_MOST_URGENT = -5
+"""The priority of streams that CUDA takes for the highest; a device that has fewer levels takes its own highest."""
+
+
+def compute_stream(index: int = 0) -> Any:
+    """The stream (``cupy.cuda.Stream``) on which all work of a device goes."""
+    stream = _streams.get(index)
+    if stream is None:
+        with _lock:
+            if index not in _streams:
+                _streams[index] = new_stream(index)
+            stream = _streams[index]
+    return stream
+
+
+def new_stream(index: int = 0, urgent: bool = False) -> Any:
+    """A further stream of a device, for communication or capture; it waits for no other by itself.
+
+    Args:
+      urgent: whether its kernels take multiprocessors that fall free before those of other streams do.
+    """
+    require()
+    import cupy
+
+    with cupy.cuda.Device(index):
+        return cupy.cuda.Stream(non_blocking=True, priority=_MOST_URGENT if urgent else 0)
+
+
+def use_device(index: int) -> None:
+    """Make a device the current one of this thread: launches need it to be that of their stream."""
+    import cupy
+
+    cupy.cuda.runtime.setDevice(index)
+
+
+class _Redirected(threading.local):
+    stream: Any = None
+    beside: tuple[Any, ...] = ()
+    device = -1
+
+
+_redirected = _Redirected()
+
+
+@contextmanager
+def redirected(index: int, stream: Any, beside: Sequence[Any] = ()) -> Iterator[None]:
+    """Within it this thread's work for a device goes on ``stream`` in the place of the compute stream: a capture.
+
+    Args:
+      beside: further streams of the same capture, for work that need not wait for that on ``stream``.
+    """
+    before = _redirected.device, _redirected.stream, _redirected.beside
+    _redirected.device, _redirected.stream, _redirected.beside = index, stream, tuple(beside)
+    try:
+        yield
+    finally:
+        _redirected.device, _redirected.stream, _redirected.beside = before
+
+
+def work_stream(index: int = 0) -> Any:
+    """The stream that this thread puts work on: the compute stream, or the one that is being captured."""
+    return _redirected.stream if _redirected.device == index else compute_stream(index)
+
+
+def is_capturing(stream: int) -> bool:
+    """Whether the stream with this handle is one that this thread captures."""
+    return stream in _captured()
+
+
+def _captured() -> list[int]:
+    """The handles of the streams that this thread captures, first that in the place of the compute stream."""
+    return [s.ptr for s in (_redirected.stream, *_redirected.beside) if s is not None]
+
+
+def lane(index: int, stream: int) -> int:
+    """What goes with a stream, such as scratch memory, is found by this number; ``stream`` is a handle.
+
+    Captures have streams of their own, whose work is done on the compute stream, or beside it: for these it is the
+    handle of the compute stream, and numbers below 0.
+    """
+    captured = _captured()
+    if stream not in captured:
+        return stream
+    number = captured.index(stream)
+    return -number if number else int(compute_stream(index).ptr)
+
+
+def synchronize(index: int = 0) -> None:
+    """Wait until all that was put on a device's compute stream is done."""
+    compute_stream(index).synchronize()
+
+
+def elapsed_ms(run: Callable[[], object], stream: Any, repeats: int = 1) -> float:
+    """Milliseconds of device time for one ``run()``, the mean over ``repeats`` runs put on ``stream`` in a row."""
+    import cupy
+
+    use_device(stream.device_id)  # events belong to a device
+    start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+    start.record(stream)
+    for _ in range(repeats):
+        run()
+    stop.record(stream)
+    stop.synchronize()
+    return cupy.cuda.get_elapsed_time(start, stop) / repeats
+
+
+def recorded(stream: Any) -> Any:
+    """An event that passes when all that was put on a stream so far is done."""
+    import cupy
+
+    event = cupy.cuda.Event()
+    event.record(stream)
+    return event
+
+
+def seconds_between(start: Any, stop: Any) -> float:
+    """The device time between two events that have passed."""
+    import cupy
+
+    return cupy.cuda.get_elapsed_time(start, stop) / 1e3
+
+
+# -- copies ----------------------------------------------------------------------------------------
+
+
+class _Staging:
+    """Page-locked memory of one device's small copies: a ring of slots, each free again when its event has passed."""
+
+    def __init__(self) -> None:
+        import cupy
+
+        self.lock = threading.Lock()
+        self.slots = [cupy.cuda.alloc_pinned_memory(_SLOT_BYTES) for _ in range(_SLOTS)]
+        self.events = [cupy.cuda.Event(disable_timing=True) for _ in range(_SLOTS)]
+        self.next = 0
+
+    def take(self) -> tuple[int, Any]:
+        """The address of a slot that no copy uses any more, and the event to record behind its next use."""
+        i = self.next
+        self.next = (i + 1) % _SLOTS
+        self.events[i].synchronize()  # an event that was never recorded has passed
+        return self.slots[i].ptr, self.events[i]
+
+
+_stagings: dict[int, _Staging] = {}
+
+
+def _staging(index: int) -> _Staging:
+    found = _stagings.get(index)
+    if found is None:
+        import cupy
+
+        with _lock, cupy.cuda.Device(index):
+            found = _stagings.setdefault(index, _Staging())
+    return found
+
+
+def copy_in(address: int, x: np.ndarray, index: int = 0) -> None:
+    """Put a copy of the C-contiguous ``x`` at a device address, on the compute stream; ``x`` may change afterwards."""
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    n, stream = x.nbytes, compute_stream(index)
+    if not n:
+        return
+    use_device(index)
+    if (
+        n > _SLOT_BYTES
+    ):  # of memory that can be paged out, the driver has made its own copy when the call returns
+        runtime.memcpyAsync(address, x.ctypes.data, n, runtime.memcpyHostToDevice, stream.ptr)
+        return
+    ring = _staging(index)
+    with ring.lock:
+        slot, event = ring.take()
+        ctypes.memmove(slot, x.ctypes.data, n)
+        runtime.memcpyAsync(address, slot, n, runtime.memcpyHostToDevice, stream.ptr)
+        event.record(stream)
+
+
+def copy_out(x: np.ndarray, address: int, index: int = 0) -> None:
+    """Fill the C-contiguous ``x`` from a device address, when all earlier work of the compute stream is done."""
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    n, stream = x.nbytes, compute_stream(index)
+    if not n:
+        return
+    use_device(index)
+    if n > _SLOT_BYTES:
+        runtime.memcpyAsync(x.ctypes.data, address, n, runtime.memcpyDeviceToHost, stream.ptr)
+        stream.synchronize()
+        return
+    ring = _staging(index)
+    with ring.lock:
+        slot, event = ring.take()
+        runtime.memcpyAsync(slot, address, n, runtime.memcpyDeviceToHost, stream.ptr)
+        event.record(stream)
+        event.synchronize()
+        ctypes.memmove(x.ctypes.data, slot, n)
+
+
+def copy_on_device(to: int, source: int, nbytes: int, stream: Any) -> None:
+    """Copy bytes from one device address to another, on ``stream``."""
+    import cupy
+
+    runtime = cupy.cuda.runtime
+    if nbytes:
+        runtime.memcpyAsync(to, source, nbytes, runtime.memcpyDeviceToDevice, stream.ptr)
+
+
+def fill_zero(address: int, nbytes: int, stream: Any) -> None:
+    """Set bytes at a device address to 0, on ``stream``."""
+    import cupy
+
+    if nbytes:
+        cupy.cuda.runtime.memsetAsync(address, 0, nbytes, stream.ptr)
+
+
+# -- launches --------------------------------------------------------------------------------------
+
+
+class Module:
+    """A binary (cubin) on the current device of the thread.
+
+    Args:
+      cubin: what ``nvrtc.compile`` returned, for the architecture of the device.
+    """
+
+    def __init__(self, cubin: bytes):
+        require()
+        import cupy
+
+        self._module = cupy.cuda.function.Module()
+        self._module.load(cubin)
+
+    def kernel(self, name: str) -> Kernel:
+        """The ``extern "C" __global__`` function called ``name``."""
+        return Kernel(self, name)
+
+    def function(self, name: str) -> Any:
+        """CuPy's handle of a function, which keeps the module loaded."""
+        return self._module.get_function(name)
+
+
+class Kernel:
+    """A function of a module that a grid of threads can run.
+
+    Attributes:
+      name: the function's.
+      pointer: the driver's handle.
+    """
+
+    def __init__(self, module: Module, name: str):
+        self.name = name
+        self._function = module.function(name)
+        self.pointer: int = self._function.ptr
+        self._shared = 0  # bytes that may be asked for
+
+    def launch(
+        self, grid: Sequence[int], block: Sequence[int], shared: int, args: Sequence[Any], stream: Any
+    ) -> None:
+        """Run once; ``prepare`` says what the arguments are, and is what to use for many launches."""
+        self.prepare(grid, block, shared, args)(stream.ptr)
+
+    def prepare(self, grid: Sequence[int], block: Sequence[int], shared: int, args: Sequence[Any]) -> Launch:
+        """A launch to be run many times.
+
+        Args:
+          grid: the number of blocks along up to three axes.
+          block: the number of threads along up to three axes.
+          shared: bytes of dynamic shared memory for each block.
+          args: the arguments: see ``Arguments``.
+        Raises:
+          ValueRangeError: the grid, block or shared memory are beyond what devices have.
+        """
+        self.allow_shared(shared)
+        return Launch(self, _three(grid, "grid"), _three(block, "block"), shared, Arguments(args))
+
+    def allow_shared(self, nbytes: int) -> None:
+        """Let blocks have ``nbytes`` of dynamic shared memory.
+
+        Beyond 48 KiB the driver wants to be told, those included that the kernel has of itself.
+        """
+        if not nbytes or nbytes <= self._shared:
+            return
+        import cupy
+
+        driver = cupy.cuda.driver
+        own = driver.funcGetAttribute(driver.CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, self.pointer)
+        if nbytes + own <= STATIC_SHARED_BYTES:
+            self._shared = nbytes
+            return
+        limit = properties(cupy.cuda.runtime.getDevice()).shared_per_block - own
+        if nbytes > limit:
+            raise errors.ValueRangeError(
+                f"the kernel {self.name} asks for {nbytes} bytes of shared memory for each block.",
+                why=f"this device has {limit}.",
+                fix="use smaller tiles or fewer stages",
+            )
+        driver.funcSetAttribute(self.pointer, driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, nbytes)
+        self._shared = nbytes
+
+
+_LIMITS = {"grid": ((1 << 31) - 1, 65535, 65535), "block": (BLOCK_LIMIT, BLOCK_LIMIT, 64)}
+
+
+def _three(sizes: Sequence[int], what: str) -> tuple[int, int, int]:
+    """Sizes along three axes; the driver's own message for a wrong one does not say which."""
+    x, y, z = (*map(int, sizes), 1, 1, 1)[:3]
+    full = (x, y, z)
+    within = all(1 <= n <= limit for n, limit in zip(full, _LIMITS[what], strict=True))
+    if not within or len(sizes) > 3 or (what == "block" and x * y * z > BLOCK_LIMIT):
+        most = f"{BLOCK_LIMIT} threads in all" if what == "block" else "65535 along the second and third axis"
+        raise errors.ValueRangeError(
+            f"a launch cannot have the {what} {tuple(sizes)}.",
+            why=f"sizes are at least 1, along at most three axes, with {most}.",
+            fix="let each thread do more, or the grid run along its first axis",
+        )
+    return full
+
+
+class Arguments:
+    """The arguments of a kernel in memory as the driver wants them: values, and a table of their addresses.
+
+    The driver copies the values when it launches, so that they may be changed in place for the next one. Not for two
+    threads at once.
+
+    Args:
+      values: for each parameter a device address (``int``, or an object with ``ptr``), a NumPy scalar of the
+        parameter's type, or ``bytes`` for a structure that is passed by value.
+
+    Attributes:
+      words: the values, 8 bytes each, to be assigned to: parameters that are addresses lie one after the other.
+    """
+
+    def __init__(self, values: Sequence[Any]):
+        images = [_image(v) for v in values]
+        offsets, size = [], 0
+        for image in images:
+            align = 64 if len(image) >= 64 else 16 if len(image) >= 16 else 8  # tensor maps want 64
+            size = -(-size // align) * align
+            offsets.append(size)
+            size += -(-len(image) // 8) * 8
+        self._memory = ctypes.create_string_buffer(max(1, size // 8) * 8 + 64)
+        base = -(-ctypes.addressof(self._memory) // 64) * 64
+        start = base - ctypes.addressof(self._memory)
+        self.words = (ctypes.c_uint64 * max(1, size // 8)).from_buffer(self._memory, start)
+        self._table = (ctypes.c_void_p * max(1, len(images)))(*[base + o for o in offsets])
+        self._base, self._offsets, self._sizes = base, offsets, [len(image) for image in images]
+        for offset, image in zip(offsets, images, strict=True):
+            ctypes.memmove(base + offset, image, len(image))
+        self.address = ctypes.addressof(self._table)
+
+    def set_pointer(self, i: int, address: int) -> None:
+        """Change parameter ``i``, which is a device address."""
+        self.words[self._offsets[i] >> 3] = address
+
+    def set(self, i: int, value: Any) -> None:
+        """Change parameter ``i`` to a value of the same size."""
+        image = _image(value)
+        if len(image) != self._sizes[i]:
+            raise errors.ArgumentError(
+                f"parameter {i} of a kernel has {self._sizes[i]} bytes, {value!r:.60} has {len(image)}.",
+                fix="pass a NumPy scalar of the parameter's type",
+            )
+        ctypes.memmove(self._base + self._offsets[i], image, len(image))
+
+
+def _image(value: Any) -> bytes:
+    """A parameter's bytes."""
+    if isinstance(value, (bytes, bytearray)):
+        return bytes(value)
+    if isinstance(value, np.generic):
+        return value.tobytes()
+    pointer = getattr(value, "ptr", value)
+    if isinstance(pointer, int) and not isinstance(pointer, bool):
+        return pointer.to_bytes(8, "little")
+    raise errors.ArgumentError(
+        f"a kernel cannot take {value!r:.60}, a {type(value).__name__}, as a parameter.",
+        why="its width is not known.",
+        fix="pass a buffer, an address, or a NumPy scalar: np.float32(x)",
+    )
+
+
+class Launch:
+    """A kernel with its grid and arguments, ready to be put on a stream: ``launch(stream.ptr)``.
+
+    Attributes:
+      arguments: to change between runs.
+    """
+
+    __slots__ = ("_call", "_fixed", "arguments", "kernel")
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        grid: tuple[int, int, int],
+        block: tuple[int, int, int],
+        shared: int,
+        arguments: Arguments,
+    ):
+        import cupy
+
+        self.kernel, self.arguments = kernel, arguments
+        self._call = cupy.cuda.driver.launchKernel
+        self._fixed = (kernel.pointer, *grid, *block, shared)
+
+    def __call__(self, stream: int) -> None:
+        """Put one run on the stream with this handle; the current device must be its own."""
+        try:
+            self._call(*self._fixed, stream, self.arguments.address, 0)
+        except Exception as e:
+            e.add_note(f"while launching the kernel {self.kernel.name}")
+            raise

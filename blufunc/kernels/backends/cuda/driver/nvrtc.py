@@ -1,0 +1,324 @@
+"""CUDA C++ becomes a binary: NVRTC, called directly.
+
+Kernels, end of stage 6: in comes the text of a kernel, out goes a cubin for one architecture, from the disk cache
+where it has been made before. No GPU and no driver are needed, so that every kernel can be compiled anywhere. The
+library is found where the wheels, the toolkit or the system have it; it is not asked for before the first compile.
+
+Options are ours: C++17, every function on the device by default, denormals kept, IEEE division and roots, products
+and sums fused (``--fmad=true``). Text that includes ``cuda_bf16.h`` or another header finds CUDA's headers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import re
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from blufunc import errors
+from blufunc.config import config
+from blufunc.kernels.cache.disk import DiskCache, key_of
+
+_OPTIONS = ("--std=c++17", "-default-device", "--fmad=true", "--ptxas-options=-v")
+_INSTALL = "pip install blufunc[cuda13] (or cuda12, to match the driver)"
+
+_INCLUDE = re.compile(r"^\s*#\s*include\b", re.MULTILINE)
+_COMMENT = re.compile(r"^[ \t]*//.*\n", re.MULTILINE)
+# raw strings, comments of several lines, lines that go on, numbers of lines
+_NOT_LINES = re.compile(r'R"|/\*|\\\r?\n|\?\?/|_LINE|source_location|(?<!static_)assert')
+_USER_LINE = re.compile(r"//\s*at (.+:\d+.*)")
+_ERROR = re.compile(r"\((?P<line>\d+)\): (?:catastrophic )?error: (?P<what>.*)")
+_PTXAS_ERROR = re.compile(r"ptxas .*(?:error|fatal)\s*: (?P<what>.*)")
+_CONTEXT = 2  # lines of source shown on each side of an error
+
+_FUNCTION = re.compile(r"Function properties for (\S+)")
+_STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_REGISTERS = re.compile(r"Used (\d+) registers")
+_SHARED = re.compile(r"(\d+) bytes smem")
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a kernel takes of a multiprocessor.
+
+    Attributes:
+      registers: per thread.
+      shared: bytes of shared memory per block that the text declares; what the launch adds is not known here.
+      spill_stores: bytes that a thread stores for want of registers.
+      spill_loads: bytes that it loads again.
+      stack: bytes of a thread's stack frame.
+    """
+
+    registers: int
+    shared: int
+    spill_stores: int
+    spill_loads: int
+    stack: int
+
+
+@dataclass(frozen=True)
+class Binary:
+    """What a compile gives.
+
+    Attributes:
+      cubin: to load.
+      log: what NVRTC and ptxas said.
+    """
+
+    cubin: bytes
+    log: str
+
+    def resources(self) -> dict[str, Resources]:
+        """What each kernel takes, by name."""
+        return _parse_resources(self.log)
+
+
+# -- the library -----------------------------------------------------------------------------------
+
+
+_loading = threading.Lock()
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    """NVRTC, its functions typed. Raises what ``available`` puts in words."""
+    from cuda.pathfinder import load_nvidia_dynamic_lib
+
+    with (
+        _loading
+    ):  # which loads what NVRTC itself looks for, too: no other thread may find the one without the other
+        path = load_nvidia_dynamic_lib("nvrtc").abs_path
+    if path is None:
+        raise OSError("NVRTC was found without a path")
+    library = ctypes.CDLL(path)
+    handle, size, text = ctypes.c_void_p, ctypes.POINTER(ctypes.c_size_t), ctypes.c_char_p
+    number, strings = ctypes.POINTER(ctypes.c_int), ctypes.POINTER(ctypes.c_char_p)
+    for name, arguments in {
+        "nvrtcVersion": [number, number],
+        "nvrtcGetNumSupportedArchs": [number],
+        "nvrtcGetSupportedArchs": [number],
+        "nvrtcCreateProgram": [ctypes.POINTER(handle), text, text, ctypes.c_int, strings, strings],
+        "nvrtcDestroyProgram": [ctypes.POINTER(handle)],
+        "nvrtcCompileProgram": [handle, ctypes.c_int, strings],
+        "nvrtcGetProgramLogSize": [handle, size],
+        "nvrtcGetProgramLog": [handle, text],
+        "nvrtcGetCUBINSize": [handle, size],
+        "nvrtcGetCUBIN": [handle, text],
+    }.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, ctypes.c_int
+    library.nvrtcGetErrorString.argtypes = [ctypes.c_int]
+    library.nvrtcGetErrorString.restype = ctypes.c_char_p
+    return library
+
+
+@functools.cache
+def available() -> str | None:
+    """Why there is no NVRTC; None if there is."""
+    try:
+        _library()
+    except ImportError:
+        return "the package cuda-pathfinder, which finds CUDA's libraries, is not installed"
+    except (OSError, RuntimeError) as e:  # DynamicLibNotFoundError is a RuntimeError
+        return f"NVRTC, CUDA's run-time compiler, was not found ({str(e).splitlines()[0]:.100})"
+    return None
+
+
+def _loaded() -> ctypes.CDLL:
+    if reason := available():
+        raise errors.UnsupportedError("CUDA kernels cannot be compiled here.", why=reason, fix=_INSTALL)
+    return _library()
+
+
+def _check(status: int, what: str) -> None:
+    if status:
+        text = _library().nvrtcGetErrorString(status).decode()
+        raise errors.CompileError(f"NVRTC could not {what}: {text}.", fix=_INSTALL)
+
+
+@functools.cache
+def version() -> tuple[int, int]:
+    """NVRTC's major and minor version."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    _check(_loaded().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)), "say its version")
+    return major.value, minor.value
+
+
+@functools.cache
+def supported_architectures() -> tuple[str, ...]:
+    """The architectures that this NVRTC compiles for, as ``sm_90``; ``sm_90a`` comes with ``sm_90``."""
+    library, count = _loaded(), ctypes.c_int()
+    _check(library.nvrtcGetNumSupportedArchs(ctypes.byref(count)), "count its architectures")
+    numbers = (ctypes.c_int * count.value)()
+    _check(library.nvrtcGetSupportedArchs(numbers), "list its architectures")
+    return tuple(f"sm_{n}" for n in numbers)
+
+
+@functools.cache
+def include_directory() -> str | None:
+    """The folder of CUDA's headers: that of the wheel or toolkit, else below ``CUDA_HOME`` or ``CUDA_PATH``."""
+    from cuda.pathfinder import find_nvidia_header_directory
+
+    if found := find_nvidia_header_directory("cudart"):
+        return found
+    roots = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if name in os.environ]
+    folders = [str(Path(root) / "include") for root in roots]
+    return next((f for f in folders if (Path(f) / "cuda_bf16.h").exists()), None)
+
+
+# -- compiling -------------------------------------------------------------------------------------
+
+
+@functools.cache
+def _disk() -> DiskCache:
+    return DiskCache(None)
+
+
+def compile(
+    source: str,
+    arch: str = "sm_90a",
+    name: str = "kernel",
+    options: Sequence[str] = (),
+    cache: DiskCache | None = None,
+) -> bytes:
+    """The cubin of a text, from the disk cache if it is there.
+
+    Args:
+      source: CUDA C++. A comment ``// at file.py:12 (function)`` says which line of the user's the lines below
+        come from; messages quote it.
+      arch: as ``sm_90a``.
+      name: of the program, for messages.
+      options: of NVRTC, after ours.
+      cache: another than the user's own.
+
+    Raises:
+      CompileError: the text is no CUDA C++, or too much for the architecture.
+      UnsupportedError: there is no NVRTC, or it does not know ``arch``.
+    """
+    disk = _disk() if cache is None else cache
+    key = key_of(_code_of(source), arch, repr(version()), *_OPTIONS, *options)
+    cubin = disk.get(key)
+    if cubin is None:
+        cubin = build(source, arch, name, options).cubin
+        disk.put(key, cubin, source, ".cubin")
+    return cubin
+
+
+def _code_of(source: str) -> str:
+    """A text without the lines that are comments: they say where the user's lines are, and no binary depends on that.
+
+    Texts in which such a line could be something else, or go on, stay as they are.
+    """
+    return source if _NOT_LINES.search(source) else _COMMENT.sub("", source)
+
+
+def compile_many(
+    sources: Iterable[tuple[str, str]],
+    arch: str = "sm_90a",
+    workers: int | None = None,
+    options: Sequence[str] = (),
+    cache: DiskCache | None = None,
+) -> Iterator[bytes]:
+    """The cubins of pairs of text and name, in their order, compiled on ``workers`` threads (one a processor core).
+
+    Each is given out when it and those before it are there, so that it can be loaded while others are compiled. The
+    first error, in the order of the texts, is raised.
+    """
+    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
+        jobs = [pool.submit(compile, text, arch, name, options, cache) for text, name in sources]
+        for job in jobs:
+            yield job.result()
+
+
+def build(source: str, arch: str = "sm_90a", name: str = "kernel", options: Sequence[str] = ()) -> Binary:
+    """Compile a text, without the disk cache; takes and raises what ``compile`` does."""
+    library = _loaded()
+    if arch.rstrip("af") not in supported_architectures():
+        raise errors.UnsupportedError(
+            f"NVRTC {'.'.join(map(str, version()))} does not compile for {arch}.",
+            why=f"it knows {', '.join(supported_architectures())}.",
+            fix=f"install a CUDA that knows the device: {_INSTALL}",
+        )
+    flags = [f"--gpu-architecture={arch}", *_OPTIONS, *options]
+    if _INCLUDE.search(source) and (folder := include_directory()):
+        flags.append(f"--include-path={folder}")
+    if config.shows("compile"):
+        config.show(f"compile: {name}: nvrtc {' '.join(flags)}")
+    program = ctypes.c_void_p()
+    _check(
+        library.nvrtcCreateProgram(
+            ctypes.byref(program), source.encode(), f"{name}.cu".encode(), 0, None, None
+        ),
+        "take the program",
+    )
+    try:
+        encoded = (ctypes.c_char_p * len(flags))(*[flag.encode() for flag in flags])
+        status = library.nvrtcCompileProgram(
+            program, len(flags), encoded
+        )  # without the GIL, as all of ctypes
+        log = _read(library.nvrtcGetProgramLogSize, library.nvrtcGetProgramLog, program)
+        text = log.rstrip(b"\0").decode(errors="replace")
+        if status:
+            if config.shows("source"):
+                config.show(source)
+            raise _error(source, name, arch, text or library.nvrtcGetErrorString(status).decode())
+        return Binary(_read(library.nvrtcGetCUBINSize, library.nvrtcGetCUBIN, program), text)
+    finally:
+        library.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _read(size_of: Any, read: Any, program: ctypes.c_void_p) -> bytes:
+    size = ctypes.c_size_t()
+    _check(size_of(program, ctypes.byref(size)), "say how long its result is")
+    buffer = ctypes.create_string_buffer(size.value)
+    _check(read(program, buffer), "hand out its result")
+    return buffer.raw
+
+
+# -- logs ------------------------------------------------------------------------------------------
+
+
+def _parse_resources(log: str) -> dict[str, Resources]:
+    found = {}
+    for block in re.split(r"(?=Function properties for )", log):
+        function, stack, used = (r.search(block) for r in (_FUNCTION, _STACK, _REGISTERS))
+        if function and stack and used:  # functions that kernels call have no line of registers
+            shared = _SHARED.search(block)
+            frame, stores, loads = map(int, stack.groups())
+            found[function[1]] = Resources(
+                int(used[1]), int(shared[1]) if shared else 0, stores, loads, frame
+            )
+    return found
+
+
+def _error(source: str, name: str, arch: str, log: str) -> errors.CompileError:
+    """The first error of a log, with the generated lines around it and the user's line above it."""
+    lines = source.split("\n")
+    found = _ERROR.search(log)
+    if not found:  # of ptxas, which names no line, or of an option
+        said = _PTXAS_ERROR.search(log)
+        what = said["what"] if said else log.strip().split("\n")[0]
+        return errors.CompileError(f"the CUDA kernel {name!r} does not compile for {arch}: {what}", fix=_FIX)
+    number = min(int(found["line"]), len(lines))
+    first = max(number - 1 - _CONTEXT, 0)
+    shown = [
+        f"{'>' if i + 1 == number else ' '} {i + 1:4} | {lines[i]}"
+        for i in range(first, min(number + _CONTEXT, len(lines)))
+    ]
+    above = (_USER_LINE.search(line) for line in reversed(lines[:number]))
+    where = next((m[1].strip() for m in above if m), None)
+    return errors.CompileError(
+        f"the CUDA kernel {name!r} does not compile for {arch}: {found['what']}",
+        where=where,
+        why="in the generated source:\n" + "\n".join(shown),
+        fix=_FIX,
+    )
+
+
+_FIX = "correct that line if it is yours, else report it; BLUFUNC_DEBUG=source prints the whole source"

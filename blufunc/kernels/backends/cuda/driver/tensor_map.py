@@ -1,0 +1,92 @@
+"""Tensor maps: what a CUDA device wants to know of an array to copy boxes of it to shared memory by itself (TMA).
+
+Kernels, stage 8, below ``backends/cuda/library/attention/launch`` and ``backends/cuda/library/tile_gemm``. In comes a
+``Box``, what is copied at a time of an array of four axes with elements of two bytes, and the array's address; out come
+the 128 bytes of a kernel's parameter. The driver makes them, without a device.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from blufunc import errors
+from blufunc.kernels.backends.cuda.driver import driver
+
+BYTES = 128
+_TWO_BYTES, _SWIZZLES = 1, {32: 1, 64: 2, 128: 3}  # CU_TENSOR_MAP_DATA_TYPE_UINT16, CU_TENSOR_MAP_SWIZZLE_*
+_PROMOTED = 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_256B
+_LEAST_STRIDE = 16
+
+
+class Box(NamedTuple):
+    """A box, and the array that it is of. The fastest axis is first.
+
+    Rows of a box are permuted in shared memory by 16 bytes, with the period that their length has, 32 to 128 bytes.
+
+    Attributes:
+      sizes: of the array, in elements.
+      strides: of the axes behind the first, in bytes, multiples of 16.
+      box: its sizes, in elements.
+    """
+
+    sizes: tuple[int, int, int, int]
+    strides: tuple[int, int, int]
+    box: tuple[int, int, int, int]
+
+    def map(self, address: int) -> bytes:
+        """The tensor map of an array at an address of the device.
+
+        Raises:
+          UnsupportedError: the driver does not take it.
+        """
+        # of an axis that there is one of, as views have it; it is never stepped along
+        strides = [
+            s if s or n > 1 else _LEAST_STRIDE for s, n in zip(self.strides, self.sizes[1:], strict=True)
+        ]
+        memory = ctypes.create_string_buffer(BYTES + 64)
+        at = -(-ctypes.addressof(memory) // 64) * 64
+        status = _encoder()(
+            at, _TWO_BYTES, 4, address,
+            (ctypes.c_uint64 * 4)(*self.sizes), (ctypes.c_uint64 * 3)(*strides),
+            (ctypes.c_uint32 * 4)(*self.box), (ctypes.c_uint32 * 4)(1, 1, 1, 1),
+            0, _SWIZZLES[2 * self.box[0]], _PROMOTED, 0,
+        )  # fmt: skip
+        if status:
+            raise errors.UnsupportedError(
+                f"the CUDA driver makes no tensor map of {self} at {address:#x}.",
+                why=f"cuTensorMapEncodeTiled returned {status}.",
+                fix="report it: kernels ask for what the driver takes",
+            )
+        return ctypes.string_at(at, BYTES)
+
+
+class Mapped:
+    """A parameter of a kernel that is a tensor map: made anew when what it is of lies elsewhere.
+
+    Args:
+      parameter: its number.
+      operand: the number of the operand that it is of.
+    """
+
+    def __init__(self, parameter: int, operand: int, box: Box):
+        self._parameter, self._operand, self._box = parameter, operand, box
+        self._address = -1
+
+    def set(self, arguments: driver.Arguments, pointers: Sequence[int]) -> None:
+        """Change it for operands at these addresses."""
+        address = pointers[self._operand]
+        if address != self._address:
+            arguments.set(self._parameter, self._box.map(address))
+            self._address = address
+
+
+@functools.cache
+def _encoder() -> Any:
+    function = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
+    pointer, number = ctypes.c_void_p, ctypes.c_int
+    function.argtypes = [pointer, number, ctypes.c_uint32, *[pointer] * 5, *[number] * 4]
+    function.restype = number
+    return function

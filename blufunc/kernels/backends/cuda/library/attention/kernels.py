@@ -1,0 +1,518 @@
+"""Attention on the tensor cores of a CUDA device: which kernels there are, and what each is compiled from and wants.
+
+Kernels, stages 5 and 6, above ``forward_source``, ``backward_source``, ``sm90_source`` and
+``fused_backward_sm90``, which have the texts, and ``mods``, which has what users do with scores. In:
+sizes, strides and an architecture. Out: kernels, their sources, grids and parameters, and the memory that they work in;
+``launch`` puts them on streams. Nothing here asks a device.
+
+Elements are bfloat16 or float16; or, with ``parts``, float32 as that many numbers of float16
+(``rewrites/split_float32_attention.py``), in arrays that lie alike. Results are then float32.
+"""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from blufunc.core.ir import dtypes
+from blufunc.kernels.backends.cuda.device_model import SM_COUNT
+from blufunc.kernels.backends.cuda.driver.tensor_map import Box
+from blufunc.kernels.backends.cuda.library import mma_source, tma_source
+from blufunc.kernels.backends.cuda.library.attention import mods as cuda_attention_mods
+from blufunc.kernels.backends.cuda.library.attention.backward_source import (
+    DELTA,
+    GRADIENTS,
+    KEY_GRADIENT,
+    NO_SUMS,
+    OF_QUERIES,
+    QUERY_GRADIENT,
+    SUMS,
+)
+from blufunc.kernels.backends.cuda.library.attention.forward_source import (
+    COMMON,
+    FORWARD,
+    PLAIN,
+    SOFTMAX,
+    SPLIT,
+)
+from blufunc.kernels.backends.cuda.library.attention.fused_backward_sm90 import (
+    ALL_GRADIENTS,
+    FEWEST_TOKENS,
+    KEPT,
+    MOST_QUERIES,
+    STAGES_OF_KEYS,
+)
+from blufunc.kernels.backends.cuda.library.attention.mods import Code
+from blufunc.kernels.backends.cuda.library.attention.sm90_source import (
+    PIPELINE,
+    PIPELINED_FORWARD,
+    PIPELINED_KEY_GRADIENT,
+    PIPELINED_QUERY_GRADIENT,
+)
+from blufunc.kernels.backends.cuda.render.prelude import with_prelude
+
+_MOST_FEATURES, _MOST_OF_TWO_PARTS = 256, 128
+_SECTION_BYTES = 16 << 20
+"""What the planes of a section have to read together: a part of the second-level cache."""
+
+NAMES = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
+"""The operands that have strides, in the order of the structure ``Problem``."""
+
+_GRADIENTS = ("dq", "dk", "dv")
+
+IN_PARTS = ("q", "k", "v", "dout")
+"""The operands that may be in parts. Kernels then get the addresses of their second parts, 0 if there are none, and of
+their units: arrays (batch, key_heads) of float32, which multiply them back."""
+
+_STRIDES = struct.Struct("=3q")
+_NUMBERS = struct.Struct("=7if")
+
+
+NO_CODE = Code(cuda_attention_mods.NONE)
+"""Of attention without functions of users."""
+
+
+class Shape(NamedTuple):
+    """Sizes: queries are (batch, queries, heads, features), keys and values (batch, keys, key_heads, features)."""
+
+    batch: int
+    queries: int
+    keys: int
+    heads: int
+    key_heads: int
+    features: int
+
+
+class Strides(NamedTuple):
+    """How far apart neighbours are, in elements; features are side by side."""
+
+    batch: int
+    token: int
+    head: int
+
+
+class Tiling(NamedTuple):
+    """How a kernel divides its work.
+
+    Attributes:
+      slabs: of 16 rows, which each warp has.
+      threads: of a block.
+      columns: rows of the other side that are in shared memory at a time; twice, for those that come next.
+      inner: those of them that are worked on at a time.
+      blocks: of a multiprocessor, for which the compiler leaves registers.
+      groups: whether four warps make products together, with Hopper's instructions.
+      stages: tiles of each operand in shared memory, which a thread beside the others copies; 0: two, that all copy.
+      beside: threads of a block that have no rows, if there are stages: four warps of which one thread copies, and
+        others with work of their own.
+      turned: whether there are products of two operands that both have rows for what is added up.
+    """
+
+    slabs: int
+    threads: int
+    columns: int
+    inner: int
+    blocks: int
+    groups: bool = False
+    stages: int = 0
+    beside: int = 128
+    turned: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Rows of a block."""
+        return self.slabs * self.threads // 2
+
+    @property
+    def launched(self) -> int:
+        """Threads of a block, with those that have no rows."""
+        return self.threads + (self.beside if self.stages else 0)
+
+
+class Kernel(NamedTuple):
+    """One of the kernels.
+
+    Attributes:
+      entry: its name.
+      body: its text, behind what all have.
+      operands: the parameters that are arrays.
+      of_keys: whether a block has rows of keys, and goes over the queries.
+      tiles: of as many rows as a block has, or works on at a time, in shared memory.
+      warps: how work is divided where products are those of warps: up to 64 features, up to 128, and beyond.
+      groups: likewise where they are those of four warps.
+      two_warps, two_groups: the same for operands of two parts, up to 64 features, and beyond.
+      makes: of the gradients of keys (k) and values (v), those that it makes if it is the kernel for them.
+      sums: the parameters that get sums of gradients over tokens, if they are wanted.
+      begin: text that its body and the next begin with.
+      pipelined: its body for Hopper (``sm90_source.py``).
+      pipelines: how work is divided there, up to 64 features, and up to 128: of one part, with scores as they are.
+      masked: the same with a mask, if that wants more registers than there are.
+      one_part: the same of float32 in one part, if something else is quicker there.
+      beyond: the features up to which the other forms are quicker.
+      by_planes: whether a block has all rows of a plane, and goes through planes.
+    """
+
+    entry: str
+    body: str
+    operands: tuple[str, ...]
+    of_keys: bool
+    tiles: int
+    warps: tuple[Tiling, ...]
+    groups: tuple[Tiling, ...]
+    two_warps: tuple[Tiling, ...]
+    two_groups: tuple[Tiling, ...]
+    makes: str = "kv"
+    sums: tuple[str, ...] = ()
+    begin: str = ""
+    pipelined: str = ""
+    pipelines: tuple[Tiling, ...] = ()
+    masked: tuple[Tiling, ...] = ()
+    one_part: tuple[Tiling, ...] = ()
+    beyond: int = 0
+    by_planes: bool = False
+
+    def tiling(self, features: int, arch: str, code: Code = NO_CODE, parts: int = 0) -> Tiling:
+        """How it divides its work on an architecture: what is done with scores wants registers, too."""
+        size = (features > 64) + (features > 128)
+        fits = parts < 2 and not code.scored and size < len(self.pipelines)
+        if arch == "sm_90a" and fits and features > self.beyond:
+            own = (self.one_part if parts else ()) or (self.masked if code.masked else ())
+            return (own or self.pipelines)[size]
+        groups, warps = (self.two_groups, self.two_warps) if parts == 2 else (self.groups, self.warps)
+        tiling = (groups if arch == "sm_90a" else warps)[size]
+        if code is NO_CODE:
+            return tiling
+        # of sums, which stay in registers
+        full = tiling.groups and self.of_keys and (features > 64 or parts == 2)
+        return tiling._replace(blocks=max(1, tiling.blocks - 1), inner=32 if full else tiling.inner)
+
+    @property
+    def lists(self) -> Kernel:
+        """What makes the lists of tiles for this kernel, of the same tiling."""
+        return self._replace(
+            entry="attention_tiles",
+            body=cuda_attention_mods.TILES,
+            operands=(),
+            sums=(),
+            begin="",
+            pipelined="",
+        )
+
+    @property
+    def summed(self) -> Kernel:
+        """The kernel that makes sums over tokens of the gradients that it makes, too."""
+        return self._replace(sums=tuple(f"{name}_sums" for name in self.operands if name in _GRADIENTS))
+
+    def planes(self, shape: Shape) -> int:
+        """Batches times heads of its rows."""
+        return shape.batch * (shape.key_heads if self.of_keys else shape.heads)
+
+    def blocks(self, shape: Shape, tiling: Tiling, multiprocessors: int = SM_COUNT) -> int:
+        """Of its grid."""
+        planes = self.planes(shape)
+        if self.by_planes:
+            return min(planes, multiprocessors, SM_COUNT)
+        return planes * self.tiles_of(shape, tiling)[0]
+
+    def tiles_of(self, shape: Shape, tiling: Tiling) -> tuple[int, int]:
+        """How many tiles of rows there are, and how many of what they go over."""
+        sides = (shape.keys, shape.queries) if self.of_keys else (shape.queries, shape.keys)
+        return -(-sides[0] // tiling.rows), -(-sides[1] // tiling.columns)
+
+    def list_bytes(self, shape: Shape, tiling: Tiling, code: Code) -> int:
+        """What the lists of tiles take."""
+        return 4 * cuda_attention_mods.list_ints(
+            code, shape.batch, shape.heads, *self.tiles_of(shape, tiling)
+        )
+
+    def shared_bytes(self, features: int, tiling: Tiling, parts: int = 0) -> int:
+        """Of a block: its own tiles, and two stages of what it goes over, or as many as are copied by a thread."""
+        if tiling.stages:
+            rows = self.tiles * tiling.rows + 2 * tiling.stages * tiling.columns
+            barriers = 2 * self.tiles + 4 * tiling.stages
+            numbers = tiling.stages * tiling.columns if self.of_keys else 0
+            kept = 0
+            if self.by_planes:
+                numbers, kept = 2 * MOST_QUERIES, 4 * features * KEPT * tiling.columns
+                barriers += 4
+            return 2 * features * rows + kept + 8 * (numbers + barriers)
+        # of numbers for each column, after which tiles are to lie at multiples of 1024
+        pairs = -(-8 * tiling.columns // 1024) * 1024 if self.of_keys else 0
+        return max(parts, 1) * 2 * features * (self.tiles * tiling.rows + 4 * tiling.columns) + 2 * pairs
+
+
+FORWARD_KERNEL = Kernel(
+    "attention_forward",
+    FORWARD,
+    ("q", "k", "v", "out", "lse"),
+    of_keys=False,
+    tiles=1,
+    warps=(Tiling(2, 128, 64, 64, 2), Tiling(1, 128, 64, 64, 2), Tiling(1, 128, 32, 32, 1)),
+    groups=(
+        Tiling(1, 128, 64, 64, 4, groups=True),
+        Tiling(1, 128, 64, 64, 2, groups=True),
+        Tiling(1, 256, 64, 64, 1, groups=True),
+    ),
+    two_warps=(Tiling(1, 128, 64, 64, 2), Tiling(1, 128, 32, 32, 1)),
+    two_groups=(Tiling(1, 128, 64, 64, 2, groups=True), Tiling(1, 256, 64, 64, 1, groups=True)),
+    begin=SOFTMAX,
+    pipelined=PIPELINED_FORWARD,
+    pipelines=(Tiling(1, 128, 64, 64, 4, True, 2), Tiling(1, 384, 96, 96, 1, True, 2)),
+    one_part=(Tiling(1, 128, 64, 64, 4, True, 2), Tiling(1, 384, 112, 112, 1, True, 2)),
+)
+QUERY_KERNEL = Kernel(
+    "attention_query_gradient",
+    QUERY_GRADIENT,
+    ("q", "k", "v", "out", "lse", "dout", "dq", "scratch"),
+    of_keys=False,
+    tiles=2,
+    warps=(Tiling(2, 128, 64, 32, 2), Tiling(1, 128, 64, 32, 2), Tiling(1, 64, 16, 16, 2)),
+    groups=(
+        Tiling(1, 128, 64, 64, 4, groups=True),
+        Tiling(1, 128, 64, 64, 2, groups=True),
+        Tiling(1, 128, 64, 32, 1, groups=True),
+    ),
+    two_warps=(Tiling(1, 128, 64, 32, 2), Tiling(1, 128, 16, 16, 1)),
+    two_groups=(Tiling(1, 128, 64, 64, 2, groups=True), Tiling(1, 256, 32, 32, 1, groups=True)),
+    begin=GRADIENTS + DELTA,
+    pipelined=PIPELINED_QUERY_GRADIENT,
+    pipelines=(Tiling(1, 128, 64, 64, 3, True, 3), Tiling(1, 384, 64, 64, 1, True, 2)),
+    masked=(Tiling(1, 128, 64, 64, 3, True, 3), Tiling(1, 256, 64, 64, 1, True, 2)),
+    beyond=32,
+)
+KEY_KERNEL = Kernel(
+    "attention_key_gradient",
+    KEY_GRADIENT,
+    ("q", "k", "v", "dout", "dk", "dv", "scratch"),
+    of_keys=True,
+    tiles=2,
+    warps=(Tiling(1, 128, 64, 16, 3), Tiling(1, 128, 64, 16, 2), Tiling(1, 64, 16, 16, 2)),
+    groups=(
+        Tiling(1, 128, 128, 64, 2, groups=True),
+        Tiling(1, 128, 64, 64, 2, groups=True),
+        Tiling(1, 256, 32, 32, 1, groups=True),
+    ),
+    two_warps=(Tiling(1, 128, 64, 16, 2), Tiling(1, 128, 16, 16, 1)),
+    two_groups=(Tiling(1, 128, 64, 64, 2, groups=True), Tiling(1, 256, 32, 32, 1, groups=True)),
+    begin=GRADIENTS + OF_QUERIES,
+    pipelined=PIPELINED_KEY_GRADIENT,
+    pipelines=(Tiling(1, 128, 64, 64, 2, True, 3), Tiling(1, 256, 64, 64, 1, True, 2)),
+    beyond=32,
+)
+PLANE_KERNEL = Kernel(
+    "attention_gradients",
+    "",
+    ("q", "k", "v", "out", "lse", "dout", "dq", "dk", "dv", "partial"),
+    of_keys=True,
+    tiles=3 * STAGES_OF_KEYS,
+    warps=(),
+    groups=(),
+    two_warps=(),
+    two_groups=(),
+    begin=GRADIENTS + OF_QUERIES,
+    pipelined=ALL_GRADIENTS,
+    pipelines=(Tiling(1, 256, 64, 64, 1, True, 2, beside=256, turned=True),),
+    by_planes=True,
+)
+"""All gradients at once, of what ``fits_planes``."""
+
+_FILLED = 0.8
+"""The share of multiprocessors that have a plane, in the mean of all turns, from which on planes are quicker."""
+
+
+def fits_planes(shape: Shape, arch: str, code: Code = NO_CODE, parts: int = 0) -> bool:
+    """Whether ``PLANE_KERNEL`` is to make the gradients: it can, and planes are large and fill the device."""
+    if arch != "sm_90a" or parts or code is not NO_CODE or shape.heads != shape.key_heads:
+        return False
+    if shape.features != 64 or shape.queries > MOST_QUERIES or min(shape.queries, shape.keys) < FEWEST_TOKENS:
+        return False
+    planes = shape.batch * shape.heads
+    return planes >= _FILLED * -(-planes // SM_COUNT) * SM_COUNT
+
+
+def key_kernels(features: int) -> tuple[Kernel, ...]:
+    """The kernels for the gradients of keys and values: one, or one for each where registers do not hold both sums."""
+    if features <= 128:
+        return (KEY_KERNEL,)
+    return KEY_KERNEL._replace(makes="k"), KEY_KERNEL._replace(makes="v")
+
+
+def gradient_kernels(shape: Shape, arch: str, code: Code = NO_CODE, parts: int = 0) -> tuple[Kernel, ...]:
+    """The kernels that make all gradients."""
+    if fits_planes(shape, arch, code, parts):
+        return (PLANE_KERNEL,)
+    return (QUERY_KERNEL, *key_kernels(shape.features))
+
+
+_PADDING = 128
+"""Rows of scratch memory come in this number, a multiple of all tiles: the key kernel reads whole tiles of its own."""
+
+
+def refused(
+    shape: Shape, dtype: np.dtype, strides: Sequence[Strides], arch: str, parts: int = 0
+) -> str | None:
+    """Why there is no kernel; None if there is.
+
+    Args:
+      strides: those of all operands and results.
+      arch: as ``sm_90a``.
+      parts: how many parts of float16 elements of float32 are in; 0 for elements of two bytes.
+    """
+    if not parts and dtype not in (dtypes.bfloat16, dtypes.float16):
+        return f"elements are {dtype.name}, and tensor-core attention has bfloat16 and float16"
+    if int(arch.removeprefix("sm_").rstrip("af")) < 80:
+        return f"the device is {arch}, and the kernels are for sm_80 and later"
+    most = _MOST_OF_TWO_PARTS if parts > 1 else _MOST_FEATURES
+    if shape.features % 16 or not 16 <= shape.features <= most:
+        return f"features={shape.features} is not a multiple of 16 up to {most}" + " in two parts" * (
+            parts > 1
+        )
+    if min(shape) < 1:
+        return f"there is nothing in {shape}"
+    if shape.heads % shape.key_heads:
+        return f"heads={shape.heads} is not a multiple of key_heads={shape.key_heads}"
+    if max(shape.queries, shape.keys) > 1 << 24:
+        return f"more than {1 << 24} tokens"
+    if any(s % 8 for of in strides for s in of):
+        return "a stride is not a multiple of 8 elements: 16 bytes are read at once"
+    return None
+
+
+def source(
+    kernel: Kernel,
+    dtype: np.dtype,
+    features: int,
+    causal: bool,
+    tiling: Tiling,
+    code: Code = NO_CODE,
+    parts: int = 0,
+) -> str:
+    """The CUDA C++ of one kernel, behind its prelude; lengths, heads and strides are arguments."""
+    constants = {
+        "FEATURES": features,
+        "PARTS": max(parts, 1),
+        "SLICE": mma_source.slice_of(features, parts),
+        "THREADS": tiling.threads,
+        "SLABS": tiling.slabs,
+        "COLUMNS": tiling.columns,
+        "INNER": tiling.inner,
+        "BLOCKS": tiling.blocks,
+    }
+    if tiling.stages:
+        constants["STAGES"] = tiling.stages
+    if kernel.by_planes:
+        constants |= {"MOST_QUERIES": MOST_QUERIES, "STAGES_OF_KEYS": STAGES_OF_KEYS, "KEPT": KEPT}
+    head = "".join(f"constexpr int {name} = {value};\n" for name, value in constants.items())
+    makes = {f"MAKES_{name.upper()}": name in kernel.makes for name in "kv"}
+    flags = {"CAUSAL": causal, "OF_KEYS": kernel.of_keys, "WIDE": parts > 0} | makes
+    head += "".join(f"constexpr bool {name} = {str(value).lower()};\n" for name, value in flags.items())
+    products = mma_source.text(dtype.name, group_sizes(features, tiling, parts))
+    common = (SPLIT if parts else PLAIN) + COMMON + (SUMS if kernel.sums else NO_SUMS)
+    body = kernel.body
+    if tiling.stages and kernel.pipelined:
+        products += tma_source.INSTRUCTIONS + tma_source.RINGS
+        body = PIPELINE + kernel.pipelined
+    return head + products + code.text + common + kernel.begin + body
+
+
+def group_sizes(features: int, tiling: Tiling, parts: int = 0) -> mma_source.GroupSizes | None:
+    """The numbers of columns of products that four warps make together; None if they do not."""
+    if not tiling.groups:
+        return None
+    turned = features if tiling.turned else 0
+    return mma_source.GroupSizes(tiling.inner, mma_source.slice_of(features, parts), turned)
+
+
+def problem(
+    kernel: Kernel, shape: Shape, scale: float, strides: Mapping[str, Strides], parts: int = 0
+) -> bytes:
+    """The structure ``Problem``: ``strides`` are those of the operands, by name."""
+    planes = kernel.planes(shape)
+    # bytes that the blocks of a plane read again and again
+    read = 4 * max(parts, 1) * shape.features * (shape.queries if kernel.of_keys else shape.keys)
+    section = max(1, min(planes, _SECTION_BYTES // read))
+    group = shape.heads // shape.key_heads
+    numbers = _NUMBERS.pack(
+        shape.queries, shape.keys, shape.heads, group, planes, section, padded(shape), scale
+    )
+    none = Strides(0, 0, 0)
+    return numbers + b"".join(_STRIDES.pack(*strides.get(name, none)) for name in NAMES)
+
+
+def padded(shape: Shape) -> int:
+    """Queries of a plane in scratch memory."""
+    return -(-shape.queries // _PADDING) * _PADDING
+
+
+def scratch_bytes(
+    forward: bool, shape: Shape, arch: str, code: Code = NO_CODE, parts: int = 0
+) -> tuple[int, ...]:
+    """Bytes of device memory that a call needs: of its own, and for the lists of tiles of each kernel.
+
+    Its own are, for gradients, two numbers for each query; or sums of queries, for each block that has planes.
+    """
+    first, *others = (FORWARD_KERNEL,) if forward else gradient_kernels(shape, arch, code, parts)
+    own = 0 if forward else 8 * shape.batch * shape.heads * padded(shape)
+    if first.by_planes:
+        tiling = first.pipelines[0]
+        tiles = max(-(-shape.queries // tiling.columns) - KEPT, 0)
+        own = 4 * shape.features * tiling.columns * tiles * first.blocks(shape, tiling)
+    lists = []
+    for kernel in (first, *others[:1]):
+        tiling = kernel.tiling(shape.features, arch, code, parts)
+        lists.append(-(-kernel.list_bytes(shape, tiling, code) // 16) * 16)
+    return own, *lists
+
+
+@functools.lru_cache(256)
+def text_of(
+    kernel: Kernel, dtype: np.dtype, features: int, causal: bool, tiling: Tiling, code: Code, parts: int
+) -> str:
+    """The complete CUDA C++ of one kernel."""
+    return with_prelude(source(kernel, dtype, features, causal, tiling, code, parts))
+
+
+def texts(
+    forward: bool,
+    dtype: np.dtype,
+    shape: Shape,
+    causal: bool,
+    arch: str,
+    code: Code = NO_CODE,
+    parts: int = 0,
+    summed: bool = False,
+) -> list[tuple[str, str]]:
+    """The sources of the kernels that ``Forward``, or ``Backward``, asks for, and their names."""
+    found, features = [], shape.features
+    for kernel in (FORWARD_KERNEL,) if forward else gradient_kernels(shape, arch, code, parts):
+        kernel = kernel.summed if summed else kernel
+        tiling = kernel.tiling(features, arch, code, parts)
+        for part in (kernel.lists, kernel) if code.masked else (kernel,):
+            found.append((text_of(part, dtype, features, causal, tiling, code, parts), part.entry))
+    return found
+
+
+def boxes(kernel: Kernel, shape: Shape, strides: Mapping[str, Strides], tiling: Tiling) -> dict[str, Box]:
+    """The operands of which a kernel has tensor maps, as its last parameters, and what is copied of them at a time."""
+    if not (tiling.stages and kernel.pipelined):
+        return {}
+    panel, found = mma_source.panel_of(shape.features), {}
+    for name in IN_PARTS:
+        if name in kernel.operands:
+            of, is_key = strides[name], name in "kv"
+            tokens, heads = (shape.keys, shape.key_heads) if is_key else (shape.queries, shape.heads)
+            rows = tiling.rows if is_key == kernel.of_keys else tiling.columns
+            sizes = shape.features, heads, tokens, shape.batch
+            found[name] = Box(sizes, (2 * of.head, 2 * of.token, 2 * of.batch), (panel, 1, rows, 1))
+    return found
+
+
+def operands_of(kernel: Kernel, code: Code, parts: int = 0) -> tuple[str, ...]:
+    """The parameters that are arrays."""
+    found = list(kernel.operands)
+    if parts and found:
+        found += [f"{name}_{what}" for what in ("rest", "units") for name in IN_PARTS]
+    return (*found, *kernel.sums, *(() if code is NO_CODE else code.operands))

@@ -1,0 +1,208 @@
+"""``attention`` and ``attention_grad`` as steps of a program on a CUDA device.
+
+Kernels, stages 5 and 8. Which calls of these names (``nn/attention_call.py``) have a kernel, so that they are not
+replaced by their definitions; and the ``Work`` of one, which reads its operands as they lie: parts of one packed array
+are not copied. The kernels are those of ``kernels``, put on streams by ``launch``; the mods of an
+equation are code in them. Of float32, there are kernels for what ``rewrites/split_float32_attention`` makes of an
+equation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from blufunc.core.ir import dtypes
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.jaxpr import Eqn
+from blufunc.kernels.backends.cuda.driver import driver
+from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
+from blufunc.kernels.backends.cuda.executor import ALIGNMENT, Executor, Operand, Work
+from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_attention
+from blufunc.kernels.backends.cuda.library.attention import launch as cuda_attention_launch
+from blufunc.kernels.backends.cuda.library.attention.kernels import Shape, Strides
+from blufunc.kernels.backends.cuda.library.attention.mods import Code, code_of
+from blufunc.kernels.loopir.index import strides_of
+from blufunc.kernels.precision import ACCURATE
+from blufunc.kernels.rewrites.packed_outputs import packed_p
+from blufunc.kernels.rewrites.split_float32_attention import attention_grad_p, attention_p, parts_of
+from blufunc.kernels.schedule import OpaqueStep
+
+_FORWARD, _BACKWARD, _OF_TABLES = "attention", "attention_grad", "attention_table_grad"
+_WHOLE = {_FORWARD: 3, _BACKWARD: 6, attention_p.name: 3, attention_grad_p.name: 6, packed_p.name: 6}
+"""How many operands there are before second parts and units, and before what mods have: the numbers of batch entries
+and heads, and tables."""
+_VECTOR = 8
+"""Strides are multiples of so many elements, of whatever size (``cuda_attention.refused``)."""
+
+
+def why_not(eqn: Eqn, arch: str) -> str | None:
+    """Why there is no kernel for a call of attention on an architecture; None if there is one."""
+    if eqn.prim.name == _OF_TABLES:
+        return "the gradients of arrays that score_mod reads are computed from the scores of all pairs"
+    query, key = (v.aval for v in eqn.invars[:2])
+    if not query.size or not key.size:
+        return "an operand is empty"
+    if not eqn.params["scale"] > 0:
+        return f"scale={eqn.params['scale']} is not positive"
+    code = _code(eqn)
+    if isinstance(code, str):
+        return code
+    parts = parts_of(eqn) if query.dtype == dtypes.float32 else 0
+    if isinstance(parts, str):
+        return parts
+    if parts == 1 and code.sloped and eqn.prim.name == _BACKWARD:
+        return (
+            "score_mod has a slope that may be of any size, and gradients in one part of float16 may not; "
+            f"in two parts, by precision {ACCURATE!r}, they may"
+        )
+    rows = (*eqn.invars[: _WHOLE[eqn.prim.name]], *eqn.outvars)
+    strides = [_dense(v.aval) for v in rows if v.aval.ndim == 4]
+    return cuda_attention.refused(_shape(query, key), query.dtype, strides, arch, parts)
+
+
+def _code(eqn: Eqn) -> Code | str:
+    """The code of an equation's mods; or why there is none."""
+    mods = eqn.params.get("mods")
+    if mods is None:
+        return cuda_attention.NO_CODE
+    return code_of(mods, tuple([v.aval for v in eqn.invars[_own(eqn) + 2 :]]))
+
+
+def _own(eqn: Eqn) -> int:
+    """How many operands there are before those that mods have."""
+    split = 3 if _is_forward(eqn) else 4  # operands of which there are more parts, and units
+    return _WHOLE[eqn.prim.name] + eqn.params.get("parts", 0) * split
+
+
+def _is_forward(eqn: Eqn) -> bool:
+    return eqn.prim.name in (_FORWARD, attention_p.name)
+
+
+def _is_summed(eqn: Eqn) -> bool:
+    """Whether sums of gradients over tokens are wanted (``rewrites/gradient_sums.py``)."""
+    return eqn.prim is packed_p and len(eqn.outvars) == 2
+
+
+def is_attention(eqn: Eqn) -> bool:
+    """Whether an equation is attention or one of its derivatives."""
+    return (eqn.prim.name in _WHOLE or eqn.prim.name == _OF_TABLES) and eqn.prim.kind == "call"
+
+
+def scratch_bytes(eqn: Eqn, arch: str) -> int:
+    """What a step works in."""
+    code, (query, key) = _code(eqn), (v.aval for v in eqn.invars[:2])
+    assert isinstance(code, Code), code
+    how = arch, code, eqn.params.get("parts", 0)
+    return sum(cuda_attention.scratch_bytes(_is_forward(eqn), _shape(query, key), *how))
+
+
+def texts(eqn: Eqn, arch: str) -> list[tuple[str, str]]:
+    """The sources of the kernels of an equation that has some, and their names."""
+    code, (query, key) = _code(eqn), (v.aval for v in eqn.invars[:2])
+    assert isinstance(code, Code), code
+    how = eqn.params["is_causal"], arch, code, eqn.params.get("parts", 0), _is_summed(eqn)
+    return cuda_attention.texts(_is_forward(eqn), query.dtype, _shape(query, key), *how)
+
+
+def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Work:
+    """The step, ready to run."""
+    eqn = step.eqn
+    query, key = (v.aval for v in eqn.invars[:2])
+    shape, whole, own = _shape(query, key), _WHOLE[eqn.prim.name], _own(eqn)
+    repeats = driver.properties(executor.device).arch != "sm_90a"
+    parts = [_Part(o, n < own and o.aval.ndim == 4, repeats) for n, o in enumerate(operands)]
+    outs = [v.aval for v in eqn.outvars]
+    places = [None if r is None else executor.roots.place(r) for r in step.results]
+    spare = [
+        executor.own(a, "a result that nobody wants") if p is None else None
+        for a, p in zip(outs, places, strict=True)
+    ]
+    rows = [p.strides for p in parts[:whole] if p.strides is not None]
+    rows += _strides_of_results(eqn)
+    rest = [p.strides for p in parts[whole:own] if p.strides is not None]
+    assert not rest or rest == [s for n, s in enumerate(rows[: len(rest) + 1]) if n != 3], "parts lie alike"
+    code = _code(eqn)
+    assert isinstance(code, Code), code
+    options = (
+        eqn.params["scale"],
+        eqn.params["is_causal"],
+        executor.device,
+        code,
+        eqn.params.get("parts", 0),
+    )
+    if _is_forward(eqn):
+        launch = cuda_attention_launch.Forward(shape, query.dtype, rows, *options)
+    else:
+        launch = cuda_attention_launch.Backward(shape, query.dtype, rows, *options, _is_summed(eqn))
+    wanted = scratch_bytes(eqn, driver.properties(executor.device).arch)
+    assert (step.scratch is not None) == bool(wanted), "what kernels work in is planned"
+    scratch = None if step.scratch is None else executor.roots.place(step.scratch)
+
+    def run(executor: Executor) -> None:
+        held = [p.address(executor) for p in parts]
+        found = zip(places, spare, strict=True)
+        results = [executor.address(p) if p is not None else b.ptr for p, b in found]  # type: ignore[union-attr]
+        if eqn.prim is packed_p:
+            results = [
+                r + n * a.dtype.itemsize
+                for r, a in zip(results, outs, strict=True)
+                for n in eqn.params["places"]
+            ]
+        given, memory = [a for a, _ in held], 0 if scratch is None else executor.address(scratch)
+        launch([*given[:own], *results], memory, executor.work_stream(), given[own:])
+
+    return Work(run, eqn.prim.name, step, anywhere=lambda: not any(p.copied for p in parts))
+
+
+def _strides_of_results(eqn: Eqn) -> list[Strides]:
+    """Those of results that have rows of features; of three in one array each its own."""
+    outs = [v.aval for v in eqn.outvars]
+    if eqn.prim is not packed_p:
+        return [_dense(a) for a in outs if a.ndim == 4]
+    batch, tokens, _, features = eqn.invars[0].aval.shape
+    row = outs[0].size // (batch * tokens)
+    return [Strides(tokens * row, row, features)] * 3
+
+
+class _Part:
+    """An operand where it lies, or a dense copy if kernels cannot read it there."""
+
+    def __init__(self, operand: Operand, rows: bool, repeats: bool):
+        """
+        Args:
+          rows: whether it has rows of features, which may lie apart.
+          repeats: whether kernels read what is repeated along an axis where it lies; tensor maps are not known to.
+        """
+        self._operand, layout = operand, operand.layout
+        last = len(layout.strides) - 1
+        repeated = any(not s and n > 1 for s, n in zip(layout.strides, layout.shape, strict=True))
+        self.in_place = (
+            rows
+            and (repeats or not repeated)
+            and layout.strides[last] == 1
+            and all(s >= 0 and not s % _VECTOR for s in layout.strides[:last])
+            and not layout.offset % _VECTOR
+        )
+        self.strides = (
+            Strides(*layout.strides[:last]) if self.in_place else _dense(operand.aval) if rows else None
+        )
+        self.copied = not (self.in_place or operand.in_place)
+
+    def address(self, executor: Executor) -> tuple[int, cuda_memory.DeviceBuffer | None]:
+        """Where its first element is, and what must live until it is read."""
+        if self.in_place:
+            return self._operand.address(executor), None
+        made = self._operand.buffer(executor)
+        return made.ptr, made
+
+
+def _shape(query: ShapedArray, key: ShapedArray) -> Shape:
+    batch, queries, heads, features = query.shape
+    return Shape(batch, queries, key.shape[1], heads, key.shape[2], features)
+
+
+def _dense(aval: ShapedArray) -> Strides:
+    return Strides(*strides_of(aval.shape)[:3])
+
+
+assert not ALIGNMENT % 16

@@ -1,0 +1,142 @@
+"""Collectives as steps of a program on a CUDA device: exchanges that the engine of the rank puts on a stream.
+
+Kernels, stages 6 and 8. In: an ``OpaqueStep`` of an executor whose equation is a collective of ``blufunc.parallel``,
+spelled out. Out: its ``Work``, from planned memory to planned memory. The engine is that of the thread which launches.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.config import config
+from blufunc.core.ir import source
+from blufunc.core.ir.jaxpr import Eqn
+from blufunc.kernels.backends.cuda.driver import driver
+from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
+from blufunc.kernels.backends.cuda.executor import Executor, Operand, Work
+from blufunc.kernels.schedule import OpaqueStep
+
+WHOLE = {"all_reduce": 1, "permute": 1, "all_gather": 1, "reduce_scatter": 0, "all_to_all": 0}
+"""Kinds of exchange; whether their ``count`` is that of the operand, or that of one rank's part of it."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """An exchange of contiguous memory of the current device.
+
+    Attributes:
+      kind: ``all_reduce`` of ``count`` elements; ``all_gather`` of ``count`` elements of every rank, which arrive in
+        order of ranks; ``reduce_scatter`` and ``all_to_all`` of ``count`` elements for every rank; ``permute`` of
+        ``count`` elements, where a rank that gets nothing keeps what is at ``receive``.
+      send, receive: addresses on the device.
+      count, dtype: how many elements, and of what.
+      op: how they are combined: ``sum``, ``max`` or ``min``.
+      perm: who sends to whom.
+    """
+
+    kind: str
+    send: int
+    receive: int
+    count: int
+    dtype: np.dtype
+    op: str = "sum"
+    perm: Sequence[tuple[int, int]] = ()
+
+
+def is_collective(eqn: Eqn) -> bool:
+    """Whether an equation is an exchange, or asks for the place of the rank."""
+    return eqn.prim.kind == "collective" and not eqn.prim.identity
+
+
+def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Work:
+    """The step, ready to run."""
+    eqn = step.eqn
+    targets = [_target(executor, value, out) for value, out in zip(step.results, eqn.outvars, strict=True)]
+    if not eqn.invars:
+        return Work(_index(eqn, targets[0]), eqn.prim.name, step, anywhere=lambda: True)
+    params = {k: v for k, v in eqn.params.items() if k not in ("axes", "sizes", "src", "dst")}
+    parts = [
+        _Part(eqn, kind, options, operand, x.aval, target)
+        for (kind, options), operand, x, target in zip(
+            eqn.prim.exchanges(**params), operands, eqn.invars, targets, strict=True
+        )
+    ]
+
+    def run(executor: Executor) -> None:
+        engine, stream = _engine(eqn), executor.work_stream()
+        given = [part.exchange(executor, stream) for part in parts]
+        engine.enqueue([e for e in given if e.count], eqn.params["axes"], stream)
+
+    return Work(
+        source.at(eqn.source, run),  # what the watchdog tells of ranks that do not come
+        eqn.prim.name,
+        step,
+        captured=config.nccl_graphs,
+        anywhere=lambda: all(o.in_place for o in operands),
+        exchanges=True,
+    )
+
+
+def _target(executor: Executor, value: int | None, out: Any) -> Callable[[Executor], int]:
+    """Where a result goes."""
+    if value is None:  # the rank takes part all the same
+        unused = executor.own(out.aval, "a result that nobody wants")
+        executor.keep([unused])
+        return lambda executor: unused.ptr
+    place = executor.roots.place(value)
+    return lambda executor: executor.address(place)
+
+
+class _Part:
+    """One operand of a step, and what becomes of it."""
+
+    def __init__(
+        self, eqn: Eqn, kind: str, options: dict[str, Any], operand: Operand, x: Any, target: Callable
+    ):
+        assert not any(options.get(d) for d in ("dim", "split_dim", "concat_dim")), "it is not spelled out"
+        self.kind, self.operand, self.target = kind, operand, target
+        self.dtype, self.nbytes = x.dtype, x.nbytes
+        self.count = x.size if WHOLE[kind] else x.size // int(np.prod(eqn.params["sizes"]))
+        self.more = {k: v for k, v in options.items() if k in ("op", "perm")}
+
+    def exchange(self, executor: Executor, stream: Any) -> Exchange:
+        """What the engine is asked for; before it, what must be there is put on the stream."""
+        to = self.target(executor)
+        if self.kind == "permute":
+            driver.fill_zero(to, self.nbytes, stream)
+        given = self.operand.buffer(executor)
+        return Exchange(self.kind, given.ptr, to, self.count, self.dtype, **self.more)
+
+
+def _index(eqn: Eqn, target: Callable[[Executor], int]) -> Callable[[Executor], None]:
+    """Writes the place of the rank along the axes."""
+
+    def run(executor: Executor) -> None:
+        kept = _number(executor.device, int(eqn.prim.impl(**eqn.params)))
+        driver.copy_on_device(target(executor), kept.ptr, kept.nbytes, executor.work_stream())
+
+    return run
+
+
+@functools.cache
+def _number(device: int, number: int) -> cuda_memory.DeviceBuffer:
+    """An int32 on a device, for as long as the process lives: graphs copy from it."""
+    return cuda_memory.to_device(np.asarray(number, np.int32), device, "the place of a rank")
+
+
+def _engine(eqn: Eqn) -> Any:
+    """The engine of this thread's rank, which must be one that puts exchanges on streams."""
+    found = eqn.prim.engine()
+    if not hasattr(found, "enqueue"):
+        raise errors.CollectiveError(
+            f"a program on a CUDA device meets ranks through {type(found).__name__}, which exchanges host memory.",
+            where=source.here(),
+            fix="start the ranks with --engine nccl",
+        )
+    return found

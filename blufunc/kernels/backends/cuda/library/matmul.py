@@ -1,0 +1,373 @@
+"""``dot_general`` on a CUDA device: a product of matrices by cuBLASLt, on operands as they lie in memory.
+
+Kernels, stages 6 and 8. In: a step and its operands, which may be transposes, slices or broadcasts of values; beside
+the two factors there may be what is added to the product, or the argument of the activation by whose derivative it is
+multiplied. Out: a ``Product``, or None where the library has none and ``backends/cuda/dispatch`` finds another way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.config import config
+from blufunc.core.ir import dtypes
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.jaxpr import Eqn, Var
+from blufunc.core.primitives.linear_ops import transpose_p
+from blufunc.kernels.backends.cuda.device_model import (
+    BANDWIDTH,
+    H200,
+    L2_BYTES,
+    MATMUL,
+    MATMUL_TF32,
+    SM_COUNT,
+)
+from blufunc.kernels.backends.cuda.driver import driver
+from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
+from blufunc.kernels.backends.cuda.executor import ALIGNMENT, Executor, Operand, Place
+from blufunc.kernels.backends.cuda.library import cublaslt
+from blufunc.kernels.gemm_layout import UNIT, Copies, Gemm, Layout, chunks_of, plan_dot_general
+from blufunc.kernels.loopir.index import strides_of
+from blufunc.kernels.ops.gemm import dot_accumulate_p, dot_bias_p, dot_promoted_p
+from blufunc.kernels.precision import ALGORITHMS, ProductShape, is_tf32, resolved
+from blufunc.kernels.rewrites.activation_epilogue import dot_bias_gelu_p, dot_dgelu_p, dot_gelu_p
+from blufunc.kernels.schedule import OpaqueStep
+
+Axes = tuple[int, ...]
+
+_COMPUTE: dict[np.dtype, str] = {
+    dtypes.float64: "f64", dtypes.complex128: "f64", dtypes.int8: "i32",
+}  # fmt: skip
+"""In what sums are kept, where that is not float32."""
+
+
+def compute_of(dtype: np.dtype, precision: Any) -> str:
+    """What ``Gemm.compute`` is for operands of a dtype and the ``precision`` of a ``dot_general``.
+
+    What asks for an algorithm and is not split (``rewrites/split_float32``) is computed as exactly as there is.
+    """
+    if dtype not in (dtypes.float32, dtypes.complex64):
+        return _COMPUTE.get(dtype, "f32")
+    return "tf32" if is_tf32(resolved(precision)) else "f32"
+
+
+def split_pays(algorithm: str, shape: ProductShape) -> bool:
+    """Whether a product of float32 is quicker by one of ``QUICKER_BY``, with what goes with it. By estimates."""
+    return _PAYS[algorithm](*shape)
+
+
+def _three_products_pay(batch: int, m: int, n: int, k: int, by_rows: tuple[bool, bool]) -> bool:
+    """Three products of float16 instead of one in IEEE arithmetic.
+
+    What goes with them: an operand is read twice, for the scales and to be split, and written; the results of all
+    products but the first are read and written once more, and what reads the leading sum reads the other one too.
+    """
+    chunks = len(chunks_of(k, ALGORITHMS["F16_F16_F32_X3"].chunk or k))
+    results = 4 * batch * m * n * (2 + 2 * chunks + 2)
+    operands = 4 * batch * (m * k + k * n) * 3
+    flops = 2 * batch * m * n * k
+    split = 3 * flops / MATMUL + (results + operands) / BANDWIDTH + (5 + chunks) * H200.launch
+    return split < flops / H200.products
+
+
+def _scaled_product_pays(batch: int, m: int, n: int, k: int, by_rows: tuple[bool, bool]) -> bool:
+    """One product of float16 instead of one in TF32, which reads twice as much.
+
+    What goes with it: an operand is read and written in float16; before, it is read for scales that are not of its
+    rows, which takes three launches more.
+    """
+    elements = (batch * m * k, batch * k * n)
+    scaling = sum((6 if rows else 10) * x for rows, x in zip(by_rows, elements, strict=True))
+    launches = sum(1 if rows else 4 for rows in by_rows)
+    flops, results = 2 * batch * m * n * k, 4 * batch * m * n
+    scaled = max(flops / MATMUL, (results + 2 * sum(elements)) / BANDWIDTH)
+    plain = max(flops / MATMUL_TF32, (results + 4 * sum(elements)) / BANDWIDTH)
+    return scaled + scaling / BANDWIDTH + launches * H200.launch < plain
+
+
+_PAYS = {"F16_F16_F32_X3": _three_products_pay, "F16_F16_F32_SCALED": _scaled_product_pays}
+
+
+_TILE, _WAVES = 128, 8
+"""Rows and columns of a result that an SM computes at a time, and tiles of each SM that hide prologue and epilogue."""
+
+_RESIDENT = 4 * L2_BYTES // 5
+"""Bytes of partial sums: each call for a chunk reads and writes all of them, best in L2."""
+
+_MOST_SUMS = 8
+"""What a thread reads at a time that adds them up: some elements of each."""
+
+
+def partial_sums(shape: ProductShape, chunk: int) -> int:
+    """How many sums of terms fill a device together, where the chunks of one do not, each of two chunks or more.
+
+    About: the number is rather one that divides the terms.
+    """
+    tiles = shape.batch * math.ceil(shape.m / _TILE) * math.ceil(shape.n / _TILE)
+    most = min(
+        _WAVES * SM_COUNT // tiles,
+        _RESIDENT // (4 * shape.batch * shape.m * shape.n),
+        shape.k // (2 * chunk),
+        _MOST_SUMS,
+    )
+    return next((n for n in range(most, most // 2, -1) if not shape.k % (n * UNIT)), max(most, 1))
+
+
+def _epilogue_of(eqn: Eqn) -> str | None:
+    """The name in ``Gemm`` of what a product does besides multiplying and adding an array."""
+    if eqn.prim is dot_bias_p:
+        return "bias"
+    if eqn.prim is dot_dgelu_p:
+        return "dgelu"
+    if eqn.prim not in (dot_gelu_p, dot_bias_gelu_p):
+        return None
+    aux = "_aux" if len(eqn.outvars) == 2 else ""
+    return f"gelu{aux}{'_bias' if eqn.prim is dot_bias_gelu_p else ''}"
+
+
+class _Call(NamedTuple):
+    """A call of the library, for some terms of the product or for all: where they begin in the operands, in bytes."""
+
+    gemm: Gemm
+    at_a: int = 0
+    at_b: int = 0
+
+
+class Product:
+    """A step that multiplies.
+
+    Args:
+      otherwise: runs the step in another way, for what the library turns out to have no algorithm for.
+
+    Attributes:
+      calls: what the library is asked for, in this order: all but the first add to the result. None where there is
+        nothing to multiply.
+      calls_beside: the same for where an exchange runs beside it.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        step: OpaqueStep,
+        sides: Sequence[_Side],
+        third: Operand | None,
+        calls: Sequence[_Call],
+        otherwise: Callable[[Executor], None],
+    ):
+        self.device, self.calls, self.out = executor.device, calls, step.eqn.outvars[0].aval
+        self.calls_beside: Sequence[_Call] = calls
+        self._otherwise, self._refused = otherwise, False
+        value, *stored = step.results
+        assert value is not None and None not in stored
+        self._place: Place = executor.roots.place(value)
+        self._aux_place = executor.roots.place(stored[0]) if stored else None  # type: ignore[arg-type]
+        self._lhs, self._rhs = sides
+        self._third = third
+        self._plans: dict[Gemm, Any] = {}
+
+    @classmethod
+    def of(
+        cls,
+        executor: Executor,
+        step: OpaqueStep,
+        operands: Sequence[Operand],
+        otherwise: Callable[[Executor], None],
+    ) -> Product | None:
+        """The product that an equation of ``PRODUCTS`` or ``WITH_ACTIVATION`` is; None if the library has none."""
+        eqn, out = step.eqn, step.eqn.outvars[0].aval
+        if eqn.prim is dot_dgelu_p and len(eqn.outvars) > 1:
+            return None  # what kernels of our own give besides, it does not
+        factors, third = operands[:2], (operands[2] if len(operands) > 2 else None)
+        sides = [_Side(x) for x in factors]
+        if not out.size or not all(x.aval.size for x in factors):
+            assert third is None
+            return cls(executor, step, sides, None, (), otherwise)
+        numbers = eqn.params["dimension_numbers"]
+        while isinstance(
+            layout := _planned(sides, numbers), Copies
+        ):  # twice at most: what is copied is dense
+            contract, batch = numbers
+            layout = Copies(*map(_along, sides, layout, contract, batch))
+            for side, order in zip(sides, layout, strict=True):
+                if order is not None:
+                    side.copy(order, executor)
+            numbers = _moved(contract, layout), _moved(batch, layout)
+        a, b = (x.aval.dtype for x in factors)
+        gemm = Gemm(
+            layout,
+            a,
+            b,
+            out.dtype,
+            compute_of(a, eqn.params["precision"]),
+            epilogue=_epilogue_of(eqn),
+            reads_c=eqn.prim in (dot_accumulate_p, dot_promoted_p) and third is not None,
+            alignment=math.gcd(*[s.alignment for s in sides], ALIGNMENT),
+        )
+        if gemm.refused() is not None:
+            return None
+        calls = _chunks(gemm, eqn.params["chunk"]) if eqn.prim is dot_promoted_p else [_Call(gemm)]
+        return cls(executor, step, sides, third, calls, otherwise)
+
+    def run(self, executor: Executor) -> None:
+        """Put it on the executor's stream."""
+        to = executor.address(self._place)
+        if not self.calls:
+            driver.fill_zero(to, self.out.nbytes, executor.work_stream())
+            return
+        if self._refused:
+            self._otherwise(executor)
+            return
+        a, keep_a = self._lhs.address(executor)
+        b, keep_b = self._rhs.address(executor)
+        third = None if self._third is None else self._third.buffer(executor)
+        at = 0 if third is None else third.ptr
+        first = self.calls[0].gemm
+        bias, aux = at * first.has_bias, at * (first.has_aux and not first.has_bias)
+        if self._aux_place is not None:
+            aux = executor.address(self._aux_place)
+        c = at * first.reads_c
+        if not self._plans and not self._find_plans(executor, a, b, None if c == to else to):
+            self._otherwise(executor)
+            return
+        for gemm, at_a, at_b in self.calls_beside if executor.beside_exchange else self.calls:
+            plan = self._plans[gemm]
+            plan.run(a + at_a, b + at_b, c, to, bias, aux, beta=int(gemm.reads_c), stream=executor.stream)
+            c = to
+        del keep_a, keep_b, third  # memory that is freed now is written again only after the product
+
+    def leave(self, multiprocessors: int) -> None:
+        """Do without so many multiprocessors while an exchange runs beside it; to be called before the first run."""
+        there = driver.properties(self.device).sm_count
+        left = max(there // 2, there - multiprocessors)
+        self.calls_beside = [c._replace(gemm=replace(c.gemm, multiprocessors=left)) for c in self.calls]
+
+    @property
+    def alone(self) -> bool:
+        """Whether it is calls of the library alone, or nothing to be computed: no operand is copied before."""
+        copied = self._third is not None and not self._third.in_place
+        return not (copied or self._refused or self._lhs.copied or self._rhs.copied)
+
+    def _find_plans(self, executor: Executor, a: int, b: int, to: int | None) -> bool:
+        """Let the library choose algorithms, at the first run: it tries some on the very operands.
+
+        Nothing is computed yet, so that all may write over the result, unless it is added to. Products of an executor
+        share what holds none of their addresses.
+        """
+        plans: dict[Gemm, Any] = {}
+
+        def find(calls: Sequence[_Call]) -> errors.UnsupportedError | None:
+            try:
+                for gemm, at_a, at_b in calls:
+                    known = plans if gemm.has_bias or gemm.has_aux else executor.products
+                    if gemm not in known:
+                        known[gemm] = cublaslt.Plan(gemm, self.device, (a + at_a, b + at_b, to))
+                    plans[gemm] = known[gemm]
+            except errors.UnsupportedError as e:
+                return e
+            return None
+
+        refused = find(self.calls)
+        if refused is not None:
+            self._refused = True
+            if config.shows("fusion"):
+                config.show(f"a product is computed in another way: {refused}")
+            return False
+        if self.calls_beside is not self.calls and find(self.calls_beside) is not None:
+            self.calls_beside = self.calls
+        self._plans = plans
+        return True
+
+
+def _chunks(gemm: Gemm, most: int) -> list[_Call]:
+    """A product as calls for no more than so many of its terms each."""
+    calls = []
+    for n, (start, size) in enumerate(chunks_of(gemm.layout.k, most)):
+        layout, at_a, at_b = gemm.layout.terms(start, size)
+        at_a, at_b = at_a * gemm.a.itemsize, at_b * gemm.b.itemsize
+        alignment = math.gcd(gemm.alignment, at_a, at_b)
+        calls.append(
+            _Call(
+                replace(gemm, layout=layout, reads_c=gemm.reads_c or n > 0, alignment=alignment), at_a, at_b
+            )
+        )
+    return calls
+
+
+class _Side:
+    """An operand as the library will see it.
+
+    Attributes:
+      shape, strides: in elements.
+      alignment: of its first element, in bytes.
+      itemsize: of an element, in bytes.
+    """
+
+    def __init__(self, operand: Operand):
+        self._operand = operand
+        self.shape, self.strides = operand.layout.shape, operand.layout.strides
+        self.itemsize = operand.aval.dtype.itemsize
+        start = operand.layout.offset * operand.aval.dtype.itemsize
+        self.alignment = math.gcd(start, ALIGNMENT)
+        self._order = tuple(range(len(self.shape)))
+        self._copier: Any = None
+
+    def copy(self, order: Axes, executor: Executor) -> None:
+        """Let it be a dense copy with the axes in this order."""
+        x = self._operand
+        self._order = tuple(self._order[d] for d in order)
+        shape = tuple(x.aval.shape[d] for d in self._order)
+        after = Var(ShapedArray(shape, x.aval.dtype))
+        turn = Eqn(transpose_p, [x.atom], [after], {"permutation": self._order}, None)
+        self._copier = executor.copier([*x.chain, turn])
+        self.shape, self.strides, self.alignment = shape, strides_of(shape), ALIGNMENT
+
+    @property
+    def copied(self) -> bool:
+        """Whether the library sees a copy."""
+        return self._copier is not None
+
+    def address(self, executor: Executor) -> tuple[int, DeviceBuffer | None]:
+        """Where its first element is, and what must live until it is read."""
+        if self._copier is None:
+            return self._operand.address(executor), None
+        made = self._copier(self._operand.base(executor))
+        return made.ptr, made
+
+
+def _along(side: _Side, order: Axes | None, contract: Axes, batch: Axes) -> Axes | None:
+    """The order of a copy: that which was asked for, or with the two sides of the matrix exchanged, if that leaves
+    the axis innermost that is so now, for such a copy is fast. The library takes matrices of most dtypes either way.
+    """
+    if order is None or side.itemsize == 1:
+        return order
+    innermost = min(order, key=lambda d: (side.shape[d] == 1, abs(side.strides[d])))
+    rest = order[len(batch) :]
+    first = len(contract) if rest[: len(contract)] == contract else len(rest) - len(contract)
+    other = (*rest[first:], *rest[:first])
+    return (*order[: len(batch)], *other) if other and other[-1] == innermost else order
+
+
+def _moved(axes: tuple, copies: Copies) -> tuple:
+    """Axes of both operands as they are numbered in the copies."""
+    return tuple(
+        own if order is None else tuple(order.index(d) for d in own)
+        for own, order in zip(axes, copies, strict=True)
+    )
+
+
+def _planned(sides: Sequence[_Side], numbers: Any) -> Layout | Copies:
+    (lc, rc), (lb, rb) = numbers
+    lhs, rhs = sides
+    negative = [any(s < 0 for s in side.strides) for side in sides]
+    if any(negative):  # reversed: the library steps forward only
+        orders = [
+            tuple(range(len(side.shape))) if n else None for side, n in zip(sides, negative, strict=True)
+        ]
+        return Copies(*orders)
+    return plan_dot_general(lhs.shape, lhs.strides, rhs.shape, rhs.strides, ((lc, rc), (lb, rb)))

@@ -1,0 +1,326 @@
+"""Stages 5 to 8 on a CUDA device: a jaxpr becomes a program that is called with buffers.
+
+Kernels. The sibling of ``backends/cpu/program.py``: fused regions are kernels that NVRTC compiles, products of matrices
+are cuBLASLt's, the rest is done by libraries, and where there is none by the host. Calls return before the work is
+done. All calls of a device are on one stream, so that one finds the memory of the call before free when its turn comes;
+within a graph, steps may run side by side.
+
+    prepare     pipeline.py          what runs in which order, where everything lies, and its sources; or from disk
+    load        backends/cuda/driver/modules.py   kernels as functions of the device
+    execute     executor.py  one call: addresses, launches
+    replay      replay.py    alike calls as one graph
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from blufunc import errors
+from blufunc.config import config
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr
+from blufunc.core.ir.typed_key import exact
+from blufunc.core.programs.simplify import simplify
+from blufunc.kernels.backends.cuda import dispatch
+from blufunc.kernels.backends.cuda.device_model import H200, Limits
+from blufunc.kernels.backends.cuda.driver import driver, modules
+from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
+from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
+from blufunc.kernels.backends.cuda.driver.modules import Wanted, wanted_by
+from blufunc.kernels.backends.cuda.executor import ALIGNMENT, Allocator, Executor, Work
+from blufunc.kernels.backends.cuda.library import matmul, softmax_gemm
+from blufunc.kernels.backends.cuda.library.attention.op import is_attention, why_not
+from blufunc.kernels.backends.cuda.library.gelu_gemm import kernel_of
+from blufunc.kernels.backends.cuda.library.softmax_gemm import is_softmax
+from blufunc.kernels.backends.cuda.overlap import with_products_beside
+from blufunc.kernels.backends.cuda.replay import Replays
+from blufunc.kernels.backends.cuda.target import CUDA
+from blufunc.kernels.backends.cuda.timings import times_of
+from blufunc.kernels.cache import plans as plan_store
+from blufunc.kernels.memory.types import Plan
+from blufunc.kernels.pipeline import Planning, show_stages
+from blufunc.kernels.recompute.budget import within
+from blufunc.kernels.rewrites import split_dot
+from blufunc.kernels.rewrites.select_variant import in_kernels
+from blufunc.kernels.schedule import OpaqueStep, Schedule, uncollected
+from blufunc.kernels.tables import line_of
+from blufunc.kernels.timings import StepTime
+
+TARGET = dataclasses.replace(
+    CUDA,
+    batch_first=True,
+    epilogues=True,
+    splits=matmul.split_pays,
+    partial_sums=matmul.partial_sums,
+    group=True,
+    ordered=with_products_beside,
+    recompute=True,
+    scarce_bytes=1 << 30,
+    machine=H200,
+)
+"""What a lowering should know of a device: memory is scarce there, and launches take as long as small kernels."""
+
+_programs: weakref.WeakSet[CudaProgram] = weakref.WeakSet()
+
+
+@uncollected()
+def planned(jaxpr: Jaxpr, donated: Sequence[bool], arch: str, budget: int | None = None) -> Schedule:
+    """The schedule of a simplified jaxpr on a CUDA device of an architecture, its peak within a budget in bytes."""
+    jaxpr, told = in_kernels(jaxpr, arch)
+    jaxpr = simplify(jaxpr)
+    notes: dict[str, None] = {}
+
+    def keep(eqn: Eqn) -> bool:
+        if is_softmax(eqn):
+            unread = eqn.outvars[0].__class__ is DropVar  # losses alone are a product and a kernel
+            return not unread and softmax_gemm.why_not(eqn, arch) is None
+        if not is_attention(eqn):
+            return False
+        reason = why_not(eqn, arch)
+        if reason is not None:
+            notes[f"no kernel for {eqn.prim.name} at {line_of(eqn)}: {reason}"] = None
+        return reason is None
+
+    target = dataclasses.replace(TARGET, scratch_bytes=functools.partial(dispatch.scratch_bytes, arch=arch))
+    if arch == "sm_90a":  # where groups of four warps multiply
+        activation = functools.partial(kernel_of, arch=arch)
+        target = dataclasses.replace(target, in_one_kernel=split_dot.sums_of, activation_kernel=activation)
+    made = within(Planning(jaxpr, donated, target, dispatch.planned, keep), budget)
+    made.notes = (*told, *notes)
+    return made
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Prepared:
+    """A program up to its meeting with a device: what is kept on disk of it.
+
+    Attributes:
+      schedule: its steps and their memory.
+      wanted: the launches of each step that has some, by its number.
+      rendered: the sources of all launches, which follow one another there as they do here.
+      others: the sources that other steps ask for, without users' kernels: what these say of their launches may be
+        wrong, which is no matter where a program is only looked at.
+    """
+
+    schedule: Schedule
+    wanted: dict[int, list[Wanted]]
+    rendered: modules.Rendered
+    others: tuple[modules.Text, ...]
+
+    @property
+    def launches(self) -> list[Wanted]:
+        """All launches, in order."""
+        return [w for many in self.wanted.values() for w in many]
+
+    def schedules(self, limits: Limits) -> str:
+        """The schedules of all kernels as text, for a device with these limits."""
+        return modules.schedules(self.launches, limits)
+
+
+def prepared(
+    jaxpr: Jaxpr, donated: Sequence[bool], arch: str, limits: Limits, budget: int | None = None
+) -> Prepared:
+    """What ``planned`` gives, and its sources, for a device with these limits; from disk, if it is there."""
+
+    def prepare() -> Prepared:
+        schedule = planned(jaxpr, donated, arch, budget)
+        wanted: dict[int, list[Wanted]] = {}
+        others: dict[modules.Text, None] = {}
+        for n, step in enumerate(schedule.steps):
+            if isinstance(step, OpaqueStep):
+                if not _is_users(step):
+                    others.update(dict.fromkeys(dispatch.texts(step, arch)))
+            else:
+                wanted[n] = wanted_by(schedule, step)
+        every = [w for many in wanted.values() for w in many]
+        return Prepared(schedule, wanted, modules.rendered(every, limits), tuple(others))
+
+    reads = ("cuda", arch, repr(limits), repr(tuple(donated)), repr(budget))
+    return plan_store.kept(jaxpr, reads, prepare, Prepared)
+
+
+def _written_by_users(schedule: Schedule, arch: str) -> list[modules.Text]:
+    """The sources of users' kernels."""
+    users = [s for s in schedule.steps if isinstance(s, OpaqueStep) and _is_users(s)]
+    return [text for step in users for text in dispatch.texts(step, arch)]
+
+
+def _is_users(step: OpaqueStep) -> bool:
+    return hasattr(step.eqn.prim, "cuda_source")
+
+
+def rest(device: int) -> None:
+    """Let all programs of a device that do nothing now give their memory back."""
+    for program in list(_programs):
+        if program.device == device:
+            program.rest()
+
+
+cuda_memory.reliefs.append(rest)
+
+
+class CudaProgram:
+    """A compiled jaxpr: call it with a list of argument buffers.
+
+    Args:
+      jaxpr: without constants.
+      donated: the parameters whose memory results may take.
+      device: the index of the CUDA device.
+      budget: for the planned peak, in bytes; None for none.
+
+    Attributes:
+      schedule: its steps and their memory.
+      captured: whether it can be part of a graph: no step waits for the host.
+    Raises:
+      CompileError: a kernel, of ours or of the user's, does not compile.
+      MemoryBudgetError: there is no plan within the budget.
+      OutOfMemoryError: the device has no room for the program's temporaries.
+    """
+
+    @uncollected()
+    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], device: int = 0, budget: int | None = None):
+        self.device, self.name = device, jaxpr.name or "program"
+        self.jaxpr = simplify(jaxpr)
+        arch, limits = driver.properties(device).arch, modules.limits_on(device)
+        made = prepared(self.jaxpr, donated, arch, limits, budget)
+        self.schedule = made.schedule
+        show_stages(self.schedule, self.name, schedule=lambda: made.schedules(limits))
+        # numbers are never taken over, whatever is said of them
+        self._movable = [not (d and v.aval.ndim) for v, d in zip(jaxpr.invars, donated, strict=True)]
+        every = made.launches
+        others = tuple(dict.fromkeys((*made.others, *_written_by_users(made.schedule, arch))))
+        self._texts, functions = modules.load(every, device, self.name, others, made.rendered)
+        found = iter(functions)
+        self._launches = {n: [(w, next(found)) for w in many] for n, many in made.wanted.items()}
+        self._own = Allocator(self.schedule, device, self.name)
+        self._copiers: dict[tuple, CudaProgram] = {}
+        self._in_graphs: list[Executor] = []  # graphs of other programs have their addresses
+        self._free = [self._executor()]
+        self.captured = self._free[0][0].captured
+        _programs.add(self)
+
+    # -- running ---------------------------------------------------------------------------------------
+
+    def __call__(self, buffers: list[DeviceBuffer]) -> list[DeviceBuffer]:
+        arguments = [b if not b.ptr % ALIGNMENT else self._own.copy(b) for b in buffers]
+        buffers.clear()
+        bases = [*arguments, *self._with_room(self._own.blocks)]
+        if driver.is_capturing(driver.work_stream(self.device).ptr):
+            return self._in_graph(bases)
+        executor, replays = self._take()
+        try:
+            dynamic, fresh = replays.run(bases)
+            return executor.results(bases, dynamic, fresh)
+        finally:
+            executor.release()
+            self._free.append((executor, replays))
+            del self._free[1:]
+
+    def _in_graph(self, bases: Sequence[DeviceBuffer]) -> list[DeviceBuffer]:
+        """A call as a step of a program that becomes a graph: that has executors of its own, which stay as they are."""
+        if self._in_graphs:
+            executor = self._in_graphs.pop()
+        else:
+            with driver.redirected(-1, None):  # its memory and constants are not the graph's alone
+                executor, _ = self._executor()
+        executor.launch(bases, executor.work_stream())
+        results = executor.results(bases, executor.dynamic(), False)
+        executor.release()
+        self._in_graphs.append(executor)
+        return results
+
+    def _take(self) -> tuple[Executor, Replays]:
+        """An executor that nobody uses: calls take it in turns, and one more is made while it is in use."""
+        try:
+            return self._free.pop()
+        except IndexError:
+            return self._executor()
+
+    def _executor(self) -> tuple[Executor, Replays]:
+        def make() -> Executor:
+            return Executor(self.schedule, self.device, self.name, self._launches, self._opaque, self._copier)
+
+        executor = self._with_room(make)
+        return executor, Replays(executor, self._movable)
+
+    def _with_room(self, allocate: Callable[[], Any]) -> Any:
+        """What ``allocate`` returns; where there is no memory, the error has the plan."""
+        try:
+            return allocate()
+        except errors.OutOfMemoryError as e:
+            why = f"{e.why}\n{self.schedule.plan.report()}"
+            raise errors.OutOfMemoryError(e.what, where=e.where, why=why, fix=e.fix) from None
+
+    def rest(self) -> None:
+        """Give memory that is kept between calls back to the pool; the next call takes it again."""
+        self._free.clear()
+
+    def own(self, aval: ShapedArray, label: str) -> DeviceBuffer:
+        """Memory for a value that goes with the program."""
+        return self._own(aval, label)
+
+    # -- its parts -------------------------------------------------------------------------------------
+
+    def _opaque(self, executor: Executor, step: OpaqueStep) -> Work:
+        return dispatch.work(executor, step, functools.partial(body_of, self.device))
+
+    def _copier(self, chain: Sequence[Eqn]) -> Callable[[DeviceBuffer], DeviceBuffer]:
+        """A function that makes a dense array of what movement equations make of a buffer: one for all alike."""
+        source: Any = chain[0].invars[0]
+        steps = [(e.prim, *[(k, exact(v)) for k, v in e.params.items()]) for e in chain]
+        program = self._copiers.get(key := (source.aval, *steps))
+        if program is None:
+            moved = Jaxpr([source], chain, chain[-1].outvars, name=f"{self.name}_copy")
+            program = self._copiers[key] = CudaProgram(moved, (False,), self.device)
+        return lambda buffer: program([buffer])[0]
+
+    # -- what is told of it ----------------------------------------------------------------------------
+
+    def source(self) -> str:
+        """The generated CUDA C++."""
+        return "\n".join(self._texts)
+
+    @property
+    def memory(self) -> Plan:
+        """Where everything lies; ``peak_bytes`` is what a call needs, ``report()`` a table of it."""
+        return self.schedule.plan
+
+    @property
+    def why_no_graph(self) -> str | None:
+        """Why its calls are not replayed as graphs; None where they are, or may yet be."""
+        return self._free[0][1].why if self._free else None
+
+    def timings(self, buffers: Sequence[DeviceBuffer] | None = None, repeats: int = 5) -> list[StepTime]:
+        """How long each step takes on the device, launched by itself.
+
+        Args:
+          buffers: arguments, which are left as they are; without them, memory that is 0.
+          repeats: how often the program is run; the median counts.
+        """
+        executor, replays = self._take()
+        try:
+            if buffers is None:
+                given = [self._zeros(v.aval) for v in self.schedule.jaxpr.invars]
+            else:
+                given = [cuda_memory.copy(b) for b in buffers]
+            return times_of(executor, [*given, *self._own.blocks()], repeats)
+        finally:
+            executor.release()
+            self._free.append((executor, replays))
+            del self._free[1:]
+
+    def _zeros(self, aval: ShapedArray) -> DeviceBuffer:
+        buffer = self.own(aval, "an argument to time with")
+        driver.fill_zero(buffer.ptr, buffer.nbytes, driver.compute_stream(self.device))
+        return buffer
+
+
+def body_of(device: int, jaxpr: Jaxpr, donated: tuple[bool, ...] = ()) -> CudaProgram:
+    """The body of a loop, branch or call as a program; by default none of its arguments is donated."""
+    donated = donated or (False,) * len(jaxpr.invars)
+    key = "cuda body", device, donated, config.matmul_precision
+    return jaxpr.memoised(key, lambda: CudaProgram(jaxpr, donated, device))

@@ -1,0 +1,128 @@
+"""Scans of columns as CUDA C++: the rows of a tile of columns, many at a time.
+
+Kernels, stage 6. In: a ``ScheduledKernel`` of kind "column scan". Where rows follow one another, their lanes do not
+reduce with each other. So a block has a tile of columns, one for each lane of its warps. In each turn a warp reads
+some rows, all at once, and combines them down each column; warps combine theirs through shared memory, and the result
+is carried to the next turn.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+from blufunc.kernels.backends.cuda.device_model import SCANNED_ROWS, WARP
+from blufunc.kernels.backends.cuda.render.lane_scans import REDUCERS
+from blufunc.kernels.backends.cuda.render.writer import CudaWriter
+from blufunc.kernels.backends.cuda.schedule.kinds import scanned_keeps
+from blufunc.kernels.backends.cuda.schedule.scheduled_kernel import ScheduledKernel
+from blufunc.kernels.codegen import scalar_ops
+from blufunc.kernels.codegen.c_renderer import written_in
+from blufunc.kernels.codegen.scalar_ops import bare
+from blufunc.kernels.loopir.ir import Accumulate, Keep, Lanes, Rows, Store, identity
+
+
+class ColumnScanRenderer(CudaWriter):
+    """Writes scans of columns.
+
+    Attributes:
+      turn, row_of_turn: the variables of the loops over turns, and over the rows of a warp in one.
+      there: the condition that a thread's column is one of the row's; empty where it always is.
+    """
+
+    def __init__(self, scheduled: ScheduledKernel):
+        super().__init__(scheduled)
+        (self.lanes_of_row,) = self.kernel.body[0].body
+        self.cut = self.cuts[self.lanes_of_row.range]
+        self.scanned = scanned_keeps(self.lanes_of_row)
+        self.turn = self.row_of_turn = self.there = ""
+
+    def grid(self) -> None:
+        k, lanes = self.cut.vector, self.cut.range.extent
+        tiles = -(-lanes // WARP)
+        self.line(f"const int thread = threadIdx.x % {WARP}, group = threadIdx.x / {WARP};")
+        for n, r in enumerate(self.kernel.grid):
+            inner = tiles * math.prod(x.extent for x in self.kernel.grid[n + 1 :])
+            self.line(f"const {self.index_type} {self.variable(r)} = blockIdx.x / {inner}u % {r.extent}u;")
+        tile = f"blockIdx.x % {tiles}u * {WARP} + " if tiles > 1 else ""
+        self.line(f"const {self.index_type} {self.variable(k)} = {tile}thread;")
+        self.scope.ranges |= {*self.kernel.grid, k}
+        if lanes % WARP:
+            self.there = f"{self.variable(k)} < {lanes}"
+        rows, *rest = self.kernel.body
+        self._scanned_rows(rows)
+        for s in rest:
+            self._results(s)
+
+    def _scanned_rows(self, s: Rows) -> None:
+        """All rows, some of each warp in a turn."""
+        groups, writes = self.mapping.sharing, written_in(s.body)
+        scans = {
+            x.keep: x for x in self.lanes_of_row.body if isinstance(x, Accumulate) and x.keep in self.scanned
+        }
+        rest = [x for x in self.lanes_of_row.body if isinstance(x, Store) or x.keep not in scans]
+        carries: dict[Keep, tuple[str, str]] = {}
+        for keep in self.scheduled.keeps:
+            kind, name, start = self._declared(keep)
+            if keep in scans:
+                carry, memory = carries[keep] = self.fresh(f"{name}_carry"), self.fresh(f"{name}_shared")
+                self.line(f"{kind} {carry} = {start};")
+                self.line(f"__shared__ {kind} {memory}[2][{groups * WARP}];")
+            else:
+                self.line(f"{kind} {name} = {start};")
+        turns = -(-s.range.extent // (groups * SCANNED_ROWS))
+        self.turn, self.row_of_turn = self.fresh("turn"), self.fresh("row")
+        with self.block([f"for (int {self.turn} = 0; {self.turn} < {turns}; ++{self.turn})"], (), writes):
+            for keep, x in scans.items():
+                kind, name, start = self._declared(keep)
+                carry, memory = carries[keep]
+                self.line(f"{kind} {name}[{SCANNED_ROWS}];")
+                each = functools.partial(self._take, x)
+                self._rows_of_turn(s, writes, each, f"{name}[{self.row_of_turn}] = {start};")
+                call = f"column_scan<{REDUCERS[keep.op or '']}, {groups}>"
+                self.line(f"{call}({name}, {carry}, {memory}[{self.turn} & 1]);")
+            if rest:
+                self._rows_of_turn(s, writes, lambda: self.vector(self.cut, rest))
+
+    def _declared(self, keep: Keep) -> tuple[str, str, str]:
+        """The type of a keep, its name, and the identity of its reduction."""
+        start = scalar_ops.literal(identity(keep.op or "", keep.dtype), keep.dtype)
+        return scalar_ops.register_type(keep.dtype), self.name(keep, keep.name), start
+
+    def _rows_of_turn(self, s: Rows, writes: set, each: Callable[[], None], first: str = "") -> None:
+        """A loop over the rows of a warp in a turn; ``first`` is a line for places beyond the last row too."""
+        i, j, groups = self.row_of_turn, self.variable(s.range), self.mapping.sharing
+        ragged = [f"{j} < {s.range.extent}"] if s.range.extent % (groups * SCANNED_ROWS) else []
+        inside = " && ".join([*ragged, *[self.there] * bool(self.there)])
+        with self.block(["#pragma unroll", f"for (int {i} = 0; {i} < {SCANNED_ROWS}; ++{i})"], (), writes):
+            self.line(
+                f"const {self.index_type} {j} = ({self.turn} * {groups} + group) * {SCANNED_ROWS} + {i};"
+            )
+            if first and inside:
+                self.line(first)
+            with self.block([f"if ({inside})" if inside else ""], [s.range], writes):
+                each()
+
+    def _take(self, s: Accumulate) -> None:
+        """The value of a row, before it is combined with others."""
+        self.inner, outside = self.cut, self.inner
+        value = bare(self.value(s.value))
+        if s.value.dtype != s.keep.dtype:
+            value = f"{scalar_ops.register_type(s.keep.dtype)}({value})"
+        self.line(f"{self.read_keep(s.keep)} = {value};")
+        self.inner = outside
+
+    def read_keep(self, keep: Keep) -> str:
+        return f"{self.named[keep]}[{self.row_of_turn}]" if keep in self.scanned else self.named[keep]
+
+    def _results(self, s: Lanes) -> None:
+        """Store the sums of whole columns: those of all warps, in their order."""
+        for keep in [keep for keep in self.scheduled.keeps if keep not in self.scanned]:
+            kind, name, _ = self._declared(keep)
+            memory, groups = self.fresh(f"{name}_shared"), self.mapping.sharing
+            self.line(f"__shared__ {kind} {memory}[{groups * WARP}];")
+            self.line(f"{name} = column_reduce<{REDUCERS[keep.op or '']}, {groups}>({name}, {memory});")
+        inside = ["group == 0", *[self.there] * bool(self.there)]
+        with self.block([f"if ({' && '.join(inside)})"], (), written_in(s.body)):
+            self.vector(self.cut, s.body)

@@ -1,0 +1,190 @@
+"""CudaWriter: how every CUDA kernel reads and writes memory, with wide accesses where vectors allow.
+
+Kernels, stage 6, below the renderers of each kind of kernel, which write the grid. The elements of a vector are a
+loop that the compiler unrolls; wide loads are written before it, wide stores after it. Inputs go through the
+read-only cache, unless an output may share their memory. ``async_copies.py``, ``reductions.py`` and ``lane_scans.py``
+are functions of a writer: they add lines to the kernel that it writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from blufunc.core.ir import dtypes
+from blufunc.kernels.backends.cuda.device_model import ACCESS_BYTES
+from blufunc.kernels.backends.cuda.render import prelude as cuda_prelude
+from blufunc.kernels.backends.cuda.schedule.scheduled_kernel import ScheduledKernel, Vectors
+from blufunc.kernels.backends.cuda.schedule.vectorize import is_contiguous
+from blufunc.kernels.codegen import scalar_ops
+from blufunc.kernels.codegen.c_renderer import CStyle, Scope, written_in
+from blufunc.kernels.codegen.scalar_ops import bare
+from blufunc.kernels.loopir.index import Index, Range, of
+from blufunc.kernels.loopir.ir import Buffer, Store, Total, Value, computed_in
+
+_LDG = frozenset(
+    dtypes.as_dtype(d) for d in ("int8 int16 int32 int64 uint8 uint16 uint32 uint64 float32 float64".split())
+)
+"""The dtypes whose C types CUDA's own loads take."""
+
+_NAMES = cuda_prelude.names() | frozenset(
+    (
+        "threadIdx blockIdx blockDim gridDim warpSize thread group finished shared_memory uint2 uint4 min max "
+        "table segment block vectors step met"
+    ).split()
+)
+"""Names that no variable of a kernel may have."""
+
+
+class CudaWriter(CStyle):
+    """Writes one scheduled kernel; subclasses write the grid of their kind.
+
+    Attributes:
+      scheduled, mapping, cuts: the decisions.
+      threads, thread: threads of a group, and the expression of a thread's index in its group.
+      step: the expression of which of its vectors a thread is at.
+      finishing: whether the finish is being written.
+      in_rows, repeated: whether loops over lanes, and one reduction without another, are in a loop over rows.
+      cluster_reductions: reductions across the blocks of a cluster so far.
+      own_means: of a spread, the variable of the mean of a thread's values.
+      pieces: the barriers for the pieces of a row that is staged in bulk.
+    """
+
+    def __init__(self, scheduled: ScheduledKernel):
+        super().__init__(scheduled.kernel)
+        self.scheduled, self.mapping, self.cuts = scheduled, scheduled.mapping, scheduled.cuts
+        self.threads, self.thread, self.step = self.mapping.threads, "thread", ""
+        self.finishing = self.in_rows = self.repeated = False
+        self.cluster_reductions, self.own_means, self.pieces = 0, dict[Total, str](), ""
+        self.inner: Vectors | None = None  # the vectors of the loop that is being written
+        self.element_scope: Scope | None = None
+        self.wide_loads: dict[Any, str] = {}  # loads of the vector at hand
+        self.after: list[str] = []  # stores of the vector at hand
+        self.readers = dict.fromkeys(scheduled.copies, "vec_load")  # of stand-ins for buffers
+        for copy in scheduled.copies:
+            self.name(copy, copy.name)
+        for buffer, last in scheduled.last_reads.items():
+            self.named[last], self.readers[last] = self.named[buffer], "vec_ldcs"
+
+    def fresh(self, wish: str) -> str:
+        """An identifier that is not taken, by CUDA either."""
+        return super().fresh(f"{wish}_" if wish in _NAMES else wish)
+
+    def signature(self) -> str:
+        pointers = [
+            f"{'' if b.written else 'const '}{scalar_ops.storage_type(b.dtype)} *{self.named[b]}"
+            for b in self.kernel.buffers
+        ]
+        if self.kernel.finish:
+            pointers.append("unsigned *finished")
+        return self.head(", ".join(pointers))
+
+    def head(self, parameters: str) -> str:
+        """The head of the function."""
+        made = self.mapping
+        bounds = f"__launch_bounds__({made.block}{f', {made.resident}' if made.resident else ''})"
+        if made.cluster > 1:
+            bounds = f"__cluster_dims__({made.cluster}, 1, 1) {bounds}"
+        return f'extern "C" __global__ void {bounds} {self.scheduled.entry}({parameters})'
+
+    def vector(self, cut: Vectors | None, statements: Sequence[Any]) -> None:
+        """Statements for the elements of one vector, whose index is known."""
+        self.inner, outside = cut, self.inner
+        if cut is None or cut.element is None:
+            self.body(statements)
+        else:
+            e = self.variable(cut.element)
+            loop = f"for (int {e} = 0; {e} < {cut.width}; ++{e})"
+            with self.block(["#pragma unroll", loop], [cut.element], written_in(statements)):
+                self.element_scope = self.scope
+                self.body(statements)
+            self.element_scope = None
+            self.scope.lines += self.after
+            self.after.clear()
+            self.wide_loads.clear()
+        self.inner = outside
+
+    # -- memory ----------------------------------------------------------------------------------
+
+    def expression(self, v: Value) -> str:
+        if v.op == "load" and self.scope is self.element_scope and self.inner is not None:
+            buffer, index = v.attr
+            element = self.inner.element
+            if element and is_contiguous(index, element) and not any(element in a.ranges() for a in v.args):
+                guard = self.found(v.args[0]) if v.args else None
+                vector = self._wide_load(buffer, index - of(element), guard)
+                return scalar_ops.loaded(f"{vector}.x[{self.variable(element)}]", buffer.dtype)
+        text = super().expression(v)
+        return text.replace("bf_exp(", "ptx_exp(", 1) if v in self.scheduled.fast_exps else text
+
+    def _wide_load(self, buffer: Buffer, index: Index, guard: str | None) -> str:
+        """The name of a vector, which is loaded before the loop over its elements."""
+        assert self.inner is not None
+        key = (buffer, index, guard)
+        if key not in self.wide_loads:
+            inner, self.scopes = self.scopes, self.scopes[:-1]
+            kind, width = scalar_ops.storage_type(buffer.dtype), self.inner.width
+            name = self.wide_loads[key] = self.fresh(f"{self.named[buffer]}_vec")
+            reader, held = self._reader(buffer), buffer in self.scheduled.held
+            if reader == "vec_ldg" and held and width * buffer.dtype.itemsize % ACCESS_BYTES == 0:
+                reader = "vec_ldg_held"
+            text = f"{reader}<{kind}, {width}>({plus(self.named[buffer], self.index(index))})"
+            if guard is not None:
+                text = f"{guard} ? {text} : vec<{kind}, {width}>{{}}"
+            self.line(f"const vec<{kind}, {width}> {name} = {text};")
+            self.scopes = inner
+        return self.wide_loads[key]
+
+    def _reader(self, buffer: Buffer) -> str:
+        """The function that loads vectors of a buffer."""
+        if buffer in self.readers:
+            return self.readers[buffer]
+        if buffer.written:
+            return "vec_ldcg" if self.finishing else "vec_load"
+        return "vec_load" if buffer.name in self.scheduled.aliased else "vec_ldg"
+
+    def load(self, buffer: Buffer, index: str) -> str:
+        name, reader = self.named[buffer], self._reader(buffer)
+        if reader == "vec_load":
+            text = f"{name}[{index}]"
+        elif buffer.dtype in _LDG:
+            text = f"__{reader[4:]}(&{name}[{index}])"
+        else:
+            text = f"{reader}<{scalar_ops.storage_type(buffer.dtype)}, 1>({plus(name, index)}).x[0]"
+        return scalar_ops.loaded(text, buffer.dtype)
+
+    def _store(self, s: Store) -> str:
+        element = self.inner.element if self.inner is not None else None
+        if element and self.element_scope is not None and is_contiguous(s.index, element):
+            together = s.guard is None or element not in s.guard.ranges()
+            if together:
+                return self._wide_store(s, element)
+        text = super()._store(s)
+        if self.inner is None and self.threads > 1:
+            return f"if ({self.thread} == 0) {{ {text} }}"
+        return text
+
+    def _wide_store(self, s: Store, element: Range) -> str:
+        """The store of an element to a vector, which is stored after the loop over its elements."""
+        self.need([s.value])
+        value = bare(self.value(s.value))
+        kind, width = scalar_ops.storage_type(s.buffer.dtype), element.extent
+        inner, self.scopes = self.scopes, self.scopes[:-1]
+        self.need([*computed_in(s.index), *([] if s.guard is None else [s.guard])])
+        name = self.fresh(f"{self.named[s.buffer]}_vec")
+        self.line(f"vec<{kind}, {width}> {name};")
+        place = plus(self.named[s.buffer], self.index(s.index - of(element)))
+        guard = f"if ({bare(self.value(s.guard))}) " if s.guard is not None else ""
+        writer = "vec_stcs" if s.buffer in self.scheduled.streamed else "vec_store"
+        self.after.append(f"{guard}{writer}<{kind}, {width}>({place}, {name});")
+        self.scopes = inner
+        return f"{name}.x[{self.variable(element)}] = {scalar_ops.stored(value, s.buffer.dtype)};"
+
+    def shared_pointer(self, name: str, kind: str, offset: int, group: str = "") -> None:
+        """Declare a pointer to dynamic shared memory."""
+        self.line(f"{kind} *{name} = ({kind} *)(shared_memory + {offset}){group};")
+
+
+def plus(name: str, index: str) -> str:
+    """The address of an element of a buffer."""
+    return name if index == "0" else f"{name} + {index}" if "?" not in index else f"{name} + ({index})"

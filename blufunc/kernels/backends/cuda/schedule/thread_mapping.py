@@ -1,0 +1,226 @@
+"""Thread mapping: how points and lanes are assigned to blocks and threads, and which keeps lie in shared memory.
+
+Kernels, stage 6, two passes after the choice of vectors. ``map_threads`` decides the threads of a group, the groups
+of a block and the blocks of an SM; ``place_keeps`` lets keeps that registers have no room for lie in shared memory.
+``scheduled_kernel.py`` says what groups are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from blufunc.kernels.backends.cuda import device_model as device
+from blufunc.kernels.backends.cuda.device_model import WARP
+from blufunc.kernels.backends.cuda.schedule.kinds import scanned_keeps, turned_loads
+from blufunc.kernels.backends.cuda.schedule.scheduled_kernel import (
+    ScheduledKernel,
+    ThreadMapping,
+    Vectors,
+    keep_bytes,
+    keeps_of,
+    keeps_read_in,
+    lane_loops,
+)
+from blufunc.kernels.loopir.index import Range
+from blufunc.kernels.loopir.ir import (
+    Accumulate,
+    Keep,
+    Kernel,
+    Lanes,
+    Reduce,
+    Rows,
+    Scan,
+    Set,
+)
+
+Cuts = Mapping[Range, Vectors]
+
+
+def map_threads(s: ScheduledKernel) -> ScheduledKernel:
+    """Assign points and lanes to blocks and threads."""
+    if s.kind == "column scan":
+        return replace(s, mapping=_column_scan(s))
+    if s.kind == "transpose":
+        return replace(
+            s, mapping=ThreadMapping(1, device.BLOCK, blocks=math.prod(tiles_of(s.kernel).values()))
+        )
+    if s.kind == "group":
+        grouped = replace(s, mapping=ThreadMapping(1, device.BLOCK))
+        return replace(s, mapping=replace(grouped.mapping, blocks=grouped.segment_starts[-1]))
+    mapping = _of_points(s) if s.kind == "points" else _of_loops(s.kernel, s.cuts)
+    return replace(s, mapping=replace(mapping, blocks=-(-s.places // mapping.points)))
+
+
+def tiles_of(kernel: Kernel) -> dict[Range, int]:
+    """Of a transpose, the tiles along both of its ranges, and the points along the others."""
+    found = turned_loads(kernel)
+    assert found is not None
+    tiled = found[0], kernel.grid[-1]
+    return {r: -(-r.extent // WARP) if r in tiled else r.extent for r in kernel.grid}
+
+
+def _of_points(s: ScheduledKernel) -> ThreadMapping:
+    """A vector for each thread: many threads hide the latency of memory."""
+    vectors = s.kernel.points // max(1, math.prod(c.width for r, c in s.cuts.items() if r in s.kernel.grid))
+    return ThreadMapping(1, device.BLOCK if vectors > device.SM_COUNT * device.BLOCK else device.BLOCK // 2)
+
+
+def _of_loops(kernel: Kernel, cuts: Cuts) -> ThreadMapping:
+    loops, keeps = list(lane_loops(kernel.body)), keeps_of(kernel)
+    most = max((cuts[s.range] for s in loops), key=lambda c: c.vector.extent * c.width)
+    rows = [s for s in kernel.body if isinstance(s, Rows)]
+    if not rows:
+        return _of_lanes(kernel, most, keeps, cuts)
+    if not _are_independent(kernel.body):
+        return ThreadMapping(_block_threads(most))
+    reduces = any(isinstance(t, (Reduce, Scan)) for s in loops for t in s.body)
+    mapping = _of_rows(most, max(r.range.extent for r in rows), reduces, keeps, cuts)
+    if reduces:
+        mapping = replace(mapping, resident=_resident(kernel.points, mapping, keeps, cuts))
+    if all(isinstance(t, Accumulate) for s in lane_loops(rows) for t in s.body):
+        mapping = replace(mapping, resident=device.REDUCTION_BLOCKS)
+    return mapping
+
+
+def _of_lanes(kernel: Kernel, most: Vectors, keeps: Sequence[Keep], cuts: Cuts) -> ThreadMapping:
+    """Rows that are points: a warp or less has a row, or a block where rows are long or few."""
+    vectors, points = most.vector.extent, kernel.points
+    few = points < device.FULL_BLOCKS and vectors > 2 * WARP
+    crowded = _registers(keeps, WARP, cuts) > device.WARP_KEPT_REGISTERS and vectors > 2 * WARP
+    if most.range.extent > device.WARP_LANES or few or crowded:
+        return ThreadMapping(_block_threads(most, device.BLOCK_LIMIT if keeps else device.BLOCK_LIMIT // 2))
+    threads = min(WARP, _power_of_two(vectors))
+    if points % (WARP // threads):
+        threads = WARP  # whole warps reduce, or none of their threads
+    wanted = points * threads // device.FULL_BLOCKS
+    block = max(WARP, min(device.BLOCK // 2, wanted // WARP * WARP))
+    return ThreadMapping(threads, block // threads)
+
+
+def _of_rows(most: Vectors, rows: int, reduces: bool, keeps: Sequence[Keep], cuts: Cuts) -> ThreadMapping:
+    """Independent rows of a point: a warp has a row, without barriers, or a block where registers do not suffice."""
+    vectors = most.vector.extent
+    if not reduces:
+        threads = _power_of_two(vectors) if vectors <= WARP else min(device.BLOCK, -(-vectors // WARP) * WARP)
+        return ThreadMapping(threads, sharing=_sharing(device.BLOCK // threads, rows, threads))
+    threads = min(WARP, _power_of_two(vectors))
+    if _registers(keeps, threads, cuts) <= device.KEPT_REGISTERS and most.is_unrolled(threads):
+        # a whole warp reduces: groups of less would have to end together
+        return ThreadMapping(WARP, sharing=_sharing(device.BLOCK // WARP, rows, WARP))
+    each = (
+        device.ROWS_THREAD_VECTORS
+        if vectors >= device.ROWS_THREAD_VECTORS * device.BLOCK
+        else device.THREAD_VECTORS
+    )
+    threads = _block_threads(most, each=each)
+    crowded = _registers(keeps, threads, cuts) > device.ROWS_KEPT_REGISTERS
+    return ThreadMapping(_block_threads(most, each=1) if crowded else threads)
+
+
+def _resident(points: int, mapping: ThreadMapping, keeps: Sequence[Keep], cuts: Cuts) -> int:
+    """Blocks of an SM where blocks loop over rows: all that there are for it; 0 where registers do not suffice, or
+    where warps of a block have rows each, so many that they hide each other's latency.
+    """
+    blocks = -(-points // device.SM_COUNT)
+    if mapping.threads == WARP:
+        return blocks if blocks == 1 else 0
+    registers = _registers(keeps, mapping.threads, cuts) + device.OTHER_REGISTERS
+    return blocks if blocks * mapping.block * registers <= device.SM_REGISTERS else 0
+
+
+def _sharing(groups: int, rows: int, threads: int) -> int:
+    """Groups that share rows: no more than there are rows, and whole warps of groups."""
+    groups = max(1, min(groups, rows))
+    whole = max(1, WARP // threads)
+    return -(-groups // whole) * whole
+
+
+def _block_threads(most: Vectors, limit: int = device.BLOCK_LIMIT, each: int = device.THREAD_VECTORS) -> int:
+    """Threads of a block that has a row, with about ``each`` vectors each: a divisor of the vectors if there is one."""
+    vectors = most.vector.extent
+    wanted = vectors / each
+    exact = [t for t in range(128, limit + 1, WARP) if vectors % t == 0 and wanted / 2 <= t <= wanted * 2]
+    if exact:
+        return min(exact, key=lambda t: abs(t - wanted))
+    return max(WARP, min(limit, -(-math.ceil(wanted) // WARP) * WARP))
+
+
+def _registers(keeps: Sequence[Keep], threads: int, cuts: Cuts) -> int:
+    """Registers of a thread for keeps whose loops are unrolled."""
+    return sum(_words(k, cuts[k.lanes], threads) for k in keeps if cuts[k.lanes].is_unrolled(threads))
+
+
+def _words(keep: Keep, cut: Vectors, threads: int) -> int:
+    return cut.steps(threads) * cut.width * max(1, keep.dtype.itemsize // 4)
+
+
+def _power_of_two(n: int) -> int:
+    """The least power of two that is no less."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def _are_independent(body: Sequence[Any]) -> bool:
+    """Whether the rows of a point can be computed in any order: none reads what another one writes."""
+    if sum(isinstance(s, Rows) for s in body) != 1:
+        return False
+    rows = next(s for s in body if isinstance(s, Rows))
+    accumulated = {s.keep for loop in lane_loops(rows.body) for s in loop.body if isinstance(s, Accumulate)}
+    set_here: set[Keep] = set()
+    for s in rows.body:
+        statements = s.body if isinstance(s, Lanes) else (s,)
+        for t in statements:
+            reads = keeps_read_in(t)
+            if reads & accumulated or not reads <= set_here:
+                return False
+            if isinstance(t, Set):
+                set_here.add(t.keep)
+    return not set_here & accumulated
+
+
+def _column_scan(s: ScheduledKernel) -> ThreadMapping:
+    """A warp has some rows of a tile of columns at once: as many warps as there are rows, registers and memory for."""
+    rows, keeps = s.kernel.body[0], keeps_of(s.kernel)
+    (lanes,) = rows.body
+    scanned = scanned_keeps(lanes)
+    blocks = -(-lanes.range.extent // WARP) * s.kernel.points
+    # besides the rows of each scan, half as many registers for what is computed of them
+    registers = (
+        device.SCAN_REGISTERS + 3 * sum(device.SCANNED_ROWS * keep_bytes(k) // 4 for k in scanned) // 2
+    )
+    shared = WARP * sum(keep_bytes(k) * (1 + (k in scanned)) for k in keeps)
+    room = min(device.SM_REGISTERS // (WARP * registers), device.STATIC_SHARED_BYTES // shared)
+    room = room // 4 * 4  # registers are allocated to four warps at a time
+    warps = max(
+        1,
+        min(device.SCAN_WARPS[blocks < device.SM_COUNT], -(-rows.range.extent // device.SCANNED_ROWS), room),
+    )
+    crowded = int(len(scanned) > 2)  # else compilers rather spill than leave one block alone on its SM
+    return ThreadMapping(WARP, sharing=warps, resident=crowded, blocks=blocks)
+
+
+def place_keeps(s: ScheduledKernel) -> ScheduledKernel:
+    """Put keeps in shared memory that are no registers: those of loops too long to be unrolled, and the largest."""
+    if s.kind != "lanes":
+        return s
+    mapping, cuts, keeps = s.mapping, s.cuts, keeps_of(s.kernel)
+    chosen: list[Keep] = []
+    left = s.limits.shared_bytes - device.RESERVED_SHARED_BYTES
+    registers = min(device.KEPT_REGISTERS, device.BLOCK_KEPT_REGISTERS // mapping.block)
+    for k in sorted(keeps, key=lambda k: -_words(k, cuts[k.lanes], mapping.threads)):
+        rest = [x for x in keeps if x not in chosen]
+        fits = _registers(rest, mapping.threads, cuts) <= registers
+        if cuts[k.lanes].is_unrolled(mapping.threads) and fits:
+            break
+        size = shared_size(k, cuts[k.lanes], mapping)
+        if size <= left:
+            chosen.append(k)
+            left -= size
+    return replace(s, in_shared=frozenset(chosen))
+
+
+def shared_size(keep: Keep, cut: Vectors, mapping: ThreadMapping) -> int:
+    """Bytes of shared memory of a keep, for all groups of a block."""
+    return -(-cut.range.extent * keep_bytes(keep) * mapping.points * mapping.sharing // 16) * 16

@@ -1,0 +1,254 @@
+"""Stages 6 to 8 for the reference executor: a jaxpr becomes a straight-line Python function over NumPy arrays.
+
+Kernels. Each equation is one call of its primitive's ``impl``, which is the definition of the
+primitive, so a program's text reads like the jaxpr. Two things are planned at compile time: a value
+is dropped after its last use, and a ufunc writes its result over an operand that nobody needs any more.
+"""
+
+from __future__ import annotations
+
+import functools
+import keyword
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc.core.arrays.errstate import openly, quietly
+from blufunc.core.ir import source
+from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, Literal, Var
+from blufunc.core.programs.simplify import inline_pointwise
+from blufunc.kernels.timings import StepTime, medians
+
+
+class Program:
+    """A compiled jaxpr: call it with a list of argument buffers.
+
+    Attributes:
+      text: the Python source that runs.
+    """
+
+    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool]):
+        self.jaxpr = inline_pointwise(jaxpr)
+        self.text, namespace = _Writer(self.jaxpr, donated).write()
+        exec(compile(self.text, f"<blufunc {jaxpr.name or 'program'}>", "exec"), namespace)
+        self.function: Callable[[list], tuple] = namespace["program"]
+
+    def __call__(self, buffers: list) -> tuple:
+        return quietly(self.function, buffers)
+
+    def source(self) -> str:
+        """The Python source that runs."""
+        return self.text
+
+    def timings(self, buffers: Sequence[np.ndarray], repeats: int = 5) -> list[StepTime]:
+        """How long each equation takes by its definition: the median over ``repeats`` runs."""
+        runs = [openly(_timed, self.jaxpr, buffers) for _ in range(repeats + 1)][1:]
+        return medians([e.prim.name for e in self.jaxpr.eqns], runs)
+
+
+def _timed(jaxpr: Jaxpr, buffers: Sequence[np.ndarray]) -> list[float]:
+    """The seconds that each equation takes, one by one."""
+    env: dict[Any, np.ndarray] = dict(zip(jaxpr.invars, buffers, strict=True))
+    last_use = _last_uses(jaxpr)
+    seconds = []
+    for eqn, dying in zip(jaxpr.eqns, last_use, strict=True):
+        prim = eqn.prim
+        ins = [np.asarray(a.array) if a.__class__ is Literal else env[a] for a in eqn.invars]
+        function = prim.reference(interpret, **eqn.params) if prim.reference is not None else None
+        start = time.perf_counter()
+        outs = function(ins) if function is not None else prim.impl(*ins, **eqn.params)
+        seconds.append(time.perf_counter() - start)
+        env.update(
+            zip(eqn.outvars, outs if function is not None or prim.multiple_results else [outs], strict=True)
+        )
+        for v in dying:
+            env.pop(v, None)
+    return seconds
+
+
+class CallingProgram(Program):
+    """A program that calls functions of the user's."""
+
+    def __call__(self, buffers: list) -> tuple:
+        return openly(self.function, buffers)
+
+
+def interpret(jaxpr: Jaxpr) -> Callable[[list], tuple]:
+    """The body of a call or loop as a function of buffers, without the outer wrapping."""
+    return jaxpr.memoised("numpy body", lambda: Program(jaxpr, (False,) * len(jaxpr.invars)).function)
+
+
+class _Writer:
+    """Writes the function, from the first equation to the last."""
+
+    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool]):
+        self.jaxpr = jaxpr
+        self.names: dict[Var, str] = {}
+        self.namespace: dict[str, Any] = {}
+        self.used: dict[str, int] = {}  # how many names begin with each stem
+        self.storage = _Storage(jaxpr, donated)
+
+    def write(self) -> tuple[str, dict[str, Any]]:
+        """The source and the names it refers to."""
+        lines = ["def program(buffers):"]
+        params = [self.name(v) for v in self.jaxpr.invars]
+        if params:
+            lines.append(f"    {', '.join(params)}{',' if len(params) == 1 else ''} = buffers")
+            lines.append("    buffers.clear()")
+        last_use = _last_uses(self.jaxpr)
+        for i, eqn in enumerate(self.jaxpr.eqns):
+            dying = last_use[i]
+            self.storage.dead.update(dying)
+            lines.append(f"    {self.call(eqn, dying)}  # {source.summary(eqn.source)}")
+            gone = [self.name(v) for v in dying]
+            if any(isinstance(v, DropVar) for v in eqn.outvars):
+                gone.append("_")
+            if gone:
+                lines.append(f"    del {', '.join(gone)}")
+        outs = self.outputs()
+        lines.append(f"    return ({', '.join(outs)}{',' if len(outs) == 1 else ''})")
+        return "\n".join(lines) + "\n", self.namespace
+
+    def name(self, var: Var) -> str:
+        """The Python name of a variable."""
+        found = self.names.get(var)
+        if found is None:
+            found = self.names[var] = "_" if isinstance(var, DropVar) else f"v{len(self.names)}"
+        return found
+
+    def define(self, stem: str, value: Any) -> str:
+        """A name in the namespace for ``value``."""
+        stem = re.sub(r"\W", "_", stem)
+        if (
+            not stem.isidentifier()
+            or keyword.iskeyword(stem)
+            or re.fullmatch(r"v\d+|buffers|program|_+", stem)
+        ):
+            stem = f"p_{stem}"  # and, or, not; what users may call their primitives
+        name = stem
+        while self.namespace.setdefault(name, value) is not value:
+            self.used[stem] = self.used.get(stem, 1) + 1
+            name = f"{stem}_{self.used[stem]}"
+        return name
+
+    def operand(self, atom: Any) -> str:
+        """The text of an operand: a variable or a constant."""
+        if atom.__class__ is Literal:
+            value = np.asarray(atom.array)  # of rank 0: ufuncs take it faster than a NumPy scalar
+            kind, text = (
+                ("key", "") if value.dtype.names else (value.dtype.name, re.sub(r"\W", "_", str(value)))
+            )
+            return self.define(f"c_{kind}_{text}", value)
+        return self.name(atom)
+
+    def call(self, eqn: Eqn, dying: list[Var]) -> str:
+        """The statement that computes one equation."""
+        prim = eqn.prim
+        outs = ", ".join(self.name(v) for v in eqn.outvars)
+        ins = [self.operand(a) for a in eqn.invars]
+        if prim.reference is not None:
+            function = self.define(prim.name, prim.reference(interpret, **eqn.params))
+            assigned = f"{outs}{',' if len(eqn.outvars) == 1 else ''} = " if outs else ""
+            return f"{assigned}{function}([{', '.join(ins)}])"
+        ufunc = prim.ufunc_for(eqn.outvars[0].aval.dtype) if outs else None
+        if ufunc is not None:
+            over = self.storage.overwritable(eqn, dying)
+            if over is not None:
+                ins.append(f"out={self.name(over)}")  # by name: np.maximum takes no third operand
+            return f"{outs} = {self.define(prim.name, ufunc)}({', '.join(ins)})"
+        function = functools.partial(prim.impl, **eqn.params) if eqn.params else prim.impl
+        if prim.kind == "collective":  # ranks that do not meet are told where
+            function = source.at(eqn.source, function)
+        assigned = (
+            f"{outs}{',' if prim.multiple_results and len(eqn.outvars) == 1 else ''} = " if outs else ""
+        )
+        return f"{assigned}{self.define(prim.name + ('_' if eqn.params else ''), function)}({', '.join(ins)})"
+
+    def outputs(self) -> list[str]:
+        """The results, none of which may share storage with another array that a user can hold."""
+        texts, returned = [], set()
+        for atom in self.jaxpr.outvars:
+            text = self.operand(atom)
+            shared = (
+                atom.__class__ is Literal or self.storage.shared(atom) or self.storage.root(atom) in returned
+            )
+            if shared or not atom.aval.ndim:  # ufuncs return NumPy scalars in the place of arrays of rank 0
+                text = f"{self.define('copy_of', np.array)}({text})"
+            else:
+                returned.add(self.storage.root(atom))
+            texts.append(text)
+        return texts
+
+
+class _Storage:
+    """Which variables may share storage, and which of them a ufunc may write over.
+
+    Variables fall into groups that may share storage: an ``impl`` that does not promise fresh storage
+    (``prim.fresh``) may return a view of any operand.
+    """
+
+    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool]):
+        self.parent: dict[Var, Var] = {}
+        self.members: dict[Var, set[Var]] = {}
+        self.fresh: set[Var] = {v for v, d in zip(jaxpr.invars, donated, strict=True) if d}
+        self.fixed: set[Var] = {v for v in jaxpr.invars if v not in self.fresh}
+        self.dead: set[Var] = set()
+        for eqn in jaxpr.eqns:
+            for out in eqn.outvars:
+                if eqn.prim.fresh:
+                    self.fresh.add(out)
+                else:
+                    for a in eqn.invars:
+                        if a.__class__ is not Literal:
+                            self._join(out, a)
+
+    def root(self, v: Any) -> Var:
+        """The representative of the group of ``v``."""
+        while v in self.parent:
+            up = self.parent[v]
+            self.parent[v] = self.parent.get(up, up)  # halve the path for the next time
+            v = up
+        return v
+
+    def _group(self, v: Var) -> set[Var]:
+        return self.members.setdefault(self.root(v), {v})
+
+    def _join(self, a: Any, b: Any) -> None:
+        ra, rb = self.root(a), self.root(b)
+        if ra is rb:
+            return
+        if len(self._group(ra)) > len(self._group(rb)):
+            ra, rb = rb, ra
+        self._group(rb).update(self.members.pop(ra))
+        self.parent[ra] = rb
+
+    def shared(self, v: Any) -> bool:
+        """Whether ``v`` may share storage with a parameter that was not donated."""
+        return not self._group(v).isdisjoint(self.fixed)
+
+    def overwritable(self, eqn: Eqn, dying: list[Var]) -> Var | None:
+        """An operand whose storage the result may take: dead after this, of the same type, and not shared."""
+        (out,) = eqn.outvars
+        for v in dying:
+            if v not in self.fresh or not v.aval.ndim or not v.aval.same_type(out.aval):
+                continue
+            if v in eqn.invars and self.dead.issuperset(self._group(v)):
+                return v
+        return None
+
+
+def _last_uses(jaxpr: Jaxpr) -> list[list[Var]]:
+    """For each equation, the variables that are not needed after it."""
+    seen = {v for v in jaxpr.outvars if v.__class__ is not Literal}
+    uses: list[list[Var]] = []
+    for eqn in reversed(jaxpr.eqns):
+        dying: list[Var] = []
+        for a in (*eqn.invars, *eqn.outvars):
+            if isinstance(a, Var) and not isinstance(a, DropVar) and a not in seen:
+                seen.add(a)
+                dying.append(a)
+        uses.append(dying)
+    return uses[::-1]

@@ -1,0 +1,5 @@
+"""LoopIR into C: what the CPU's and CUDA's renderers share.
+
+In: kernels of LoopIR. Out: C statements and expressions, and the helpers that they need. May import
+``kernels.loopir``.
+"""

@@ -1,0 +1,412 @@
+"""Scalars in C: how one application of an elementwise primitive is written, the same text for CPU and GPU.
+
+Kernels, stage 6, below the renderers. ``c_renderer.py`` asks here for the expression of every ``apply`` of LoopIR. What
+plain C says, it says: ``x + y``, ``x < y``. The rest calls ``bf_<primitive>``, which each dialect's prelude defines.
+
+A scalar lives in a variable of its **register type**. That of float16, bfloat16 and the 8-bit floats is ``float``,
+which holds them exactly; what is computed of them is rounded to them at once, as NumPy does. ``storage_type`` is
+what memory holds. Arithmetic of integers goes through unsigned types, where overflow is defined and wraps.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc.core.ir import dtypes
+from blufunc.core.ops import elementwise as ew
+from blufunc.core.ops import integers, special
+from blufunc.core.primitives.kinds import Elementwise
+from blufunc.core.primitives.linear_ops import add_any_p
+
+# -- types -----------------------------------------------------------------------------------------
+
+STORAGE: dict[np.dtype, str] = {
+    dtypes.bool_: "bool",
+    dtypes.int8: "int8_t", dtypes.int16: "int16_t", dtypes.int32: "int32_t", dtypes.int64: "int64_t",
+    dtypes.uint8: "uint8_t", dtypes.uint16: "uint16_t", dtypes.uint32: "uint32_t", dtypes.uint64: "uint64_t",
+    dtypes.float8_e4m3fn: "e4m3", dtypes.float8_e5m2: "e5m2",
+    dtypes.float16: "f16", dtypes.bfloat16: "bf16", dtypes.float32: "float", dtypes.float64: "double",
+    dtypes.complex64: "c64", dtypes.complex128: "c128",
+    dtypes.key: "prng_key",
+}  # fmt: skip
+"""The type of an element in memory."""
+
+
+def storage_type(dtype: np.dtype) -> str:
+    """The C type of an element in memory."""
+    return STORAGE[dtype]
+
+
+def is_small_float(dtype: np.dtype) -> bool:
+    """Whether it is a float that is computed with as ``float``."""
+    return dtypes.is_floating(dtype) and dtype.itemsize < 4
+
+
+def register_type(dtype: np.dtype) -> str:
+    """The C type of a variable that holds a scalar."""
+    return "float" if is_small_float(dtype) else STORAGE[dtype]
+
+
+def _rounded(text: str, dtype: np.dtype) -> str:
+    return f"round_to<{STORAGE[dtype]}>({text})" if is_small_float(dtype) else text
+
+
+def loaded(text: str, dtype: np.dtype) -> str:
+    """An element of memory as a scalar."""
+    return f"to_float({text})" if is_small_float(dtype) else text
+
+
+def stored(text: str, dtype: np.dtype) -> str:
+    """A scalar as an element of memory."""
+    if not is_small_float(dtype):
+        return text
+    rounds = f"round_to<{STORAGE[dtype]}>("
+    if text.startswith(rounds) and grouped(text) == text:
+        text = text[len(rounds) : -1]  # as it is stored anyway
+    return f"from_float<{STORAGE[dtype]}>({text})"
+
+
+def literal(value: Any, dtype: np.dtype) -> str:
+    """A constant, exactly: floats in the shortest decimals that read back as the same number."""
+    if dtypes.is_bool(dtype):
+        return "true" if value else "false"
+    if dtypes.is_key(dtype):
+        return f"prng_key{{{int(value['hi'])}u, {int(value['lo'])}u}}"
+    if dtypes.is_complex(dtype):
+        part = dtypes.float32 if dtype == dtypes.complex64 else dtypes.float64
+        return f"{STORAGE[dtype]}{{{_float(value.real, part)}, {_float(value.imag, part)}}}"
+    if dtypes.is_floating(dtype):
+        wide = dtypes.float64 if dtype == dtypes.float64 else dtypes.float32
+        return _float(wide.type(value), wide)
+    return _integer(int(value), dtype)
+
+
+def _float(x: Any, dtype: np.dtype) -> str:
+    single = dtype == dtypes.float32
+    if not np.isfinite(x):
+        text = "NAN" if np.isnan(x) else "INFINITY" if x > 0 else "-INFINITY"
+        return text if single else f"double({text})"
+    size = abs(float(x))
+    plain = size == 0 or 1e-4 <= size < 1e8
+    text = np.format_float_positional(x, trim="0") if plain else np.format_float_scientific(x, trim="0")
+    return text + "f" * single
+
+
+def _integer(n: int, dtype: np.dtype) -> str:
+    info = dtypes.iinfo(dtype)
+    if dtype == dtypes.int32:
+        return str(n) if n > info.min else f"({n + 1} - 1)"  # C has no literal for the least integer
+    if dtype == dtypes.uint32:
+        return f"{n}u"
+    if n == info.min < 0:
+        return f"{STORAGE[dtype]}({n + 1}{'LL' * (info.bits == 64)} - 1)"
+    suffix = "" if info.bits < 64 else "ULL" if dtypes.is_unsigned(dtype) else "LL"
+    return f"{STORAGE[dtype]}({n}{suffix})"
+
+
+# -- text ------------------------------------------------------------------------------------------
+
+
+def grouped(text: str) -> str:
+    """In parentheses, unless it is one term."""
+    return text if _is_term(text) else f"({text})"
+
+
+def bare(text: str) -> str:
+    """Without the parentheses that enclose all of it."""
+    return text[1:-1] if text.startswith("(") and _is_term(text) else text
+
+
+def _is_term(text: str) -> bool:
+    """Whether it is a name, a number, a call, or enclosed in parentheses."""
+    if text.startswith("-"):
+        return False
+    level = 0
+    for i, c in enumerate(text):
+        if c in "([{":
+            level += 1
+        elif c in ")]}":
+            level -= 1
+            if level == 0 and text[0] == "(" and i < len(text) - 1:
+                return False
+        elif c == " " and level == 0:
+            return False
+    return True
+
+
+def _filled(template: str, args: Sequence[str], **names: str) -> str:
+    """A template with operands; those that stand alone between parentheses and commas need none of their own."""
+
+    def operand(slot: re.Match) -> str:
+        before, after = template[: slot.start()], template[slot.end() :]
+        alone = before.endswith(("(", "{", ", ")) and after.startswith((")", "}", ","))
+        return bare(args[int(slot[1])]) if alone else args[int(slot[1])]
+
+    text = re.sub(r"\{(\d)\}", operand, template)
+    return re.sub(r"\{([A-Za-z_]+)\}", lambda slot: names[slot[1]], text)
+
+
+# -- the table -------------------------------------------------------------------------------------
+# A row has a template for each kind of operand: "b" booleans, "i" integers, "f" floats, "c" complex numbers, "k" keys.
+# In templates {0}, {1} and {2} are operands, {T} the register type of the result, {U} the unsigned type in which
+# integers are computed, {S} the storage type of the operands.
+
+
+def _same(template: str, kinds: str) -> dict[str, str]:
+    return dict.fromkeys(kinds, template)
+
+
+def _arithmetic(op: str) -> dict[str, str]:
+    plain = f"{{0}} {op} {{1}}"
+    return {"f": plain, "c": plain, "i": f"{{T}}({{U}}({{0}}) {op} {{U}}({{1}}))"}
+
+
+def _comparison(op: str, kinds: str) -> dict[str, str]:
+    return _same(f"{{0}} {op} {{1}}", kinds)
+
+
+def _bitwise(op: str) -> dict[str, str]:
+    return {"i": f"{{T}}({{0}} {op} {{1}})", "b": f"bool({{0}} {op} {{1}})"}
+
+
+def _calls(kinds: str, prims: Sequence[Any], operands: int = 1) -> dict[Any, dict[str, str]]:
+    """Those that the prelude defines under their own names."""
+    args = ", ".join(f"{{{i}}}" for i in range(operands))
+    return {p: _same(f"bf_{p.name}({args})", kinds) for p in prims}
+
+
+_TABLE: dict[Any, dict[str, str]] = {
+    ew.neg_p: {"f": "-{0}", "c": "-{0}", "i": "{T}({U}(0) - {U}({0}))"},
+    ew.add_p: _arithmetic("+"),
+    add_any_p: _arithmetic("+"),
+    ew.sub_p: _arithmetic("-"),
+    ew.mul_p: _arithmetic("*"),
+    ew.square_p: {"f": "{0} * {0}", "c": "{0} * {0}", "i": "{T}({U}({0}) * {U}({0}))"},
+    ew.div_p: {"f": "{0} / {1}", "c": "{0} / {1}", "i": "bf_div({0}, {1})"},
+    ew.max_p: {**_same("bf_max({0}, {1})", "fi"), "b": "bool({0} | {1})"},
+    ew.min_p: {**_same("bf_min({0}, {1})", "fi"), "b": "bool({0} & {1})"},
+    ew.clamp_p: {**_same("bf_min(bf_max({1}, {0}), {2})", "fi"), "b": "bool(({1} | {0}) & {2})"},
+    ew.eq_p: _comparison("==", "bifc"),
+    ew.ne_p: _comparison("!=", "bifc"),
+    ew.lt_p: _comparison("<", "bif"),
+    ew.le_p: _comparison("<=", "bif"),
+    ew.gt_p: _comparison(">", "bif"),
+    ew.ge_p: _comparison(">=", "bif"),
+    ew.not_p: {"i": "{T}(~{0})", "b": "!{0}"},
+    ew.and_p: _bitwise("&"),
+    ew.or_p: _bitwise("|"),
+    ew.xor_p: _bitwise("^"),
+    ew.select_p: _same("{0} ? {1} : {2}", "bifck"),
+    ew.copy_p: _same("{0}", "bifck"),
+    ew.stop_gradient_p: _same("{0}", "bifck"),
+    ew.conj_p: {"f": "{0}", "c": "bf_conj({0})"},
+    ew.real_p: _same("{0}.re", "c"),
+    ew.imag_p: _same("{0}.im", "c"),
+    ew.complex_p: _same("{T}{{0}, {1}}", "f"),
+    ew.abs_p: _same("bf_abs({0})", "fi"),
+    ew.sign_p: _same("bf_sign({0})", "fic"),
+    ew.rem_p: _same("bf_rem({0}, {1})", "fi"),
+    ew.population_count_p: _same("bf_population_count({0})", "i"),
+    ew.complex_abs_p: _same("bf_complex_abs({0})", "c"),
+    **_calls("f", (ew.floor_p, ew.ceil_p, ew.trunc_p, ew.round_p, ew.exp2_p, ew.cbrt_p)),
+    **_calls("f", (ew.erf_p, ew.erfc_p, ew.erf_inv_p)),
+    **_calls("fc", (ew.exp_p, ew.expm1_p, ew.log_p, ew.log1p_p, ew.logistic_p, ew.tanh_p, ew.sqrt_p, ew.rsqrt_p)),
+    **_calls("fc", (ew.sin_p, ew.cos_p, ew.tan_p, ew.asin_p, ew.acos_p, ew.atan_p, ew.is_finite_p)),
+    **_calls("fc", (ew.sinh_p, ew.cosh_p, ew.asinh_p, ew.acosh_p, ew.atanh_p)),
+    **_calls("f", (ew.atan2_p, special.logaddexp_p, special.hypot_p), 2),
+    **_calls("fc", (ew.pow_p,), 2),
+    **_calls("i", (ew.shift_left_p, ew.shift_right_logical_p, ew.shift_right_arithmetic_p, integers.gcd_p), 2),
+}  # fmt: skip
+
+_STORED: dict[Any, str] = {
+    ew.nextafter_p: "bf_nextafter({0}, {1})",
+    ew.reduce_precision_p: "bf_reduce_precision({0}, {exponent_bits}, {mantissa_bits})",
+}
+"""Those that are about the bits of floats: they take and give what memory holds."""
+
+_EXACT = frozenset(
+    (
+        ew.neg_p,
+        ew.max_p,
+        ew.min_p,
+        ew.clamp_p,
+        ew.select_p,
+        ew.copy_p,
+        ew.stop_gradient_p,
+        ew.conj_p,
+        ew.abs_p,
+    )
+    + (ew.sign_p, ew.floor_p, ew.ceil_p, ew.trunc_p, ew.round_p)
+)
+"""What small floats are taken to small floats by, without rounding."""
+
+_BY_UFUNC = {p.ufunc: p for p in _TABLE if getattr(p, "ufunc", None) is not None and p is not add_any_p}
+_BY_UFUNC[np.true_divide] = ew.div_p
+
+_POWERS = 8
+_INTEGER_POWERS = 64
+"""How far powers of floats and of integers are products; beyond, floats call ``bf_pow``."""
+
+
+def _kind(dtype: np.dtype) -> str:
+    if dtypes.is_bool(dtype):
+        return "b"
+    if dtypes.is_integer(dtype):
+        return "i"
+    if dtypes.is_floating(dtype):
+        return "f"
+    return "c" if dtypes.is_complex(dtype) else "k"
+
+
+def _meant(prim: Any) -> Any:
+    """The primitive of the core that ``prim`` is, or that does the same by its ufunc."""
+    if prim in _TABLE or prim in _STORED or prim in _SPECIAL:
+        return prim
+    plain = type(prim) is Elementwise and prim.ufunc is not None
+    twin = _BY_UFUNC.get(prim.ufunc) if plain else None
+    return twin if twin is not None and prim.out == twin.out else None
+
+
+def known(prim: Any, params: Mapping[str, Any], in_dtypes: Sequence[np.dtype]) -> bool:
+    """Whether there is a C form of ``prim`` applied to operands of ``in_dtypes``."""
+    prim = _meant(prim)
+    if prim is None or not in_dtypes or any(d not in STORAGE for d in in_dtypes):
+        return False
+    if prim is ew.convert_p:
+        return not dtypes.is_key(in_dtypes[0]) and not dtypes.is_key(params["dtype"])
+    if prim is ew.bitcast_p:
+        return in_dtypes[0].itemsize == params["dtype"].itemsize and _kind(in_dtypes[0]) not in "bck"
+    kind = _kind(in_dtypes[-1])
+    if prim is ew.integer_pow_p:
+        return kind in "fc" or (kind == "i" and 0 <= params["y"] <= _INTEGER_POWERS)
+    return kind == "f" if prim in _STORED else kind in _TABLE[prim]
+
+
+def expression(
+    prim: Any,
+    params: Mapping[str, Any],
+    in_dtypes: Sequence[np.dtype],
+    out_dtype: np.dtype,
+    args: Sequence[str],
+) -> str:
+    """The C expression of an application, of the register type of ``out_dtype``.
+
+    Args:
+      prim: an elementwise primitive for which ``known`` holds.
+      params: its parameters.
+      in_dtypes: of the operands.
+      out_dtype: of the result.
+      args: an operand each, as an expression of its register type that needs no parentheses; where ``repeats``, it
+        may stand in the result more than once.
+    """
+    prim = _meant(prim)
+    if prim in _SPECIAL:
+        return _SPECIAL[prim](params, in_dtypes[0], out_dtype, args)
+    dtype = in_dtypes[-1]
+    if prim in _STORED:
+        text = _filled(
+            _STORED[prim], [stored(bare(a), dtype) for a in args], **{k: str(n) for k, n in params.items()}
+        )
+        return loaded(text, dtype)
+    unsigned = "uint64_t" if dtype.itemsize == 8 else "uint32_t"
+    text = _filled(_TABLE[prim][_kind(dtype)], args, T=register_type(out_dtype), U=unsigned)
+    return text if prim in _EXACT else _rounded(text, out_dtype)
+
+
+def repeats(prim: Any, params: Mapping[str, Any]) -> bool:
+    """Whether an expression holds an operand more than once."""
+    prim = _meant(prim)
+    if prim in (ew.square_p, ew.convert_p):
+        return True
+    return prim is ew.integer_pow_p and params["y"] not in (-1, 0, 1)
+
+
+def _convert(params: Mapping[str, Any], source: np.dtype, target: np.dtype, args: Sequence[str]) -> str:
+    (x,) = args
+    a, b = _kind(source), _kind(target)
+    if source == target:
+        return x
+    if b == "b":
+        return f"{x} != 0" if a != "c" else f"{x}.re != 0 || {x}.im != 0"
+    if b == "c":
+        part = "float" if target == dtypes.complex64 else "double"
+        re, im = (f"{x}.re", f"{part}({x}.im)") if a == "c" else (x, "0")
+        return f"{STORAGE[target]}{{{part}({re}), {im}}}"
+    if a == "c":
+        part_dtype = dtypes.float32 if source == dtypes.complex64 else dtypes.float64
+        return _convert(params, part_dtype, target, [f"{x}.re"])
+    if a == "f" and b == "i":
+        return f"bf_convert<{STORAGE[target]}>({x})"
+    if source == dtypes.float64 and is_small_float(target):
+        return f"to_float(bf_convert<{STORAGE[target]}>({x}))"
+    if a == "b":  # compilers make vector instructions of a choice, but not of a conversion
+        return f"{x} ? {literal(1, target)} : {literal(0, target)}"
+    if register_type(source) == register_type(target):
+        return _rounded(x, target)
+    return _rounded(f"{register_type(target)}({x})", target)
+
+
+def _bitcast(params: Mapping[str, Any], source: np.dtype, target: np.dtype, args: Sequence[str]) -> str:
+    if source == target:
+        return args[0]
+    return loaded(f"bf_bitcast<{STORAGE[target]}>({stored(args[0], source)})", target)
+
+
+def _integer_pow(params: Mapping[str, Any], source: np.dtype, target: np.dtype, args: Sequence[str]) -> str:
+    n, kind = params["y"], _kind(source)
+    one = literal(1, source)
+    if kind == "f" and abs(n) > _POWERS:
+        wide = dtypes.float64 if source == dtypes.float64 else dtypes.float32
+        return _rounded(f"bf_pow({args[0]}, {literal(n, wide)})", target)
+    if n == 0:
+        return one
+    if kind != "i":
+        product = _power(args[0], abs(n))
+        return _rounded(product if n > 0 else f"{one} / {grouped(product)}", target)
+    unsigned = "uint64_t" if source.itemsize == 8 else "uint32_t"
+    return f"{register_type(target)}({_power(f'{unsigned}({args[0]})', n)})"
+
+
+def _power(x: str, n: int) -> str:
+    """``x`` to the power ``n >= 1``, by squaring: a compiler computes equal factors once."""
+    if n == 1:
+        return x
+    half = grouped(_power(x, n // 2))
+    return f"{half} * {half}" if n % 2 == 0 else f"{half} * {half} * {x}" if n > 3 else f"{x} * ({x} * {x})"
+
+
+_SPECIAL = {ew.convert_p: _convert, ew.bitcast_p: _bitcast, ew.integer_pow_p: _integer_pow}
+
+# -- what expressions need, and what they cost -----------------------------------------------------
+
+_HELPER = re.compile(
+    r"\b(bf_\w+|round_to|to_float|from_float|u?int\d+_t|bf16|f16|e4m3|e5m2|c64|c128|INFINITY|NAN)\b"
+)
+
+
+def helpers(text: str) -> set[str]:
+    """The names of the prelude that a piece of C uses."""
+    return set(_HELPER.findall(text))
+
+
+@functools.cache
+def _costs() -> dict[Any, int]:
+    rows: dict[int, tuple] = {
+        0: (ew.copy_p, ew.stop_gradient_p, ew.real_p, ew.imag_p, ew.complex_p, ew.bitcast_p, ew.conj_p),
+        4: (ew.div_p, ew.sqrt_p, ew.rem_p, ew.rsqrt_p),
+        8: (ew.exp_p, ew.exp2_p, ew.log_p, ew.tanh_p, ew.logistic_p, ew.expm1_p, ew.log1p_p, ew.sin_p, ew.cos_p),
+        12: (ew.erf_p, ew.atan_p, ew.tan_p, ew.sinh_p, ew.cosh_p, ew.cbrt_p, ew.asin_p, ew.acos_p, ew.atan2_p),
+        20: (ew.pow_p, ew.erfc_p, ew.erf_inv_p, ew.asinh_p, ew.acosh_p, ew.atanh_p, ew.nextafter_p, integers.gcd_p)
+        + (special.logaddexp_p, special.hypot_p),
+    }  # fmt: skip
+    return {p: cost for cost, prims in rows.items() for p in prims}
+
+
+def cost(prim: Any) -> int:
+    """About how many additions of floats one application is worth: what recomputing it instead of loading costs."""
+    return _costs().get(_meant(prim), 1)

@@ -1,0 +1,162 @@
+"""Nested blocks of C with names: where a renderer writes its lines.
+
+Kernels, stage 6, below ``c_renderer.py``. A scope is a block of the text, with the expressions of what has been
+computed in it. While an inner block is being written, lines can still be added to the outer ones: they stand before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from blufunc.kernels.codegen import scalar_ops
+from blufunc.kernels.codegen.use_counts import Cell
+from blufunc.kernels.loopir.index import Atom, Range
+from blufunc.kernels.loopir.ir import Value
+
+_RESERVED = frozenset(
+    """alignas alignof and and_eq asm auto bitand bitor bool break case catch char class compl const constexpr continue
+    decltype default delete do double else enum explicit export extern false float for friend goto if inline int long
+    mutable namespace new noexcept not not_eq nullptr operator or or_eq private protected public register return short
+    signed sizeof static struct switch template this throw true try typedef typeid typename union unsigned using
+    virtual void volatile while xor xor_eq""".split()
+)
+
+
+@dataclass
+class Scope:
+    """A block of the text that is being written.
+
+    Attributes:
+      ranges: the loop variables that may be used in it.
+      writes: what statements of the loop that it is the body of write: values that read it stay inside.
+      lines: its text so far.
+      names: the expressions of what has been computed in it.
+    """
+
+    ranges: frozenset[Range]
+    writes: frozenset[Cell] = frozenset()
+    lines: list[str] = field(default_factory=list)
+    names: dict[Value | Atom, str] = field(default_factory=dict)
+
+
+class Writer:
+    """Names and scopes of one function.
+
+    Attributes:
+      reserved: names that nothing may get.
+      named: the identifiers of buffers, ranges, totals and keeps.
+      reads: for each value, what of the kernel's own results it is computed from.
+    """
+
+    reserved = _RESERVED
+
+    def __init__(self, title: str, reads: Mapping[Value, frozenset[Cell]]):
+        self.title, self.reads = title, reads
+        self.scopes: list[Scope] = []
+        self.taken: set[str] = {*self.reserved, title}
+        self.named: dict[Any, str] = {}
+        self.temporaries = 0
+
+    # -- names ---------------------------------------------------------------------------------
+
+    def name(self, thing: Any, wish: str) -> str:
+        """The identifier of a buffer, range, total or keep: what it is called, or that with a number."""
+        if thing not in self.named:
+            self.named[thing] = self.fresh(wish)
+        return self.named[thing]
+
+    def fresh(self, wish: str) -> str:
+        """An identifier that is not taken."""
+        found, n = wish, 1
+        while found in self.taken or scalar_ops.helpers(found):
+            n += 1
+            found = f"{wish}{'_' * wish[-1].isdigit()}{n}"
+        self.taken.add(found)
+        return found
+
+    def variable(self, of: Range) -> str:
+        """The identifier of a loop variable."""
+        return self.name(of, of.name)
+
+    def temporary(self) -> str:
+        """The next of v0, v1, ..."""
+        found = f"v{self.temporaries}"
+        self.temporaries += 1
+        return found if found not in self.taken else self.temporary()
+
+    # -- scopes --------------------------------------------------------------------------------
+
+    @property
+    def scope(self) -> Scope:
+        """The innermost one."""
+        return self.scopes[-1]
+
+    def line(self, text: str) -> None:
+        """Write a line in the innermost scope."""
+        self.scope.lines.append(text)
+
+    @contextmanager
+    def block(
+        self, opening: Sequence[str], ranges: Iterable[Range] = (), writes: Iterable[Cell] = ()
+    ) -> Iterator[None]:
+        """A block in braces after the lines ``opening``, a loop over ``ranges`` that writes ``writes``."""
+        writes = frozenset(writes)
+        self.scopes.append(Scope(self.scope.ranges | frozenset(ranges), writes))
+        yield
+        inner = self.scopes.pop()
+        self.scope.lines += [*opening[:-1], opening[-1] + " {", *indented(inner.lines), "}"]
+        self.forget(writes)
+
+    def either(
+        self, condition: str, ranges: Iterable[Range], yes: Callable[[], None], no: Callable[[], None]
+    ) -> None:
+        """Two blocks, of which one is entered. What they let stand in outer scopes stands before both."""
+        texts = []
+        for write in (yes, no):
+            self.scopes.append(Scope(self.scope.ranges | frozenset(ranges)))
+            write()
+            texts.append(indented(self.scopes.pop().lines))
+        self.scope.lines += [f"if ({condition}) {{", *texts[0], "} else {", *texts[1], "}"]
+
+    def forget(self, written: frozenset[Cell]) -> None:
+        """What was computed from these holds no more."""
+        if not written:
+            return
+        for scope in self.scopes:
+            stale = [v for v in scope.names if isinstance(v, Value) and not written.isdisjoint(self.reads[v])]
+            for v in stale:
+                del scope.names[v]
+
+    def depth_of(self, ranges: frozenset[Range], reads: frozenset[Cell]) -> int:
+        """The outermost scope that knows ``ranges`` and in which ``reads`` are not being written."""
+        depth = 0
+        for i, scope in enumerate(self.scopes):
+            if not scope.writes.isdisjoint(reads):
+                depth = i
+        while not ranges <= self.scopes[depth].ranges:
+            depth += 1
+            if depth == len(self.scopes):
+                missing = ", ".join(str(r) for r in ranges - self.scope.ranges)
+                raise AssertionError(f"{self.title}: {missing} is used outside of its loop")
+        return depth
+
+    def found(self, thing: Value | Atom) -> str | None:
+        """The expression of what has been computed and can be seen here."""
+        for scope in reversed(self.scopes):
+            text = scope.names.get(thing)
+            if text is not None:
+                return text
+        return None
+
+
+def indented(lines: Iterable[str]) -> list[str]:
+    """One level deeper; directives too."""
+    return ["  " + line for line in lines]
+
+
+def comment(note: str) -> str:
+    """A line of comment: a backslash at its end would take in the next one."""
+    return "// " + " ".join(note.split()).rstrip("\\")

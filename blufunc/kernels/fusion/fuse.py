@@ -1,0 +1,662 @@
+"""Stage 5: a simplified jaxpr becomes regions, each of which will be one kernel (or a kernel and its finish).
+
+Kernels. In: a jaxpr. Out: a ``Fusion``: its steps in an order of dependence, each a ``Region`` of equations that
+``lower/region.py`` turns into LoopIR, or an ``Opaque`` equation that a library or the reference runs.
+
+Equations are of three sorts. What only moves elements, and arithmetic on single numbers, is **virtual**: it is
+never computed for itself but wherever somebody reads it, as an index or a scalar. Elementwise operations,
+reductions, cumulative operations and gathers are **nodes**: each joins the region of an operand if it can be computed
+in the same pass, at the very element (or row) where the operand is. All else is **opaque**.
+
+A region works on a frame of ``outer * rows * lanes`` points. Its values have roles: an ``element`` value has one
+number for each point, a ``row`` value one for each row (a reduction over the lanes, and what is computed of it), a
+``column`` value one for each lane (a reduction over the rows), a ``total`` is a reduction over all points, or over
+all rows; of these two, only other steps may read the values, and the region itself at its very end. What a cumulative
+operation finds are elements: it goes along the lanes, or over the rows, which then follow one another. Softmax is a
+region of elements and rows; the backward pass of a layer norm one of elements, rows and columns.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from blufunc.core.ir import source
+from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, meets
+from blufunc.core.ops.gather_scatter import gather_p
+from blufunc.core.ops.shape import iota_p
+from blufunc.core.primitives.kinds import Elementwise
+from blufunc.core.primitives.linear_ops import add_any_p
+from blufunc.kernels.codegen import scalar_ops
+from blufunc.kernels.fusion import iteration_space
+from blufunc.kernels.fusion.classify import READERS, one_hot, one_hot_batch, sort_of
+from blufunc.kernels.fusion.fuse_into_copies import computed_in_copies
+from blufunc.kernels.fusion.iteration_space import (
+    REDUCES,
+    Canonical,
+    Frame,
+    canonical_of,
+    common,
+    role_of,
+    scans,
+    sums_of_long_rows,
+)
+from blufunc.kernels.fusion.position_tables import position_tables
+from blufunc.kernels.fusion.reachability import Waits
+from blufunc.kernels.fusion.recompute_in_consumers import computed_by_readers
+from blufunc.kernels.loopir.access_map import Place, gathered, moves, view_chain
+from blufunc.kernels.loopir.index import ZERO, Computed, Index, flat, of
+from blufunc.kernels.loopir.index import constant as fixed
+from blufunc.kernels.ops.points import POINTS
+
+NUMBER_COST = 96  # operations on single numbers that every reader may repeat
+MOST_BUFFERS = 48  # parameters of one kernel
+_SCANNED_TWICE = 1 << 13  # up to how many lanes a kernel scans a row several times
+
+
+@dataclass(eq=False)
+class Region:
+    """Equations that one kernel computes.
+
+    Attributes:
+      eqns: the nodes, in order of dependence. Virtual equations are found through ``Fusion.virtual``.
+      roles: what each of their results is in the frame.
+      outputs: the results that others read; for a region without nodes, the virtual variables that it writes out.
+      again: the call that computes some of it a second time, as ``origins`` has it; 0: none does.
+      numbers: virtual numbers that it writes at its end, computed of its totals.
+      inputs: the variables in memory that it reads.
+    """
+
+    frame: Frame
+    eqns: list[Eqn] = field(default_factory=list)
+    roles: dict[Var, str] = field(default_factory=dict)
+    again: int = 0
+    outputs: list[Var] = field(default_factory=list)
+    numbers: list[Var] = field(default_factory=list)
+    inputs: list[Var] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"Region({', '.join(e.prim.name for e in self.eqns) or 'copy'})"
+
+
+@dataclass(eq=False)
+class Opaque:
+    """One equation that is not compiled here.
+
+    Attributes:
+      eqn: the equation.
+      inputs: what it reads in memory: for an operand that is a view of a variable, that variable.
+      after: a step whose effects or exchanges come before.
+      beside: an exchange that comes before, and that it begins with, as nothing needs it sooner.
+    """
+
+    eqn: Eqn
+    inputs: list[Var] = field(default_factory=list)
+    after: Any = None
+    beside: Any = None
+
+    @property
+    def outputs(self) -> list[Var]:
+        """What it computes."""
+        return list(self.eqn.outvars)
+
+    def __repr__(self) -> str:
+        return f"Opaque({self.eqn.prim.name})"
+
+
+Step = Region | Opaque
+
+
+@dataclass
+class Fusion:
+    """A program as steps.
+
+    Attributes:
+      jaxpr: the program.
+      steps: in an order of dependence.
+      virtual: the equations of virtual variables.
+      apart: pairs of equations that are in different steps although one reads the other, and why.
+    """
+
+    jaxpr: Jaxpr
+    steps: list[Step]
+    virtual: dict[Var, Eqn]
+    apart: list[tuple[Eqn, Eqn, str]]
+
+    @property
+    def regions(self) -> list[Region]:
+        """The steps that are fused regions."""
+        return [s for s in self.steps if isinstance(s, Region)]
+
+    def in_order(self) -> Jaxpr:
+        """The program with the equations of a step together: a region may have some from far apart."""
+        order: dict[Eqn, None] = {}
+
+        def add(eqn: Eqn) -> None:
+            pending = [eqn]
+            while pending:
+                views = [self.virtual[a] for a in pending[-1].invars if a in self.virtual]  # type: ignore[index]
+                missing = [v for v in views if v not in order]
+                pending.extend(missing)
+                if not missing:
+                    order[pending.pop()] = None
+
+        for step in self.steps:
+            for eqn in step.eqns if isinstance(step, Region) else [step.eqn]:
+                add(eqn)
+        for eqn in self.jaxpr.eqns:  # views that are results
+            order.setdefault(eqn)
+        return self.jaxpr.replace(eqns=list(order))
+
+    def __str__(self) -> str:
+        return "\n".join(_describe(i, s) for i, s in enumerate(self.steps))
+
+
+def _describe(i: int, step: Step) -> str:
+    if isinstance(step, Opaque):
+        return f"{i:4} {step.eqn.prim.name:<20} {source.summary(step.eqn.source)}"
+    names = " ".join(e.prim.name for e in step.eqns) or "copy"
+    frame = step.frame
+    shape = f"{frame.rows}x{frame.lanes}" if frame.lanes else f"{frame.size}"
+    lines = list(dict.fromkeys(source.summary(e.source) for e in step.eqns))
+    return f"{i:4} [{shape}] {names}  # {'; '.join(lines)}"
+
+
+def fuse(
+    jaxpr: Jaxpr,
+    origins: Mapping[Eqn, int] | None = None,
+    sorts: dict[Eqn, str] | None = None,
+    summed_lanes: int = sys.maxsize,
+    read_again: bool = False,
+) -> Fusion:
+    """Group the equations of a simplified jaxpr.
+
+    Args:
+      jaxpr: the program, its calls in place.
+      origins: for equations, the call that computes them again: they stay apart from what did so first.
+      sorts: of what sort equations are, as far as that is known; the others are added.
+      summed_lanes: up to how many lanes rows are also reduced over rows where their lanes meet.
+      read_again: whether steps compute what is cheap for themselves, rather than have another one store it.
+    """
+    return _Fuser(jaxpr, origins or {}, {} if sorts is None else sorts, summed_lanes, read_again).run()
+
+
+# -- grouping ----------------------------------------------------------------------------------------
+
+
+class _Fuser:
+    def __init__(
+        self,
+        jaxpr: Jaxpr,
+        origins: Mapping[Eqn, int],
+        sorts: dict[Eqn, str],
+        summed_lanes: int,
+        read_again: bool,
+    ):
+        self.jaxpr, self.summed_lanes = jaxpr, summed_lanes
+        self.origins = origins
+        self.sorts = sorts
+        self.position = {id(e): i for i, e in enumerate(jaxpr.eqns)}
+        self.virtual: dict[Var, Eqn] = {}
+        self.costs: dict[Var, int] = {}
+        self.steps: list[Step | None] = []  # None: merged into another
+        self.reads: dict[Step, dict[Var, None]] = {}  # what regions read that they do not compute
+        self.home: dict[Var, int] = {}  # the step that computes a variable
+        self.order = Waits()
+        self.apart: list[tuple[Eqn, Eqn, str]] = []
+        self._leaves: dict[Var, tuple[Var, ...]] = {}
+        self.last_effect: int | None = None
+        self.first_result: dict[Any, Var] = {}  # of loops and branches at points
+        self.tables = position_tables(jaxpr)
+        self.by_readers = computed_in_copies(jaxpr, self.tables)
+        if read_again:
+            for eqn in jaxpr.eqns:
+                if eqn not in sorts:
+                    sorts[eqn] = sort_of(eqn)
+            self.by_readers |= computed_by_readers(jaxpr, sorts)
+        self.results = {a for a in jaxpr.outvars if a.__class__ is not Literal}
+        self.readers: dict[Any, list[Eqn]] = {}
+        for eqn in jaxpr.eqns:
+            for a in eqn.invars:
+                if a.__class__ is not Literal:
+                    self.readers.setdefault(a, []).append(eqn)
+
+    def run(self) -> Fusion:
+        for eqn in self.jaxpr.eqns:
+            self.place(eqn)
+        self.join_rows()
+        self.join_siblings()
+        self.write_out()
+        return Fusion(self.jaxpr, self.in_order(), self.virtual, self.apart)
+
+    # -- where values come from ----------------------------------------------------------------
+
+    def leaves(self, atom: Any) -> tuple[Var, ...]:
+        """The variables that are not virtual which an operand is made of."""
+        if atom.__class__ is Literal:
+            return ()
+        eqn = self.virtual.get(atom)
+        if eqn is None:
+            return (atom,)
+        found = self._leaves.get(atom)
+        if found is None:
+            found = self._leaves[atom] = tuple(
+                dict.fromkeys(leaf for a in eqn.invars for leaf in self.leaves(a))
+            )
+        return found
+
+    def homes(self, eqn: Eqn) -> set[int]:
+        """The steps that an equation waits for."""
+        found: set[int] = set()
+        for a in eqn.invars:
+            if a in self.virtual:
+                found.update([self.home[v] for v in self.leaves(a) if v in self.home])
+            elif a in self.home:
+                found.add(self.home[a])  # type: ignore[index]
+        return found
+
+    # -- placing equations ---------------------------------------------------------------------
+
+    def place(self, eqn: Eqn) -> None:
+        sort = self.sorts.get(eqn)
+        if sort is None:
+            sort = self.sorts[eqn] = sort_of(eqn)
+        if (sort == "virtual" or self.not_stored(eqn, sort)) and self.affordable(eqn):
+            self.virtual[eqn.outvars[0]] = eqn
+            return
+        homes = self.homes(eqn)
+        if sort == "opaque":
+            self.new_step(Opaque(eqn), eqn, homes)
+            return
+        candidates = sorted([s for s in homes if isinstance(self.steps[s], Region)], reverse=True)
+        if eqn.prim in POINTS:  # the results of one loop belong together
+            first = self.first_result.setdefault(eqn.params["control"], eqn.outvars[0])
+            if first in self.home:
+                candidates = list(dict.fromkeys((self.home[first], *candidates)))
+        joined = next((s for s in candidates if self.join(eqn, s, homes)), None)
+        if joined is None:
+            region = self.region_of(eqn)
+            self.reads[region] = dict.fromkeys(self.read_by(region.eqns, region.roles))
+            self.new_step(region, eqn, homes)
+            return
+        for other in candidates:
+            if other != joined and self.steps[other] is not None:
+                self.merge(other, joined)
+
+    def not_stored(self, eqn: Eqn, sort: str) -> bool:
+        """Whether nothing is gained by storing it: an element of a causal mask is computed of its own position alone,
+        a scaled operand of a product by the copy that brings it into order, and what is cheap by all its readers.
+        """
+        elementwise = isinstance(eqn.prim, Elementwise) or eqn.prim is add_any_p
+        if sort != "node" or not elementwise:
+            return False
+        (v,) = eqn.outvars
+        return v in self.by_readers or (v not in self.tables and not any(map(self.leaves, eqn.invars)))
+
+    def affordable(self, eqn: Eqn) -> bool:
+        """Whether every reader may repeat a virtual equation; numbers that took long to compute are stored."""
+        if moves(eqn) or eqn.prim is iota_p:
+            return True
+        cost = scalar_ops.cost(eqn.prim) + sum(self.costs.get(a, 0) for a in eqn.invars if isinstance(a, Var))
+        self.costs[eqn.outvars[0]] = cost
+        return cost <= NUMBER_COST
+
+    def region_of(self, eqn: Eqn) -> Region:
+        out = eqn.outvars[0]
+        points = eqn.invars[0] if eqn.prim in REDUCES else out
+        role, frame = role_of(eqn, Frame(points.aval.size)) or ("element", Frame(out.aval.size))
+        return Region(frame, [eqn], {out: role}, self.origin(eqn))
+
+    def new_step(self, step: Step, eqn: Eqn, homes: set[int]) -> None:
+        number = len(self.steps)
+        self.steps.append(step)
+        self.order.add()
+        for v in eqn.outvars:
+            self.home[v] = number
+        for s in homes:
+            self.order.wait(number, s)
+        if isinstance(step, Opaque) and (eqn.effects or meets(eqn)):  # all ranks meet in one order
+            if self.last_effect is not None:
+                self.order.wait(number, self.last_effect)
+                step.after = self.steps[self.last_effect]  # type: ignore[union-attr]
+            self.last_effect = number
+
+    def join(self, eqn: Eqn, number: int, homes: set[int]) -> bool:
+        """Put an equation that waits for some steps into a region if it can be computed there."""
+        region = self.steps[number]
+        assert isinstance(region, Region)
+        others = homes - {number}
+        why = self.obstacle(eqn, region, number, others)
+        if why is None:
+            fitted = role_of(eqn, region.frame)
+            if fitted is None:
+                why = "their points differ"
+            elif _is_second_long_scan(eqn, fitted[1], region):
+                why = "two scans of a long row, of which one may have to be kept for the other"
+            elif sums_of_long_rows(fitted[1], self.summed_lanes):
+                why = "a long row leaves no room for what is reduced over rows"
+            elif not self.meets(eqn, fitted, region):
+                why = "it reads other elements than its own, or the end of a reduction"
+        if why is not None:
+            self.apart.append((region.eqns[-1], eqn, why))
+            return False
+        assert fitted is not None
+        role, region.frame = fitted
+        roles, reads = region.roles, self.reads[region]
+        for a in eqn.invars:
+            if a not in roles:
+                reads.update((v, None) for v in self.leaves(a) if v not in roles)
+        region.eqns.append(eqn)
+        out = eqn.outvars[0]
+        region.roles[out] = role
+        self.home[out] = number
+        for s in others:
+            self.order.wait(number, s)
+        return True
+
+    def obstacle(self, eqn: Eqn, region: Region, number: int, others: set[int]) -> str | None:
+        if self.origin(eqn) not in (0, region.again):
+            return "it is computed again, later, on purpose"
+        if any(self.order.waits(s, number) for s in others):
+            return "another step must run between them"
+        if len(region.eqns) >= 4 * MOST_BUFFERS or self.buffers(region, eqn) > MOST_BUFFERS:
+            return "the kernel would have too many parameters"
+        return None
+
+    def origin(self, eqn: Eqn) -> int:
+        return self.origins.get(eqn, 0)
+
+    def buffers(self, region: Region, eqn: Eqn) -> int:
+        """An upper bound of the parameters of a kernel, cheap to count."""
+        if len(region.eqns) < MOST_BUFFERS // 2:
+            return 0
+        return len({*self.reads[region], *self.read_by([eqn], region.roles)})
+
+    def meets(self, eqn: Eqn, fitted: tuple[str, Frame], region: Region) -> bool:
+        """Whether an equation reads what the region computes where it is computed."""
+        role, frame = fitted
+        if eqn.prim is gather_p and role == "row":
+            return self.meets_in_row(eqn, frame, region, canonical_of(frame))
+        if role == "element" and one_hot(eqn):
+            canonical = canonical_of(frame)
+            element = canonical.place("element", eqn.outvars[0].aval.shape)
+            batch = one_hot_batch(eqn, element)
+            places = (element, (*batch, ZERO), batch)
+            return all(self.reaches(a, p, region, canonical) for a, p in zip(eqn.invars, places, strict=True))
+        if eqn.prim in READERS or one_hot(eqn):
+            return not any(self.reads_of(region, a) for a in eqn.invars)
+        reads = role
+        if eqn.prim in REDUCES:
+            over_rows = role == "total" and eqn.invars[0].aval.size != frame.size
+            reads = "row" if over_rows else "element"
+        place: Place | None = None
+        for a in eqn.invars:
+            if a.__class__ is Literal or region.roles.get(a) == reads:  # type: ignore[arg-type]
+                continue  # a value of the same shape, computed for the same point
+            if not self.reads_of(region, a):
+                continue
+            if place is None:
+                canonical = canonical_of(frame)
+                place = canonical.place(reads, max([x.aval.shape for x in eqn.invars], key=len))
+            if not self.reaches(a, place if a.aval.ndim else (), region, canonical):
+                return False
+        return True
+
+    def reads_of(self, region: Region, operand: Atom) -> bool:
+        """Whether an operand is made of something that the region computes."""
+        if operand not in self.virtual:
+            return operand in region.roles
+        return not region.roles.keys().isdisjoint(self.leaves(operand))
+
+    def meets_in_row(self, eqn: Eqn, frame: Frame, region: Region, canonical: Canonical) -> bool:
+        """Whether a gather of one number for each row takes it from that very row: it is computed there once more."""
+        x, indices = eqn.invars
+        assert frame.lanes
+        place = canonical.place("row", eqn.outvars[0].aval.shape)
+        batch: list[Place] = []
+
+        def start(at: Place, c: int, axis: int) -> Index:
+            batch.append((*at, fixed(c)))
+            return of(Computed(None, 0, x.aval.shape[axis] - eqn.params["slice_sizes"][axis]))
+
+        at = gathered(eqn, place, start)
+        if not all(self.reaches(indices, b, region, canonical) for b in batch):
+            return False
+        if x not in region.roles:
+            return not self.reads_of(region, x)
+        return region.roles[x] == "element" and flat(at, x.aval.shape) // frame.lanes == canonical["row"]
+
+    def reaches(self, operand: Atom, place: Place, region: Region, canonical: Canonical) -> bool:
+        """Whether an operand read at ``place`` is computed there, or in memory before the region begins."""
+        atom: Any = operand
+        while True:
+            if atom.__class__ is Literal:
+                return True
+            role = region.roles.get(atom)
+            if role is not None:
+                return role in canonical and canonical.meets(role, place, atom.aval.shape)
+            eqn = self.virtual.get(atom)
+            if eqn is None or not eqn.invars:
+                return True
+            if not moves(eqn):  # numbers, and what is computed of positions alone
+                mine = [region.roles[v] for v in self.leaves(atom) if v in region.roles]
+                # in a region of one row, what belongs to the row is known to all of it
+                return not mine or (set(mine) == {"row"} and canonical.get("row") == ZERO)
+            place = canonical.source_of(eqn, place)
+            atom = eqn.invars[0]
+
+    def merge(self, other: int, into: int) -> bool:
+        """Put all of one region into another, if no step stands between and everything can be computed there."""
+        a, b = self.steps[into], self.steps[other]
+        assert isinstance(a, Region) and isinstance(b, Region)
+        if self.order.between(other, into) or self.order.between(into, other):
+            return False
+        if not self.at_one_time(a, b):
+            return False
+        if len(a.eqns) + len(b.eqns) > 4 * MOST_BUFFERS:
+            return False
+        frame = common(a.frame, b.frame)
+        if frame is None:
+            return False
+        trial = Region(frame, again=a.again or b.again)
+        for e in self.by_position([*a.eqns, *b.eqns]):
+            fitted = role_of(e, trial.frame)
+            if (
+                fitted is None
+                or _is_second_long_scan(e, fitted[1], trial)
+                or sums_of_long_rows(fitted[1], self.summed_lanes)
+                or not self.meets(e, fitted, trial)
+            ):
+                return False
+            role, trial.frame = fitted
+            trial.eqns.append(e)
+            trial.roles[e.outvars[0]] = role
+        reads = self.read_by(trial.eqns, trial.roles)
+        if len(reads) > MOST_BUFFERS:
+            return False
+        self.reads[trial] = dict.fromkeys(reads)
+        self.steps[into], self.steps[other] = trial, None
+        for e in b.eqns:
+            self.home[e.outvars[0]] = into
+        self.order.merge(other, into)
+        return True
+
+    def at_one_time(self, a: Region, b: Region) -> bool:
+        """Whether two regions are computed again by one call, or neither is; or one of them, which is not, may wait for
+        the other: nobody reads it before, and what it keeps alive meanwhile is no more than what it writes.
+        """
+        if a.again == b.again:
+            return True
+        if a.again and b.again:
+            return False
+        plain, again = (b, a) if a.again else (a, b)
+        begin = min(self.position[id(e)] for e in again.eqns if self.origin(e))
+        reads = {v: self.reads_outside(v, plain) for v in plain.roles}
+        if any(min(found, default=begin + 1) <= begin for found in reads.values()):
+            return False
+        if max(self.position[id(e)] for e in plain.eqns) > begin:
+            return True  # it comes later as it is
+        held = [
+            v
+            for v in self.read_by(plain.eqns, plain.roles)
+            if v in self.home and max(self.reads_outside(v, plain), default=-1) < begin
+        ]
+        return sum(map(_bytes, held)) <= sum(_bytes(v) for v, found in reads.items() if found)
+
+    def reads_outside(self, v: Var, inside: Region) -> list[int]:
+        """The positions of the equations outside of a region that read a variable, or a view of it; a result is read at
+        the very end.
+        """
+        found = [len(self.position)] if v in self.results else []
+        for e in self.readers.get(v, ()):
+            if e.outvars and e.outvars[0] in self.virtual:
+                found += self.reads_outside(e.outvars[0], inside)
+            elif not e.outvars or e.outvars[0] not in inside.roles:
+                found.append(self.position[id(e)])
+        return found
+
+    def by_position(self, eqns: Sequence[Eqn]) -> list[Eqn]:
+        return sorted(eqns, key=lambda e: self.position[id(e)])
+
+    # -- regions that read the same ------------------------------------------------------------
+
+    def join_rows(self) -> None:
+        """Merge regions of one number for each row into regions that have become rows and read them there."""
+        for number, step in enumerate(self.steps):
+            if not isinstance(step, Region) or not step.frame.lanes:
+                continue
+            for home in dict.fromkeys(self.home[v] for v in self.reads[step] if v in self.home):
+                other, into = self.steps[home], self.steps[number]
+                if home == number or not isinstance(other, Region) or not isinstance(into, Region):
+                    continue
+                frame = other.frame
+                if not frame.lanes and not frame.total and frame.size == into.frame.rows:
+                    self.merge(home, number)
+
+    def join_siblings(self) -> None:
+        """Merge regions that read a large array in common, so that it is read once."""
+        readers: dict[Var, list[int]] = {}
+        for number, step in enumerate(self.steps):
+            if isinstance(step, Region):
+                for v in self.reads[step]:
+                    if v.aval.size > iteration_space.ONE_ROW // 16:
+                        readers.setdefault(v, []).append(number)
+        for v in sorted(readers, key=lambda v: -v.aval.size * v.aval.dtype.itemsize):
+            numbers = [s for s in dict.fromkeys(readers[v]) if self.steps[s] is not None]
+            for i, first in enumerate(numbers):
+                for second in numbers[i + 1 :]:
+                    a, b = self.steps[first], self.steps[second]
+                    if isinstance(a, Region) and isinstance(b, Region) and a.frame.size == b.frame.size:
+                        self.merge(second, first)
+
+    def read_by(self, eqns: Sequence[Eqn], computed: Mapping[Var, str]) -> list[Var]:
+        """The variables that equations read, but for those that are computed among them."""
+        operands = dict.fromkeys(itertools.chain.from_iterable([e.invars for e in eqns]))
+        found = dict.fromkeys(v for a in operands if a not in computed for v in self.leaves(a))
+        return [v for v in found if v not in computed]
+
+    # -- what must be in memory ----------------------------------------------------------------
+
+    def write_out(self) -> None:
+        """Decide which variables are written, and add copies of virtual ones that somebody needs in memory."""
+        needed: dict[Var, None] = {}
+        for step in list(self.live()):
+            if isinstance(step, Region):
+                step.inputs = list(self.reads[step])
+                continue
+            for a in dict.fromkeys(step.eqn.invars):
+                if a.__class__ is Literal:
+                    continue
+                if a in self.virtual and view_chain(a, self.virtual) is None:
+                    needed[a] = None
+                    step.inputs.append(a)
+                else:
+                    step.inputs.extend(self.leaves(a))
+        needed.update((a, None) for a in self.jaxpr.outvars if a in self.virtual)  # type: ignore[misc]
+        for v in needed:
+            if not self.at_the_end(v):
+                self.copy_out(v)
+        for region in self.live():
+            if isinstance(region, Region):
+                more = [x for v in region.numbers for x in self.leaves(v) if x not in region.roles]
+                region.inputs = list(dict.fromkeys((*region.inputs, *more)))
+        wanted = {v for step in self.live() for v in step.inputs}
+        wanted.update(a for a in self.jaxpr.outvars if a.__class__ is not Literal)  # type: ignore[misc]
+        for step in self.live():
+            if isinstance(step, Region) and step.eqns:
+                step.outputs = [v for v in step.roles if v in wanted] + step.numbers
+
+    def at_the_end(self, v: Var) -> bool:
+        """Let the region that computes a number compute at its end what is only arithmetic on it."""
+        if v.aval.size != 1:
+            return False
+        for number in sorted({self.home[x] for x in self.leaves(v) if x in self.home}, reverse=True):
+            region = self.steps[number]
+            if not isinstance(region, Region) or not region.eqns:
+                continue
+            mine = [x for x in self.leaves(v) if x in region.roles]
+            others = {self.home[x] for x in self.leaves(v) if x in self.home} - {number}
+            if any(self.order.waits(s, number) for s in others):
+                continue
+            ends = ("total", "row") if region.frame.rows == 1 else ("total",)
+            if all(region.roles[x] in ends for x in mine):
+                region.numbers.append(v)
+                self.home[v] = number
+                for s in others:
+                    self.order.wait(number, s)
+                return True
+        return False
+
+    def copy_out(self, v: Var) -> None:
+        number = len(self.steps)
+        self.steps.append(Region(Frame(v.aval.size), outputs=[v], inputs=list(self.leaves(v))))
+        self.order.add()
+        for leaf in self.leaves(v):
+            if leaf in self.home:
+                self.order.wait(number, self.home[leaf])
+        self.home[v] = number
+
+    def live(self) -> Iterator[Step]:
+        return (s for s in self.steps if s is not None)
+
+    def in_order(self) -> list[Step]:
+        """The steps such that each comes after what it reads, otherwise as early as their equations did."""
+        makers: dict[Var, Step] = {v: s for s in self.live() for v in s.outputs}
+        done: dict[int, None] = {}
+        order: list[Step] = []
+
+        def key(step: Step) -> int:
+            eqns = [step.eqn] if isinstance(step, Opaque) else step.eqns
+            return max((self.position[id(e)] for e in eqns), default=len(self.position))
+
+        def visit(step: Step) -> None:
+            stack = [(step, False)]
+            while stack:
+                s, ready = stack.pop()
+                if id(s) in done:
+                    continue
+                if ready:
+                    done[id(s)] = None
+                    order.append(s)
+                    continue
+                stack.append((s, True))
+                stack.extend((makers[v], False) for v in reversed(s.inputs) if v in makers)
+                if isinstance(s, Opaque) and s.after is not None:
+                    stack.append((s.after, False))
+
+        for step in sorted(self.live(), key=key):
+            visit(step)
+        return [s for s in order if s.outputs or isinstance(s, Opaque)]
+
+
+def _bytes(v: Var) -> int:
+    return v.aval.size * v.aval.dtype.itemsize
+
+
+def _is_second_long_scan(eqn: Eqn, frame: Frame, region: Region) -> bool:
+    """Whether a row would be scanned twice that is too long to be kept, or in chunks."""
+    long = frame.order == "chunks" or (frame.order == "whole" and (frame.lanes or 0) > _SCANNED_TWICE)
+    return long and scans(eqn) and any(map(scans, region.eqns))

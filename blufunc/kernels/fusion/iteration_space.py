@@ -1,0 +1,238 @@
+"""Frames: the points that a fused region works on, and what its values are in them.
+
+Kernels, stage 5, below ``fuse.py``. In: an equation, and the frame of a region that it might join. Out: the role of its
+result there (an element, a row, a column or a total; ``fuse.py`` says what these are), the frame with it, and the place
+of a role's values.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from blufunc.core.ir.jaxpr import Eqn
+from blufunc.core.ops.cumulative import cumlogsumexp_p, cummax_p, cummin_p, cumprod_p, cumsum_p
+from blufunc.core.ops.reduce import (
+    argmax_p,
+    argmin_p,
+    reduce_and_p,
+    reduce_max_p,
+    reduce_min_p,
+    reduce_or_p,
+    reduce_prod_p,
+    reduce_xor_p,
+)
+from blufunc.core.primitives.linear_ops import reduce_sum_p
+from blufunc.kernels.loopir.access_map import Place, source_of
+from blufunc.kernels.loopir.index import Index, Range, flat, of, unflat
+
+REDUCES = {
+    reduce_sum_p: "sum",
+    reduce_prod_p: "prod",
+    reduce_max_p: "max",
+    reduce_min_p: "min",
+    reduce_and_p: "and",
+    reduce_or_p: "or",
+    reduce_xor_p: "xor",
+    argmax_p: "argmax",
+    argmin_p: "argmin",
+}
+"""Reductions, and what LoopIR calls them."""
+
+SCANS = {cumsum_p: "sum", cumprod_p: "prod", cummax_p: "max", cummin_p: "min", cumlogsumexp_p: "logaddexp"}
+"""Cumulative operations, and what LoopIR calls what they combine by."""
+
+ONE_ROW = 1 << 16
+"""Up to as many elements, a reduction of everything is that of one row, whose lanes can meet."""
+
+_SCANNED_ROWS, _SCANNED_COLUMNS = 16, 128
+"""From how many rows on each is scanned by one point; from how many columns on they are scanned at all."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The points that a region works on: ``size`` of them; with reductions, ``outer * rows`` rows of ``lanes``.
+
+    ``outer`` is None while nothing says how rows divide: only what goes over rows does. ``order`` is None while rows
+    may be taken in any order and any part of them: ``"whole"`` where the lanes of a row meet, or have one value in
+    common; ``"down"`` and ``"up"`` where each column is scanned, from its first row on or from its last one;
+    ``"chunks"`` where a row is scanned that is long enough for several points.
+    """
+
+    size: int
+    lanes: int | None = None
+    outer: int | None = None
+    total: bool = False
+    order: str | None = None
+
+    @property
+    def rows(self) -> int:
+        """All rows, the outer ones included."""
+        return self.size // self.lanes if self.lanes else self.size
+
+
+def sums_of_long_rows(frame: Frame, most: int) -> bool:
+    """Whether rows of more than ``most`` lanes, which meet, are also reduced over rows."""
+    return frame.order == "whole" and frame.outer is not None and (frame.lanes or 0) > most
+
+
+def reduction_pattern(shape: Sequence[int], axes: Sequence[int]) -> list[tuple[int, bool]]:
+    """The shape of a reduction with neighbours of one sort merged: sizes, and whether they are summed."""
+    pattern: list[tuple[int, bool]] = []
+    for d, n in enumerate(shape):
+        if n == 1:
+            continue
+        reduced = d in axes
+        if pattern and pattern[-1][1] == reduced:
+            pattern[-1] = (pattern[-1][0] * n, reduced)
+        else:
+            pattern.append((n, reduced))
+    return pattern
+
+
+def role_of(eqn: Eqn, frame: Frame) -> tuple[str, Frame] | None:
+    """The role of an equation's result in a frame, and the frame with it; None where it has none."""
+    if eqn.prim in REDUCES:
+        return _reduction_role(eqn, frame)
+    if scans(eqn):
+        return _scan_role(eqn, frame)
+    n = eqn.outvars[0].aval.size
+    if n == frame.size:
+        return "element", frame
+    if frame.lanes is not None and n == frame.rows:
+        return _in_order("row", frame, "whole")
+    return None
+
+
+def scans(eqn: Eqn) -> bool:
+    """Whether an equation is a cumulative operation that combines anything: of one element alone it is that element."""
+    return eqn.prim in SCANS and scanned_axes(eqn)[1] > 1
+
+
+def scanned_axes(eqn: Eqn) -> tuple[int, int, int]:
+    """Of the operand of a cumulative operation: the elements before the axis, along it, and behind it."""
+    shape, axis = eqn.invars[0].aval.shape, eqn.params["axis"]
+    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+
+
+def can_be_scanned(eqn: Eqn) -> bool:
+    """Whether a cumulative operation is worth a kernel: of few columns that are long, libraries make more of a device.
+
+    A product of few long rows is theirs too: chunks of it could overflow where the whole does not.
+    """
+    outer, n, inner = scanned_axes(eqn)
+    if inner == 1:
+        return not _is_few(eqn) or eqn.prim is not cumprod_p
+    return outer * inner >= _SCANNED_COLUMNS or n * inner <= ONE_ROW
+
+
+def _is_few(eqn: Eqn) -> bool:
+    """Whether rows are so few, and so long, that each is scanned in chunks."""
+    outer, n, _ = scanned_axes(eqn)
+    return outer < _SCANNED_ROWS and n > ONE_ROW
+
+
+def _scan_role(eqn: Eqn, frame: Frame) -> tuple[str, Frame] | None:
+    outer, n, inner = scanned_axes(eqn)
+    if outer * n * inner != frame.size:
+        return None
+    if inner > 1:
+        fitted = _with_lanes(frame, inner, "element", outer)
+        return fitted and _in_order(*fitted, "up" if eqn.params["reverse"] else "down")
+    fitted = _with_lanes(frame, n, "element")
+    if not _is_few(eqn):
+        return fitted and _in_order(*fitted, "whole")
+    return fitted and _in_order(*fitted, "chunks") if frame.outer is None else None
+
+
+def _in_order(role: str, frame: Frame, order: str) -> tuple[str, Frame] | None:
+    """The frame with an order of its rows, if it has no other."""
+    return (role, replace(frame, order=order)) if frame.order in (None, order) else None
+
+
+def _reduction_role(eqn: Eqn, frame: Frame) -> tuple[str, Frame] | None:
+    x = eqn.invars[0].aval
+    if frame.lanes is not None and x.size == frame.rows and eqn.outvars[0].aval.size == 1 < x.size:
+        return None if "index_dtype" in eqn.params else _in_order("total", frame, "whole")
+    if x.size != frame.size:
+        return None
+    pattern = reduction_pattern(x.shape, eqn.params["axes"])
+    positional = "index_dtype" in eqn.params
+    match pattern:
+        case [(n, True)] if n > ONE_ROW and not positional:
+            if frame.lanes is None:
+                return "total", Frame(frame.size, total=True)
+            return None
+        case [(n, True)] | [_, (n, True)] if len(pattern) <= 2:
+            fitted = _with_lanes(frame, n, "row")
+            return fitted and _in_order(*fitted, "whole")
+        case [(_, True), (n, False)] if not positional:
+            return _with_lanes(frame, n, "column", outer=1)
+        case [(outer, False), (_, True), (n, False)] if not positional:
+            return _with_lanes(frame, n, "column", outer=outer)
+    return None
+
+
+def _with_lanes(frame: Frame, lanes: int, role: str, outer: int | None = None) -> tuple[str, Frame] | None:
+    if frame.total or frame.lanes not in (None, lanes) or (frame.order == "chunks" and outer is not None):
+        return None
+    if None not in (frame.outer, outer) and frame.outer != outer:
+        return None
+    return role, replace(frame, lanes=lanes, outer=frame.outer if outer is None else outer)
+
+
+def common(a: Frame, b: Frame) -> Frame | None:
+    """The frame that serves two regions: that of the larger, where the points of the other are its rows."""
+    for big, small in ((a, b), (b, a)):
+        if big.lanes and not small.lanes and not small.total and small.size == big.rows:
+            return big
+    if a.size != b.size or (a.total and b.lanes) or (b.total and a.lanes):
+        return None
+    if a.lanes and b.lanes and a.lanes != b.lanes:
+        return None
+    if a.outer and b.outer and a.outer != b.outer:
+        return None
+    if a.order and b.order and a.order != b.order:
+        return None
+    return Frame(a.size, a.lanes or b.lanes, a.outer or b.outer, a.total or b.total, a.order or b.order)
+
+
+class Canonical(dict[str, Index]):
+    """Where the value of a role is computed, as a position in row-major order."""
+
+    def __init__(self, frame: Frame):
+        if frame.lanes is None:
+            super().__init__(element=of(Range("i", frame.size)))
+        else:
+            r = of(Range("r", frame.rows))
+            super().__init__(element=r * frame.lanes + of(Range("k", frame.lanes)), row=r)
+        self.places: dict[tuple, Place] = {}
+        self.met: dict[tuple, bool] = {}
+
+    def place(self, role: str, shape: tuple[int, ...]) -> Place:
+        """The same in an array, as an index for each axis."""
+        found = self.places.get((role, shape))
+        if found is None:
+            found = self.places[role, shape] = unflat(self[role], shape)
+        return found
+
+    def source_of(self, eqn: Eqn, place: Place) -> Place:
+        """The index of the operand's element that a movement equation puts at ``place``."""
+        key = (eqn.prim, eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape, *eqn.params.items(), place)
+        found = self.places.get(key)
+        if found is None:
+            found = self.places[key] = source_of(eqn, place)
+        return found
+
+    def meets(self, role: str, place: Place, shape: tuple[int, ...]) -> bool:
+        """Whether an array read at ``place`` is read where the values of a role are computed."""
+        key = role, place, shape
+        found = self.met.get(key)
+        if found is None:
+            found = self.met[key] = flat(place, shape) == self[role]
+        return found
+
+
+canonical_of = functools.lru_cache(256)(Canonical)

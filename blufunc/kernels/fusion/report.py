@@ -1,0 +1,119 @@
+"""What the compiler did, as text: tables, and the fusion of a program with its reasons.
+
+Kernels, beside stages 5 to 7: for people who read ``lower()``, ``explain`` and ``BLUFUNC_DEBUG``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from blufunc.core.ir.jaxpr import Eqn, Literal
+from blufunc.kernels.fusion.fuse import Fusion, Opaque, Region, Step
+from blufunc.kernels.tables import alike, line_of, lines_of, run_lengths, table, times, times_head
+
+
+class Fused:
+    """What of a program runs together, and why the rest does not: ``lower().fusion``.
+
+    Args:
+      numbers: by the identity of a region, or of the equation of another step, the number of the launch; the steps
+        in their order without it.
+
+    Attributes:
+      steps: in the order in which they run: each a ``Region`` of equations that are one kernel (or two, where a
+        reduction is finished by a second), or an ``Opaque`` equation for a library or the reference.
+      regions: the steps that are regions.
+      apart: pairs of equations, one of which reads what the other computes, that are in different steps; and why.
+      free: equations that no step computes: they only move elements, or are arithmetic on single numbers, and
+        are part of the addresses and scalars of whoever reads them.
+    """
+
+    def __init__(self, fusion: Fusion, numbers: Mapping[int, int] | None = None):
+        if numbers is None:
+            numbers = {_identity(s): n for n, s in enumerate(fusion.steps)}
+        self._fusion, self._numbers = fusion, numbers
+        self.steps: list[Step] = sorted(fusion.steps, key=self._number)
+        self.regions: list[Region] = [s for s in self.steps if isinstance(s, Region)]
+        written = {v for r in self.regions for v in (*r.outputs, *r.numbers)}
+        self.free: list[Eqn] = [e for v, e in fusion.virtual.items() if v not in written]
+        home = {id(e): s for s in self.steps for e in _eqns(s)}
+        pairs: dict[tuple[int, int], tuple[Eqn, Eqn, str]] = {}
+        for last, second, why in fusion.apart:
+            a, b = home.get(id(last)), home.get(id(second))
+            if a is None or b is None or a is b:
+                continue  # what was refused at first was joined later
+            pair = self._number(a), self._number(b)
+            pairs.setdefault(pair, (_read_by(second, a, fusion) or last, second, why))
+        self._pairs = pairs
+        self.apart = list(pairs.values())
+
+    def _number(self, step: Step) -> int:
+        return self._numbers[_identity(step)]
+
+    def __str__(self) -> str:
+        rows = [_row(self._number(s), s, self._fusion) for s in self.steps]
+        groups = alike([row[1:] for row in rows])
+        head = ("step", *times_head(groups), "points", "computes", "lines")
+        shown = [(rows[g[0]][0], *times(g, groups), *rows[g[0]][1:]) for g in groups]
+        parts = [table(head, shown, ("step", "times"))] if rows else ["no steps"]
+        return "\n".join([*parts, *self.reasons()])
+
+    def reasons(self) -> list[str]:
+        """Lines that say why steps are apart, pairs that are alike in one; and which equations cost nothing."""
+        found: dict[str, list[tuple[int, int]]] = {}
+        for pair, (first, second, why) in self._pairs.items():
+            found.setdefault(f"{_named(first)} and {_named(second)}: {why}", []).append(pair)
+        lines = []
+        for text, pairs in found.items():
+            a, b = min(pairs)
+            more = f", and {len(pairs) - 1} more pairs alike," if len(pairs) > 1 else ""
+            lines.append(f"steps {a} and {b}{more} are apart: {text}")
+        if self.free:
+            counts = Counter(e.prim.name for e in self.free)
+            lines.append("free: " + ", ".join(f"{n} {name}" for name, n in counts.most_common()))
+        return lines
+
+
+def _identity(step: Step) -> int:
+    """What stands for a step of a fusion in a schedule too: its region, or its equation."""
+    return id(step.eqn if isinstance(step, Opaque) else step)
+
+
+def equations_of(region: Region, fusion: Fusion) -> list[Eqn]:
+    """What a region computes: of one that only writes out what is free, that."""
+    return region.eqns or [fusion.virtual[v] for v in region.outputs if v in fusion.virtual]
+
+
+def _eqns(step: Step) -> list[Eqn]:
+    return [step.eqn] if isinstance(step, Opaque) else step.eqns
+
+
+def _read_by(eqn: Eqn, step: Step, fusion: Fusion) -> Eqn | None:
+    """The equation of a step that computes what ``eqn`` reads, itself or through equations that are free."""
+    made = {v: e for e in _eqns(step) for v in e.outvars}
+    pending: list[Any] = list(eqn.invars)
+    seen: set[Any] = set()
+    while pending:
+        atom = pending.pop()
+        if atom.__class__ is Literal or atom in seen:
+            continue
+        seen.add(atom)
+        if atom in made:
+            return made[atom]
+        if atom in fusion.virtual:
+            pending.extend(fusion.virtual[atom].invars)
+    return None
+
+
+def _named(eqn: Eqn) -> str:
+    return f"{eqn.prim.name} at {line_of(eqn)}"
+
+
+def _row(n: int, step: Step, fusion: Fusion) -> tuple[str, str, str, str]:
+    if isinstance(step, Opaque):
+        return str(n), "library", step.eqn.prim.name, line_of(step.eqn)
+    frame, eqns = step.frame, equations_of(step, fusion)
+    points = f"{frame.rows}x{frame.lanes}" if frame.lanes else str(frame.size)
+    return str(n), points, run_lengths([e.prim.name for e in eqns]), "; ".join(lines_of(eqns))

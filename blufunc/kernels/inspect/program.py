@@ -1,0 +1,326 @@
+"""One look at a program: its fusion, memory, cost and times, on whatever device it runs.
+
+Kernels, beside stages 5 to 8. ``jit(f).lower()``, ``.compile()`` and ``explain`` show what is gathered here. A backend
+with a ``draft`` method says what it would make of a jaxpr without compiling it; of another the program is made. Both
+have ``schedule`` and ``source()``; a program has ``timings(buffers, repeats)`` too: the name and ``ms`` of each step.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from blufunc.core.arrays.backend import Device
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var
+from blufunc.core.programs.simplify import simplify
+from blufunc.kernels.backends.cuda import dispatch
+from blufunc.kernels.backends.cuda.library import cupy_ops
+from blufunc.kernels.backends.cuda.library.attention.op import is_attention
+from blufunc.kernels.backends.cuda.library.softmax_gemm import is_softmax
+from blufunc.kernels.cache import plans as plan_store
+from blufunc.kernels.cost import Cost, StepCost, cost_of, cost_of_equations
+from blufunc.kernels.fusion.report import Fused
+from blufunc.kernels.machine import Machine
+from blufunc.kernels.memory.types import Plan
+from blufunc.kernels.pipeline import fused
+from blufunc.kernels.recompute.budget_report import Bought
+from blufunc.kernels.schedule import OpaqueStep, Schedule
+from blufunc.kernels.tables import (
+    alike,
+    count,
+    duration,
+    line_of,
+    run_lengths,
+    size,
+    table,
+    times,
+    times_head,
+)
+
+
+class Memory:
+    """Where the bytes of a program are: ``lower().memory``.
+
+    Attributes:
+      plan: the plan, with the place of every value.
+      why_not_compiled: why the program runs as NumPy calls, for which nothing is planned; empty otherwise.
+      peak_bytes: arguments, results and arena together.
+      argument_bytes: what the caller holds in arguments, donated or not.
+      output_bytes: results that take over no donated argument.
+      arena_bytes: the one block for everything else.
+      unplanned_bytes: what loops, branches and the reference return, for which they make memory themselves; it comes
+        on top of the peak, as far as it is alive at once.
+      bought: what is computed again for ``jit(memory_budget=)``: both peaks, the values and the price; None where
+        nothing is.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        why_not_compiled: str = "",
+        unplanned_bytes: int = 0,
+        bought: Bought | None = None,
+    ):
+        self.plan, self.why_not_compiled, self.bought = plan, why_not_compiled, bought
+        self.unplanned_bytes = unplanned_bytes
+        self.peak_bytes: int = plan.peak_bytes
+        self.argument_bytes: int = plan.argument_bytes
+        self.output_bytes: int = plan.output_bytes
+        self.arena_bytes: int = plan.arena_bytes
+
+    def report(self, n: int = 10) -> str:
+        """The sums, and the ``n`` largest values alive at the peak with the lines that they come from; within a budget,
+        what is computed again for it.
+        """
+        head, *rest = self.plan.report(n).splitlines()
+        besides = (
+            f"; {size(self.unplanned_bytes)} in results of calls besides" if self.unplanned_bytes else ""
+        )
+        price = [self.bought.report(n)] if self.bought is not None else []
+        return "\n".join([head + besides, *rest, *price])
+
+    def __str__(self) -> str:
+        return "\n".join([*_as_numpy(self.why_not_compiled), self.report()])
+
+
+def _as_numpy(why: str) -> list[str]:
+    return [f"runs as NumPy calls, which allocate as they go: {why}. Compiled it would be:"] if why else []
+
+
+class Sight:
+    """What can be said of a program for a device before it is run.
+
+    Args:
+      jaxpr: simplified.
+      donated: the parameters whose memory results may take.
+      device: where it will run.
+      budget: the bytes that its planned peak may have; None: as it comes.
+
+    Attributes:
+      program: the executable, once there is one.
+    """
+
+    def __init__(self, jaxpr: Jaxpr, donated: Sequence[bool], device: Device, budget: int | None = None):
+        self.jaxpr, self.donated, self.device, self.budget = jaxpr, donated, device, budget
+        self.program: Any = None
+
+    @functools.cached_property
+    def draft(self) -> Any:
+        """What has ``schedule`` and ``source()``."""
+        make = getattr(self.device.backend, "draft", None)
+        if make is not None:
+            return make(self.jaxpr, self.donated, self.budget)
+        if self.program is None:
+            self.program = self.device.backend.compile(self.jaxpr, self.donated, self.budget)
+        return self.program
+
+    @property
+    def schedule(self) -> Schedule:
+        """The steps and their memory."""
+        return self.draft.schedule
+
+    @property
+    def why_not_compiled(self) -> str:
+        """Why it runs as NumPy calls; empty if it does not."""
+        return getattr(self.draft, "why_not_compiled", "")
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Operations that have kernels, but not here, and why; and why its plan is not kept on disk, if it could be."""
+        notes = self.schedule.notes  # before the question, for planning may find a reason
+        reason = "" if self.why_not_compiled else plan_store.why_not(self.jaxpr)
+        return (*notes, f"planned anew in each process: {reason}") if reason else tuple(notes)
+
+    @functools.cached_property
+    def fusion(self) -> Fused:
+        """What runs together, and why not."""
+        return fused(self.schedule)
+
+    @functools.cached_property
+    def memory(self) -> Memory:
+        """Where the bytes are."""
+        made = self.schedule
+        values = [made.values[i] for i in made.unplanned]
+        unplanned = sum(v.aval.nbytes for v in values if isinstance(v, Var))
+        return Memory(made.plan, self.why_not_compiled, unplanned, made.bought)
+
+    @functools.cached_property
+    def cost(self) -> Cost:
+        """The bytes and the arithmetic of each step."""
+        return cost_of(self.schedule, None if self.device.platform == "cpu" else on_host)
+
+    @functools.cached_property
+    def bodies(self) -> list[Body]:
+        """The programs within the program: what loops, branches and calls run, each once."""
+        found: dict[int, Body] = {}
+        for n, step in enumerate(self.schedule.steps):
+            if not isinstance(step, OpaqueStep) or (self.device.platform != "cpu" and on_host(step.eqn)):
+                continue
+            if is_attention(step.eqn) or is_softmax(step.eqn):
+                continue  # by a kernel: its definition runs nowhere
+            for role, jaxpr in _roles(step.eqn):
+                donated = (False,) * len(jaxpr.invars)
+                if self.device.platform != "cpu" and step.eqn.prim.name == "scan":
+                    donated = dispatch.written_over(**step.eqn.params)
+                sight = Sight(simplify(jaxpr), donated, self.device)
+                found.setdefault(id(jaxpr), Body(n, role, sight))
+        return list(found.values())
+
+    def source(self) -> str:
+        """The text of the kernels, then of those of each body."""
+        parts = [(self.program or self.draft).source()]
+        for body in self.bodies:
+            comment = "#" if body.sight.why_not_compiled else "//"
+            parts += [f"{comment} ---- {body.title} ----", body.sight.source()]
+        return "\n".join(parts)
+
+    def timings(self, buffers: Sequence[Any], machine: Machine, repeats: int) -> Timings:
+        """The measured times of the program's steps, beside what they cost."""
+        times = self.program.timings(buffers, repeats)
+        compiled = hasattr(self.program, "schedule")
+        cost = self.cost if compiled else cost_of_equations(self.device.backend.chosen(self.jaxpr))
+        rows = [_row(c, t.name, t.ms, machine) for c, t in zip(cost.steps, times, strict=True)]
+        return Timings(rows, machine, "" if compiled else self.why_not_compiled)
+
+
+class Body(NamedTuple):
+    """A program within a program.
+
+    Attributes:
+      step: the number of the step that runs it.
+      role: what it is there, and where: ``the body of scan at model.py:3 (f), 20 times``.
+      sight: what can be said of it.
+    """
+
+    step: int
+    role: str
+    sight: Sight
+
+    @property
+    def title(self) -> str:
+        """Which one it is."""
+        return f"step {self.step} runs {self.role}"
+
+
+def _roles(eqn: Eqn) -> Iterator[tuple[str, Jaxpr]]:
+    """The programs of an equation, and what each is."""
+    name = eqn.prim.name
+    rounds = (
+        f", {eqn.params['length']} times" if name == "scan" else ", each round" if name == "while" else ""
+    )
+    for key, value in eqn.params.items():
+        several = value if isinstance(value, tuple) else (value,)
+        for i, jaxpr in enumerate(several):
+            if isinstance(jaxpr, Jaxpr):
+                which = "body" if key == "jaxpr" else f"{key}[{i}]" if isinstance(value, tuple) else key
+                yield f"the {which} of {name} at {line_of(eqn)}{rounds}", jaxpr
+
+
+def on_host(eqn: Eqn) -> bool:
+    """Whether a program on a CUDA device has the host compute an equation, because nothing there does."""
+    prim = eqn.prim
+    if hasattr(prim, "cuda_source") or prim.kind == "contract" or prim.name in _CONTROL:
+        return False
+    if prim.reference is not None:
+        return prim.kind != "call"
+    types = [a.aval.dtype for a in eqn.invars]
+    return not types or cupy_ops.is_host_fallback(prim, types, eqn.params)
+
+
+_CONTROL = ("scan", "while", "cond")
+
+
+class TimedStep(NamedTuple):
+    """A step and its time.
+
+    Attributes:
+      name: the kernel, or the primitive.
+      lines: the user's lines.
+      ms: milliseconds.
+      bytes: what it must move.
+      flops: its arithmetic.
+      share: of the roofline: the least time that the machine allows, as a part of the time taken.
+    """
+
+    name: str
+    lines: tuple[str, ...]
+    ms: float
+    bytes: int
+    flops: int
+    share: float
+
+    @property
+    def gbps(self) -> float:
+        """Gigabytes a second."""
+        return self.bytes / self.ms / 1e6 if self.ms else 0.0
+
+
+def _row(c: StepCost, name: str, ms: float, machine: Machine) -> TimedStep:
+    return TimedStep(name, c.lines, ms, c.bytes, c.flops, 1e3 * c.seconds(machine) / ms if ms else 0.0)
+
+
+class Timings:
+    """The times of a program's steps: ``compile().timings(...)``; a sequence of ``TimedStep``.
+
+    Attributes:
+      steps: in the order in which they run.
+      machine: what shares of the roofline are relative to.
+      ms: the sum over the steps, in milliseconds.
+    """
+
+    def __init__(self, steps: Sequence[TimedStep], machine: Machine, why_not_compiled: str = ""):
+        self.steps, self.machine, self.why_not_compiled = tuple(steps), machine, why_not_compiled
+        self.ms = sum(s.ms for s in steps)
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __getitem__(self, i: int) -> TimedStep:
+        return self.steps[i]
+
+    def __str__(self) -> str:
+        groups = alike([(s.name, s.lines, s.bytes, s.flops) for s in self.steps])
+        rows = []
+        for g in groups:
+            s, ms = self.steps[g[0]], sum(self.steps[n].ms for n in g)
+            share = sum(self.steps[n].share * self.steps[n].ms for n in g) / ms if ms else 0.0
+            rate = f"{len(g) * s.bytes / ms / 1e6:.4g}" if ms else ""
+            part = f"{ms / self.ms:.0%}" if self.ms else ""
+            moved = size(len(g) * s.bytes)
+            row = (s.name, f"{ms:.4g}", part, moved, rate, f"{share:.0%}", "; ".join(s.lines))
+            rows.append((str(g[0]), *times(g, groups), *row))
+        head = ("step", *times_head(groups), "name", "ms", "of all", "bytes", "GB/s", "roofline", "lines")
+        parts = [table(head, rows, ("step", "times", "ms", "of all", "bytes", "GB/s", "roofline"))]
+        parts.append(f"{self.ms:.4g} ms in {len(self.steps)} steps; roofline of {self.machine}")
+        if self.why_not_compiled:
+            parts.append(f"run as NumPy calls: {self.why_not_compiled}")
+        return "\n".join(parts)
+
+
+def cost_table(cost: Cost, machine: Machine, timings: Timings | None = None) -> str:
+    """A row for each step; with ``timings`` of the same steps, measured times and shares of the roofline.
+
+    Of long programs, alike steps are one row: bytes, operations and times are those of all of them.
+    """
+    groups = alike(cost.steps)
+    measured = ("measured", "roofline") if timings else ()
+    figures = ("bytes", "flops", "at least", *measured)
+    rows = []
+    for g in groups:
+        c = cost.steps[g[0]]
+        least = len(g) * c.seconds(machine)
+        row = [
+            str(g[0]),
+            *times(g, groups),
+            c.name if c.kind == "kernel" else f"({c.kind})",
+            run_lengths(c.ops),
+        ]
+        row += [c.shape, size(len(g) * c.bytes), count(len(g) * c.flops)]
+        row.append(duration(least) + (" a round" if c.unbounded else ""))
+        if timings:
+            taken = sum(timings[n].ms for n in g) / 1e3
+            row += [duration(taken), f"{least / taken:.0%}" if taken else ""]
+        rows.append([*row, "; ".join(c.lines)])
+    head = ("step", *times_head(groups), "kernel", "computes", "points", *figures, "lines")
+    return table(head, rows, ("step", "times", "points", *figures))

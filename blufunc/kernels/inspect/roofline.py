@@ -1,0 +1,107 @@
+"""How fast a device can move bytes and do arithmetic: what a program's times are compared with.
+
+Kernels, beside stage 8. The figures are measured, once in a process for each device and only when somebody asks: the
+rate of a copy of a large array, and that of a large product of float32 matrices. So a share of the roofline says how
+near a step comes to what this very machine was seen to do, and not to what a data sheet promises.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from blufunc.core.arrays.backend import Device
+from blufunc.core.ir import dtypes
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var
+from blufunc.core.ops.dot import dot_general_p
+from blufunc.core.ops.elementwise import neg_p
+from blufunc.kernels.backends.cpu.toolchain import threads
+from blufunc.kernels.machine import Machine
+
+_COPIED = {"cpu": 1 << 24, "cuda": 1 << 27}
+"""Elements of the float32 array that is copied: beyond any cache, and not long to wait for."""
+
+_MULTIPLIED = {"cpu": 768, "cuda": 8192}
+"""The side of the matrices that are multiplied."""
+
+_MATRICES = {
+    "dimension_numbers": (((1,), (0,)), ((), ())), "precision": None, "preferred_element_type": None,
+}  # fmt: skip
+
+_REPEATS = 5
+
+_IN_A_ROW = 8
+"""Calls of a GPU between two waits, each of which takes as long as to move some hundred megabytes; a CPU's products."""
+
+
+@functools.cache
+def machine_of(device: Device) -> Machine:
+    """The measured speed of a device. Takes about a tenth of a second, once."""
+    copy, product = (_host_copy, _host_product) if device.platform == "cpu" else (_copy, _product)
+    rate = product(device)
+    return Machine(str(device), copy(device), rate, rate)
+
+
+def _best(run: Callable[[], Any]) -> float:
+    """The least time of a few runs, in seconds."""
+    times = []
+    for _ in range(_REPEATS):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return min(times[1:])  # the first one touches new memory
+
+
+def _host_copy(device: Device) -> float:
+    """Bytes a second of a copy into memory that is there already, by as many threads as kernels use."""
+    x = np.ones(_COPIED["cpu"], np.float32)
+    y = np.empty_like(x)
+    parts = list(zip(np.array_split(x, threads()), np.array_split(y, threads()), strict=True))
+    with ThreadPoolExecutor(threads()) as pool:
+        seconds = _best(lambda: list(pool.map(lambda p: np.copyto(p[1], p[0]), parts)))
+    return 2 * x.nbytes / seconds
+
+
+def _host_product(device: Device) -> float:
+    """Multiplications and additions a second of a program's products, most of which are written to its arena."""
+    n = _MULTIPLIED["cpu"]
+    aval = ShapedArray((n, n), dtypes.float32)
+    x, y, *made = [Var(aval) for _ in range(_IN_A_ROW + 2)]
+    eqns = [Eqn(dot_general_p, [v, y], [out], _MATRICES, None) for v, out in itertools.pairwise([x, *made])]
+    program = device.backend.compile(Jaxpr([x, y], eqns, made[-1:], name="measured"), (False, False))
+    ones = device.backend.from_host(np.ones((n, n), np.float32), device)
+    return _IN_A_ROW * 2 * n**3 / _best(lambda: program([ones, ones]))
+
+
+def _copy(device: Device) -> float:
+    n = _COPIED[device.platform]
+    return 2 * 4 * n / _timed(device, neg_p, [(n,)], {})
+
+
+def _product(device: Device) -> float:
+    n = _MULTIPLIED[device.platform]
+    return 2 * n**3 / _timed(device, dot_general_p, [(n, n), (n, n)], _MATRICES)
+
+
+def _timed(device: Device, prim: Any, shapes: list[tuple[int, ...]], params: dict) -> float:
+    """Seconds of one operation as a program of the device."""
+    avals = [ShapedArray(s, dtypes.float32) for s in shapes]
+    ins, out = [Var(a) for a in avals], Var(avals[0])
+    jaxpr = Jaxpr(ins, [Eqn(prim, ins, [out], params, None)], [out], name="measured")
+    backend = device.backend
+    program = backend.compile(jaxpr, (False,) * len(ins))
+    buffers = [backend.from_host(np.ones(s, np.float32), device) for s in shapes]
+
+    def run() -> None:
+        for _ in range(_IN_A_ROW):
+            (result,) = program(list(buffers))
+        backend.block_until_ready(result)
+
+    return _best(run) / _IN_A_ROW

@@ -1,0 +1,184 @@
+"""Reading at other elements: where operations that choose their elements find the element of a result.
+
+Kernels, stage 6, below ``values.py``, whose table of rules these are. In: an equation and a place in its result.
+Out: the value there, of elements of its operands that may depend on numbers that the program computes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from blufunc.core.ir import dtypes
+from blufunc.core.ir.jaxpr import Eqn
+from blufunc.core.ops.dynamic import dynamic_slice_p, dynamic_update_slice_p
+from blufunc.core.ops.elementwise import add_p, clamp_p
+from blufunc.core.ops.gather_scatter import gather_fill, gather_p, scatter_add_p
+from blufunc.core.ops.shape import concatenate_p, iota_p, pad_p
+from blufunc.core.ops.windows import GatherScatterMode
+from blufunc.kernels.fusion.classify import one_hot_batch
+from blufunc.kernels.loopir.access_map import Place, gathered
+from blufunc.kernels.loopir.index import UNBOUNDED, ZERO, Computed, Index, of
+from blufunc.kernels.loopir.index import constant as fixed
+from blufunc.kernels.loopir.ir import (
+    Value,
+    apply,
+    const,
+    number,
+    within,
+)
+from blufunc.kernels.lower.random import held, held_as
+from blufunc.kernels.lower.scalars import both, choose, converted
+
+
+class Reader(Protocol):
+    """What has the values of variables: ``lower_values.Values``."""
+
+    def at(self, atom: Any, place: Place) -> Value:
+        """The value of a variable or literal at an index."""
+
+    def guarded(self, condition: Value | None, make: Callable[[], Value]) -> Value:
+        """What ``make`` returns, reading memory only where a condition holds."""
+
+
+def _iota(low: Reader, eqn: Eqn, place: Place) -> Value:
+    dtype = eqn.outvars[0].aval.dtype
+    return number(place[eqn.params["dimension"]], dtype)
+
+
+def _concatenate(low: Reader, eqn: Eqn, place: Place) -> Value:
+    d, dtype = eqn.params["dimension"], held_as(eqn.outvars[0].aval.dtype)
+    offset, cases = 0, []
+    for x in eqn.invars:
+        n = x.aval.shape[d]
+        condition = within(place[d], offset, offset + n)
+        at = (*place[:d], place[d] - offset, *place[d + 1 :])
+        cases.append((condition, x, at))
+        offset += n
+    value: Value | None = None
+    for condition, x, at in reversed(cases):
+        mine = low.guarded(condition, functools.partial(low.at, x, at))
+        value = mine if condition is None or value is None else choose(condition, mine, value, dtype)
+    assert value is not None
+    return value
+
+
+def _pad(low: Reader, eqn: Eqn, place: Place) -> Value:
+    x, padding = eqn.invars
+    condition: Value | None = None
+    at = []
+    # outside, indices may be anything: the guard keeps them from being used
+    for i, n, (lo, _, interior) in zip(place, x.aval.shape, eqn.params["padding_config"], strict=True):
+        step = interior + 1
+        offset = i - lo
+        condition = both(condition, within(offset, 0, (n - 1) * step + 1))
+        if step > 1:
+            condition = both(condition, within(offset % step, 0, 1))
+        at.append(offset // step)
+    value = low.guarded(condition, lambda: low.at(x, tuple(at)))
+    if condition is None:
+        return value
+    return choose(condition, value, low.at(padding, ()), value.dtype)
+
+
+def _start(low: Reader, value: Value, most: int) -> tuple[Index, Value]:
+    """A start that the program computed, clamped to 0 ... most, as an index; and itself, wide enough to compare."""
+    wide = np.dtype(np.int32)
+    if value.dtype.itemsize == 8 or value.dtype == np.uint32 or most + 1 >= 1 << 31:
+        wide = np.dtype(np.int64)
+    if value.dtype.itemsize == 8:  # no number beyond those that indices may be: positions are added to it
+        low = 0 if dtypes.is_unsigned(value.dtype) else -UNBOUNDED
+        bounds = const(low, value.dtype), const(UNBOUNDED, value.dtype)
+        value = apply(clamp_p, (bounds[0], value, bounds[1]), {}, value.dtype)
+    value = converted(value, wide)
+    clamped = apply(clamp_p, (const(0, wide), value, const(most, wide)), {}, wide)
+    return of(Computed(clamped, 0, most)), value
+
+
+def _start_or_none(value: Value, most: int) -> Index:
+    """A start that ``_start`` has made wide, where it is one of 0 ... most; else a number outside of them."""
+    clamped = apply(clamp_p, (const(-1, value.dtype), value, const(most + 1, value.dtype)), {}, value.dtype)
+    return of(Computed(clamped, -1, most + 1))
+
+
+def _dynamic_slice(low: Reader, eqn: Eqn, place: Place) -> Value:
+    x, *starts = eqn.invars
+    at = []
+    for i, s, n, m in zip(place, starts, x.aval.shape, eqn.params["slice_sizes"], strict=True):
+        at.append(i if n == m else i + _start(low, low.at(s, ()), n - m)[0])
+    return low.at(x, tuple(at))
+
+
+def _dynamic_update_slice(low: Reader, eqn: Eqn, place: Place) -> Value:
+    x, update, *starts = eqn.invars
+    condition: Value | None = None
+    at = []
+    for i, s, n, m in zip(place, starts, x.aval.shape, update.aval.shape, strict=True):
+        if n == m:
+            at.append(i)
+            continue
+        offset = i - _start(low, low.at(s, ()), n - m)[0]
+        condition = both(condition, within(offset, 0, m))
+        at.append(offset)
+    value = low.guarded(condition, lambda: low.at(update, tuple(at)))
+    if condition is None:
+        return value
+    return choose(condition, value, low.at(x, place), value.dtype)
+
+
+def placed(low: Reader, eqn: Eqn, place: Place) -> tuple[Place, Value | None]:
+    """Where a gather finds an element of its result, and whether that is inside of the operand, if it asks."""
+    x, indices = eqn.invars
+    inside: Value | None = None
+    fills = eqn.params["mode"] is GatherScatterMode.FILL_OR_DROP
+
+    def start(batch: Place, c: int, axis: int) -> Index:
+        nonlocal inside
+        most = x.aval.shape[axis] - eqn.params["slice_sizes"][axis]
+        index, value = _start(low, low.at(indices, (*batch, fixed(c))), most)
+        if fills:
+            inside = both(inside, within(_start_or_none(value, most), 0, most + 1))
+        return index
+
+    return gathered(eqn, place, start), inside
+
+
+def _gather(low: Reader, eqn: Eqn, place: Place) -> Value:
+    x = eqn.invars[0]
+    at, inside = placed(low, eqn, place)
+    result = low.guarded(inside, lambda: low.at(x, at))
+    if inside is None:
+        return result
+    fill = gather_fill(x.aval.dtype, eqn.params["fill_value"])
+    return choose(inside, result, const(held(fill, x.aval.dtype), result.dtype), result.dtype)
+
+
+def _one_hot_add(low: Reader, eqn: Eqn, place: Place) -> Value:
+    x, indices, updates = eqn.invars
+    axis = eqn.params["dimension_numbers"].scatter_dims_to_operand_dims[0]
+    batch = one_hot_batch(eqn, place)
+    start = low.at(indices, (*batch, ZERO))
+    most = x.aval.shape[axis] - 1
+    index, wide = _start(low, start, most)
+    if eqn.params["mode"] is not GatherScatterMode.CLIP:
+        index = _start_or_none(wide, most)
+    hit = within(place[axis] - index, 0, 1)
+    dtype = x.aval.dtype
+    added = low.at(updates, batch)
+    if hit is not None:  # else there is one place
+        added = choose(hit, added, const(0, dtype), dtype)
+    return apply(add_p, (low.at(x, place), added), {}, dtype)
+
+
+RULES: dict[Any, Callable[[Reader, Eqn, Place], Value]] = {
+    iota_p: _iota,
+    concatenate_p: _concatenate,
+    pad_p: _pad,
+    dynamic_slice_p: _dynamic_slice,
+    dynamic_update_slice_p: _dynamic_update_slice,
+    gather_p: _gather,
+    scatter_add_p: _one_hot_add,
+}

@@ -1,0 +1,93 @@
+"""Kernels without reductions: one value at each point.
+
+Kernels, stage 6, below ``region.py``. In: a region whose frame has no lanes. Out: a launch whose grid has as few ranges
+as the accesses allow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from blufunc.core.primitives.kinds import Elementwise
+from blufunc.core.primitives.linear_ops import add_any_p
+from blufunc.kernels.loopir.index import Index, Range, flat, of, ranges_of, unflat
+from blufunc.kernels.loopir.ir import (
+    Store,
+    post_order,
+)
+from blufunc.kernels.loopir.launch import Launch
+from blufunc.kernels.lower.kernel import Lowering
+
+
+def pointwise(low: Lowering) -> Launch:
+    """One value at each point."""
+    sizes = [n for n in widest(low) if n > 1] or [1]
+    if len(sizes) > 1:
+        sizes = joined(low, sizes) if reorders(low) else [math.prod(sizes)]
+    return pointwise_over(low, sizes)
+
+
+def reorders(low: Lowering) -> bool:
+    """Whether some operand is not read in the very order in which points are numbered."""
+    if not low.region.eqns:
+        return True
+    size = low.region.frame.size
+    for e in low.region.eqns:
+        if not (isinstance(e.prim, Elementwise) or e.prim is add_any_p):
+            return True
+        for a in e.invars:
+            if a in low.virtual and a.aval.size > 1:
+                return True
+            if a.aval.size not in (1, size):
+                return True
+    return False
+
+
+def widest(low: Lowering) -> tuple[int, ...]:
+    """The shape with most axes among those of the values at points."""
+    shapes = [v.aval.shape for v, role in low.region.roles.items() if role == "element"]
+    return max(shapes or [low.region.outputs[0].aval.shape], key=len)
+
+
+def points(sizes: Sequence[int]) -> tuple[list[Range], Index]:
+    """Ranges of these sizes, and the number of a point of them."""
+    ranges = [Range(f"i{d}" if len(sizes) > 1 else "i", n) for d, n in enumerate(sizes)]
+    return ranges, flat([of(r) for r in ranges], sizes)
+
+
+def pointwise_over(low: Lowering, sizes: Sequence[int]) -> Launch:
+    """The kernel with the given ranges for its grid."""
+    low.start()
+    ranges, position = points(sizes)
+    for e in low.region.eqns:
+        low.at(e.outvars[0], unflat(position, e.outvars[0].aval.shape))
+    body = [
+        Store(b, flat(place, v.aval.shape), low.at(v, place))
+        for v, b in low.outputs.items()
+        for place in [unflat(position, v.aval.shape)]
+    ]
+    return low.launch(ranges, body)
+
+
+def joined(low: Lowering, sizes: list[int]) -> list[int]:
+    """``sizes`` with neighbours joined wherever every access steps through both as through one."""
+    launch = pointwise_over(low, sizes)
+    ranges = launch.kernel.grid
+    indices = [i for v in post_order(launch.kernel.roots()) for i in v.indices()]
+    indices += [s.index for s in launch.kernel.body]
+    out = [sizes[0]]
+    for a, b, n in zip(ranges, ranges[1:], sizes[1:], strict=False):
+        if all(_as_one(i, a, b, n) for i in indices):
+            out[-1] *= n
+        else:
+            out.append(n)
+    return out
+
+
+def _as_one(index: Index, a: Range, b: Range, n: int) -> bool:
+    """Whether an index steps through the ranges a and b (of n) as through one."""
+    if a.extent == 1 or b.extent == 1:
+        return a not in ranges_of(index) and b not in ranges_of(index)
+    ca, cb = index.coefficient(a), index.coefficient(b)
+    return ca is not None and cb is not None and ca == cb * n

@@ -1,0 +1,120 @@
+"""Random bits and keys in LoopIR: the cipher inside of fused kernels.
+
+Kernels, stage 6, below ``values.py``, whose table of rules these are. In memory a key is 8 bytes, the high word
+before the low one; kernels see one uint64 of which the high word of the key is the low half. What is computed is
+that of ``core/ops/random_bits.py``, bit for bit: the cipher of a counter under a key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from blufunc.core.ir import dtypes
+from blufunc.core.ir.jaxpr import Eqn
+from blufunc.core.ops.elementwise import convert_p, or_p, shift_left_p, shift_right_logical_p
+from blufunc.core.ops.random_bits import (
+    random_bits_p,
+    random_fold_in_p,
+    random_seed_p,
+    random_split_p,
+    random_unwrap_p,
+    random_wrap_p,
+)
+from blufunc.kernels.loopir.access_map import Place
+from blufunc.kernels.loopir.index import Computed, Index, flat, of
+from blufunc.kernels.loopir.index import constant as fixed
+from blufunc.kernels.loopir.ir import Value, apply, const
+
+_WORD, _KEY = np.dtype(np.uint32), np.dtype(np.uint64)
+
+
+def held_as(dtype: np.dtype) -> np.dtype:
+    """The dtype in which kernels hold values of ``dtype``: keys as uint64, all else as it is."""
+    return _KEY if dtypes.is_key(dtype) else dtype
+
+
+def held(value: Any, dtype: np.dtype) -> np.ndarray:
+    """A constant of ``dtype`` as kernels hold it."""
+    array = np.asarray(value, dtype)
+    return array.view(_KEY) if dtypes.is_key(dtype) else array
+
+
+def _to(value: Value, dtype: np.dtype) -> Value:
+    return value if value.dtype == dtype else apply(convert_p, (value,), {"dtype": dtype}, dtype)
+
+
+def _shifted(value: Value, prim: Any) -> Value:
+    return apply(prim, (value, const(32, _KEY)), {}, _KEY)
+
+
+def _swapped(value: Value) -> Value:
+    """A uint64 with its halves exchanged."""
+    return apply(or_p, (_shifted(value, shift_left_p), _shifted(value, shift_right_logical_p)), {}, _KEY)
+
+
+def words(key: Value) -> tuple[Value, Value]:
+    """The high and the low word of a key."""
+    return _to(key, _WORD), _to(_shifted(key, shift_right_logical_p), _WORD)
+
+
+def cipher(key: Value, counter: Index, width: int) -> Value:
+    """Random bits: what the cipher makes of a counter under a key."""
+    return Value("bits", words(key), (counter, width), np.dtype(f"u{width // 8}"))
+
+
+def _new_key(key: Value, counter: Index) -> Value:
+    return _swapped(cipher(key, counter, 64))
+
+
+Asked = Callable[[Any, Place], Value]
+"""``at(operand, place)``: an element of an operand."""
+
+
+def _counted(eqn: Eqn, place: Place, at: Asked) -> tuple[Value, Index]:
+    """The key above an element of an array for each key, and the position of the element in that array."""
+    (keys,) = eqn.invars
+    n = keys.aval.ndim
+    return at(keys, place[:n]), flat(place[n:], eqn.params["shape"])
+
+
+def _bits(eqn: Eqn, place: Place, at: Asked) -> Value:
+    return cipher(*_counted(eqn, place, at), eqn.params["bit_width"])
+
+
+def _split(eqn: Eqn, place: Place, at: Asked) -> Value:
+    return _new_key(*_counted(eqn, place, at))
+
+
+def _fold_in(eqn: Eqn, place: Place, at: Asked) -> Value:
+    keys, data = eqn.invars
+    return _new_key(at(keys, place), of(Computed(at(data, place), 0, (1 << 32) - 1)))
+
+
+def _seed(eqn: Eqn, place: Place, at: Asked) -> Value:
+    seed = at(eqn.invars[0], place)
+    return _swapped(_to(seed if seed.dtype.itemsize == 8 else _to(seed, _WORD), _KEY))
+
+
+def _wrap(eqn: Eqn, place: Place, at: Asked) -> Value:
+    hi, lo = (_to(at(eqn.invars[0], (*place, fixed(i))), _KEY) for i in range(2))
+    return apply(or_p, (hi, _shifted(lo, shift_left_p)), {}, _KEY)
+
+
+def _unwrap(eqn: Eqn, place: Place, at: Asked) -> Value:
+    key = at(eqn.invars[0], place[:-1])
+    bits = apply(shift_left_p, (Value("number", (), place[-1], _KEY), const(5, _KEY)), {}, _KEY)
+    return _to(apply(shift_right_logical_p, (key, bits), {}, _KEY), _WORD)
+
+
+RULES: dict[Any, Callable[[Eqn, Place, Asked], Value]] = {
+    random_bits_p: _bits,
+    random_split_p: _split,
+    random_fold_in_p: _fold_in,
+    random_seed_p: _seed,
+    random_wrap_p: _wrap,
+    random_unwrap_p: _unwrap,
+}
+"""By primitive, of those in ``fusion.classify.RANDOM``."""

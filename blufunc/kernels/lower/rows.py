@@ -1,0 +1,319 @@
+"""Kernels with rows: points are rows of lanes, with reductions over lanes, over rows, or both.
+
+Kernels, stage 6, below ``region.py``. In: a region whose frame has lanes. Out: one launch, or two where a reduction
+over rows is cut in chunks that find too much to be added up at the kernel's end.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from blufunc.core.ir import dtypes
+from blufunc.core.ir.jaxpr import Eqn, Var
+from blufunc.core.ops.elementwise import mul_p
+from blufunc.core.ops.gather_scatter import gather_fill, gather_p
+from blufunc.kernels.fusion.iteration_space import REDUCES, scans
+from blufunc.kernels.loopir.index import ZERO, Index, Range, flat, of, unflat
+from blufunc.kernels.loopir.ir import (
+    Accumulate,
+    Buffer,
+    Keep,
+    Kernel,
+    Lanes,
+    Prefix,
+    Reduce,
+    Rows,
+    Scan,
+    Set,
+    Store,
+    Total,
+    apply,
+    const,
+    fold,
+    load,
+    read,
+    within,
+)
+from blufunc.kernels.loopir.launch import Launch, Scratch
+from blufunc.kernels.lower.column_scans import scanned_rows
+from blufunc.kernels.lower.indexed_reads import placed
+from blufunc.kernels.lower.kernel import Lowering
+from blufunc.kernels.lower.long_scans import scanned_chunks
+from blufunc.kernels.lower.row_loops import Levels, in_generations, root_apart
+from blufunc.kernels.lower.scalars import choose, converted
+
+
+def in_rows(low: Lowering) -> list[Launch]:
+    """Rows of lanes, with reductions over lanes, over rows, or both."""
+    frame, region = low.region.frame, low.region
+    assert frame.lanes
+    column_outs = [v for v, role in region.roles.items() if role == "column"]
+    k = Range("k", frame.lanes)
+    if frame.order in ("down", "up"):
+        return [scanned_rows(low, _divisor(frame.lanes, low.target.scan_tile))]
+    if frame.order == "chunks":
+        return scanned_chunks(low)
+    if not column_outs:
+        r = Range("r", frame.rows)
+        return [low.launch([r], row_body(low, of(r), k))]
+    outer = frame.outer or 1
+    rows = frame.rows // outer
+    cut = _cut_rows(low, rows, outer, len(column_outs))
+    made = _in_chunks(low, rows, outer, cut)
+    if frame.order is not None and low.target.crowding is not None:
+        times = low.target.crowding(frame.lanes, _values_kept(made))
+        if times > 1:
+            cut = cut._replace(chunks=min(rows, cut.chunks * times))
+            made = _in_chunks(low, rows, outer, cut)
+    chunks, width = cut.chunks, cut.width
+    a, g, t, k, column, keeps = made.outer, made.chunk, made.tile, made.lane, made.column, made.keeps
+    whole: list[Any] = [made.rows]
+    grid = [x for x in (a, g, t) if x.extent > 1] or [g]
+    results = tuple(
+        Store(low.outputs[v], of(a) * frame.lanes + column, converted(read(keep), low.outputs[v].dtype))
+        for v, keep in keeps.items()
+    )
+    if chunks == 1:
+        return [low.launch(grid, [*whole, Lanes(k, results)])]
+    scratch: dict[Var, tuple[Buffer, Scratch]] = {}
+    stores, sums, q = [], [], Range("q", chunks)
+    for v, keep in keeps.items():
+        part = Scratch(keep.dtype, outer * chunks * frame.lanes)
+        buffer = Buffer(f"{low.outputs[v].name}_parts", part.dtype, part.size, True)
+        scratch[v] = (buffer, part)
+        place = lambda chunk: (of(a) * chunks + of(chunk)) * frame.lanes + column
+        stores.append(Store(buffer, place(g), read(keep)))
+        sums.append(Accumulate(keep, load(buffer, place(q))))
+    whole.append(Lanes(k, tuple(stores), "the sums of this chunk of rows"))
+    found = chunks * width * sum(keep.dtype.itemsize for keep in keeps.values())
+    if found <= low.target.finish_bytes and not low.parts:
+        finish = [Rows(q, (Lanes(k, tuple(sums)),), of(q), chunks), Lanes(k, results, "the sums of all")]
+        over = [x for x in (a, t) if x.extent > 1]
+        return [low.launch(grid, whole, dict(scratch.values()), finish, over)]
+    finished = {v: low.outputs.pop(v) for v in scratch}
+    first = low.launch(grid, whole, dict(scratch.values()))
+    return [first, finish_columns(low, finished, scratch, outer, chunks, frame.lanes)]
+
+
+class _Cut(NamedTuple):
+    """How rows are cut.
+
+    Attributes:
+      chunks: in how many.
+      width: of their tiles of columns.
+      interleaved: whether a chunk takes rows in turns with others.
+    """
+
+    chunks: int
+    width: int
+    interleaved: bool
+
+
+class _Chunks(NamedTuple):
+    """The rows of a chunk, put in loops.
+
+    Attributes:
+      rows: what is done with each.
+      outer, chunk, tile: which of them this is.
+      lane: in the tile.
+      column: of a lane.
+      keeps: what grows from row to row.
+    """
+
+    rows: Rows
+    outer: Range
+    chunk: Range
+    tile: Range
+    lane: Range
+    column: Index
+    keeps: dict[Var, Keep]
+
+
+def _in_chunks(low: Lowering, rows: int, outer: int, cut: _Cut) -> _Chunks:
+    """The loops over the rows of a chunk, and over their lanes."""
+    lanes = low.region.frame.lanes
+    assert lanes
+    per = -(-rows // cut.chunks)
+    a, g, j = Range("a", outer), Range("g", cut.chunks), Range("j", per)
+    t, k = Range("t", lanes // cut.width), Range("k", cut.width)
+    column = of(t) * cut.width + of(k)
+    row_in_outer = of(j) * cut.chunks + of(g) if cut.interleaved else of(g) * per + of(j)
+    body = row_body(low, of(a) * rows + row_in_outer, k, column)
+    keeps = {
+        v: Keep(f"{low.names.of(v, low.maker(v))}_sum", dtype, k, op)
+        for v, (op, dtype, _) in low.columns.items()
+    }
+    inner = with_columns(low, body, keeps, k)
+    return _Chunks(Rows(j, tuple(inner), row_in_outer, rows), a, g, t, k, column, keeps)
+
+
+def _values_kept(made: _Chunks) -> int:
+    """How many values of each lane are kept from row to row, and from loop to loop of a row."""
+    sets = [s.value for loop in made.rows.body for s in getattr(loop, "body", ()) if isinstance(s, Set)]
+    own = [v for v in sets if v.op != "load" or v.ranges() != {made.lane}]  # others are read again
+    return len(own) + len(made.keeps)
+
+
+def _cut_rows(low: Lowering, rows: int, outer: int, columns: int) -> _Cut:
+    """In what rows are cut.
+
+    Args:
+      rows: of each of ``outer``.
+      columns: how many results are sums over rows.
+    """
+    frame, target = low.region.frame, low.target
+    assert frame.lanes
+    chunks, width, interleaved = target.chunks(rows, frame.lanes), frame.lanes, target.interleaved
+    if frame.order is None:  # parts of rows will do
+        interleaved, tile = False, target.tile
+        if target.wide_tile is not None and columns < len(low.outputs):
+            tile = target.wide_tile(frame.rows * frame.lanes)
+        width = _divisor(frame.lanes, tile)
+        if target.tile_chunks is not None and tile == target.tile:
+            chunks = target.tile_chunks(rows, outer * (frame.lanes // width))
+    chunks = max(1, min(rows, chunks))
+    per = -(-rows // chunks)
+    return _Cut(chunks if interleaved else -(-rows // per), width, interleaved)
+
+
+def with_columns(low: Lowering, body: list[Any], keeps: dict[Var, Keep], k: Range) -> list[Any]:
+    """Put the sums over rows into the first loop that knows their summands."""
+    level = Levels(body)
+    loops = [i for i, s in enumerate(body) if isinstance(s, Lanes)]
+    added: dict[int, list[Any]] = {}
+    for v, (_, _, value) in low.columns.items():
+        at = level.of(value)
+        added.setdefault(at, []).append(Accumulate(keeps[v], value))
+    out = list(body)
+    for at, statements in added.items():
+        if at < len(loops):
+            loop = out[loops[at]]
+            out[loops[at]] = Lanes(loop.range, (*loop.body, *statements), loop.note)
+        else:
+            out.append(Lanes(k, tuple(statements)))
+    return low.kept(out)
+
+
+def finish_columns(low: Lowering, outputs, scratch, outer: int, chunks: int, lanes: int) -> Launch:
+    """Add up what the chunks found, in order."""
+    low.start()
+    i, g = Range("i", outer * lanes), Range("g", chunks)
+    a, column = of(i) // lanes, of(i) % lanes
+    body, operands = [], {}
+    for v, (buffer, part) in scratch.items():
+        op = REDUCES[low.producers[v].prim]
+        source_buffer = Buffer(buffer.name, buffer.dtype, buffer.size)
+        operands[source_buffer] = part
+        value = fold(op, g, load(source_buffer, (a * chunks + of(g)) * lanes + column))
+        body.append(Store(outputs[v], of(i), converted(value, outputs[v].dtype)))
+    operands.update((outputs[v], v) for v in scratch)
+    name = f"{low.name()}_finish"
+    kernel = Kernel(name, tuple(operands), (i,), tuple(body), ("adds up the chunks of the kernel before",))
+    return Launch(kernel, operands)
+
+
+def row_body(low: Lowering, row: Index, k: Range, column: Index | None = None) -> list[Any]:
+    """The statements for one row: loops over its lanes, one for each generation of reductions, and its stores."""
+    low.start()
+    frame, region = low.region.frame, low.region
+    lanes = frame.lanes
+    assert lanes
+    position = row * lanes + (of(k) if column is None else column)
+    meetings: list[Reduce | Scan] = []
+    for e in region.eqns:
+        v = e.outvars[0]
+        role = region.roles[v]
+        if e.prim in REDUCES and role in ("row", "column"):
+            value, dtype, op = low.reduced(e, unflat(position, e.invars[0].aval.shape))
+            if role == "column":
+                low.columns[v] = (op, dtype, value)
+                continue
+            positional = op.startswith("arg")
+            summed = {m.total: m.value for m in meetings if isinstance(m, Reduce)}
+            apart = root_apart(value, k, summed) if op == "sum" else None
+            value = value if apart is None else apart[0]
+            total = Total(low.names.of(v, e), dtype, op, v.aval.dtype if positional else None)
+            low.totals[v] = total
+            meetings.append(Reduce(total, value, of(k) if positional else None))
+            if apart is not None:
+                product = apply(mul_p, (read(total), apart[1]), {}, dtype)
+                low.memo[v, "total"] = converted(product, v.aval.dtype)
+        elif scans(e):
+            value, dtype, op = low.reduced(e, unflat(position, v.aval.shape))
+            prefix = Prefix(low.names.of(v, e), dtype, k, op, e.params["reverse"])
+            low.scans[v] = position, converted(read(prefix), v.aval.dtype)
+            meetings.append(Scan(prefix, value))
+        elif role == "row" and e.prim is gather_p and picks(low, e, row):
+            pick(low, e, row, of(k) if column is None else column, position, meetings)
+        elif role != "total":
+            low.at(v, unflat(position if role == "element" else row, v.aval.shape))
+    body = in_generations(meetings, *_stores(low, row, position), k)
+    return body if low.columns else low.kept(body)
+
+
+def _stores(low: Lowering, row: Index, position: Index) -> tuple[list[Store], list[Store]]:
+    """The stores of each lane of a row, and those of the row; ``position`` is the number of an element."""
+    region = low.region
+    lane_stores, row_stores = [], []
+    for e in region.eqns:
+        v = e.outvars[0]
+        if region.roles[v] == "total":
+            value, dtype, _ = low.reduced(e, unflat(row, e.invars[0].aval.shape))
+            row_stores.append(Store(low.part(v, dtype, region.frame.rows), row, value))
+    for v, b in low.outputs.items():
+        role = region.roles.get(v)
+        if v in region.numbers:
+            if not low.parts:  # one row: its end is the end
+                row_stores.append(Store(b, ZERO, low.at(v, (ZERO,) * v.aval.ndim)))
+        elif role == "element":
+            place = unflat(position, v.aval.shape)
+            lane_stores.append(Store(b, flat(place, v.aval.shape), low.at(v, place)))
+        elif role == "row":
+            place = unflat(row, v.aval.shape)
+            row_stores.append(Store(b, flat(place, v.aval.shape), low.at(v, place)))
+    return lane_stores, row_stores
+
+
+def picks(low: Lowering, gather: Eqn, row: Index) -> bool:
+    """Whether a gather of one number for each row takes it from what the row's lanes read anyway."""
+    x, frame = gather.invars[0], low.region.frame
+    if x in low.region.roles:
+        return True
+    elements = [e for e in low.region.eqns if e is not gather and x in e.invars]
+    if not any(e.outvars[0].aval.size == x.aval.size or e.prim in REDUCES for e in elements):
+        return False
+    found, _ = placed(low, gather, unflat(row, gather.outvars[0].aval.shape))
+    assert frame.lanes
+    return x.aval.size == frame.size and flat(found, x.aval.shape) // frame.lanes == row
+
+
+def pick(
+    low: Lowering, gather: Eqn, row: Index, column: Index, position: Index, meetings: list[Reduce | Scan]
+) -> None:
+    """Let the lane that has the number of a gather bring it, as a sum to which the others add nothing.
+
+    So every element is read by its own lane only, and what is computed may be written over what is read.
+    """
+    x, v = gather.invars[0].aval, gather.outvars[0]
+    lanes = low.region.frame.lanes
+    assert lanes
+    found, inside = placed(low, gather, unflat(row, v.aval.shape))
+    chosen = flat(found, x.shape) - row * lanes
+    hit = within(column - chosen, 0, 1)
+    value = low.at(gather.invars[0], unflat(position, x.shape))
+    if hit is not None:
+        value = choose(hit, value, const(0, value.dtype), value.dtype)
+    total = Total(low.names.of(v, gather), value.dtype, "or" if dtypes.is_bool(value.dtype) else "sum")
+    low.totals[v] = total
+    meetings.append(Reduce(total, value))
+    if inside is not None:
+        fill = gather_fill(x.dtype, gather.params["fill_value"])
+        low.memo[v, "total"] = choose(inside, read(total), const(fill, value.dtype), value.dtype)
+
+
+def _divisor(n: int, most: int) -> int:
+    """The largest divisor of ``n`` that is no more than ``most``; ``n`` itself if that is small."""
+    if n <= most:
+        return n
+    best = max(d for d in range(1, most + 1) if n % d == 0)
+    return best if best * 8 >= most else n

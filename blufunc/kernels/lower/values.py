@@ -1,0 +1,175 @@
+"""Values of variables at indices, as values of LoopIR.
+
+Kernels, stage 6, below ``region.py``. In: a region, and a variable with the index of an element. Out: the value there.
+
+Movement turns the index into that of an operand, arithmetic asks for its operands at the same index, a variable in
+memory becomes a load. So a transpose of a slice of a broadcast costs one address computation, and nothing is copied.
+What is asked for twice at one index is one value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from blufunc.core.ir.jaxpr import Eqn, Literal, Var
+from blufunc.core.ops.elementwise import add_p, convert_p
+from blufunc.core.primitives.kinds import Elementwise
+from blufunc.core.primitives.linear_ops import add_any_p
+from blufunc.kernels.fusion.classify import RANDOM
+from blufunc.kernels.fusion.fuse import Fusion, Region
+from blufunc.kernels.fusion.iteration_space import REDUCES, SCANS, scans
+from blufunc.kernels.loopir.access_map import Place, moves, source_of
+from blufunc.kernels.loopir.index import Index, Range, flat, of, unflat
+from blufunc.kernels.loopir.ir import (
+    Buffer,
+    Total,
+    Value,
+    apply,
+    const,
+    fold,
+    load,
+    read,
+)
+from blufunc.kernels.loopir.launch import Scratch
+from blufunc.kernels.lower import random
+from blufunc.kernels.lower.control_flow import Control
+from blufunc.kernels.lower.indexed_reads import RULES
+from blufunc.kernels.lower.names import Names, type_text
+from blufunc.kernels.lower.random import held, held_as
+from blufunc.kernels.lower.scalars import both, converted, wide_for
+from blufunc.kernels.ops.points import POINTS
+from blufunc.kernels.target import Target
+
+
+class Values:
+    """The values of one region.
+
+    Attributes:
+      inputs: the buffers of the variables that were read from memory so far.
+      outputs: the buffers of those that the region writes.
+      totals: for each reduction that lanes do, its total.
+      scans: for each cumulative operation, where it is known and what it is there.
+      columns: for each reduction over rows, its operation, the dtype in which it adds up, and what it takes up.
+      parts: for each reduction of everything, the memory in which points leave what they found.
+      guard: where memory may be read just now; None: everywhere.
+    """
+
+    def __init__(self, region: Region, fusion: Fusion, target: Target):
+        self.region, self.virtual, self.target = region, fusion.virtual, target
+        self.names = Names(fusion.jaxpr.invars, fusion.jaxpr.arg_names)
+        self.producers = {v: e for e in region.eqns for v in e.outvars}
+        self.inputs: dict[Var, Buffer] = {}
+        self.outputs = {
+            v: Buffer(self.names.of(v, self.maker(v)), held_as(v.aval.dtype), v.aval.size, True, type_text(v))
+            for v in region.outputs
+        }
+        self.start()
+
+    def start(self) -> None:
+        """Forget all values: they belong to loop variables."""
+        self.memo: dict[Any, Value] = {}
+        self.control = Control()
+        self.totals: dict[Var, Total] = {}
+        self.scans: dict[Var, tuple[Index, Value]] = {}
+        self.columns: dict[Var, tuple[str, np.dtype, Value]] = {}
+        self.parts: dict[Var, tuple[Buffer, Scratch]] = {}
+        self.guard: Value | None = None
+
+    def maker(self, v: Var) -> Eqn | None:
+        """The equation that computes a variable."""
+        return self.producers.get(v) or self.virtual.get(v)
+
+    def at(self, atom: Any, place: Place) -> Value:
+        """The value of a variable or literal at an index."""
+        if atom.__class__ is Literal:
+            return const(held(atom.value, atom.aval.dtype), held_as(atom.aval.dtype))
+        key = (atom, place, self.guard)
+        found = self.memo.get(key)
+        if found is None:
+            eqn = self.maker(atom)
+            found = self.loaded(atom, place) if eqn is None else self.computed(eqn, atom, place)
+            self.memo[key] = found
+        return found
+
+    def loaded(self, v: Var, place: Place) -> Value:
+        """An element of what is in memory."""
+        buffer = self.inputs.get(v)
+        if buffer is None:
+            dtype = held_as(v.aval.dtype)
+            buffer = self.inputs[v] = Buffer(self.names.of(v, None), dtype, v.aval.size, note=type_text(v))
+        index = flat(place, v.aval.shape)
+        key = (buffer, index, self.guard)
+        if key not in self.memo:
+            self.memo[key] = load(buffer, index, self.guard)
+        return self.memo[key]
+
+    def computed(self, eqn: Eqn, v: Var, place: Place) -> Value:
+        """An element of what an equation computes."""
+        if v in self.totals:
+            return self.at_total(v)
+        if moves(eqn):
+            return self.at(eqn.invars[0], source_of(eqn, place))
+        prim = eqn.prim
+        if prim in REDUCES:
+            return self.folded(eqn, place)
+        if prim in SCANS:
+            if not scans(eqn):
+                return self.at(eqn.invars[0], place)
+            position, value = self.scans[v]
+            assert flat(place, v.aval.shape) == position, "a scan is read where it is computed"
+            return value
+        if prim in RULES:
+            return RULES[prim](self, eqn, place)
+        if prim in RANDOM:
+            return random.RULES[prim](eqn, place, self.at)
+        if prim in POINTS:
+            return self.control.at(eqn, place, self.guard, self.at)
+        assert isinstance(prim, Elementwise) or prim is add_any_p, prim
+        args = [self.at(a, place if a.aval.ndim else ()) for a in eqn.invars]
+        if prim is convert_p and args[0].dtype == v.aval.dtype:
+            return args[0]
+        return apply(add_p if prim is add_any_p else prim, args, eqn.params, held_as(v.aval.dtype))
+
+    def guarded(self, condition: Value | None, make: Callable[[], Value]) -> Value:
+        """What ``make`` returns, reading memory only where a condition holds."""
+        if condition is None:
+            return make()
+        before = self.guard
+        self.guard = both(before, condition)
+        try:
+            return make()
+        finally:
+            self.guard = before
+
+    def at_total(self, v: Var) -> Value:
+        """A reduction that lanes have done, as a value of its variable's dtype."""
+        key = (v, "total")
+        if key not in self.memo:
+            self.memo[key] = converted(read(self.totals[v]), v.aval.dtype)
+        return self.memo[key]
+
+    def folded(self, eqn: Eqn, place: Place) -> Value:
+        """A reduction done by one lane alone, in order: where it fits no frame."""
+        x, op = eqn.invars[0], REDUCES[eqn.prim]
+        axes = sorted(eqn.params["axes"])
+        shape = x.aval.shape
+        over = Range(f"j{len(self.memo)}", math.prod([shape[d] for d in axes]))
+        inner = iter(unflat(of(over), [shape[d] for d in axes]))
+        outer = iter(place)
+        at = tuple(next(inner) if d in axes else next(outer) for d in range(len(shape)))
+        value = self.at(x, at)
+        return converted(
+            fold(op, over, converted(value, wide_for(eqn.outvars[0].aval.dtype, op))),
+            eqn.outvars[0].aval.dtype,
+        )
+
+    def reduced(self, eqn: Eqn, element: Place) -> tuple[Value, np.dtype, str]:
+        """What a reduction or a scan takes up at an element, in the dtype in which it adds up."""
+        op = REDUCES.get(eqn.prim) or SCANS[eqn.prim]
+        value = self.at(eqn.invars[0], element)
+        dtype = value.dtype if op.startswith("arg") else wide_for(eqn.outvars[0].aval.dtype, op)
+        return converted(value, dtype), dtype, op

@@ -1,0 +1,113 @@
+"""Checks of memory plans: a plan is replayed on bytes that hold the names of values.
+
+Kernels, stage 7, behind ``plan.py``. In: a plan, and the steps and values it is for. Out: an error where a step would
+read what is not there. Nothing of the planner is used but the roots of views.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NoReturn
+
+from blufunc import errors
+from blufunc.kernels.memory.dependencies import roots_of
+from blufunc.kernels.memory.types import Placement, Plan, Step, Value
+
+_Region = tuple[tuple[str, int], int, int]
+"""A block of memory, and the bytes in it from one to before another."""
+
+
+def check_plan(plan: Plan, steps: Sequence[Step], values: Sequence[Value], *, alignment: int = 256) -> None:
+    """Checks that a plan's order and memory are sound, by running it on labelled bytes.
+
+    Raises:
+      ValueRangeError: naming the step and the value that would go wrong.
+    """
+    if sorted(plan.order) != list(range(len(steps))):
+        _unsound("its order is not a permutation of the steps")
+    done: set[int] = set()
+    for i in plan.order:
+        if not done.issuperset(steps[i].after):
+            _unsound(f"step {i} runs before one of the steps {steps[i].after}")
+        done.add(i)
+    for place in (*plan.placement.values(), *plan.scratch.values()):
+        if place.offset % alignment:
+            _unsound(f"offset {place.offset} is not a multiple of {alignment}")
+    simulate(plan, steps, values)
+
+
+def simulate(plan: Plan, steps: Sequence[Step], values: Sequence[Value]) -> int:
+    """Runs a plan on bytes that hold the names of values, not numbers.
+
+    Returns:
+      The highest byte of the arena that is used.
+
+    Raises:
+      ValueRangeError: if a step reads bytes that no longer or not yet hold its value, if two things that it
+        needs at once overlap, if anything leaves its block, or if at the end an output is not whole, alone
+        in its block, or an argument that was not donated has changed.
+    """
+    root = roots_of(values)
+    holds: dict[tuple[str, int], dict[int, tuple[int, int]]] = {}  # block -> value -> its range of bytes
+    for i, value in enumerate(values):
+        if value.kind in ("argument", "donated") and root[i] == i:
+            holds["argument", i] = {i: (0, value.nbytes)}
+    used = 0
+
+    def region(place: Placement, nbytes: int) -> _Region:
+        block = (place.space, place.owner)
+        size = plan.arena_bytes if place.space == "arena" else plan.allocations.get(place.owner, 0)
+        if place.space == "argument":
+            size = values[place.owner].nbytes
+        if not 0 <= place.offset <= place.offset + nbytes <= size:
+            _unsound(f"{place} with {nbytes} bytes leaves a block of {size}")
+        return block, place.offset, place.offset + nbytes
+
+    for i in plan.order:
+        step = steps[i]
+        reading = {r: region(plan.placement[r], values[r].nbytes) for r in {root[v] for v in step.reads}}
+        for r, (block, low, high) in reading.items():
+            if holds.get(block, {}).get(r) != (low, high):
+                _unsound(f"step {i} reads value {r}, which is not in memory")
+        writing = {r: region(plan.placement[r], values[r].nbytes) for r in {root[v] for v in step.writes}}
+        if step.scratch:
+            writing[-1] = region(plan.scratch[i], step.scratch)
+        _check_overlaps(i, writing, reading | writing, {(root[w], root[v]) for w, v in step.inplace})
+        for w, here in writing.items():
+            block, low, high = here
+            if block[0] == "argument" and values[block[1]].kind == "argument":
+                _unsound(f"step {i} writes value {w} into argument {block[1]}, which is not donated")
+            content = holds.setdefault(block, {})
+            holds[block] = {v: x for v, x in content.items() if v == w or not _overlap((block, *x), here)}
+            if w >= 0:
+                holds[block][w] = (low, high)
+            if block[0] == "arena":
+                used = max(used, high)
+    taken: set[tuple[str, int]] = set()
+    for r in {root[i] for i, value in enumerate(values) if value.kind == "output"}:
+        block, low, high = region(plan.placement[r], values[r].nbytes)
+        if holds.get(block, {}).get(r) != (low, high):
+            _unsound(f"output {r} is not in memory at the end")
+        if block[0] == "arena" or block in taken or low:
+            _unsound(f"output {r} has no memory of its own")
+        taken.add(block)
+    return used
+
+
+def _check_overlaps(
+    i: int, writing: dict[int, _Region], needed: dict[int, _Region], pairs: set[tuple[int, int]]
+) -> None:
+    """That step ``i`` writes nothing over what it needs, but for ``pairs`` of values in place of one another."""
+    for w, here in writing.items():
+        for v, there in needed.items():
+            shared = (w, v) in pairs and here == there
+            if v != w and not shared and _overlap(here, there):
+                _unsound(f"step {i} writes value {w} over value {v}, which it needs")
+
+
+def _overlap(a: _Region, b: _Region) -> bool:
+    return a[0] == b[0] and a[1] < b[2] and b[1] < a[2]
+
+
+def _unsound(what: str) -> NoReturn:
+    raise errors.ValueRangeError(f"check_plan: {what}", why="the plan would corrupt memory")

@@ -1,0 +1,296 @@
+"""Before stage 5: equations that a library or a kernel can do at once in the place of several.
+
+Kernels. In: a simplified jaxpr, its calls in place. Out: one that computes the same.
+
+- The transpose of a product of matrices is the product of the transposes, which cost nothing.
+- What is added to zeros, to be added to something else, is added to that.
+- A part of a widened array is widened after it is cut out, and a converted table after rows of it are gathered.
+- What a kernel computes only to be moved and then rounded to a narrower dtype is rounded first, and stored so.
+- Where a library wants the batch axes of a product side by side, its operands are copied into that order, and what
+  little is computed of them on the way is computed in the copy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+from blufunc.core.ir import dtypes
+from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var
+from blufunc.core.ops.dot import dot_general_p
+from blufunc.core.ops.elementwise import add_p, convert_p, copy_p
+from blufunc.core.ops.gather_scatter import gather_p, scatter_add_p
+from blufunc.core.ops.shape import slice_p
+from blufunc.core.primitives.linear_ops import add_any_p, broadcast_in_dim_p, transpose_p
+from blufunc.core.primitives.override import is_replaced
+from blufunc.core.programs.simplify import dce
+from blufunc.kernels.fusion.classify import sort_of
+from blufunc.kernels.loopir.access_map import MOVED, is_widening, moves, view_strides
+from blufunc.kernels.loopir.index import strides_of
+
+
+def rewrite(jaxpr: Jaxpr, origins: dict[Eqn, int], batch_first: bool = False) -> Jaxpr:
+    """Apply all of it.
+
+    Args:
+      jaxpr: the program.
+      origins: for equations, the call that computes them again; kept up for those that take its place.
+      batch_first: whether products want their batch axes side by side in memory.
+    """
+    jaxpr = _narrowed_early(_Rewriter(jaxpr, origins).run(), origins)
+    return _with_dense_batches(jaxpr, origins) if batch_first else jaxpr
+
+
+class _Rewriter:
+    def __init__(self, jaxpr: Jaxpr, origins: dict[Eqn, int]):
+        self.jaxpr, self.origins = jaxpr, origins
+        self.makers: dict[Var, Eqn] = {}
+        self.position: dict[Var, int] = dict.fromkeys(jaxpr.invars, -1)
+        self.uses = Counter(a for e in jaxpr.eqns for a in e.invars if a.__class__ is not Literal)
+        self.uses.update(a for a in jaxpr.outvars if a.__class__ is not Literal)
+
+    def run(self) -> Jaxpr:
+        eqns: list[Eqn] = []
+        changed = False
+        for i, eqn in enumerate(self.jaxpr.eqns):
+            made = next((m for rule in _RULES if (m := rule(self, eqn))), [eqn])
+            if made != [eqn]:
+                changed = True
+                if eqn in self.origins:
+                    self.origins.update((m, self.origins[eqn]) for m in made)
+            eqns.extend(made)
+            self.makers.update((v, m) for m in made for v in m.outvars)
+            self.position.update((v, i) for m in made for v in m.outvars)
+        return dce(self.jaxpr.replace(eqns=eqns)) if changed else self.jaxpr
+
+    def maker(self, atom: Atom) -> Eqn | None:
+        """The equation that computes an operand which nobody else reads."""
+        if atom.__class__ is Literal or self.uses[atom] != 1:
+            return None
+        return self.makers.get(atom)  # type: ignore[arg-type]
+
+
+def _transposed_product(r: _Rewriter, eqn: Eqn) -> list[Eqn] | None:
+    """``transpose(dot_general(x, y))`` that exchanges the axes of x and those of y is ``dot_general(y, x)``.
+
+    Also where the product is converted to another dtype in between, which then comes last.
+    """
+    if eqn.prim is not transpose_p:
+        return None
+    product, converted = r.maker(eqn.invars[0]), None
+    if product is not None and product.prim is convert_p:
+        product, converted = r.maker(product.invars[0]), product
+    if product is None or product.prim is not dot_general_p:
+        return None
+    (xc, yc), (xb, yb) = product.params["dimension_numbers"]
+    x, y = product.invars
+    b, m = len(xb), x.aval.ndim - len(xb) - len(xc)
+    n = y.aval.ndim - len(yb) - len(yc)
+    exchanged = (*range(b), *range(b + m, b + m + n), *range(b, b + m))
+    precision = product.params["precision"]
+    if eqn.params["permutation"] != exchanged or isinstance(precision, tuple):
+        return None
+    params = {**product.params, "dimension_numbers": ((yc, xc), (yb, xb))}
+    if converted is None:
+        return [Eqn(dot_general_p, [y, x], eqn.outvars, params, product.source)]
+    out = Var(eqn.outvars[0].aval.with_dtype(product.outvars[0].aval.dtype))
+    swapped = Eqn(dot_general_p, [y, x], [out], params, product.source)
+    return [swapped, Eqn(convert_p, [out], eqn.outvars, converted.params, converted.source)]
+
+
+def _sum_with_scattered(r: _Rewriter, eqn: Eqn) -> list[Eqn] | None:
+    """``a + scatter_add(zeros, i, u)`` is ``scatter_add(a, i, u)``."""
+    if eqn.prim not in (add_any_p, add_p):
+        return None
+    for a, scattered in (eqn.invars, eqn.invars[::-1]):
+        scatter = r.maker(scattered)
+        if scatter is None or scatter.prim is not scatter_add_p or a.__class__ is Literal:
+            continue
+        zeros = r.makers.get(scatter.invars[0])  # type: ignore[arg-type]
+        if zeros is None or zeros.prim is not broadcast_in_dim_p or zeros.invars[0].__class__ is not Literal:
+            continue
+        if zeros.invars[0].value != 0 or a.aval.shape != eqn.outvars[0].aval.shape:  # type: ignore[union-attr]
+            continue
+        return [Eqn(scatter_add_p, [a, *scatter.invars[1:]], eqn.outvars, scatter.params, scatter.source)]
+    return None
+
+
+def _part_of_widened(r: _Rewriter, eqn: Eqn) -> list[Eqn] | None:
+    """A part of a widened array is the widened part: ``slice(convert(x))`` is ``convert(slice(x))``.
+
+    Otherwise the wide array would be stored for the parts, which other elements of a kernel read. Also through
+    movement in between, as ``x.astype(float32).reshape(...)[..., :n]`` has it.
+    """
+    if eqn.prim is not slice_p:
+        return None
+    chain = [eqn]
+    while (maker := r.makers.get(chain[-1].invars[0])) is not None and maker.prim in MOVED:  # type: ignore[arg-type]
+        chain.append(maker)
+    if maker is None or not is_widening(maker) or any(is_replaced(e.prim, "impl") for e in (maker, *chain)):
+        return None
+    made, x = [], maker.invars[0]
+    for e in reversed(chain):
+        moved = Var(e.outvars[0].aval.with_dtype(x.aval.dtype))
+        made.append(Eqn(e.prim, [x], [moved], e.params, e.source))
+        x = moved
+    return [*made, Eqn(convert_p, [x], eqn.outvars, maker.params, maker.source)]
+
+
+def _gathered_conversion(r: _Rewriter, eqn: Eqn) -> list[Eqn] | None:
+    """Fewer elements are converted after a gather than before: a lookup in a table that is kept in float32."""
+    if eqn.prim is not gather_p or eqn.outvars[0].aval.size >= eqn.invars[0].aval.size:
+        return None
+    conversion = r.maker(eqn.invars[0])
+    if conversion is None or conversion.prim is not convert_p or is_replaced(convert_p, "impl"):
+        return None
+    (table,) = conversion.invars
+    if eqn.params["fill_value"] is not None or not all(
+        map(dtypes.is_floating, (table.aval.dtype, eqn.outvars[0].aval.dtype))
+    ):
+        return None
+    rows = Var(eqn.outvars[0].aval.with_dtype(table.aval.dtype))
+    gather = Eqn(gather_p, [table, *eqn.invars[1:]], [rows], eqn.params, eqn.source)
+    return [gather, Eqn(convert_p, [rows], eqn.outvars, conversion.params, conversion.source)]
+
+
+_RULES: tuple[Callable[[_Rewriter, Eqn], list[Eqn] | None], ...] = (
+    _transposed_product,
+    _sum_with_scattered,
+    _part_of_widened,
+    _gathered_conversion,
+)
+
+
+def _conversions_behind(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Callable[[Eqn], Eqn | None]:
+    """For an equation, the conversion to a narrower dtype that all movement of its result ends in, if it does."""
+    readers: dict[Any, list[Eqn]] = {}
+    for e in jaxpr.eqns:
+        for a in e.invars:
+            readers.setdefault(a, []).append(e)
+    returned = set(jaxpr.outvars)
+
+    def ends(v: Var) -> list[Eqn] | None:
+        """The conversions that movement of a variable ends in; None if it ends elsewhere too."""
+        found = []
+        for e in readers.get(v, ()):
+            behind = [e] if e.prim is convert_p else ends(e.outvars[0]) if e.prim in MOVED else None
+            if behind is None:
+                return None
+            found += behind
+        return None if v in returned else found
+
+    def narrower(eqn: Eqn) -> Eqn | None:
+        if not any(e.prim in MOVED for e in readers.get(eqn.outvars[0], ())) or sort_of(eqn) != "node":
+            return None
+        found = ends(eqn.outvars[0])
+        if not found or any(origins.get(e) != origins.get(eqn) for e in found):
+            return None
+        before, after = eqn.outvars[0].aval.dtype, found[0].outvars[0].aval.dtype
+        if any(e.outvars[0].aval.dtype != after for e in found) or after.itemsize >= before.itemsize:
+            return None
+        return found[0] if dtypes.is_floating(before) and dtypes.is_floating(after) else None
+
+    return narrower
+
+
+def _narrowed_early(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Jaxpr:
+    """With conversions before movement, where all that is read of what is computed becomes of one narrower dtype."""
+    if any(is_replaced(p, "impl") for p in (convert_p, *MOVED)):
+        return jaxpr
+    narrower = _conversions_behind(jaxpr, origins)
+    narrow: dict[Any, Var] = {}  # for variables, themselves in the narrower dtype
+    ended: dict[Any, Var] = {}  # for results of conversions that are no more, what they are now
+    eqns: list[Eqn] = []
+
+    def add(eqn: Eqn, old: Eqn) -> None:
+        eqns.append(eqn)
+        if old in origins:
+            origins[eqn] = origins[old]
+
+    for eqn in jaxpr.eqns:
+        x = narrow.get(eqn.invars[0]) if eqn.invars else None
+        if x is None:
+            converted = any(a in ended for a in eqn.invars)
+            new = eqn.with_vars([ended.get(a, a) for a in eqn.invars], eqn.outvars) if converted else eqn
+            add(new, eqn)
+            conversion = narrower(eqn) if eqn.outvars else None
+            if conversion is not None:
+                (v,) = eqn.outvars
+                narrow[v] = Var(conversion.outvars[0].aval.with_shape(v.aval.shape))
+                add(Eqn(convert_p, [v], [narrow[v]], conversion.params, conversion.source), conversion)
+        elif eqn.prim is convert_p:
+            ended[eqn.outvars[0]] = x
+        else:
+            (v,) = eqn.outvars
+            narrow[v] = Var(v.aval.with_dtype(x.aval.dtype))
+            add(Eqn(eqn.prim, [x], [narrow[v]], eqn.params, eqn.source), eqn)
+    if not narrow:
+        return jaxpr
+    return jaxpr.replace(eqns=eqns, outvars=[ended.get(a, a) for a in jaxpr.outvars])
+
+
+def _with_dense_batches(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Jaxpr:
+    """With copies of those operands of products whose batch axes no single stride goes through."""
+    makers = {v: e for e in jaxpr.eqns for v in e.outvars}
+    eqns: list[Eqn] = []
+    made: dict[Any, Var] = {}
+
+    def dense(x: Any, batch: tuple[int, ...], origin: int, source: Any) -> Any:
+        """``x`` with its batch axes first, in memory of its own; the same one for all products of one origin."""
+        order = (*batch, *(d for d in range(x.aval.ndim) if d not in batch))
+        key = (x, order, origin)
+        if key not in made:
+            shape = tuple(x.aval.shape[d] for d in order)
+            turned = x
+            if order != tuple(range(x.aval.ndim)):
+                turned = Var(x.aval.with_shape(shape))
+                add(Eqn(transpose_p, [x], [turned], {"permutation": order}, source), origin)
+            made[key] = Var(turned.aval)
+            add(Eqn(copy_p, [turned], [made[key]], {}, source), origin)
+        return made[key]
+
+    def add(eqn: Eqn, origin: int) -> None:
+        eqns.append(eqn)
+        if origin:
+            origins[eqn] = origin
+
+    for eqn in jaxpr.eqns:
+        if eqn.prim is not dot_general_p:
+            eqns.append(eqn)
+            continue
+        (xc, yc), (xb, yb) = eqn.params["dimension_numbers"]
+        origin = origins.get(eqn, 0)
+        operands, numbers = [], []
+        for x, contract, batch in zip(eqn.invars, (xc, yc), (xb, yb), strict=True):
+            if _in_one_stride(x, batch, makers):
+                operands.append(x)
+                numbers.append((contract, batch))
+                continue
+            operands.append(dense(x, batch, origin, eqn.source))
+            order = (*batch, *(d for d in range(x.aval.ndim) if d not in batch))
+            numbers.append((tuple(order.index(d) for d in contract), tuple(range(len(batch)))))
+        if operands == list(eqn.invars):
+            eqns.append(eqn)
+            continue
+        (xc, xb), (yc, yb) = numbers
+        params = {**eqn.params, "dimension_numbers": ((xc, yc), (xb, yb))}
+        add(Eqn(dot_general_p, operands, eqn.outvars, params, eqn.source), origin)
+    return jaxpr.replace(eqns=eqns) if len(eqns) > len(jaxpr.eqns) else jaxpr
+
+
+def _in_one_stride(x: Atom, batch: tuple[int, ...], makers: dict[Var, Eqn]) -> bool:
+    """Whether one stride goes through all batch axes of an operand as it lies in memory."""
+    axes = [d for d in batch if x.aval.shape[d] > 1]
+    if len(axes) < 2 or x.__class__ is Literal:
+        return True
+    virtual = {}
+    v = x
+    while v in makers and moves(makers[v]) and makers[v].invars[0].__class__ is not Literal:  # type: ignore[index]
+        virtual[v] = makers[v]  # type: ignore[index]
+        v = makers[v].invars[0]  # type: ignore[index]
+    strides = view_strides(x, virtual)  # type: ignore[arg-type]
+    if strides is None:  # it will be copied as it stands
+        strides = strides_of(x.aval.shape)
+    return all(strides[a] == x.aval.shape[b] * strides[b] for a, b in pairwise(axes))

@@ -1,0 +1,353 @@
+"""Before stage 5: loops and branches that do the same at every point become operations on elements.
+
+Kernels. In: a jaxpr with its calls in place. Out: one in which a ``while``, a ``scan`` without inputs and outputs, or a
+``cond``, whose bodies are elementwise operations on arrays of one shape and on numbers, is an equation for each
+result: a ``PointLoop`` or ``PointBranch`` of scalars, which fuses as other elementwise operations do. A kernel then
+loops at each point, where the program went through memory each turn.
+
+``vmap`` makes a loop over a batch go on while any element does, and keeps those elements as they are that have ended.
+Such a loop is one of points that end when they do. That it is such a loop is found by evaluating its body twice: where
+the condition of an element fails, each carry must come out as it went in; where it holds, what comes out is the next
+carry.
+
+What a body computes of its constants alone is computed before the loop.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from blufunc.core.arrays.array import scalar
+from blufunc.core.ir import dtypes
+from blufunc.core.ir.jaxpr import Atom, DropVar, Eqn, Jaxpr, Literal, Var
+from blufunc.core.ir.typed_key import exact
+from blufunc.core.ops.elementwise import select_p
+from blufunc.core.ops.reduce import reduce_or_p
+from blufunc.core.ops.shape import iota_p
+from blufunc.core.primitives.kinds import Elementwise
+from blufunc.core.primitives.linear_ops import add_any_p, broadcast_in_dim_p, reshape_p
+from blufunc.core.primitives.override import is_replaced
+from blufunc.core.primitives.primitive import Primitive
+from blufunc.core.programs.simplify import dce, inline_bodies, simplify
+from blufunc.kernels.codegen import scalar_ops
+from blufunc.kernels.loopir.access_map import moves
+from blufunc.kernels.ops.points import POINTS, Branch, Loop, _AtPoints, point_branch_p, point_loop_p
+
+MOST_EQUATIONS = 128
+"""Up to how many operations a body may have: they are to fit the registers of a thread."""
+
+
+def with_point_control(jaxpr: Jaxpr, origins: dict[Eqn, int]) -> Jaxpr:
+    """The program with the loops and branches that it can have at points.
+
+    Args:
+      jaxpr: the program.
+      origins: for equations, the call that computes them again; kept up for those that take its place.
+    """
+    if not any(e.prim.name in _RULES for e in jaxpr.eqns):
+        return jaxpr
+    read = {a for e in jaxpr.eqns for a in e.invars}.union(jaxpr.outvars)
+    eqns: list[Eqn] = []
+    for eqn in jaxpr.eqns:
+        made = [eqn]
+        if eqn.prim.name in _RULES and eqn.prim.kind == "control" and not is_replaced(eqn.prim, "impl"):
+            with contextlib.suppress(_NotAtPointsError):
+                made = _RULES[eqn.prim.name](eqn, read)
+        if eqn in origins:
+            origins.update(dict.fromkeys(made, origins[eqn]))
+        eqns += made
+    return dce(jaxpr.replace(eqns=eqns))
+
+
+class _NotAtPointsError(Exception):
+    """A body does something else than the same at every point."""
+
+
+def _while(eqn: Eqn, read: set) -> list[Eqn]:
+    params, n, m = eqn.params, eqn.params["n_cond"], eqn.params["n_body"]
+    c_consts, b_consts, inits = eqn.invars[:n], eqn.invars[n : n + m], eqn.invars[n + m :]
+    return _loop(eqn, read, params["cond"], c_consts, params["body"], b_consts, inits, params["max_steps"])
+
+
+def _scan(eqn: Eqn, read: set) -> list[Eqn]:
+    params, n = eqn.params, eqn.params["n_consts"]
+    if len(eqn.invars) != n + params["n_carry"] or len(eqn.outvars) != params["n_carry"]:
+        raise _NotAtPointsError
+    return _loop(eqn, read, None, (), params["jaxpr"], eqn.invars[:n], eqn.invars[n:], params["length"])
+
+
+def _loop(
+    eqn: Eqn,
+    read: set,
+    cond: Jaxpr | None,
+    c_consts: Sequence[Atom],
+    body: Jaxpr,
+    b_consts: Sequence[Atom],
+    inits: Sequence[Atom],
+    most: int | None,
+) -> list[Eqn]:
+    """The equations in the place of a loop."""
+    shape = _shape_of(eqn, read)
+    at = _Evaluation(shape, eqn.source)
+    carries = [Var(a.aval.with_shape(())) for a in inits]
+    going: Atom = _known(True)
+    if cond is not None:
+        (going,) = at.run(_ready(cond), [*map(at.outer, c_consts), *carries])
+    step, ins = _ready(body), [*map(at.outer, b_consts), *carries]
+    if going in at.any_of:
+        going, _ = at.any_of[going]
+        ended = at.supposing(going, _known(False))
+        if ended.run(step, ins) != [ended.supposed.get(c, c) for c in carries]:
+            raise _NotAtPointsError
+    inside = at if going.__class__ is Literal else at.supposing(going, _known(True))
+    nexts = inside.run(step, ins)
+    control = Loop(inside.jaxpr(carries, [going, *nexts], body.name), len(carries), most)
+    starts = [at.given(a) for a in inits]
+    return [*at.before, *_results(point_loop_p, eqn, control, [*starts, *inside.operands], read)]
+
+
+def _cond(eqn: Eqn, read: set) -> list[Eqn]:
+    """The equations in the place of a branch. Nothing but movement is done before it: one side only is computed."""
+    index, *operands = eqn.invars
+    at = _Evaluation(_shape_of(eqn, read), eqn.source, only_moves=True)
+    ins = [*map(at.outer, operands)]
+    made = []
+    for branch in map(_ready, eqn.params["branches"]):
+        side = at.again()
+        made.append((side, list(map(side.scalar, side.run(branch, ins))), branch.name))
+    sides = tuple(side.jaxpr((), outs, name) for side, outs, name in made)
+    return [*at.before, *_results(point_branch_p, eqn, Branch(sides), [index, *at.operands], read)]
+
+
+_RULES: dict[str, Callable[[Eqn, set], list[Eqn]]] = {"while": _while, "scan": _scan, "cond": _cond}
+
+
+def _shape_of(eqn: Eqn, read: set) -> tuple[int, ...]:
+    """The shape of the points: that of the results that are no numbers."""
+    if eqn.effects or any(not v.aval.size or dtypes.is_key(v.aval.dtype) for v in eqn.outvars):
+        raise _NotAtPointsError
+    shapes = {v.aval.shape for v in eqn.outvars if v.aval.size > 1} or {v.aval.shape for v in eqn.outvars}
+    wanted = {v.aval.shape for v in eqn.outvars if v in read and v.__class__ is not DropVar}
+    if len(shapes) != 1 or wanted - shapes:
+        raise _NotAtPointsError
+    return shapes.pop()
+
+
+def _results(prim: Primitive, eqn: Eqn, control: Any, ins: Sequence[Atom], read: set) -> list[Eqn]:
+    return [
+        Eqn(prim, ins, [v], {"control": control, "index": i}, eqn.source)
+        for i, v in enumerate(eqn.outvars)
+        if v in read
+    ]
+
+
+def _ready(jaxpr: Jaxpr) -> Jaxpr:
+    """A body with its calls in place, and loops in it at points."""
+
+    def make() -> Jaxpr:
+        inner = simplify(inline_bodies(simplify(jaxpr))[0])
+        if len(inner.eqns) > MOST_EQUATIONS or inner.constvars:
+            raise _NotAtPointsError
+        return with_point_control(inner, {})
+
+    return jaxpr.memoised("at points", make)
+
+
+@functools.cache
+def _known(value: bool) -> Literal:
+    return Literal(scalar(value, dtypes.bool_))
+
+
+class _Evaluation:
+    """A body at one point: its equations on scalars.
+
+    Variables of the program stand for themselves until a point reads them, as ``operands``. What is computed of them
+    alone is added to the equations ``before`` the loop.
+
+    Attributes:
+      any_of: variables that say whether something holds at any point; what, and the axes of the points that are theirs.
+      unknown: those, and what is computed of them: one point does not know them.
+    """
+
+    def __init__(self, shape: tuple[int, ...], source: Any, only_moves: bool = False):
+        self.shape, self.source, self.only_moves = shape, source, only_moves
+        self.before: list[Eqn] = []
+        self.outside: set[Atom] = set()
+        self.places: dict[Atom, Var] = {}  # of operands: the scalars that they are at a point
+        self.operands: list[Atom] = []
+        self.start()
+
+    def start(self) -> None:
+        self.eqns: list[Eqn] = []
+        self.seen: dict[Any, Atom] = {}
+        self.any_of: dict[Atom, tuple[Atom, tuple[int, ...]]] = {}
+        self.unknown: set[Atom] = set()
+        self.supposed: dict[Atom, Literal] = {}
+
+    def again(self) -> _Evaluation:
+        """Another evaluation, with the same operands."""
+        new = object.__new__(_Evaluation)
+        new.__dict__.update(self.__dict__)
+        new.start()
+        return new
+
+    def supposing(self, condition: Atom, value: Literal) -> _Evaluation:
+        """What has been computed, and from here on a condition that is known."""
+        new = self.again()
+        new.eqns, new.seen = list(self.eqns), dict(self.seen)
+        new.unknown, new.any_of = set(self.unknown), dict(self.any_of)
+        new.supposed = {condition: value}
+        return new
+
+    def jaxpr(self, carries: Sequence[Var], outs: Sequence[Atom], name: str) -> Jaxpr:
+        """What has been computed, as a jaxpr from carries and operands."""
+        outs = list(map(self.scalar, outs))
+        if not self.unknown.isdisjoint(outs):
+            raise _NotAtPointsError
+        return simplify(Jaxpr([*carries, *self.places.values()], self.eqns, outs, name=name))
+
+    # -- operands --------------------------------------------------------------------------------
+
+    def outer(self, atom: Atom) -> Atom:
+        """A variable of the program, as an operand of a body."""
+        if atom.__class__ is not Literal:
+            self.outside.add(atom)
+        return atom
+
+    def given(self, atom: Atom) -> Atom:
+        """A variable of the program in the shape of the points, or as a number."""
+        shape = self.shape if atom.aval.shape == self.shape or atom.aval.size > 1 else ()
+        if atom.aval.shape == shape and atom.aval.dtype in scalar_ops.STORAGE:
+            return atom
+        if atom.aval.size not in (1, math.prod(self.shape)) or atom.aval.dtype not in scalar_ops.STORAGE:
+            raise _NotAtPointsError
+        v = Var(atom.aval.with_shape(shape))
+        self.before.append(Eqn(reshape_p, [atom], [v], {"shape": shape}, self.source))
+        return v
+
+    def scalar(self, atom: Atom) -> Atom:
+        """What an atom is at a point."""
+        if atom not in self.outside:
+            return atom
+        if atom not in self.places:
+            self.operands.append(self.given(atom))
+            self.places[atom] = Var(atom.aval.with_shape(()))
+        return self.places[atom]
+
+    # -- equations -------------------------------------------------------------------------------
+
+    def run(self, jaxpr: Jaxpr, ins: Sequence[Atom]) -> list[Atom]:
+        """The results of a jaxpr."""
+        env: dict[Any, Atom] = dict(zip(jaxpr.invars, ins, strict=True))
+        now = lambda a: a if a.__class__ is Literal else env[a]
+        for eqn in jaxpr.eqns:
+            args = [now(a) for a in eqn.invars]
+            if self.is_before(eqn, args):
+                outs: Iterable[Atom] = self.put_before(eqn, args)
+            else:
+                outs = [self.at_point(eqn, args)]
+            env.update(zip(eqn.outvars, outs, strict=True))
+        return [now(a) for a in jaxpr.outvars]
+
+    def is_before(self, eqn: Eqn, args: Sequence[Atom]) -> bool:
+        """Whether an equation can be done before the loop; not what might not end, as the loop may have no turn."""
+        prim = eqn.prim
+        if eqn.effects or prim.opaque or prim.kind in ("control", _AtPoints.kind):
+            return False
+        if not all(a.__class__ is Literal or a in self.outside for a in args):
+            return False
+        if prim is iota_p or all(a.__class__ is Literal for a in args):
+            return prim is iota_p  # of literals alone a point computes what it needs
+        return moves(eqn) or not self.only_moves
+
+    def put_before(self, eqn: Eqn, args: Sequence[Atom]) -> list[Atom]:
+        key = self.key(eqn, args)
+        if key not in self.seen:
+            outs = [Var(v.aval) for v in eqn.outvars]
+            self.before.append(eqn.with_vars(args, outs))
+            self.seen[key] = outs  # type: ignore[assignment]
+            self.outside.update(outs)
+        return self.seen[key]  # type: ignore[return-value]
+
+    def at_point(self, eqn: Eqn, args: Sequence[Atom]) -> Atom:
+        """The one result of an equation at a point."""
+        prim = eqn.prim
+        args = list(map(self.scalar, args))
+        if prim is reduce_or_p and dtypes.is_bool(eqn.invars[0].aval.dtype):
+            return self.any(eqn, args[0])
+        if moves(eqn):
+            return self.moved(eqn, args[0])
+        args = [self.here(a, ()) for a in args]
+        if not (isinstance(prim, Elementwise) or prim is add_any_p or prim in POINTS):
+            raise _NotAtPointsError
+        if prim not in POINTS and not scalar_ops.known(prim, eqn.params, [a.aval.dtype for a in args]):
+            raise _NotAtPointsError
+        if prim is select_p:
+            condition, yes, no = args
+            if condition.__class__ is Literal:
+                return yes if condition.value else no  # type: ignore[union-attr]
+            if yes is no:
+                return yes
+        key = self.key(eqn, args)
+        if key not in self.seen:
+            (v,) = eqn.outvars
+            out = Var(v.aval.with_shape(()))
+            self.eqns.append(eqn.with_vars(args, [out]))
+            self.seen[key] = out
+            if not self.unknown.isdisjoint(args):
+                self.unknown.add(out)
+        return self.seen[key]
+
+    def moved(self, eqn: Eqn, a: Atom) -> Atom:
+        """What a point reads of what was only moved: its own, or a number."""
+        x, out = eqn.invars[0].aval, eqn.outvars[0].aval
+        if a in self.any_of:
+            if eqn.prim is not broadcast_in_dim_p or out.shape != self.shape:
+                raise _NotAtPointsError
+            return self.here(a, eqn.params["dims"])
+        if x.size == 1 or (x.size == out.size and _in_order(eqn)):
+            return a
+        raise _NotAtPointsError
+
+    def any(self, eqn: Eqn, a: Atom) -> Atom:
+        """Whether something holds at any of the points that differ from this one along some axes."""
+        of, axes = self.any_of.get(a, (a, tuple(range(len(self.shape)))))
+        if eqn.invars[0].aval.ndim != len(axes) or (a is of and eqn.invars[0].aval.shape != self.shape):
+            raise _NotAtPointsError
+        v = Var(eqn.outvars[0].aval)
+        self.unknown.add(v)
+        self.any_of[v] = of, tuple(d for i, d in enumerate(axes) if i not in eqn.params["axes"])
+        return v
+
+    def here(self, a: Atom, axes: Sequence[int]) -> Atom:
+        """What an atom is at this point; if it says whether something holds at any of the points of one place along
+        some axes, that place must be this point's. It is known to hold if it is supposed to hold here.
+        """
+        if a not in self.any_of:
+            return self.supposed.get(a, a)
+        of, kept = self.any_of[a]
+        if kept != tuple(axes):
+            raise _NotAtPointsError
+        supposed = self.supposed.get(of)
+        if supposed is not None and supposed.value:
+            return supposed
+        v = Var(a.aval)
+        self.unknown.add(v)
+        return v
+
+    @staticmethod
+    def key(eqn: Eqn, args: Sequence[Atom]) -> Any:
+        atoms = tuple(
+            (a.aval.dtype, a.value.tobytes()) if a.__class__ is Literal else a  # type: ignore[union-attr]
+            for a in args
+        )
+        return eqn.prim, atoms, tuple((k, exact(v)) for k, v in eqn.params.items())
+
+
+def _in_order(eqn: Eqn) -> bool:
+    """Whether a movement of as many elements leaves them in their order."""
+    return eqn.prim.identity or eqn.prim in (broadcast_in_dim_p, reshape_p) or "axes" in eqn.params

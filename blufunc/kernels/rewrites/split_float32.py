@@ -1,0 +1,492 @@
+"""Before stage 5, for devices with tensor cores: float32 products as sums of products of narrower parts.
+
+Kernels, before ``activation_epilogue`` and ``rewrite``. In: a program whose products ask for a precision that is an
+``Algorithm``, or is met by one that is quicker. Out: one that computes them so, in equations like any other:
+conversions and subtractions make the parts, in the kernel that computes an operand where there is one; products of
+parts, of which each adds to the sum of those before it, from small ones to large; and what puts the result together, in
+the kernel that reads it. An operand that several products read one after another is split once. What is one part is
+rounded.
+
+The sums. Tensor cores round towards zero as they accumulate (Fasi, Higham, Mikaitis and Pranesh 2021), so that the
+error of a long sum grows with its length; Ootomo and Yokota (2022) therefore add outside of them. Here, terms of the
+leading product are taken in chunks that float32 additions join (``dot_promoted_p``). All other products are smaller by
+the bits of a part, and so are their errors: their chunks are longer. They are a sum of their own: where an operand is
+infinite, its remainder is NaN, and so is this sum, which then counts as zero.
+
+The scales. A row that is to be split into float16 is multiplied by ``4^j``, so that its largest finite element is
+between 2^13 and 2^15; a result's rows and columns are divided by these. With ``r = 2^-j`` of the row times that of the
+column it is multiplied by r twice, so that nothing overflows or loses bits on the way to a result that does not. What
+is left of such a row behind its first part is held times 2^11, and so is the sum of the products with it: an element
+has all its bits, 11 of each part, down to 2^-27 of the largest of its row.
+
+A row goes along what is contracted, so that forward and backward passes have other ones. Of algorithms that are
+``by_rows`` it goes along the last axes either way, and the one copy serves all products. Where rows of both operands
+are summed up, as in the gradient of a weight, row t of one is multiplied by ``4^i`` and of the other by ``4^j``: one of
+them is multiplied by ``4^(m - i - j)`` too, where m is the least ``i + j``, and the result by ``4^-m``. What that loses
+is small beside the largest of all terms of all results, not beside those of each.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from blufunc.core.ir import dtypes
+from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var
+from blufunc.core.ops import elementwise as ew
+from blufunc.core.ops import reduce
+from blufunc.core.ops.dot import dot_general_p
+from blufunc.core.ops.shape import slice_in_dim
+from blufunc.core.primitives.linear_ops import broadcast_in_dim, reshape, transpose, transpose_p
+from blufunc.core.primitives.override import is_replaced
+from blufunc.core.primitives.primitive import Primitive
+from blufunc.core.programs.simplify import Origins, put_in_place, rewrite, simplify, without_lines
+from blufunc.core.programs.stage import stage
+from blufunc.kernels.gemm_layout import UNIT
+from blufunc.kernels.ops.gemm import dot_accumulate_p, dot_promoted_p
+from blufunc.kernels.precision import ALGORITHMS, QUICKER_BY, Algorithm, ProductShape, resolved
+from blufunc.kernels.rewrites import split_dot
+from blufunc.kernels.rewrites.split_dot import split_dot_p
+
+_LONGER = 4
+"""Chunks of the products behind it are 2^4 times as long for each order: those are smaller by 2^7 or more."""
+
+NEAR = 8
+"""For how many products the parts of an operand are kept, for one that reads it too. They are quick to compute again;
+what is kept from a forward to a backward pass decides how much memory a step of training takes. A part that serves all
+products is kept in the place of the operand, and takes half of its memory."""
+
+Pays = Callable[[str, ProductShape], bool]
+"""From an algorithm of ``QUICKER_BY`` and a shape to whether such a product is quicker by it than without."""
+
+
+PartialSums = Callable[[ProductShape, int], int]
+"""From a shape and the most terms of a chunk to how many sums of terms are to be computed side by side."""
+
+
+InOneKernel = Callable[[ProductShape], int]
+"""From a shape to how many sums of terms one kernel for all products of two parts makes; 0 if there is none."""
+
+
+def with_split_products(
+    jaxpr: Jaxpr,
+    origins: Origins,
+    pays: Pays,
+    partial_sums: PartialSums = lambda shape, chunk: 1,
+    in_one_kernel: InOneKernel = lambda shape: 0,
+) -> Jaxpr:
+    """The program with products in parts.
+
+    Args:
+      jaxpr: simplified.
+      origins: for equations, the call that computes them again; kept up for those that take their place.
+    """
+    asked = {e: name for e in jaxpr.eqns if (name := _precision(e)) in ALGORITHMS or name in QUICKER_BY}
+    if not asked or is_replaced(dot_general_p, "impl"):
+        return jaxpr
+    return rewrite(jaxpr, _Splitter(asked, origins, pays, partial_sums, in_one_kernel).step, origins)
+
+
+def _precision(eqn: Eqn) -> str | None:
+    """What a product of float32 asks for."""
+    if eqn.prim is not dot_general_p or any(a.__class__ is Literal for a in eqn.invars):
+        return None
+    if any(a.aval.dtype != dtypes.float32 or not a.aval.size for a in (*eqn.invars, *eqn.outvars)):
+        return None
+    return resolved(eqn.params["precision"])
+
+
+class _Operand(NamedTuple):
+    """An operand, or what it is a transpose of, with its contracted axes and those of the batch."""
+
+    x: Atom
+    contract: tuple[int, ...]
+    batch: tuple[int, ...]
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """All axes, those of the batch first: so libraries want them, and parts are written anyway."""
+        return (*self.batch, *(d for d in range(self.x.aval.ndim) if d not in self.batch))
+
+    @property
+    def contracted(self) -> tuple[int, ...]:
+        """The contracted axes in that order."""
+        return tuple(map(self.order.index, self.contract))
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        """The other ones in that order."""
+        return tuple(d for d in range(len(self.batch), self.x.aval.ndim) if d not in self.contracted)
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether the contracted axes are the last ones."""
+        return all(d >= self.x.aval.ndim - len(self.contract) for d in self.contract)
+
+
+def _shape(lhs: _Operand, rhs: _Operand) -> ProductShape:
+    batch, k = (math.prod(lhs.x.aval.shape[d] for d in axes) for axes in (lhs.batch, lhs.contract))
+    m, n = (side.x.aval.size // (batch * k) for side in (lhs, rhs))
+    return ProductShape(batch, m, n, k, (lhs.by_rows, rhs.by_rows))
+
+
+class _Parts(NamedTuple):
+    """An operand in parts, all with the batch axes first.
+
+    Attributes:
+      parts: from the largest to the smallest.
+      roots: 2^-j of each row, in the shape of an operand without the axes of a row; none where it is not scaled.
+    """
+
+    parts: list[Atom]
+    roots: list[Atom]
+
+
+class _Factors(NamedTuple):
+    """Parts of both operands, from the largest to the smallest, and the dimension numbers of their products."""
+
+    lhs: Sequence[Atom]
+    rhs: Sequence[Atom]
+    numbers: Any
+
+
+class _Splitter:
+    def __init__(
+        self,
+        asked: dict[Eqn, str],
+        origins: Origins,
+        pays: Pays,
+        partial_sums: PartialSums,
+        in_one_kernel: InOneKernel,
+    ):
+        self.asked, self.origins, self.pays = asked, origins, pays
+        self.partial_sums, self.in_one_kernel = partial_sums, in_one_kernel
+        self.bodies: dict[Any, Jaxpr] = {}
+        self.known: dict[Any, tuple[_Parts, int]] = {}  # what is in parts, and the number of its last product
+        self.count = 0
+        self.makers: dict[Any, Eqn] = {}
+
+    def step(self, eqn: Eqn, invars: list[Atom], alias: Callable) -> list[Eqn]:
+        """The equations in the place of one, for ``core.passes.rewrite``."""
+        if eqn in self.asked:
+            operands = zip(invars, *eqn.params["dimension_numbers"], strict=True)
+            lhs, rhs = itertools.starmap(self.untransposed, operands)
+            algorithm = self.algorithm(self.asked[eqn], _shape(lhs, rhs))
+            if algorithm is not None:
+                made: list[Eqn] = []
+                alias(eqn.outvars[0], self.product(eqn, lhs, rhs, algorithm, made))
+                return made
+        eqn = eqn.with_invars(invars)
+        self.makers.update((v, eqn) for v in eqn.outvars)
+        return [eqn]
+
+    def algorithm(self, precision: str, shape: ProductShape) -> Algorithm | None:
+        """In what way a product is to be computed in parts, if it is."""
+        name = QUICKER_BY.get(precision, precision)
+        return ALGORITHMS[name] if name == precision or self.pays(name, shape) else None
+
+    def product(self, eqn: Eqn, lhs: _Operand, rhs: _Operand, algorithm: Algorithm, made: list[Eqn]) -> Atom:
+        """What stands for the result of a product; the equations that compute it are added to those made."""
+        self.count += 1
+        n = len(lhs.batch)
+        numbers = ((lhs.contracted, rhs.contracted), (tuple(range(n)),) * 2)
+        if algorithm.by_rows and not (lhs.by_rows or rhs.by_rows):
+            return self.across(eqn, (lhs, rhs), numbers, algorithm, made)
+        sides = [self.parts(side, side.contracted, algorithm, eqn, made) for side in (lhs, rhs)]
+        if algorithm is split_dot.ALGORITHM and (sums := self.sums_in_one_kernel(lhs, rhs)):
+            return self.whole(eqn, sides, {"dimension_numbers": numbers, "sums": sums}, made)
+        factors = [_Factors(sides[0].parts, sides[1].parts, numbers)]
+        if algorithm.chunk is not None:
+            count = self.partial_sums(_shape(lhs, rhs), algorithm.chunk)
+            factors = self.divided(factors[0], count, eqn, made)
+        orders = [[0], range(algorithm.parts - 1, 0, -1)][: algorithm.parts]
+        sums = [_sum(eqn, order, algorithm, f, made) for order in orders for f in factors]
+        how = (algorithm, lhs.x.aval.ndim - len(lhs.contract), n, eqn.outvars[0].aval.ndim, len(factors))
+        (total,) = self.placed(_joined, how, [*sums, *sides[0].roots, *sides[1].roots], eqn, made)
+        return total
+
+    def sums_in_one_kernel(self, lhs: _Operand, rhs: _Operand) -> int:
+        """How many sums of terms one kernel makes of the product; 0 if there is none."""
+        pairs = sorted(zip(lhs.contracted, rhs.contracted, strict=True))
+        if not pairs:
+            return 0
+        sides = zip((lhs, rhs), zip(*pairs, strict=True), strict=True)
+        matrices = all(split_dot.is_matrix(axes, side.x.aval.ndim) for side, axes in sides)
+        return self.in_one_kernel(_shape(lhs, rhs)) if matrices else 0
+
+    def whole(self, eqn: Eqn, sides: Sequence[_Parts], how: dict[str, Any], made: list[Eqn]) -> Atom:
+        """The same by one kernel."""
+        lhs, rhs = sides
+        operands = [*lhs.parts, *rhs.parts, *lhs.roots, *rhs.roots]
+        result = Var(split_dot_p.abstract(*[a.aval for a in operands], **how))
+        made.append(Eqn(split_dot_p, operands, [result], how, eqn.source))
+        rank = eqn.outvars[0].aval.ndim
+        return self.placed(_summed, (rank,), [result], eqn, made)[0] if how["sums"] > 1 else result
+
+    def across(
+        self, eqn: Eqn, operands: Sequence[_Operand], numbers: Any, algorithm: Algorithm, made: list[Eqn]
+    ) -> Atom:
+        """The same for operands that are scaled by rows although these are what is summed up.
+
+        Both scales of a term are taken out of the smaller operand, but for the largest of all, which the result has.
+        """
+        sides = [self.parts(side, side.free, algorithm, eqn, made) for side in operands]
+        small = min((0, 1), key=lambda i: operands[i].x.aval.size)
+        contracts, (batch, _) = numbers
+        how = (contracts[small], contracts, len(batch))
+        given = [*sides[small].parts, *sides[0].roots, *sides[1].roots]
+        part, root = self.placed(_levelled, how, given, eqn, made)
+        sides[small] = _Parts([part], [])
+        total = _sum(eqn, [0], algorithm, _Factors(sides[0].parts, sides[1].parts, numbers), made)
+        return self.placed(_unscaled, (batch,), [total, root], eqn, made)[0]
+
+    def untransposed(self, x: Atom, contract: tuple[int, ...], batch: tuple[int, ...]) -> _Operand:
+        """What an operand is a transpose of, if its free axes come in the same order there, with the axes of that.
+
+        Then the parts are written as it lies in memory, and others that read it may have them.
+        """
+        eqn = self.makers.get(x)
+        if eqn is None or eqn.prim is not transpose_p or is_replaced(transpose_p, "impl"):
+            return _Operand(x, contract, batch)
+        if eqn.invars[0].__class__ is Literal:
+            return _Operand(x, contract, batch)
+        axes = eqn.params["permutation"]
+        free = [axes[d] for d in range(x.aval.ndim) if d not in (*contract, *batch)]
+        if free != sorted(free):
+            return _Operand(x, contract, batch)
+        to = lambda own: tuple(axes[d] for d in own)
+        return self.untransposed(eqn.invars[0], to(contract), to(batch))
+
+    def parts(
+        self, side: _Operand, along: tuple[int, ...], algorithm: Algorithm, eqn: Eqn, made: list[Eqn]
+    ) -> _Parts:
+        """An operand in parts, scaled along some axes of its order; what computes them is added to the equations made,
+        unless a near product has them, or any whose scales serve all products.
+        """
+        key = (
+            side.x,
+            side.order,
+            frozenset(along) if algorithm.scaled else None,
+            algorithm,
+            self.origins.get(eqn),
+        )
+        found, last = self.known.get(key, (None, 0))
+        if found is None or (self.count - last > NEAR and not algorithm.by_rows):
+            placed = self.placed(_ordered_parts, (side.order, along, algorithm), [side.x], eqn, made)
+            found = _Parts(placed[: algorithm.parts], placed[algorithm.parts :])
+        self.known[key] = found, self.count
+        return found
+
+    def divided(self, factors: _Factors, count: int, eqn: Eqn, made: list[Eqn]) -> list[_Factors]:
+        """Factors of so many sums of as many terms each, as a batch, and those of the terms that are left, if any are.
+
+        Those without a batch whose contracted axes are neighbours: then they may be one axis, and what is made of that
+        has strides. Others stay as they are.
+        """
+        contracts, (batch, _) = factors.numbers
+        contracts = list(zip(*sorted(zip(*contracts, strict=True)), strict=True))
+        size = _terms(factors) // max(count, 1) // UNIT * UNIT
+        adjacent = all(axes == tuple(range(axes[0], axes[0] + len(axes))) for axes in contracts)
+        if count < 2 or not size or batch or not adjacent:
+            return [factors]
+        cut = [
+            [self.placed(_cut, (axes, count, size), [part], eqn, made) for part in parts]
+            for parts, axes in zip((factors.lhs, factors.rhs), contracts, strict=True)
+        ]
+        lhs, rhs = (axes[0] for axes in contracts)
+        numbers = [(((lhs + 1,), (rhs + 1,)), ((lhs,), (rhs,))), (((lhs,), (rhs,)), ((), ()))]
+        pieces = [list(zip(*parts, strict=True)) for parts in cut]
+        return [_Factors(*parts) for parts in zip(*pieces, numbers, strict=False)]  # there may be no rest
+
+    def placed(
+        self, function: Callable, how: tuple, invars: Sequence[Atom], eqn: Eqn, made: list[Eqn]
+    ) -> list[Atom]:
+        """The results of ``function(*how, *invars)``, whose equations are added to those made; it is traced once."""
+        key = function, how, *[a.aval for a in invars]
+        body = self.bodies.get(key)
+        if body is None:
+            traced = stage(functools.partial(function, *how), [a.aval for a in invars], eqn.prim.name)
+            body = self.bodies[key] = without_lines(simplify(traced))
+        call = Eqn(eqn.prim, list(invars), [Var(a) for a in body.out_avals], {}, eqn.source)
+        results: dict[Any, Atom] = {}
+        made += put_in_place(call, body, invars, results.__setitem__)
+        return [results[v] for v in call.outvars]
+
+
+def _terms(factors: _Factors) -> int:
+    return math.prod(factors.lhs[0].aval.shape[d] for d in factors.numbers[0][0])
+
+
+def _sum(eqn: Eqn, orders: Iterable[int], algorithm: Algorithm, factors: _Factors, made: list[Eqn]) -> Var:
+    """The sum of the products ``xi yj`` where ``i + j`` is one of some orders, one after another."""
+    params = {
+        "dimension_numbers": factors.numbers,
+        # TF32 holds parts exactly
+        "precision": "TF32_TF32_F32" if algorithm.dtype == dtypes.float32 else None,
+        "preferred_element_type": dtypes.float32,
+    }
+    terms = _terms(factors)
+    total: list[Var] = []
+    for order in orders:
+        chunk = terms if algorithm.chunk is None else algorithm.chunk << _LONGER * order
+        for i in range(order + 1):
+            prim: Primitive = dot_accumulate_p if total else dot_general_p
+            given = params
+            if terms > chunk:
+                prim, given = dot_promoted_p, {**params, "chunk": chunk}
+            operands = [factors.lhs[i], factors.rhs[order - i], *total]
+            total = [Var(prim.abstract(*[a.aval for a in operands], **given))]
+            made.append(Eqn(prim, operands, total, given, eqn.source))
+    return total[0]
+
+
+# -- what the equations are traced from --------------------------------------------------------------
+
+
+def _ordered_parts(
+    order: tuple[int, ...], contract: tuple[int, ...], algorithm: Algorithm, x: Any
+) -> list[Any]:
+    return parts_of(transpose(x, order), contract, algorithm)
+
+
+def parts_of(x: Any, contract: tuple[int, ...], algorithm: Algorithm) -> list[Any]:
+    """The parts of an operand, and 2^-j of its rows where they are scaled."""
+    roots = []
+    if algorithm.scaled:
+        root, scale = _scales(x, contract)
+        roots.append(root)
+        x = ew.mul(x, _spread(scale, x.aval.shape, contract))
+    parts: list[Any] = []
+    for n in range(algorithm.parts):
+        leading = x if n or algorithm.scaled else _bounded(x, algorithm.largest)
+        if algorithm.dtype == dtypes.float32:
+            parts.append(ew.reduce_precision(leading, 8, algorithm.mantissa))
+        else:
+            parts.append(ew.convert(leading, algorithm.dtype))
+        if n + 1 < algorithm.parts:
+            x = ew.mul(ew.sub(x, ew.convert(parts[-1], dtypes.float32)), 2.0**algorithm.raised)
+    return [*parts, *roots]
+
+
+def _cut(axes: tuple[int, ...], count: int, size: int, x: Any) -> list[Any]:
+    """An array with neighbouring axes as one, of which so many pieces of one size are along an axis before it; and of
+    that axis the rest, if there is one.
+    """
+    at, shape = axes[0], x.aval.shape
+    before, behind = shape[:at], shape[axes[-1] + 1 :]
+    terms, whole = math.prod(shape[d] for d in axes), count * size
+    x = reshape(x, (*before, terms, *behind))
+    pieces = [reshape(slice_in_dim(x, 0, whole, axis=at), (*before, count, size, *behind))]
+    return pieces + [slice_in_dim(x, whole, terms, axis=at)] * (whole < terms)
+
+
+def _bounded(x: Any, largest: float) -> Any:
+    """``x``, but what is finite no farther from zero than a number, so that it is not rounded to infinity."""
+    return ew.select(ew.is_finite(x), ew.clamp(-largest, x, largest), x)
+
+
+def _scales(x: Any, contract: tuple[int, ...]) -> tuple[Any, Any]:
+    """``2^-j`` and ``4^j`` for each row of an operand: what brings its largest element to between 2^13 and 2^15.
+
+    Rows of zeros or of less than 2^-112 are multiplied by 2^126, which is the largest such power of float32.
+    """
+    top = reduce.reduce_max(ew.select(ew.is_finite(x), ew.abs(x), 0.0), contract)
+    exponent = ew.binary(
+        ew.shift_right_logical_p, ew.bitcast(top, dtypes.int32), 23
+    )  # the number is below 2^(exponent - 126)
+    j = ew.min(ew.binary(ew.shift_right_arithmetic_p, ew.sub(15 + 126, exponent), 1), 63)
+    return power_of_two(ew.neg(j)), power_of_two(ew.add(j, j))
+
+
+def _levelled(
+    contract: tuple[int, ...], contracts: tuple[tuple[int, ...], ...], batch: int, part: Any, *roots: Any
+) -> list[Any]:
+    """An operand without the scales of its rows and of those that they are multiplied by, and ``2^-j`` of the result.
+
+    Args:
+      contract: its contracted axes.
+      contracts: the contracted axes of both.
+      batch: the number of axes of the batch.
+      part: the operand, scaled by rows.
+      roots: of both operands, for each position of the batch and of the contracted axes.
+    """
+    paired = lambda axes: (*range(batch), *(batch + sorted(axes).index(d) for d in axes))
+    exponent = ew.add(
+        *(_exponent(transpose(root, paired(axes))) for root, axes in zip(roots, contracts, strict=True))
+    )
+    top = reduce.reduce_max(exponent, tuple(range(batch, exponent.aval.ndim)))
+    below = ew.max(ew.sub(exponent, broadcast_in_dim(top, exponent.aval.shape, tuple(range(batch)))), -63)
+    sorted_back = (*range(batch), *(batch + contract.index(d) for d in sorted(contract)))
+    scale = power_of_two(transpose(ew.add(below, below), sorted_back))
+    scale = broadcast_in_dim(scale, part.aval.shape, (*range(batch), *sorted(contract)))
+    return [ew.convert(ew.mul(ew.convert(part, dtypes.float32), scale), part.aval.dtype), power_of_two(top)]
+
+
+def _exponent(power: Any) -> Any:
+    """The int32 of which a float32 is that power of 2."""
+    bits = ew.binary(ew.shift_right_logical_p, ew.bitcast(power, dtypes.int32), 23)
+    return ew.sub(bits, 127)
+
+
+def power_of_two(exponent: Any) -> Any:
+    """2 to an int32 between -126 and 127, as float32."""
+    return ew.bitcast(ew.binary(ew.shift_left_p, ew.add(exponent, 127), 23), dtypes.float32)
+
+
+def _spread(rows: Any, shape: tuple[int, ...], contract: tuple[int, ...]) -> Any:
+    """An array without the contracted axes, repeated along them."""
+    return broadcast_in_dim(rows, shape, tuple(d for d in range(len(shape)) if d not in contract))
+
+
+def _total(sums: Sequence[Any], rank: int) -> Any:
+    """The sum of arrays of a rank, some of them along an axis before the others, one after another."""
+    rows = [row for x in sums for row in ([x] if x.aval.ndim == rank else _rows(x))]
+    return functools.reduce(ew.add, rows)
+
+
+def _summed(rank: int, x: Any) -> list[Any]:
+    return [_total([x], rank)]
+
+
+def _rows(x: Any) -> list[Any]:
+    n, *shape = x.aval.shape
+    return [reshape(slice_in_dim(x, i, i + 1), tuple(shape)) for i in range(n)]
+
+
+def _joined(
+    algorithm: Algorithm, before_rhs: int, batch: int, rank: int, each: int, *given: Any
+) -> list[Any]:
+    """The result of the leading sum and of the rest, with the scales taken out.
+
+    Args:
+      before_rhs: the number of axes of the result that are of the lhs: those of the batch, and its free ones.
+      batch: the number of axes of the batch.
+      rank: the number of axes of the result.
+      each: how many arrays a sum is in.
+      given: the arrays of the leading sum and, where there are more parts than one, of that of the rest; then, of
+        operands that are scaled, the roots.
+    """
+    sums, roots = given[: each * min(algorithm.parts, 2)], given[each * min(algorithm.parts, 2) :]
+    total, *rest = (_total(sums[i : i + each], rank) for i in range(0, len(sums), each))
+    for low in rest:
+        low = ew.mul(ew.select(ew.ne(low, low), 0.0, low), 2.0**-algorithm.raised)
+        total = ew.add(total, low)
+    if not roots:
+        return [total]
+    shape = total.aval.shape
+    lhs = broadcast_in_dim(roots[0], shape, tuple(range(before_rhs)))
+    rhs = broadcast_in_dim(roots[1], shape, (*range(batch), *range(before_rhs, len(shape))))
+    return [_times_twice(total, ew.mul(lhs, rhs))]
+
+
+def _unscaled(batch: tuple[int, ...], total: Any, root: Any) -> list[Any]:
+    """A result with the scale of each position of the batch taken out."""
+    return [_times_twice(total, broadcast_in_dim(root, total.aval.shape, batch))]
+
+
+def _times_twice(total: Any, root: Any) -> Any:
+    """What a scale is taken out of, in two steps, neither of which overflows if the result does not."""
+    return ew.mul(ew.mul(total, root), root)

@@ -1,0 +1,154 @@
+"""Schedules: what planning gives to a backend.
+
+Kernels, between stages 7 and 8. Launches of fused kernels and opaque equations, in the order in which they run, with
+the place in memory of everything that they touch. ``pipeline.py`` makes them; backends compile and run them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal, Var
+from blufunc.kernels.fusion.fuse import Fusion, Region
+from blufunc.kernels.loopir.ir import Kernel
+from blufunc.kernels.loopir.launch import Launch, Scratch
+from blufunc.kernels.memory.types import Placement, Plan
+
+
+@dataclass(eq=False)
+class KernelStep:
+    """One launch. ``values`` are the ids of what its buffers are."""
+
+    launch: Launch
+    values: tuple[int, ...]
+    region: Region
+
+    @property
+    def kernel(self) -> Kernel:
+        """What is launched."""
+        return self.launch.kernel
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """For each buffer, how many bytes behind the beginning of its value it begins."""
+        starts = self.launch.starts
+        return tuple([starts.get(b, 0) * b.dtype.itemsize for b in self.kernel.buffers])
+
+
+@dataclass(eq=False)
+class GroupStep:
+    """One launch of many kernels that do the same to different arrays."""
+
+    members: tuple[KernelStep, ...]
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """The ids of what all buffers are."""
+        return tuple(i for m in self.members for i in m.values)
+
+    @property
+    def kernel(self) -> Kernel:
+        """One of them."""
+        return self.members[0].kernel
+
+    @property
+    def region(self) -> Region:
+        """What the last of them computes."""
+        return self.members[-1].region
+
+
+@dataclass(eq=False)
+class OpaqueStep:
+    """One equation that a library or the reference runs.
+
+    Attributes:
+      eqn: the equation.
+      operands: for each operand a literal, or the id of a value and the movement equations that make a view of it.
+      results: the ids of its results, None where nobody wants one.
+      planned: whether the results lie in planned memory; if not, whoever runs the step makes it.
+      scratch: the id of planned memory that is the step's alone, if it wants some.
+      beside: the equation of an exchange that it begins with, and not before.
+    """
+
+    eqn: Eqn
+    operands: list[Literal | tuple[int, list[Eqn]]]
+    results: list[int | None]
+    planned: bool
+    scratch: int | None = None
+    beside: Eqn | None = None
+
+
+Step = KernelStep | GroupStep | OpaqueStep
+
+
+def touched(step: Step) -> list[int]:
+    """The values that a step reads or writes."""
+    return [value for value, _ in accesses(step)]
+
+
+def accesses(step: Step) -> list[tuple[int, bool]]:
+    """The values that a step reads or writes, and whether it may write them."""
+    if isinstance(step, OpaqueStep):
+        read = [(o[0], False) for o in step.operands if isinstance(o, tuple)]
+        return [*read, *((r, True) for r in (*step.results, step.scratch) if r is not None)]
+    members = step.members if isinstance(step, GroupStep) else (step,)
+    pairs = [zip(m.values, m.kernel.buffers, strict=True) for m in members]
+    return [(value, buffer.written) for pair in pairs for value, buffer in pair]
+
+
+@dataclass(eq=False)
+class Schedule:
+    """A program, ready but for its kernels being compiled.
+
+    Attributes:
+      steps: in the order in which they run.
+      values: the variable, or scratch, behind each id.
+      ids: the ids of variables.
+      plan: where each value lies.
+      inputs: the ids of the parameters.
+      outputs: literals, or the ids of the results.
+      unplanned: the ids of values for which whoever runs their step makes memory.
+      aliases: from the ids of values that are other values to those.
+      peak: a step at which most of the arena is in use.
+      notes: for people: operations that have kernels, but not here, and why.
+      bought: what is computed again for a budget of memory, if anything is: a ``budget_report.Bought``.
+    """
+
+    jaxpr: Jaxpr
+    fusion: Fusion
+    steps: list[Step]
+    values: list[Var | Scratch]
+    ids: dict[Var, int]
+    plan: Plan
+    inputs: list[int]
+    outputs: list[Literal | int]
+    unplanned: set[int] = field(default_factory=set)
+    aliases: dict[int, int] = field(default_factory=dict)
+    peak: Step | None = None
+    notes: tuple[str, ...] = ()
+    bought: Any = None
+
+    @property
+    def kernels(self) -> list[Kernel]:
+        """The kernels in the order in which they are launched; a group counts as one."""
+        return [s.kernel for s in self.steps if not isinstance(s, OpaqueStep)]
+
+    def place(self, value: int) -> Placement | None:
+        """Where a value lies; None where whoever runs its step makes the memory."""
+        return self.plan.placement.get(value)
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Without the garbage collector, which would go through all that planning makes, again and again, for nothing."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,398 @@
+"""Types of the values of a ``shard_map`` body over the axes of its mesh, and the casts that they need.
+
+Parallel, at the end of stage 1 and in stage 2. In come the equations of a body, with collectives as the user wrote
+them; out come equations with the typed collectives of ``primitives``, in which a cast stands wherever values of
+two types meet. A value has one letter for each axis, as said there: V varying, I invariant, U unreduced, R reduced.
+
+Casts are what makes transposes right: the transpose of I->V is a sum over the ranks, so that the cotangent of what all
+ranks share is the sum of what each of them adds. So they must be there before anything is differentiated:
+
+- ``TypedTrace`` stages the function of a ``shard_map`` and types each equation as it is made;
+- ``typed`` does the same for a jaxpr, such as the body of a loop;
+- a function that is differentiated inside of the body is staged and typed before it is (``TypedTrace.typed``).
+
+Literals, and values without derivatives, need no casts. Over each axis operands are joined: V with I or R is V, R with
+I is R. Only what is linear takes U (``linear_operands``): sums of U alone, products of one U with I or R.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from blufunc import errors
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, eval_jaxpr, subjaxprs
+from blufunc.core.ir.trace import Tracer, new_trace
+from blufunc.core.ops import elementwise
+from blufunc.core.primitives.linear_ops import broadcast_in_dim_p, reshape_p, transpose_p
+from blufunc.core.programs.stage import StagedTracer, StageTrace
+from blufunc.parallel.collectives import named
+from blufunc.parallel.collectives import primitives as mesh_ops
+from blufunc.parallel.collectives.axis_casts import Types, invariant, join, unequal_error, unreduced_error
+from blufunc.parallel.collectives.linear_operands import linear_in
+from blufunc.parallel.collectives.typing import CollectiveTyper
+from blufunc.parallel.mesh.mesh import AbstractMesh
+from blufunc.transforms.autodiff.jvp import JVPTracer
+from blufunc.transforms.batching.batch import BatchTracer
+from blufunc.transforms.checkpointing.checkpoint import checkpoint_p
+from blufunc.transforms.control_flow.calls import jit_p
+from blufunc.transforms.control_flow.cond import cond_p
+from blufunc.transforms.control_flow.scan import scan_p
+from blufunc.transforms.control_flow.while_loop import while_p
+from blufunc.transforms.custom_rules.custom_vjp import custom_vjp_call_p
+
+_KEEPS_ZEROS = (
+    broadcast_in_dim_p, reshape_p, transpose_p, elementwise.convert_p, elementwise.copy_p, elementwise.select_p,
+)  # fmt: skip
+
+
+def typed(
+    jaxpr: Jaxpr, mesh: AbstractMesh, in_types: Sequence[Types], out_types: Sequence[Types] | None = None
+) -> tuple[Jaxpr, tuple[Types, ...]]:
+    """A jaxpr with typed collectives and casts.
+
+    Args:
+      jaxpr: without collectives over axes of the mesh, or with those that an earlier pass typed.
+      mesh: the axes.
+      in_types: the types of its parameters.
+      out_types: the types that its results must have; those that they have, by default.
+    Returns:
+      the jaxpr, and the types of its results.
+    Raises:
+      ShardingError: an operation cannot take the types of its operands; a result cannot have the type it must have.
+    """
+    key = ("axis types", mesh.axis_names, mesh.axis_sizes, tuple(in_types), tuple(out_types or ()))
+    return jaxpr.memoised(key, lambda: _typed(jaxpr, mesh, in_types, out_types, ()))
+
+
+def _typed(
+    jaxpr: Jaxpr,
+    mesh: AbstractMesh,
+    in_types: Sequence[Types],
+    out_types: Sequence[Types] | None,
+    zeros: Sequence[bool],
+) -> tuple[Jaxpr, tuple[Types, ...]]:
+    """``typed``, where some parameters are known to be ``zeros``."""
+    typer = Typer(mesh)
+    typer.types.update(zip(jaxpr.invars, in_types, strict=True))
+    typer.zeros.update(v for v, z in zip(jaxpr.invars, zeros, strict=False) if z)
+    for eqn in jaxpr.eqns:
+        typer.step(eqn)
+    outs: list[Atom] = list(jaxpr.outvars)
+    found = [typer.type_of(v) for v in outs]
+    if out_types is not None:
+        outs = [typer.cast(v, t) for v, t in zip(outs, out_types, strict=True)]
+        found = list(out_types)
+    return jaxpr.replace(eqns=typer.eqns, outvars=outs), tuple(found)
+
+
+class TypedTrace(StageTrace):
+    """Stages operations as equations and types them; its tracers have types.
+
+    Args:
+      mesh: the axes.
+    """
+
+    __slots__ = ("mesh", "typer")
+
+    def __init__(self, mesh: AbstractMesh, name: str = "shard_map"):
+        super().__init__(name)
+        self.mesh = mesh
+        self.typer = Typer(mesh)
+        self.eqns = self.typer.eqns
+
+    def typed_parameter(self, aval, types: Types, label: str | None = None) -> StagedTracer:
+        """A new parameter of the jaxpr, of given types."""
+        tracer = self.parameter(aval, label)
+        self.typer.types[tracer.variable] = types
+        return tracer
+
+    def tracer_of(self, atom: Atom) -> Any:
+        """The value that an atom of this trace stands for."""
+        if atom.__class__ is Literal:
+            return atom.array  # type: ignore[union-attr]
+        return StagedTracer(self, atom, source.current())  # type: ignore[arg-type]
+
+    def process(self, prim, args, params):
+        out = super().process(prim, args, params)
+        self.typer.step(self.eqns.pop())
+        return out
+
+    def atom(self, x):
+        found = super().atom(x)
+        if found.__class__ is not Literal and found not in self.typer.types:
+            self.typer.types[found] = types_of(x, self.mesh) or invariant(self.mesh)
+        return found
+
+    def is_zero(self, x: Any) -> bool:
+        """Whether a value is known to be zero everywhere."""
+        return self.typer.is_zero(self.atom(x))
+
+    def typed(self, fun: Callable, primals: Sequence[Any]) -> Callable:
+        """``fun`` with casts, to be differentiated at ``primals`` while this trace is current."""
+        types = [types_of(p, self.mesh) or invariant(self.mesh) for p in primals]
+        trace = TypedTrace(self.mesh, self.name)
+        with new_trace(trace):
+            ins = [trace.typed_parameter(p.aval, t) for p, t in zip(primals, types, strict=True)]
+            jaxpr = trace.finish(fun(*ins), self.name)
+        return lambda *xs: eval_jaxpr(jaxpr, xs)
+
+
+def types_of(x: Any, mesh: AbstractMesh) -> Types | None:
+    """The types of a value in the body of a ``shard_map``; None for values from outside of it."""
+    while isinstance(x, Tracer):
+        if isinstance(x, StagedTracer):
+            return x.trace.typer.types[x.variable] if isinstance(x.trace, TypedTrace) else None
+        if isinstance(x, JVPTracer):
+            x = x.primal
+        elif isinstance(x, BatchTracer):
+            x = x.value
+        else:
+            return None
+    return None
+
+
+class Typer(CollectiveTyper):
+    """Types equations one by one, and writes them down with the casts that they need."""
+
+    def step(self, eqn: Eqn) -> None:
+        """Type one equation and write it down."""
+        before, source.replay.line = source.replay.line, eqn.source
+        try:
+            rule = _RULES.get(eqn.prim)
+            if rule is not None:
+                rule(self, eqn)
+            elif isinstance(eqn.prim, mesh_ops.MeshCollective):
+                self.mesh_collective(eqn)
+            elif isinstance(eqn.prim, named.Collective) and any(
+                a in self.mesh.axis_names for a in eqn.params["axes"]
+            ):
+                self.named_collective(eqn)
+            else:
+                self._operation(eqn)
+        finally:
+            source.replay.line = before
+
+    # -- operations ----------------------------------------------------------------------------
+
+    def _operation(self, eqn: Eqn) -> None:
+        """Whatever computes on each rank by itself: operands are cast to one type."""
+        if any(_collective_axes(j, self.mesh) for j in subjaxprs(eqn.params)):
+            raise errors.UnsupportedError(
+                f"a collective over an axis of a mesh inside of a {eqn.prim.name}.",
+                where=source.here(),
+                why="its derivative is given by a rule, which says nothing of the types of values over that axis.",
+                fix="move the collective out of it",
+            )
+        wanted, result = [], []
+        for i in range(len(self.mesh.axis_names)):
+            letters = [self.type_of(a)[i] for a in eqn.invars]
+            ins, out = self._over_axis(eqn, letters, self.mesh.axis_names[i])
+            wanted.append(ins)
+            result.append(out)
+        invars = [
+            self.cast(a, tuple(w[k] for w in wanted)) if dtypes.is_inexact(a.aval.dtype) else a
+            for k, a in enumerate(eqn.invars)
+        ]
+        self.write(eqn.prim, invars, eqn.params, eqn.outvars, [tuple(result)] * len(eqn.outvars))
+        if eqn.prim is broadcast_in_dim_p and eqn.invars[0].__class__ is not Literal:
+            self.broadcasts[eqn.outvars[0]] = eqn
+        values = eqn.invars[1:] if eqn.prim is elementwise.select_p else eqn.invars
+        if eqn.prim in _KEEPS_ZEROS and all(map(self.is_zero, values)):
+            self.zeros.update(eqn.outvars)
+
+    def _over_axis(self, eqn: Eqn, letters: list[str], axis: str) -> tuple[list[str], str]:
+        """What the operands must be over one axis, and what the results are."""
+        if "U" not in letters:
+            out = join(letters)
+            return [out] * len(letters), out
+        unreduced = {k for k, t in enumerate(letters) if t == "U"}
+        terms = next((s for s in linear_in(eqn) if unreduced <= s), None)
+        if terms is None:
+            raise unreduced_error(eqn, axis, unreduced)
+        ins = []
+        for k, t in enumerate(letters):
+            if k in terms:
+                if t != "U" and not self.is_zero(eqn.invars[k]):
+                    raise unequal_error(eqn, axis, k, t)
+                ins.append("U")
+            elif t == "V":
+                raise unreduced_error(eqn, axis, unreduced, k)
+            else:
+                ins.append("R")
+        return ins, "U"
+
+    # -- calls and control flow ----------------------------------------------------------------
+
+    def _custom_vjp(self, eqn: Eqn) -> None:
+        """A function with rules of its own. Typed collectives in its body take what varies to what varies.
+
+        So do those in its rules, which are not seen here: the library's own, as in ``spmd.context_parallel``.
+        Collectives as users write them would have no types there, and are refused.
+        """
+        body = eqn.params["jaxpr"]
+        over = sorted(_collective_axes(body, self.mesh))
+        if not over or not _typed_varying(body):
+            self._operation(eqn)
+            return
+        types = functools.reduce(self._joined, [self.changed(a, over, "V") for a in eqn.invars])
+        if "U" in types:
+            axis = types.index("U")
+            owed = {k for k, a in enumerate(eqn.invars) if self.type_of(a)[axis] == "U"}
+            raise unreduced_error(eqn, self.mesh.axis_names[axis], owed)
+        invars = [self.cast(a, types) for a in eqn.invars]
+        self.write(eqn.prim, invars, eqn.params, eqn.outvars, [types] * len(eqn.outvars))
+
+    def _call(self, eqn: Eqn) -> None:
+        body, ins = eqn.params["jaxpr"], [self.type_of(a) for a in eqn.invars]
+        ins = self._cast_outside(body, ins, None, range(len(ins)))
+        jaxpr, types = typed(body, self.mesh, ins)
+        invars = [self.cast(a, t) for a, t in zip(eqn.invars, ins, strict=True)]
+        self.write(eqn.prim, invars, {**eqn.params, "jaxpr": jaxpr}, eqn.outvars, types)
+
+    def _cast_outside(
+        self, body: Jaxpr, ins: Sequence[Types], outs: Sequence[Types] | None, which: Iterable[int]
+    ) -> list[Types]:
+        """The types of the parameters of a body, of those in ``which`` after the casts that it would begin with.
+
+        What a body does nothing with but let it vary had better come in varying: the transpose of the cast is a sum
+        over the ranks, and outside of a loop it is made once.
+        """
+        jaxpr, _ = typed(body, self.mesh, ins, outs)
+        found = list(ins)
+        for i in which:
+            var = jaxpr.invars[i]
+            uses = [e for e in jaxpr.eqns if var in e.invars]
+            if len(uses) != 1 or uses[0].prim is not mesh_ops.pcast_p or var in jaxpr.outvars:
+                continue
+            p = uses[0].params
+            written = any(e.prim is mesh_ops.pcast_p and var in e.invars for e in body.eqns)
+            if (p["src"], p["dst"]) == ("I", "V") and not written:
+                pairs = zip(self.mesh.axis_names, ins[i], strict=True)
+                found[i] = tuple("V" if a in p["axes"] else t for a, t in pairs)
+        return found
+
+    def _scan(self, eqn: Eqn) -> None:
+        params = eqn.params
+        m, k = params["n_consts"], params["n_carry"]
+        operands = [self.type_of(a) for a in eqn.invars]
+        zeros = [False] * m + [self.is_zero(a) for a in eqn.invars[m : m + k]]
+        carry = operands[m : m + k]
+        while True:
+            ins = [*operands[:m], *carry, *operands[m + k :]]
+            _, outs = _typed(params["jaxpr"], self.mesh, ins, None, zeros)
+            joined = [self._joined(c, o) for c, o in zip(carry, outs, strict=False)]
+            if joined == carry:
+                break
+            carry = joined
+        # The zeros helped to find the types; from here on they are the types of the carry of every step.
+        ends = [*carry, *outs[k:]]
+        ins = self._cast_outside(params["jaxpr"], ins, ends, range(m))
+        jaxpr, types = typed(params["jaxpr"], self.mesh, ins, ends)
+        invars = [self.cast_operand(a, t) for a, t in zip(eqn.invars, ins, strict=True)]
+        self.write(eqn.prim, invars, {**params, "jaxpr": jaxpr}, eqn.outvars, types)
+
+    def _while(self, eqn: Eqn) -> None:
+        params = eqn.params
+        a, b = params["n_cond"], params["n_body"]
+        operands = [self.type_of(x) for x in eqn.invars]
+        zeros = [False] * b + [self.is_zero(x) for x in eqn.invars[a + b :]]
+        consts, carry = operands[: a + b], operands[a + b :]
+        while True:
+            cond, (verdict,) = typed(params["cond"], self.mesh, [*consts[:a], *carry])
+            # where ranks stop at steps of their own, what comes out varies
+            chosen = [self._among_ways(t, verdict) for t in [*consts, *carry]]
+            _, outs = _typed(params["body"], self.mesh, chosen[a:], None, zeros)
+            joined = [self._joined(c, o) for c, o in zip(chosen[a + b :], outs, strict=True)]
+            if joined == carry and chosen[: a + b] == consts:
+                break
+            consts, carry = chosen[: a + b], joined
+        ins = [*consts[a:], *carry]
+        ins = self._cast_outside(params["body"], ins, carry, range(b))
+        consts = [*consts[:a], *ins[:b]]
+        body, types = typed(params["body"], self.mesh, ins, carry)
+        self._check_predicate("while_loop", verdict, [cond, body])
+        invars = [self.cast_operand(x, t) for x, t in zip(eqn.invars, [*consts, *carry], strict=True)]
+        self.write(eqn.prim, invars, {**params, "cond": cond, "body": body}, eqn.outvars, types)
+
+    def _cond(self, eqn: Eqn) -> None:
+        index, *operands = eqn.invars
+        branches, verdict = eqn.params["branches"], self.type_of(index)
+        ins = [self._among_ways(self.type_of(a), verdict) for a in operands]
+        found = [typed(b, self.mesh, ins)[1] for b in branches]
+        outs = [
+            functools.reduce(self._joined, types, self._among_ways(invariant(self.mesh), verdict))
+            for types in zip(*found, strict=True)
+        ]
+        bodies = tuple([typed(b, self.mesh, ins, outs)[0] for b in branches])
+        self._check_predicate("cond", verdict, bodies)
+        invars = [index, *(self.cast(a, t) for a, t in zip(operands, ins, strict=True))]
+        self.write(eqn.prim, invars, {**eqn.params, "branches": bodies}, eqn.outvars, outs)
+
+    def _among_ways(self, types: Types, verdict: Types) -> Types:
+        """The types of what goes into, or comes out of, one of several ways that ranks may take.
+
+        Where ranks differ in the way they take, values are cast before: the transpose of a cast is a collective, to
+        which all ranks must come.
+        """
+        return self._joined(types, tuple("V" if t == "V" else "I" for t in verdict))
+
+    def _joined(self, one: Types, other: Types) -> Types:
+        """The types of what comes from two places."""
+        joined = []
+        for axis, pair in zip(self.mesh.axis_names, zip(one, other, strict=True), strict=True):
+            if "U" in pair and "V" in pair:
+                raise errors.ShardingError(
+                    f"a value is unreduced over {axis!r} on one path and varying on the other.",
+                    where=source.here(),
+                    fix=f"lax.psum the one, or lax.pcast(x, {axis!r}, to='unreduced') the other",
+                )
+            joined.append("U" if "U" in pair else join(pair))
+        return tuple(joined)
+
+    def _check_predicate(self, name: str, types: Types, bodies: Sequence[Jaxpr]) -> None:
+        """Ranks that go ways of their own must not meet in a collective on one of them: they would wait for ever."""
+        used = set().union(*[_collective_axes(b, self.mesh) for b in bodies])
+        for axis, t in zip(self.mesh.axis_names, types, strict=True):
+            if t in "VU" and axis in used:
+                raise errors.ShardingError(
+                    f"the predicate of a {name} varies over {axis!r}, and a collective inside is over that axis.",
+                    where=source.here(),
+                    why="ranks that take another way would not come to the collective.",
+                    fix=f"make the predicate the same everywhere, as by lax.pmax(p, {axis!r})",
+                )
+
+
+def _collective_axes(jaxpr: Jaxpr, mesh: AbstractMesh) -> set[str]:
+    """The axes of the mesh over which ranks meet in a jaxpr."""
+    found: set[str] = set()
+    for e in jaxpr.eqns:
+        if mesh_ops.meets(e) or isinstance(e.prim, named.Collective):
+            found.update(a for a in e.params["axes"] if a in mesh.axis_names)
+        for body in subjaxprs(e.params):
+            found |= _collective_axes(body, mesh)
+    return found
+
+
+def _typed_varying(jaxpr: Jaxpr) -> bool:
+    """Whether all collectives of a jaxpr are typed already, and take what varies to what varies."""
+    for e in jaxpr.eqns:
+        if isinstance(e.prim, named.Collective):
+            return False
+        if mesh_ops.meets(e) and (e.params["src"], e.params["dst"]) != ("V", "V"):
+            return False
+        if not all(map(_typed_varying, subjaxprs(e.params))):
+            return False
+    return True
+
+
+_RULES: dict[Any, Callable[[Typer, Eqn], None]] = {
+    jit_p: Typer._call,
+    checkpoint_p: Typer._call,
+    custom_vjp_call_p: Typer._custom_vjp,
+    scan_p: Typer._scan,
+    while_p: Typer._while,
+    cond_p: Typer._cond,
+}

@@ -1,0 +1,513 @@
+"""Collectives: operations across a named axis, as equations.
+
+Parallel, used at stage 2. ``lax.psum(x, "i")`` inside of a function that ``vmap`` maps over the axis ``i`` sees all
+elements of that axis at once: the batching rule for the axis of that name replaces the collective by an ordinary
+operation. Under any other trace it is an equation like any other.
+
+The transposes are those of functions of all elements together, as in JAX's ``vmap``: a cotangent of a sum goes to
+every term, so that ``psum`` is its own transpose.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core.arrays.array import lift, scalar
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.axes import axis_in, ints, sequence
+from blufunc.core.ir.trace import state
+from blufunc.core.ops.elementwise import add, convert, div, eq, mul
+from blufunc.core.ops.reduce import reduce_max, reduce_min
+from blufunc.core.ops.shape import concatenate, iota, slice_in_dim
+from blufunc.core.primitives.kinds import check_types
+from blufunc.core.primitives.linear_ops import batched_front, move_dim, reduce_sum, reshape, zeros
+from blufunc.core.primitives.primitive import Primitive, unsupported
+from blufunc.core.primitives.tangents import Zero, zero
+from blufunc.core.pytree import tree
+from blufunc.parallel.collectives.primitives import mesh_all_gather_p
+from blufunc.transforms.batching.batch import MeshAxis, NamedAxis
+
+_UNBOUND = "it only has a meaning inside of the vmap that names its axis"
+
+
+class Collective(Primitive):
+    """A kind: operations over the named axes ``axes``, of lengths ``sizes``."""
+
+    kind = "collective"
+    impl = unsupported(_UNBOUND)
+
+    def axes_of(self, params):
+        return params["axes"]
+
+    def jvp(self, primals, tangents, **params):
+        (x,), (t,) = primals, tangents
+        out = self.bind(x, **params)
+        return out, zero(out.aval) if t.__class__ is Zero else self.bind(t, **params)
+
+
+class _Reduce(Collective):
+    """A reduction over axes: the same result everywhere."""
+
+    def __init__(self, name: str, reduce: Callable, repeated: Callable, types: str):
+        super().__init__(name)
+        self.reduce, self.repeated, self.types = reduce, repeated, types
+
+    def abstract(self, x, *, axes, sizes):
+        check_types(self.name, self.types, x)
+        return x.strong()
+
+    def batch(self, axis, args, dims, *, axes, sizes):
+        (x,), (d,) = args, dims
+        if axis.name not in axes:
+            return self.bind(x, axes=axes, sizes=sizes), d
+        x = self.repeated(x, axis.size) if d is None else self.reduce(x, (d,))
+        rest = [(a, n) for a, n in zip(axes, sizes, strict=True) if a != axis.name]
+        if rest:
+            x = self.bind(x, axes=tuple(a for a, _ in rest), sizes=tuple(n for _, n in rest))
+        return x, None
+
+
+class _Sum(_Reduce):
+    """The sum, which is linear."""
+
+    def transpose(self, ct, x, **params):
+        x.add(self.bind(ct, **params))
+
+
+class _Extremum(_Reduce):
+    """The maximum or minimum: elements that share it share its derivative equally."""
+
+    def jvp(self, primals, tangents, **params):
+        (x,), (t,) = primals, tangents
+        out = self.bind(x, **params)
+        if t.__class__ is Zero:
+            return out, zero(out.aval)
+        chosen = convert(eq(x, out), x.aval.dtype)
+        total, count = (psum_p.bind(a, **params) for a in (mul(t, chosen), chosen))
+        return out, div(total, count)
+
+    transpose = unsupported("it is not linear: it is transposed through its derivative")
+
+
+class _AllGather(Collective):
+    """The elements of an axis along a new dimension ``dim``, everywhere."""
+
+    def abstract(self, x, *, axes, sizes, dim):
+        return ShapedArray((*x.shape[:dim], math.prod(sizes), *x.shape[dim:]), x.dtype)
+
+    def transpose(self, ct, x, *, axes, sizes, dim):
+        x.add(psum_scatter_p.bind(ct, axes=axes, sizes=sizes, dim=dim))
+
+    def batch(self, axis, args, dims, *, axes, sizes, dim):
+        (x,), (d,) = args, dims
+        if axis.name in axes:
+            return move_dim(batched_front(axis, x, d), 0, dim), None
+        return self.bind(move_dim(x, d, 0), axes=axes, sizes=sizes, dim=dim + 1), 0
+
+
+class _SumScatter(Collective):
+    """The sum over an axis, of which each element of the axis gets its slice along ``dim``."""
+
+    def abstract(self, x, *, axes, sizes, dim):
+        return ShapedArray(x.shape[:dim] + x.shape[dim + 1 :], x.dtype)
+
+    def transpose(self, ct, x, *, axes, sizes, dim):
+        x.add(all_gather_p.bind(ct, axes=axes, sizes=sizes, dim=dim))
+
+    def batch(self, axis, args, dims, *, axes, sizes, dim):
+        (x,), (d,) = args, dims
+        if axis.name in axes:
+            total = _times(x, axis.size) if d is None else reduce_sum(x, (d,))
+            return total, dim
+        return self.bind(move_dim(x, d, 0), axes=axes, sizes=sizes, dim=dim + 1), 0
+
+
+class _AllToAll(Collective):
+    """Element k of the axis gets slice k along ``split`` of every element, stacked along a new dimension ``join``."""
+
+    def abstract(self, x, *, axes, sizes, split, join):
+        rest = x.shape[:split] + x.shape[split + 1 :]
+        return ShapedArray((*rest[:join], math.prod(sizes), *rest[join:]), x.dtype)
+
+    def transpose(self, ct, x, *, axes, sizes, split, join):
+        x.add(self.bind(ct, axes=axes, sizes=sizes, split=join, join=split))
+
+    def batch(self, axis, args, dims, *, axes, sizes, split, join):
+        (x,), (d,) = args, dims
+        x = batched_front(axis, x, d)
+        if axis.name in axes:
+            x = move_dim(x, split + 1, 0)
+            return move_dim(x, 1, join + 1), 0
+        return self.bind(x, axes=axes, sizes=sizes, split=split + 1, join=join + 1), 0
+
+
+class _Permute(Collective):
+    """Element ``dst`` gets the value of element ``src`` for each (src, dst) of ``perm``; the others get zeros."""
+
+    def abstract(self, x, *, axes, sizes, perm):
+        return x.strong()
+
+    def transpose(self, ct, x, *, axes, sizes, perm):
+        x.add(self.bind(ct, axes=axes, sizes=sizes, perm=tuple((dst, src) for src, dst in perm)))
+
+    def batch(self, axis, args, dims, *, axes, sizes, perm):
+        (x,), (d,) = args, dims
+        if axis.name not in axes:
+            return self.bind(x, axes=axes, sizes=sizes, perm=perm), d
+        x = batched_front(axis, x, d)
+        source_of = {dst: src for src, dst in perm}
+        nothing = zeros(x.aval.with_shape((1, *x.aval.shape[1:])))
+        rows = [
+            slice_in_dim(x, source_of[i], source_of[i] + 1) if i in source_of else nothing
+            for i in range(axis.size)
+        ]
+        return concatenate(rows, 0), 0
+
+
+class _AxisIndex(Collective):
+    """The position along an axis, an int32."""
+
+    jvp = unsupported("it has no operands")
+    transpose = unsupported("it has no operands")
+
+    def abstract(self, *, axes, sizes):
+        return ShapedArray((), np.dtype(np.int32))
+
+    def batch(self, axis, args, dims, *, axes, sizes):
+        return iota(np.dtype(np.int32), (axis.size,), 0), 0
+
+
+class _CastTo(Collective):
+    """The same value, of another type over axes of a mesh: a letter, as in ``primitives``."""
+
+    transpose = unsupported("types are known, and casts put in, before anything is differentiated")
+
+    def abstract(self, x, *, axes, sizes, to):
+        if to == "U":
+            check_types("pcast to unreduced", "number", x)
+        return x
+
+    def batch(self, axis, args, dims, **params):
+        return self.bind(*args, **params), dims[0]
+
+
+def _times(x: Any, n: int) -> Any:
+    return mul(x, scalar(n, x.aval.dtype))
+
+
+psum_p = _Sum("psum", reduce_sum, _times, "number")
+pmax_p = _Extremum("pmax", reduce_max, lambda x, n: x, "ordered")
+pmin_p = _Extremum("pmin", reduce_min, lambda x, n: x, "ordered")
+all_gather_p = _AllGather("all_gather")
+psum_scatter_p = _SumScatter("psum_scatter")
+all_to_all_p = _AllToAll("all_to_all")
+ppermute_p = _Permute("ppermute")
+axis_index_p = _AxisIndex("axis_index")
+cast_to_p = _CastTo("cast_to")
+
+# -- functions -------------------------------------------------------------------------------------
+
+AxisName = Hashable
+
+
+def psum(x: Any, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups: None = None) -> Any:
+    """The sum over named axes, one or several (none: x); x is a pytree. Of a Python number it is a Python number.
+
+    Integers stay what they are; of bools it is an int32.
+    """
+    axes, sizes = _axes(axis_name, "psum", axis_index_groups)
+
+    def one(v):
+        if isinstance(v, (int, float, complex)):
+            return v * math.prod(sizes)
+        v = lift(v)
+        v = convert(v, np.dtype(np.int32)) if dtypes.is_bool(v.aval.dtype) else v
+        return _bound(psum_p, v, axes, sizes)
+
+    return tree.map(one, x)
+
+
+def pmean(x: Any, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups: None = None) -> Any:
+    """The mean over named axes, one or several; x is a pytree. Of integers and bools it is a float32."""
+    axes, sizes = _axes(axis_name, "pmean", axis_index_groups)
+
+    def one(v):
+        v = lift(v)
+        if not dtypes.is_inexact(v.aval.dtype):
+            v = convert(v, np.dtype(np.float32))
+        return div(_bound(psum_p, v, axes, sizes), math.prod(sizes))
+
+    return tree.map(one, x)
+
+
+def pmax(x: Any, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups: None = None) -> Any:
+    """The maximum over named axes, one or several; x is a pytree."""
+    axes, sizes = _axes(axis_name, "pmax", axis_index_groups)
+    return tree.map(lambda v: _bound(pmax_p, lift(v), axes, sizes), x)
+
+
+def pmin(x: Any, axis_name: AxisName | Sequence[AxisName], *, axis_index_groups: None = None) -> Any:
+    """The minimum over named axes, one or several; x is a pytree."""
+    axes, sizes = _axes(axis_name, "pmin", axis_index_groups)
+    return tree.map(lambda v: _bound(pmin_p, lift(v), axes, sizes), x)
+
+
+def all_gather(
+    x: Any,
+    axis_name: AxisName | Sequence[AxisName],
+    *,
+    axis_index_groups: None = None,
+    axis: int = 0,
+    tiled: bool = False,
+    to: str = "varying",
+) -> Any:
+    """The values of all elements of a named axis, along a new dimension ``axis`` or, tiled, joined along that one.
+
+    The axis may be several of a mesh, in row-major order, as in the functions below.
+    Over an axis of a mesh ``to`` is the type of the result: ``varying``; ``invariant``, of which the cotangent is
+    sliced; or ``reduced``, of which the cotangent is summed and scattered.
+    """
+    axes, sizes = _ranks(axis_name, "all_gather", axis_index_groups)
+    letter = _letter(to, "VIR", "all_gather")
+    if letter != "V":
+        _mesh_axes(axes, "all_gather(to=...)")
+
+    def one(v):
+        v = lift(v)
+        dim = axis_in(axis, v.aval.ndim + (not tiled), "all_gather")
+        if letter != "V":
+            row = reshape(v, v.aval.shape if tiled else (*v.aval.shape[:dim], 1, *v.aval.shape[dim:]))
+            return mesh_all_gather_p.bind(row, axes=axes, sizes=sizes, src="V", dst=letter, dim=dim)
+        out = all_gather_p.bind(v, axes=axes, sizes=sizes, dim=dim)
+        return _merged(out, dim) if tiled else out
+
+    return tree.map(one, x)
+
+
+def psum_scatter(
+    x: Any,
+    axis_name: AxisName | Sequence[AxisName],
+    *,
+    scatter_dimension: int = 0,
+    axis_index_groups: None = None,
+    tiled: bool = False,
+) -> Any:
+    """The sum over a named axis, of which each element gets its slice along ``scatter_dimension``.
+
+    That dimension has the size of the axis, and goes; or, tiled, is a multiple of it, and is divided.
+    """
+    axes, sizes = _ranks(axis_name, "psum_scatter", axis_index_groups)
+
+    def one(v):
+        v = lift(v)
+        dim = axis_in(scatter_dimension, v.aval.ndim, "psum_scatter")
+        v = _parts(v, dim, math.prod(sizes), tiled, "psum_scatter")
+        return psum_scatter_p.bind(v, axes=axes, sizes=sizes, dim=dim)
+
+    return tree.map(one, x)
+
+
+def all_to_all(
+    x: Any,
+    axis_name: AxisName | Sequence[AxisName],
+    split_axis: int,
+    concat_axis: int,
+    *,
+    axis_index_groups: None = None,
+    tiled: bool = False,
+) -> Any:
+    """Every element k of a named axis gets slice k along ``split_axis`` of all, along ``concat_axis``.
+
+    The dimension that is split has the size of the axis and goes, and a new one is made; or, tiled, the one is
+    divided and the other extended.
+    """
+    axes, sizes = _ranks(axis_name, "all_to_all", axis_index_groups)
+
+    def one(v):
+        v = lift(v)
+        split, join = (axis_in(a, v.aval.ndim, "all_to_all") for a in (split_axis, concat_axis))
+        v = _parts(v, split, math.prod(sizes), tiled, "all_to_all")
+        out = all_to_all_p.bind(v, axes=axes, sizes=sizes, split=split, join=join)
+        return _merged(out, join) if tiled else out
+
+    return tree.map(one, x)
+
+
+def pswapaxes(
+    x: Any, axis_name: AxisName | Sequence[AxisName], axis: int, *, axis_index_groups: None = None
+) -> Any:
+    """A named axis and dimension ``axis``, of its size, in the place of one another: ``all_to_all`` of the one."""
+    return all_to_all(x, axis_name, axis, axis, axis_index_groups=axis_index_groups)
+
+
+def ppermute(x: Any, axis_name: AxisName | Sequence[AxisName], perm: Sequence[tuple[int, int]]) -> Any:
+    """Element dst of a named axis gets the value of element src for each (src, dst) of ``perm``; others get zeros."""
+    axes, sizes = _ranks(axis_name, "ppermute", None)
+    n = math.prod(sizes)
+    pairs = [ints(pair, "ppermute", "a pair of perm") for pair in sequence(perm, "ppermute", "perm", "pairs")]
+    if any(len(p) != 2 for p in pairs) or any(not 0 <= i < n for p in pairs for i in p):
+        raise errors.ValueRangeError(
+            f"ppermute: perm holds pairs of positions below {n}, not {perm!r:.80}.",
+            where=source.here(),
+            fix=f"(i, (i + 1) % n) for each i below n = {n} goes around once",
+        )
+    if any(len(set(side)) != len(pairs) for side in zip(*pairs, strict=True)):
+        raise errors.ValueRangeError(
+            f"ppermute: a position sends or receives twice in {perm!r:.80}.", where=source.here()
+        )
+    ordered = tuple((src, dst) for src, dst in sorted(pairs))
+    return tree.map(lambda v: ppermute_p.bind(lift(v), axes=axes, sizes=sizes, perm=ordered), x)
+
+
+def pshuffle(x: Any, axis_name: AxisName | Sequence[AxisName], perm: Sequence[int]) -> Any:
+    """Element i of a named axis gets the value of element ``perm[i]``; ``perm`` is a permutation."""
+    sources = ints(perm, "pshuffle", "perm")
+    n = axis_size(axis_name)
+    if sorted(sources) != list(range(n)):
+        raise errors.ValueRangeError(
+            f"pshuffle: {perm!r:.80} is not a permutation of the {n} positions.",
+            where=source.here(),
+            fix="use lax.ppermute",
+        )
+    return ppermute(x, axis_name, [(src, dst) for dst, src in enumerate(sources)])
+
+
+def axis_index(axis_name: AxisName | Sequence[AxisName]) -> Any:
+    """The position along a named axis, an int32 of rank 0; of several axes, in row-major order; 0 of none."""
+    axes, sizes = _axes(axis_name, "axis_index", None)
+    position: Any = None
+    for name, size in zip(axes, sizes, strict=True):
+        mine = axis_index_p.bind(axes=(name,), sizes=(size,))
+        position = mine if position is None else add(_times(position, size), mine)
+    return scalar(0, np.dtype(np.int32)) if position is None else position
+
+
+def pcast(x: Any, axis_name: AxisName | Sequence[AxisName], *, to: str) -> Any:
+    """The same value with another type over axes of a mesh; x is a pytree. Only inside of ``shard_map``.
+
+    Args:
+      axis_name: one axis, several, or none.
+      to: ``varying``: each rank has its own; ``unreduced``: the value is the sum of what the ranks have; ``reduced``:
+        all have the same, and the cotangent is unreduced; ``invariant``: of what is reduced.
+    Raises (while traced):
+      ShardingError: the value cannot have that type without communication.
+    """
+    axes, sizes = _axes(axis_name, "pcast", None)
+    letter = _letter(to, "VURI", "pcast")
+    _mesh_axes(axes, "pcast")
+    return tree.map(lambda v: _bound(cast_to_p, lift(v), axes, sizes, to=letter), x)
+
+
+def pvary(x: Any, axis_name: AxisName | Sequence[AxisName]) -> Any:
+    """``pcast(x, axis_name, to="varying")``."""
+    return pcast(x, axis_name, to="varying")
+
+
+def axis_size(axis_name: AxisName | Sequence[AxisName]) -> int:
+    """The length of a named axis, or the product of several: a Python int."""
+    return math.prod(_axes(axis_name, "axis_size", None)[1])
+
+
+_LETTERS = {"varying": "V", "invariant": "I", "unreduced": "U", "reduced": "R"}
+
+
+def _letter(to: Any, allowed: str, what: str) -> str:
+    """The letter of a type over an axis, given as a word."""
+    letter = _LETTERS.get(to) if isinstance(to, str) else None
+    if letter is None or letter not in allowed:
+        words = [word for word, a in _LETTERS.items() if a in allowed]
+        raise errors.ArgumentError(
+            f"{what}: to is one of {', '.join(words)}, not {to!r:.60}.", where=source.here()
+        )
+    return letter
+
+
+def _mesh_axes(axes: Sequence[AxisName], what: str) -> None:
+    """Raise AxisNameError unless all axes are those of a mesh."""
+    if wrong := _of_vmaps(axes):
+        raise errors.AxisNameError(
+            f"{what} over {wrong[0]!r:.60}, which is an axis of a vmap.",
+            where=source.here(),
+            why="only values over axes of a mesh have types.",
+        )
+
+
+def _of_vmaps(axes: Sequence[AxisName]) -> list[AxisName]:
+    """Those of the axes that are not of a mesh."""
+    of_mesh = {e.name: isinstance(e, MeshAxis) for e in state.context if isinstance(e, NamedAxis)}
+    return [a for a in axes if not of_mesh[a]]
+
+
+def _axes(axis_name: Any, what: str, groups: None) -> tuple[tuple[AxisName, ...], tuple[int, ...]]:
+    """The names and sizes of axes that must be there."""
+    if groups is not None:
+        raise errors.UnsupportedError(
+            f"{what}: axis_index_groups are not supported.",
+            where=source.here(),
+            fix="nest two vmaps, and name the axis to work over",
+        )
+    names = tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
+    known = {e.name: e.size for e in state.context if isinstance(e, NamedAxis)}
+    for name in names:
+        if not isinstance(name, Hashable) or name not in known:
+            there = (
+                f"the named axes here are {', '.join(map(repr, known))}" if known else "no axis is named here"
+            )
+            raise errors.AxisNameError(
+                f"{what} over {name!r:.60}, and there is no axis of that name.",
+                where=source.here(),
+                why=f"{there}.",
+                fix=f"bf.vmap(f, axis_name={name!r:.60}), or bf.shard_map over a mesh with that axis",
+            )
+    if len(set(names)) != len(names):
+        raise errors.ArgumentError(
+            f"{what}: axes are named once each, not {axis_name!r:.60}.",
+            where=source.here(),
+            fix="'x', or ('x', 'y') for the ranks along both",
+        )
+    return names, tuple(known[n] for n in names)
+
+
+def _ranks(axis_name: Any, what: str, groups: None) -> tuple[tuple[AxisName, ...], tuple[int, ...]]:
+    """The names and sizes of axes whose positions are counted together: at least one; if several, of a mesh."""
+    axes, sizes = _axes(axis_name, what, groups)
+    if not axes:
+        raise errors.ArgumentError(f"{what} over no axis.", where=source.here(), fix="name one")
+    if wrong := _of_vmaps(axes) if len(axes) > 1 else ():
+        raise errors.UnsupportedError(
+            f"{what} over {axes}, of which {wrong[0]!r:.60} is an axis of a vmap.",
+            where=source.here(),
+            why="several axes are for those of a mesh.",
+            fix="use it once for each",
+        )
+    return axes, sizes
+
+
+def _bound(prim: Primitive, x: Any, axes: tuple, sizes: tuple, **params: Any) -> Any:
+    """An operation over axes; over none it is the identity."""
+    return prim.bind(x, axes=axes, sizes=sizes, **params) if axes else x
+
+
+def _parts(x: Any, dim: int, n: int, tiled: bool, what: str) -> Any:
+    """x with its n parts along dimension ``dim``: of size 1, or, tiled, of a size that gets a dimension behind it."""
+    shape = x.aval.shape
+    if shape[dim] % n if tiled else shape[dim] != n:
+        raise errors.ShapeError(
+            f"{what} of {x.aval}: dimension {dim} must {'be a multiple of' if tiled else 'have'} the size of the "
+            f"axis, {n}.",
+            where=source.here(),
+            fix="pad it" if tiled else "tiled=True divides a dimension that is a multiple of it",
+        )
+    return reshape(x, (*shape[:dim], n, shape[dim] // n, *shape[dim + 1 :])) if tiled else x
+
+
+def _merged(x: Any, dim: int) -> Any:
+    """Dimensions ``dim`` and the one behind it as one."""
+    shape = x.aval.shape
+    return reshape(x, (*shape[:dim], shape[dim] * shape[dim + 1], *shape[dim + 2 :]))

@@ -1,0 +1,585 @@
+"""``shard_map``: a function of shards, run by every rank of a mesh.
+
+Parallel, stages 1, 2 and 8. In come a function of local shapes and the specs of its arguments and results; out comes
+one equation, ``shard_map``, on global values, that holds the local jaxpr with typed collectives (``axis_types``). Its
+derivatives and batches are ``shard_map`` equations of the transformed local jaxpr, whose specs follow those of the
+operands: a tangent has the spec of its primal, a cotangent that with unreduced and reduced exchanged.
+
+On one process it runs on arrays as they are: they are divided by their specs, each rank runs the compiled local jaxpr
+in a thread (``runtime/simulated``), and the results are put together.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core.arrays import backend
+from blufunc.core.ir import source
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, eval_jaxpr
+from blufunc.core.ir.trace import new_trace, state
+from blufunc.core.primitives.linear_ops import move_dim, reshape
+from blufunc.core.primitives.primitive import Primitive
+from blufunc.core.primitives.tangents import Zero, is_linear, zero
+from blufunc.core.programs import simplify
+from blufunc.core.programs.stage import stage
+from blufunc.core.pytree import paths as treepath
+from blufunc.core.pytree import tree
+from blufunc.parallel.collectives.axis_casts import Types
+from blufunc.parallel.collectives.axis_types import TypedTrace, typed
+from blufunc.parallel.collectives.primitives import pcast_p
+from blufunc.parallel.mesh.mesh import AbstractMesh, AxisSizes, Mesh, current_mesh
+from blufunc.parallel.mesh.sharding import NamedSharding
+from blufunc.parallel.mesh.spec import PartitionSpec, names_of
+from blufunc.parallel.runtime.simulated import run_ranks
+from blufunc.transforms.arguments import FlatFunction, as_values, check_callable, labels_of, name_of
+from blufunc.transforms.autodiff.jvp import jvp_jaxpr
+from blufunc.transforms.autodiff.linearize import linearize_jaxpr, split_jaxpr
+from blufunc.transforms.autodiff.transpose import transpose_jaxpr
+from blufunc.transforms.batching.batch import Axis, MeshAxis, batch_jaxpr
+
+Specs = tuple[PartitionSpec, ...]
+_WHOLE = PartitionSpec()
+
+
+class _ShardMap(Primitive):
+    """``jaxpr``, of local shapes and without constants, run by every rank of ``mesh``.
+
+    Params: jaxpr; mesh, a ``Mesh`` or ``AbstractMesh``; in_specs and out_specs, one for each operand and result; name.
+    """
+
+    name, kind, multiple_results = "shard_map", "mesh", True
+
+    def effects_of(self, params):
+        return params["jaxpr"].effects
+
+    def abstract(self, *avals, jaxpr: Jaxpr, mesh, in_specs: Specs, out_specs: Specs, name: str):
+        for local, spec, aval in zip(jaxpr.in_avals, in_specs, avals, strict=True):
+            shape = NamedSharding(mesh, spec).shard_shape(aval.shape)
+            if shape != local.shape or local.dtype != aval.dtype:
+                raise errors.ShapeError(f"shard_map: the body takes {local} where the operands give {aval}.")
+        return [_global_type(v, mesh, s) for v, s in zip(jaxpr.out_avals, out_specs, strict=True)]
+
+    def reference(self, compile, *, jaxpr: Jaxpr, mesh, in_specs: Specs, out_specs: Specs, name: str):
+        if isinstance(mesh, Mesh) and mesh.spans_processes:
+            raise errors.ShardingError(
+                f"shard_map of {name} was given no array on mesh({mesh}), which other processes have parts of.",
+                where=source.here(),
+                why="a program runs where its arguments are.",
+                fix="put them there: bf.device_put(x, NamedSharding(mesh, spec))",
+            )
+        program = jaxpr.memoised(
+            "mesh program",
+            lambda: backend.host_device().backend.compile(jaxpr, (False,) * len(jaxpr.invars)),
+        )
+
+        def run(buffers):
+            parts = [divide(b, mesh, s) for b, s in zip(buffers, in_specs, strict=True)]
+            locals_ = run_ranks(mesh, lambda rank: program([p[rank] for p in parts]))
+            return [assemble([outs[i] for outs in locals_], mesh, spec) for i, spec in enumerate(out_specs)]
+
+        return run
+
+    # -- transforms ----------------------------------------------------------------------------
+
+    def call(self, jaxpr: Jaxpr, args: Sequence, in_specs: Sequence, out_specs: Sequence, params) -> list:
+        """Use a transformed local jaxpr; its constants are the same everywhere."""
+        closed, consts = jaxpr.hoist()
+        specs = (*(_WHOLE,) * len(consts), *in_specs)
+        return self.bind(*consts, *args, **_with(params, closed, specs, out_specs))
+
+    def jvp(self, primals, tangents, **params):
+        jaxpr, in_specs, out_specs = params["jaxpr"], params["in_specs"], params["out_specs"]
+        nonzeros = _nonzeros(tangents)
+        derived, out_nonzeros = jvp_jaxpr(jaxpr, nonzeros, (False,) * len(jaxpr.outvars))
+        outs = self.call(
+            derived,
+            [*primals, *_chosen(tangents, nonzeros)],
+            [*in_specs, *_chosen(in_specs, nonzeros)],
+            [*out_specs, *_chosen(out_specs, out_nonzeros)],
+            params,
+        )
+        n = len(out_nonzeros)
+        return outs[:n], _with_zeros(outs[:n], outs[n:], out_nonzeros)
+
+    def linearize(self, trace, primals, tangents, **params):
+        nonzeros = _nonzeros(tangents)
+        primal, linear, out_nonzeros, _ = linearize_jaxpr(params["jaxpr"], nonzeros)
+        n = len(out_nonzeros)
+        in_specs, out_specs = params["in_specs"], params["out_specs"]
+        outs, second = self._two_maps(
+            primal, linear, primals, in_specs, out_specs, _chosen(tangents, nonzeros),
+            _chosen(in_specs, nonzeros), _chosen(out_specs, out_nonzeros), params,
+        )  # fmt: skip
+        return outs[:n], _with_zeros(outs, trace.tangents.process(self, *second), out_nonzeros)
+
+    def split(self, trace, args, **params):
+        """Two maps, where operands are values and tangents side by side."""
+        in_specs, out_specs = params["in_specs"], params["out_specs"]
+        sides = tuple(map(trace.is_tangent, args))
+        values = tuple(not t for t in sides)
+        primal, linear, flags = split_jaxpr(params["jaxpr"], sides, (False,) * len(out_specs))
+        kept = [not f for f in flags]
+        with_parent = state.trace
+        try:
+            state.trace = trace.parent
+            outs, second = self._two_maps(
+                primal, linear, _chosen(args, values), _chosen(in_specs, values), _chosen(out_specs, kept),
+                _chosen(args, sides), _chosen(in_specs, sides), _chosen(out_specs, flags), params,
+            )  # fmt: skip
+        finally:
+            state.trace = with_parent
+        results = iter(outs), iter(trace.tangents.process(self, *second))
+        return [next(results[t]) for t in flags]
+
+    def _two_maps(
+        self, primal: Jaxpr, linear: Jaxpr, args: Sequence, in_specs: Sequence, out_specs: Sequence,
+        tangents: Sequence, tangent_specs: Sequence, tangent_out_specs: Sequence, params: dict,
+    ) -> tuple[list, tuple]:  # fmt: skip
+        """Run a body that was divided on ``args``; prepare the linear half on the tangents.
+
+        Returns:
+          the results of the first without the residuals; operands and parameters of the second.
+        """
+        mesh = params["mesh"]
+        n = len(out_specs)
+        closed, consts = primal.hoist()
+        specs = (*(_WHOLE,) * len(consts), *in_specs)
+        operands = [*consts, *args]
+        halves, residual_specs, places = closed.memoised(
+            ("mesh residuals", linear, mesh, specs), lambda: _residuals(closed, linear, n, mesh, specs)
+        )
+        first, second = halves
+        results = self.bind(*operands, **_with(params, first, specs, (*out_specs, *residual_specs)))
+        rest = iter(zip(results[n:], residual_specs, strict=True))
+        residuals = [(operands[i], specs[i]) if i is not None else next(rest) for i in places]
+        ins = [*(r for r, _ in residuals), *tangents]
+        second_specs = (*(s for _, s in residuals), *tangent_specs)
+        return results[:n], (ins, _with(params, second, second_specs, tangent_out_specs))
+
+    def transpose(self, cts, *args, **params):
+        in_specs, out_specs = params["in_specs"], params["out_specs"]
+        linear = tuple(map(is_linear, args))
+        nonlinear = tuple(not lin for lin in linear)
+        nonzeros = _nonzeros(cts)
+        derived, ct_nonzeros = transpose_jaxpr(params["jaxpr"], linear, nonzeros)
+        outs = iter(
+            self.call(
+                derived,
+                [*_chosen(args, nonlinear), *_chosen(cts, nonzeros)],
+                [*_chosen(in_specs, nonlinear), *map(_cotangent, _chosen(out_specs, nonzeros))],
+                [_cotangent(s) for s in _chosen(_chosen(in_specs, linear), ct_nonzeros)],
+                params,
+            )
+        )
+        for a, nz in zip(_chosen(args, linear), ct_nonzeros, strict=True):
+            if nz:
+                a.add(next(outs))
+
+    def batch(self, axis, args, dims, **params):
+        jaxpr, mesh = params["jaxpr"], params["mesh"]
+        over = axis.mesh_axes
+        entry = None if not over else over[0] if len(over) == 1 else tuple(over)
+        batched = tuple(d is not None for d in dims)
+        in_specs = [_shifted(s, entry) if b else s for s, b in zip(params["in_specs"], batched, strict=True)]
+        size = axis.size
+        if over:
+            size = _local_batch(axis, mesh, jaxpr)
+        derived, out_batched = batch_jaxpr(jaxpr, Axis(size, axis.name), batched)
+        out_specs = [
+            _shifted(s, entry) if b else s for s, b in zip(params["out_specs"], out_batched, strict=True)
+        ]
+        if over:  # what is batched varies over more axes than the casts of the body know of
+            closed, consts = derived.hoist()
+            ins = [_types(s, mesh) for s in ((_WHOLE,) * len(consts) + tuple(in_specs))]
+            closed, _ = typed(closed, mesh.abstract, ins, [_types(s, mesh) for s in out_specs])
+            derived = closed.replace(
+                invars=closed.invars[len(consts) :], constvars=closed.invars[: len(consts)], consts=consts
+            )
+        ins = [a if d is None else move_dim(a, d, 0) for a, d in zip(args, dims, strict=True)]
+        return self.call(derived, ins, in_specs, out_specs, params), [0 if b else None for b in out_batched]
+
+    def drop_outputs(self, eqn: Eqn, reads: list[bool]) -> Eqn:
+        """Without the results that nobody reads, and without the operands that only they need."""
+        body = eqn.params["jaxpr"]
+        jaxpr: Jaxpr = body.memoised(("drop", tuple(reads)), lambda: simplify.dce(body, reads))
+        used = simplify.used(jaxpr)
+        keep = [v in used for v in jaxpr.invars]
+        jaxpr = body.memoised(
+            ("drop", tuple(reads), "args"),
+            lambda: jaxpr.replace(invars=_chosen(jaxpr.invars, keep), arg_names=()),
+        )
+        params = _with(
+            eqn.params, jaxpr, _chosen(eqn.params["in_specs"], keep), _chosen(eqn.params["out_specs"], reads)
+        )
+        return Eqn(eqn.prim, _chosen(eqn.invars, keep), _chosen(eqn.outvars, reads), params, eqn.source)
+
+
+shard_map_p = _ShardMap()
+
+
+def _residuals(primal: Jaxpr, linear: Jaxpr, n: int, mesh: AxisSizes, specs: Specs) -> tuple:
+    """The two halves of a divided body, so that what the first leaves can lie on the mesh until the second needs it.
+
+    A residual that is an operand stays that. Of the others, what varies gets a dimension in front that counts the ranks
+    it varies over; what is invariant or reduced stays as it is, so that all derivatives of it are right.
+
+    Returns:
+      the halves; the specs of the residuals that the first half returns, from result ``n`` on; for each residual the
+      number of the operand that it is, or None.
+    """
+    abstract = mesh.abstract
+    typed_primal, types = typed(primal, abstract, [_types(s, mesh) for s in specs])
+    operands: dict[Any, int] = {v: i for i, v in enumerate(primal.invars)}
+    places = [operands.get(v) for v in primal.outvars[n:]]
+    kinds = [t for t, place in zip(types[n:], places, strict=True) if place is None]
+    residual_specs = tuple(_residual_spec(t, abstract) for t in kinds)
+
+    def first(*args):
+        outs = eval_jaxpr(typed_primal, args)
+        kept = [x for x, place in zip(outs[n:], places, strict=True) if place is None]
+        return [*outs[:n], *(_stacked(x, t, abstract) for x, t in zip(kept, kinds, strict=True))]
+
+    def second(*args):
+        m = len(places)
+        rest = iter(kinds)
+        values = [
+            x if place is not None else _unstacked(x, next(rest), abstract)
+            for x, place in zip(args[:m], places, strict=True)
+        ]
+        return eval_jaxpr(linear, [*values, *args[m:]])
+
+    one = stage(first, primal.in_avals, primal.name)
+    stacked = iter(one.out_avals[n:])
+    avals = [primal.in_avals[i] if i is not None else next(stacked) for i in places]
+    two = stage(second, [*avals, *linear.in_avals[len(places) :]], linear.name)
+    return (one, two), residual_specs, places
+
+
+def _residual_spec(types: Types, mesh: AbstractMesh) -> PartitionSpec:
+    own = tuple(a for a, t in zip(mesh.axis_names, types, strict=True) if t in "VU")
+    reduced = [a for a, t in zip(mesh.axis_names, types, strict=True) if t == "R"]
+    return PartitionSpec(*((own,) if own else ()), reduced=reduced)
+
+
+def _stacked(x: Any, types: Types, mesh: AbstractMesh) -> Any:
+    """A residual as it is kept: with the ranks it differs on as a dimension in front, if there are any."""
+    x = _recast(x, types, mesh, "U", "V")
+    return reshape(x, (1, *x.aval.shape)) if set(types) & {"V", "U"} else x
+
+
+def _unstacked(x: Any, types: Types, mesh: AbstractMesh) -> Any:
+    """The residual again."""
+    x = reshape(x, x.aval.shape[1:]) if set(types) & {"V", "U"} else x
+    return _recast(x, types, mesh, "V", "U")
+
+
+def _recast(x: Any, types: Types, mesh: AbstractMesh, src: str, dst: str) -> Any:
+    """``x``, what is unreduced cast from ``src`` to ``dst``."""
+    axes = tuple(a for a, t in zip(mesh.axis_names, types, strict=True) if t == "U")
+    if not axes:
+        return x
+    return pcast_p.bind(x, axes=axes, sizes=tuple(mesh.shape[a] for a in axes), src=src, dst=dst)
+
+
+def _with(params: dict, jaxpr: Jaxpr, in_specs: Sequence, out_specs: Sequence) -> dict:
+    """The parameters with another body."""
+    return {**params, "jaxpr": jaxpr, "in_specs": tuple(in_specs), "out_specs": tuple(out_specs)}
+
+
+def _chosen(xs: Sequence, flags: Sequence[bool]) -> list:
+    return [x for x, f in zip(xs, flags, strict=True) if f]
+
+
+def _nonzeros(ts: Sequence) -> tuple[bool, ...]:
+    return tuple(t.__class__ is not Zero for t in ts)
+
+
+def _with_zeros(outs: Sequence, ts: Sequence, nonzeros: Sequence[bool]) -> list:
+    rest = iter(ts)
+    return [next(rest) if nz else zero(p.aval) for p, nz in zip(outs, nonzeros, strict=False)]
+
+
+def _cotangent(spec: PartitionSpec) -> PartitionSpec:
+    """The spec of the cotangent of a value."""
+    return PartitionSpec(*spec, unreduced=spec.reduced, reduced=spec.unreduced)
+
+
+def _shifted(spec: PartitionSpec, entry: Any) -> PartitionSpec:
+    """The spec with a dimension in front."""
+    return spec.with_entries([entry, *spec])
+
+
+def _local_batch(axis: Axis, mesh: AxisSizes, jaxpr: Jaxpr) -> int:
+    """How many elements of a mapped axis that is divided over axes of the mesh each rank has."""
+    for name in axis.mesh_axes:
+        if name not in mesh.shape:
+            raise errors.ShardingError(
+                f"vmap: spmd_axis_name names {name!r}, which the mesh ({mesh}) does not have.",
+                where=source.here(),
+                fix="use an axis of the mesh",
+            )
+    if axis.name is not None and axis.name in jaxpr.named_axes:
+        raise errors.UnsupportedError(
+            f"a collective over {axis.name!r}, a mapped axis that is divided over axes of a mesh.",
+            where=source.here(),
+            fix="use lax.psum over the axes of the mesh",
+        )
+    parts = mesh.size_of(axis.mesh_axes)
+    if axis.size % parts:
+        raise errors.ShardingError(
+            f"vmap over {axis.size} elements cannot be divided over {axis.mesh_axes}, of {parts} ranks.",
+            where=source.here(),
+            fix=f"a multiple of {parts} elements, or vmap without spmd_axis_name",
+        )
+    return axis.size // parts
+
+
+def _types(spec: PartitionSpec, mesh: AxisSizes) -> Types:
+    """The type of a value with a spec, over each axis."""
+
+    def letter(axis: str) -> str:
+        if axis in spec.unreduced:
+            return "U"
+        if axis in spec.reduced:
+            return "R"
+        return "V" if axis in spec.axes else "I"
+
+    return tuple(map(letter, mesh.axis_names))
+
+
+def _global_type(local: ShapedArray, mesh: AxisSizes, spec: PartitionSpec) -> ShapedArray:
+    parts = NamedSharding(mesh, spec).parts(local.ndim)  # type: ignore[arg-type]
+    return ShapedArray(tuple(n * k for n, k in zip(local.shape, parts, strict=True)), local.dtype)
+
+
+# -- running on one process ------------------------------------------------------------------------
+
+
+def divide(x: np.ndarray, mesh: AxisSizes, spec: PartitionSpec) -> list[np.ndarray]:
+    """What each rank has of ``x``; of what is unreduced the first rank has all, and the others zeros."""
+    parts = []
+    for rank, index in enumerate(NamedSharding(mesh, spec).indices(x.shape)):  # type: ignore[arg-type]
+        part = x[index]
+        if spec.unreduced and any(mesh.coordinates(rank)[a] for a in spec.unreduced):
+            part = np.zeros_like(part)
+        parts.append(np.array(part, order="C"))
+    return parts
+
+
+def assemble(parts: Sequence[np.ndarray], mesh: AxisSizes, spec: PartitionSpec) -> np.ndarray:
+    """The value of which the ranks have ``parts``: what is unreduced is summed, in the order of ranks."""
+    first = np.asarray(parts[0])
+    sharding = NamedSharding(mesh, spec)  # type: ignore[arg-type]
+    shape = tuple(n * k for n, k in zip(first.shape, sharding.parts(first.ndim), strict=True))
+    whole = np.zeros(shape, first.dtype) if spec.unreduced else np.empty(shape, first.dtype)
+    counted = {*spec.axes, *spec.unreduced}
+    for rank, index in enumerate(sharding.indices(shape)):
+        if any(i for a, i in mesh.coordinates(rank).items() if a not in counted):
+            continue  # another rank has the same
+        whole[index] = whole[index] + parts[rank] if spec.unreduced else parts[rank]
+    return whole
+
+
+# -- the function of users -------------------------------------------------------------------------
+
+
+def shard_map(
+    fun: Callable | None = None,
+    *,
+    mesh: Mesh | AbstractMesh | None = None,
+    in_specs: Any,
+    out_specs: Any,
+    check_vma: bool = True,
+) -> Callable:
+    """Run ``fun`` on every rank of a mesh, on its shards of the arguments.
+
+    Inside, collectives of ``lax`` work over the axes of the mesh. Each value is varying or invariant over each axis;
+    where the two meet, what is invariant is cast, so that derivatives sum over the ranks as they must.
+
+    Args:
+      fun: a function of pytrees of arrays, of the shapes of shards. Without it, a decorator is returned.
+      mesh: the mesh; the current one (``with mesh:``) by default. An ``AbstractMesh`` runs on simulated ranks.
+      in_specs: for each argument a ``PartitionSpec``, or a pytree prefix of them; a dimension that a spec does not
+        divide is whole on every rank.
+      out_specs: a pytree prefix of the results: how their shards make up the whole. A result must be the same over
+        the axes that its spec does not mention.
+      check_vma: whether that is checked. Without, the user vouches for it.
+    Returns:
+      a function of global arrays.
+    Raises (when called):
+      ShardingError: the specs do not fit the arguments, results or mesh; a result varies over an axis that its spec
+        does not mention; an operation cannot take the types of its operands over an axis.
+      TreeError: the specs are not a prefix of arguments or results.
+      UnsupportedError: a ``shard_map`` inside of another.
+    """
+    if fun is None:
+        return functools.partial(
+            shard_map, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma
+        )
+    check_callable(fun, "shard_map")
+    if mesh is not None and not isinstance(mesh, AxisSizes):
+        raise errors.ArgumentError(
+            f"shard_map takes a mesh, not {mesh!r:.60}.",
+            where=source.here(),
+            fix="mesh=bf.make_mesh((8,), ('x',))",
+        )
+    if not isinstance(check_vma, bool):
+        raise errors.ArgumentError(
+            f"shard_map: check_vma is True or False, not {check_vma!r:.60}.", where=source.here()
+        )
+
+    @functools.wraps(fun)
+    def mapped(*args):
+        where = mesh if mesh is not None else current_mesh()
+        if where is None:
+            raise errors.ArgumentError(
+                f"shard_map of {name_of(fun)} has no mesh.",
+                where=source.here(),
+                fix="shard_map(f, mesh=mesh, ...), or call it inside of `with mesh:`",
+            )
+        if any(isinstance(e, MeshAxis) for e in state.context):
+            raise errors.UnsupportedError(
+                f"shard_map of {name_of(fun)} inside of another shard_map.",
+                where=source.here(),
+                fix="one shard_map over all axes of the mesh, and collectives over those that are wanted",
+            )
+        leaves, in_tree = tree.flatten((args, {}))
+        labels = functools.cache(lambda: labels_of(fun, in_tree))
+        values = as_values(leaves, lambda i: f"the argument {labels()[i]}")
+        given = tuple(in_specs) if isinstance(in_specs, list) else in_specs
+        specs = _broadcast(given, args, fun, "in_specs", "the arguments")
+        avals = [
+            _local(v.aval, s, where, labels()[i]) for i, (v, s) in enumerate(zip(values, specs, strict=True))
+        ]
+        flat = FlatFunction(fun, in_tree)
+        jaxpr, results = _trace(flat, where, avals, specs, out_specs, labels(), check_vma)
+        return tree.unflatten(flat.out_tree, shard_map_p.call(
+            jaxpr, values, specs, results, {"mesh": where, "name": name_of(fun)}
+        ))  # fmt: skip
+
+    return mapped
+
+
+def _trace(
+    flat: FlatFunction,
+    mesh: AxisSizes,
+    avals: Sequence[ShapedArray],
+    specs: Sequence[PartitionSpec],
+    out_specs: Any,
+    labels: Sequence[str],
+    check_vma: bool,
+) -> tuple[Jaxpr, list[PartitionSpec]]:
+    """The local jaxpr of a function, with casts, and the specs of its flat results."""
+    name = name_of(flat.fun)
+    trace = TypedTrace(mesh.abstract)
+    context, line, scopes = state.context, source.replay.line, source.open_scopes(())
+    source.replay.line = None
+    state.context = (*context, *(MeshAxis(a, n) for a, n in mesh.shape.items()))
+    try:
+        with new_trace(trace):
+            ins = []
+            for aval, spec, label in zip(avals, specs, labels, strict=True):
+                ins.append(trace.typed_parameter(aval, _types(spec, mesh), label))
+            outs = flat(*ins)
+            skeleton = tree.unflatten(flat.out_tree, [0] * flat.out_tree.num_leaves)
+            results = _broadcast(out_specs, skeleton, flat.fun, "out_specs", "the results")
+            paths = treepath.leaf_paths(flat.out_tree)
+            for i, (x, spec) in enumerate(zip(outs, results, strict=True)):
+                what = f"the result{paths[i]} of {name}"
+                _check_spec(spec, x.aval, mesh, what)
+                outs[i] = _claimed(trace, x, spec, mesh, what, check_vma)
+            return trace.finish(outs, name, labels), results
+    finally:
+        state.context = context
+        source.replay.line = line
+        source.open_scopes(scopes)
+
+
+def _claimed(trace: TypedTrace, x: Any, spec: PartitionSpec, mesh: AxisSizes, what: str, check: bool) -> Any:
+    """A result with the types that its spec says it has."""
+    atom = trace.atom(x)
+    have, wanted = trace.typer.type_of(atom), _types(spec, mesh)
+    for axis, h, w in zip(mesh.axis_names, have, wanted, strict=True):
+        if h == "V" and w == "I" and not check:
+            atom = trace.typer.new(
+                pcast_p,
+                atom,
+                {**trace.typer.over([axis]), "src": "V", "dst": "I"},
+                trace.typer.changed(atom, [axis], "I"),
+            )
+        elif (h, w) in (("V", "I"), ("V", "R")):
+            raise errors.ShardingError(
+                f"shard_map: {what} varies over {axis!r}, and its spec {spec} does not say so.",
+                where=source.here(),
+                why="the ranks along that axis may have different values, of which only one would be kept.",
+                fix=f"lax.psum or lax.pmean over {axis!r}, or a spec that divides a dimension along it",
+            )
+        elif h == "U" and w != "U":
+            raise errors.ShardingError(
+                f"shard_map: {what} is unreduced over {axis!r}, and its spec {spec} does not say so.",
+                where=source.here(),
+                fix=f"lax.psum(x, {axis!r}), or P(..., unreduced={{{axis!r}}})",
+            )
+        elif w == "U" and h == "V":
+            raise errors.ShardingError(
+                f"shard_map: {what} varies over {axis!r}, and its spec {spec} says that it is unreduced.",
+                where=source.here(),
+                fix=f"lax.pcast(x, {axis!r}, to='unreduced'), if its value is the sum over the ranks",
+            )
+    return trace.tracer_of(trace.typer.cast(atom, wanted))
+
+
+def _broadcast(specs: Any, whole: Any, fun: Callable, name: str, what: str) -> list[PartitionSpec]:
+    """Specs with one entry for each leaf."""
+    try:
+        found = tree.broadcast_prefix(
+            specs, whole, is_leaf=lambda s: isinstance(s, PartitionSpec) or s is None
+        )
+    except errors.TreeError as e:
+        raise errors.TreeError(
+            f"shard_map of {name_of(fun)}: {name} is not a pytree prefix of {what}.",
+            where=source.here(),
+            why=e.why or e.what,
+            fix="one spec for each argument or result, P() for what every rank has",
+        ) from None
+    for s in found:
+        if not isinstance(s, PartitionSpec):
+            raise errors.ArgumentError(
+                f"shard_map of {name_of(fun)}: {name} holds partition specs, not {s!r:.60}.",
+                where=source.here(),
+                fix="P('x'), or P() for what every rank has",
+            )
+    return found
+
+
+def _check_spec(spec: PartitionSpec, aval: ShapedArray, mesh: AxisSizes, what: str) -> None:
+    """Raise ShardingError, naming the argument or result, where a spec does not fit."""
+    try:
+        NamedSharding(mesh, spec).parts(aval.ndim)  # type: ignore[arg-type]
+    except errors.ShardingError as e:
+        raise errors.ShardingError(
+            f"shard_map: the spec of {what}: {e.what}", where=source.here(), why=e.why, fix=e.fix
+        ) from None
+
+
+def _local(aval: ShapedArray, spec: PartitionSpec, mesh: AxisSizes, label: str) -> ShapedArray:
+    """The type of the shards of an argument."""
+    _check_spec(spec, aval, mesh, f"the argument {label}")
+    shape = []
+    for d, (n, entry) in enumerate(zip(aval.shape, spec.for_rank(aval.ndim), strict=True)):
+        parts = mesh.size_of(names_of(entry))
+        if n % parts:
+            raise errors.ShardingError(
+                f"shard_map: dimension {d} of the argument {label} ({aval}) cannot be divided over {entry!r}, "
+                f"of {parts} ranks.",
+                where=source.here(),
+                fix=f"pad it to a multiple of {parts}, or leave that dimension whole",
+            )
+        shape.append(n // parts)
+    return aval.with_shape(tuple(shape))

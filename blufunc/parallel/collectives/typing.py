@@ -1,0 +1,150 @@
+"""Types of the collectives of a ``shard_map`` body: what each takes and gives, and the primitive it becomes.
+
+Parallel, beside ``axis_types``, which types all else. In: a collective as the user wrote it (``collectives``), over
+axes of the mesh. Out: the typed one (``primitives``), and casts before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from blufunc import errors
+from blufunc.core.ir import source
+from blufunc.core.ir.jaxpr import Atom, Eqn, Var
+from blufunc.core.primitives.linear_ops import reshape_p
+from blufunc.parallel.collectives import named
+from blufunc.parallel.collectives import primitives as mesh_ops
+from blufunc.parallel.collectives.axis_casts import CastWriter, unreduced_error
+
+
+class CollectiveTyper(CastWriter):
+    """Types collectives."""
+
+    def mesh_collective(self, eqn: Eqn) -> None:
+        """A collective that is typed already."""
+        params = eqn.params
+        if eqn.prim is mesh_ops.mesh_axis_index_p:
+            self._axis_index(eqn.outvars, params)
+            return
+        (x,) = eqn.invars
+        src = params["src"]
+        x = self.cast(x, self.changed(x, params["axes"], src))
+        self.write(eqn.prim, [x], params, eqn.outvars, [self.changed(x, params["axes"], params["dst"])])
+
+    def named_collective(self, eqn: Eqn) -> None:
+        """A collective as the user wrote it."""
+        axes = eqn.params["axes"]
+        absent = [a for a in axes if a not in self.mesh.axis_names]
+        if absent:
+            raise errors.UnsupportedError(
+                f"{eqn.prim.name} over {', '.join(map(repr, axes))}: axes of a vmap around and of the mesh at once.",
+                where=source.here(),
+                fix=f"use two: one over {absent[0]!r}, one over the axes of the mesh",
+            )
+        _NAMED[eqn.prim](self, eqn)
+
+    def _varying(self, eqn: Eqn) -> Atom:
+        """The operand of a collective that takes varying values."""
+        (x,) = eqn.invars
+        for a, t in zip(self.mesh.axis_names, self.type_of(x), strict=True):
+            if t == "U" and a in eqn.params["axes"]:
+                raise unreduced_error(eqn, a, {0})
+        return self.cast(x, self.changed(x, eqn.params["axes"], "V"))
+
+    def _summands(self, eqn: Eqn) -> tuple[Atom, str]:
+        """The operand of a sum, and its type over all axes of the sum: V, or U if over one of them it is owed."""
+        axes, (x,) = eqn.params["axes"], eqn.invars
+        owed = {a for a in axes if self._letter(x, a) == "U"}
+        varying = [a for a in axes if a not in owed]
+        if varying:
+            x = self.cast(x, self.changed(x, varying, "V"))
+        if varying and owed:  # one sum over all of them
+            x = self.new(
+                mesh_ops.pcast_p,
+                x,
+                {**self.over(varying), "src": "V", "dst": "U"},
+                self.changed(x, varying, "U"),
+            )
+        return x, "U" if owed else "V"
+
+    def _psum(self, eqn: Eqn) -> None:
+        axes, (x, src) = eqn.params["axes"], self._summands(eqn)
+        params = {**self.over(axes), "src": src, "dst": "I"}
+        self.write(mesh_ops.psum_invariant_p, [x], params, eqn.outvars, [self.changed(x, axes, "I")])
+
+    def _extremum(self, eqn: Eqn, prim: Any) -> None:
+        x: Any = self._varying(eqn)
+        for a, t in zip(self.mesh.axis_names, self.type_of(x), strict=True):
+            if t == "U":
+                raise unreduced_error(eqn, a, {0})
+        axes = eqn.params["axes"]
+        params = {**self.over(axes), "src": "V", "dst": "I"}
+        self.write(prim, [x], params, eqn.outvars, [self.changed(x, axes, "I")])
+
+    def _all_gather(self, eqn: Eqn) -> None:
+        x, dim = self._varying(eqn), eqn.params["dim"]
+        n = x.aval.shape
+        x = self._reshape(x, (*n[:dim], 1, *n[dim:]))
+        params = {**self.over(eqn.params["axes"]), "src": "V", "dst": "V", "dim": dim}
+        self.write(mesh_ops.mesh_all_gather_p, [x], params, eqn.outvars, [self.type_of(x)])
+
+    def _psum_scatter(self, eqn: Eqn) -> None:
+        axes, dim, (x, src) = eqn.params["axes"], eqn.params["dim"], self._summands(eqn)
+        params = {**self.over(axes), "src": src, "dst": "V", "dim": dim}
+        x = self.new(mesh_ops.mesh_psum_scatter_p, x, params, self.changed(x, axes, "V"))
+        self._reshaped(eqn, x)
+
+    def _all_to_all(self, eqn: Eqn) -> None:
+        x, split, join = self._varying(eqn), eqn.params["split"], eqn.params["join"]
+        n = x.aval.shape
+        place = join if join <= split else join + 1  # of the new dimension, before the other goes
+        x = self._reshape(x, (*n[:place], 1, *n[place:]))
+        dims = {"split_dim": split + (place <= split), "concat_dim": place}
+        params = {**self.over(eqn.params["axes"]), "src": "V", "dst": "V", **dims}
+        x = self.new(mesh_ops.mesh_all_to_all_p, x, params, self.type_of(x))
+        self._reshaped(eqn, x)
+
+    def _ppermute(self, eqn: Eqn) -> None:
+        x = self._varying(eqn)
+        params = {**self.over(eqn.params["axes"]), "src": "V", "dst": "V", "perm": eqn.params["perm"]}
+        self.write(mesh_ops.mesh_ppermute_p, [x], params, eqn.outvars, [self.type_of(x)])
+
+    def _axis_index(self, outvars: Sequence[Var], params: dict) -> None:
+        types = tuple("V" if a in params["axes"] else "I" for a in self.mesh.axis_names)
+        self.write(mesh_ops.mesh_axis_index_p, [], params, outvars, [types])
+
+    def _cast_to(self, eqn: Eqn) -> None:
+        x, axes, to = eqn.invars[0], eqn.params["axes"], eqn.params["to"]
+        varying = [a for a in axes if to == "U" and self._letter(x, a) == "V"]
+        if varying:
+            params = {**self.over(varying), "src": "V", "dst": "U"}
+            x = self.new(mesh_ops.pcast_p, x, params, self.changed(x, varying, "U"))
+        x = self.cast_operand(x, self.changed(x, axes, to))
+        self._reshaped(eqn, x)  # to its own shape: nothing moves
+        if self.is_zero(x):
+            self.zeros.update(eqn.outvars)
+
+    def _letter(self, x: Atom, axis: str) -> str:
+        return self.type_of(x)[self.mesh.axis_names.index(axis)]
+
+    def _reshape(self, x: Atom, shape: tuple[int, ...]) -> Atom:
+        return self.new(reshape_p, x, {"shape": shape}, self.type_of(x))
+
+    def _reshaped(self, eqn: Eqn, x: Atom) -> None:
+        """Write ``x``, in the shape of the result of ``eqn``, as that result."""
+        params = {"shape": eqn.outvars[0].aval.shape}
+        self.write(reshape_p, [x], params, eqn.outvars, [self.type_of(x)])
+
+
+_NAMED: dict[Any, Callable[[CollectiveTyper, Eqn], None]] = {
+    named.psum_p: CollectiveTyper._psum,
+    named.pmax_p: lambda typer, eqn: typer._extremum(eqn, mesh_ops.pmax_invariant_p),
+    named.pmin_p: lambda typer, eqn: typer._extremum(eqn, mesh_ops.pmin_invariant_p),
+    named.all_gather_p: CollectiveTyper._all_gather,
+    named.psum_scatter_p: CollectiveTyper._psum_scatter,
+    named.all_to_all_p: CollectiveTyper._all_to_all,
+    named.ppermute_p: CollectiveTyper._ppermute,
+    named.axis_index_p: lambda typer, eqn: typer._axis_index(eqn.outvars, eqn.params),
+    named.cast_to_p: CollectiveTyper._cast_to,
+}

@@ -1,0 +1,305 @@
+"""Meshes: devices, or only their number, arranged along named axes.
+
+Parallel, before stage 3. A partition spec refers to the axes of a mesh by name; a program is partitioned for the names
+and sizes alone (``AbstractMesh``), and runs on a mesh that has devices (``Mesh``). The rank of a device is its position
+in the mesh in row-major order.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core.arrays import backend
+from blufunc.core.ir import source
+from blufunc.core.ir.axes import ints
+from blufunc.core.ir.trace import state
+
+
+class AxisType(enum.Enum):
+    """Who decides how values are divided along an axis of a mesh.
+
+    ``Auto``: the compiler, from what is given; where operands disagree, by the order that ``partition/propagate.py``
+    says. ``Explicit``: the program. Results lie as their operands do, and operands that disagree are an error.
+    """
+
+    Auto = enum.auto()
+    Explicit = enum.auto()
+
+    def __repr__(self) -> str:
+        return f"AxisType.{self.name}"
+
+
+class AxisSizes:
+    """What meshes with and without devices have in common: named axes and their sizes.
+
+    Attributes:
+      axis_names: the name of each axis.
+      axis_sizes: its size.
+      axis_types: its ``AxisType``.
+    """
+
+    axis_names: tuple[str, ...]
+    axis_sizes: tuple[int, ...]
+    axis_types: tuple[AxisType, ...]
+
+    @functools.cached_property
+    def explicit(self) -> frozenset[str]:
+        """The names of the axes that are ``Explicit``."""
+        pairs = zip(self.axis_names, self.axis_types, strict=True)
+        return frozenset(name for name, kind in pairs if kind is AxisType.Explicit)
+
+    @functools.cached_property
+    def shape(self) -> Mapping[str, int]:
+        """The size of each axis, by name, in the order of the axes."""
+        return MappingProxyType(dict(zip(self.axis_names, self.axis_sizes, strict=True)))
+
+    @functools.cached_property
+    def size(self) -> int:
+        """The number of devices."""
+        return math.prod(self.axis_sizes)
+
+    @property
+    def abstract(self) -> AbstractMesh:
+        """The mesh without its devices."""
+        return AbstractMesh(self.axis_sizes, self.axis_names, axis_types=self.axis_types)
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """The position of a rank along each axis."""
+        return dict(zip(self.axis_names, map(int, np.unravel_index(rank, self.axis_sizes)), strict=True))
+
+    def size_of(self, axes: Sequence[str]) -> int:
+        """The number of devices along several axes together."""
+        return math.prod(self.shape[name] for name in axes)
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={size}" for name, size in self.shape.items())
+
+
+class AbstractMesh(AxisSizes):
+    """Named axes without devices: what a program can be partitioned and planned for.
+
+    Args:
+      axis_sizes: the size of each axis.
+      axis_names: its name.
+      axis_types: its ``AxisType``; one for all, or one for each. ``Auto`` unless given.
+    Raises:
+      ArgumentError: these are not integers, strings and axis types.
+      ShardingError: they do not fit each other, or a name is used twice.
+    """
+
+    def __init__(
+        self,
+        axis_sizes: Sequence[int],
+        axis_names: Sequence[str],
+        *,
+        axis_types: AxisType | Sequence[AxisType] | None = None,
+    ):
+        self.axis_sizes = ints(axis_sizes, "AbstractMesh", "axis_sizes")
+        self.axis_names = _names(axis_names, len(self.axis_sizes), "AbstractMesh")
+        _check_sizes(self.axis_sizes, "AbstractMesh")
+        self.axis_types = _types(axis_types, len(self.axis_sizes), "AbstractMesh")
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, AbstractMesh)
+            and self.axis_sizes == other.axis_sizes
+            and self.axis_names == other.axis_names
+            and self.axis_types == other.axis_types
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.axis_sizes, self.axis_names, self.axis_types))
+
+    def __repr__(self) -> str:
+        types = f", axis_types={self.axis_types}" if self.explicit else ""
+        return f"AbstractMesh({self.axis_sizes}, {self.axis_names}{types})"
+
+    def __reduce__(self):
+        made = functools.partial(AbstractMesh, axis_types=self.axis_types)
+        return made, (self.axis_sizes, self.axis_names)
+
+
+class Mesh(AxisSizes):
+    """Devices along named axes. As a context manager, the current mesh: that of specs that come without one.
+
+    Args:
+      devices: an array of devices, of one dimension for each axis.
+      axis_names: the name of each axis.
+      axis_types: its ``AxisType``; one for all, or one for each. ``Auto`` unless given.
+    Raises:
+      ArgumentError: ``devices`` holds something else, names are no strings, or types no axis types.
+      ShardingError: names and dimensions do not fit, a name or a device is used twice, or devices are of different
+        platforms.
+
+    Attributes:
+      devices: the array of devices.
+      device_list: the same in the order of ranks.
+      local_ranks, local_devices: the ranks whose devices are of this process, and these.
+      spans_processes: whether other processes have some of the devices.
+    """
+
+    def __init__(
+        self,
+        devices: Any,
+        axis_names: Sequence[str] | str,
+        *,
+        axis_types: AxisType | Sequence[AxisType] | None = None,
+    ):
+        grid = np.array(devices, dtype=object)
+        wrong = [d for d in grid.flat if not isinstance(d, backend.Device)]
+        if wrong:
+            raise errors.ArgumentError(
+                f"Mesh takes an array of devices, and {wrong[0]!r:.60} is none.",
+                where=source.here(),
+                fix="bf.make_mesh((2, 4), ('x', 'y'))",
+            )
+        self.axis_sizes = grid.shape
+        self.axis_names = _names(axis_names, grid.ndim, "Mesh")
+        self.axis_types = _types(axis_types, grid.ndim, "Mesh")
+        _check_sizes(grid.shape, "Mesh")
+        self.device_list: tuple[backend.Device, ...] = tuple(grid.flat)
+        twice = [device for device, n in Counter(self.device_list).items() if n > 1]
+        if twice:
+            raise errors.ShardingError(
+                f"the device {twice[0]} is twice in a mesh.", where=source.here(), fix="use each once"
+            )
+        platforms = sorted({d.platform for d in self.device_list})
+        if len(platforms) > 1:
+            raise errors.ShardingError(
+                f"a mesh holds devices of {' and of '.join(platforms)}.",
+                where=source.here(),
+                why="the devices of a mesh all run the same program.",
+                fix="make one mesh of each",
+            )
+        grid.flags.writeable = False
+        self.devices: np.ndarray = grid
+        self.local_ranks = tuple([r for r, d in enumerate(self.device_list) if d.process is None])
+        self.local_devices = tuple([self.device_list[r] for r in self.local_ranks])
+        self.spans_processes = len(self.local_ranks) < len(self.device_list)
+        self._hash = hash((self.device_list, self.axis_sizes, self.axis_names, self.axis_types))
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, Mesh)
+            and self._hash == other._hash
+            and self.axis_names == other.axis_names
+            and self.axis_sizes == other.axis_sizes
+            and self.axis_types == other.axis_types
+            and self.device_list == other.device_list
+        )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"Mesh({self}, {self.device_list[0].platform})"
+
+    def __reduce__(self):
+        return functools.partial(Mesh, axis_types=self.axis_types), (self.devices, self.axis_names)
+
+    def __enter__(self) -> Mesh:
+        state.context = (*state.context, self)  # so that what is traced or memoised meanwhile is kept apart
+        return self
+
+    def __exit__(self, *exc) -> None:
+        entries = list(reversed(state.context))
+        entries.remove(self)
+        state.context = tuple(reversed(entries))
+
+
+def current_mesh() -> Mesh | None:
+    """The mesh of the innermost ``with mesh:`` that is open in this thread, or None."""
+    return next((entry for entry in reversed(state.context) if isinstance(entry, Mesh)), None)
+
+
+def make_mesh(
+    axis_sizes: Sequence[int],
+    axis_names: Sequence[str] | str,
+    *,
+    devices: Sequence[backend.Device] | None = None,
+    axis_types: AxisType | Sequence[AxisType] | None = None,
+) -> Mesh:
+    """A mesh of the first devices of the default platform, or of ``devices``; all processes make the same.
+
+    Args:
+      axis_sizes: the size of each axis.
+      axis_names: its name.
+      devices: at least as many devices as the sizes multiply to; the first are taken.
+      axis_types: the ``AxisType`` of each axis, or one for all. ``Auto`` unless given.
+    Raises:
+      ArgumentError: sizes, names or types are not integers, strings and axis types.
+      ShardingError: there are too few devices, or sizes and names do not fit each other.
+    """
+    sizes = ints(axis_sizes, "make_mesh", "axis_sizes")
+    names = _names(axis_names, len(sizes), "make_mesh")
+    _check_sizes(sizes, "make_mesh")
+    given = devices is not None
+    found = list(devices) if devices is not None else backend.all_devices(backend.default_device().platform)
+    wanted = math.prod(sizes)
+    if wanted > len(found):
+        there = "given" if given else f"on {backend.default_device().platform}"
+        raise errors.ShardingError(
+            f"a mesh of shape {sizes} takes {wanted} devices, and {len(found)} are {there}.",
+            where=source.here(),
+            fix=f"smaller axes; or, with simulated devices on the CPU, start Python with BLUFUNC_CPU_DEVICES={wanted}; "
+            f"or {wanted} processes: python -m blufunc.parallel.launch -n {wanted} script.py",
+        )
+    grid = np.empty(sizes, dtype=object)
+    grid.flat[:] = found[:wanted] if wanted else []
+    return Mesh(grid, names, axis_types=axis_types)
+
+
+def _types(types: Any, n: int, what: str) -> tuple[AxisType, ...]:
+    """Types of ``n`` axes as a tuple."""
+    if types is None or isinstance(types, AxisType):
+        return (types or AxisType.Auto,) * n
+    if not isinstance(types, (tuple, list)) or not all(isinstance(t, AxisType) for t in types):
+        raise errors.ArgumentError(
+            f"{what}: axis_types holds axis types, not {types!r:.60}.",
+            where=source.here(),
+            fix="axis_types=(bf.sharding.AxisType.Auto, bf.sharding.AxisType.Explicit)",
+        )
+    if len(types) != n:
+        raise errors.ShardingError(
+            f"{what}: {len(types)} axis types for {n} axes.",
+            where=source.here(),
+            fix="give each axis one type",
+        )
+    return tuple(types)
+
+
+def _names(names: Any, n: int, what: str) -> tuple[str, ...]:
+    """Names of ``n`` axes as a tuple."""
+    found = (names,) if isinstance(names, str) else names
+    if not isinstance(found, (tuple, list)) or not all(isinstance(name, str) and name for name in found):
+        raise errors.ArgumentError(
+            f"{what}: axis_names holds strings, not {names!r:.60}.", where=source.here(), fix="('x', 'y')"
+        )
+    if len(found) != n:
+        raise errors.ShardingError(
+            f"{what}: {len(found)} names, {tuple(found)}, for {n} axes.",
+            where=source.here(),
+            fix="give each axis one name",
+        )
+    twice = next((name for i, name in enumerate(found) if name in found[:i]), None)
+    if twice is not None:
+        raise errors.ShardingError(
+            f"{what}: the axis name {twice!r} is used twice.", where=source.here(), fix="use other names"
+        )
+    return tuple(found)
+
+
+def _check_sizes(sizes: Sequence[int], what: str) -> None:
+    if any(size < 1 for size in sizes):
+        raise errors.ShardingError(
+            f"{what}: axes of sizes {tuple(sizes)}.", where=source.here(), fix="sizes are at least 1"
+        )

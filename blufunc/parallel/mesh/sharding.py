@@ -1,0 +1,218 @@
+"""Shardings: a mesh and a partition spec, and with the shape of an array which device holds what.
+
+Parallel, before stage 3 and after stage 8. All shards of an array have one shape, that of the largest: where a
+dimension is not a multiple of what divides it, the last shards are padded, and ``loopir/index`` says what of each is
+inside of the array.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core.arrays import backend
+from blufunc.core.ir import source
+from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh
+from blufunc.parallel.mesh.spec import PartitionSpec, names_of
+
+Index = tuple[slice, ...]
+
+
+class Sharding(ABC):
+    """How an array lies on devices."""
+
+    @property
+    @abstractmethod
+    def device_set(self) -> set[backend.Device]:
+        """The devices that hold a part of the array."""
+
+    @property
+    def addressable_devices(self) -> set[backend.Device]:
+        """Those of them that are of this process."""
+        return {d for d in self.device_set if d.process is None}
+
+    @property
+    def is_fully_addressable(self) -> bool:
+        """Whether all of them are."""
+        return all(d.process is None for d in self.device_set)
+
+    @property
+    @abstractmethod
+    def is_fully_replicated(self) -> bool:
+        """Whether each of them holds all of it."""
+
+    @abstractmethod
+    def shard_shape(self, global_shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of each part of an array of a shape."""
+
+    @abstractmethod
+    def devices_indices_map(self, global_shape: Sequence[int]) -> dict[backend.Device, Index]:
+        """For each device the part of the array that it holds, as an index."""
+
+
+@dataclass(frozen=True)
+class SingleDeviceSharding(Sharding):
+    """All of an array on one device."""
+
+    device: backend.Device
+
+    @property
+    def device_set(self) -> set[backend.Device]:
+        """The device."""
+        return {self.device}
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        """True: the one device holds all."""
+        return True
+
+    def shard_shape(self, global_shape: Sequence[int]) -> tuple[int, ...]:
+        """The whole shape."""
+        return tuple(global_shape)
+
+    def devices_indices_map(self, global_shape: Sequence[int]) -> dict[backend.Device, Index]:
+        """The device, with all."""
+        return {self.device: tuple(slice(0, n) for n in global_shape)}
+
+    def __repr__(self) -> str:
+        return f"SingleDeviceSharding({self.device})"
+
+
+class NamedSharding(Sharding):
+    """The dimensions of an array divided along named axes of a mesh.
+
+    Raises:
+      ArgumentError: these are no mesh and no partition spec.
+      ShardingError: the spec names an axis that the mesh does not have.
+
+    Attributes:
+      mesh, spec: as given.
+    """
+
+    __slots__ = ("_hash", "mesh", "spec")
+
+    mesh: Mesh | AbstractMesh
+    spec: PartitionSpec
+
+    def __init__(self, mesh: Mesh | AbstractMesh, spec: PartitionSpec):
+        for given, kind, what in ((mesh, (Mesh, AbstractMesh), "mesh"), (spec, PartitionSpec, "spec")):
+            if not isinstance(given, kind):
+                raise errors.ArgumentError(
+                    f"NamedSharding takes a {what}, not {given!r:.60}.",
+                    where=source.here(),
+                    fix="NamedSharding(mesh, P('x'))",
+                )
+        self.mesh, self.spec = mesh, spec
+        self._hash = hash((mesh, spec))
+        for name in (*spec.axes, *sorted(spec.unreduced | spec.reduced)):
+            if name not in mesh.shape:
+                raise errors.ShardingError(
+                    f"{spec} names the axis {name!r}, which the mesh ({mesh}) does not have.",
+                    where=source.here(),
+                    fix="use an axis of the mesh, or make a mesh that has this one",
+                )
+
+    @property
+    def device_set(self) -> set[backend.Device]:
+        """The devices of the mesh."""
+        return set(self._concrete().device_list)
+
+    @property
+    def is_fully_replicated(self) -> bool:
+        """Whether each device holds all of the array, and its value."""
+        spec = self.spec
+        return all(self.mesh.shape[name] == 1 for name in (*spec.axes, *spec.unreduced))
+
+    def parts(self, ndim: int) -> tuple[int, ...]:
+        """Into how many parts each of ``ndim`` dimensions is divided.
+
+        Raises:
+          ShardingError: the spec is of a higher rank.
+        """
+        return tuple(self.mesh.size_of(names_of(entry)) for entry in self.spec.for_rank(ndim))
+
+    def shard_shape(self, global_shape: Sequence[int]) -> tuple[int, ...]:
+        """The shape of each shard, padding included: of each dimension its share, rounded up."""
+        return tuple(-(-n // k) for n, k in zip(global_shape, self.parts(len(global_shape)), strict=True))
+
+    def is_even(self, global_shape: Sequence[int]) -> bool:
+        """Whether no shard of an array of this shape is padded."""
+        return all(n % k == 0 for n, k in zip(global_shape, self.parts(len(global_shape)), strict=True))
+
+    def position(self, rank: int, ndim: int) -> tuple[int, ...]:
+        """Which part of each of ``ndim`` dimensions a rank of the mesh holds."""
+        at = self.mesh.coordinates(rank)
+        position = []
+        for entry in self.spec.for_rank(ndim):
+            part = 0
+            for name in names_of(entry):
+                part = part * self.mesh.shape[name] + at[name]
+            position.append(part)
+        return tuple(position)
+
+    def indices(self, global_shape: Sequence[int]) -> list[Index]:
+        """For each rank of the mesh what of an array of this shape it holds, without padding; may be empty."""
+        sizes = self.shard_shape(global_shape)
+        return [
+            tuple(
+                slice(min(i * size, n), min((i + 1) * size, n))
+                for i, size, n in zip(self.position(rank, len(sizes)), sizes, global_shape, strict=True)
+            )
+            for rank in range(self.mesh.size)
+        ]
+
+    def replica_ids(self) -> list[int]:
+        """For each rank, how many ranks before it hold the same shard."""
+        divided = set(self.spec.axes)
+        names = [name for name in self.mesh.axis_names if name not in divided]
+        ids = []
+        for rank in range(self.mesh.size):
+            at = self.mesh.coordinates(rank)
+            sizes = tuple(self.mesh.shape[name] for name in names)
+            ids.append(int(np.ravel_multi_index([at[n] for n in names], sizes)) if names else 0)
+        return ids
+
+    def devices_indices_map(self, global_shape: Sequence[int]) -> dict[backend.Device, Index]:
+        """For each device of the mesh what it holds, without padding."""
+        return dict(zip(self._concrete().device_list, self.indices(global_shape), strict=True))
+
+    def addressable_devices_indices_map(self, global_shape: Sequence[int]) -> dict[backend.Device, Index]:
+        """The same for those of this process."""
+        return {d: i for d, i in self.devices_indices_map(global_shape).items() if d.process is None}
+
+    def with_spec(self, spec: PartitionSpec) -> NamedSharding:
+        """Another spec on the same mesh."""
+        return NamedSharding(self.mesh, spec)
+
+    def _concrete(self) -> Mesh:
+        if isinstance(self.mesh, Mesh):
+            return self.mesh
+        raise errors.ShardingError(
+            f"{self} has no devices.", where=source.here(), fix="use a mesh of make_mesh, not an AbstractMesh"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (
+            isinstance(other, NamedSharding)
+            and self._hash == other._hash
+            and self.spec == other.spec
+            and self.mesh == other.mesh
+        )
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"NamedSharding(mesh({self.mesh}), {self.spec})"
+
+    def __reduce__(self):
+        return NamedSharding, (self.mesh, self.spec)  # the hash is of this process
+
+
+def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
+    """All of an array on each device of a mesh."""
+    return NamedSharding(mesh, PartitionSpec())

@@ -1,0 +1,181 @@
+"""Nodes: what ties the dimensions of values together, so that they are divided alike.
+
+Parallel, stage 3, between ``factors.py`` and ``propagate.py``. Every equation is a node, by the rule of its primitive;
+so is each way of a value into the body of a loop, a branch or a call, and out of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal
+from blufunc.core.programs import simplify as passes
+from blufunc.parallel.mesh.mesh import AbstractMesh
+from blufunc.parallel.partition.factors import Dims, Rule
+from blufunc.parallel.partition.resharding import Axes, Layout
+from blufunc.transforms.control_flow.cond import cond_p
+from blufunc.transforms.control_flow.scan import scan_p
+from blufunc.transforms.control_flow.while_loop import while_p
+
+
+@dataclass(eq=False)
+class Node:
+    """Operands and results that share factors, and the axes along which these are divided.
+
+    Attributes:
+      early: whether it takes part in the first rounds.
+      axes: by factor.
+      exact: the factors that can only be divided evenly.
+      majors: for each factor those that come before it in any dimension.
+    """
+
+    rule: Rule
+    operands: Sequence[Atom]
+    results: Sequence[Atom]
+    early: bool
+    axes: dict[int, Axes] = field(default_factory=dict)
+    exact: frozenset[int] = frozenset()
+    majors: dict[int, set[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.exact = self.rule.exact([a.aval.shape for a in (*self.operands, *self.results)])
+        for dims in (*self.rule.operands, *self.rule.results):
+            for factors in dims:
+                for i, f in enumerate(factors):
+                    self.majors.setdefault(f, set()).update(factors[:i])
+
+    def may_divide(self, factor: int, mesh: AbstractMesh) -> bool:
+        """Whether all factors that come before it in a dimension are divided into single elements."""
+        sizes = self.rule.sizes
+        return all(mesh.size_of(self.axes.get(f, ())) == sizes[f] for f in self.majors.get(factor, ()))
+
+    def claims(self, layout: Layout, dims: Dims, mesh: AbstractMesh) -> Iterable[tuple[int, Axes]]:
+        """Along which axes a layout of dimensions of these factors wants each factor divided."""
+        for axes, factors in zip(layout, dims, strict=True):
+            rest = list(axes)
+            for f in factors:
+                size, taken = self.rule.sizes[f], ()
+                while rest and (f not in self.exact or size % mesh.size_of((*taken, rest[0])) == 0):
+                    taken += (rest.pop(0),)
+                if taken:
+                    yield f, taken
+                if not rest or mesh.size_of(taken) != size:
+                    break
+
+    def concede(self, f: int, axes: Axes, mesh: AbstractMesh) -> bool:
+        """Divide a factor along ``axes`` as far as the other axes allow; whether that was any further."""
+        now = self.axes.get(f, ())
+        if axes[: len(now)] != now or not self.may_divide(f, mesh):
+            return False
+        used = self.used
+        free = list(itertools.takewhile(lambda a: a not in used, axes[len(now) :]))
+        self.axes[f] = (*now, *free)
+        return bool(free)
+
+    @property
+    def used(self) -> frozenset[str]:
+        """All axes along which it is divided."""
+        return frozenset(a for axes in self.axes.values() for a in axes)
+
+    def without(self, axes: frozenset[str]) -> Node:
+        """The node divided along other axes only."""
+        if not axes & self.used:
+            return self
+        kept = {f: tuple(a for a in own if a not in axes) for f, own in self.axes.items()}
+        return replace(self, axes=kept)
+
+    def layouts(self, dims: Sequence[Dims], mesh: AbstractMesh) -> list[Layout]:
+        """The layouts of operands or results that go with its axes."""
+        return [tuple(self._along(factors, mesh) for factors in ds) for ds in dims]
+
+    def _along(self, factors: tuple[int, ...], mesh: AbstractMesh) -> Axes:
+        """The axes that divide a dimension of these factors: of a minor one only if the major are used up."""
+        found: Axes = ()
+        for f in factors:
+            axes = self.axes.get(f, ())
+            found += axes
+            if mesh.size_of(axes) != self.rule.sizes[f]:
+                break
+        return found
+
+
+def body_ties(eqn: Eqn) -> tuple[list[Node], list[Node]] | None:
+    """How operands and results of a loop, a branch or a call go together with those of its bodies; else None.
+
+    Those to look at before the bodies, and those after.
+    """
+    p, ins, outs = eqn.params, list(eqn.invars), list(eqn.outvars)
+    if eqn.prim is scan_p:
+        body, n, m = p["jaxpr"], p["n_consts"], p["n_consts"] + p["n_carry"]
+        carried = list(zip(ins[n:m], body.invars[n:m], body.outvars, outs, strict=False))[: p["n_carry"]]
+        before = [_tie([a], [b]) for a, b in zip(ins[:n], body.invars[:n], strict=True)]
+        before += [_tie([a], [b, d]) for a, b, _, d in carried]
+        before += [_tie_scanned(a, b) for a, b in zip(ins[m:], body.invars[m:], strict=True)]
+        after = [_tie([c], [b]) for _, b, c, _ in carried]
+        k = p["n_carry"]
+        after += [_tie_scanned(a, b) for a, b in zip(outs[k:], body.outvars[k:], strict=True)]
+        return before, after
+    if eqn.prim is while_p:
+        n, m = p["n_cond"], p["n_cond"] + p["n_body"]
+        cond, body = p["cond"], p["body"]
+        before = [_tie([a], [b]) for a, b in zip(ins[:n], cond.invars[:n], strict=True)]
+        before += [_tie([a], [b]) for a, b in zip(ins[n:m], body.invars[: m - n], strict=True)]
+        inner = zip(ins[m:], cond.invars[n:], body.invars[m - n :], outs, strict=True)
+        before += [_tie([a], [*b]) for a, *b in inner]
+        return before, [_tie([a], [b]) for a, b in zip(body.outvars, body.invars[m - n :], strict=True)]
+    if eqn.prim is cond_p:
+        bodies = p["branches"]
+        before = [_tie([a], list(b)) for a, *b in zip(ins[1:], *[j.invars for j in bodies], strict=True)]
+        return before, [_tie(list(b), [a]) for a, *b in zip(outs, *[j.outvars for j in bodies], strict=True)]
+    if eqn.prim.body is not None and eqn.prim.shard is None:
+        body = p[eqn.prim.body]
+        before = [_tie([a], [b]) for a, b in zip(ins, body.invars, strict=True)]
+        return before, [_tie([a], [b]) for a, b in zip(body.outvars, outs, strict=True)]
+    return None
+
+
+def _tie(operands: Sequence[Atom], results: Sequence[Atom]) -> Node:
+    """Values that lie alike."""
+    shape = operands[0].aval.shape
+    dims = tuple((d,) for d in range(len(shape)))
+    rule = Rule((dims,) * len(operands), (dims,) * len(results), shape)
+    return Node(rule, operands, results, early=True)
+
+
+def _tie_scanned(stacked: Atom, one: Atom) -> Node:
+    """The inputs or results of all steps, which are whole along the steps, and that of one."""
+    shape = one.aval.shape
+    dims = tuple((d,) for d in range(len(shape)))
+    return Node(Rule((((), *dims),), (dims,), shape), [stacked], [one], early=True)
+
+
+def distinct(jaxpr: Jaxpr) -> Jaxpr:
+    """A copy in which every variable, those of bodies too, is bound once; bodies are simplified, as the whole is."""
+    new: dict[Any, Atom] = {}
+
+    def of(atom: Any) -> Any:
+        if atom.__class__ is Literal:
+            return atom
+        if atom not in new:
+            new[atom] = type(atom)(atom.aval)
+        return new[atom]
+
+    def param(value: Any) -> Any:
+        if isinstance(value, Jaxpr):
+            return distinct(passes.simplify(value))
+        if isinstance(value, tuple) and any(isinstance(v, Jaxpr) for v in value):
+            return tuple(map(param, value))
+        return value
+
+    constvars, invars = map(of, jaxpr.constvars), [of(v) for v in jaxpr.invars]
+    constvars = list(constvars)
+    eqns = [
+        Eqn(e.prim, [of(a) for a in e.invars], [of(v) for v in e.outvars],
+            {k: param(v) for k, v in e.params.items()}, e.source)
+        for e in jaxpr.eqns
+    ]  # fmt: skip
+    outvars = [of(a) for a in jaxpr.outvars]
+    return jaxpr.replace(invars=invars, constvars=constvars, eqns=eqns, outvars=outvars)

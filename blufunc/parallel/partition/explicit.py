@@ -1,0 +1,233 @@
+"""Explicit axes: how values lie along them, from operands to results, and errors where that is ambiguous.
+
+Parallel, stage 3, above ``dim_groups.py`` and below ``propagate.py``. Along an ``Explicit`` axis of the mesh nothing is
+guessed: the layout of a result follows from those of the operands by the rule of the operation, loops and branches
+included, and only ``reshard`` and ``constrain`` change it. Operands that want an axis along two dimensions of one
+operation, or other axes along the same, are an error with the candidates. That an operand is whole where another is
+divided is no disagreement, and a sum over a divided dimension is settled where it is read, as along all axes.
+
+The cotangent of what was resharded is *loose*: where it came from nobody knows when it is transposed, so it goes along
+with what it meets.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from blufunc import errors
+from blufunc.core.ir import source
+from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var
+from blufunc.parallel.collectives.shard_map import shard_map_p
+from blufunc.parallel.mesh.constrain import ShardingConstraint
+from blufunc.parallel.mesh.mesh import AbstractMesh
+from blufunc.parallel.mesh.spec import PartitionSpec, names_of
+from blufunc.parallel.partition.dim_groups import Node
+from blufunc.parallel.partition.resharding import Axes, Layout
+from blufunc.transforms.control_flow.cond import cond_p
+from blufunc.transforms.control_flow.scan import scan_p
+from blufunc.transforms.control_flow.while_loop import while_p
+
+
+class Explicit:
+    """The layouts of all values of ``jaxpr`` along the explicit axes of ``mesh``.
+
+    Args:
+      jaxpr: a jaxpr whose variables, those of bodies too, are bound once.
+      nodes: the node of each equation that is no loop, branch or call. Their factors get the explicit axes that
+        they are divided along.
+      given: layouts of parameters.
+      mesh: the mesh.
+    Raises:
+      ShardingError: operands of an operation disagree.
+    Attributes:
+      layouts: by variable.
+    """
+
+    def __init__(
+        self, jaxpr: Jaxpr, nodes: Mapping[Eqn, Node], given: Sequence[Layout | None], mesh: AbstractMesh
+    ):
+        self.nodes, self.mesh = nodes, mesh
+        self.layouts: dict[Var, Layout] = {}
+        self._loose: set[Var] = set()
+        ins = [self._explicit(g) if g is not None else None for g in given]
+        self._body(jaxpr, ins)
+
+    def _explicit(self, layout: Iterable[Axes]) -> Layout:
+        """The explicit axes of a layout; an axis behind one that is not explicit divides shares, and is left out."""
+        explicit = self.mesh.explicit
+        return tuple(tuple(itertools.takewhile(explicit.__contains__, axes)) for axes in layout)
+
+    def _of(self, atom: Atom) -> Layout:
+        whole: Layout = ((),) * atom.aval.ndim
+        return whole if isinstance(atom, Literal) else self.layouts.get(atom, whole)
+
+    def _is_loose(self, atom: Atom) -> bool:
+        return isinstance(atom, Var) and atom in self._loose
+
+    def _set(self, var: Var, layout: Layout, loose: bool = False) -> None:
+        self.layouts[var] = layout
+        (self._loose.add if loose else self._loose.discard)(var)
+
+    def _spec(self, spec: PartitionSpec, ndim: int) -> Layout:
+        shape = self.mesh.shape
+        return self._explicit(tuple(a for a in names_of(e) if shape[a] > 1) for e in spec.for_rank(ndim))
+
+    # -- equations -----------------------------------------------------------------------------------
+
+    def _body(self, jaxpr: Jaxpr, ins: Sequence[Layout | None], loose: Sequence[bool] = ()) -> list[Layout]:
+        """Go through a body whose parameters lie like ``ins``; the layouts of its results."""
+        for var, layout, free in zip(jaxpr.invars, ins, loose or [False] * len(ins), strict=True):
+            if layout is not None:
+                self._set(var, layout, free)
+        for eqn in jaxpr.eqns:
+            if isinstance(eqn.prim, ShardingConstraint):
+                self._constraint(eqn)
+            elif eqn.prim is shard_map_p:
+                for var, spec in zip(eqn.outvars, eqn.params["out_specs"], strict=True):
+                    self._set(var, self._spec(spec, var.aval.ndim))
+            elif eqn.prim is scan_p:
+                self._scan(eqn)
+            elif eqn.prim is while_p:
+                self._while(eqn)
+            elif eqn.prim is cond_p:
+                self._cond(eqn)
+            elif eqn in self.nodes:
+                self._operation(eqn, self.nodes[eqn])
+            else:
+                self._results(eqn, self._call(eqn.params[eqn.prim.body], eqn.invars))
+        return [self._of(v) for v in jaxpr.outvars]
+
+    def _call(self, body: Jaxpr, args: Sequence[Atom]) -> list[Layout]:
+        return self._body(body, [self._of(a) for a in args], [self._is_loose(a) for a in args])
+
+    def _results(self, eqn: Eqn, layouts: Sequence[Layout]) -> None:
+        for var, layout in zip(eqn.outvars, layouts, strict=True):
+            self._set(var, layout)
+
+    def _constraint(self, eqn: Eqn) -> None:
+        (x,), (out,) = eqn.invars, eqn.outvars
+        free, wanted = eqn.params["free"], self._spec(eqn.params["spec"], out.aval.ndim)
+        kept = [a if d in free else b for d, (a, b) in enumerate(zip(self._of(x), wanted, strict=True))]
+        used = {a for axes in wanted for a in axes}
+        kept = [
+            tuple(itertools.takewhile(lambda a: a not in used, k)) if d in free else k
+            for d, k in enumerate(kept)
+        ]
+        self._set(out, tuple(kept), loose=len(free) == out.aval.ndim)
+
+    def _operation(self, eqn: Eqn, node: Node) -> None:
+        """The layout of the results from those of the operands, which have to agree."""
+        sides = list(zip(eqn.invars, node.rule.operands, strict=True))
+        wants = [(atom, list(node.claims(self._of(atom), dims, self.mesh))) for atom, dims in sides]
+        strict = [w for w in wants if not self._is_loose(w[0])]
+        if _disagree([claim for _, claims in strict for claim in claims]):
+            raise self._ambiguous(eqn, node, strict)
+        loose = [w for w in wants if self._is_loose(w[0])]
+        self._concede(node, [*strict, *loose])
+        free = not any(claims for _, claims in strict)
+        for var, layout in zip(eqn.outvars, node.layouts(node.rule.results, self.mesh), strict=True):
+            self._set(var, layout, loose=free and any(layout))
+
+    def _concede(self, node: Node, wants: Iterable[tuple[Atom, Sequence]]) -> None:
+        claims = [claim for _, own in wants for claim in own]
+        while sum(node.concede(f, axes, self.mesh) for f, axes in claims):
+            pass
+
+    def _ambiguous(
+        self, eqn: Eqn, node: Node, wants: Sequence[tuple[Atom, Sequence]]
+    ) -> errors.ShardingError:
+        """The error of an operation whose operands disagree; the candidates are what each of them would have."""
+        candidates: dict[PartitionSpec, None] = {}
+        for first in range(len(wants)):
+            if wants[first][1]:
+                choice = replace(node, axes={})
+                self._concede(choice, [wants[first], *wants[:first], *wants[first + 1 :]])
+                layout = choice.layouts(node.rule.results[:1], self.mesh)[0]
+                candidates[PartitionSpec(*layout)] = None
+        lie = " and ".join(str(PartitionSpec(*self._of(a))) for a, claims in wants if claims)
+        return self._error(
+            eqn, f"{eqn.prim.name} of operands that lie as {lie} is ambiguous", list(candidates)
+        )
+
+    def _error(self, eqn: Eqn, what: str, candidates: Sequence[PartitionSpec]) -> errors.ShardingError:
+        names = ", ".join(map(repr, sorted(self.mesh.explicit)))
+        return errors.ShardingError(
+            f"{what}; the result could lie as {' or as '.join(map(str, candidates))}.",
+            where=source.describe(eqn.source),
+            why=f"along Explicit axes ({names}) the program says how values lie, and nothing is guessed.",
+            fix=f"bf.reshard an operand before, for {candidates[0]}; or make_mesh(..., axis_types=AxisType.Auto)",
+        )
+
+    # -- bodies --------------------------------------------------------------------------------------
+
+    def _join(self, eqn: Eqn, a: Layout, b: Layout, what: str) -> Layout:
+        """Both layouts together: what one says and the other does not."""
+        joined = tuple(x if len(x) >= len(y) else y for x, y in zip(a, b, strict=True))
+        prefixes = all(j[: len(x)] == x for side in (a, b) for j, x in zip(joined, side, strict=True))
+        used = [axis for axes in joined for axis in axes]
+        if not prefixes or len(used) > len(set(used)):
+            specs = [PartitionSpec(*a), PartitionSpec(*b)]
+            raise self._error(eqn, f"{what} lies as {specs[0]} and as {specs[1]}", specs)
+        return joined
+
+    def _loop(
+        self, eqn: Eqn, carry: list[Layout], step: Callable[[list[Layout]], list[Layout]]
+    ) -> list[Layout]:
+        """The layouts of carries that a step leaves as they are, or divides further at most."""
+        while True:
+            after = step(carry)
+            joined = [
+                self._join(eqn, a, b, f"carry {i} of {eqn.prim.name}")
+                for i, (a, b) in enumerate(zip(carry, after, strict=True))
+            ]
+            if joined == carry:
+                return carry
+            carry = joined
+
+    def _scan(self, eqn: Eqn) -> None:
+        body, n, k = eqn.params["jaxpr"], eqn.params["n_consts"], eqn.params["n_carry"]
+        consts = [self._of(a) for a in eqn.invars[:n]]
+        xs = [self._of(a)[1:] for a in eqn.invars[n + k :]]
+        outs: list[Layout] = []
+
+        def step(carry: list[Layout]) -> list[Layout]:
+            outs[:] = self._body(body, [*consts, *carry, *xs])
+            return outs[:k]
+
+        carry = self._loop(eqn, [self._of(a) for a in eqn.invars[n : n + k]], step)
+        self._results(eqn, [*carry, *[((), *layout) for layout in outs[k:]]])
+
+    def _while(self, eqn: Eqn) -> None:
+        p = eqn.params
+        n, m = p["n_cond"], p["n_cond"] + p["n_body"]
+        layouts = [self._of(a) for a in eqn.invars]
+        carry = self._loop(eqn, layouts[m:], lambda carry: self._body(p["body"], [*layouts[n:m], *carry]))
+        self._body(p["cond"], [*layouts[:n], *carry])
+        self._results(eqn, carry)
+
+    def _cond(self, eqn: Eqn) -> None:
+        results = [self._call(branch, eqn.invars[1:]) for branch in eqn.params["branches"]]
+        joined = results[0]
+        for other in results[1:]:
+            joined = [
+                self._join(eqn, a, b, f"result {i} of the branches of cond")
+                for i, (a, b) in enumerate(zip(joined, other, strict=True))
+            ]
+        self._results(eqn, joined)
+
+
+def _disagree(claims: Sequence[tuple[int, Axes]]) -> bool:
+    """Whether an axis is wanted along two factors, or a factor along different axes."""
+    where: dict[str, int] = {}
+    axes_of: dict[int, Axes] = {}
+    for f, axes in claims:
+        if any(where.setdefault(a, f) != f for a in axes):
+            return True
+        known = axes_of.get(f, ())
+        n = min(len(known), len(axes))
+        if known[:n] != axes[:n]:
+            return True
+        axes_of[f] = max(known, axes, key=len)
+    return False

@@ -1,0 +1,222 @@
+"""Propagation: from the shardings that are given to those of all values and operations of a program.
+
+Parallel, stage 3, above ``factors.py`` and below ``partition.py``. In comes a global jaxpr whose variables are all
+distinct, and the layouts of its parameters (and, if given, results); out comes for each variable a layout, and for each
+equation the mesh axes along which its factors are divided.
+
+Every equation is a *node* that ties dimensions by its factors; so is each way of a value into the body of a loop,
+a branch or a call, and out. Layouts only ever grow, until nothing changes: first from the user's constraints through
+elementwise and moving operations, then from parameters too, then through all operations.
+
+Where an equation's operands and results do not agree, the decision goes to what an operand has before what only a
+result has; then to the larger tensors; then to factors that pass before those that are reduced; then to more shards.
+What has lost is moved to the layout that has won. Along explicit axes of the mesh there is nothing to decide:
+``explicit.py`` says how values lie, and is an error where that is ambiguous.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, subjaxprs
+from blufunc.parallel.collectives.shard_map import shard_map_p
+from blufunc.parallel.mesh.constrain import ShardingConstraint
+from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh
+from blufunc.parallel.mesh.spec import PartitionSpec, names_of
+from blufunc.parallel.partition.axis_priority import first
+from blufunc.parallel.partition.dim_groups import Node, body_ties
+from blufunc.parallel.partition.explicit import Explicit
+from blufunc.parallel.partition.factors import rule_of
+from blufunc.parallel.partition.resharding import Axes, Layout
+
+
+class Propagation:
+    """The layouts of the variables of ``jaxpr``, bodies included, and the nodes of its equations.
+
+    Args:
+      jaxpr: a jaxpr of which no body is run by two equations: see ``distinct``.
+      given: layouts of parameters, which stay; None where one is free.
+      wanted: the same of results.
+    Attributes:
+      layouts: by variable.
+      nodes: by equation, for those that are no loop, branch or call.
+    """
+
+    def __init__(
+        self,
+        jaxpr: Jaxpr,
+        mesh: AbstractMesh,
+        given: Sequence[Layout | None],
+        wanted: Sequence[Layout | None],
+    ):
+        self.mesh = mesh
+        self.layouts: dict[Var, Layout] = {}
+        self.nodes: dict[Eqn, Node] = {}
+        self._fixed: set[Var] = set(jaxpr.constvars)
+        self._all: list[Node] = []
+        of_parameters = {
+            v: layout for v, layout in zip(jaxpr.invars, given, strict=True) if layout is not None
+        }
+        self._fixed.update(of_parameters)
+        self._visit(jaxpr)
+        begin, end = self._ends(jaxpr, of_parameters)
+        of_parameters |= begin
+        said = {v: layout for v, layout in self.layouts.items() if v not in begin and v not in end}
+        self.layouts = dict(said)
+        if mesh.explicit:
+            for var, layout in Explicit(jaxpr, self.nodes, given, mesh).layouts.items():
+                if var not in self._fixed:
+                    self.layouts[var] = layout
+        self._early()
+        self.layouts.update(first(self._all, of_parameters, said, mesh.explicit))
+        self._everywhere()
+        self.layouts.update(of_parameters | end)
+        for atom, layout in zip(jaxpr.outvars, wanted, strict=True):
+            if layout is not None and isinstance(atom, Var) and self._free(atom):
+                self.layouts[atom] = layout
+        self._everywhere()
+
+    def layout(self, atom: Atom) -> Layout:
+        """How a value lies."""
+        whole: Layout = ((),) * atom.aval.ndim
+        return whole if isinstance(atom, Literal) else self.layouts.get(atom, whole)
+
+    def _free(self, var: Var) -> bool:
+        return var not in self._fixed and not any(self.layout(var))
+
+    def _ends(self, jaxpr: Jaxpr, given: dict[Var, Layout]) -> tuple[dict[Var, Layout], dict[Var, Layout]]:
+        """The constraints at both ends of a program, which say how arguments and results lie: ``shard`` makes these.
+
+        They are no wishes for what is between, and so go the way of given layouts. A constraint that has an argument
+        lie otherwise than it does is one of the user's, unless it divides what was whole.
+        """
+        readers = Counter(a for eqn in jaxpr.eqns for a in eqn.invars if isinstance(a, Var))
+        fixed = [e for e in jaxpr.eqns if isinstance(e.prim, ShardingConstraint) and not e.params["free"]]
+        begin: dict[Var, Layout] = {}
+        for eqn in fixed:
+            (x,), (out,) = eqn.invars, eqn.outvars
+            before = begin.get(x, given.get(x)) if isinstance(x, Var) else None
+            if before is not None and (not any(before) or before == self.layouts[out]):
+                begin[out] = self.layouts[out]
+        results = {v for v in jaxpr.outvars if isinstance(v, Var)}
+        end = {v: self.layouts[v] for e in fixed for v in e.outvars if v in results and not readers[v]}
+        for eqn in reversed(fixed):
+            (x,), (out,) = eqn.invars, eqn.outvars
+            if out in end and x in self.layouts and self.layouts[x] == end[out] and readers[x] == 1:
+                end[x] = end[out]
+        return begin, end
+
+    # -- nodes ---------------------------------------------------------------------------------------
+
+    def _visit(self, jaxpr: Jaxpr) -> None:
+        for eqn in jaxpr.eqns:
+            if isinstance(eqn.prim, ShardingConstraint):
+                self._constraint(eqn)
+            elif eqn.prim is shard_map_p:
+                self._manual(eqn)
+            elif (ties := body_ties(eqn)) is not None:
+                before, after = ties
+                self._all.extend(before)
+                for sub in subjaxprs(eqn.params):
+                    self._visit(sub)
+                self._all.extend(after)
+            else:
+                self.nodes[eqn] = self._node(eqn)
+
+    def _node(self, eqn: Eqn) -> Node:
+        rule = rule_of(eqn.prim, [a.aval for a in eqn.invars], [v.aval for v in eqn.outvars], eqn.params)
+        node = Node(rule, eqn.invars, eqn.outvars, eqn.prim.kind in ("elementwise", "movement", "call"))
+        self._all.append(node)
+        return node
+
+    def _constraint(self, eqn: Eqn) -> None:
+        """A constraint is the layout of its result; what it leaves free goes through."""
+        spec, free = eqn.params["spec"], eqn.params["free"]
+        (out,) = eqn.outvars
+        self.layouts[out] = layout_of(spec, out.aval.ndim, self.mesh)
+        node = self._node(eqn)
+        self.nodes[eqn] = node
+        if not free:
+            self._fixed.add(out)
+
+    def _manual(self, eqn: Eqn) -> None:
+        """A function of shards: its specs are the layouts of its operands, where these are free, and of its results."""
+        for atom, spec in zip(eqn.invars, eqn.params["in_specs"], strict=True):
+            if isinstance(atom, Var) and atom not in self._fixed:
+                self._grow(atom, layout_of(spec, atom.aval.ndim, self.mesh))
+        for var, spec in zip(eqn.outvars, eqn.params["out_specs"], strict=True):
+            self.layouts[var] = layout_of(spec, var.aval.ndim, self.mesh)
+            self._fixed.add(var)
+
+    # -- rounds --------------------------------------------------------------------------------------
+
+    def _early(self) -> bool:
+        """Propagate through the nodes of the first rounds until nothing changes; whether anything did."""
+        nodes = [node for node in self._all if node.early]
+        changed = False
+        while self._sweep(nodes) | self._sweep(nodes[::-1]):
+            changed = True
+        return changed
+
+    def _everywhere(self) -> None:
+        """Propagate until nothing changes: through the nodes of the first rounds as far as possible, then all."""
+        self._early()
+        while self._sweep(self._all) | self._early() or self._sweep(self._all[::-1]) | self._early():
+            pass
+
+    def _sweep(self, nodes: Iterable[Node]) -> bool:
+        changed = False
+        for node in nodes:
+            self._decide(node)
+            dims = (*node.rule.operands, *node.rule.results)
+            for atom, layout in zip(
+                (*node.operands, *node.results), node.layouts(dims, self.mesh), strict=True
+            ):
+                if isinstance(atom, Var) and atom not in self._fixed:
+                    changed |= self._grow(atom, layout)
+        return changed
+
+    def _grow(self, var: Var, layout: Layout) -> bool:
+        """Divide a value further, as far as ``layout`` does."""
+        now = self.layout(var)
+        used = {a for axes in now for a in axes}
+        grown = []
+        for old, new in zip(now, layout, strict=True):
+            more = new[len(old) :] if new[: len(old)] == old else ()
+            more = () if used.intersection(more) else more
+            more = tuple(itertools.takewhile(lambda a: a not in self.mesh.explicit, more))
+            used.update(more)
+            grown.append(old + more)
+        if tuple(grown) == now:
+            return False
+        self.layouts[var] = tuple(grown)
+        return True
+
+    def _decide(self, node: Node) -> None:
+        """Divide the factors of a node further, as far as its operands and results say and agree."""
+        support: dict[tuple[int, Axes], list] = {}
+        sides = ((True, node.operands, node.rule.operands), (False, node.results, node.rule.results))
+        for of_operand, atoms, dims in sides:
+            for atom, ds in zip(atoms, dims, strict=True):
+                for f, axes in node.claims(self.layout(atom), ds, self.mesh):
+                    entry = support.setdefault((f, axes), [False, 0])
+                    entry[0] |= of_operand
+                    entry[1] += atom.aval.size
+        if not support:
+            return
+
+        def weight(claim: tuple[int, Axes]) -> tuple:
+            f, axes = claim
+            of_operand, size = support[claim]
+            return of_operand, size, f not in node.rule.reduced, self.mesh.size_of(axes), -f
+
+        claims = sorted(support, key=weight, reverse=True)
+        while sum(node.concede(f, axes, self.mesh) for f, axes in claims):
+            pass  # minor factors may be divided once the major ones are
+
+
+def layout_of(spec: PartitionSpec, ndim: int, mesh: Mesh | AbstractMesh) -> Layout:
+    """The layout of a spec; axes of one device divide nothing."""
+    return tuple(tuple(a for a in names_of(e) if mesh.shape[a] > 1) for e in spec.for_rank(ndim))

@@ -1,0 +1,170 @@
+"""A mesh as a device: arrays lie on it, and programs are compiled for it.
+
+Parallel, stages 3 and 8. ``jit``, eager operations and donation know devices and their backends only. The backend of a
+mesh keeps arrays as ``ShardedBuffer``s and makes ``MeshProgram``s; all of it stands on the backend of the mesh's own
+devices.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import compress
+from typing import Any, ClassVar
+
+import numpy as np
+
+from blufunc.config import config
+from blufunc.core.arrays import backend
+from blufunc.core.arrays.array import Array
+from blufunc.core.arrays.refcounts import ALONE, references
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var
+from blufunc.core.programs.simplify import simplify
+from blufunc.parallel.collectives.lowering import spell_out
+from blufunc.parallel.mesh.mesh import Mesh
+from blufunc.parallel.mesh.sharding import NamedSharding, replicated
+from blufunc.parallel.programs.mesh_program import LocalProgram, MeshProgram, local_jaxpr, reshard
+from blufunc.parallel.runtime import sharded_buffer
+from blufunc.parallel.runtime.sharded_buffer import ShardedBuffer
+
+
+@dataclass(frozen=True)
+class MeshDevice(backend.Device):
+    """The devices of a mesh together. Made by ``device_on``."""
+
+    mesh: Mesh = field(kw_only=True)
+    joint: ClassVar[bool] = True
+
+    @property
+    def members(self) -> tuple[backend.Device, ...]:
+        """The devices of the mesh."""
+        return self.mesh.device_list
+
+    @property
+    def own(self) -> backend.Device:
+        """The first of these that is of this process."""
+        return self.mesh.local_devices[0]
+
+    def layouts(self, values: Sequence[Any]) -> tuple[NamedSharding, ...]:
+        """The sharding of each argument, or of what will be one; those that are not on the mesh will be replicated."""
+
+        def layout(value: Any) -> NamedSharding:
+            if isinstance(value, Array) and value.device == self:
+                return value.buffer.sharding
+            return value if isinstance(value, NamedSharding) else replicated(self.mesh)
+
+        return tuple(map(layout, values))
+
+    def local(
+        self, jaxpr: Jaxpr, donated: Sequence[bool], layouts: tuple[NamedSharding, ...]
+    ) -> tuple[Jaxpr, Sequence[bool], backend.Device]:
+        """The local jaxpr as it runs, constants first among its parameters, and the first device of this process."""
+        jaxpr = simplify(self.own.backend.chosen(jaxpr))
+        made, consts, _ = local_jaxpr(jaxpr, layouts or self._all_replicated(jaxpr), self.mesh)
+        return spell_out(made), (False,) * len(consts) + tuple(donated), self.own
+
+    def local_program(self, program: MeshProgram, layouts: tuple[NamedSharding, ...]) -> LocalProgram:
+        """The program that all devices run."""
+        return program.local(layouts or self._all_replicated(program.jaxpr))
+
+    def whole(self, buffer: ShardedBuffer) -> np.ndarray:
+        """The shards put together, those of other processes among them."""
+        if not buffer.is_fully_addressable:
+            buffer = reshard(buffer, replicated(self.mesh))
+        return sharded_buffer.gather(buffer)
+
+    def _all_replicated(self, jaxpr: Jaxpr) -> tuple[NamedSharding, ...]:
+        return (replicated(self.mesh),) * len(jaxpr.invars)
+
+    def __str__(self) -> str:
+        if self.mesh.spans_processes:
+            return f"mesh({self.mesh}) of {len({d.process_index for d in self.members})} processes"
+        first, last = self.members[0], self.members[-1]
+        return f"mesh({self.mesh}) of {first}" + (f" to {last}" if last != first else "")
+
+
+_devices: dict[Mesh, MeshDevice] = {}
+
+
+def device_on(mesh: Mesh) -> MeshDevice:
+    """The one ``MeshDevice`` of a mesh."""
+    found = _devices.get(mesh)
+    if found is None:
+        made = MeshBackend(mesh)
+        found = _devices[mesh] = made.device
+    return found
+
+
+class MeshBackend:
+    """``Backend`` whose buffers are ``ShardedBuffer``s on one mesh."""
+
+    name = "mesh"
+
+    def __init__(self, mesh: Mesh):
+        self.mesh = mesh
+        self.device = MeshDevice("mesh", 0, self, mesh=mesh)
+        self._operation = functools.lru_cache(512)(self._compile_operation)
+
+    def devices(self) -> Sequence[backend.Device]:
+        """The mesh."""
+        return [self.device]
+
+    def from_host(self, x: np.ndarray, device: backend.Device) -> ShardedBuffer:
+        """A copy on each device."""
+        return sharded_buffer.scatter(x, replicated(self.mesh))
+
+    def to_host(self, buffer: ShardedBuffer) -> np.ndarray:
+        """The shards put together."""
+        return sharded_buffer.gather(buffer)
+
+    def block_until_ready(self, buffer: ShardedBuffer) -> None:
+        """Wait for all shards."""
+        for device, shard in zip(buffer.devices, buffer.shards, strict=True):
+            device.backend.block_until_ready(shard)
+
+    def run(
+        self, prim: Any, buffers: Sequence[ShardedBuffer], params: dict, outs: Sequence[ShapedArray]
+    ) -> Sequence[ShardedBuffer]:
+        """One primitive: a program of one equation, kept for the next time."""
+        avals = tuple(ShapedArray(b.shape, b.dtype) for b in buffers)
+        made = self._operation(prim, avals, tuple(params.items()), config.matmul_precision)
+        return made(list(buffers))
+
+    def _compile_operation(
+        self, prim: Any, avals: tuple[ShapedArray, ...], params: tuple, precision: str
+    ) -> MeshProgram:
+        """``precision``: what its products go by, for which it is kept."""
+        named = dict(params)
+        outs = prim.typed(avals, named)
+        invars = [Var(a) for a in avals]
+        outvars = [Var(a) for a in (outs if prim.multiple_results else (outs,))]
+        eqn = Eqn(prim, invars, outvars, named, None)  # of no line: it serves many
+        return self.compile(Jaxpr(invars, [eqn], outvars, name=prim.name), (False,) * len(invars))
+
+    def compile(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> MeshProgram:
+        """A program that is partitioned for the shardings of its arguments when it is called."""
+        return MeshProgram(jaxpr, donated, self.mesh, budget)
+
+    def chosen(self, jaxpr: Jaxpr) -> Jaxpr:
+        """As the devices of the mesh prefer it."""
+        return self.device.own.backend.chosen(jaxpr)
+
+    def claim(self, buffers: list[ShardedBuffer], donated: Sequence[bool]) -> None:
+        """Copy the shards of donated buffers that somebody else still sees."""
+        holders = list(references(compress(buffers, donated)))  # the array and ``buffers``
+        places = list(compress(range(len(buffers)), donated))
+        # whoever sees a buffer sees its shards: they have a holder more
+        seen = [[*buffers[i].shards] for i, n in zip(places, holders, strict=True) if n > ALONE + 1]
+        copies: dict[int, list[Any]] = {}
+        for rank, device in enumerate(self.mesh.local_devices):
+            row = [buffers[i].shards[rank] for i in places]  # the buffer holds a shard as its array would
+            device.backend.claim(row, (True,) * len(row))
+            for i, shard in zip(places, row, strict=True):
+                if shard is not buffers[i].shards[rank]:
+                    copies.setdefault(i, [*buffers[i].shards])[rank] = shard
+        del seen
+        for i, shards in copies.items():
+            b = buffers[i]
+            buffers[i] = ShardedBuffer(shards, b.sharding, b.shape, b.dtype)

@@ -1,0 +1,309 @@
+"""Putting arrays where they are wanted: onto a device, or onto a mesh by a sharding.
+
+Parallel, before stage 1. ``device_put`` moves values; arrays that are too large for one device are made in parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core.arrays import backend, process_info
+from blufunc.core.arrays.array import Array, from_numpy, lift
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.axes import sequence, shape_of
+from blufunc.core.ir.trace import Tracer
+from blufunc.core.primitives.linear_ops import broadcast_to
+from blufunc.core.pytree import paths, tree
+from blufunc.parallel.mesh.mesh import Mesh, current_mesh
+from blufunc.parallel.mesh.sharding import Index, NamedSharding, Sharding, SingleDeviceSharding
+from blufunc.parallel.mesh.spec import PartitionSpec
+from blufunc.parallel.programs.mesh_device import device_on
+from blufunc.parallel.programs.mesh_program import reshard
+from blufunc.parallel.runtime import processes
+from blufunc.parallel.runtime.sharded_buffer import ShardedBuffer, check_reduced, from_parts, mesh_of, scatter
+
+Place = backend.Device | NamedSharding
+"""Where an array goes."""
+
+
+def device_put(x: Any, device: Any = None) -> Any:
+    """A pytree of arrays, NumPy arrays and numbers as arrays on a device, or on a mesh.
+
+    Onto a mesh of several processes all of them put the same values, of which each takes its part; that they are the
+    same is checked.
+
+    Args:
+      x: the pytree.
+      device: a device, a sharding, or a partition spec on the current mesh (``with mesh:``); or a pytree of these that
+        is a prefix of ``x``. The default device unless given. An array that is there already is returned as it is.
+    Raises:
+      ArgumentError: ``device`` holds something else, or a spec without a mesh.
+      CollectiveError: processes put other values than this one.
+      ShardingError: a spec is of a higher rank than its array; or an array on several processes is put onto one device.
+      TreeError: the pytree of places is no prefix of ``x``.
+      UnsupportedError: a value is traced; or the device is that of another process.
+    """
+    if device is None:
+        return tree.map(lambda leaf: _put(leaf, backend.default_device()), x)
+    places = [_place(p) for p in tree.broadcast_prefix(device, x, is_leaf=_is_place)]
+    leaves, treedef = tree.flatten(x)
+    if process_info.current().count > 1:
+        _check_same(leaves, places, treedef)
+    return tree.unflatten(treedef, [_put(leaf, place) for leaf, place in zip(leaves, places, strict=True)])
+
+
+def _check_same(leaves: Sequence[Any], places: Sequence[Place], treedef: tree.TreeDef) -> None:
+    """Check that all processes of a mesh put the same values onto it."""
+    of_mesh: dict[Mesh, dict[str, np.ndarray]] = {}
+    for path, leaf, place in zip(paths.leaf_paths(treedef), leaves, places, strict=True):
+        if isinstance(place, NamedSharding) and isinstance(place.mesh, Mesh) and place.mesh.spans_processes:
+            value = lift(leaf)
+            if isinstance(value, Array) and not isinstance(value.buffer, ShardedBuffer):
+                of_mesh.setdefault(mesh_of(place), {})[f"x{path}"] = np.asarray(value)
+    for mesh, values in of_mesh.items():
+        processes.check_same(values, mesh, "device_put")
+
+
+def _is_place(x: Any) -> bool:
+    return isinstance(x, (backend.Device, Sharding, PartitionSpec))
+
+
+def _place(given: Any) -> Place:
+    if isinstance(given, (backend.Device, NamedSharding)):
+        return given
+    if isinstance(given, SingleDeviceSharding):
+        return given.device
+    if isinstance(given, PartitionSpec):
+        return on_current_mesh(given)
+    raise errors.ArgumentError(
+        f"device_put takes a device or a sharding, not {given!r:.60}.",
+        where=source.here(),
+        fix="use one of bf.devices(), or NamedSharding(mesh, P('x'))",
+    )
+
+
+def on_current_mesh(spec: PartitionSpec) -> NamedSharding:
+    """``spec`` on the mesh of the innermost ``with mesh:``.
+
+    Raises:
+      ArgumentError: there is none.
+    """
+    mesh = current_mesh()
+    if mesh is None:
+        raise errors.ArgumentError(
+            f"{spec} has no mesh.",
+            where=source.here(),
+            fix="NamedSharding(mesh, spec), or do it `with mesh:`",
+        )
+    return NamedSharding(mesh, spec)
+
+
+def _put(leaf: Any, place: Place) -> Any:
+    value = lift(leaf)
+    if isinstance(value, Tracer):
+        raise errors.UnsupportedError(
+            "device_put inside a traced function.",
+            where=source.here(),
+            why="a program runs where its arguments are.",
+            fix="put the arguments on a device before the call",
+        )
+    array: Array = value  # type: ignore[assignment]
+    if isinstance(place, NamedSharding):
+        buffer = array.buffer
+        if not isinstance(buffer, ShardedBuffer):
+            return _wrapped(scatter(np.asarray(array), place), array.aval.weak_type)
+        if array is leaf and buffer.sharding == place:
+            return leaf
+        return _wrapped(reshard(buffer, place), array.aval.weak_type)
+    if array is leaf and array.device == place:
+        return leaf
+    return from_numpy(np.asarray(array), place, array.aval.weak_type)
+
+
+def _wrapped(buffer: ShardedBuffer, weak_type: bool = False) -> Array:
+    aval = ShapedArray(buffer.shape, buffer.dtype, weak_type)
+    return Array(buffer, aval, device_on(buffer.sharding.mesh))  # type: ignore[arg-type]
+
+
+def make_array_from_callback(
+    shape: Sequence[int], sharding: NamedSharding, data_callback: Callable[[Index], Any], *, dtype: Any = None
+) -> Array:
+    """An array made in parts, so that no device and no host need hold all of it. Each process makes its own.
+
+    Args:
+      shape: the shape of the whole.
+      sharding: how it lies on a mesh.
+      data_callback: gives the part at an index, a tuple of slices, as anything that NumPy sees as an array. It is
+        called once for each different part that devices of this process hold.
+      dtype: of the array; that of the parts unless given.
+    Raises:
+      ArgumentError: ``sharding`` is no ``NamedSharding``.
+      ShapeError: a part is of another shape than asked for.
+      DtypeError: the parts are of different dtypes.
+    """
+    whole, sharding = (
+        shape_of(shape, "make_array_from_callback"),
+        _named(sharding, "make_array_from_callback"),
+    )
+    wanted = None if dtype is None else dtypes.as_dtype(dtype)
+
+    def part(index: Index) -> np.ndarray:
+        given = np.asarray(data_callback(index))
+        x = dtypes.canonical_numpy(given) if wanted is None else given.astype(wanted)
+        size = tuple(s.stop - s.start for s in index)
+        if x.shape != size:
+            raise errors.ShapeError(
+                f"data_callback gave an array of shape {x.shape} for the index {index}.",
+                where=source.here(),
+                fix=f"the part there is of shape {size}",
+            )
+        return x
+
+    if wanted is None:
+        first = sharding.indices(whole)[mesh_of(sharding).local_ranks[0]]
+        kept = part(first)
+        of_kept = kept.dtype
+        return _wrapped(
+            from_parts(lambda i: kept if i == first else _alike(part(i), of_kept), whole, of_kept, sharding)
+        )
+    return _wrapped(from_parts(part, whole, wanted, sharding))
+
+
+def make_array_from_process_local_data(
+    sharding: NamedSharding, local_data: Any, global_shape: Sequence[int] | None = None
+) -> Array:
+    """An array of which each process gives the part that its devices hold: of a batch, its own examples.
+
+    Args:
+      sharding: how the whole lies on a mesh.
+      local_data: the part, anything that NumPy sees as an array; of a dimension that the devices of this process hold
+        only a part of, that part.
+      global_shape: the shape of the whole. By default each dimension of ``local_data`` times the number of different
+        parts of it that processes hold.
+    Raises:
+      ArgumentError: ``sharding`` is no ``NamedSharding``.
+      ShapeError: ``local_data`` is of another shape than this process holds of the whole.
+      ShardingError: the devices of this process hold no single block of the array.
+    """
+    name = "make_array_from_process_local_data"
+    sharding = _named(sharding, name)
+    given = dtypes.canonical_numpy(np.asarray(local_data))
+    if global_shape is None:
+        parts, ours = sharding.parts(given.ndim), _own_parts(sharding, given.ndim)
+        whole = tuple(n * k // max(1, len(own)) for n, k, own in zip(given.shape, parts, ours, strict=True))
+    else:
+        whole = shape_of(global_shape, name)
+    indices = sharding.indices(whole)
+    mine = [indices[rank] for rank in mesh_of(sharding).local_ranks]
+    starts = [min(i[d].start for i in mine) for d in range(len(whole))]
+    size = tuple(max(i[d].stop for i in mine) - start for d, start in enumerate(starts))
+    if given.shape != size:
+        raise errors.ShapeError(
+            f"{name}: local_data is of shape {given.shape}.",
+            where=source.here(),
+            why=f"of an array of shape {whole} with {sharding.spec} on mesh({sharding.mesh}) this process holds"
+            f" {size}.",
+            fix="give that part; or global_shape=..., where dimensions are not divided evenly",
+        )
+
+    def part(index: Index) -> np.ndarray:
+        return given[tuple(slice(s.start - at, s.stop - at) for s, at in zip(index, starts, strict=True))]
+
+    return _wrapped(from_parts(part, whole, given.dtype, sharding))
+
+
+def _own_parts(sharding: NamedSharding, ndim: int) -> list[set[int]]:
+    """Of each dimension the parts that devices of this process hold, which must follow one another."""
+    places = [sharding.position(rank, ndim) for rank in mesh_of(sharding).local_ranks]
+    ours = [{place[d] for place in places} for d in range(ndim)]
+    if any(max(own) - min(own) + 1 != len(own) for own in ours):
+        raise errors.ShardingError(
+            f"with {sharding} this process holds parts that are not side by side.",
+            where=source.here(),
+            fix="make_array_from_callback, which asks for each part",
+        )
+    return ours
+
+
+def _alike(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    if x.dtype != dtype:
+        raise errors.DtypeError(
+            f"data_callback gave parts of {dtype} and of {x.dtype}.", where=source.here(), fix="dtype=..."
+        )
+    return x
+
+
+def make_array_from_single_device_arrays(
+    shape: Sequence[int], sharding: NamedSharding, arrays: Sequence[Array]
+) -> Array:
+    """An array of shards that are on their devices already; nothing is copied. Each process gives its own.
+
+    Args:
+      shape: the shape of the whole, which must be divided evenly.
+      sharding: how it lies on a mesh.
+      arrays: the shard of each device of this process, in any order.
+    Raises:
+      ArgumentError: a shard is no array, or on no device of the mesh; or a device has none.
+      DtypeError: the shards are of different dtypes.
+      ShapeError: a shard is of another shape than the sharding says, or padding would be needed.
+    """
+    name = "make_array_from_single_device_arrays"
+    whole, sharding = shape_of(shape, name), _named(sharding, name)
+    given = sequence(arrays, name, "arrays", "arrays")
+    wrong = [a for a in given if not isinstance(a, Array)]
+    if wrong:
+        raise errors.ArgumentError(f"{name} takes arrays, not {wrong[0]!r:.60}.", where=source.here())
+    on = {a.device: a for a in given}
+    devices = mesh_of(sharding).local_devices
+    if set(on) != set(devices) or len(given) != len(devices):
+        raise errors.ArgumentError(
+            f"{name}: {len(given)} shards on {', '.join(map(str, on))}.",
+            where=source.here(),
+            fix=f"one on each of {', '.join(map(str, devices))}",
+        )
+    size = sharding.shard_shape(whole)
+    if not sharding.is_even(whole):
+        raise errors.ShapeError(
+            f"{name}: {sharding.spec} does not divide an array of shape {whole} evenly.",
+            where=source.here(),
+            fix="device_put pads arrays by itself",
+        )
+    shards = [on[d] for d in devices]
+    for shard in shards:
+        if shard.aval.shape != size:
+            raise errors.ShapeError(
+                f"{name}: the shard on {shard.device} is of shape {shard.aval.shape}.",
+                where=source.here(),
+                fix=f"an array of shape {whole} has shards of shape {size} there",
+            )
+    kinds = {s.aval.dtype for s in shards}
+    if len(kinds) > 1:
+        raise errors.DtypeError(f"{name}: shards of {' and '.join(map(str, kinds))}.", where=source.here())
+    return _wrapped(ShardedBuffer([s.buffer for s in shards], sharding, whole, shards[0].aval.dtype))
+
+
+def filled(shape: tuple[int, ...], value: Any, dtype: np.dtype, sharding: NamedSharding) -> Array:
+    """An array of one number, of which each device makes its part. What is beyond the edge is that number too.
+
+    Raises:
+      ShardingError: the spec is of a higher rank than ``shape``, has unreduced axes, or the mesh no devices.
+    """
+    check_reduced(sharding)
+    number, size = np.asarray(value, dtype), sharding.shard_shape(shape)
+    shards = [broadcast_to(from_numpy(number, d), size).buffer for d in mesh_of(sharding).local_devices]
+    return _wrapped(ShardedBuffer(shards, sharding, shape, dtype))
+
+
+def _named(sharding: Any, name: str) -> NamedSharding:
+    if isinstance(sharding, NamedSharding):
+        return sharding
+    raise errors.ArgumentError(
+        f"{name} takes a NamedSharding, not {sharding!r:.60}.",
+        where=source.here(),
+        fix="NamedSharding(mesh, P('x'))",
+    )

@@ -1,0 +1,87 @@
+"""``reshard``: a value moved to another sharding, as an equation inside of programs, or now.
+
+Parallel, stages 1 to 3. Where ``constrain`` says how a value of a divided program lies, ``reshard`` divides: outside of
+programs it moves arrays, and a program that has it runs on its mesh wherever the arguments are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from blufunc import errors
+from blufunc.core.arrays import backend
+from blufunc.core.arrays.array import Array, lift
+from blufunc.core.ir import source
+from blufunc.core.primitives.primitive import concrete
+from blufunc.core.pytree import tree
+from blufunc.parallel.mesh.constrain import ShardingConstraint, sharding_constraint_p
+from blufunc.parallel.mesh.mesh import Mesh
+from blufunc.parallel.mesh.sharding import NamedSharding
+from blufunc.parallel.mesh.spec import PartitionSpec
+from blufunc.parallel.mesh.spec_trees import check_ranks, shardings_of
+from blufunc.parallel.programs.mesh_device import device_on
+from blufunc.parallel.programs.placement import device_put
+from blufunc.parallel.runtime.sharded_buffer import mesh_of
+
+
+class _Reshard(ShardingConstraint):
+    """The operand, moved to ``mesh`` and laid out by ``spec``; dimensions in ``free`` as propagation finds best."""
+
+    name = "reshard"
+
+    def home(self, *, spec, mesh, free) -> backend.Device | None:
+        return device_on(mesh) if isinstance(mesh, Mesh) else None
+
+    def evaluate(self, args, params):
+        (x,) = map(concrete, args)
+        mesh = params["mesh"]
+        if isinstance(mesh, Mesh) and x.device != device_on(mesh):
+            return device_put(x, NamedSharding(mesh, params["spec"]))
+        return super().evaluate([x], params)
+
+    def transpose(self, ct, x, *, spec, mesh, free):
+        # a cotangent belongs where its primal came from, which nobody knows here: it lies like what it meets next
+        everywhere = tuple(range(ct.aval.ndim))
+        x.add(sharding_constraint_p.bind(ct, spec=PartitionSpec(), mesh=mesh, free=everywhere))
+
+
+reshard_p = _Reshard()
+
+
+def reshard(x: Any, sharding: Any) -> Any:
+    """``x`` laid out by ``sharding``: moved now, or by an equation of the program that is being traced.
+
+    The cotangent of the result is laid out like the operations that it meets on its way back: the gradient of a
+    parameter that was gathered here is scattered where it is added to the parameter's optimizer state.
+
+    Args:
+      x: a pytree of arrays.
+      sharding: a ``NamedSharding``, or a ``PartitionSpec`` on the current mesh (``with mesh:``); or a pytree prefix of
+        ``x`` with these, and None for what stays as it is.
+    Raises:
+      ArgumentError: ``sharding`` is something else, or a spec without a mesh.
+      ShardingError: a spec has more entries than its array dimensions, unreduced or reduced axes, or an axis that the
+        mesh has not; an array outside of programs is to lie on a mesh without devices.
+      TreeError: the shardings are no prefix of ``x``.
+    """
+    leaves, treedef = tree.flatten(x)
+    values = [lift(leaf, "x") for leaf in leaves]
+    shardings = shardings_of(sharding, x, None, "the sharding of reshard")
+    check_ranks(shardings, [v.aval for v in values], treedef, "x")
+    moved = [_moved(v, s) for v, s in zip(values, shardings, strict=True)]
+    return tree.unflatten(treedef, moved)
+
+
+def _moved(x: Any, sharding: NamedSharding | None) -> Any:
+    if sharding is None:
+        return x
+    if isinstance(x, Array):
+        mesh_of(sharding)  # is there where to move it?
+    spec = sharding.spec.for_rank(x.aval.ndim)
+    if spec.unreduced or spec.reduced:
+        raise errors.ShardingError(
+            f"reshard takes no unreduced or reduced axes: {spec}.",
+            where=source.here(),
+            fix="leave them out: sums stay owed for as long as what follows is linear",
+        )
+    return reshard_p.bind(x, spec=spec, mesh=sharding.mesh, free=())

@@ -1,0 +1,101 @@
+"""Products with a gather before or a scattered sum behind, in as many steps as there are ranks.
+
+A face, for the inside of ``shard_map``: the two ends of a tensor-parallel pair of layers with sequence parallelism
+(Korthikanti et al., arXiv:2205.05198). The plain forms exchange everything and then multiply, or the reverse. Here
+each step multiplies one part, and sends another to the next rank, of which neither needs the other: a device that can
+do both at once hides the one behind the other (Wang et al., ASPLOS 2023, doi:10.1145/3567955.3567959). Each is the
+transpose of the other in the left operand, so the derivatives are as divided and as overlapped.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import blufunc.numpy as bnp
+from blufunc import errors, lax
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.axes import axis_in
+
+
+def all_gather_matmul(x: Any, weight: Any, axis: str, dim: int = -2) -> Any:
+    """``all_gather(x, axis, axis=dim, tiled=True) @ weight``, one rank's part at a time. Inside of ``shard_map``.
+
+    Args:
+      x: [..., t, ..., C], of which dimension ``dim`` (not the last) is divided over the mesh axis.
+      weight: [C, F], this rank's columns.
+      axis: the mesh axis, of n ranks.
+    Returns:
+      [..., n * t, ..., F], varying over the axis.
+    Raises:
+      ShapeError, ValueRangeError: the operands do not go together, or have no such dimension of rows.
+    """
+    x, weight = bnp.asarray(x), bnp.asarray(weight)
+    dim = _row_dimension(x, weight, dim, "all_gather_matmul")
+    n = lax.axis_size(axis)
+    parts = []
+    for distance in range(n):  # x is that of the rank so far behind
+        sent = lax.ppermute(x, axis, _onwards(n)) if distance < n - 1 else x
+        parts.append(x @ weight)
+        x = sent
+    whole = bnp.take(bnp.stack(parts, dim), _behind(n, lax.axis_index(axis)), axis=dim)
+    shape = whole.shape
+    return whole.reshape(*shape[:dim], shape[dim] * shape[dim + 1], *shape[dim + 2 :])
+
+
+def matmul_reduce_scatter(x: Any, weight: Any, axis: str, dim: int = -2) -> Any:
+    """``psum_scatter(x @ weight, axis, scatter_dimension=dim, tiled=True)``, one part at a time. Inside of
+    ``shard_map``.
+
+    A sum goes round the ranks, each of which adds its product, and ends where it belongs.
+
+    Args:
+      x: [..., n * t, ..., F], this rank's columns; dimension ``dim`` (not the last) is to be divided.
+      weight: [F, C], this rank's rows.
+      axis: the mesh axis, of n ranks.
+    Returns:
+      [..., t, ..., C], varying over the axis; sums are rounded to the dtype of the product on each rank.
+    Raises:
+      ShapeError, ValueRangeError: the operands do not go together, or cannot be divided.
+    """
+    x, weight = bnp.asarray(x), bnp.asarray(weight)
+    dim = _row_dimension(x, weight, dim, "matmul_reduce_scatter")
+    n = lax.axis_size(axis)
+    if x.shape[dim] % n:
+        raise errors.ShapeError(
+            f"matmul_reduce_scatter: dimension {dim} of {x.aval} cannot be divided among {n} ranks.",
+            where=source.here(),
+            fix=f"make it a multiple of {n}",
+        )
+    size, rank = x.shape[dim] // n, lax.axis_index(axis)
+    total: Any = None
+    for step in range(n):
+        part = (rank - 1 - step) % n  # the sum that is here: the first rank to add to it is the next one's
+        product = lax.dynamic_slice_in_dim(x, part * size, size, dim) @ weight
+        total = product if total is None else lax.ppermute(total, axis, _onwards(n)) + product
+    return total
+
+
+def _onwards(n: int) -> list[tuple[int, int]]:
+    return [(i, (i + 1) % n) for i in range(n)]
+
+
+def _behind(n: int, rank: Any) -> Any:
+    """How far each rank's part is behind this rank in the ring."""
+    return (rank - bnp.arange(n, dtype=dtypes.int32)) % n
+
+
+def _row_dimension(x: Any, weight: Any, dim: int, what: str) -> int:
+    """``dim`` from 0, of operands that go together."""
+    if x.ndim < 2 or weight.ndim != 2 or x.shape[-1] != weight.shape[0]:
+        raise errors.ShapeError(
+            f"{what} takes [..., rows, n] and [n, columns], not {x.aval} and {weight.aval}.",
+            where=source.here(),
+        )
+    dim = axis_in(dim, x.ndim, what)
+    if dim == x.ndim - 1:
+        raise errors.ShapeError(
+            f"{what}: dimension {dim} of {x.aval} is the one that is contracted.",
+            where=source.here(),
+            fix="dim=-2, or another dimension of rows",
+        )
+    return dim

@@ -1,0 +1,80 @@
+"""Functions of the body of a ``shard_map`` that are traced and typed before the loop that runs them.
+
+A face's foundation. Derivatives inside of ``shard_map`` need to know the types of values over the axes of the mesh
+(``parallel.axis_types``), and in the body of a loop, which is traced by itself, these are not known yet. A function
+that is traced outside of the loop, for values of the types that it will get, has its casts and typed collectives, and
+may differentiate; inside of the loop it is a list of equations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from blufunc import errors
+from blufunc.core.arrays.array import lift
+from blufunc.core.ir import source
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.jaxpr import Jaxpr
+from blufunc.core.ir.trace import new_trace, state
+from blufunc.core.pytree import tree
+from blufunc.parallel.collectives.axis_casts import Types, invariant
+from blufunc.parallel.collectives.axis_types import TypedTrace, types_of
+
+
+class Like:
+    """What a value is like: its shape and dtype, and its types over the axes of the mesh. A leaf of pytrees."""
+
+    __slots__ = ("aval", "types")
+
+    def __init__(self, aval: ShapedArray, types: Types):
+        self.aval, self.types = aval, types
+
+
+def current_trace(what: str) -> TypedTrace:
+    """The trace of the ``shard_map`` that is being traced; UnsupportedError if something else is being traced."""
+    trace = state.trace
+    if not isinstance(trace, TypedTrace):
+        raise errors.UnsupportedError(
+            f"{what} outside of shard_map, or inside of a loop, a branch or a gradient in it.",
+            where=source.here(),
+            why="it needs the types of its arguments over the axes of the mesh.",
+            fix="call it from the function that shard_map is given",
+        )
+    return trace
+
+
+def like(x: Any, trace: TypedTrace) -> Like:
+    """What a value is like; what comes from outside is the same everywhere."""
+    x = lift(x)
+    return Like(x.aval.strong(), types_of(x, trace.mesh) or invariant(trace.mesh))
+
+
+def likes(x: Any, trace: TypedTrace) -> Any:
+    """What the leaves of a pytree are like."""
+    return tree.map(lambda v: like(v, trace), x)
+
+
+def element(x: Any, trace: TypedTrace) -> Any:
+    """What the elements along the first dimension of the leaves of a pytree are like."""
+    return tree.map(lambda v: Like(v.aval.with_shape(v.aval.shape[1:]), v.types), likes(x, trace))
+
+
+def typed_jaxpr(fun: Callable, examples: tuple, what: str) -> tuple[Jaxpr, tree.TreeDef, list[Like]]:
+    """``fun`` as equations with casts and typed collectives.
+
+    Args:
+      fun: a function of pytrees; it may be, or hold, a derivative.
+      examples: for each argument a pytree of ``Like``.
+      what: the name of the caller, for messages.
+    Returns:
+      the jaxpr, from leaves to leaves; the structure of the results, and what they are like.
+    """
+    leaves, in_tree = tree.flatten(examples)
+    inner = TypedTrace(current_trace(what).mesh, what)
+    with new_trace(inner):
+        ins = [inner.typed_parameter(x.aval, x.types) for x in leaves]
+        outs, out_tree = tree.flatten(fun(*tree.unflatten(in_tree, ins)))
+        jaxpr = inner.finish(outs, what)
+    found = [Like(v.aval, inner.typer.type_of(v)) for v in jaxpr.outvars]
+    return jaxpr, out_tree, found

@@ -1,0 +1,424 @@
+"""``collectives``: a table of what the devices of a program exchange, and why.
+
+Parallel, after stage 3. In: a function, its arguments and, from these or from annotations, a mesh. Out: a row for each
+collective of the local program, those of loops as often as they run, with the user's line that asked for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from blufunc import errors
+from blufunc.core.arrays.array import Array
+from blufunc.core.ir import source
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var, subjaxprs
+from blufunc.core.ops.elementwise import convert_p, div_p, mul_p, neg_p
+from blufunc.core.ops.shape import pad_p
+from blufunc.core.programs import simplify as passes
+from blufunc.core.programs.alternatives import chosen
+from blufunc.kernels.loopir.access_map import moves
+from blufunc.kernels.tables import duration, run_lengths, size, table
+from blufunc.parallel.collectives.primitives import MeshCollective, meets
+from blufunc.parallel.collectives.shard_map import shard_map_p
+from blufunc.parallel.mesh.constrain import ShardingConstraint
+from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh
+from blufunc.parallel.mesh.sharding import NamedSharding, replicated
+from blufunc.parallel.mesh.spec import PartitionSpec
+from blufunc.parallel.partition.partition import localise
+from blufunc.parallel.programs.mesh_device import MeshDevice
+from blufunc.parallel.reports.hardware import wire_bytes
+from blufunc.transforms.arguments import ShapeDtypeStruct, check_callable
+from blufunc.transforms.control_flow.cond import cond_p
+from blufunc.transforms.control_flow.scan import scan_p
+from blufunc.transforms.control_flow.while_loop import while_p
+from blufunc.transforms.staging.jit import Jitted, jit
+from blufunc.transforms.staging.stages import Lowered
+
+
+@dataclass(frozen=True)
+class Collective:
+    """An exchange of a program, or several that are alike.
+
+    Attributes:
+      operation: ``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all`` or ``permute``.
+      axes, sizes: the axes of the mesh that it is over, and their sizes.
+      type: of the operand on each device.
+      bytes: of one exchange, as NCCL counts them: of the result of an all_gather, of the operand of others.
+      count: how often it happens in a call.
+      condition: ``a round`` in a loop without a known end, of which one round is counted; ``if taken`` in a branch;
+        else empty.
+      cause: the operation that made what is summed, or that wanted what is gathered or moved; ``asked for`` where the
+        user wrote the collective.
+      line: the user's line of that operation, or of the collective that the user wrote; in the backward pass, the line
+        of the forward operation.
+      backward: whether a derivative made it.
+      forward: in the backward pass, the operations that the forward pass does on that line.
+    """
+
+    operation: str
+    axes: tuple[str, ...]
+    sizes: tuple[int, ...]
+    type: str
+    bytes: int
+    count: int
+    condition: str
+    cause: str
+    line: str
+    backward: bool
+    forward: str
+
+    @property
+    def ranks(self) -> int:
+        """How many devices exchange with each other."""
+        return math.prod(self.sizes)
+
+    @property
+    def total_bytes(self) -> int:
+        """The bytes of all ``count`` exchanges."""
+        return self.bytes * self.count
+
+    @property
+    def sent(self) -> float:
+        """The bytes that each device sends in all of them, by a ring."""
+        return self.count * wire_bytes(self.operation, self.bytes, self.ranks)
+
+    @property
+    def because(self) -> str:
+        """The cause, and what it is the derivative of."""
+        if not self.backward or self.forward in ("", self.cause):
+            return self.cause
+        return f"{self.cause}, of {self.forward}"
+
+
+class Collectives(Sequence):
+    """The exchanges of a program, a ``Collective`` for each kind; as text, a table.
+
+    Attributes:
+      rows: in the order in which they first happen.
+    """
+
+    def __init__(self, rows: Sequence[Collective]):
+        self.rows = tuple(rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self.rows[i]
+
+    @property
+    def count(self) -> int:
+        """How many exchanges there are in a call."""
+        return sum(r.count for r in self.rows)
+
+    @property
+    def total_bytes(self) -> int:
+        """Their bytes."""
+        return sum(r.total_bytes for r in self.rows)
+
+    @property
+    def sent(self) -> float:
+        """What each device sends."""
+        return sum(r.sent for r in self.rows)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def table(self, seconds: Callable[[Collective], float] | None = None) -> str:
+        """The table; with a column of times, if there is a function that knows them."""
+        if not self.rows:
+            return "nothing is exchanged"
+        rows = [
+            (
+                r.operation,
+                ", ".join(r.axes),
+                str(r.ranks),
+                r.type,
+                size(r.bytes),
+                f"{r.count} {r.condition}".strip(),
+                size(r.sent),
+                *([duration(seconds(r))] if seconds else []),
+                r.because,
+                r.line + " backward" * r.backward,
+            )
+            for r in self.rows
+        ]
+        time = ("time",) if seconds else ()
+        head = (
+            "operation", "over", "ranks", "operand", "bytes", "count", "sent", *time, "because of", "line",
+        )  # fmt: skip
+        shown = table(head, rows, ("ranks", "bytes", "sent", "time"))
+        many = "1 exchange" if self.count == 1 else f"{self.count} exchanges"
+        return f"{shown}\n{many} of {size(self.total_bytes)}; each device sends {size(self.sent)}"
+
+
+def collectives(fun: Callable, *args: Any, **kwargs: Any) -> Collectives:
+    """What the devices exchange in a call of ``fun``: operation, axes, bytes, how often, for which line and why.
+
+    Nothing is compiled or run. The mesh is that of the arguments, or else of the annotations of ``fun`` (``shard``,
+    ``jit(in_shardings=)``, ``reshard``, ``shard_map``); it may be an ``AbstractMesh``.
+
+    Args:
+      fun: a function, under ``jit`` or not.
+      args, kwargs: its arguments: arrays, or ``ShapeDtypeStruct``, with a ``sharding`` or without. What is not on the
+        mesh lies there as the first annotation of it says, or whole on each device.
+    Returns:
+      ``Collectives``, a sequence of rows, whose text is a table; without rows where no mesh is to be seen.
+    Raises:
+      ArgumentError: ``fun`` is not a function, or the ``sharding`` of a shape no ``NamedSharding``.
+      ShardingError: annotations do not fit the mesh.
+    """
+    found = local_program(fun, "collectives", None, args, kwargs)
+    return collectives_of(found.jaxpr, found.whole) if found else Collectives(())
+
+
+class Local(NamedTuple):
+    """A program of one device.
+
+    Attributes:
+      name: of the function.
+      mesh: what it is for.
+      whole: the global jaxpr that it was made of, simplified.
+      jaxpr: the local jaxpr, simplified, constants first among its parameters.
+      donated: which of these are.
+      budget: the bytes that its planned peak may have; None: as it comes.
+    """
+
+    name: str
+    mesh: Mesh | AbstractMesh
+    whole: Jaxpr
+    jaxpr: Jaxpr
+    donated: tuple[bool, ...]
+    budget: int | None = None
+
+
+def local_program(
+    fun: Callable,
+    caller: str,
+    mesh: Mesh | AbstractMesh | None,
+    args: tuple,
+    kwargs: dict,
+    in_forms: Callable[[Jaxpr], Jaxpr] = chosen,
+) -> Local | None:
+    """The program of one device; None if no mesh is given, and none is to be seen.
+
+    ``in_forms`` says what of it the devices have kernels for: by default they run what was written.
+    """
+    check_callable(fun, caller)
+    function = fun if isinstance(fun, Jitted) else jit(fun)
+    lowered = function.lower(*args, **kwargs)
+    leaves = [_as_placed(x, caller) for x in function._layouts(function._split(args, kwargs))]
+    jaxpr = passes.simplify(in_forms(lowered.jaxpr))
+    mesh = mesh or _mesh_of(lowered, leaves)
+    if mesh is None:
+        return None
+    values = [*lowered.traced.entry.consts, *leaves]
+    lies = [_sharding(x, v, jaxpr, mesh) for x, v in zip(values, jaxpr.invars, strict=True)]
+    local, _ = localise(jaxpr, lies, mesh)
+    closed, consts = local.hoist()
+    donated = (False,) * len(consts) + lowered.donated
+    return Local(function.name, mesh, jaxpr, passes.simplify(closed), donated, lowered.traced.entry.budget)
+
+
+def _as_placed(x: Any, caller: str) -> Any:
+    """The sharding of a shape that has one; anything else as it is."""
+    if not isinstance(x, ShapeDtypeStruct) or x.sharding is None:
+        return x
+    if not isinstance(x.sharding, NamedSharding):
+        raise errors.ArgumentError(
+            f"{caller} was given a shape whose sharding is {x.sharding!r:.60}.",
+            where=source.here(),
+            fix="ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, P('x')))",
+        )
+    return x.sharding
+
+
+def _mesh_of(lowered: Lowered, leaves: Sequence[Any]) -> Mesh | AbstractMesh | None:
+    """The mesh that a program runs on, or that its arguments or annotations are of."""
+    device = lowered.traced.device
+    if isinstance(device, MeshDevice):
+        return device.mesh
+    for x in leaves:
+        if isinstance(x, NamedSharding):
+            return x.mesh
+    return next((m for e in _all(lowered.jaxpr) if (m := e.params.get("mesh")) is not None), None)
+
+
+def _sharding(x: Any, var: Var, jaxpr: Jaxpr, mesh: Mesh | AbstractMesh) -> NamedSharding:
+    """How an argument will lie: as it does, as the first annotation of it says, or whole everywhere."""
+    if isinstance(x, Array) and isinstance(x.device, MeshDevice):
+        return x.buffer.sharding
+    if isinstance(x, NamedSharding):
+        return x
+    return _annotated(var, jaxpr, mesh) or replicated(mesh)
+
+
+def _annotated(var: Var, jaxpr: Jaxpr, mesh: Mesh | AbstractMesh) -> NamedSharding | None:
+    for eqn in jaxpr.eqns:
+        if var not in eqn.invars:
+            continue
+        at = eqn.invars.index(var)
+        if isinstance(eqn.prim, ShardingConstraint):
+            return NamedSharding(eqn.params["mesh"] or mesh, PartitionSpec(*eqn.params["spec"]))
+        if eqn.prim is shard_map_p:
+            return NamedSharding(eqn.params["mesh"], PartitionSpec(*eqn.params["in_specs"][at]))
+        if eqn.prim.body is not None:
+            body = eqn.params[eqn.prim.body]
+            found = _annotated(body.invars[at], body, mesh)
+            if found is not None:
+                return found
+    return None
+
+
+# -- the rows --------------------------------------------------------------------------------------
+
+
+def collectives_of(local: Jaxpr, whole: Jaxpr) -> Collectives:
+    """The exchanges of a local jaxpr.
+
+    Args:
+      local: the program of one device.
+      whole: the global jaxpr that it was made of, which knows what the user asked for and what the forward pass does.
+    """
+    context = _Context(whole)
+    alike: dict[Collective, int] = {}
+    for row in _rows(local, 1, "", context):
+        one = replace(row, count=1)
+        alike[one] = alike.get(one, 0) + row.count
+    return Collectives([replace(row, count=n) for row, n in alike.items()])
+
+
+class _Context:
+    """What a global jaxpr says of the equations of a local one.
+
+    Attributes:
+      forward: by line, the operations of the forward pass there, each once.
+      asked_for: the lines of collectives that are in the global program: in bodies of ``shard_map``.
+    """
+
+    def __init__(self, whole: Jaxpr):
+        self.forward: dict[Any, dict[str, None]] = {}
+        self.asked_for: set[Any] = set()
+        for eqn in _all(whole):
+            if isinstance(eqn.prim, MeshCollective):
+                self.asked_for.add(eqn.source)
+            if eqn.source is not None and not source.is_backward(eqn.source) and not eqn.prim.identity:
+                self.forward.setdefault(eqn.source[:2], {})[_name(eqn)] = None
+
+
+def _name(eqn: Eqn) -> str:
+    """What to call an operation: collectives by what they exchange."""
+    return _kind(eqn) if meets(eqn) else eqn.prim.name
+
+
+def _kind(eqn: Eqn) -> str:
+    options = {k: v for k, v in eqn.params.items() if k not in ("axes", "sizes", "src", "dst")}
+    return eqn.prim.exchange(**options)[0]  # type: ignore[attr-defined]
+
+
+def _all(jaxpr: Jaxpr) -> Iterator[Eqn]:
+    """The equations, those of bodies among them."""
+    for eqn in jaxpr.eqns:
+        yield eqn
+        for inner in subjaxprs(eqn.params):
+            yield from _all(inner)
+
+
+def _rows(jaxpr: Jaxpr, times: int, condition: str, context: _Context) -> Iterator[Collective]:
+    makers = {v: e for e in jaxpr.eqns for v in e.outvars}
+    readers: dict[Any, list[Eqn]] = {}
+    for e in jaxpr.eqns:
+        for a in e.invars:
+            if isinstance(a, Var):
+                readers.setdefault(a, []).append(e)
+    for eqn in jaxpr.eqns:
+        if meets(eqn):
+            yield _row(eqn, makers, readers, times, condition, context)
+        inside, when, prim = times, condition, eqn.prim
+        if prim is cond_p:
+            when = "if taken"
+        elif prim is scan_p:
+            inside *= eqn.params["length"]
+        elif prim is while_p and eqn.params["max_steps"] is None:
+            when = "a round"
+        elif prim is while_p:
+            inside *= eqn.params["max_steps"]
+        for inner in subjaxprs(eqn.params):
+            yield from _rows(inner, inside, when, context)
+
+
+def _row(
+    eqn: Eqn,
+    makers: dict[Any, Eqn],
+    readers: dict[Any, list[Eqn]],
+    times: int,
+    condition: str,
+    context: _Context,
+) -> Collective:
+    """The row of one exchange."""
+    kind = _kind(eqn)
+    summed = kind in ("all_reduce", "reduce_scatter")
+    found = _maker(eqn.invars[0], makers) if summed else _reader(eqn, readers)
+    cause = _cause(found) if found else "an argument" if summed else "a result"
+    asked_for = eqn.source in context.asked_for
+    line = eqn.source if asked_for or found is None or found.source is None else found.source
+    backward = source.is_backward(line)
+    if asked_for and not backward:
+        cause = "asked for"
+    (x,), (out,) = eqn.invars, eqn.outvars
+    return Collective(
+        kind,
+        eqn.params["axes"],
+        eqn.params["sizes"],
+        str(x.aval),
+        (out if kind == "all_gather" else x).aval.nbytes,
+        times,
+        condition,
+        cause,
+        source.summary(line),
+        backward,
+        run_lengths(list(context.forward.get(line[:2], ())), 4) if backward and line else "",
+    )
+
+
+def _cause(eqn: Eqn) -> str:
+    """The name of an operation; a choice in which one rank makes a callback for all is that callback."""
+    bodies = eqn.params["branches"] if eqn.prim is cond_p else ()
+    alone = [body.eqns[0] for body in bodies if len(body.eqns) == 1 and body.eqns[0].prim.kind == "callback"]
+    return alone[0].prim.name if alone else eqn.prim.name
+
+
+def _maker(atom: Any, makers: dict[Any, Eqn]) -> Eqn | None:
+    """The operation whose result is summed; what a sum may be owed through is passed over."""
+    found = makers.get(atom)
+    if found is None:
+        return None
+    if _passes_on(found):
+        return _maker(found.invars[0], makers)
+    if found.prim in _SCALING:
+        scaled = [
+            a for a in found.invars if isinstance(a, Var) and a.aval.shape == found.outvars[0].aval.shape
+        ]
+        if len(scaled) == 1:
+            return _maker(scaled[0], makers) or found
+    return found
+
+
+def _reader(eqn: Eqn, readers: dict[Any, list[Eqn]]) -> Eqn | None:
+    """The first operation that takes what was exchanged."""
+    for found in itertools.chain.from_iterable(readers.get(v, ()) for v in eqn.outvars):
+        at = _reader(found, readers) if _passes_on(found) else found
+        if at is not None:
+            return at
+    return None
+
+
+def _passes_on(eqn: Eqn) -> bool:
+    return moves(eqn) or eqn.prim in (convert_p, pad_p) or isinstance(eqn.prim, MeshCollective)
+
+
+_SCALING = (mul_p, div_p, neg_p)

@@ -1,0 +1,346 @@
+"""Bootstrap: a process learns its rank, and how to reach the others.
+
+Parallel, before stage 3. In come explicit arguments or the variables of a launcher (``python -m
+blufunc.parallel.launch``, torchrun, Open MPI, Slurm), out comes a ``World``: the rank, a store that all ranks share,
+and a watchdog. Engines (``mpi``, ``nccl``) are made of it. One process is one rank.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import re
+import socket
+import sys
+import threading
+import traceback
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from blufunc import errors
+from blufunc.core.arrays import backend
+from blufunc.core.arrays.process_info import Job
+from blufunc.core.ir.axes import static_int
+from blufunc.parallel.runtime import store as stores
+from blufunc.parallel.runtime.watchdog import ABORTED, Recorder, Watchdog
+
+if TYPE_CHECKING:
+    from blufunc.parallel.mesh.mesh import Mesh
+    from blufunc.parallel.runtime.engine import Engine
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a process stands among those of its job.
+
+    Attributes:
+      rank, size: its number, and how many there are.
+      local_rank, local_size: the same among those of its host; ``local_rank`` is the number of its GPU.
+      host, port: where the store listens.
+      hosted: whether somebody keeps the store already; otherwise rank 0 does.
+      by: who said so.
+    """
+
+    rank: int
+    size: int
+    local_rank: int = 0
+    local_size: int = 1
+    host: str = "127.0.0.1"
+    port: int = 0
+    hosted: bool = False
+    by: str = "explicit arguments"
+
+
+class World:
+    """The processes of a job, as one of them sees it.
+
+    Attributes:
+      placement, rank, size, local_rank: see ``Placement``.
+      store: what all ranks share.
+      recorder: where engines note their collectives.
+      engines: those that meshes of these processes have, made when they are first needed.
+      watchdog: what ends this process when others are gone.
+    """
+
+    def __init__(self, placement: Placement, *, deadline: float):
+        self.placement = placement
+        self.rank, self.size, self.local_rank = placement.rank, placement.size, placement.local_rank
+        self.deadline = deadline
+        self.engines: dict[Mesh, Engine] = {}
+        self._server: stores.StoreServer | None = None
+        host, port = placement.host, placement.port
+        if not placement.hosted and self.rank == 0:
+            self._server = stores.StoreServer(host if _is_loopback(host) else "", port)
+            host, port = "127.0.0.1", self._server.port
+        records = os.environ.get("BLUFUNC_RECORDS")
+        self.recorder = Recorder(os.path.join(records, str(self.rank)) if records else None)
+        self.store = stores.Store(host, port, deadline=deadline)
+        name = f"process {os.getpid()} on {socket.gethostname()}"
+        connection = stores.watch(host, port, self.rank, name, deadline=deadline)
+        self.watchdog = Watchdog(self.rank, connection, self.recorder, deadline=deadline)
+        with self._ended_on_error():
+            self.barrier("start")
+
+    @property
+    def members(self) -> Sequence[int]:
+        """All ranks."""
+        return range(self.size)
+
+    def barrier(self, name: str = "") -> None:
+        """Return when all ranks have called it.
+
+        Raises:
+          CollectiveError: a rank has failed, or does not come.
+        """
+        self.store.barrier(name, self.rank, self.members)
+
+    def gather(self, name: str, value: bytes, members: Sequence[int] | None = None) -> list[bytes]:
+        """The values that all ranks (of ``members``, in that order) give under ``name``."""
+        return self.store.gather(name, value, self.rank, self.members if members is None else members)
+
+    def close(self) -> None:
+        """Leave the job. Rank 0 stays until the others have left, where it keeps the store."""
+        self.watchdog.close()
+        self.store.close()
+        if self._server is not None:
+            self._server.close(self.deadline)
+
+    @contextlib.contextmanager
+    def _ended_on_error(self):
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
+
+
+_world: World | None = None
+_lock = threading.Lock()
+
+
+def initialize(
+    address: str | None = None,
+    world_size: int | None = None,
+    rank: int | None = None,
+    local_rank: int | None = None,
+    *,
+    deadline: float | None = None,
+) -> World:
+    """Join the job that this process is part of; once it has, it returns the same ``World``.
+
+    What is not given is taken from the variables of the launcher; without these, the process is a job of its own.
+
+    Args:
+      address: ``host:port`` of rank 0, where the store of the job will be.
+      world_size: the number of processes.
+      rank: the number of this one.
+      local_rank: its number on its host.
+      deadline: the seconds to wait for others, here and in every collective; ``BLUFUNC_DEADLINE``, or 300.
+    Raises:
+      ArgumentError, ValueRangeError: arguments, or variables of a launcher, that make no sense together.
+      CollectiveError: the others do not come within ``deadline``.
+    """
+    global _world
+    with _lock:
+        if _world is None:
+            placement = find_placement(os.environ, address, world_size, rank, local_rank)
+            if deadline is None:
+                deadline = _seconds(os.environ, "BLUFUNC_DEADLINE", stores.DEADLINE)
+            _world = World(placement, deadline=deadline)
+            backend.join(Job(placement.rank, placement.size, placement.local_rank))
+            _end_together(_world)
+        return _world
+
+
+def world() -> World | None:
+    """The job that this process has joined, if it has."""
+    return _world
+
+
+def shutdown() -> None:
+    """Leave the job; done by itself when the program ends."""
+    global _world
+    with _lock:
+        if _world is not None:
+            _world.close()
+            _world = None
+            backend.join(Job())
+
+
+def _end_together(world: World) -> None:
+    """Have an exception that ends this process end the others too, at once and with its message."""
+    atexit.register(shutdown)
+    before = sys.excepthook
+
+    def hook(kind: type[BaseException], value: BaseException, trace: Any) -> None:
+        before(kind, value, trace)
+        if _world is world and world.size > 1:
+            last = traceback.format_exception_only(kind, value)[0].strip().splitlines()[0]
+            world.watchdog.fail(f"rank {world.rank} has failed: {last}")
+            sys.stdout.flush()
+            sys.stderr.flush()
+            # not the usual way out: in it a library of communication would wait for the others
+            os._exit(ABORTED if world.store.failed else 1)
+
+    sys.excepthook = hook
+
+
+# -- who am I --------------------------------------------------------------------------------------
+
+
+def find_placement(
+    environ: Mapping[str, str],
+    address: str | None = None,
+    world_size: int | None = None,
+    rank: int | None = None,
+    local_rank: int | None = None,
+) -> Placement:
+    """Where explicit arguments, or else the variables of a launcher, say that this process stands.
+
+    Raises:
+      ArgumentError, ValueRangeError: they make no sense together.
+    """
+    if address is not None or world_size is not None or rank is not None:
+        if address is None or world_size is None or rank is None:
+            raise errors.ArgumentError(
+                "initialize() takes address, world_size and rank together, or none of them.",
+                fix="initialize('host0:29500', world_size=4, rank=0)",
+            )
+        host, port = _address(address)
+        rank, size = (
+            static_int(rank, "initialize", "rank"),
+            static_int(world_size, "initialize", "world_size"),
+        )
+        local = rank if local_rank is None else static_int(local_rank, "initialize", "local_rank")
+        found = Placement(rank, size, local, size, host, port)
+    else:
+        # Open MPI before Slurm: mpirun inside of a Slurm job starts its daemons, and not the ranks, with srun
+        for launcher in (_torchrun, _open_mpi, _slurm):
+            placed = launcher(environ)
+            if placed is not None:
+                found = placed
+                break
+        else:
+            found = Placement(0, 1, by="no launcher")
+    if not 0 <= found.rank < found.size:
+        raise errors.ValueRangeError(
+            f"rank {found.rank} of {found.size} processes ({found.by}) is none.",
+            fix="ranks are 0 to world_size - 1",
+        )
+    if "BLUFUNC_STORE" in environ and address is None:
+        host, port = _address(environ["BLUFUNC_STORE"])
+        found = Placement(**{**found.__dict__, "host": host, "port": port, "hosted": True})
+    return found
+
+
+def _torchrun(environ: Mapping[str, str]) -> Placement | None:
+    """RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT."""
+    if "RANK" not in environ and "WORLD_SIZE" not in environ:
+        return None
+    by = "the variables of torchrun"
+    port = _int(environ, "MASTER_PORT", by, 29500)
+    if environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        port += 1  # torchrun itself listens at MASTER_PORT
+    size = _int(environ, "WORLD_SIZE", by)
+    return Placement(
+        _int(environ, "RANK", by),
+        size,
+        _int(environ, "LOCAL_RANK", by, 0),
+        _int(environ, "LOCAL_WORLD_SIZE", by, 1),
+        environ.get("MASTER_ADDR", "127.0.0.1"),
+        _int(environ, "BLUFUNC_PORT", by, port),
+        by=by,
+    )
+
+
+def _open_mpi(environ: Mapping[str, str]) -> Placement | None:
+    """OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE; MASTER_ADDR where there are several hosts."""
+    if "OMPI_COMM_WORLD_RANK" not in environ:
+        return None
+    by = "the variables of Open MPI"
+    size = _int(environ, "OMPI_COMM_WORLD_SIZE", by)
+    local_size = _int(environ, "OMPI_COMM_WORLD_LOCAL_SIZE", by, size)
+    host = environ.get("MASTER_ADDR", "127.0.0.1")
+    if local_size < size and "MASTER_ADDR" not in environ:
+        raise errors.ArgumentError(
+            f"{size} processes on several hosts, and no MASTER_ADDR ({by}).",
+            fix="mpirun -x MASTER_ADDR=$(hostname) ...: the host of rank 0",
+        )
+    job = environ.get("PMIX_NAMESPACE", environ.get("OMPI_MCA_ess_base_jobid", ""))
+    return Placement(
+        _int(environ, "OMPI_COMM_WORLD_RANK", by),
+        size,
+        _int(environ, "OMPI_COMM_WORLD_LOCAL_RANK", by, 0),
+        local_size,
+        host,
+        _int(environ, "BLUFUNC_PORT", by, _int(environ, "MASTER_PORT", by, _port_of(job))),
+        by=by,
+    )
+
+
+def _slurm(environ: Mapping[str, str]) -> Placement | None:
+    """SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_STEP_NODELIST: set by srun, not by sbatch alone."""
+    if "SLURM_PROCID" not in environ or "SLURM_STEP_NUM_TASKS" not in environ:
+        return None
+    by = "the variables of Slurm"
+    nodes = environ.get("SLURM_STEP_NODELIST", environ.get("SLURM_JOB_NODELIST", "127.0.0.1"))
+    job = f"{environ.get('SLURM_JOB_ID', '')}.{environ.get('SLURM_STEP_ID', '')}"
+    tasks = re.match(r"\d+", environ.get("SLURM_STEP_TASKS_PER_NODE", "1"))  # "4(x2),3"
+    return Placement(
+        _int(environ, "SLURM_PROCID", by),
+        _int(environ, "SLURM_STEP_NUM_TASKS", by),
+        _int(environ, "SLURM_LOCALID", by, 0),
+        int(tasks[0]) if tasks else 1,
+        environ.get("MASTER_ADDR", first_host(nodes)),
+        _int(environ, "BLUFUNC_PORT", by, _int(environ, "MASTER_PORT", by, _port_of(job))),
+        by=by,
+    )
+
+
+def first_host(nodes: str) -> str:
+    """The first host of a list as Slurm writes it: ``node[007-009,12],login`` gives ``node007``."""
+    match = re.match(r"([^\[,]+)(?:\[([^\]\-,]+)[^\]]*\]([^\[,]*))?", nodes)
+    return match[1] + (match[2] or "") + (match[3] or "") if match else nodes
+
+
+def _port_of(job: str) -> int:
+    """A port for a job, the same for all of its processes; below those that systems hand out by themselves."""
+    return 15000 + zlib.crc32(job.encode()) % 15000
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _address(text: Any) -> tuple[str, int]:
+    host, _, port = text.rpartition(":") if isinstance(text, str) else ("", "", "")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise errors.ValueRangeError(
+            f"{text!r:.60} is no address of a store.", fix="host:port, 'host0:29500'"
+        )
+    return host.strip("[]"), int(port)
+
+
+def _int(environ: Mapping[str, str], name: str, by: str, default: int | None = None) -> int:
+    text = environ.get(name)
+    if text is None:
+        if default is None:
+            raise errors.ArgumentError(f"{name} is missing among {by}.", fix=f"export {name}=...")
+        return default
+    if not text.strip().isdigit():
+        raise errors.ValueRangeError(f"{name} is {text!r:.60}, and must be a number ({by}).")
+    return int(text)
+
+
+def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+    text = environ.get(name)
+    try:
+        seconds = float(text) if text else default
+    except ValueError:
+        seconds = 0.0
+    if not seconds > 0:
+        raise errors.ValueRangeError(f"{name} is {text!r:.60}, and must be a number of seconds above 0.")
+    return seconds

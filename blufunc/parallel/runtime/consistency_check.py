@@ -1,0 +1,118 @@
+"""The parameters of a local program and the order of its collectives, compared between ranks before it first runs.
+
+Parallel, at the end of stage 3. Ranks whose programs differ would wait for each other for ever, or take each other's
+bytes: here it is an error, which names the first parameter or collective that differs and the user's lines on both
+sides. Lines themselves may differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from blufunc import errors
+from blufunc.core.ir import source
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, subjaxprs
+
+
+class Step(NamedTuple):
+    """One parameter or collective, or the beginning or end of a loop or branch that holds some collectives."""
+
+    text: str
+    line: str
+
+
+class _World(Protocol):
+    rank: int
+
+    def gather(self, name: str, value: bytes, members: Sequence[int]) -> list[bytes]: ...
+
+
+def collectives(jaxpr: Jaxpr) -> list[Step]:
+    """The collectives of a local jaxpr in the order of its equations, those of nested jaxprs among them."""
+    return list(_steps(jaxpr))
+
+
+def parameters(jaxpr: Jaxpr) -> list[Step]:
+    """The types of the parameters of a local jaxpr: shards of other shapes give other means, if not other exchanges."""
+    names = jaxpr.arg_names or ("",) * len(jaxpr.invars)
+    return [
+        Step(f"the parameter {name or i}: {v.aval}", "")
+        for i, (name, v) in enumerate(zip(names, jaxpr.invars, strict=True))
+    ]
+
+
+def digest(jaxpr: Jaxpr) -> str:
+    """A hash of ``parameters`` and ``collectives``, lines apart: ranks with the same digest meet in every exchange."""
+    return _hash([*parameters(jaxpr), *collectives(jaxpr)])
+
+
+def check_agreement(jaxpr: Jaxpr, world: _World, members: Sequence[int]) -> None:
+    """Compare the program of this rank with those of the others; all ranks of ``members`` call it together.
+
+    Raises:
+      CollectiveError: they differ; it is raised on all ranks. Or a rank does not come.
+    """
+    given = parameters(jaxpr)
+    steps = [*given, *collectives(jaxpr)]
+    mine = _hash(steps)
+    hashes = [h.decode() for h in world.gather("a program", mine.encode(), members)]
+    if len(set(hashes)) == 1:
+        return
+    lists = world.gather("the steps of a program", json.dumps(steps).encode(), members)
+    here = members.index(world.rank)
+    # the first rank that differs from the first: all ranks report the same pair, but those that differ in another way
+    other = next(i for i, h in enumerate(hashes) if h != hashes[0]) if hashes[0] == mine else 0
+    theirs = [Step(*s) for s in json.loads(lists[other])]
+    _raise_difference(jaxpr.name, len(given), members[here], steps, members[other], theirs)
+
+
+def _raise_difference(
+    name: str, given: int, rank: int, mine: Sequence[Step], other: int, theirs: Sequence[Step]
+) -> None:
+    """``given`` of the steps are parameters, and the others collectives."""
+    at = next(
+        (i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a.text != b.text),
+        min(len(mine), len(theirs)),
+    )
+    a, b = (steps[at] if at < len(steps) else Step("no further collective", "") for steps in (mine, theirs))
+    what = f"parameter {at + 1}" if at < given else f"collective {at + 1 - given}"
+    raise errors.CollectiveError(
+        f"ranks {rank} and {other} run different programs{f' ({name})' * bool(name)}: their {what} is not the same.",
+        where=source.here(),
+        why="\n".join(
+            f"rank {r}: {s.text}" + (f", at {s.line}" if s.line else "") for r, s in ((rank, a), (other, b))
+        ),
+        fix="all ranks run one program, on shards of one shape; branch only on what all ranks agree on",
+    )
+
+
+def _steps(jaxpr: Jaxpr) -> Iterator[Step]:
+    for eqn in jaxpr.eqns:
+        line = source.summary(eqn.source)
+        if eqn.prim.kind == "collective":
+            yield Step(_described(eqn), line)
+        for i, inner in enumerate(subjaxprs(eqn.params)):
+            steps = list(_steps(inner))
+            if steps:
+                times = f" {eqn.params['length']} times" if "length" in eqn.params else ""
+                yield Step(f"{eqn.prim.name}, body {i}{times}: begin", line)
+                yield from steps
+                yield Step(f"{eqn.prim.name}, body {i}: end", line)
+
+
+def _described(eqn: Eqn) -> str:
+    nbytes = sum(math.prod(v.aval.shape) * v.aval.dtype.itemsize for v in eqn.invars)
+    operands = ", ".join(str(v.aval) for v in eqn.invars)
+    options = "".join(
+        f", {k}={v}" for k, v in sorted(eqn.params.items()) if k not in ("axes", "sizes", "lines")
+    )
+    axes = ", ".join(map(str, eqn.params.get("axes", ())))
+    return f"{eqn.prim.name} over {axes} of {operands} ({nbytes:,} bytes){options}"
+
+
+def _hash(steps: Sequence[Any]) -> str:
+    return hashlib.sha256("\n".join(s.text for s in steps).encode()).hexdigest()

@@ -1,0 +1,172 @@
+"""The engine of processes on CPUs: MPI moves the bytes.
+
+Parallel, used at stage 8; needs mpi4py, and a process that ``mpirun`` has started (``python -m
+blufunc.parallel.launch`` does). MPI moves parts between ranks, and sums are made here in the order of ranks: the
+results are those of ``ThreadEngine`` bit for bit, for every dtype, those included that MPI does not know.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core.ir import dtypes, source
+from blufunc.parallel.runtime import engine as engines
+from blufunc.parallel.runtime import transport
+
+if TYPE_CHECKING:
+    from blufunc.parallel.mesh.mesh import AbstractMesh
+    from blufunc.parallel.runtime.bootstrap import World
+
+_SMALL = 4096
+"""Bytes up to which a sum is one exchange of everything: above, each rank sums a part of it."""
+
+_PATIENT = 65536
+"""Bytes up to which a rank that waits for others leaves its core to them: MPI's own waiting occupies it, and ranks that
+share cores, as in tests, would wait for each other's time to run out. Large exchanges need MPI's full attention."""
+
+_SPIN = 100e-6  # seconds that it waits at full attention at first
+
+
+class _Group:
+    """The ranks that differ in some axes only, and their communicator: a ``stacked.Transport``."""
+
+    def __init__(self, comm: Any, ranks: Sequence[int]):
+        self.comm, self.ranks, self.size = comm, ranks, len(ranks)
+
+    def all_reduce(self, x: np.ndarray, op: str) -> np.ndarray:
+        if x.nbytes <= _SMALL:
+            return engines.reduced(list(self.gather(x)), op)
+        padded = np.zeros((self.size, -(-x.size // self.size)), x.dtype)
+        padded.reshape(-1)[: x.size] = x.reshape(-1)
+        part = engines.reduced(list(self.swap(padded)), op)
+        return self.gather(part).reshape(-1)[: x.size].reshape(x.shape)
+
+    def gather(self, x: np.ndarray) -> np.ndarray:
+        out = np.empty((self.size, *x.shape), x.dtype)
+        given, got = _words(x, x.nbytes), _words(out, x.nbytes)
+        if out.nbytes <= _PATIENT:
+            _wait(self.comm.Iallgather(given, got))
+        else:
+            self.comm.Allgather(given, got)
+        return out
+
+    def reduce_scatter(self, parts: np.ndarray) -> np.ndarray:
+        return engines.reduced(list(self.swap(parts)))
+
+    def swap(self, parts: np.ndarray) -> np.ndarray:
+        out = np.empty_like(parts)
+        part = parts.nbytes // self.size
+        given, got = _words(parts, part), _words(out, part)
+        if out.nbytes <= _PATIENT:
+            _wait(self.comm.Ialltoall(given, got))
+        else:
+            self.comm.Alltoall(given, got)
+        return out
+
+    def permute(self, x: np.ndarray, perm: Sequence[tuple[int, int]]) -> np.ndarray:
+        me = self.comm.rank
+        to, by = dict(perm).get(me), {dst: src for src, dst in perm}.get(me)
+        out = np.zeros_like(x)
+        waiting = [] if by is None else [self.comm.Irecv(_words(out, x.nbytes), by)]
+        waiting += [] if to is None else [self.comm.Isend(_words(x, x.nbytes), to)]
+        for request in waiting:
+            _wait(request) if x.nbytes <= _PATIENT else request.Wait()
+        return out
+
+
+def _wait(request: Any) -> None:
+    """Return when a request is through."""
+    began, pause = time.perf_counter(), 20e-6
+    while not request.Test():
+        if time.perf_counter() - began > _SPIN:
+            time.sleep(pause)
+            pause = min(2 * pause, 1e-3)
+
+
+def _words(x: np.ndarray, part: int) -> np.ndarray:
+    """The memory of a contiguous array, of parts of so many bytes, in words for MPI: few, as it counts by int32."""
+    return x.reshape(-1).view(np.uint64 if part % 8 == 0 else np.uint8)
+
+
+class MpiEngine:
+    """``Engine`` of one process.
+
+    Args:
+      world: the job; every collective is noted in its recorder.
+      mesh: the mesh of all ranks.
+      members: the process of each rank of the mesh, in its order; all processes in their order by default.
+    Raises:
+      UnsupportedError: mpi4py is not installed, or MPI did not start this process.
+      ValueRangeError: the mesh has another number of ranks than ``members``, or this process is not among them.
+    """
+
+    def __init__(self, world: World, mesh: AbstractMesh, members: Sequence[int] | None = None):
+        self.world, self.mesh = world, mesh
+        self.members = tuple(world.members if members is None else members)
+        self._mpi = _mpi(world)
+        self.rank = engines.rank_in(world.rank, mesh, self.members)
+        self.coordinates = engines.coordinates_of(self.rank, mesh)
+        self._groups: dict[tuple[str, ...], _Group] = {}
+
+    def exchange(self, kind: str, x: np.ndarray, axes: tuple[str, ...], **options: Any) -> np.ndarray:
+        """See ``engine.Engine``."""
+        x = np.ascontiguousarray(x).reshape(np.shape(x))  # the former makes rank 0 rank 1
+        group = self._group(axes)
+        with self.world.recorder.during(kind, axes, x.nbytes, [self.members[r] for r in group.ranks]):
+            self._agree(group, kind, x, axes, options)
+            return transport.exchange(group, kind, x, **options)
+
+    def _group(self, axes: tuple[str, ...]) -> _Group:
+        group = self._groups.get(axes)
+        if group is None:
+            ranks = engines.group_of(self.rank, self.mesh, axes)
+            everybody = self._mpi.COMM_WORLD
+            chosen = everybody.Get_group().Incl([self.members[r] for r in ranks])
+            with self.world.recorder.during("communicator", axes, 0, [self.members[r] for r in ranks]):
+                group = self._groups[axes] = _Group(everybody.Create_group(chosen), ranks)
+        return group
+
+    def _agree(
+        self, group: _Group, kind: str, x: np.ndarray, axes: tuple[str, ...], options: dict[str, Any]
+    ) -> None:
+        """Raise on all ranks of the group where they do not exchange the same thing."""
+        shape = ",".join(map(str, x.shape))
+        told = ", ".join([f"axes={axes}", *(f"{k}={v}" for k, v in sorted(options.items()))])
+        mine = f"{kind}({dtypes.short_name(x.dtype)}[{shape}], {told})"
+        hashes = group.gather(np.frombuffer(hashlib.md5(mine.encode()).digest(), np.uint8))
+        if (hashes == hashes[0]).all():
+            return
+        lines = [json.loads(t) for t in group.comm.allgather(json.dumps([mine, source.here()]))]
+        other = next(i for i, line in enumerate(lines) if line[0] != lines[0][0])
+        raise errors.CollectiveError(
+            f"ranks {group.ranks[0]} and {group.ranks[other]} do not exchange the same thing.",
+            where=source.here(),
+            why="\n".join(f"rank {group.ranks[i]}: {lines[i][0]}, at {lines[i][1]}" for i in (0, other)),
+            fix="all ranks run one program, on shards of one shape; branch only on what all ranks agree on",
+        )
+
+
+def _mpi(world: World) -> Any:
+    fix = "pip install 'blufunc[mpi]', then: python -m blufunc.parallel.launch -n 4 script.py"
+    if importlib.util.find_spec("mpi4py") is None:
+        raise errors.UnsupportedError(
+            "processes on CPUs exchange through MPI, and mpi4py is missing.", fix=fix
+        )
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.size != world.size or MPI.COMM_WORLD.rank != world.rank:
+        raise errors.UnsupportedError(
+            f"this process is rank {world.rank} of {world.size}, and for MPI {MPI.COMM_WORLD.rank} of"
+            f" {MPI.COMM_WORLD.size}.",
+            why="processes on CPUs exchange through MPI, whose own launcher must start them.",
+            fix="python -m blufunc.parallel.launch -n 4 script.py, or mpirun -n 4 python script.py",
+        )
+    return MPI

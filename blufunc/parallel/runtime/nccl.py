@@ -1,0 +1,268 @@
+"""The engine of GPUs: NCCL puts exchanges on streams.
+
+Parallel, used at stage 8; needs CuPy and the NCCL library. A rank is one GPU: a process of its own, or a thread. An
+exchange does not wait: it is ordered with the other work of its stream, and an event tells when it is over.
+Compiled programs give addresses (``enqueue``); arrays of CuPy are for everything else (``exchange``).
+
+Communicators are made on first use, in the order of the program: a program runs once before it becomes a graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core.ir import dtypes, source
+from blufunc.kernels.backends.cuda.driver import driver
+from blufunc.kernels.backends.cuda.library.collectives import Exchange
+from blufunc.parallel.runtime import engine as engines
+from blufunc.parallel.runtime import transport as stacked
+
+if TYPE_CHECKING:
+    from blufunc.parallel.mesh.mesh import AbstractMesh
+    from blufunc.parallel.runtime.watchdog import Recorder
+
+_UINT8 = 1
+_TYPES = {
+    "int8": 0, "uint8": 1, "int32": 2, "uint32": 3, "int64": 4, "uint64": 5,
+    "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9,
+}  # fmt: skip
+_OPS = {"sum": 0, "max": 2, "min": 3}
+
+
+class Peers(Protocol):
+    """The ranks of a job, as one of them sees it: a ``bootstrap.World``, or threads of one process."""
+
+    rank: int
+    recorder: Recorder
+    watchdog: Any
+
+    @property
+    def members(self) -> Sequence[int]:
+        """The number of each."""
+
+    def gather(self, name: str, value: bytes, members: Sequence[int]) -> list[bytes]:
+        """The values that all of ``members`` give under ``name``."""
+
+
+@functools.cache
+def library() -> Any:
+    """CuPy's binding of NCCL.
+
+    Raises:
+      UnsupportedError: CuPy or NCCL is missing.
+    """
+    driver.require()
+    from cupy.cuda import nccl
+
+    if not nccl.available:
+        raise errors.UnsupportedError(
+            "GPUs exchange through NCCL, and its library is missing.",
+            fix="pip install 'blufunc[cuda13]', or [cuda12]: both bring NCCL",
+        )
+    return nccl
+
+
+class NcclEngine:
+    """``Engine`` of one GPU.
+
+    Args:
+      world: the job.
+      mesh: the mesh of all ranks.
+      device: the number of the GPU in this process.
+      members: the process of each rank of the mesh, in its order; all processes in their order by default.
+      nccl: the binding to use in the place of CuPy's.
+    Raises:
+      UnsupportedError: CuPy or NCCL is missing.
+      ValueRangeError: the mesh has another number of ranks than ``members``, or this process is not among them.
+    """
+
+    def __init__(
+        self,
+        world: Peers,
+        mesh: AbstractMesh,
+        device: int,
+        members: Sequence[int] | None = None,
+        *,
+        nccl: Any = None,
+    ):
+        self.world, self.mesh, self.device = world, mesh, device
+        self.members = tuple(world.members if members is None else members)
+        self.rank = engines.rank_in(world.rank, mesh, self.members)
+        self.coordinates = engines.coordinates_of(self.rank, mesh)
+        self._nccl = library() if nccl is None else nccl
+        self._groups: dict[tuple[str, ...], _Group] = {}
+        world.watchdog.checks.append(self._asynchronous_error)
+        world.watchdog.aborts.append(self.abort)
+
+    def exchange(self, kind: str, x: Any, axes: tuple[str, ...], **options: Any) -> Any:
+        """See ``engine.Engine``; of an array of CuPy it gives one, on the device's work stream."""
+        import cupy
+
+        stream = driver.work_stream(self.device)
+        with cupy.cuda.Device(self.device), stream:
+            given = cupy.ascontiguousarray(cupy.asarray(x)).reshape(x.shape)
+            transport = _Arrays(self, axes, stream)
+            out = stacked.exchange(transport, kind, given, **options)
+        return out if isinstance(x, cupy.ndarray) else out.get(stream=stream)
+
+    def enqueue(self, exchanges: Sequence[Exchange], axes: tuple[str, ...], stream: Any) -> None:
+        """Put exchanges on a stream (``cupy.cuda.Stream``), whose device must be current; several go as one.
+
+        Raises:
+          UnsupportedError: NCCL has no sums of a dtype.
+        """
+        if not exchanges:
+            return
+        group = self._group(axes)
+        calls = [group.call(self._nccl, e, stream.ptr) for e in exchanges]
+        members = [self.members[r] for r in group.ranks]
+        kinds = dict.fromkeys(e.kind for e in exchanges)
+        recorder = self.world.recorder
+        record = recorder.begin(" and ".join(kinds), axes, sum(map(group.nbytes, exchanges)), members)
+        try:
+            with together(self._nccl) if len(calls) > 1 else contextlib.nullcontext():
+                for call in calls:
+                    call()
+        except BaseException:
+            recorder.give_up(record)
+            raise
+        if driver.is_capturing(stream.ptr):
+            recorder.end(record)  # it has not run, and runs whenever the graph does
+        else:
+            recorder.end(record, functools.partial(_passed, driver.recorded(stream)))
+
+    def abort(self) -> None:
+        """Make exchanges that are under way give up; the engine cannot be used any more."""
+        for group in self._groups.values():
+            group.comm.abort()
+
+    def _group(self, axes: tuple[str, ...]) -> _Group:
+        group = self._groups.get(axes)
+        if group is None:
+            ranks = engines.group_of(self.rank, self.mesh, axes)
+            members = [self.members[r] for r in ranks]
+            mine = self._nccl.get_unique_id() if self.rank == ranks[0] else b""
+            with self.world.recorder.during("communicator", axes, 0, members):
+                name = f"NCCL over {','.join(axes)}"
+                unique = self.world.gather(name, bytes(mine), members)[0]
+                comm = self._nccl.NcclCommunicator(len(ranks), unique, ranks.index(self.rank))
+            group = self._groups[axes] = _Group(comm, ranks, self.rank)
+        return group
+
+    def _asynchronous_error(self) -> str | None:
+        for axes, group in tuple(self._groups.items()):
+            try:
+                group.comm.check_async_error()
+            except Exception as e:  # the classes of its errors are the library's
+                return f"NCCL over {', '.join(axes)} reports {e}"
+        return None
+
+
+def _passed(event: Any) -> bool:
+    return event.done
+
+
+@contextlib.contextmanager
+def together(nccl: Any = None) -> Iterator[None]:
+    """Context manager: exchanges that one thread asks for, of several GPUs or several peers, begin at its end."""
+    nccl = library() if nccl is None else nccl
+    nccl.groupStart()
+    try:
+        yield
+    finally:
+        nccl.groupEnd()
+
+
+class _Group:
+    """The ranks that differ in some axes only, and their communicator."""
+
+    def __init__(self, comm: Any, ranks: Sequence[int], rank: int):
+        self.comm, self.ranks, self.size, self.place = comm, ranks, len(ranks), ranks.index(rank)
+
+    def nbytes(self, e: Exchange) -> int:
+        """The bytes that one rank gives."""
+        factor = self.size if e.kind in ("reduce_scatter", "all_to_all") else 1
+        return factor * e.count * e.dtype.itemsize
+
+    def call(self, nccl: Any, e: Exchange, stream: int) -> Callable[[], object]:
+        """What asks NCCL for an exchange: found first, as an error within a group would leave it open."""
+        nbytes = e.count * e.dtype.itemsize
+        if e.kind == "all_reduce":
+            code, n = _type_of(e.dtype, e.count, e.op)
+            return lambda: self.comm.allReduce(e.send, e.receive, n, code, _OPS[e.op], stream)
+        if e.kind == "reduce_scatter":
+            code, n = _type_of(e.dtype, e.count, e.op)
+            return lambda: self.comm.reduceScatter(e.send, e.receive, n, code, _OPS[e.op], stream)
+        if e.kind == "all_gather":
+            return lambda: self.comm.allGather(e.send, e.receive, nbytes, _UINT8, stream)
+        if e.kind == "all_to_all":
+            return lambda: self._swap(nccl, e, nbytes, stream)
+        if e.kind == "permute":
+            return lambda: self._permute(nccl, e, nbytes, stream)
+        raise errors.ValueRangeError(f"no exchange is called {e.kind!r:.60}.", fix=f"one of {engines.KINDS}")
+
+    def _swap(self, nccl: Any, e: Exchange, nbytes: int, stream: int) -> None:
+        with together(nccl):
+            for peer in range(self.size):
+                self.comm.send(e.send + peer * nbytes, nbytes, _UINT8, peer, stream)
+                self.comm.recv(e.receive + peer * nbytes, nbytes, _UINT8, peer, stream)
+
+    def _permute(self, nccl: Any, e: Exchange, nbytes: int, stream: int) -> None:
+        with together(nccl):
+            for src, dst in e.perm:
+                if src == self.place:
+                    self.comm.send(e.send, nbytes, _UINT8, dst, stream)
+                if dst == self.place:
+                    self.comm.recv(e.receive, nbytes, _UINT8, src, stream)
+
+
+def _type_of(dtype: np.dtype, count: int, op: str) -> tuple[int, int]:
+    """NCCL's number for a dtype that it combines, and how many of these ``count`` elements are."""
+    if dtypes.is_complex(dtype) and op == "sum":
+        return _TYPES[f"float{4 * dtype.itemsize}"], 2 * count
+    name = "uint8" if dtypes.is_bool(dtype) and op != "sum" else dtype.name
+    if name not in _TYPES:
+        raise errors.UnsupportedError(
+            f"NCCL cannot combine {dtype.name} by {op!r}.",
+            where=source.here(),
+            fix="x.astype('float32') before, and back after",
+        )
+    return _TYPES[name], count
+
+
+class _Arrays:
+    """A ``stacked.Transport`` of arrays of CuPy."""
+
+    def __init__(self, engine: NcclEngine, axes: tuple[str, ...], stream: Any):
+        self.engine, self.axes, self.stream = engine, axes, stream
+        self.size = len(engines.group_of(engine.rank, engine.mesh, axes))
+
+    def _run(self, kind: str, x: Any, shape: tuple[int, ...], count: int, **options: Any) -> Any:
+        import cupy
+
+        make = cupy.zeros if kind == "permute" else cupy.empty
+        out = make(shape, x.dtype)
+        wanted = Exchange(kind, x.data.ptr, out.data.ptr, count, x.dtype, **options)
+        self.engine.enqueue([wanted], self.axes, self.stream)
+        return out
+
+    def all_reduce(self, x: Any, op: str) -> Any:
+        return self._run("all_reduce", x, x.shape, x.size, op=op)
+
+    def gather(self, x: Any) -> Any:
+        return self._run("all_gather", x, (self.size, *x.shape), x.size)
+
+    def reduce_scatter(self, parts: Any) -> Any:
+        return self._run("reduce_scatter", parts, parts.shape[1:], parts.size // self.size)
+
+    def swap(self, parts: Any) -> Any:
+        return self._run("all_to_all", parts, parts.shape, parts.size // self.size)
+
+    def permute(self, x: Any, perm: Sequence[tuple[int, int]]) -> Any:
+        return self._run("permute", x, x.shape, x.size, perm=perm)

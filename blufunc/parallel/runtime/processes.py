@@ -1,0 +1,114 @@
+"""Meshes of several processes: the engine of this one, and what all of them must agree on before they meet.
+
+Parallel, at the end of stage 3 and used at stage 8. Each process has one device of such a mesh. A program is compared
+with those of the other processes before it first runs (``consistency_check.py``); the engine notes its collectives for
+the watchdog of the job (``bootstrap.World``), which ends this process when another is gone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.jaxpr import Jaxpr
+from blufunc.parallel.mesh.mesh import Mesh
+from blufunc.parallel.runtime import bootstrap, consistency_check, engine
+from blufunc.parallel.runtime.mpi import MpiEngine
+from blufunc.parallel.runtime.nccl import NcclEngine
+
+
+def members_of(mesh: Mesh) -> list[int]:
+    """The process of each rank."""
+    return [device.process_index for device in mesh.device_list]
+
+
+def world_of(mesh: Mesh) -> bootstrap.World:
+    """The job whose processes have the devices of ``mesh``.
+
+    Raises:
+      CollectiveError: this process has left it.
+    """
+    world = bootstrap.world()
+    if world is None:
+        raise errors.CollectiveError(
+            f"a program ran on mesh({mesh}) of several processes, and this process has left their job.",
+            where=source.here(),
+            fix="bf.distributed.shutdown() at the end of the program only",
+        )
+    return world
+
+
+def engine_in_use(mesh: Mesh) -> AbstractContextManager[engine.Engine]:
+    """Context manager: collectives that this thread runs meet those of the other processes of ``mesh``.
+
+    Raises:
+      UnsupportedError: no engine works here; the message says why.
+    """
+    world = world_of(mesh)
+    found = world.engines.get(mesh)
+    if found is None:
+        found = world.engines[mesh] = _new_engine(world, mesh)
+    return engine.use(found)
+
+
+def _new_engine(world: bootstrap.World, mesh: Mesh) -> engine.Engine:
+    """NCCL's where the mesh is of GPUs, MPI's otherwise."""
+    (device,) = mesh.local_devices
+    if device.platform == "cuda":
+        return NcclEngine(world, mesh.abstract, device.index, members_of(mesh))
+    return MpiEngine(world, mesh.abstract, members_of(mesh))
+
+
+def check_agreement(jaxpr: Jaxpr, mesh: Mesh) -> None:
+    """Compare the local program of this process with those of the others; all call it before they run theirs.
+
+    Raises:
+      CollectiveError: they differ, or a process does not come.
+    """
+    world, members = world_of(mesh), members_of(mesh)
+    with world.recorder.during(f"comparison of {jaxpr.name}", mesh.axis_names, 0, members):
+        consistency_check.check_agreement(jaxpr, world, members)
+
+
+def check_same(values: Mapping[str, np.ndarray], mesh: Mesh, what: str) -> None:
+    """Check that all processes of ``mesh`` have the same arrays, by their hashes; all call it together.
+
+    Args:
+      values: arrays, by what the message calls them.
+      what: who asks.
+    Raises:
+      CollectiveError: they differ; it is raised in all of them, and names the first difference. Or one does not come.
+    """
+    world, members = world_of(mesh), members_of(mesh)
+    mine = [f"{name}: {_described(x)}" for name, x in values.items()]
+    with world.recorder.during(f"comparison of values in {what}", mesh.axis_names, 0, members):
+        everybody = [
+            json.loads(t) for t in world.gather(f"the values of {what}", json.dumps(mine).encode(), members)
+        ]
+    first = everybody[0]
+    other = next((i for i, theirs in enumerate(everybody) if theirs != first), None)
+    if other is None:
+        return
+    pairs = itertools.zip_longest(first, everybody[other], fillvalue="nothing")
+    a, b = next((a, b) for a, b in pairs if a != b)
+    raise errors.CollectiveError(
+        f"{what} was given other values in process {members[other]} than in process {members[0]}.",
+        where=source.here(),
+        why=f"process {members[0]}: {a}; process {members[other]}: {b}.",
+        fix="the same values in all processes; or bf.make_array_from_process_local_data, where each has its own part",
+    )
+
+
+def _described(x: np.ndarray) -> str:
+    """The type of an array, and its values or, of more than a few, their hash."""
+    kind = f"{dtypes.short_name(x.dtype)}[{','.join(map(str, x.shape))}]"
+    if x.size <= 4:
+        return f"{kind} {x.tolist()}"
+    return f"{kind} of hash {hashlib.blake2b(np.ascontiguousarray(x).view(np.uint8).data, digest_size=8).hexdigest()}"

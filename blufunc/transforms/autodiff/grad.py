@@ -1,0 +1,456 @@
+"""Differentiation for users: ``grad``, ``value_and_grad``, ``vjp``, ``jvp``, ``linearize``.
+
+Transforms, stage 2. Thin fronts over ``jvp_flat`` (forward) and over ``linearize_flat`` with
+``backward_pass`` (reverse): they flatten pytrees, check what can be differentiated, and say clearly
+what cannot.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core.arrays.array import lift, scalar
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.jaxpr import Jaxpr, eval_jaxpr
+from blufunc.core.ir.trace import Value
+from blufunc.core.primitives.linear_ops import instantiate, zeros
+from blufunc.core.primitives.tangents import Zero, zero
+from blufunc.core.pytree import nodes, paths, tree
+from blufunc.transforms.arguments import (
+    FlatFunction,
+    LazyLabels,
+    argument_indices,
+    as_values,
+    check_callable,
+    check_structure,
+    labels_of,
+    name_of,
+)
+from blufunc.transforms.autodiff.jvp import jvp_flat
+from blufunc.transforms.autodiff.linearize import differentiable, linearize_flat
+from blufunc.transforms.autodiff.transpose import backward_pass
+
+
+def grad(
+    fun: Callable,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable:
+    """The gradient of a scalar function, by reverse mode.
+
+    Args:
+      fun: returns a floating scalar (rank 0); with ``has_aux`` a pair of it and any pytree.
+      argnums: which positional arguments to differentiate with respect to.
+      has_aux: whether ``fun`` also returns auxiliary data.
+      holomorphic: whether ``fun`` is holomorphic, from complex to complex.
+      allow_int: whether integer arguments are allowed; their gradients have dtype float0.
+    Returns:
+      a function of the same arguments that returns the gradient, of the structure, shapes and dtypes of the
+      argument (a tuple for several ``argnums``); with ``has_aux``, the pair of it and the auxiliary data.
+    Raises (when called):
+      GradError: the output is not a floating scalar, or an argument is not floating.
+    """
+    with_value = value_and_grad(fun, argnums, has_aux, holomorphic, allow_int)
+
+    @functools.wraps(fun)
+    def grad_fun(*args, **kwargs):
+        value, g = with_value(*args, **kwargs)
+        return (g, value[1]) if has_aux else g
+
+    return grad_fun
+
+
+def value_and_grad(
+    fun: Callable,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable:
+    """Like ``grad``, and returns the pair of the function's value and its gradient.
+
+    With ``has_aux`` the value is itself the pair that ``fun`` returned.
+    """
+
+    check_callable(fun, "grad")
+    check_argnums(argnums)
+
+    @functools.wraps(fun)
+    def value_and_grad_fun(*args, **kwargs):
+        chosen = Chosen(fun, args, kwargs, argnums)
+        primals, labels = chosen.values, chosen.labels
+        check_inputs("grad", chosen, holomorphic, allow_int)
+        aux_tree: Any = None
+
+        def flat_fun(*xs):
+            nonlocal aux_tree
+            out = chosen.call(xs)
+            aux_leaves: list = []
+            if has_aux:
+                out, aux = split_aux(fun, out, "(scalar, auxiliary)")
+                aux_leaves, aux_tree = tree.flatten(aux)
+                aux_leaves = as_values(aux_leaves, lambda i: f"auxiliary output {i} of {name_of(fun)}")
+            return [_scalar_output(fun, out, holomorphic), *aux_leaves]
+
+        nonzeros = [dtypes.is_inexact(p.aval.dtype) for p in primals]
+        outs, out_nonzeros, linear = linearize_flat(
+            differentiable(flat_fun, primals), primals, nonzeros, labels=LazyLabels(labels, len(primals))
+        )
+        cts: list[Any] = [None] * sum(out_nonzeros)
+        if out_nonzeros[0]:
+            cts[0] = scalar(1, outs[0].aval.dtype)
+        found = iter(backward_pass(linear, [None] * len(linear.invars), cts))
+        grads = [
+            _gradient(next(found), p) if nz else zeros(p.aval.tangent())
+            for p, nz in zip(primals, nonzeros, strict=True)
+        ]
+        g = chosen.rebuild(grads)
+        value = (outs[0], tree.unflatten(aux_tree, outs[1:])) if has_aux else outs[0]
+        return value, g
+
+    return value_and_grad_fun
+
+
+def _gradient(ct: Any, primal: Any) -> Any:
+    return zeros(primal.aval) if ct.__class__ is Zero else ct
+
+
+def check_argnums(argnums: Any) -> None:
+    """Raise ArgumentError unless ``argnums`` is an int or a sequence of them."""
+    nums = argnums if isinstance(argnums, (tuple, list)) else (argnums,)
+    for i in nums:
+        if isinstance(i, bool) or not isinstance(i, (int, np.integer)):
+            raise errors.ArgumentError(
+                f"argnums is an int or a tuple of ints, not {argnums!r:.60}.",
+                where=source.here(),
+                fix="argnums=0, or argnums=(0, 1)",
+            )
+
+
+class Chosen:
+    """The arguments of one call that are differentiated, flat, and the function of them alone.
+
+    Attributes:
+      values: the leaves of the arguments that ``argnums`` names.
+      in_tree: the structure of those arguments, a tuple.
+    """
+
+    def __init__(self, fun: Callable, args: tuple, kwargs: dict, argnums: int | Sequence[int]):
+        self.fun, self.args, self.kwargs = fun, args, kwargs
+        self.single = not isinstance(argnums, (tuple, list))
+        self.nums = argument_indices(int(argnums) if self.single else argnums, len(args), "argnums")  # type: ignore[arg-type]
+        leaves, self.in_tree = tree.flatten(tuple(args[i] for i in self.nums))
+        self._names: list[str] | None = None
+        self.values = as_values(leaves, lambda i: f"the argument {self.labels()[i]}")
+
+    def call(self, xs: Sequence) -> Any:
+        """The function's result, with ``xs`` for the leaves of the chosen arguments."""
+        inner = list(self.args)
+        for i, x in zip(self.nums, tree.unflatten(self.in_tree, xs), strict=True):
+            inner[i] = x
+        return self.fun(*inner, **self.kwargs)
+
+    def rebuild(self, leaves: Sequence) -> Any:
+        """Leaves as the one chosen argument, or as the tuple of them."""
+        whole = tree.unflatten(self.in_tree, leaves)
+        return whole[0] if self.single else whole
+
+    def labels(self) -> list[str]:
+        """The names of the leaves; worked out when first asked for."""
+        if self._names is None:
+            self._names = self._work_out_names()
+        return self._names
+
+    def _work_out_names(self) -> list[str]:
+        args, nums = self.args, self.nums
+        mapped = {i: tree.structure(args[i]) for i in nums}
+        full = tuple(
+            tree.unflatten(mapped[i], [0] * mapped[i].num_leaves) if i in mapped else None
+            for i in range(len(args))
+        )
+        names = labels_of(self.fun, tree.structure((full, {})))
+        order = sorted(range(len(nums)), key=lambda k: nums[k])
+        groups: dict[int, list[str]] = {}
+        rest = iter(names)
+        for k in order:
+            groups[k] = [next(rest) for _ in range(mapped[nums[k]].num_leaves)]
+        return [name for k in range(len(nums)) for name in groups[k]]
+
+
+def check_inputs(transform: str, chosen: Chosen, holomorphic: bool, allow_int: bool) -> None:
+    """Raise GradError unless every chosen argument can be differentiated in reverse mode."""
+    wanted = dtypes.is_complex if holomorphic else dtypes.is_inexact
+    for i, p in enumerate(chosen.values):
+        if not wanted(p.aval.dtype) and not (allow_int and not dtypes.is_inexact(p.aval.dtype)):
+            kind = "complex" if holomorphic else "floating or complex"
+            label = chosen.labels()[i]
+            raise errors.GradError(
+                f"{transform} of {name_of(chosen.fun)} with respect to {label}, which is {p.aval}: "
+                f"{kind} arguments only.",
+                where=source.here(),
+                why="holomorphic functions go from complex to complex numbers."
+                if holomorphic
+                else "functions of integers have no derivative.",
+                fix=f"convert {label} to a {'complex' if holomorphic else 'floating'} dtype, "
+                "choose other argnums, or "
+                + ("leave out holomorphic=True" if holomorphic else "pass allow_int=True"),
+            )
+
+
+def split_aux(fun: Callable, out: Any, form: str = "(result, auxiliary)") -> tuple:
+    """The pair that a function with ``has_aux`` returned."""
+    if not (isinstance(out, tuple) and len(out) == 2):
+        raise errors.GradError(
+            f"has_aux=True, but {name_of(fun)} returned a {type(out).__name__}.",
+            where=source.here(),
+            fix=f"return {form}",
+        )
+    return out
+
+
+def _scalar_output(fun, out: Any, holomorphic: bool) -> Any:
+    leaves, structure = tree.flatten(out)
+    if structure.num_leaves != 1 or len(leaves) != 1 or structure != tree.structure(0):
+        raise errors.GradError(
+            f"grad needs a function that returns one scalar, {name_of(fun)} returned {structure}.",
+            where=source.here(),
+            fix="return only the scalar; return other results with has_aux=True",
+        )
+    (value,) = as_values(leaves, lambda i: f"the result of {name_of(fun)}")
+    if value.aval.shape:
+        raise errors.GradError(
+            f"grad needs a function that returns a scalar, {name_of(fun)} returned {value.aval}.",
+            where=source.here(),
+            fix="reduce the result (.sum(), .mean()), or use vjp or jacrev for functions with array results",
+        )
+    wanted = dtypes.is_complex if holomorphic else dtypes.is_floating
+    if not wanted(value.aval.dtype):
+        raise errors.GradError(
+            f"grad needs a {'complex' if holomorphic else 'real floating'} result, "
+            f"{name_of(fun)} returned {value.aval}.",
+            where=source.here(),
+            fix="convert the result, or take its real part",
+        )
+    return value
+
+
+def jvp(fun: Callable, primals: Sequence, tangents: Sequence, has_aux: bool = False) -> tuple:
+    """The value of ``fun`` and its directional derivative, by forward mode.
+
+    Args:
+      fun: any function of pytrees.
+      primals: the arguments, a tuple or list.
+      tangents: for each argument its tangent, of the same structure, shapes and dtypes (float0 for integers).
+      has_aux: whether ``fun`` returns a pair of its result and auxiliary data.
+    Returns:
+      ``(out, out_tangent)``, and the auxiliary data third with ``has_aux``.
+    Raises:
+      TreeError, GradError: primals and tangents do not match.
+    """
+    check_callable(fun, "jvp")
+    if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
+        raise errors.ArgumentError(
+            "jvp takes its primals and its tangents as tuples of arguments.",
+            where=source.here(),
+            fix="jvp(f, (x,), (t,))",
+        )
+    leaves, in_tree = tree.flatten((tuple(primals), {}))
+    t_leaves, t_tree = tree.flatten((tuple(tangents), {}))
+    check_structure(in_tree, t_tree, "jvp", ("primals", "tangents"))
+    ps = as_values(leaves, lambda i: f"primal {labels_of(fun, in_tree)[i]}")
+    ts = [
+        _tangent(p, t, functools.partial(_label, fun, in_tree, i))
+        for i, (p, t) in enumerate(zip(ps, t_leaves, strict=True))
+    ]
+    flat, finish = _with_aux(FlatFunction(fun, in_tree), has_aux)
+    labels = LazyLabels(lambda: labels_of(fun, in_tree), len(ps))
+    outs, out_ts = jvp_flat(flat, ps, ts, labels)
+    return finish(outs, [instantiate(t) for t in out_ts])
+
+
+def _label(fun: Callable, in_tree: tree.TreeDef, i: int) -> str:
+    return labels_of(fun, in_tree)[i]
+
+
+def _tangent(p: Value, t: Any, label: Callable[[], str]) -> Any:
+    """A tangent given by the user, checked against its primal."""
+    if getattr(t, "dtype", None) == dtypes.float0:
+        return zero(p.aval)
+    (t,) = as_values([t], lambda _: f"the tangent of {label()}")
+    expected = p.aval.tangent()
+    if expected.dtype == dtypes.float0:
+        raise errors.GradError(
+            f"the tangent of {label()} ({p.aval}) must have dtype float0, not {t.aval}.",
+            where=source.here(),
+            why="integers and booleans have no derivative.",
+            fix=f"np.zeros({p.aval.shape}, bf.dtypes.float0), or None",
+        )
+    if not expected.same_type(t.aval):
+        raise errors.GradError(
+            f"the tangent of {label()} must be {expected} like its primal, not {t.aval}.",
+            where=source.here(),
+            fix="give it the primal's shape and dtype",
+        )
+    return t
+
+
+def _with_aux(flat: FlatFunction, has_aux: bool) -> tuple[Callable, Callable]:
+    """A flat function and how to put its results together: ``(out, ..., aux)`` with ``has_aux``."""
+    if not has_aux:
+        return flat, lambda outs, *rest: (
+            tree.unflatten(flat.out_tree, outs),
+            *(tree.unflatten(flat.out_tree, r) for r in rest),
+        )
+    split: dict[str, Any] = {}
+
+    def run(*xs):
+        args, kwargs = tree.unflatten(flat.in_tree, xs)
+        pair = split_aux(flat.fun, flat.fun(*args, **kwargs))
+        aux, split["aux"] = tree.flatten(pair[1])
+        out = flat.flatten_out(pair[0])
+        split["n"] = len(out)
+        return [*out, *as_values(aux, lambda i: f"auxiliary output {i}")]
+
+    def finish(outs, *rest):
+        n = split["n"]
+        return (
+            tree.unflatten(flat.out_tree, outs[:n]),
+            *(tree.unflatten(flat.out_tree, r[:n]) for r in rest),
+            tree.unflatten(split["aux"], outs[n:]),
+        )
+
+    return run, finish
+
+
+class LinearFunction:
+    """A linear map that a transform returned: the derivative at a point, or its transpose.
+
+    A pytree of its residuals, so that it can be passed through ``jit`` and ``vmap``.
+    """
+
+    def __init__(self, residuals: list, jaxpr: Jaxpr, static: tuple):
+        self.residuals = residuals
+        self.jaxpr = jaxpr
+        self.static = static
+
+
+class Linearized(LinearFunction):
+    """From tangents of the arguments to tangents of the results, at a point."""
+
+    def __call__(self, *tangents):
+        in_tree, in_avals, out_tree, out_avals, out_nonzeros = self.static
+        leaves, t_tree = tree.flatten((tangents, {}))
+        check_structure(in_tree, t_tree, "linearize", ("the primals", "the tangents"))
+        ts = []
+        for i, (aval, t) in enumerate(zip(in_avals, leaves, strict=True)):
+            t = lift(t, f"tangent {i}")
+            if not aval.same_type(t.aval):
+                raise errors.GradError(f"tangent {i} must be {aval}, not {t.aval}.", where=source.here())
+            ts.append(t)
+        ts = [t for t, aval in zip(ts, in_avals, strict=True) if aval.dtype != dtypes.float0]
+        outs = iter(eval_jaxpr(self.jaxpr, [*self.residuals, *ts]))
+        full = [
+            next(outs) if nz else zeros(a.tangent()) for a, nz in zip(out_avals, out_nonzeros, strict=True)
+        ]
+        return tree.unflatten(out_tree, full)
+
+
+class Pullback(LinearFunction):
+    """From cotangents of the results to cotangents of the arguments, at a point: what ``vjp`` returns."""
+
+    def __call__(self, ct):
+        in_tree, in_avals, out_tree, out_avals, out_nonzeros = self.static
+        leaves, ct_tree = tree.flatten(ct)
+        check_structure(out_tree, ct_tree, "vjp", ("the result", "the cotangent"))
+        cts = []
+        for path, aval, nz, x in zip(
+            paths.leaf_paths(out_tree), out_avals, out_nonzeros, leaves, strict=True
+        ):
+            expected = aval.tangent()
+            if expected.dtype == dtypes.float0 or getattr(x, "dtype", None) == dtypes.float0:
+                continue
+            x = lift(x, f"the cotangent{path}")
+            if not expected.same_type(x.aval):
+                raise errors.GradError(
+                    f"the cotangent{path} must be {expected} like the result, not {x.aval}.",
+                    where=source.here(),
+                    fix="give it the result's shape and dtype",
+                )
+            if nz:
+                cts.append(x)
+        n = len(self.residuals)
+        found = iter(
+            backward_pass(self.jaxpr, [*self.residuals, *[None] * (len(self.jaxpr.invars) - n)], cts)
+        )
+        grads = [zeros(a) if a.dtype == dtypes.float0 else instantiate(next(found)) for a in in_avals]
+        return tuple(tree.unflatten(in_tree, grads)[0])
+
+
+def _rebuild_linear(cls: type, aux: tuple, children: Sequence) -> LinearFunction:
+    return cls(list(children), *aux)
+
+
+for _cls in (Linearized, Pullback):
+    nodes.register_node(
+        _cls,
+        lambda f: (f.residuals, (f.jaxpr, f.static)),
+        functools.partial(_rebuild_linear, _cls),
+    )
+
+
+def _linear_at(cls: type, fun: Callable, primals: tuple, has_aux: bool) -> tuple:
+    """Linearize at a point: results, auxiliary data (in a tuple, empty without), and the linear map."""
+    check_callable(fun, "vjp" if cls is Pullback else "linearize")
+    leaves, in_tree = tree.flatten((primals, {}))
+    ps = as_values(leaves, lambda i: f"primal {labels_of(fun, in_tree)[i]}")
+    nonzeros = [dtypes.is_inexact(p.aval.dtype) for p in ps]
+    flat = FlatFunction(fun, in_tree)
+    run, finish = _with_aux(flat, has_aux)
+    labels = LazyLabels(functools.cache(lambda: labels_of(fun, in_tree)), len(ps))
+    outs, out_nonzeros, linear = linearize_flat(differentiable(run, ps), ps, nonzeros, labels=labels)
+    out, *aux = finish(outs)
+    n = flat.out_tree.num_leaves
+    kept = sum(out_nonzeros[:n])
+    linear = linear.replace(outvars=linear.outvars[:kept])
+    closed, residuals = linear.hoist()
+    static = (
+        in_tree,
+        tuple(p.aval.tangent() for p in ps),
+        flat.out_tree,
+        tuple(x.aval for x in outs[:n]),
+        tuple(out_nonzeros[:n]),
+    )
+    return out, tuple(aux), cls(list(residuals), closed, static)
+
+
+def vjp(fun: Callable, *primals: Any, has_aux: bool = False) -> tuple:
+    """The value of ``fun`` and its pullback, by reverse mode.
+
+    Args:
+      fun: any function of pytrees.
+      primals: its arguments.
+      has_aux: whether ``fun`` returns a pair of its result and auxiliary data.
+    Returns:
+      ``(out, pullback)``, and the auxiliary data third with ``has_aux``. ``pullback(cotangent)`` takes a pytree like
+      ``out`` and returns a tuple with a cotangent for each primal; it may be called any number of times.
+    """
+    out, aux, pullback = _linear_at(Pullback, fun, primals, has_aux)
+    return (out, pullback, *aux)
+
+
+def linearize(fun: Callable, *primals: Any, has_aux: bool = False) -> tuple:
+    """The value of ``fun`` and its derivative at a point as a linear function.
+
+    Returns:
+      ``(out, derivative)``, and the auxiliary data third with ``has_aux``. ``derivative(*tangents)`` does not
+      evaluate ``fun`` again.
+    """
+    out, aux, derivative = _linear_at(Linearized, fun, primals, has_aux)
+    return (out, derivative, *aux)

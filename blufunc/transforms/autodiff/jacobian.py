@@ -1,0 +1,251 @@
+"""Whole derivatives: ``jacfwd``, ``jacrev``, ``hessian``.
+
+Transforms, stage 2. A Jacobian is the derivative applied to every vector of the standard basis at once: the
+basis of the inputs through ``jvp`` (a column each), or that of the outputs through the pullback (a row each).
+The basis is one batch axis, so that the function itself is evaluated once. In go pytrees, out comes the tree of
+the results with the tree of the arguments in the place of each leaf.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from blufunc import errors
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ops.elementwise import add, convert, eq
+from blufunc.core.ops.shape import iota, slice_in_dim, squeeze
+from blufunc.core.primitives.linear_ops import batched_front, move_dim, reshape, zeros
+from blufunc.core.primitives.tangents import Zero, zero
+from blufunc.core.pytree import paths, tree
+from blufunc.transforms.arguments import LazyLabels, as_values, check_callable, name_of
+from blufunc.transforms.autodiff.grad import Chosen, check_argnums, check_inputs, split_aux
+from blufunc.transforms.autodiff.jvp import jvp_flat
+from blufunc.transforms.autodiff.linearize import differentiable, linearize_flat
+from blufunc.transforms.autodiff.transpose import backward_pass
+from blufunc.transforms.batching.batch import Axis, batch_flat
+
+
+def jacfwd(
+    fun: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False, holomorphic: bool = False
+) -> Callable:
+    """The Jacobian of a function, by forward mode: best for more results than arguments.
+
+    Args:
+      fun: any function of pytrees of arrays.
+      argnums: which positional arguments to differentiate with respect to.
+      has_aux: whether ``fun`` returns a pair of its result and auxiliary data.
+      holomorphic: whether ``fun`` is holomorphic, from complex to complex.
+    Returns:
+      a function of the same arguments that returns the tree of the results, with the tree of the argument (a tuple
+      for several ``argnums``) in the place of each leaf: arrays of the result's shape followed by the argument's, of
+      the result's dtype (float0 for integer results). With ``has_aux``, the pair of it and the auxiliary data.
+    Raises (when called):
+      GradError: an argument is not real floating (with ``holomorphic``: it or a result is not complex).
+    """
+    check_callable(fun, "jacfwd")
+    check_argnums(argnums)
+
+    @functools.wraps(fun)
+    def jacobian_fun(*args, **kwargs):
+        chosen = Chosen(fun, args, kwargs, argnums)
+        primals = chosen.values
+        _check_forward_inputs(chosen, holomorphic)
+        avals = [p.aval for p in primals]
+        axis = Axis(sum(a.size for a in avals))
+        flat = _Results(chosen, has_aux)
+        out_ts: list = []
+
+        def columns(*tangents):
+            outs, ts = jvp_flat(flat, primals, tangents, LazyLabels(chosen.labels, len(primals)))
+            n = flat.out_tree.num_leaves
+            out_ts[:] = ts[:n]
+            return [*outs, *(t for t in out_ts if t.__class__ is not Zero)]
+
+        found, dims = batch_flat(columns, axis, _basis(avals), [0] * len(avals))
+        n_outs = len(found) - sum(t.__class__ is not Zero for t in out_ts)
+        outs = [_unmapped(x, d) for x, d in zip(found[:n_outs], dims[:n_outs], strict=True)]
+        rest = iter([(x, d) for x, d in zip(found[n_outs:], dims[n_outs:], strict=True)])
+        n = len(out_ts)
+        flat.check(outs[:n], "jacfwd", holomorphic, real=False)
+        blocks = []
+        for out, t in zip(outs[:n], out_ts, strict=True):
+            if t.__class__ is Zero:
+                blocks.append([zeros(zero(out.aval).aval.with_shape((*out.shape, *a.shape))) for a in avals])
+                continue
+            x, d = next(rest)
+            x = batched_front(axis, x, None) if d is None else x
+            x = move_dim(x, 0 if d is None else d, out.ndim)
+            blocks.append(_pieces(x, out.ndim, avals, lambda piece, a: (*piece.shape[:-1], *a.shape)))
+        return flat.finish(outs, [chosen.rebuild(b) for b in blocks])
+
+    return jacobian_fun
+
+
+def jacrev(
+    fun: Callable,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    holomorphic: bool = False,
+    allow_int: bool = False,
+) -> Callable:
+    """The Jacobian of a function, by reverse mode: best for more arguments than results.
+
+    Args:
+      fun: any function of pytrees of arrays.
+      argnums: which positional arguments to differentiate with respect to.
+      has_aux: whether ``fun`` returns a pair of its result and auxiliary data.
+      holomorphic: whether ``fun`` is holomorphic, from complex to complex.
+      allow_int: whether integer arguments are allowed; their derivatives have dtype float0.
+    Returns:
+      a function like that of ``jacfwd``; here the arrays have the argument's dtype.
+    Raises (when called):
+      GradError: a result is not real floating (with ``holomorphic``: complex), or an argument is not floating or
+        complex.
+    """
+    check_callable(fun, "jacrev")
+    check_argnums(argnums)
+
+    @functools.wraps(fun)
+    def jacobian_fun(*args, **kwargs):
+        chosen = Chosen(fun, args, kwargs, argnums)
+        primals = chosen.values
+        check_inputs("jacrev", chosen, holomorphic, allow_int)
+        nonzeros = [dtypes.is_inexact(p.aval.dtype) for p in primals]
+        flat = _Results(chosen, has_aux)
+        outs, out_nonzeros, linear = linearize_flat(
+            differentiable(flat, primals), primals, nonzeros, labels=LazyLabels(chosen.labels, len(primals))
+        )
+        n = flat.out_tree.num_leaves
+        flat.check(outs[:n], "jacrev", holomorphic, real=True)
+        avals = [o.aval for o in outs[:n]]
+        axis = Axis(sum(a.size for a in avals))
+        unused = [None] * sum(out_nonzeros[n:])
+        found: list = []
+
+        def rows(*cts):
+            used = [ct for ct, nz in zip(cts, out_nonzeros, strict=False) if nz]
+            found[:] = backward_pass(linear, [None] * len(linear.invars), [*used, *unused])
+            return [g for g in found if g.__class__ is not Zero]
+
+        results, dims = batch_flat(rows, axis, _basis(avals), [0] * n)
+        filled = iter([batched_front(axis, x, d) for x, d in zip(results, dims, strict=True)])
+        grads = iter(found)
+        columns = []  # for each argument, its block for each result
+        for p, nz in zip(primals, nonzeros, strict=True):
+            if not nz or next(grads).__class__ is Zero:
+                columns.append([zeros(p.aval.tangent().with_shape((*a.shape, *p.shape))) for a in avals])
+                continue
+            columns.append(_pieces(next(filled), 0, avals, lambda piece, a: (*a.shape, *piece.shape[1:])))
+        blocks = [[column[i] for column in columns] for i in range(n)]
+        return flat.finish(outs, [chosen.rebuild(b) for b in blocks])
+
+    return jacobian_fun
+
+
+jacobian = jacrev
+"""``jacrev`` under its other name."""
+
+
+def hessian(
+    fun: Callable, argnums: int | Sequence[int] = 0, has_aux: bool = False, holomorphic: bool = False
+) -> Callable:
+    """The matrix of second derivatives, forward over reverse: ``jacfwd(jacrev(fun))``.
+
+    Args:
+      fun, argnums, has_aux, holomorphic: as for ``jacrev``.
+    Returns:
+      a function of the same arguments that returns the tree of the results, with the tree of the argument in the
+      place of each leaf, twice: arrays of the result's shape followed by the argument's two times.
+    """
+    check_callable(fun, "hessian")
+    reverse = jacrev(fun, argnums, has_aux, holomorphic)
+    return jacfwd(reverse, argnums, has_aux, holomorphic)
+
+
+class _Results:
+    """The function of the chosen leaves, with flat results; the auxiliary ones last."""
+
+    def __init__(self, chosen: Chosen, has_aux: bool):
+        self.chosen, self.has_aux = chosen, has_aux
+        self.out_tree: Any = None
+        self.aux_tree: Any = None
+
+    def __call__(self, *xs: Any) -> list:
+        name = name_of(self.chosen.fun)
+        out = self.chosen.call(xs)
+        aux: list = []
+        if self.has_aux:
+            out, rest = split_aux(self.chosen.fun, out)
+            aux, self.aux_tree = tree.flatten(rest)
+        leaves, self.out_tree = tree.flatten(out)
+        outs = as_values(leaves, lambda i: f"the result of {name}{paths.leaf_paths(self.out_tree)[i]}")
+        return [*outs, *as_values(aux, lambda i: f"auxiliary output {i} of {name}")]
+
+    def check(self, outs: Sequence, transform: str, holomorphic: bool, real: bool) -> None:
+        """Raise GradError unless the results can be differentiated."""
+        if not holomorphic and not real:
+            return
+        accepts = dtypes.is_complex if holomorphic else dtypes.is_floating
+        for i, out in enumerate(outs):
+            if not accepts(out.aval.dtype):
+                raise errors.GradError(
+                    f"{transform} needs {'complex' if holomorphic else 'real floating'} results, "
+                    f"{name_of(self.chosen.fun)} returned {out.aval}{paths.leaf_paths(self.out_tree)[i]}.",
+                    where=source.here(),
+                    fix="convert the result, take its real part, or return it with has_aux=True",
+                )
+
+    def finish(self, outs: Sequence, jacobian: Sequence) -> Any:
+        """What the user gets."""
+        whole = tree.unflatten(self.out_tree, jacobian)
+        if not self.has_aux:
+            return whole
+        return whole, tree.unflatten(self.aux_tree, outs[self.out_tree.num_leaves :])
+
+
+def _check_forward_inputs(chosen: Chosen, holomorphic: bool) -> None:
+    accepts = dtypes.is_complex if holomorphic else dtypes.is_floating
+    for i, p in enumerate(chosen.values):
+        if not accepts(p.aval.dtype):
+            kind = "complex" if holomorphic else "real floating"
+            label = chosen.labels()[i]
+            raise errors.GradError(
+                f"jacfwd of {name_of(chosen.fun)} with respect to {label}, which is {p.aval}: {kind} arguments only.",
+                where=source.here(),
+                fix=f"convert {label}, or choose other argnums"
+                + (
+                    "; pass holomorphic=True for a holomorphic function"
+                    if dtypes.is_complex(p.aval.dtype)
+                    else ""
+                ),
+            )
+
+
+def _basis(avals: Sequence[ShapedArray]) -> list:
+    """The standard basis of arrays of these types together, as a batch: axis 0 counts its vectors."""
+    n = sum(a.size for a in avals)
+    vectors, start = [], 0
+    for a in avals:
+        row, column = (iota(dtypes.int32, (n, a.size), d) for d in (0, 1))
+        ones = eq(row, add(column, start) if start else column)
+        vectors.append(reshape(convert(ones, a.dtype), (n, *a.shape)))
+        start += a.size
+    return vectors
+
+
+def _pieces(x: Any, axis: int, avals: Sequence[ShapedArray], shape: Callable) -> list:
+    """``x`` divided along ``axis`` into a piece for each type, each given ``shape(piece, aval)``."""
+    pieces, start = [], 0
+    for a in avals:
+        piece = slice_in_dim(x, start, start + a.size, axis=axis)
+        pieces.append(reshape(piece, shape(piece, a)))
+        start += a.size
+    return pieces
+
+
+def _unmapped(x: Any, d: int | None) -> Any:
+    """A primal result: the same for all vectors of the basis, should a rule have repeated it."""
+    return x if d is None else squeeze(slice_in_dim(x, 0, 1, axis=d), (d,))

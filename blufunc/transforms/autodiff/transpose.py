@@ -1,0 +1,137 @@
+"""Transposition of linear jaxprs: the second half of reverse mode.
+
+Transforms, stage 2. The equations are visited from the last to the first. Each linear variable has
+an accumulator; an equation's rule is given the cotangent of its result and adds to the
+accumulators of its linear operands. What no cotangent reaches is never visited.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from blufunc.core.ir import source
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.jaxpr import Jaxpr, Literal
+from blufunc.core.primitives import effects
+from blufunc.core.primitives.linear_ops import add_any, instantiate
+from blufunc.core.primitives.rule_errors import described, misfit, rule_error
+from blufunc.core.primitives.tangents import Accumulator, Zero, zero
+from blufunc.core.programs.stage import stage
+
+
+class _Misfit(Exception):
+    """A rule added what does not fit: ``args`` are the type of the variable and the cotangent."""
+
+
+class SumAccumulator(Accumulator):
+    """Sums the cotangents of a variable as they arrive."""
+
+    __slots__ = ("total",)
+
+    def __init__(self, aval: ShapedArray):
+        self.aval = aval
+        self.total: Any = None
+
+    def add(self, ct: Any) -> None:
+        if ct is None or ct.__class__ is Zero:
+            return
+        aval = getattr(ct, "aval", None)
+        if aval is not self.aval and (aval is None or not aval.same_type(self.aval.tangent())):
+            raise _Misfit(self.aval, ct)
+        self.total = ct if self.total is None else add_any(self.total, ct)
+
+    def result(self) -> Any:
+        """The sum, or ``Zero`` if nothing was added."""
+        return zero(self.aval) if self.total is None else self.total
+
+
+def backward_pass(jaxpr: Jaxpr, args: Sequence[Any], cts: Sequence[Any]) -> list[Any]:
+    """Transpose ``jaxpr`` with respect to some arguments and evaluate the result.
+
+    Args:
+      jaxpr: linear in the arguments to transpose.
+      args: for each parameter its value, or None for those to transpose with respect to.
+      cts: the cotangents of the results; ``Zero`` or None where there is none.
+    Returns:
+      the cotangents of the linear arguments, in order; ``Zero`` where nothing arrived.
+    """
+    values: dict[Any, Any] = dict(zip(jaxpr.constvars, jaxpr.consts, strict=True))
+    values.update((v, a) for v, a in zip(jaxpr.invars, args, strict=True) if a is not None)
+    previous = source.replay.line
+    try:
+        linear: dict[Any, SumAccumulator] = {
+            v: SumAccumulator(v.aval) for v, a in zip(jaxpr.invars, args, strict=True) if a is None
+        }
+        pending = []
+        for eqn in jaxpr.eqns:
+            if any(a.__class__ is not Literal and a in linear for a in eqn.invars):
+                pending.append(eqn)
+                for v in eqn.outvars:
+                    linear[v] = SumAccumulator(v.aval)
+            else:  # no tangent reaches it: it is a constant of the linear map
+                source.replay.line = eqn.source
+                ins = [a.array if a.__class__ is Literal else values[a] for a in eqn.invars]
+                out = eqn.prim.bind(*ins, **eqn.params)
+                values.update(zip(eqn.outvars, out if eqn.prim.multiple_results else [out], strict=True))
+        for v, ct in zip(jaxpr.outvars, cts, strict=True):
+            if v.__class__ is not Literal and v in linear:
+                linear[v].add(ct)
+        while pending:
+            eqn = pending.pop()
+            source.replay.line = source.backward(eqn.source)
+            outs = [linear.pop(v).result() for v in eqn.outvars]
+            if all(ct.__class__ is Zero for ct in outs) and eqn.effects <= effects.REPORTS:
+                continue  # what acts on the world refuses to be left out
+            ins = [
+                a.array if a.__class__ is Literal else linear[a] if a in linear else values[a]
+                for a in eqn.invars
+            ]
+            try:
+                returned = eqn.prim.transpose(
+                    outs if eqn.prim.multiple_results else outs[0], *ins, **eqn.params
+                )
+            except _Misfit as e:
+                raise misfit(eqn.prim, *e.args) from None
+            if returned is not None:
+                raise rule_error(eqn.prim, "transpose", f"returned {described(returned)}")
+        return [linear[v].result() for v, a in zip(jaxpr.invars, args, strict=True) if a is None]
+    finally:
+        source.replay.line = previous
+
+
+def transpose_jaxpr(
+    jaxpr: Jaxpr,
+    linear: tuple[bool, ...],
+    ct_nonzeros: tuple[bool, ...],
+    instantiate_outs: tuple[bool, ...] | None = None,
+) -> tuple[Jaxpr, tuple[bool, ...]]:
+    """The jaxpr from non-linear arguments and nonzero cotangents to the cotangents of the linear arguments.
+
+    Args:
+      linear: which arguments to transpose with respect to.
+      ct_nonzeros: which results have a cotangent.
+      instantiate_outs: which linear arguments must get one, zeros if need be; none by default.
+    Returns:
+      the jaxpr, whose results are the nonzero cotangents only, and which those are.
+    """
+    wanted = instantiate_outs or (False,) * sum(linear)
+
+    def make():
+        out_nonzeros: tuple[bool, ...] = ()
+
+        def fun(*args):
+            nonlocal out_nonzeros
+            values = iter(args)
+            ins = [None if lin else next(values) for lin in linear]
+            cts = [next(values) if nz else None for nz in ct_nonzeros]
+            outs = backward_pass(jaxpr, ins, cts)
+            outs = [instantiate(ct) if w else ct for ct, w in zip(outs, wanted, strict=True)]
+            out_nonzeros = tuple(ct.__class__ is not Zero for ct in outs)
+            return [ct for ct in outs if ct.__class__ is not Zero]
+
+        avals = [a for a, lin in zip(jaxpr.in_avals, linear, strict=True) if not lin]
+        avals += [a for a, nz in zip(jaxpr.out_avals, ct_nonzeros, strict=True) if nz]
+        return stage(fun, avals, jaxpr.name), out_nonzeros
+
+    return jaxpr.memoised(("transpose", linear, ct_nonzeros, wanted), make)

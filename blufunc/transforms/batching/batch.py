@@ -1,0 +1,189 @@
+"""Batching: the trace behind ``vmap``.
+
+Transforms, stage 2. A ``BatchTracer`` is an array with one more axis than the user sees; every
+operation on one is replaced by the operation that does it for all positions of that axis at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+from blufunc.config import config
+from blufunc.core.arrays.array import lift
+from blufunc.core.ir import source
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.jaxpr import Jaxpr, eval_jaxpr, named_axes
+from blufunc.core.ir.trace import Trace, Tracer, Value, leak_error, new_trace, set_trace, state
+from blufunc.core.primitives.linear_ops import batched_front
+from blufunc.core.primitives.rule_errors import check_batch, check_example, check_lists, pair_of
+from blufunc.core.programs.stage import stage
+
+
+class Axis:
+    """The axis that one ``vmap`` maps over.
+
+    Attributes:
+      size: its length.
+      name: what collectives call it, or None.
+      mesh_axes: the axes of a mesh that it is divided over.
+    """
+
+    __slots__ = ("mesh_axes", "name", "size")
+
+    def __init__(self, size: int, name: Hashable = None, mesh_axes: tuple[str, ...] = ()):
+        self.size = size
+        self.name = name
+        self.mesh_axes = mesh_axes
+
+
+class NamedAxis(NamedTuple):
+    """A named axis in ``state.context``, for as long as the mapped function runs."""
+
+    name: Hashable
+    size: int
+
+
+class MeshAxis(NamedAxis):
+    """An axis of a mesh in ``state.context``, for as long as the function of a ``shard_map`` runs."""
+
+
+class BatchTracer(Tracer):
+    """One element of a batch: ``value`` has the batch axis at ``dim``."""
+
+    __slots__ = ("dim", "value")
+
+    def __init__(self, trace: Trace, value: Any, dim: int, source=None, label=None):
+        aval = value.aval
+        self.trace = trace
+        self.value = value
+        self.dim = dim
+        self.aval = ShapedArray(aval.shape[:dim] + aval.shape[dim + 1 :], aval.dtype)
+        self.source = source
+        self.label = label
+
+
+class BatchTrace(Trace):
+    """Replaces operations by their batched forms."""
+
+    __slots__ = ("axis", "parent")
+    name = "vmap"
+
+    def __init__(self, parent: Trace, axis: Axis):
+        super().__init__()
+        self.parent = parent
+        self.axis = axis
+
+    def typed(self, fun, primals):
+        return self.parent.typed(fun, primals)
+
+    def split(self, x: Any) -> tuple[Any, int | None]:
+        """The value with its batch axis, and where that is; None for constants."""
+        if x.__class__ is BatchTracer:
+            if x.trace is self:
+                return x.value, x.dim
+            if not x.trace.alive:
+                raise leak_error(x)
+        return (x if isinstance(x, Value) else lift(x)), None
+
+    def process(self, prim, args, params):
+        pairs = [self.split(a) for a in args]
+        values = [v for v, _ in pairs]
+        dims = [d for _, d in pairs]
+        with set_trace(self.parent):
+            if all(d is None for d in dims):
+                name = self.axis.name
+                if name is None or name not in named_axes(prim, params):
+                    return self.parent.process(prim, values, params)
+            result = prim.batch(self.axis, values, dims, **params)
+        out, out_dims = (
+            result if result.__class__ is tuple and len(result) == 2 else pair_of(prim, "batch", result)
+        )
+        line = source.replay.line or source.current()
+        if config.check:
+            self.check(prim, values, dims, params, out, out_dims)
+        if prim.multiple_results:
+            check_lists(prim, "batch", out, out_dims)
+            for v, d in zip(out, out_dims, strict=True):
+                check_batch(prim, v, d, self.axis.size)
+            return [self.tracer(v, d, line) for v, d in zip(out, out_dims, strict=True)]
+        try:
+            fits = out_dims == 0 and out.aval.shape[0] == self.axis.size
+        except (AttributeError, IndexError):
+            fits = False
+        if not fits:
+            check_batch(prim, out, out_dims, self.axis.size)
+        return self.tracer(out, out_dims, line)
+
+    def check(self, prim, values, dims, params, out, out_dims):
+        """Compare the types of one example of the results with those that the primitive has."""
+        if prim.reference is not None or named_axes(prim, params):
+            return  # their types are those of bodies, or speak of the whole axis
+        outs, out_dims = (out, out_dims) if prim.multiple_results else ([out], [out_dims])
+        check_lists(prim, "batch", outs, out_dims)
+        for v, d in zip(outs, out_dims, strict=True):
+            check_batch(prim, v, d, self.axis.size)
+        avals = tuple(
+            v.aval if d is None else ShapedArray(v.aval.shape[:d] + v.aval.shape[d + 1 :], v.aval.dtype)
+            for v, d in zip(values, dims, strict=True)
+        )
+        expected = prim.typed(avals, params)
+        for v, d, aval in zip(outs, out_dims, expected if prim.multiple_results else [expected], strict=True):
+            check_example(prim, v, d, aval)
+
+    def tracer(self, value: Any, dim: int | None, line: Any = None, label: str | None = None) -> Any:
+        """A tracer; the value itself where it is not batched."""
+        return value if dim is None else BatchTracer(self, value, dim, line, label)
+
+
+def batch_flat(
+    fun: Callable, axis: Axis, args: Sequence[Any], dims: Sequence[int | None], labels=None
+) -> tuple[list[Any], list[int | None]]:
+    """Batch a function of flat lists: its results and where their batch axis is (None: not batched)."""
+    trace = BatchTrace(state.trace, axis)
+    labels = labels or [None] * len(args)
+    context = state.context
+    if axis.name is not None:
+        state.context = (*context, NamedAxis(axis.name, axis.size))
+    try:
+        with new_trace(trace):
+            outs = fun(*[trace.tracer(a, d, None, n) for a, d, n in zip(args, dims, labels, strict=True)])
+            pairs = [trace.split(x) for x in outs]
+    finally:
+        state.context = context
+    return [v for v, _ in pairs], [d for _, d in pairs]
+
+
+def batch_jaxpr(
+    jaxpr: Jaxpr, axis: Axis, batched: tuple[bool, ...], batched_outs: tuple[bool, ...] | None = None
+) -> tuple[Jaxpr, tuple[bool, ...]]:
+    """The batched jaxpr. Batch axes are in front, in and out.
+
+    Args:
+      batched: which parameters have the axis.
+      batched_outs: which results must have it, repeated if need be.
+    Returns:
+      the jaxpr, and which results have the axis.
+    """
+    wanted = batched_outs or (False,) * len(jaxpr.outvars)
+
+    def make():
+        out_batched: tuple[bool, ...] = ()
+
+        def fun(*args):
+            nonlocal out_batched
+            dims = [0 if b else None for b in batched]
+            outs, out_dims = batch_flat(lambda *xs: eval_jaxpr(jaxpr, xs), axis, args, dims)
+            out_batched = tuple(d is not None or w for d, w in zip(out_dims, wanted, strict=True))
+            return [
+                batched_front(axis, x, d) if b else x
+                for x, d, b in zip(outs, out_dims, out_batched, strict=True)
+            ]
+
+        avals = [
+            ShapedArray((axis.size, *a.shape), a.dtype) if b else a
+            for a, b in zip(jaxpr.in_avals, batched, strict=True)
+        ]
+        return stage(fun, avals, jaxpr.name), out_batched
+
+    return jaxpr.memoised(("batch", axis.size, axis.name, axis.mesh_axes, batched, wanted), make)

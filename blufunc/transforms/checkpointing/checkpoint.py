@@ -1,0 +1,306 @@
+"""``checkpoint``: keep the arguments, recompute the rest when the derivative needs it.
+
+Transforms, stage 2. Linearizing a checkpointed call stores its arguments (and what a policy says),
+and stages as its derivative one equation that recomputes the primal and applies the tangent map.
+Transposing that equation is transposing its jaxpr: the recomputation moves to the backward pass by
+itself.
+
+What is computed again has no effects: what reports, as ``debug.print``, reports in the forward pass only, and the
+results of what acts, as ``io_callback``, are stored whatever the policy says.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc.core.arrays.array import lift
+from blufunc.core.ir import source
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal, Var, eval_jaxpr
+from blufunc.core.ir.trace import Trace, set_trace, state
+from blufunc.core.primitives import effects
+from blufunc.core.primitives.tangents import Zero, zero
+from blufunc.core.programs import simplify
+from blufunc.core.programs.recognizers import recognised
+from blufunc.core.programs.stage import stage
+from blufunc.core.pytree import tree
+from blufunc.errors import ArgumentError, UnsupportedError
+from blufunc.transforms.arguments import (
+    FlatFunction,
+    argument_indices,
+    as_values,
+    labels_of,
+    name_of,
+    signature_of,
+)
+from blufunc.transforms.autodiff.linearize import linearize_flat
+from blufunc.transforms.checkpointing.policies import Offload, Policy, Verdict, nothing_saveable, offload_p
+from blufunc.transforms.control_flow.calls import Call, jit_p
+
+
+class _Checkpoint(Call):
+    """A call whose intermediate values are recomputed for its derivative.
+
+    The tangent equation that it leaves in a linear jaxpr is a call of the same primitive: it must not be merged
+    with the computation it repeats.
+    """
+
+    name, again = "checkpoint", True
+
+    def linearize(self, trace, primals, tangents, *, jaxpr: Jaxpr, policy: Policy, name: str):
+        nonzeros = tuple(t.__class__ is not Zero for t in tangents)
+        forward, consts, tangent, extra, reads, out_nonzeros = _split(jaxpr, nonzeros, policy)
+        n = len(jaxpr.outvars)
+        results = jit_p.bind(*consts, *primals, jaxpr=forward, name=name)
+        outs, saved = results[:n], results[n:]
+        arguments = [p for p, read in zip(primals, reads, strict=True) if read]
+        ins = [*extra, *arguments, *saved, *(t for t in tangents if t.__class__ is not Zero)]
+        rest = iter(trace.tangents.process(self, ins, {"jaxpr": tangent, "policy": policy, "name": name}))
+        return outs, [next(rest) if nz else zero(p.aval) for p, nz in zip(outs, out_nonzeros, strict=True)]
+
+
+def _split(jaxpr: Jaxpr, nonzeros: tuple[bool, ...], policy: Policy) -> tuple:
+    """The forward jaxpr, which also returns what is kept, and the jaxpr of the tangent map, each with its constants.
+
+    Both compute what linearizing computes: for a function with a rule of its own, the rule. The latter goes from the
+    constants, the arguments and the kept values that it reads, and the nonzero tangents to the nonzero output
+    tangents. Also returned: which arguments it reads, and which outputs have a tangent.
+    """
+
+    def make():
+        body = simplify.inline_calls(jaxpr, only=jit_p)  # all other calls have derivatives of their own
+        if policy is nothing_saveable:  # else what is written says what is kept
+            body = recognised(body).jaxpr  # of what it has both halves, whatever runs around it
+        verdicts = {v: verdict for e in body.eqns if (verdict := _verdict(policy, e)) for v in e.outvars}
+        kept = list(verdicts)
+        out_nonzeros: tuple[bool, ...] = ()
+        n, m, n_out = len(body.invars), len(kept), len(body.outvars)
+
+        def tangent_map(*args):
+            nonlocal out_nonzeros
+            primals, values, tangents = args[:n], args[n : n + m], args[n + m :]
+            known = {v: _fetched(x, verdicts[v]) for v, x in zip(kept, values, strict=True)}
+            with set_trace(_Silent(state.trace)):
+                _, nz, linear = linearize_flat(lambda *xs: _eval_knowing(body, xs, known), primals, nonzeros)
+            out_nonzeros = tuple(nz)
+            return eval_jaxpr(linear, tangents)
+
+        avals = [v.aval for v in (*body.invars, *kept)]
+        avals += [v.aval.tangent() for v, nz in zip(body.invars, nonzeros, strict=True) if nz]
+        tangent = simplify.dce(stage(tangent_map, avals, jaxpr.name))
+        used = simplify.used(tangent)
+        reads = [v in used for v in tangent.invars[: n + m]]
+        saved = [v for v, read in zip(kept, reads[n:], strict=True) if read]
+        whole = body.replace(outvars=[*body.outvars, *saved])
+
+        def forward_map(*xs):
+            outs, _, _ = linearize_flat(lambda *ys: eval_jaxpr(whole, ys), xs, nonzeros)
+            return [
+                *outs[:n_out],
+                *(_stored(x, verdicts[v]) for v, x in zip(saved, outs[n_out:], strict=True)),
+            ]
+
+        forward = stage(forward_map, body.in_avals, jaxpr.name)
+        read_invars = [v for v, read in zip(tangent.invars, reads, strict=False) if read]
+        tangent = tangent.replace(invars=[*read_invars, *tangent.invars[n + m :]])
+        return *simplify.dce(forward).hoist(), *tangent.hoist(), reads[:n], out_nonzeros
+
+    return jaxpr.memoised(("checkpoint", nonzeros, policy), make)
+
+
+def _verdict(policy: Policy, eqn: Eqn) -> Verdict:
+    """Whether, and where, the results of an equation are stored."""
+    if effects.acts(eqn):
+        return True
+    if eqn.prim.linearize is not None:
+        return False
+    verdict = policy(eqn.prim, *[a.aval for a in eqn.invars], **eqn.params)
+    if not isinstance(verdict, (bool, np.bool_, Offload)):
+        raise ArgumentError(
+            f"the policy {name_of(policy)} of checkpoint returned {verdict!r} for {eqn.prim}.",
+            where=source.here(),
+            fix="return True to store the results of the equation, or False",
+        )
+    return verdict if isinstance(verdict, Offload) else bool(verdict)
+
+
+def _stored(x: Any, verdict: Verdict) -> Any:
+    """A value on its way to where it waits for the backward pass."""
+    return offload_p.bind(x, src=verdict.src, dst=verdict.dst) if isinstance(verdict, Offload) else x
+
+
+def _fetched(x: Any, verdict: Verdict) -> Any:
+    """A value back from there."""
+    return offload_p.bind(x, src=verdict.dst, dst=verdict.src) if isinstance(verdict, Offload) else x
+
+
+class _Silent(Trace):
+    """Computes again what was computed before, without its effects."""
+
+    __slots__ = ("inner",)
+
+    def __init__(self, inner: Trace):
+        super().__init__()
+        self.inner = inner
+
+    def process(self, prim, args, params):
+        if prim.effects_of(params):
+            if prim.multiple_results and not prim.typed(tuple([lift(a).aval for a in args]), params):
+                return []
+            params = effects.silenced_params(params)
+            if prim.effects_of(params):
+                raise UnsupportedError(
+                    f"checkpoint would repeat the effect of {prim}, to compute it again for the derivative.",
+                    where=source.describe(source.replay.line or source.current()),
+                    why="the results of an io_callback are stored, but not those inside of a loop, a branch, a further "
+                    "checkpoint or a function with derivative rules of its own.",
+                    fix="move the io_callback out of that, or checkpoint that by itself",
+                )
+        return self.inner.process(prim, args, params)
+
+
+def _eval_knowing(jaxpr: Jaxpr, args: tuple, known: dict[Var, Any]) -> list[Any]:
+    """``eval_jaxpr`` under a ``LinearizeTrace``, where the primal values of some variables are known already."""
+    if not known:
+        return eval_jaxpr(jaxpr, args)
+    trace: Any = state.trace
+    split = trace.split
+    env: dict[Any, Any] = dict(zip(jaxpr.invars, args, strict=True))
+    previous = source.replay.line
+    try:
+        for eqn in jaxpr.eqns:
+            source.replay.line = eqn.source
+            values = [a.array if a.__class__ is Literal else env[a] for a in eqn.invars]
+            if any(v in known for v in eqn.outvars):
+                outs = [known[v] for v in eqn.outvars]
+                pairs = [trace.pair(v) for v in values]
+                if all(t.__class__ is Zero for _, t in pairs):
+                    env.update(zip(eqn.outvars, outs, strict=True))
+                    continue
+                trace.split = _Known(split, eqn, [p for p, _ in pairs], outs)
+            out = trace.process(eqn.prim, values, eqn.params)
+            trace.split = split
+            env.update(zip(eqn.outvars, out if eqn.prim.multiple_results else [out], strict=True))
+    finally:
+        trace.split, source.replay.line = split, previous
+    return [a.array if a.__class__ is Literal else env[a] for a in jaxpr.outvars]
+
+
+class _Known(Trace):
+    """While the jvp rule of one equation runs: its primal result is known, so it is not computed again."""
+
+    __slots__ = ("args", "eqn", "inner", "outs")
+
+    def __init__(self, inner: Trace, eqn: Eqn, args: list[Any], outs: list[Any]):
+        super().__init__()
+        self.inner, self.eqn, self.args, self.outs = inner, eqn, args, outs
+
+    def process(self, prim, args, params):
+        same = prim is self.eqn.prim and params == self.eqn.params and len(args) == len(self.args)
+        if same and all(a is b for a, b in zip(args, self.args, strict=True)):
+            return self.outs if prim.multiple_results else self.outs[0]
+        return self.inner.process(prim, args, params)
+
+
+checkpoint_p = _Checkpoint()
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+def checkpoint(
+    fun: Callable | None = None,
+    *,
+    prevent_cse: bool = True,
+    policy: Policy | None = None,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    concrete: bool = False,
+) -> Callable:
+    """Recompute the inside of ``fun`` in the backward pass instead of storing it.
+
+    Effects are not repeated: ``debug.print`` prints in the forward pass only.
+
+    Args:
+      fun: a function of pytrees of arrays. Without it, a decorator is returned.
+      prevent_cse: True or False alike: what is computed again is never merged with the forward pass.
+      policy: which intermediate results to store nevertheless: one of ``policies``, ``nothing_saveable``
+        by default, or a hashable function ``(primitive, *input_avals, **params) -> bool``.
+      static_argnums, static_argnames: arguments that are Python values, passed as they are. A name also holds for
+        what is passed by position, where the signature tells.
+      concrete: False: arguments of which Python needs the values are static ones.
+    Returns:
+      a function with the same values and derivatives.
+    Raises:
+      ArgumentError: ``fun`` or ``policy`` is not a function, or an argument is not a pytree of arrays.
+      UnsupportedError: ``concrete=True``.
+      UnsupportedError (when it is differentiated): an ``io_callback`` inside of a loop in ``fun`` would be repeated.
+    """
+    if concrete is not False:
+        raise UnsupportedError(
+            f"checkpoint takes no concrete={concrete!r:.60}.",
+            where=source.here(),
+            why="the function is traced, so that it can be computed again.",
+            fix="static_argnums=... for the arguments of which Python needs the values",
+        )
+    names = (static_argnames,) if isinstance(static_argnames, str) else static_argnames
+    if not isinstance(names, (tuple, list, set, frozenset)) or not all(isinstance(n, str) for n in names):
+        raise ArgumentError(
+            f"checkpoint: static_argnames holds names of parameters, not {static_argnames!r:.60}.",
+            where=source.here(),
+        )
+    if fun is None:
+        return functools.partial(
+            checkpoint,
+            prevent_cse=prevent_cse,
+            policy=policy,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+        )
+    if not callable(fun):
+        raise ArgumentError(f"checkpoint takes a function, not {fun!r}.", where=source.here())
+    if policy is not None and not (callable(policy) and isinstance(policy, Hashable)):
+        raise ArgumentError(
+            f"checkpoint: the policy is {policy!r}, which is not a hashable function.",
+            where=source.here(),
+            fix="policy=bf.checkpoint_policies.dots_saveable",
+        )
+
+    signature = signature_of(fun) if names else None
+    parameters = signature.parameters.values() if signature else ()
+    named_positions = [i for i, p in enumerate(parameters) if p.kind in _POSITIONAL and p.name in names]
+
+    @functools.wraps(fun)
+    def checkpointed(*args, **kwargs):
+        static = argument_indices(static_argnums, len(args), "static_argnums")
+        static = tuple(sorted({*static, *(i for i in named_positions if i < len(args))}))
+        named = {k: v for k, v in kwargs.items() if k in names}
+        kwargs = {k: v for k, v in kwargs.items() if k not in names}
+        call = _with_static(fun, args, static, named) if static or named else fun
+        leaves, in_tree = tree.flatten((tuple([a for i, a in enumerate(args) if i not in static]), kwargs))
+        labels = labels_of(call, in_tree)
+        values = as_values(leaves, lambda i: f"the argument {labels[i]}")
+        flat = FlatFunction(call, in_tree)
+        jaxpr, consts = stage(flat, [v.aval for v in values], name_of(fun), labels).hoist()
+        outs = checkpoint_p.bind(
+            *consts, *values, jaxpr=jaxpr, policy=policy or nothing_saveable, name=name_of(fun)
+        )
+        return tree.unflatten(flat.out_tree, outs)
+
+    return checkpointed
+
+
+remat = checkpoint
+
+
+def _with_static(fun: Callable, args: tuple, static: tuple[int, ...], named: dict[str, Any]) -> Callable:
+    """``fun`` of the arguments that are not static."""
+
+    def call(*dynamic, **kwargs):
+        rest = iter(dynamic)
+        return fun(*[a if i in static else next(rest) for i, a in enumerate(args)], **kwargs, **named)
+
+    call.__name__ = name_of(fun)
+    return call

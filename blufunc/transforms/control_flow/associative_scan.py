@@ -1,0 +1,57 @@
+"""``associative_scan``: prefix combinations with the user's associative function, in logarithmically many steps.
+
+Transforms, stage 2: a front over ``core/ops/prefix.py`` for pytrees. Nothing here is a primitive, so that
+derivatives and batches are those of the operations that the function is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from blufunc import errors
+from blufunc.core.ir import source
+from blufunc.core.ir.axes import axis_in
+from blufunc.core.ops.prefix import prefix_scan
+from blufunc.core.pytree import paths as treepath
+from blufunc.core.pytree import tree
+from blufunc.transforms.arguments import as_values, check_callable, name_of
+
+
+def associative_scan(fn: Callable, elems: Any, reverse: bool = False, axis: int = 0) -> Any:
+    """All prefixes of ``elems`` along ``axis`` combined by ``fn``.
+
+    Args:
+      fn: ``fn(earlier, later)``, associative, of pytrees like ``elems`` whose size along ``axis`` may be any, to
+        one of the same structure, shapes and dtypes.
+      elems: a pytree of arrays that agree in size along ``axis``.
+      reverse: whether to go from the end to the front.
+      axis: the axis, of every array; a negative one counts from the end of the first.
+    Returns:
+      a pytree like ``elems``: the element i is the combination of the elements up to i.
+    """
+    check_callable(fn, "associative_scan")
+    leaves, in_tree = tree.flatten(elems)
+    paths = treepath.leaf_paths(in_tree)
+    values = as_values(leaves, lambda i: f"elems{paths[i]}")
+    if not values:
+        return elems
+    axis = axis_in(axis, values[0].aval.ndim, "associative_scan")
+    if len({v.aval.shape[axis] if axis < v.aval.ndim else None for v in values}) > 1:
+        listed = ", ".join(f"elems{p} {v.aval}" for p, v in zip(paths, values, strict=True))
+        raise errors.ShapeError(
+            f"associative_scan: the arrays differ in size along axis {axis}: {listed}.", where=source.here()
+        )
+
+    def combine(a, b):
+        out, out_tree = tree.flatten(fn(tree.unflatten(in_tree, a), tree.unflatten(in_tree, b)))
+        results = as_values(out, lambda i: f"the result of {name_of(fn)}")
+        if out_tree != in_tree or any(not r.aval.same_type(x.aval) for r, x in zip(results, a, strict=True)):
+            raise errors.CarryError(
+                f"the function of associative_scan, {name_of(fn)}, must return what it is given: "
+                f"{', '.join(str(x.aval) for x in a)}, not {', '.join(str(r.aval) for r in results)}.",
+                where=source.here(),
+            )
+        return results
+
+    return tree.unflatten(in_tree, prefix_scan(combine, values, axis, bool(reverse)))

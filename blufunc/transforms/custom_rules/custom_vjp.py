@@ -1,0 +1,386 @@
+"""``custom_vjp``: a function whose reverse-mode rule the user gives.
+
+Transforms, stage 2. Linearizing runs the forward rule and stages one equation that stands for the
+unknown derivative; transposing that equation runs the backward rule. A trace that does not
+differentiate stages the function and keeps the rules with it; evaluation just calls it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.trace import EVAL, Tracer, set_trace, state
+from blufunc.core.ops.elementwise import convert
+from blufunc.core.primitives.linear_ops import all_front, batched_front, instantiate, move_dim, reduce_sum
+from blufunc.core.primitives.primitive import Primitive, unsupported
+from blufunc.core.primitives.tangents import Zero, is_linear, zero
+from blufunc.core.programs.stage import stage
+from blufunc.core.pytree import paths as treepath
+from blufunc.core.pytree import tree
+from blufunc.errors import GradError
+from blufunc.transforms.arguments import (
+    FlatFunction,
+    argument_indices,
+    as_values,
+    bind_positional,
+    check_callable,
+    fix_static,
+    labels_of,
+    name_of,
+)
+from blufunc.transforms.autodiff.jvp import JVPTrace
+from blufunc.transforms.autodiff.linearize import LinearizeTrace, SplitTrace
+from blufunc.transforms.autodiff.symbolic_zeros import CustomVJPPrimal, SymbolicZero, example_zero, for_rule
+from blufunc.transforms.batching.batch import Axis, batch_flat
+from blufunc.transforms.control_flow.calls import Call, jit_p
+from blufunc.transforms.custom_rules.custom_jvp import (
+    batched_call,
+    check_closure,
+    expand_nones,
+    nondiff_positions,
+    rule_results,
+)
+
+
+class _CustomVJPLinear(Primitive):
+    """The unknown derivative of a ``custom_vjp`` function: it is only ever transposed, by the user's rule.
+
+    Operands are the residuals, then a tangent for each argument.
+    """
+
+    name, kind, multiple_results = "custom_vjp_linear", "call", True
+
+    impl = unsupported("a custom_vjp function has no forward-mode derivative; use custom_jvp")
+    jvp = unsupported("a custom_vjp function has no forward-mode derivative; use custom_jvp")
+
+    def abstract(self, *avals, bwd, n_res, outs, name):
+        return list(outs)
+
+    def reference(self, compile, *, bwd, n_res, outs, name):
+        raise GradError(
+            f"{name} has a custom_vjp, so its forward-mode derivative does not exist.",
+            fix="define it with custom_jvp, which serves both modes",
+        )
+
+    def batch(self, axis, args, dims, *, bwd, n_res, outs, name):
+        ts = [a if d is None else move_dim(a, d, 0) for a, d in zip(args[n_res:], dims[n_res:], strict=True)]
+        bwd = _BatchedBwd(bwd, axis, tuple(d is not None for d in dims[n_res:]), list(dims[:n_res]))
+        outs = tuple(ShapedArray((axis.size, *a.shape), a.dtype) for a in outs)
+        return self.bind(*args[:n_res], *ts, bwd=bwd, n_res=n_res, outs=outs, name=name), [0] * len(outs)
+
+    def transpose(self, cts, *args, bwd, n_res, outs, name):
+        for arg, ct in zip(args[n_res:], bwd(args[:n_res], cts), strict=True):
+            if is_linear(arg):
+                arg.add(ct)
+
+
+custom_vjp_linear_p = _CustomVJPLinear()
+
+
+class _CustomVJPCall(Call):
+    """A call differentiated by ``fwd(args, perturbed) -> (outs, residuals, bwd)``, on flat lists.
+
+    ``bwd(residuals, cts) -> cts`` belongs to this run of the forward rule and its residuals. The first ``n_consts``
+    operands are what the function closes over: the rules do not take them.
+    """
+
+    name, inline = "custom_vjp_call", True
+
+    def linearize(self, trace, primals, tangents, *, jaxpr, fwd, n_consts, name, forward_mode):
+        check_closure(tangents[:n_consts], name)
+        tangents = tangents[n_consts:]
+        outs, residuals, bwd = fwd(primals[n_consts:], [t.__class__ is not Zero for t in tangents])
+        return outs, linear_outputs(trace, outs, residuals, tangents, bwd, name)
+
+    def jvp(self, primals, tangents, *, jaxpr, fwd, n_consts, name, forward_mode):
+        if not forward_mode:
+            raise forward_mode_error(name)
+        return jit_p.jvp(primals, tangents, jaxpr=jaxpr, name=name)
+
+    transpose = unsupported("it is differentiated by its own rules before anything is transposed")
+
+    def batch(self, axis, args, dims, *, jaxpr, fwd, n_consts, name, forward_mode):
+        body, consts, ins, batched = batched_call(jaxpr, axis, args, dims)
+        params = {"fwd": _BatchedFwd(fwd, axis, batched[n_consts:]), "n_consts": len(consts) + n_consts}
+        outs = self.bind(*consts, *ins, jaxpr=body, name=name, forward_mode=forward_mode, **params)
+        return outs, [0] * len(outs)
+
+    def rewrite(self, bodies, operands, *, jaxpr, **params):
+        """The function gone through: its rules are of arrays, not of boxes."""
+        return bodies.inline(jaxpr, operands)
+
+    drop_outputs = None  # type: ignore[assignment]  # the rules are for all results
+
+
+custom_vjp_call_p = _CustomVJPCall()
+
+
+def linear_outputs(trace: LinearizeTrace, outs, residuals, tangents, bwd, name: str) -> list:
+    """Stage the equation that stands for the derivative, and return its results as tangents of ``outs``."""
+    avals = tuple(o.aval.tangent() for o in outs)
+    with set_trace(trace.tangents):
+        ts = [instantiate(t) for t in tangents]
+    params = {"bwd": bwd, "n_res": len(residuals), "outs": avals, "name": name}
+    out_ts = trace.tangents.process(custom_vjp_linear_p, [*residuals, *ts], params)
+    return [
+        zero(o.aval) if a.dtype == dtypes.float0 else t for o, a, t in zip(outs, avals, out_ts, strict=True)
+    ]
+
+
+def forward_mode_error(name: str) -> GradError:
+    """The error for forward mode through ``custom_vjp``."""
+    return GradError(
+        f"forward-mode differentiation (jvp) of {name}, which has a custom_vjp.",
+        where=source.here(),
+        why="custom_vjp gives a rule for reverse mode only.",
+        fix="use grad or vjp, or define the function with custom_jvp, which serves both modes",
+    )
+
+
+class _BatchedFwd:
+    """The forward rule over a batch. Residuals stay where their batch axis came out, and the backward rule knows."""
+
+    def __init__(self, fwd: Callable, axis: Axis, batched: tuple[bool, ...]):
+        self.fwd, self.axis, self.batched = fwd, axis, batched
+        self.__name__ = fwd.__name__
+
+    def __call__(self, primals: Sequence, perturbed: Sequence[bool]) -> tuple[list, list, Callable]:
+        n_outs, bwd = 0, None
+
+        def both(*xs):
+            nonlocal n_outs, bwd
+            outs, residuals, bwd = self.fwd(xs, perturbed)
+            n_outs = len(outs)
+            return [*outs, *residuals]
+
+        results, dims = batch_flat(both, self.axis, primals, [0 if b else None for b in self.batched])
+        batched_bwd = _BatchedBwd(bwd, self.axis, self.batched, dims[n_outs:])
+        return all_front(self.axis, results[:n_outs], dims[:n_outs]), results[n_outs:], batched_bwd
+
+
+class _BatchedBwd:
+    """The backward rule over a batch; cotangents of arguments that were not batched are summed over it."""
+
+    def __init__(self, bwd: Any, axis: Axis, batched: tuple[bool, ...], res_dims: Sequence[int | None]):
+        self.bwd, self.axis, self.batched, self.res_dims = bwd, axis, batched, res_dims
+        self.__name__ = bwd.__name__
+
+    def __call__(self, residuals: Sequence, cts: Sequence) -> list:
+        axis, n_res = self.axis, len(residuals)
+        found: list[Any] = []
+
+        def flat(*xs):
+            rest = iter(xs[n_res:])
+            given = [example_zero(ct) if ct.__class__ is Zero else next(rest) for ct in cts]
+            found[:] = self.bwd(xs[:n_res], given)
+            return [ct for ct in found if ct is not None]
+
+        values = [ct for ct in cts if ct.__class__ is not Zero]
+        results, dims = batch_flat(flat, axis, [*residuals, *values], [*self.res_dims, *[0] * len(values)])
+        placed = iter(zip(results, dims, strict=True))
+        whole = [(None, None) if ct is None else next(placed) for ct in found]
+        return [self._of_argument(ct, d, b) for (ct, d), b in zip(whole, self.batched, strict=True)]
+
+    def _of_argument(self, ct: Any, d: int | None, batched: bool) -> Any:
+        """The cotangent of one argument. One that is the same for all examples has been summed, by a collective."""
+        if ct is None or batched:
+            return ct if ct is None else batched_front(self.axis, ct, d)
+        return ct if d is None else reduce_sum(ct, (d,))
+
+
+class custom_vjp:
+    """A function whose reverse-mode rule the user gives.
+
+        @bf.custom_vjp
+        def f(x, y): ...
+
+        def f_fwd(x, y):
+            return f(x, y), residuals          # any pytree of arrays
+
+        def f_bwd(residuals, ct):
+            return ct_x, ct_y                  # one for each argument; None for zero
+
+        f.defvjp(f_fwd, f_bwd)
+
+    Args:
+      fun: a function of pytrees of arrays.
+      nondiff_argnums: positional arguments that are not differentiated: Python values or functions, nothing traced.
+        ``fwd`` takes them in their places, ``bwd`` takes them first, in the order of the parameters.
+      nondiff_argnames: such arguments by name.
+    """
+
+    def __init__(
+        self,
+        fun: Callable,
+        nondiff_argnums: int | Sequence[int] = (),
+        nondiff_argnames: str | Sequence[str] = (),
+    ):
+        check_callable(fun, "custom_vjp")
+        functools.update_wrapper(self, fun)
+        self.fun = fun
+        self.nondiff = nondiff_positions(fun, nondiff_argnums, nondiff_argnames)
+        self.symbolic_zeros = self.forward_mode = False
+        self.fwd: Any = None
+        self.bwd: Any = None
+
+    def defvjp(
+        self,
+        fwd: Callable,
+        bwd: Callable,
+        symbolic_zeros: bool = False,
+        optimize_remat: bool = False,
+        *,
+        forward_mode: bool = False,
+    ) -> None:
+        """Set the rules.
+
+        Args:
+          fwd: ``fwd(*args) -> (out, residuals)``.
+          bwd: ``bwd(*nondiff, residuals, ct) -> cotangents``, a tuple with one for each differentiable argument, of
+            its structure, shapes and dtypes; None stands for zeros, of a whole subtree too.
+          symbolic_zeros: whether the rules are to be told what is zero by construction: ``fwd`` then gets a
+            ``CustomVJPPrimal`` (``value``, ``perturbed``) for each leaf of the differentiable arguments, and ``bwd`` a
+            ``SymbolicZero`` for each cotangent that is zero, which it may return as well.
+          optimize_remat: accepted, and without effect: rules are staged as any function is, so under ``checkpoint``
+            the first pass never computes what only the residuals need.
+          forward_mode: whether ``jvp`` differentiates the function itself, of which the rules then are another way to
+            compute the same derivative; by default it is an error, as in JAX.
+        """
+        check_callable(fwd, "defvjp")
+        check_callable(bwd, "defvjp")
+        self.fwd, self.bwd = fwd, bwd
+        self.symbolic_zeros, self.forward_mode = bool(symbolic_zeros), bool(forward_mode)
+
+    def __get__(self, obj: Any, owner: type | None = None) -> Any:
+        return self if obj is None else functools.partial(self, obj)
+
+    def __call__(self, *args, **kwargs):
+        name = name_of(self.fun)
+        if self.fwd is None or self.bwd is None:
+            raise GradError(
+                f"{name} is a custom_vjp without rules.", where=source.here(), fix=f"{name}.defvjp(fwd, bwd)"
+            )
+        args = bind_positional(self.fun, args, kwargs)
+        if self.nondiff:
+            for i in argument_indices(self.nondiff, len(args), "nondiff_argnums"):
+                if isinstance(args[i], Tracer):
+                    raise GradError(
+                        f"the argument {i} of {name}, which is not differentiated, is traced ({args[i].aval}).",
+                        where=source.here(),
+                        why="the backward rule is given that argument later, when the trace may have ended.",
+                        fix="make it a differentiable argument: fwd keeps it among the residuals, and bwd returns "
+                        "None for it",
+                    )
+        fun, dynamic, static = fix_static(self.fun, args, self.nondiff)
+        fwd, _, _ = fix_static(self.fwd, args, self.nondiff)
+        return _call_custom_vjp(self, fun, fwd, dynamic, static)
+
+
+def _call_custom_vjp(owner: custom_vjp, fun: Callable, fwd: Callable, args: tuple, static: tuple) -> Any:
+    trace = state.trace
+    if trace is EVAL:
+        return fun(*args)
+    name = name_of(owner.fun)
+    leaves, in_tree = tree.flatten((args, {}))
+    values = as_values(leaves, lambda i: f"the argument {labels_of(fun, in_tree)[i]}")
+    rules = _FlatRules(owner, fwd, in_tree, static, [v.aval for v in values])
+    if isinstance(trace, SplitTrace) and not any(map(trace.is_tangent, values)):
+        with set_trace(trace.parent):
+            return _call_custom_vjp(owner, fun, fwd, args, static)
+    if owner.forward_mode and isinstance(trace, JVPTrace) and not isinstance(trace, LinearizeTrace):
+        return fun(*args)
+    if isinstance(trace, JVPTrace):
+        pairs = [trace.pair(v) for v in values]
+        primals, tangents = [p for p, _ in pairs], [t for _, t in pairs]
+        with set_trace(trace.parent):
+            if all(t.__class__ is Zero for t in tangents):
+                return _call_custom_vjp(owner, fun, fwd, tree.unflatten(in_tree, primals)[0], static)
+            if not isinstance(trace, LinearizeTrace):
+                raise forward_mode_error(name)
+            outs, residuals, bwd = rules(primals, [t.__class__ is not Zero for t in tangents])
+            out_ts = linear_outputs(trace, outs, residuals, tangents, bwd, name)
+        return tree.unflatten(rules.out_tree, trace.wrap(custom_vjp_call_p, outs, out_ts))
+    flat = FlatFunction(fun, in_tree)
+    jaxpr, consts = stage(flat, [v.aval for v in values], name).hoist()
+    rules.out_tree, rules.out_avals = flat.out_tree, jaxpr.out_avals
+    params = {"fwd": rules, "n_consts": len(consts), "name": name, "forward_mode": owner.forward_mode}
+    outs = custom_vjp_call_p.bind(*consts, *values, jaxpr=jaxpr, **params)
+    return tree.unflatten(flat.out_tree, outs)
+
+
+class _FlatRules:
+    """The user's rules on flat lists, their results checked: called, the forward rule, which returns the other."""
+
+    def __init__(
+        self, owner: custom_vjp, fwd: Callable, in_tree: tree.TreeDef, static: tuple, avals: list[ShapedArray]
+    ):
+        self.owner, self.fwd, self.in_tree, self.static, self.avals = owner, fwd, in_tree, static, avals
+        self.name = name_of(owner.fun)
+        self.out_tree: Any = None  # of the function's result, where it is known, and the types
+        self.out_avals: Any = None
+
+    @property
+    def __name__(self) -> str:
+        return name_of(self.owner.fwd)
+
+    def __call__(self, primals: Sequence, perturbed: Sequence[bool]) -> tuple[list, list, Callable]:
+        """Results, residuals, and the backward rule ``(residuals, cts) -> cts`` that takes them."""
+        if self.owner.symbolic_zeros:
+            primals = [CustomVJPPrimal(x, p) for x, p in zip(primals, perturbed, strict=True)]
+        args, _ = tree.unflatten(self.in_tree, primals)
+        with source.own_lines():
+            pair = self.fwd(*args)
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
+            raise GradError(
+                f"the fwd rule of {self.name} must return (out, residuals), it returned a {type(pair).__name__}.",
+                where=source.here(),
+            )
+        outs, self.out_tree = rule_results(
+            pair[0], self.out_tree, self.out_avals, f"the fwd rule of {self.name}", "out"
+        )
+        leaves, res_tree = tree.flatten(pair[1])
+        residuals = as_values(leaves, lambda i: f"a residual of {self.name}")
+
+        def bwd(residuals: Sequence, cts: Sequence) -> list:
+            return self._backward(tree.unflatten(res_tree, residuals), cts)
+
+        bwd.__name__ = name_of(self.owner.bwd)
+        return outs, residuals, bwd
+
+    def _backward(self, residuals: Any, cts: Sequence) -> list:
+        """For each argument its cotangent, or None for zero."""
+        ct = tree.unflatten(self.out_tree, for_rule(cts, self.owner.symbolic_zeros))
+        with source.own_lines():
+            found = self.owner.bwd(*self.static, residuals, ct)
+        args_tree = tree.structure(tree.unflatten(self.in_tree, [0] * len(self.avals))[0])
+        if not isinstance(found, (tuple, list)):
+            raise GradError(
+                f"the bwd rule of {self.name} must return a tuple with a cotangent for each argument, it returned a "
+                f"{type(found).__name__}.",
+                where=source.here(),
+                fix="return (ct,) for one argument",
+            )
+        rule = f"the bwd rule of {self.name}"
+        flat = expand_nones(tuple(found), args_tree, rule, ("the arguments", "the tuple of cotangents"))
+        paths = treepath.leaf_paths(args_tree)
+        return [self._checked(ct, aval, path) for ct, aval, path in zip(flat, self.avals, paths, strict=True)]
+
+    def _checked(self, ct: Any, aval: ShapedArray, path: str) -> Any:
+        expected = aval.tangent()
+        if ct is None or ct.__class__ is SymbolicZero or expected.dtype == dtypes.float0:
+            return None
+        (ct,) = as_values([ct], lambda i: f"the cotangent {path} from the bwd rule of {self.name}")
+        if aval.weak_type and not ct.aval.shape and ct.aval.dtype.kind == expected.dtype.kind:
+            # a Python number has no precision of its own, and computing with it gave the other operand's
+            ct = convert(ct, expected.dtype)
+        if not expected.same_type(ct.aval):
+            raise GradError(
+                f"the bwd rule of {self.name} returned {ct.aval} as the cotangent of argument {path}, which is {aval}.",
+                where=source.here(),
+                fix="give the cotangent the shape and dtype of the argument",
+            )
+        return ct

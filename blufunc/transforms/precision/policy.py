@@ -1,0 +1,157 @@
+"""What ``autocast`` computes in which precision: the table.
+
+Transforms, stage 2, read by ``autocast.py``. The table is data. Each primitive is in one class, by name:
+
+- ``low``: contractions. Operands are cast to the low dtype; products are summed in float32 all the same, and the
+  result is rounded to the low dtype, unless the program declared another with ``preferred_element_type``. So are
+  attention and the tanh form of GELU, beside the table: each is one operation, computed in float32 inside.
+- ``widest``: cheap elementwise operations, comparisons, selections, and those that only move elements: low if all
+  operands are, as types promote anywhere else. One float32 operand makes the operation float32; numbers follow the
+  arrays. So a residual stream that begins in float32 stays there, to which blocks add what their products give.
+- ``float32``: functions that amplify rounding errors, and sums: exponentials, logarithms, powers, roots, reductions,
+  running sums and scatter-additions. So are differences, of which the leading digits cancel: with them softmax,
+  cross entropy, variance and normalisation are float32 throughout. Low operands are cast back.
+- ``exact``: solvers, whose bodies are left as they are: rounded products would keep them from converging.
+
+Everything else (linear algebra, FFTs, sorts, special functions, random bits, callbacks, primitives of users) runs
+on operands of the dtypes that the program was traced with. Only values that are float32 in the program take part:
+float64 and what the program itself made half precision stay as they are.
+
+The choice of what keeps float32 follows common practice in mixed-precision training (Micikevicius et al., 2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core.ir import dtypes, source
+from blufunc.core.primitives.primitive import Primitive
+
+TABLE: dict[str, tuple[str, ...]] = {
+    "low": ("conv_general_dilated", "dot_general"),
+    "widest": (
+        # elementwise
+        "abs", "add", "add_any", "ceil", "clamp", "copy", "div", "erf", "floor", "logistic", "max", "min", "mul",
+        "neg", "rem", "round", "select", "sign", "sin", "cos", "stop_gradient", "tanh", "trunc",
+        "eq", "ge", "gt", "is_finite", "le", "lt", "ne",
+        # movement
+        "broadcast_in_dim", "concatenate", "dynamic_slice", "dynamic_update_slice", "gather", "name", "offload", "pad",
+        "pick_along", "place_along", "reshape", "rev", "scatter", "slice", "top_k", "transpose",
+        # selections are exact
+        "argmax", "argmin", "cummax", "cummin", "reduce_max", "reduce_min", "reduce_window_max",
+        "reduce_window_min",
+    ),
+    "float32": (
+        "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cosh", "erf_inv", "erfc", "exp", "exp2",
+        "expm1", "integer_pow", "log", "log1p", "pow", "rsqrt", "sinh", "sqrt", "square", "sub",
+        "tan",
+        "cumlogsumexp", "cumprod", "cumsum", "reduce_prod", "reduce_sum", "reduce_window_sum",
+        "scatter_add", "scatter_mul",
+    ),
+    "exact": ("linear_solve",),
+}  # fmt: skip
+"""The class of each primitive, by name."""
+
+_CLASSES = {name: cls for cls, names in TABLE.items() for name in names}
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The table with a user's changes, for one low dtype; hashable, so that transformed jaxprs are kept under it."""
+
+    dtype: np.dtype
+    changes: tuple[tuple[str, str], ...] = ()
+
+    def class_of(self, prim: Primitive) -> str | None:
+        """The class of a primitive; None: as traced."""
+        return dict(self.changes).get(prim.name) or _CLASSES.get(prim.name)
+
+    def table(self) -> dict[str, tuple[str, ...]]:
+        """The table as it is for this policy."""
+        classes = {**_CLASSES, **dict(self.changes)}
+        return {cls: tuple(sorted(n for n, c in classes.items() if c == cls)) for cls in TABLE}
+
+
+def make_policy(dtype: Any, float32: Any = (), low: Any = ()) -> Policy:
+    """A policy from what users write.
+
+    Args:
+      dtype: bfloat16 or float16.
+      float32: primitives, or names of primitives in the table, to run in float32.
+      low: likewise, to run in the low dtype.
+    Raises:
+      DtypeError, ArgumentError, ValueRangeError: they are something else, or contradict each other.
+    """
+    try:
+        dtype = dtypes.as_dtype(dtype)
+    except errors.DtypeError as e:
+        raise source.located(e) from None
+    if dtype not in (dtypes.bfloat16, dtypes.float16):
+        raise errors.DtypeError(
+            f"autocast to {dtypes.short_name(dtype)}: the low dtype is bfloat16 or float16.",
+            where=source.here(),
+            fix="autocast(f, dtype='bfloat16')",
+        )
+    kept, lowered = _names(float32, "float32"), _names(low, "low")
+    if both := sorted(kept & lowered):
+        raise errors.ValueRangeError(
+            f"autocast: {', '.join(both)} in float32= and in low=.", where=source.here(), fix="name it once"
+        )
+    return Policy(dtype, (*((n, "float32") for n in sorted(kept)), *((n, "low") for n in sorted(lowered))))
+
+
+def _names(prims: Any, option: str) -> set[str]:
+    if isinstance(prims, (str, Primitive)):
+        prims = (prims,)
+    if not isinstance(prims, Iterable):
+        raise errors.ArgumentError(
+            f"autocast: {option}= lists primitives, not {prims!r:.60}.",
+            where=source.here(),
+            fix=f"{option}=('add', lax.tanh_p)",
+        )
+    found = set()
+    for p in prims:
+        if not isinstance(p, (str, Primitive)):
+            raise errors.ArgumentError(
+                f"autocast: {option}= lists primitives or their names, not {p!r:.60}.",
+                where=source.here(),
+                fix=f"{option}=('add', lax.tanh_p)",
+            )
+        if isinstance(p, str) and p not in _CLASSES:
+            raise errors.ValueRangeError(
+                f"autocast: {option}= names {p!r}, which is not in the table.",
+                where=source.here(),
+                fix="print(bf.autocast_table()) shows the names; pass any other primitive itself: lax.erfc_p",
+            )
+        found.add(p if isinstance(p, str) else p.name)
+    return found
+
+
+_MEANINGS = {
+    "low": "cast to the low dtype, summed in float32",
+    "widest": "low if all operands are",
+    "float32": "cast back to float32",
+    "exact": "as traced, bodies included",
+}
+
+
+def autocast_table(dtype: Any = "bfloat16", *, float32: Any = (), low: Any = ()) -> str:
+    """What ``autocast`` with these options computes in which precision, as text; print it."""
+    policy = make_policy(dtype, float32, low)
+    lines = []
+    for cls, names in policy.table().items():
+        lines.append(f"{cls} ({_MEANINGS[cls]}):")
+        row = "   "
+        for name in names:
+            if len(row) + 1 + len(name) > 100:
+                lines.append(row)
+                row = "   "
+            row += f" {name}"
+        lines.append(row)
+    lines.append("all other primitives: the dtypes that the program was traced with")
+    return "\n".join(lines)

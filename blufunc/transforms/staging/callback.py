@@ -1,0 +1,413 @@
+"""Callbacks: functions of Python that a program calls while it runs.
+
+Transforms, stage 2. ``pure_callback`` computes a value, and may be dropped or repeated like any operation;
+``io_callback`` acts on the world, and runs exactly as often as the program says; ``debug_callback`` reports, and
+stands aside of every transform. In a jaxpr each is one equation, whatever axes it was mapped over: the loop over a
+batch runs on the host.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from blufunc import errors
+from blufunc.core.arrays import backend
+from blufunc.core.arrays.array import from_numpy, lift
+from blufunc.core.ir import dtypes, source
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.trace import EVAL, Value, set_trace
+from blufunc.core.primitives import effects
+from blufunc.core.primitives.linear_ops import batched_front, move_dim, reshape
+from blufunc.core.primitives.primitive import Primitive, unsupported
+from blufunc.core.pytree import paths as treepath
+from blufunc.core.pytree import tree
+from blufunc.transforms.arguments import abstract, as_values, check_callable, labels_of, name_of
+
+
+class HostFunction:
+    """A function of the user's, from a list of NumPy arrays to a list of new ones.
+
+    Args:
+      fun: the function, of pytrees of arrays.
+      in_tree: the structure of its arguments, ``(args, kwargs)``.
+      static: the leaves of the arguments that are no arrays, by position.
+      out_tree: the ``TreeDef`` of its results; None for a function whose results nobody wants.
+      outs: the types of their leaves.
+      api: what the user called, for messages.
+    """
+
+    def __init__(
+        self,
+        fun: Callable,
+        in_tree: tree.TreeDef,
+        static: dict[int, Any],
+        out_tree: Any,
+        outs: tuple[ShapedArray, ...],
+        api: str,
+    ):
+        self.fun, self.in_tree, self.static = fun, in_tree, static
+        self.out_tree, self.outs, self.api = out_tree, outs, api
+        self.source = source.current()
+        self.__name__ = name_of(fun)
+
+    def with_outs(self, outs: tuple[ShapedArray, ...]) -> HostFunction:
+        """The same function where it returns arrays of other types."""
+        changed = copy.copy(self)
+        changed.outs = outs
+        return changed
+
+    def __call__(self, buffers: Sequence[np.ndarray]) -> list[np.ndarray]:
+        device = backend.host_device()
+        values = iter([from_numpy(np.asarray(b), device) for b in buffers])  # copies: the user may keep them
+        n = self.in_tree.num_leaves
+        leaves = [self.static[i] if i in self.static else next(values) for i in range(n)]
+        args, kwargs = tree.unflatten(self.in_tree, leaves)
+        try:
+            with set_trace(EVAL), source.own_lines():
+                out = self.fun(*args, **kwargs)
+        except Exception as e:
+            where = source.describe(self.source)
+            if getattr(e, "where", None) != where:  # else it says so itself
+                e.add_note(f"in {self.__name__}, which {self.api} calls, at {where}")
+            raise
+        return self._results(out)
+
+    def _results(self, out: Any) -> list[np.ndarray]:
+        """What the function returned, checked."""
+        if self.out_tree is None:
+            return []
+        leaves, structure = tree.flatten(out)
+        if structure != self.out_tree and not self._is_like_declared(out):
+            names = ("result_shape_dtypes", "the result")
+            raise errors.TreeError(
+                f"{self.api}: {self.__name__} returned another structure than result_shape_dtypes.",
+                where=source.describe(self.source),
+                why="; ".join(treepath.diff(self.out_tree, structure, *names)[:5]),
+                fix="return a pytree of arrays of that structure, or correct result_shape_dtypes",
+            )
+        paths = treepath.leaf_paths(self.out_tree)
+        return [self._checked(x, a, p) for x, a, p in zip(leaves, self.outs, paths, strict=True)]
+
+    def _is_like_declared(self, out: Any) -> bool:
+        """Whether a result differs from what was declared only in having lists for tuples, or the other way round."""
+        declared = tree.unflatten(self.out_tree, [0] * self.out_tree.num_leaves)
+        return tree.structure(_with_tuples(out)) == tree.structure(_with_tuples(declared))
+
+    def _checked(self, x: Any, aval: ShapedArray, path: str) -> np.ndarray:
+        """One result as a new array; 64-bit numbers are taken for the 32-bit ones that NumPy's defaults stand for."""
+        what = f"{self.api}: the result{path} of {self.__name__}"
+        where = source.describe(self.source)
+        host = np.asarray(x)
+        if host.dtype != aval.dtype:
+            try:
+                host = dtypes.canonical_numpy(host)
+            except errors.BlufuncError as e:
+                raise type(e)(f"{what}: {e.what}", where=where, why=e.why, fix=e.fix) from None
+        if host.dtype != aval.dtype:
+            raise errors.DtypeError(
+                f"{what} is {ShapedArray(host.shape, host.dtype)}, result_shape_dtypes says {aval}.",
+                where=where,
+                fix=f"np.asarray(result, {aval.dtype.name!r}), or correct result_shape_dtypes",
+            )
+        if host.shape != aval.shape:
+            raise errors.ShapeError(
+                f"{what} is {ShapedArray(host.shape, host.dtype)}, result_shape_dtypes says {aval}.",
+                where=where,
+                fix="return an array of that shape, or correct result_shape_dtypes",
+            )
+        return np.array(host, order="C")
+
+
+def _with_tuples(x: Any) -> Any:
+    """A result with its lists as tuples."""
+    if x.__class__ in (list, tuple):
+        return tuple(map(_with_tuples, x))
+    return {k: _with_tuples(v) for k, v in x.items()} if x.__class__ is dict else x
+
+
+class Repeated:
+    """A host function over a batch: one call for each position along the first axis, in order."""
+
+    outs: tuple[ShapedArray, ...]
+    __name__: str
+
+    def __init__(self, call: HostFunction | Repeated, size: int, batched: tuple[bool, ...]):
+        self.call, self.size, self.batched = call, size, batched
+        self.outs = tuple([ShapedArray((size, *a.shape), a.dtype) for a in call.outs])
+        self.__name__ = call.__name__
+
+    def __call__(self, buffers: Sequence[np.ndarray]) -> list[np.ndarray]:
+        stacked = [np.empty(a.shape, a.dtype) for a in self.outs]
+        for i in range(self.size):
+            outs = self.call([x[i] if b else x for x, b in zip(buffers, self.batched, strict=True)])
+            for whole, out in zip(stacked, outs, strict=True):
+                whole[i] = out
+        return stacked
+
+
+class _Callback(Primitive):
+    """A kind: calls of ``callback``, a ``HostFunction`` or what a batch made of it."""
+
+    kind, multiple_results, fresh = "callback", True, True
+
+    def abstract(self, *avals, callback, **params):
+        return list(callback.outs)
+
+    def reference(self, compile, *, callback, **params):
+        return callback
+
+    def repeat(self, axis, args, dims, *, callback, **params):
+        """The batch rule of a call for each element."""
+        ins = [a if d is None else move_dim(a, d, 0) for a, d in zip(args, dims, strict=True)]
+        callback = Repeated(callback, axis.size, tuple([d is not None for d in dims]))
+        return self.bind(*ins, callback=callback, **params), [0] * len(callback.outs)
+
+
+# -- pure ------------------------------------------------------------------------------------------
+
+VMAP_METHODS = {
+    "sequential": "one call for each element",
+    "sequential_unrolled": "the same",
+    "expand_dims": "one call, arguments that are not mapped with a first axis of size 1",
+    "broadcast_all": "one call, arguments that are not mapped repeated along a first axis",
+    "legacy_vectorized": "one call, arguments that are not mapped as they are",
+}
+
+
+class _PureCallback(_Callback):
+    """A function of Python for its value."""
+
+    name = "pure_callback"
+
+    jvp = unsupported(
+        "it calls Python, which has no derivative; give the function that makes the call one, with custom_jvp or "
+        "custom_vjp, or call it on lax.stop_gradient of its arguments"
+    )
+    transpose = unsupported("it calls Python, of which nobody knows whether it is linear")
+
+    def batch(self, axis, args, dims, *, callback, vmap_method):
+        if vmap_method is None:
+            raise errors.UnsupportedError(
+                f"vmap of a pure_callback of {callback.__name__} that does not say how to map it.",
+                where=source.here(),
+                fix="pure_callback(..., vmap_method='sequential'): "
+                + "; ".join(f"{method!r}, {text}" for method, text in VMAP_METHODS.items()),
+            )
+        if vmap_method in ("sequential", "sequential_unrolled"):
+            return self.repeat(axis, args, dims, callback=callback, vmap_method=vmap_method)
+        ins = [self._in_front(axis, a, d, vmap_method) for a, d in zip(args, dims, strict=True)]
+        outs = tuple([ShapedArray((axis.size, *a.shape), a.dtype) for a in callback.outs])
+        results = self.bind(*ins, callback=callback.with_outs(outs), vmap_method=vmap_method)
+        return results, [0] * len(outs)
+
+    def _in_front(self, axis: Any, x: Any, d: int | None, vmap_method: str) -> Any:
+        """An argument of a call that does a whole batch at once."""
+        if d is not None:
+            return move_dim(x, d, 0)
+        if vmap_method == "expand_dims":
+            return reshape(x, (1, *x.aval.shape))
+        return batched_front(axis, x, None) if vmap_method == "broadcast_all" else x
+
+
+pure_callback_p = _PureCallback()
+
+
+def pure_callback(
+    callback: Callable,
+    result_shape_dtypes: Any,
+    *args: Any,
+    sharding: None = None,
+    vmap_method: str | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Call a function of Python for its value, under ``jit`` and in loops too.
+
+    A program may drop the call where nobody reads its results, and may make it more than once: ``callback`` must
+    depend on its arguments alone and do nothing else.
+
+    Args:
+      callback: takes pytrees of arrays, which it may keep, and returns a pytree of arrays.
+      result_shape_dtypes: what it returns: a pytree of ``ShapeDtypeStruct`` or of anything with a shape and a dtype.
+      args, kwargs: its arguments, pytrees of arrays.
+      sharding: None; a callback sees whole arrays.
+      vmap_method: how ``vmap`` maps the call: ``"sequential"`` calls once for each element. The others call once for
+        the whole batch, with its axis in front: an argument that is not mapped has there an axis of size 1
+        (``"expand_dims"``), is repeated (``"broadcast_all"``), or comes as it is (``"legacy_vectorized"``). Without
+        it ``vmap`` is an error.
+    Returns:
+      what the callback returns, in the structure that is declared; lists count as tuples. Where a 32-bit dtype is
+      declared, NumPy's 64-bit default is taken for it.
+    Raises:
+      ArgumentError: an argument is of the wrong kind.
+      TreeError, ShapeError, DtypeError (when it runs): the callback returns something else than was declared.
+      GradError (when it is differentiated): it has no derivative; give one with ``custom_jvp``.
+    """
+    if vmap_method is not None and vmap_method not in list(VMAP_METHODS):
+        raise errors.ArgumentError(
+            f"pure_callback: vmap_method={vmap_method!r} is not a method.",
+            where=source.here(),
+            fix=f"use None or one of {', '.join(map(repr, VMAP_METHODS))}",
+        )
+    host, values = _host_function(callback, result_shape_dtypes, args, kwargs, sharding, "pure_callback")
+    return tree.unflatten(
+        host.out_tree, pure_callback_p.bind(*values, callback=host, vmap_method=vmap_method)
+    )
+
+
+# -- with effects ----------------------------------------------------------------------------------
+
+
+class _IOCallback(_Callback):
+    """A function of Python for what it does, and for its value."""
+
+    name = "io_callback"
+
+    jvp = unsupported(
+        "what it does has no derivative; call it on lax.stop_gradient of its arguments, or give the function that "
+        "makes the call a derivative of its own with custom_jvp"
+    )
+    transpose = unsupported("what it does cannot be done backwards")
+
+    def effects_of(self, params):
+        return frozenset({effects.ORDERED_IO if params["ordered"] else effects.IO})
+
+    def batch(self, axis, args, dims, *, callback, ordered):
+        if ordered:
+            raise errors.UnsupportedError(
+                f"vmap of an ordered io_callback of {callback.__name__}.",
+                where=source.here(),
+                why="the elements of a batch have no order in which its effects could come.",
+                fix="use ordered=False, or loop with lax.scan",
+            )
+        return self.repeat(axis, args, dims, callback=callback, ordered=ordered)
+
+
+io_callback_p = _IOCallback()
+
+
+def io_callback(
+    callback: Callable,
+    result_shape_dtypes: Any,
+    *args: Any,
+    sharding: None = None,
+    ordered: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """Call a function of Python for what it does: files, random numbers of the host, state.
+
+    The call is made exactly as often as the untransformed program makes it: never dropped, repeated or merged.
+    ``vmap`` calls once for each element. Of what ``checkpoint`` computes again it is no part: its results are stored.
+    On a mesh the first device makes the call, and all get its results; inside of ``shard_map`` every device makes it.
+
+    Args:
+      callback: takes pytrees of arrays, which it may keep, and returns a pytree of arrays, or None.
+      result_shape_dtypes: what it returns, as for ``pure_callback``; None for nothing.
+      args, kwargs: its arguments, pytrees of arrays.
+      sharding: None; a callback sees whole arrays.
+      ordered: whether the calls must come in the order of the program, relative to other ordered ones.
+    Returns:
+      what the callback returns.
+    Raises:
+      ArgumentError: an argument is of the wrong kind.
+      TreeError, ShapeError, DtypeError (when it runs): the callback returns something else than was declared.
+      GradError (when it is differentiated): an argument depends on what the derivative is taken of.
+      UnsupportedError: ``vmap`` of an ordered one.
+    """
+    host, values = _host_function(callback, result_shape_dtypes, args, kwargs, sharding, "io_callback")
+    return tree.unflatten(host.out_tree, io_callback_p.bind(*values, callback=host, ordered=bool(ordered)))
+
+
+class _DebugCallback(_Callback):
+    """A function of Python that reports values: without results, and without a part in derivatives."""
+
+    name = "debug_callback"
+
+    def effects_of(self, params):
+        return frozenset({effects.ORDERED_DEBUG if params["ordered"] else effects.DEBUG})
+
+    def jvp(self, primals, tangents, **params):
+        return self.bind(*primals, **params), []
+
+    def transpose(self, cts, *args, **params):
+        """A report of a tangent: reverse mode has no tangents, and does not make it."""
+
+    def batch(self, axis, args, dims, **params):
+        return self.repeat(axis, args, dims, **params)
+
+
+debug_callback_p = _DebugCallback()
+
+
+def debug_callback(
+    fun: Callable, args: tuple, kwargs: dict, ordered: bool, api: str, keep: tuple = ()
+) -> None:
+    """Stage or make a call of ``fun`` for what it reports.
+
+    Args:
+      args, kwargs: its arguments; leaves that are no arrays, and those of the types ``keep``, reach it as they are.
+      api: what the user called, for messages.
+    """
+    leaves, in_tree = tree.flatten((args, kwargs))
+    static, values = {}, []
+    for i, x in enumerate(leaves):
+        value = None if isinstance(x, keep) and not isinstance(x, np.generic) else _lifted(x)
+        if value is None:
+            static[i] = x
+        else:
+            values.append(value)
+    host = HostFunction(fun, in_tree, static, None, (), api)
+    debug_callback_p.bind(*values, callback=host, ordered=bool(ordered))
+
+
+def _lifted(x: Any) -> Value | None:
+    """The value, or None where ``x`` is not an array."""
+    try:
+        return lift(x)
+    except errors.BlufuncError:
+        return None
+
+
+def effects_barrier() -> None:
+    """Wait until all effects of the programs called so far have happened, and are seen.
+
+    The NumPy executor is done when a call returns; what was printed is flushed.
+    """
+    sys.stdout.flush()
+
+
+def _host_function(
+    fun: Any, result: Any, args: tuple, kwargs: dict, sharding: Any, api: str
+) -> tuple[HostFunction, list]:
+    """The host function of a callback with results, and its operands."""
+    check_callable(fun, api)
+    if sharding is not None:
+        raise errors.UnsupportedError(
+            f"{api} with a sharding.",
+            where=source.here(),
+            why="a callback sees whole arrays.",
+            fix="sharding=None",
+        )
+    templates, out_tree = tree.flatten(result)
+    paths = treepath.leaf_paths(out_tree)
+    outs = tuple(
+        [_declared(x, f"result_shape_dtypes{p}", api) for x, p in zip(templates, paths, strict=True)]
+    )
+    leaves, in_tree = tree.flatten((args, kwargs))
+    values = as_values(leaves, lambda i: f"{api}: the argument {labels_of(fun, in_tree)[i]}")
+    return HostFunction(fun, in_tree, {}, out_tree, outs, api), values
+
+
+def _declared(x: Any, name: str, api: str) -> ShapedArray:
+    """The type that one leaf of ``result_shape_dtypes`` stands for."""
+    if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+        raise errors.ArgumentError(
+            f"{api}: {name} is a {type(x).__name__}, which has no shape and dtype.",
+            where=source.here(),
+            fix="bf.ShapeDtypeStruct(shape, dtype); None for a callback that returns nothing",
+        )
+    return abstract(x, f"{api}: {name}").strong()

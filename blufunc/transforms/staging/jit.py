@@ -1,0 +1,486 @@
+"""``jit``: trace once for each kind of argument, compile, run.
+
+Transforms; the one caller of compilation on the main path, and where all stages meet:
+
+    s = bf.jit(f).trace(*args)    # stages 1 and 2: s.jaxpr
+    l = s.lower()                 # stage 4: l.jaxpr, simplified; and 5 to 7 as far as nothing is compiled:
+                                  # l.fusion, l.source(), l.memory, l.cost
+    c = l.compile()               # stages 5 to 7
+    c(*args)                      # stage 8; c.timings(*args)
+
+Inside another transform a jitted function becomes a ``jit`` equation with its jaxpr.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from blufunc import errors
+from blufunc.config import config
+from blufunc.core.arrays import backend, nan_check
+from blufunc.core.arrays.array import Array, Donated, arrays_of
+from blufunc.core.ir import source
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.axes import static_int
+from blufunc.core.ir.trace import EVAL, Tracer, state
+from blufunc.core.ir.typed_key import exact
+from blufunc.core.primitives import effects
+from blufunc.core.primitives.primitive import concrete, device_of
+from blufunc.core.programs import simplify
+from blufunc.core.programs.cache_key import Key, difference
+from blufunc.core.programs.stage import stage
+from blufunc.core.pytree import nodes, tree
+from blufunc.transforms.arguments import (
+    FlatFunction,
+    abstract,
+    argument_indices,
+    argument_numbers,
+    as_values,
+    check_callable,
+    labels_of,
+    name_of,
+    signature_of,
+)
+from blufunc.transforms.batching.batch import MeshAxis
+from blufunc.transforms.control_flow.calls import jit_p
+from blufunc.transforms.staging.memory_sizes import budget_in_bytes
+from blufunc.transforms.staging.stages import Entry, Lowered, Traced, give, part_with
+
+
+def jit(
+    fun: Callable | None = None,
+    *,
+    static_argnums: int | Sequence[int] = (),
+    static_argnames: str | Sequence[str] = (),
+    donate_argnums: int | Sequence[int] = (),
+    donate_argnames: str | Sequence[str] = (),
+    max_traces: int | None = None,
+    memory_budget: int | str | None = None,
+    inline: bool = False,
+    keep_unused: bool = False,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    device: None = None,
+    backend: None = None,
+    compiler_options: None = None,
+) -> Any:
+    """Compile ``fun`` as one program for each combination of argument types.
+
+    Args:
+      fun: a pure function of pytrees of arrays. Without it, a decorator is returned.
+      static_argnums, static_argnames: arguments that are Python values, not arrays: hashable, and a new value means
+        a new trace.
+      donate_argnums, donate_argnames: arguments whose memory the results may take. The caller's arrays may not be
+        used afterwards.
+      max_traces: how often the function may be traced before that is an error.
+      memory_budget: how much memory the program may plan to need at its peak, on each device, its arguments and results
+        included: bytes, or text such as ``"12GB"`` or ``"11.5GiB"``. Where it would need more, values that wait for
+        their readers are computed again instead of being kept, the cheapest for what they free first, products of
+        matrices among them; ``lower(...).memory.bought`` says which, and the price. Results are as without a budget up
+        to rounding. Where it would not, the program is the very same. A call inside another program becomes part of
+        it, and that program's budget counts.
+      inline, keep_unused: without effect. A call inside another program always becomes part of it, and parameters
+        that are not used cost nothing.
+      in_shardings: how the arguments that are not static lie on a mesh: a ``NamedSharding``, a ``PartitionSpec`` on the
+        current mesh, or None where an argument stays as it is; or a pytree prefix of the tuple of arguments with these.
+        Arrays that nobody has put anywhere are moved; others have to lie like that.
+      out_shardings: the same of the results; None where the program may decide.
+      device, backend, compiler_options: None.
+    Returns:
+      a function like ``fun``, with the stages ``trace`` and ``lower``, ``clear_cache`` and ``trace_count``.
+    Raises:
+      ArgumentError: ``fun`` is not a function, ``inline`` or ``keep_unused`` not a bool, or ``memory_budget`` no size.
+      MemoryBudgetError: at a call, if no plan within ``memory_budget`` was found.
+      ShardingError: at a call, if an argument lies otherwise than ``in_shardings`` says, or a spec does not fit.
+      TreeError: at a call, if shardings are no prefix of arguments or results.
+      UnsupportedError: one of the options that have to be None is not.
+    """
+    _check_options(
+        {"inline": inline, "keep_unused": keep_unused},
+        {"device": device, "backend": backend, "compiler_options": compiler_options},
+    )
+    if fun is None:
+        return functools.partial(
+            jit,
+            static_argnums=static_argnums,
+            static_argnames=static_argnames,
+            donate_argnums=donate_argnums,
+            donate_argnames=donate_argnames,
+            max_traces=max_traces,
+            memory_budget=memory_budget,
+            in_shardings=in_shardings,
+            out_shardings=out_shardings,
+        )
+    check_callable(fun, "jit")
+    budget = None if memory_budget is None else budget_in_bytes(memory_budget)
+    options = (static_argnums, static_argnames, donate_argnums, donate_argnames, max_traces, budget)
+    if in_shardings is None and out_shardings is None:
+        return Jitted(fun, *options)
+    return _sharded[-1](fun, *options, in_shardings=in_shardings, out_shardings=out_shardings)
+
+
+_sharded: list[Callable[..., Jitted]] = []
+
+
+def register_sharded(make: Callable[..., Jitted]) -> None:
+    """Make known what ``jit`` returns where shardings are given: meshes are above this module."""
+    _sharded.append(make)
+
+
+_NOT_HERE = {
+    "device": (
+        "a program runs on the device of its arguments",
+        "put them there: f(bf.device_put(x, device))",
+    ),
+    "backend": (
+        "a program runs on the device of its arguments",
+        "put them there: f(bf.device_put(x, device))",
+    ),
+    "compiler_options": (
+        "there is no compiler that has options",
+        "leave it out; bf.config has what can be set",
+    ),
+}
+
+
+def _check_options(flags: dict[str, Any], absent: dict[str, Any]) -> None:
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise errors.ArgumentError(
+                f"jit: {name} is True or False, not {flag!r:.60}.", where=source.here(), fix=f"{name}=False"
+            )
+    for name, value in absent.items():
+        if value is not None:
+            why, fix = _NOT_HERE[name]
+            raise errors.UnsupportedError(
+                f"jit takes no {name}, which is {value!r:.60}.", where=source.here(), why=f"{why}.", fix=fix
+            )
+
+
+_DISABLED = "jit is disabled"
+_SCOPES_KEPT = 16
+
+
+@contextlib.contextmanager
+def disable_jit(disable: bool = True) -> Iterator[None]:
+    """Context manager in which functions under ``jit`` just run, in this thread, so that values can be printed.
+
+    The bodies of ``scan``, ``cond`` and ``while_loop`` are traced all the same: ``debug.print`` looks into those.
+    """
+    before = state.context
+    kept = tuple(e for e in before if e != _DISABLED)
+    state.context = (*kept, _DISABLED) if disable else kept
+    try:
+        yield
+    finally:
+        state.context = before
+
+
+_jitted: weakref.WeakSet[Jitted] = weakref.WeakSet()
+
+
+def clear_caches() -> None:
+    """Forget the traces and programs of all functions under ``jit``."""
+    for function in list(_jitted):
+        function.clear_cache()
+
+
+class Jitted:
+    """What ``jit`` returns."""
+
+    def __init__(
+        self, fun, static_argnums, static_argnames, donate_argnums, donate_argnames, max_traces, budget
+    ):
+        functools.update_wrapper(self, fun)
+        self.fun = fun
+        self.name = name_of(fun)
+        self.static_nums, self.static_names = _positions(fun, static_argnums, static_argnames, "static")
+        self.donate_nums, self.donate_names = _positions(fun, donate_argnums, donate_argnames, "donate")
+        self.max_traces = None if max_traces is None else static_int(max_traces, "jit", "max_traces")
+        self.budget = budget
+        self.trace_count = 0
+        self._entries: dict[Key, Entry] = {}
+        self._plain = not self.static_nums and not self.static_names
+        self._fast: dict[tuple, Entry] = {}
+        # The structure of the last call's arguments, and of the positional ones if there were no others.
+        self._last = tree.LEAF, tree.LEAF
+        _jitted.add(self)
+
+    def __repr__(self) -> str:
+        return f"<jit of {self.name}>"
+
+    def __get__(self, obj: Any, owner: type | None = None) -> Any:
+        return self if obj is None else functools.partial(self, obj)
+
+    def __call__(self, *args, **kwargs):
+        if self._plain and state.trace is EVAL and not state.context:
+            arrays: Sequence = args
+            key: list = [a.aval for a in args if a.__class__ is Array]
+            if kwargs or len(key) != len(args):
+                arrays, in_tree = self._flatten(args, kwargs)
+                key = [in_tree, *[a.aval for a in arrays if a.__class__ is Array]]
+                if len(key) != 1 + len(arrays):
+                    arrays = self._values(arrays, in_tree)
+                    key[1:] = [a.aval for a in arrays if a.__class__ is Array]
+            entry = self._fast.get(tuple(key))  # too short to be found if tracers are among the arguments
+            if entry is not None:
+                return self._run(entry, arrays)
+        return self._call(args, kwargs)
+
+    def _run(self, entry: Entry, arrays: Sequence[Array]) -> Any:
+        """Run a program on arrays; those that are donated lose their buffers."""
+        if config.guards:
+            return self._run_guarded(entry, arrays)
+        device, program, precision = entry.ran
+        buffers = [  # the inner loop is an assignment that lasts no longer: references are counted
+            b for a in arrays if a.device is device for b in (a._buffer,) if b.__class__ is not Donated
+        ]
+        if len(buffers) != len(arrays) or not buffers or precision != config.matmul_precision:
+            device, precision = entry.place(arrays, self.name), config.matmul_precision
+            buffers = [a.buffer_on(device) for a in arrays]
+            program = entry.program_on(device)
+            entry.ran = device, program, precision
+        if entry.consts:
+            arrays = [*entry.constants(device), *arrays]
+            buffers = [*[c.buffer for c in entry.constants(device)], *buffers]
+        if entry.taken:
+            give(arrays, buffers, entry.taken, device, self.name)
+        return self._results(entry, program(buffers), device)
+
+    def _run_guarded(self, entry: Entry, arrays: Sequence[Array]) -> Any:
+        """Run a program, and look for NaN in its results, and for the equation that made the first.
+
+        Its arguments must outlive it, for it may have to run again.
+        """
+        device = entry.place(arrays, self.name)
+        given = [*entry.constants(device), *arrays]
+        outs = entry.program_on(device, donating=False)([a.buffer_on(device) for a in given])
+        shown = effects.silenced(simplify.inline_calls(entry.jaxpr))
+        nan_check.check_program(self.name, shown, given, outs, device)
+        part_with(given, entry.taken, self.name)
+        return self._results(entry, outs, device)
+
+    def _results(self, entry: Entry, outs: Sequence, device: backend.Device) -> Any:
+        if entry.single:
+            return Array(outs[0], entry.out_avals[0], device)
+        return tree.unflatten(entry.out_tree, arrays_of(outs, entry.out_avals, device))
+
+    def _call(self, args: tuple, kwargs: dict) -> Any:
+        if state.context and (
+            _DISABLED in state.context or any(e.__class__ is MeshAxis for e in state.context)
+        ):  # in the function of a shard_map values have types: they are not known in a body traced by itself
+            return self.fun(*args, **kwargs)
+        call = self._split(args, kwargs)
+        values = self._values(call.leaves, call.in_tree)
+        entry = self._entry(call, [v.aval for v in values])
+        values = self._placed(call, values)
+        if state.trace is not EVAL:
+            outs = jit_p.bind(*entry.consts, *values, jaxpr=entry.jaxpr, name=self.name)
+            return tree.unflatten(entry.out_tree, outs)
+        return self._run(entry, [*map(concrete, values)])
+
+    # -- stages --------------------------------------------------------------------------------
+
+    def trace(self, *args, **kwargs) -> Traced:
+        """Trace at the types of the arguments (arrays or ``ShapeDtypeStruct``); nothing is computed."""
+        call = self._split(args, kwargs)
+        entry = self._entry(call, [abstract(x) for x in call.leaves])
+        arrays = [x for x in call.leaves if isinstance(x, Array) and x.aval.ndim]
+        device = device_of(arrays, self.name, entry.home) if arrays else entry.home
+        return Traced(self, entry, call.in_tree, device, self._layouts(call))
+
+    def lower(self, *args, **kwargs) -> Lowered:
+        """``trace(*args).lower()``."""
+        return self.trace(*args, **kwargs).lower()
+
+    def clear_cache(self) -> None:
+        """Forget all traces and programs."""
+        self._entries.clear()
+        self._fast.clear()
+
+    # -- tracing -------------------------------------------------------------------------------
+
+    def _split(self, args: tuple, kwargs: dict) -> _CallArguments:
+        """Divide the arguments into dynamic leaves and static values."""
+        if self._plain:
+            return _CallArguments(*self._flatten(args, kwargs), (), args, kwargs)
+        n = len(args)
+        static_nums = {i for i in self.static_nums if i < n}
+        static = [("arg", i, args[i]) for i in sorted(static_nums)]
+        static += [("kwarg", k, v) for k, v in sorted(kwargs.items()) if k in self.static_names]
+        for _, where, value in static:
+            if isinstance(value, Tracer):
+                raise errors.StaticArgumentError(
+                    f"the static argument {self._name(where)} of {self.name} is a traced value ({value.aval}).",
+                    where=source.here(),
+                    fix="make it static in the outer transform too, or make it dynamic here",
+                )
+            try:
+                hash(value)
+            except TypeError:
+                raise errors.StaticArgumentError(
+                    f"the static argument {self._name(where)} of {self.name} is a {type(value).__name__}, "
+                    "which is not hashable.",
+                    where=source.here(),
+                    why="a trace is kept for each value of the static arguments.",
+                    fix="pass a tuple, a frozen dataclass or another hashable value; or make it dynamic",
+                ) from None
+        dynamic = tuple(_STATIC if i in static_nums else a for i, a in enumerate(args))
+        dynamic_kw = {k: v for k, v in kwargs.items() if k not in self.static_names}
+        leaves, in_tree = self._flatten(dynamic, dynamic_kw)
+        key = tuple((kind, where, value.__class__, exact(value)) for kind, where, value in static)
+        return _CallArguments(leaves, in_tree, key, dynamic, dynamic_kw, {w: v for _, w, v in static})
+
+    def _flatten(self, args: tuple, kwargs: dict) -> tuple[list, tree.TreeDef]:
+        """The leaves of arguments, whose structure is most often that of the call before."""
+        in_tree, args_tree = self._last
+        leaves = tree.leaves_like(in_tree, (args, kwargs)) if kwargs else tree.leaves_like(args_tree, args)
+        if leaves is None:
+            leaves, in_tree = tree.flatten((args, kwargs))
+            hash(in_tree)  # raises where static data cannot be hashed, which need not be comparable either
+            self._last = in_tree, tree.LEAF if kwargs else in_tree.children()[0]
+        return leaves, in_tree
+
+    def _values(self, leaves: list, in_tree: tree.TreeDef) -> list:
+        """The leaves of arguments as values."""
+        return as_values(leaves, lambda i: f"the argument {labels_of(self.fun, in_tree)[i]}")
+
+    def _donated(self, in_tree: tree.TreeDef) -> tuple[bool, ...]:
+        """Which leaves of the arguments are donated."""
+        args, kwargs = in_tree.children()
+        _, names = kwargs.node_data()  # type: ignore[misc]
+        flags = [i in self.donate_nums for i in range(len(args.children()))]
+        flags += [name in self.donate_names for name in names]
+        counts = [t.num_leaves for t in (*args.children(), *kwargs.children())]
+        return tuple(flag for flag, n in zip(flags, counts, strict=True) for _ in range(n))
+
+    def _name(self, where: int | str) -> str:
+        """What the function calls an argument that was given by position or name."""
+        signature = signature_of(self.fun)
+        names = list(signature.parameters) if signature else []
+        return str(names[where] if isinstance(where, int) and where < len(names) else where)
+
+    # What a subclass does otherwise that knows how arguments and results lie on a mesh.
+
+    def _flat(self, call: _CallArguments) -> FlatFunction:
+        """What is traced for a call."""
+        return FlatFunction(call.rebuild(self.fun), call.in_tree)
+
+    def _placed(self, call: _CallArguments, values: list) -> list:
+        """The arguments where the program wants them."""
+        return values
+
+    def _layouts(self, call: _CallArguments) -> Sequence[Any]:
+        """For each argument itself, or how it will lie: what ``Device.layouts`` takes."""
+        return call.leaves
+
+    def _entry(self, call: _CallArguments, avals: Sequence[ShapedArray]) -> Entry:
+        key = Key(call.in_tree, tuple(avals), call.static_key, state.context)
+        entry = self._entries.get(key)
+        if entry is not None and entry.alive():
+            return entry
+        if self._entries and config.shows("retrace"):
+            last = next(reversed(self._entries.values())).key
+            config.show(f"retrace of {self.name}: {difference(last, key, labels_of(self.fun, call.in_tree))}")
+        if self.max_traces is not None and self.trace_count >= self.max_traces:
+            last = next(reversed(self._entries.values())).key if self._entries else key
+            raise errors.RetraceError(
+                f"{self.name} was traced {self.trace_count} times already (max_traces={self.max_traces}).",
+                where=source.here(),
+                why=difference(last, key, labels_of(self.fun, call.in_tree)),
+                fix="keep shapes, dtypes and static arguments the same, or raise max_traces",
+            )
+        entry = self._entries[key] = self._trace(call, key)
+        if key.context:  # scopes may be entered without end: the last few are enough
+            for old in [k for k in self._entries if k.context][:-_SCOPES_KEPT]:
+                del self._entries[old]
+        if self._plain and not key.context and not any(isinstance(c, Tracer) for c in entry.consts):
+            self._fast[(call.in_tree, *key.types)] = entry
+            if not call.kwargs and all(a.__class__ is Array for a in call.args):
+                self._fast[key.types] = entry
+        return entry
+
+    def _trace(self, call: _CallArguments, key: Key) -> Entry:
+        flat = self._flat(call)
+        labels = labels_of(self.fun, call.in_tree)
+        jaxpr = stage(flat, key.types, self.name, labels)
+        closed, consts = jaxpr.hoist()
+        if config.shows("jaxpr"):
+            config.show(closed)
+        self.trace_count += 1
+        out_avals = tuple(a.strong() for a in closed.out_avals)
+        donated = self._donated(call.in_tree)
+        home, single = simplify.home_of(closed), flat.out_tree is tree.LEAF
+        return Entry(closed, consts, flat.out_tree, out_avals, key, donated, single, home, self.budget)
+
+
+class _Static:
+    """Holds the place of a static argument among the dynamic ones; a pytree without leaves."""
+
+    def __repr__(self) -> str:
+        return "<static>"
+
+
+_STATIC = _Static()
+nodes.register_node(_Static, lambda x: ((), None), lambda aux, children: _STATIC)
+
+
+@dataclass
+class _CallArguments:
+    """The arguments of one call, divided."""
+
+    leaves: list
+    in_tree: tree.TreeDef
+    static_key: tuple
+    args: tuple
+    kwargs: dict
+    static: dict = field(default_factory=dict)
+
+    def rebuild(self, fun: Callable) -> Callable:
+        """``fun`` of the dynamic arguments, with the static ones put back."""
+        if not self.static:
+            return fun
+        static = self.static
+
+        def with_static(*args, **kwargs):
+            full = [static[i] if a is _STATIC else a for i, a in enumerate(args)]
+            return fun(*full, **kwargs, **{k: v for k, v in static.items() if isinstance(k, str)})
+
+        functools.update_wrapper(with_static, fun)
+        return with_static
+
+
+def _positions(fun: Callable, nums: Any, names: Any, what: str) -> tuple[frozenset[int], frozenset[str]]:
+    """Argument numbers and names, each completed from the other by the signature."""
+    nums = argument_numbers(nums, f"{what}_argnums")
+    names = (names,) if isinstance(names, str) else () if names is None else names
+    if not isinstance(names, (tuple, list, set, frozenset)) or not all(isinstance(n, str) for n in names):
+        raise errors.ArgumentError(
+            f"{what}_argnames holds names of parameters, not {names!r:.60}.", where=source.here()
+        )
+    signature = signature_of(fun)
+    if signature is None:
+        return frozenset(nums), frozenset(names)
+    parameters = list(signature.parameters.values())
+    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    variadic = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    accepted = {p.name for p in parameters} | (
+        {*names} if any(p.kind is p.VAR_KEYWORD for p in parameters) else set()
+    )
+    for name in names:
+        if name not in accepted:
+            raise errors.ValueRangeError(
+                f"{what}_argnames: {name_of(fun)} has no parameter {name!r}.",
+                where=source.here(),
+                fix=f"its parameters are {', '.join(p.name for p in parameters)}",
+            )
+    if not variadic and nums:
+        nums = argument_indices(nums, len(positional), f"{what}_argnums")
+    all_nums = set(nums) | {positional.index(n) for n in names if n in positional}
+    all_names = set(names) | {positional[i] for i in nums if i < len(positional)}
+    return frozenset(all_nums), frozenset(all_names)

@@ -1,0 +1,83 @@
+"""Looking without computing: ``make_jaxpr``, ``eval_shape`` and ``typeof``.
+
+Transforms, stage 1. The first two trace; the first shows the equations, the second only the types.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.ir.jaxpr import Jaxpr
+from blufunc.core.programs.stage import stage
+from blufunc.core.pytree import tree
+from blufunc.transforms.arguments import (
+    FlatFunction,
+    ShapeDtypeStruct,
+    abstract,
+    argument_indices,
+    labels_of,
+    name_of,
+)
+
+
+def make_jaxpr(
+    fun: Callable, static_argnums: int | Sequence[int] = (), return_shape: bool = False
+) -> Callable:
+    """A function that traces ``fun`` and returns its jaxpr.
+
+    Args:
+      fun: a function of pytrees of arrays.
+      static_argnums: positional arguments to pass as they are.
+      return_shape: whether to return the pair of the jaxpr and the results as ``ShapeDtypeStruct``.
+    """
+
+    @functools.wraps(fun)
+    def make(*args, **kwargs) -> Jaxpr | tuple[Jaxpr, Any]:
+        static = argument_indices(static_argnums, len(args), "static_argnums")
+        dynamic = tuple(a for i, a in enumerate(args) if i not in static)
+
+        def call(*xs, **kw):
+            rest = iter(xs)
+            return fun(*[a if i in static else next(rest) for i, a in enumerate(args)], **kw)
+
+        call = functools.wraps(fun)(call) if not static else call
+        leaves, in_tree = tree.flatten((dynamic, kwargs))
+        flat = FlatFunction(call, in_tree)
+        labels = labels_of(call, in_tree)
+        avals = [abstract(x, label) for x, label in zip(leaves, labels, strict=True)]
+        jaxpr = stage(flat, avals, name_of(fun), labels)
+        if return_shape:
+            return jaxpr, tree.unflatten(flat.out_tree, [_struct(a) for a in jaxpr.out_avals])
+        return jaxpr
+
+    return make
+
+
+def eval_shape(fun: Callable, *args: Any, **kwargs: Any) -> Any:
+    """The shapes and dtypes of ``fun(*args, **kwargs)``, without computing anything.
+
+    Args:
+      fun: a function of pytrees of arrays.
+      args, kwargs: its arguments; arrays, or anything with ``shape`` and ``dtype`` as ``ShapeDtypeStruct``.
+    Returns:
+      the results, with ``ShapeDtypeStruct`` in the place of arrays.
+    """
+    return make_jaxpr(fun, return_shape=True)(*args, **kwargs)[1]
+
+
+def typeof(x: Any) -> ShapedArray:
+    """The type of an array, a traced value, or what becomes one: its ``shape``, ``dtype`` and ``weak_type``.
+
+    It prints as ``f32[3]``, with a ``~`` in front if the type is weak.
+
+    Raises:
+      ArgumentError: ``x`` is no array, number or ``ShapeDtypeStruct``.
+    """
+    return abstract(x)
+
+
+def _struct(aval: ShapedArray) -> ShapeDtypeStruct:
+    return ShapeDtypeStruct(aval.shape, aval.dtype)

@@ -1,0 +1,82 @@
+"""``named_scope`` and ``named_call``: names for parts of a program, which every transform keeps.
+
+Transforms, stage 1. The names of the open blocks go onto the source line of each equation that is staged in them, and
+from there into everything that shows lines: jaxprs printed with lines, the text of compiled programs. An equation of a
+derivative has the scopes of the equation that it is derived from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+
+from blufunc.core.ir import source
+from blufunc.errors import ArgumentError, ValueRangeError
+from blufunc.transforms.arguments import check_callable, name_of
+
+
+def named_scope(name: str) -> contextlib._GeneratorContextManager[None]:
+    """Name the operations made in a block, or in a function that it decorates. Blocks nest: ``encoder/layer``.
+
+    Args:
+      name: the name, of printable characters.
+    Returns:
+      a context manager and decorator.
+    Raises:
+      ArgumentError: ``name`` is not a string.
+      ValueRangeError: ``name`` is empty or holds line breaks or other control characters.
+    """
+    if not isinstance(name, str):
+        raise ArgumentError(
+            f"named_scope takes a string, not {name!r}.",
+            where=source.here(),
+            fix='with bf.named_scope("layer"):',
+        )
+    if not name or not name.isprintable():
+        raise ValueRangeError(
+            f"named_scope: {name!r} is not a name.",
+            where=source.here(),
+            why="names are shown in the comments of programs, a line for each operation.",
+            fix="use one or more printable characters",
+        )
+    return _scope(name)
+
+
+@contextlib.contextmanager
+def _scope(name: str) -> Iterator[None]:
+    replayed = source.replay.line
+    if replayed is not None:  # a rule is at work on an equation: its scopes go on, with this one inside
+        source.replay.line = source.within(source.scopes_of(replayed) + (name,), replayed[:2])
+        try:
+            yield
+        finally:
+            source.replay.line = replayed
+        return
+    before = source.open_scopes(())
+    source.open_scopes((*before, name))
+    try:
+        yield
+    finally:
+        source.open_scopes(before)
+
+
+def named_call(fun: Callable, *, name: str | None = None) -> Callable:
+    """``fun`` with its operations in a scope of their own.
+
+    Args:
+      fun: a function.
+      name: the name of the scope; that of the function by default.
+    Returns:
+      a function of the same arguments.
+    """
+    check_callable(fun, "named_call")
+    scope = name_of(fun) if name is None else name
+    named_scope(scope)  # an error in the name belongs here, not at the first call
+
+    @functools.wraps(fun)
+    def named(*args, **kwargs):
+        with named_scope(scope):
+            return fun(*args, **kwargs)
+
+    return named

@@ -1,0 +1,612 @@
+"""A CUDA device that is not there: device memory is host memory, and a kernel is run by the LoopIR interpreter.
+
+``install(monkeypatch)`` puts it in the place of the driver, the compiler and the libraries, so that all that decides
+what runs where and when is tested without a device. It is strict: memory that was freed is overwritten and may not be
+touched, and within a capture nothing runs, nothing may be copied from or to the host, and memory is the graph's own.
+"""
+
+import ctypes
+import functools
+import json
+import re
+import weakref
+
+import numpy as np
+
+import blufunc as bf
+import blufunc.numpy as bnp
+from blufunc.core.arrays import backend
+from blufunc.core.arrays.errstate import quietly
+from blufunc.core.ir import dtypes
+from blufunc.core.ir.avals import ShapedArray
+from blufunc.kernels.backends.cuda import backend as cuda_backend
+from blufunc.kernels.backends.cuda import executor
+from blufunc.kernels.backends.cuda.driver import driver, modules
+from blufunc.kernels.backends.cuda.driver import graph as cuda_graph
+from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
+from blufunc.kernels.backends.cuda.library import (
+    collectives,
+    cublaslt,
+    cupy_ops,
+    gelu_gemm,
+    scatter,
+    softmax_gemm,
+    tile_gemm_source,
+)
+from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_attention
+from blufunc.kernels.backends.cuda.library.attention import launch as cuda_attention_launch
+from blufunc.kernels.backends.cuda.library.attention.backward_source import ROWS_OF_SUM
+from blufunc.kernels.loopir import interpret as loop_interpreter
+from blufunc.kernels.rewrites import split_dot
+from blufunc.nn import attention_call, vocabulary_loss_call
+from tests.kernels.backends.cuda.library.test_cupy_ops import NumpyLibrary
+
+
+class Block:
+    """A piece of memory; its bytes are spoiled and kept for the next of its size when it goes."""
+
+    def __init__(self, source, raw, nbytes):
+        self.source, self.raw, self.nbytes = source, raw, nbytes
+        self.ptr = -(-raw.ctypes.data // 512) * 512
+        source.live[self.ptr] = nbytes
+
+    def __del__(self):
+        if self.source is self.source.fake.source:  # else it is a graph's, whose work comes again
+            self.raw[:] = 0xCD
+            del self.source.live[self.ptr]
+        self.source.free.setdefault(self.nbytes, []).append(self.raw)
+
+
+class Source:
+    """What ``CupySource`` is, of host memory: a block that was freed is the next one of its size."""
+
+    def __init__(self, fake, total=1 << 30):
+        self.fake, self.total, self.live, self.free = fake, total, {}, {}
+        fake.sources.add(self)
+
+    def malloc(self, sizes):
+        assert self.fake.captures() == (self is not self.fake.source), "memory of the wrong pool"
+        return [self._block(nbytes) for nbytes in sizes]
+
+    def _block(self, nbytes):
+        size = -(-nbytes // 512) * 512
+        if sum(self.live.values()) + size > self.total:
+            raise MemoryError
+        kept = self.free.get(size)
+        return Block(self, kept.pop() if kept else np.full(size + 512, 0xCD, np.uint8), size)
+
+    def free_unused(self):
+        self.free.clear()
+
+    def held_bytes(self):
+        return sum(self.live.values()) + sum(n * len(raws) for n, raws in self.free.items())
+
+    def room(self):
+        return self.total - sum(self.live.values()), self.total
+
+
+class Stream:
+    """A stream is where work is put; here it is done at once, or recorded."""
+
+    def __init__(self, ptr, fake=None):
+        self.ptr, self.fake = ptr, fake
+
+    def synchronize(self):
+        pass
+
+    def wait_event(self, event):
+        self.fake.recording[self.ptr].append(event)
+
+
+class Event:
+    """What passes when the work before it is done, and is waited for on other streams."""
+
+    def __init__(self, stream):
+        self.stream, self.place = stream.ptr, len(stream.fake.recording[stream.ptr])
+
+
+class Graph:
+    """Recorded work by streams, and what keeps its memory alive.
+
+    Each launch lets another stream run as far ahead as events let it: what was not waited for is seen.
+    """
+
+    def __init__(self, fake, work, keep):
+        self.fake, self.work, self.keep = fake, work, keep
+        self.launched = 0
+
+    def launch(self):
+        self.fake.replays += 1
+        self.launched += 1
+        order = sorted(self.work, reverse=self.launched % 2 == 1)
+        done = dict.fromkeys(order, 0)
+        while any(done[s] < len(self.work[s]) for s in order):
+            for stream in order:
+                if self.go(stream, done):
+                    break
+            else:
+                raise AssertionError("streams wait for each other")
+        first = self.work[min(order)]
+        joined = {e.stream for e in first if isinstance(e, Event) and e.place == len(self.work[e.stream])}
+        assert joined >= {s for s in order if self.work[s]} - {min(order)}, (
+            "the capture has streams that go on"
+        )
+
+    def go(self, stream, done):
+        """Run what comes next on a stream, if it need not wait."""
+        if done[stream] == len(self.work[stream]):
+            return False
+        what = self.work[stream][done[stream]]
+        if isinstance(what, Event):
+            if done[what.stream] < what.place:
+                return False
+        else:
+            what()
+        done[stream] += 1
+        return True
+
+
+class Launch:
+    """A kernel with its addresses; the function gets these as they are when it is launched."""
+
+    def __init__(self, fake, run, pointers):
+        self.fake, self.run, self.pointers = fake, run, list(pointers)
+
+    def __call__(self, stream):
+        pointers = tuple(self.pointers)
+        self.fake.launches += 1
+        self.fake.do(lambda: self.run(pointers), stream)
+
+
+class Loaded:
+    """What ``cuda_modules.Loaded`` is, of a Python function of addresses."""
+
+    counters = 0
+
+    def __init__(self, fake, run):
+        self.fake, self.run = fake, run
+
+    def prepare(self, pointers):
+        launch = Launch(self.fake, self.run, pointers)
+        return launch, launch.pointers
+
+
+class FakeCuda:
+    """The device.
+
+    Attributes:
+      launches, replays, products: how many kernels, graphs and matrix products were put on streams.
+      pauses: how many times a stream paused.
+      fewer: of products that count on fewer multiprocessors, their streams and how many these are.
+      epilogues: what products did beside multiplying, one for each that did.
+      compiled: the names of the kernels that were compiled.
+      sources_of_users: by entry, what a user's kernel does with the addresses of its parameters.
+    """
+
+    def __init__(self):
+        self.sources, self.recording = weakref.WeakSet(), None
+        self.source = Source(self)
+        self.pool = cuda_memory.Pool(0, self.source)
+        self.stream, self.own = Stream(1), None
+        self.launches = self.replays = self.products = self.pauses = 0
+        self.fewer: list[tuple[int, int]] = []
+        self.compiled, self.epilogues, self.sources_of_users = [], [], {}
+
+    # -- memory --------------------------------------------------------------------------------------
+
+    def array(self, address, shape, dtype):
+        """The memory at an address as an array; it must be that of one live buffer."""
+        n = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if not n:
+            return np.empty(shape, dtype)
+        inside = (
+            a <= address and address + n <= a + size for s in self.sources for a, size in s.live.items()
+        )
+        assert any(inside), f"{n} bytes at {address:#x} are nobody's"
+        return np.ndarray(shape, dtype, (ctypes.c_char * n).from_address(address))
+
+    def copy(self, to, source, nbytes, stream):
+        def run():
+            one = np.dtype(np.uint8)
+            self.array(to, (nbytes,), one)[:] = self.array(source, (nbytes,), one).copy()
+
+        if nbytes:
+            self.do(run, stream.ptr)
+
+    def fill_zero(self, address, nbytes, stream):
+        def run():
+            self.array(address, (nbytes,), np.dtype(np.uint8))[:] = 0
+
+        if nbytes:
+            self.do(run, stream.ptr)
+
+    def copy_in(self, address, x, index=0):
+        self._not_in_capture()
+        self.array(address, x.shape, x.dtype)[...] = x
+
+    def copy_out(self, x, address, index=0):
+        self._not_in_capture()
+        x[...] = self.array(address, x.shape, x.dtype)
+
+    def _not_in_capture(self):
+        if self.captures():
+            raise RuntimeError("cudaErrorStreamCaptureUnsupported")
+
+    def captured(self, aval, device, label):
+        return self.own.allocate(aval.shape, aval.dtype, label)
+
+    # -- work ----------------------------------------------------------------------------------------
+
+    def captures(self):
+        """Whether work of this thread is recorded now."""
+        return self.recording is not None and driver.is_capturing(2)
+
+    def do(self, run, stream):
+        if self.captures():
+            self.recording[stream].append(run)
+        else:
+            assert stream == 1, "work for a stream that is not the current one"
+            run()
+
+    def recorded(self, stream):
+        """An event; outside of a capture a number that grows with work, for times."""
+        return Event(stream) if self.captures() else self.launches + self.products
+
+    def capture(self, run, device=0, keep=(), urgent=(False,)):
+        made, own = [Stream(2 + i, self) for i in range(len(urgent))], Source(self)
+        self.recording, self.own = {s.ptr: [] for s in made}, cuda_memory.Pool(0, own)
+        try:
+            with driver.redirected(device, made[0], made[1:]):
+                run(made)
+            return Graph(self, self.recording, (keep, self.own, run))
+        finally:
+            self.recording = None
+
+    def load(self, wanted, device, name, others=(), made=None):
+        self.compiled += [w.kernels[0].name for w in wanted]
+        functions = [Loaded(self, lambda pointers, w=w: self.interpret(w, pointers)) for w in wanted]
+        return [str(k) for w in wanted for k in w.kernels], functions
+
+    def load_source(self, text, device):
+        if text.entry == "split_product":
+            return Loaded(self, functools.partial(self.split_product, constants_of(text.text)))
+        if text.entry == "pause":
+            return Loaded(self, self.pause)
+        return Loaded(self, lambda pointers: self.sources_of_users[text.entry](self, pointers))
+
+    def split_product(self, c, pointers):
+        """What the kernel of ``cuda_split_product`` does, by the definition of ``split_dot_p``."""
+        shapes = [(c["M"], c["K"]) if c["A_BY_ROWS"] else (c["K"], c["M"])] * 2
+        shapes += [(c["N"], c["K"]) if c["B_BY_ROWS"] else (c["K"], c["N"])] * 2
+        arrays = [self.array(p, s, np.dtype(np.float16)) for p, s in zip(pointers, shapes, strict=False)]
+        roots = [
+            self.array(p, (n,), np.dtype(np.float32))
+            for p, n in zip(pointers[4:6], (c["M"], c["N"]), strict=True)
+        ]
+        contracts = ((int(c["A_BY_ROWS"]),), (int(c["B_BY_ROWS"]),))
+        how = {"dimension_numbers": (contracts, ((), ())), "sums": c["SUMS"]}
+        out = split_dot.split_dot_p.impl(*arrays, *roots, **how)
+        self.array(pointers[6], out.shape, out.dtype)[...] = out
+        self.products += 1
+
+    def pause(self, pointers):
+        self.pauses += 1
+
+    def interpret(self, wanted, pointers):
+        rest = iter(pointers)
+        for kernel in wanted.kernels:
+            arrays = {b: self.array(next(rest), (b.size,), b.dtype) for b in kernel.buffers}
+            loop_interpreter.run(kernel, arrays)
+
+    # -- libraries -----------------------------------------------------------------------------------
+
+    def library(self, prim, buffers, params, outs, label=""):
+        if any(not b.nbytes for b in buffers) or any(not a.size for a in outs):
+            return cupy_ops.fallback(prim, buffers, params, outs, label)
+        if cupy_ops.is_host_fallback(prim, [b.dtype for b in buffers], params):
+            return cupy_ops.fallback(prim, buffers, params, outs, label)
+        pool = self.own if self.captures() else self.pool
+        results = [pool.allocate(a.shape, a.dtype, label) for a in outs]
+        sources, targets = ([(b.ptr, b.shape, b.dtype) for b in list_] for list_ in (buffers, results))
+
+        def run():
+            arrays = [self.array(p, s, cuda_memory.raw_dtype(d)) for p, s, d in sources]
+            operands = [d for _, _, d in sources]
+            made = quietly(lambda: cupy_ops.evaluate(NumpyLibrary(), prim, arrays, operands, params, outs))
+            for (p, s, d), x in zip(targets, made, strict=True):
+                self.array(p, s, cuda_memory.raw_dtype(d))[...] = np.asarray(x)
+
+        self.do(run, driver.work_stream(0).ptr)
+        return results
+
+
+def gelu(x):
+    """The tanh form."""
+    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
+
+
+def gelu_slope(x):
+    """GELU's derivative, by differences."""
+    x = x.astype(np.float64)
+    return (gelu(x + 1e-4) - gelu(x - 1e-4)) / 2e-4
+
+
+class Plan:
+    """``cublaslt.Plan`` by NumPy: row-major matrices at addresses."""
+
+    def __init__(self, fake, gemm, addresses):
+        assert gemm.refused() is None
+        self.fake, self.gemm = fake, gemm
+        if not fake.captures():  # the choice is made by running some algorithms, not all of them right
+            g, (_, _, d) = gemm.layout, addresses
+            if d is not None:
+                self._matrices(d, gemm.d, g.m, g.n, g.ldd, g.stride_d)[...] = 77
+
+    def run(self, a, b, c, d, bias=0, aux=0, alpha=1, beta=0, stream=0):
+        self.fake.products += 1
+        self.fake.fewer += [(stream, self.gemm.multiprocessors)] * (self.gemm.multiprocessors > 0)
+        self.fake.epilogues += [self.gemm.epilogue or "accumulate"] * (
+            self.gemm.reads_c or self.gemm.epilogue is not None
+        )
+        for address in (a, b, c, d, bias, aux):
+            assert address % self.gemm.alignment == 0
+        given = (c != 0, bias != 0, aux != 0, beta)
+        assert given == (self.gemm.reads_c, self.gemm.has_bias, self.gemm.has_aux, self.gemm.reads_c)
+        self.fake.do(lambda: quietly(self._multiply, a, b, c, d, bias, aux), stream)
+
+    def _multiply(self, a, b, c, d, bias, aux):
+        g = self.gemm.layout
+        rows_a, columns_a = (g.k, g.m) if g.trans_a else (g.m, g.k)
+        rows_b, columns_b = (g.n, g.k) if g.trans_b else (g.k, g.n)
+        x = self._matrices(a, self.gemm.a, rows_a, columns_a, g.lda, g.stride_a)
+        y = self._matrices(b, self.gemm.b, rows_b, columns_b, g.ldb, g.stride_b)
+        wide = np.int32 if dtypes.is_integer(self.gemm.a) else np.promote_types(self.gemm.d, np.float32)
+        if self.gemm.d in (dtypes.bfloat16, dtypes.float16):
+            wide = np.float32
+        x, y = (
+            m.astype(wide).swapaxes(1, 2) if t else m.astype(wide)
+            for m, t in ((x, g.trans_a), (y, g.trans_b))
+        )
+        out = np.matmul(x, y)
+        if c:
+            out = out + self._matrices(c, self.gemm.d, g.m, g.n, g.ldd, g.stride_d).astype(wide)
+        if bias:
+            out = out + self.fake.array(bias, (g.n,), self.gemm.d).astype(wide)
+        epilogue = self.gemm.epilogue or ""
+        if aux:
+            stored = self._matrices(aux, self.gemm.d, g.m, g.n, g.ldd, g.stride_d)
+        if epilogue == "dgelu":
+            out = out * gelu_slope(stored)
+        elif epilogue.startswith("gelu"):
+            if aux:
+                stored[...] = out.astype(self.gemm.d)
+            out = gelu(out)
+        self._matrices(d, self.gemm.d, g.m, g.n, g.ldd, g.stride_d)[...] = out.astype(self.gemm.d)
+
+    def _matrices(self, address, dtype, rows, columns, ld, stride):
+        extent = (self.gemm.layout.batch - 1) * stride + (rows - 1) * ld + columns
+        flat = self.fake.array(address, (extent,), np.dtype(f"V{dtype.itemsize}"))
+        strides = [s * dtype.itemsize for s in (stride, ld, 1)]
+        shape = (self.gemm.layout.batch, rows, columns)
+        return np.lib.stride_tricks.as_strided(flat, shape, strides).view(dtype)
+
+
+class Scatter:
+    """``cuda_scatter.Scatter`` by NumPy."""
+
+    def __init__(self, fake, how, dtype, index, n, height, width, device, own, clip=False):
+        self.fake, self.how, self.dtype, self.index, self.clip = fake, how, dtype, index, clip
+        self.sizes = n, height, width
+        self.scratch = own((height,), np.dtype(np.int32))
+
+    def __call__(self, x, rows, updates, out, stream):
+        self.fake.do(lambda: quietly(self._combine, x, rows, updates, out), stream.ptr)
+
+    def _combine(self, x, rows, updates, out):
+        n, height, width = self.sizes
+        wide = np.float32 if dtypes.is_floating(self.dtype) and self.dtype.itemsize < 4 else self.dtype
+        found = self.fake.array(x, (height, width), self.dtype).astype(wide)
+        given = self.fake.array(updates, (n, width), self.dtype).astype(wide)
+        combine = {"add": np.add, "mul": np.multiply, "max": np.maximum, "min": np.minimum}.get(self.how)
+        for row, update in zip(self.fake.array(rows, (n,), self.index), given):
+            row = min(max(row, 0), height - 1) if self.clip else row
+            if 0 <= row < height:
+                found[row] = combine(found[row], update) if combine else update
+        self.fake.array(out, (height, width), self.dtype)[...] = found.astype(self.dtype)
+
+
+def matrix_at(fake, address, shape, row):
+    """A matrix of bfloat16 whose rows are so many elements apart."""
+    flat = fake.array(address, ((shape[0] - 1) * row + shape[1],), dtypes.bfloat16)
+    return np.lib.stride_tricks.as_strided(flat, shape, (2 * row, 2))
+
+
+class GeluKernel:
+    """``cuda_gelu_step.Kernel`` by the definition, in float32."""
+
+    def __init__(self, fake, product, rows, device):
+        assert product.fits
+        assert all(row > 0 and not row % tile_gemm_source.VECTOR for row in rows)
+        self.fake, self.product, self.rows = fake, product, rows
+
+    def __call__(self, factors, given, results, stream):
+        self.fake.products += 1
+        self.fake.epilogues.append("dgelu" if self.product.derivative else "gelu")
+        self.fake.do(lambda: quietly(self._run, factors, given, results), stream.ptr)
+
+    def _run(self, factors, given, results):
+        p, half = self.product, dtypes.bfloat16
+        shapes = (p.m, p.k), (p.n, p.k) if p.by_rows else (p.k, p.n)
+        given_rows = zip(factors, shapes, self.rows, strict=True)
+        a, b = (matrix_at(self.fake, *of).astype(np.float32) for of in given_rows)
+        t = a @ (b.T if p.by_rows else b)
+        out, argument, sums, again = results
+        if p.bias:
+            t += self.fake.array(given, (p.n,), half).astype(np.float32)
+        t = t.astype(half).astype(np.float32)
+        if p.derivative:
+            x = self.fake.array(given, (p.m, p.n), half).astype(np.float32)
+            t *= gelu_slope(x)
+        made = (t if p.derivative else gelu(t)).astype(half)
+        self.fake.array(out, (p.m, p.n), half)[...] = made
+        assert (bool(argument), bool(sums), bool(again)) == (p.stored, p.summed, p.again)
+        if p.again:
+            self.fake.array(again, (p.m, p.n), half)[...] = gelu(x)
+        if p.stored:
+            self.fake.array(argument, (p.m, p.n), half)[...] = t
+        if p.summed:
+            bands = made.astype(np.float32).reshape(-1, tile_gemm_source.ROWS, p.n)
+            self.fake.array(sums, (len(bands), p.n), np.dtype(np.float32))[...] = bands.sum(1)
+
+
+class SoftmaxKernel:
+    """``cuda_softmax_step.Kernel`` by the definition of ``nn``."""
+
+    def __init__(self, fake, product, rows, device):
+        assert product.whole and not product.n % tile_gemm_source.VECTOR
+        assert all(row > 0 and not row % tile_gemm_source.VECTOR for row in rows)
+        self.fake, self.product, self.rows = fake, product, rows
+
+    def __call__(self, factors, given, results, scratch, stream):
+        self.fake.products += 1
+        self.fake.epilogues.append("softmax")
+        self.fake.do(lambda: quietly(self._run, factors, given, results), stream.ptr)
+
+    def _run(self, factors, given, results):
+        p, f32 = self.product, np.dtype(np.float32)
+        a = matrix_at(self.fake, factors[0], (p.m, p.k), self.rows[0])
+        b = matrix_at(self.fake, factors[1], (p.n, p.k) if p.by_rows else (p.k, p.n), self.rows[1])
+        types = (np.dtype(np.int32), np.dtype(bool), f32)
+        known = [self.fake.array(at, (p.m,), t) for at, t in zip(given, types, strict=True)]
+        found = vocabulary_loss_call._softmax(*map(bnp.asarray, (a, b, *known)), features=int(p.by_rows))
+        for at, x in zip(results, found, strict=True):
+            self.fake.array(at, x.shape, x.dtype)[...] = np.asarray(x)
+
+
+class Attention:
+    """``cuda_attention_launch.Forward`` and ``Backward`` by the definitions of ``nn``, in float32."""
+
+    def __init__(
+        self, fake, backward, shape, dtype, strides, scale, causal, device, code, parts, summed=False
+    ):
+        assert cuda_attention.refused(shape, dtype, strides, "sm_90a", parts) is None
+        self.fake, self.backward, self.shape, self.dtype, self.strides = fake, backward, shape, dtype, strides
+        self.parts, self.summed = parts, summed
+        self.needed = sum(cuda_attention.scratch_bytes(not backward, shape, "sm_90a", code, parts))
+        self.how = {"scale": scale, "is_causal": causal} | ({} if code.mods is None else {"mods": code.mods})
+        s = shape
+        numbers = [ShapedArray((n,), dtypes.int32) for n in (s.batch, s.heads)]
+        self.extras = [] if code.mods is None else [*numbers, *code.tables]
+        queries = (s.batch, s.queries, s.heads, s.features)
+        keys = (s.batch, s.keys, s.key_heads, s.features)
+        self.shapes = [queries, keys, keys, queries, queries, queries, keys, keys][: len(strides)]
+
+    def __call__(self, addresses, scratch, stream, extras):
+        self.fake.products += 1
+        self.fake.do(lambda: quietly(self._run, addresses, scratch, extras), stream.ptr)
+
+    def _run(self, addresses, scratch, extras):
+        s = self.shape
+        self.fake.array(scratch, (self.needed,), np.dtype(np.uint8))[...] = (
+            0xFF  # nobody else needs what is there
+        )
+        sums = addresses[-3:] if self.summed else []
+        if self.backward:
+            *given, dq, dk, dv = addresses[: len(addresses) - len(sums)]
+            q, k, v, out, lse, dout, *split = given
+            places, in_parts = [q, k, v, out, dout, dq, dk, dv], (0, 1, 2, 4)
+        else:
+            *given, out, lse = addresses
+            q, k, v, *split = given
+            places, in_parts = [q, k, v, out], (0, 1, 2)
+        lse = self.fake.array(lse, (s.batch, s.heads, s.queries), np.dtype(np.float32))
+        result = np.dtype(np.float32) if self.parts else self.dtype
+        arrays, wide = [], []
+        for i, (place, shape, strides) in enumerate(zip(places, self.shapes, self.strides, strict=True)):
+            if self.parts and i in in_parts:
+                *rest, unit = split[in_parts.index(i) :: len(in_parts)]
+                parts = [self._view(p, shape, strides, self.dtype) for p in (place, *rest)]
+                assert len(parts) == self.parts
+                units = np.repeat(
+                    self.fake.array(unit, (s.batch, s.key_heads), result), shape[2] // s.key_heads, 1
+                )
+                arrays.append(parts[0])
+                wide.append(sum(p.astype(np.float32) for p in parts) * units[:, None, :, None])
+            else:
+                arrays.append(self._view(place, shape, strides, result))
+                wide.append(arrays[-1].astype(np.float32))
+        on_host = lambda x: bf.device_put(x, backend.host_device())
+        wide = [on_host(x) for x in wide]
+        behind = [
+            on_host(self.fake.array(a, t.shape, t.dtype)) for a, t in zip(extras, self.extras, strict=True)
+        ]
+        if self.backward:
+            q, k, v, out, dout = wide[:5]
+            results = attention_call._backward(q, k, v, out, on_host(lse), dout, *behind, **self.how)
+            for to, x in zip(arrays[5:], results, strict=True):
+                to[...] = np.asarray(x).astype(result)
+            for place, of, strides in zip(sums, arrays[5:], self.strides[5:], strict=bool(sums)):
+                self._sum(place, of.astype(np.float32), strides)
+            return
+        out, sums = attention_call._forward(*wide[:3], *behind, **self.how)
+        arrays[3][...] = np.asarray(out).astype(result)
+        lse[...] = np.asarray(sums)
+
+    def _sum(self, place, x, strides):
+        """Write the sums of each 16 tokens, in rows like those of the gradients."""
+        groups = -(-x.shape[1] // ROWS_OF_SUM)
+        shape = (x.shape[0], groups, *x.shape[2:])
+        to = self._view(place, shape, strides._replace(batch=groups * strides.token), np.dtype(np.float32))
+        for group in range(groups):
+            to[:, group] = x[:, group * ROWS_OF_SUM :][:, :ROWS_OF_SUM].sum(1)
+
+    def _view(self, address, shape, strides, dtype):
+        """An operand where its strides say."""
+        last = sum((n - 1) * s for n, s in zip(shape, (*strides, 1), strict=True)) + 1
+        flat = self.fake.array(address, (last,), dtype)
+        steps = [s * dtype.itemsize for s in (*strides, 1)]
+        return np.lib.stride_tricks.as_strided(flat, shape, steps)
+
+
+def constants_of(text):
+    """The numbers that a text defines, by name."""
+    found = re.findall(r"constexpr (?:int|bool) (\w+) = (\w+);", text)
+    return {name: json.loads(value) for name, value in found if value.isdigit() or value in ("true", "false")}
+
+
+def install(monkeypatch):
+    """Put a ``FakeCuda`` in the place of CUDA, and return it."""
+    fake = FakeCuda()
+    properties = driver.DeviceProperties(0, "fake", (9, 0), 132, 1 << 30, 50 << 20, 227 << 10)
+    for module, name, value in (
+        (driver, "available", lambda: None),
+        (driver, "require", lambda: None),
+        (driver, "device_count", lambda: 1),
+        (driver, "properties", lambda index=0: properties),
+        (driver, "use_device", lambda index: None),
+        (driver, "compute_stream", lambda index=0: fake.stream),
+        (driver, "synchronize", lambda index=0: None),
+        (driver, "copy_in", fake.copy_in),
+        (driver, "copy_out", fake.copy_out),
+        (driver, "copy_on_device", fake.copy),
+        (driver, "fill_zero", fake.fill_zero),
+        (driver, "recorded", fake.recorded),
+        (driver, "seconds_between", lambda start, stop: (stop - start) / 1e3),
+        (cuda_memory, "_pools", {0: fake.pool}),
+        (cupy_ops, "run", fake.library),
+        (executor, "_captured", fake.captured),
+        (cuda_graph, "capture", fake.capture),
+        (cublaslt, "Plan", lambda gemm, device, addresses: Plan(fake, gemm, addresses)),
+        (scatter, "Scatter", functools.partial(Scatter, fake)),
+        (gelu_gemm, "Kernel", functools.partial(GeluKernel, fake)),
+        (softmax_gemm, "Kernel", functools.partial(SoftmaxKernel, fake)),
+        (cuda_attention_launch, "Forward", functools.partial(Attention, fake, False)),
+        (cuda_attention_launch, "Backward", functools.partial(Attention, fake, True)),
+        (modules, "load", fake.load),
+        (modules, "load_source", fake.load_source),
+        (backend, "_backends", {**backend._backends, "cuda": cuda_backend.CudaBackend()}),
+        (backend, "_default", {}),
+        (collectives, "_number", functools.cache(collectives._number.__wrapped__)),
+    ):
+        monkeypatch.setattr(module, name, value)
+    return fake

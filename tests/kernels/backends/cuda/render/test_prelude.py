@@ -1,0 +1,167 @@
+"""The CUDA prelude: chosen to measure, compiled for every architecture, and right.
+
+What the functions compute is checked twice over the same table: by a compiler for the host, and on a device where
+there is one.
+"""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from blufunc import errors
+from blufunc.core.ir import dtypes
+from blufunc.kernels.backends.cuda.driver import nvrtc
+from blufunc.kernels.backends.cuda.render import prelude as cuda_prelude
+from tests.emulation import cuda_blocks
+from tests.emulation.cuda_cases import (
+    C_TYPES,
+    NOT_ON_HOST,
+    PRIMITIVES,
+    WITHOUT,
+    assert_converted,
+    cases,
+    check,
+    conversions,
+    convertible,
+)
+from tests.emulation.cuda_machines import Host, launch, needs_nvrtc
+
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+
+# -- choosing --------------------------------------------------------------------------------------
+
+
+def test_golden_smallest(golden):
+    golden("cuda_prelude", cuda_prelude.prelude({"bf_logistic", "bf16", "bf_add"}))
+
+
+def test_only_what_is_used():
+    assert cuda_prelude.prelude(set()) == ""
+    text = cuda_prelude.with_prelude(
+        'extern "C" __global__ void k(float* x) { *x = bf_exp(*x); /* bf16 */ }\n'
+    )
+    assert text.count("bf_") == 3 and "bf16" not in text.split("__global__")[0].replace("/* bf16 */", "")
+    assert "Complex" not in text
+    both = cuda_prelude.prelude({"bf_exp", "c64"})
+    assert "bf_exp(Complex<T> z)" in both and both.index(
+        "struct alignas(2 * sizeof(T)) Complex"
+    ) < both.index("bf_exp")
+
+
+def test_comments_and_strings_use_nothing():
+    assert cuda_prelude.used_names('// bf_exp\nasm("cvt.rn.bf16.f32");') == set()
+
+
+def test_unknown_name():
+    with pytest.raises(errors.UnsupportedError, match="bf_zeta") as caught:
+        cuda_prelude.prelude({"bf_zeta", "bf_exp"})
+    assert caught.value.fix
+
+
+def test_every_elementwise_primitive_is_there():
+    missing = {name for name in PRIMITIVES if f"bf_{name}" not in cuda_prelude.names()}
+    assert missing == WITHOUT
+
+
+def test_parts_come_after_what_they_use():
+    seen = set()
+    for part in cuda_prelude.parts():
+        seen |= set(part.names)
+        assert part.uses <= seen, part.names
+
+
+# -- compiling -------------------------------------------------------------------------------------
+
+
+def sources():
+    for dtype in C_TYPES:
+        yield f"functions of {dtype}", "".join(case.kernel() for case in cases(dtype))
+        yield f"conversions of {dtype}", conversions(dtype, "__global__ void")
+    yield "cooperative", cuda_blocks.cooperative(256)
+    yield "moves", cuda_blocks.moves()
+    yield "last", cuda_blocks.LAST
+
+
+SOURCES = dict(sources())
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize("what", SOURCES)
+def test_compiles_without_spills(what, arch):
+    resources = nvrtc.build(cuda_prelude.with_prelude(SOURCES[what]), arch).resources()
+    assert len(resources) == SOURCES[what].count("__global__")
+    # the trigonometric functions reduce large arguments in an array of their own, on the stack
+    spilling = [k for k, r in resources.items() if r.spill_stores or r.spill_loads]
+    assert not spilling
+    on_stack = [k for k, r in resources.items() if r.stack]
+    assert all(any(f in k for f in ("sin", "cos", "tan", "exp", "pow", "logistic")) for k in on_stack)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("name", sorted(cuda_prelude.names()))
+def test_every_part_alone(name):
+    """A part brings what it needs, and compiles in the company of nothing else."""
+    if name in ("INFINITY", "NAN"):
+        return
+    text = cuda_prelude.prelude({name})
+    nvrtc.build(text + 'extern "C" __global__ void k() {}\n', "sm_90")
+
+
+@needs_nvrtc
+def test_threads_compile_at_once():
+    with ThreadPoolExecutor(4) as pool:
+        texts = [
+            cuda_prelude.with_prelude(f'extern "C" __global__ void k(float* x) {{ *x = bf_exp(*x) + {i}; }}')
+            for i in range(8)
+        ]
+        assert len({b.cubin for b in pool.map(nvrtc.build, texts)}) == 8
+
+
+# -- numerics --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory):
+    return Host(tmp_path_factory.mktemp("host"))
+
+
+@pytest.mark.parametrize("dtype", C_TYPES)
+def test_functions_on_the_host(dtype, host, rng):
+    mine = [c for c in cases(dtype) if c.name not in NOT_ON_HOST]
+    source = "".join(c.host() for c in mine)
+    for case in mine:
+        args = case.arguments(rng)
+        check(case, host.call(source, case.entry, args, case.out), case.want(args), case.ulps)
+
+
+@pytest.mark.parametrize("dtype", C_TYPES)
+def test_conversions_on_the_host(dtype, host, rng):
+    source, x = conversions(dtype, "void"), convertible(dtype, rng)
+    for to in C_TYPES:
+        assert_converted(dtype, to, x, host.call(source, f"to_{to}", [x], dtypes.as_dtype(to)))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", C_TYPES)
+def test_functions_on_a_device(dtype, rng):
+    source = "".join(c.kernel() for c in cases(dtype))
+    for case in cases(dtype):
+        args = case.arguments(rng)
+        if "hypot" in case.entry:  # CUDA's overflows a little below the largest number
+            args = [np.clip(a, -1e38, 1e38) if dtype == "float64" else a for a in args]
+        n = args[0].size
+        got = launch(source, case.entry, args, np.zeros(n, case.out), np.int32(n), grid=-(-n // 256))
+        check(case, got, case.want(args), 2 * case.ulps)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", C_TYPES)
+def test_conversions_on_a_device(dtype, rng):
+    source, x = conversions(dtype, "__global__ void"), convertible(dtype, rng)
+    for to in C_TYPES:
+        got = launch(
+            source, f"to_{to}", [x], np.zeros(x.size, dtypes.as_dtype(to)), np.int32(x.size), block=1
+        )
+        assert_converted(dtype, to, x, got)

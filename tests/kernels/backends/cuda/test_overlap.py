@@ -1,0 +1,273 @@
+"""Products that nothing needs yet begin with exchanges that all wait for; the order stays one of dependence."""
+
+import itertools
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import blufunc as bf
+from blufunc import lax, nn
+from blufunc.core.arrays.array import from_numpy
+from blufunc.core.ir.jaxpr import meets
+from blufunc.core.programs.simplify import simplify
+from blufunc.core.programs.stage import stage
+from blufunc.kernels.backends.cuda import overlap
+from blufunc.kernels.backends.cuda import program as cuda_program
+from blufunc.kernels.backends.cuda.overlap import MOST, SOON, with_products_beside
+from blufunc.kernels.fusion.fuse import Opaque
+from blufunc.kernels.schedule import OpaqueStep
+from blufunc.parallel.collectives import primitives as mc
+from blufunc.parallel.collectives.lowering import spell_out
+from tests.parallel import divided_mlp
+
+
+@pytest.fixture
+def seconds(monkeypatch):
+    """Steps take as long as their stand-ins for equations say."""
+    monkeypatch.setattr(overlap, "_product", lambda s: s.eqn.product)
+    monkeypatch.setattr(overlap, "_exchanged", lambda s: s.eqn.exchanged)
+    monkeypatch.setattr(overlap, "_seconds", lambda s: s.eqn.product + s.eqn.exchanged)
+
+
+def steps_of(rows):
+    """Steps of a name, the names of what they read, and how long they multiply and exchange. Exchanges have an order,
+    as all ranks come to them in one; and so has what multiplies and exchanges for no time and begins with ``!``.
+    """
+    made, last = {}, None
+    for name, reads, product, exchanged in rows:
+        prim = SimpleNamespace(name=name)
+        eqn = SimpleNamespace(prim=prim, outvars=[name], product=product, exchanged=exchanged, name=name)
+        made[name] = Opaque(eqn, list(reads))
+        if exchanged or name.startswith("!"):
+            made[name].after, last = last, made[name]
+    return list(made.values())
+
+
+def ancestors(steps, step, ordered=True):
+    """All that a step needs, for its operands or, if ``ordered``, for an order."""
+    makers = {s.outputs[0]: s for s in steps}
+    found, pending = set(), [step]
+    while pending:
+        s = pending.pop()
+        for m in (
+            *(makers[v] for v in s.inputs if v in makers),
+            *[s.after] * (ordered and s.after is not None),
+        ):
+            if m not in found:
+                found.add(m)
+                pending.append(m)
+    return found
+
+
+KIND = st.sampled_from(
+    [("!", 0, 0), ("k", 0, 0), ("p", 1e-3, 0), ("p", 4e-3, 0), ("e", 0, 5e-3), ("e", 0, 1e-2)]
+)
+ROW = st.tuples(KIND, st.lists(st.integers(1, 9), max_size=2))
+CHAIN = st.lists(st.tuples(KIND, st.just([1])), max_size=6)
+PIECES = st.lists(CHAIN | st.lists(ROW, max_size=1), max_size=9)
+
+
+@pytest.mark.usefixtures("seconds")
+@given(PIECES, st.integers(0, 3))
+@settings(max_examples=400)
+def test_steps_come_behind_what_they_need_and_stay_in_order(pieces, soon):
+    names = []
+    table = []
+    for n, ((kind, product, exchanged), back) in enumerate(itertools.chain(*pieces)):
+        table.append((f"{kind}{n}", [names[-b] for b in back if b <= n], product, exchanged))
+        names.append(f"{kind}{n}")
+    steps = steps_of(table)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(overlap, "SOON", soon)
+        out = with_products_beside(steps)
+    assert len(out) == len(steps) and set(out) == set(steps)
+    at = {s: n for n, s in enumerate(out)}
+    needs = {s: ancestors(steps, s) for s in steps}
+    late = {s for s in steps if s.beside is not None}
+    for s in steps:
+        assert all(at[m] < at[s] for m in needs[s])
+    for s in late:
+        assert s.eqn.product and s.beside.eqn.exchanged and at[s.beside] < at[s]
+        assert s not in needs[s.beside] and s.beside not in ancestors(steps, s, ordered=False)
+    for e in {s.beside for s in late}:
+        beside = [s for s in late if s.beside is e]
+        assert len(beside) <= MOST and sum(s.eqn.product for s in beside) <= e.eqn.exchanged
+    on_time = [s for s in steps if s not in late and not needs[s] & late]
+    assert on_time == sorted(on_time, key=at.get)
+    exchanges = [s for s in steps if s.eqn.exchanged]
+    assert exchanges == sorted(exchanges, key=at.get)
+
+
+def test_an_order_of_many_steps_is_found_soon():
+    rows = [*idle(), *WAIT, *[kernel(f"k{n}", "p0") for n in range(20000)]]
+    steps = steps_of(rows)
+    steps[0].beside = steps[2]
+    begin = time.perf_counter()
+    out = overlap._delayed(steps)
+    assert time.perf_counter() - begin < 2  # all that waits was looked at for each step that came: minutes
+    assert out.index(steps[0]) == 2 and len(out) == len(steps)
+
+
+@pytest.mark.usefixtures("seconds")
+def test_a_second_time_the_same_products_are_beside_the_same():
+    def beside(steps):
+        return {s.eqn.name: s.beside.eqn.name for s in steps if s.beside is not None}
+
+    rows = [row for n in range(6) for row in layer(n, f"norm{n - 1}" if n else "norm")]
+    once = with_products_beside(steps_of([kernel("norm"), *rows]))
+    names = [s.eqn.name for s in once]
+    again = steps_of(sorted([kernel("norm"), *rows], key=lambda row: names.index(row[0])))
+    assert beside(with_products_beside(again)) == beside(once) and len(beside(once)) == 5
+
+
+def test_attention_is_work_and_does_not_wait():
+    """What is not the library's product cannot leave multiprocessors."""
+    q = from_numpy(np.zeros((2, 512, 4, 64), np.float32)).aval
+    attend = lambda q: [nn.dot_product_attention(q, q, q)]
+    (eqn,) = [e for e in simplify(stage(attend, [q], "f")).eqns if e.prim.name == "attention"]
+    assert overlap._seconds(Opaque(eqn)) > 0 == overlap._product(Opaque(eqn))
+
+
+def test_a_loop_with_exchanges_is_no_exchange():
+    """Nothing is put beside it: what it does is not known, and most of it is no exchange."""
+    psum = lambda x: mc.psum_invariant_p.bind(x, src="V", dst="I", axes=("x",), sizes=(2,))
+    looped = lambda x: bf.tree.leaves(lax.scan(lambda c, row: (c + psum(row), None), x[0], x))
+    x = from_numpy(np.zeros((4, 8), np.float32)).aval
+    (eqn,) = [e for e in stage(looped, [x], "f").eqns if e.prim.name == "scan"]
+    assert meets(eqn) and not overlap._exchanged(Opaque(eqn)) and not overlap._product(Opaque(eqn))
+
+
+def product(name, *reads, seconds=1e-3):
+    return name, reads, seconds, 0
+
+
+def exchange(name, *reads, seconds=2e-3):
+    return name, reads, 0, seconds
+
+
+def kernel(name, *reads):
+    return name, reads, 0, 0
+
+
+def layer(n, before):
+    """Backward, of tensor parallelism: from the gradient of a layer's result to that of its argument."""
+    return [
+        exchange(f"gather{n}", before), product(f"w{n}", f"gather{n}"), product(f"d{n}", f"gather{n}"),
+        exchange(f"scatter{n}", f"d{n}"), kernel(f"norm{n}", f"scatter{n}"),
+    ]  # fmt: skip
+
+
+WAIT = [
+    product("x"),
+    exchange("e", "x"),
+    product("y", "e"),
+    exchange("f", "y"),
+    product("z", "f"),
+    product("end", "z"),
+]
+"""Two exchanges that are waited for."""
+
+ONCE = WAIT[:4]
+"""One, as nothing is behind the second."""
+
+
+def idle(n=1, seconds=1e-3):
+    return [product(f"p{i}", seconds=seconds) for i in range(n)]
+
+
+def read_after(n):
+    """One that n others come before a reader of."""
+    more = [product(f"c{i}", f"c{i - 1}" if i else "z") for i in range(n - 5)]
+    return [*idle(), *WAIT[:5], *more, product("r", "p0", more[-1][0])]
+
+
+def late(reader):
+    """A product that one of two exchanges reads, if any, when much was done since."""
+    first = [product(f"c{i}", f"c{i - 1}") for i in range(SOON)]
+    reads = {n: ("p0",) if n == reader else () for n in ("first", "e")}
+    return [
+        *idle(), *first, exchange("first", *reads["first"]), product("x", first[-1][0]),
+        exchange("e", "x", *reads["e"]), *WAIT[2:4],
+    ]  # fmt: skip
+
+
+LAYERS = [*layer(0, "loss"), *layer(1, "norm0"), *layer(2, "norm1")]
+TWO = {"w0": "scatter0", "w1": "scatter1"}
+
+CASES = {  # steps, and which products come beside which exchange
+    "tensor parallel": (LAYERS, TWO),
+    "exchanges as long as a product": ([s[:3] + (s[3] / 2,) for s in LAYERS], TWO),
+    "exchanges shorter than a product": ([s[:3] + (s[3] / 3,) for s in LAYERS], {}),
+    "data parallel": (
+        [s for n in range(6) for s in (
+            product(f"d{n}", f"d{n - 1}"), product(f"w{n}", f"d{n - 1}"), exchange(f"sum{n}", f"w{n}"))], {}),
+    "gathers of parameters": (
+        [s for n in range(6) for s in (
+            product(f"w{n}", f"d{n - 1}"), exchange(f"all{n}"), product(f"d{n}", f"d{n - 1}", f"all{n}"))], {}),
+    "nobody reads it": ([*idle(), *WAIT], {"p0": "e"}),
+    "a kernel reads it": ([*idle(), kernel("k", "p0"), *WAIT], {"p0": "e"}),
+    "it comes behind": ([*WAIT[:3], *idle(), *WAIT[3:]], {"p0": "e"}),
+    "it reads the exchange before": ([*WAIT[:2], product("p", "e"), *WAIT[2:]], {"p": "f"}),
+    "it is read soon": (read_after(SOON - 1), {}),
+    "it is read later": (read_after(SOON), {"p0": "e"}),
+    "it is longer than the exchange": ([*idle(seconds=2.1e-3), *WAIT], {}),
+    "two of which one fits": ([*idle(2, seconds=1.5e-3), *WAIT], {"p0": "e", "p1": "f"}),
+    "the exchange reads it": ([*idle(), product("x", "p0"), *WAIT[1:]], {}),
+    "an exchange before reads it": ([*idle(), product("x"), exchange("first", "p0"), *WAIT[1:]], {}),
+    "the exchange reads it later": (late("e"), {}),
+    "an exchange before reads it later": (late("first"), {}),
+    "nobody of those reads it later": (late(""), {"p0": "e"}),
+    "more than may wait": ([*idle(MOST + 2, seconds=1e-4), *ONCE], {f"p{n + 2}": "e" for n in range(MOST)}),
+    "more that come behind than may": (
+        [*WAIT[:2], *idle(2 * MOST, seconds=1e-4), *WAIT[2:]], {f"p{n}": "ef"[n // MOST] for n in range(2 * MOST)}),
+    "one that comes behind hides no exchange": (
+        [*idle(seconds=1.5e-3), product("p2", seconds=1.5e-3), *WAIT[:3], product("p1", seconds=4e-4), *WAIT[3:]],
+        {"p0": "e", "p1": "e", "p2": "f"},
+    ),
+    "it reads one that waits": (
+        [product("p0", seconds=3e-3), *[product(f"c{n}", f"c{n - 1}") for n in range(SOON + 1)],
+         product("p1", "p0", seconds=1e-4), exchange("e", f"c{SOON}"), *WAIT[2:]],
+        {},
+    ),
+    "there is one exchange": ([*idle(), *WAIT[:3]], {}),
+    "it is too short": ([*idle(seconds=1e-5), *WAIT], {}),
+    "the exchange is too short": ([*idle(), *(s[:3] + (s[3] / 200,) for s in WAIT)], {}),
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("seconds")
+@pytest.mark.parametrize("name", CASES)
+def test_what_comes_beside_what(name):
+    rows, beside = CASES[name]
+    steps = steps_of(rows)
+    out = with_products_beside(steps)
+    assert {s.eqn.name: s.beside.eqn.name for s in out if s.beside} == beside
+    done = set()
+    for s in out:
+        assert done >= ancestors(steps, s) and (s.beside is None or s.beside in done)
+        done.add(s)
+    assert beside or out == steps
+
+
+@pytest.mark.usefixtures("seconds")
+def test_a_layer_s_weights_wait_for_its_scattered_sum():
+    names = [s.eqn.name for s in with_products_beside(steps_of(LAYERS))]
+    assert names[:5] == ["gather0", "d0", "scatter0", "w0", "norm0"]
+
+
+@pytest.mark.parametrize("worth, beside", [(0, 2), (1, 0)])
+def test_gradients_of_divided_layers(monkeypatch, rng, worth, beside):
+    monkeypatch.setattr(overlap, "LEAST", worth)
+    jaxpr, args = divided_mlp.gradients(rng)
+    plain = simplify(spell_out(jaxpr))
+    steps = cuda_program.planned(plain, (False,) * len(args), "sm_90").steps
+    eqns = [s.eqn if isinstance(s, OpaqueStep) else None for s in steps]
+    found = [s for s in steps if isinstance(s, OpaqueStep) and s.beside is not None]
+    assert len(found) == beside
+    for s in found:
+        assert s.eqn.prim.name == "dot_general" and s.eqn.outvars[0].aval.shape in ((16, 32), (32, 16))
+        assert s.beside.prim.name == "mesh_psum_scatter" and eqns.index(s.beside) < eqns.index(s.eqn)

@@ -1,0 +1,20 @@
+"""Rows for the identities that policies of ``checkpoint`` are about. Part of ``tests/op_table/rows.py``."""
+
+from __future__ import annotations
+
+from blufunc.transforms.checkpointing import policies
+from tests.op_table.row import ANY, FLOATS, Arg, Op
+
+M = Arg((2, 3))
+
+ROWS = [
+    Op(policies.name_p, (M,), lambda x: x, {"name": "h"}, grad=2, dtypes=(*FLOATS, *ANY[2:])),
+    Op(
+        policies.offload_p,
+        (M,),
+        lambda x: x,
+        {"src": "device", "dst": "host"},
+        grad=2,
+        dtypes=(*FLOATS, *ANY[2:]),
+    ),
+]
