@@ -1,7 +1,7 @@
-"""In which operands an operation is linear: what it may do to the terms of a sum that is still owed.
+"""Linear operands: the operands of each primitive that may be unreduced.
 
-Parallel, below ``axis_types``. A value that is unreduced is the sum of what the ranks have; what is linear in it may be
-done to the terms.
+Parallel, below ``axis_types``. An unreduced value is a sum over the ranks, so a linear operation may be applied to its
+terms.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from blufunc.core.primitives.linear_ops import (
 )
 from blufunc.transforms.checkpointing.policies import name_p
 
-# sets of operands in which a primitive is linear together, as a sum
+# sets of operands in which a primitive is jointly linear, as a sum is
 _FIRST, _EITHER, _BOTH = [{0}], [{0}, {1}], [{0, 1}]
 _LINEAR: dict[Any, list[set[int]]] = {
     elementwise.neg_p: _FIRST,
@@ -62,16 +62,16 @@ _LINEAR: dict[Any, list[set[int]]] = {
 
 
 def linear_in(eqn: Eqn) -> Sequence[set[int]]:
-    """The sets of operands in which one use of a primitive is linear together."""
+    """The sets of operands in which one use of a primitive is jointly linear."""
     prim, x, out = eqn.prim, eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
     if prim is shape.concatenate_p:
         return [set(range(len(eqn.invars)))]
     if prim is elementwise.convert_p and not dtypes.is_inexact(out):
-        # terms that are rounded to integers have another sum
+        # rounding the terms to integers would change the sum
         return _FIRST if dtypes.is_integer(x) and dtypes.is_integer(out) else []
     if prim is elementwise.div_p and not dtypes.is_inexact(out):
         return []
     if prim is gather_scatter.gather_p and eqn.params["mode"] is GatherScatterMode.FILL_OR_DROP:
         fill = gather_scatter.gather_fill(x, eqn.params["fill_value"])
-        return _FIRST if not fill or np.isnan(fill) else []  # every term would have it
+        return _FIRST if not fill or np.isnan(fill) else []  # every term would contribute the fill
     return _LINEAR.get(prim, [])

@@ -64,7 +64,7 @@ def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> W
     parts = [
         _Part(eqn, kind, options, operand, x.aval, target)
         for (kind, options), operand, x, target in zip(
-            eqn.prim.exchanges(**params), operands, eqn.invars, targets, strict=True
+            eqn.prim.engine_calls(**params), operands, eqn.invars, targets, strict=True
         )
     ]
 
