@@ -29,6 +29,7 @@ from blufunc.kernels.backends.cuda.library import (
     cublaslt,
     cupy_ops,
     gelu_gemm,
+    host,
     scatter,
     softmax_gemm,
     tile_gemm_source,
@@ -302,9 +303,9 @@ class FakeCuda:
 
     def library(self, prim, buffers, params, outs, label=""):
         if any(not b.nbytes for b in buffers) or any(not a.size for a in outs):
-            return cupy_ops.fallback(prim, buffers, params, outs, label)
+            return host.fallback(prim, buffers, params, outs, label)
         if cupy_ops.is_host_fallback(prim, [b.dtype for b in buffers], params):
-            return cupy_ops.fallback(prim, buffers, params, outs, label)
+            return host.fallback(prim, buffers, params, outs, label)
         pool = self.own if self.captures() else self.pool
         results = [pool.allocate(a.shape, a.dtype, label) for a in outs]
         sources, targets = ([(b.ptr, b.shape, b.dtype) for b in list_] for list_ in (buffers, results))

@@ -24,12 +24,13 @@ from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var
 from blufunc.core.ir.typed_key import exact
 from blufunc.core.primitives.linear_ops import reshape_p
 from blufunc.kernels.backends.cuda.device_model import limits_of
+from blufunc.kernels.backends.cuda.dispatch import Library
 from blufunc.kernels.backends.cuda.driver import driver
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
 from blufunc.kernels.backends.cuda.lowered import Draft
 from blufunc.kernels.backends.cuda.program import CudaProgram
-from blufunc.kernels.rewrites.select_variant import in_kernels
+from blufunc.kernels.rewrites.select_variant import select_variants
 
 _OPERATIONS_KEPT = 4096
 _STORAGE = operator.attrgetter("_storage")
@@ -105,7 +106,7 @@ class CudaBackend:
 
     def chosen(self, jaxpr: Jaxpr) -> Jaxpr:
         """In the forms that the device has kernels for."""
-        return in_kernels(jaxpr, driver.properties(self.index).arch)[0]
+        return select_variants(jaxpr, Library(driver.properties(self.index).arch))[0]
 
     def draft(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> Draft:
         """What ``compile`` would make of a jaxpr, without compiling it."""
