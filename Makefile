@@ -44,13 +44,14 @@ test: $(STAMPS)/dev ## set up, run the tests (PYTEST="-k name -x" adds options)
 test-peers: $(STAMPS)/dev $(STAMPS)/peers ## run the tests that compare with JAX and optax
 	$(PY) -m pytest -q -m peer -n $(WORKERS) --dist worksteal $(PYTEST)
 
-check: $(STAMPS)/dev ## ruff, mypy and import-linter
+check: $(STAMPS)/dev ## ruff, mypy, import-linter and the word list
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 	$(PY) -c 'from importlinter.cli import lint_imports_command as main; main()' --no-logo --no-cache
+	$(PY) -m tests.word_list
 
-format: $(STAMPS)/dev ## let ruff mend and lay out the code
+format: $(STAMPS)/dev ## let ruff fix and format the code
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
 
