@@ -19,7 +19,6 @@ from blufunc.core.ops.barrier import optimization_barrier_p
 from blufunc.core.ops.convolution import conv_general_dilated_p
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.programs.simplify import inline_pointwise, simplify
-from blufunc.kernels.codegen import scalar_ops
 from blufunc.kernels.fusion.iteration_space import REDUCES
 from blufunc.kernels.fusion.report import equations_of
 from blufunc.kernels.loopir.access_map import moves
@@ -255,7 +254,7 @@ class _Count:
         if v.op == "load":
             self.touch(v.attr[0], v.ranges())
         elif v.op == "apply":
-            self.flops += times * scalar_ops.cost(v.attr[0])
+            self.flops += times * v.attr[0].cost
         elif v.op == "fold":
             self.flops += times * v.attr[1].extent
         elif v.op == "bits":
@@ -333,7 +332,7 @@ def arithmetic(eqn: Eqn) -> int:
         return 0
     if eqn.prim in REDUCES:
         return eqn.invars[0].aval.size
-    return eqn.outvars[0].aval.size * scalar_ops.cost(eqn.prim) if eqn.prim.kind == "elementwise" else 0
+    return eqn.outvars[0].aval.size * eqn.prim.cost if eqn.prim.kind == "elementwise" else 0
 
 
 def _of_control(eqn: Eqn, row: StepCost) -> StepCost:

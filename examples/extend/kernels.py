@@ -1,10 +1,10 @@
-"""Kernels of one's own: rotary positions in CUDA C++, and a capped logit in C.
+"""Kernels of one's own: rotary positions in CUDA C++, and a capped logit as a formula.
 
     rotated(x)            # each pair of features turned by an angle that grows with the position
     capped(x, cap=30.0)   # cap * tanh(x / cap)
 
-The second is a formula. ``bf.elementwise`` makes of it what the same formula in Python would be, so that it is fused
-with what is around it, and has derivatives and batches without another word.
+The second is a formula of scalars. ``bf.elementwise`` applies it to arrays of any shape; it is traced as any function
+is, so it fuses with its neighbours and has derivatives and batches.
 
 The first is a kernel. What it computes is defined by ``reference``, which is what runs without a GPU, and would give
 the derivative and the batch as well. Here both are better than that, since a rotation has a structure:
@@ -25,7 +25,12 @@ import blufunc.numpy as bnp
 
 # -- a formula -------------------------------------------------------------------------------------
 
-capped = bf.elementwise("cap * tanh(x / cap)", cap=30.0)
+
+@bf.elementwise
+def capped(x, cap=30.0):
+    """``x`` with a soft bound on its magnitude."""
+    return cap * bnp.tanh(x / cap)
+
 
 # -- a kernel --------------------------------------------------------------------------------------
 

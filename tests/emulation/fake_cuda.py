@@ -32,7 +32,7 @@ from blufunc.kernels.backends.cuda.library import (
     host,
     scatter,
     softmax_gemm,
-    tile_gemm_source,
+    tile_gemm,
 )
 from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_attention
 from blufunc.kernels.backends.cuda.library.attention import launch as cuda_attention_launch
@@ -427,7 +427,7 @@ class GeluKernel:
 
     def __init__(self, fake, product, rows, device):
         assert product.fits
-        assert all(row > 0 and not row % tile_gemm_source.VECTOR for row in rows)
+        assert all(row > 0 and not row % tile_gemm.VECTOR for row in rows)
         self.fake, self.product, self.rows = fake, product, rows
 
     def __call__(self, factors, given, results, stream):
@@ -456,7 +456,7 @@ class GeluKernel:
         if p.stored:
             self.fake.array(argument, (p.m, p.n), half)[...] = t
         if p.summed:
-            bands = made.astype(np.float32).reshape(-1, tile_gemm_source.ROWS, p.n)
+            bands = made.astype(np.float32).reshape(-1, tile_gemm.ROWS, p.n)
             self.fake.array(sums, (len(bands), p.n), np.dtype(np.float32))[...] = bands.sum(1)
 
 
@@ -464,8 +464,8 @@ class SoftmaxKernel:
     """``cuda_softmax_step.Kernel`` by the definition of ``nn``."""
 
     def __init__(self, fake, product, rows, device):
-        assert product.whole and not product.n % tile_gemm_source.VECTOR
-        assert all(row > 0 and not row % tile_gemm_source.VECTOR for row in rows)
+        assert product.whole and not product.n % tile_gemm.VECTOR
+        assert all(row > 0 and not row % tile_gemm.VECTOR for row in rows)
         self.fake, self.product, self.rows = fake, product, rows
 
     def __call__(self, factors, given, results, scratch, stream):

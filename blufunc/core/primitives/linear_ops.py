@@ -17,6 +17,7 @@ from blufunc import errors
 from blufunc.core.arrays.array import scalar
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.primitives.c_form import arithmetic
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.core.primitives.tangents import Zero, is_linear, zero
 
@@ -145,6 +146,7 @@ class _AddAny(Primitive):
     """The sum of two tangents of one type: the addition that differentiation itself introduces."""
 
     name, kind, ufunc, fresh = "add_any", "elementwise", np.add, True
+    lower, linear, cost, autocast_class = arithmetic("+"), (frozenset({0, 1}),), 1, "widest"
 
     def impl(self, x, y):
         return np.add(x, y)

@@ -30,7 +30,6 @@ from blufunc.core.ops.gather_scatter import gather_p
 from blufunc.core.ops.shape import iota_p
 from blufunc.core.primitives.kinds import Elementwise
 from blufunc.core.primitives.linear_ops import add_any_p
-from blufunc.kernels.codegen import scalar_ops
 from blufunc.kernels.fusion import iteration_space
 from blufunc.kernels.fusion.classify import READERS, one_hot, one_hot_batch, sort_of
 from blufunc.kernels.fusion.fuse_into_copies import computed_in_copies
@@ -300,7 +299,7 @@ class _Fuser:
         """Whether every reader may repeat a virtual equation; numbers that took long to compute are stored."""
         if moves(eqn) or eqn.prim is iota_p:
             return True
-        cost = scalar_ops.cost(eqn.prim) + sum(self.costs.get(a, 0) for a in eqn.invars if isinstance(a, Var))
+        cost = eqn.prim.cost + sum(self.costs.get(a, 0) for a in eqn.invars if isinstance(a, Var))
         self.costs[eqn.outvars[0]] = cost
         return cost <= NUMBER_COST
 

@@ -491,7 +491,7 @@ def _body_work(v: Value) -> int:
 def _cost(v: Value) -> int:
     if v.op == "bits":
         return 80  # 20 rounds of the cipher
-    return scalar_ops.cost(v.attr[0]) if v.op == "apply" else int(v.op == "load")
+    return v.attr[0].cost if v.op == "apply" else int(v.op == "load")
 
 
 # -- sources ---------------------------------------------------------------------------------------

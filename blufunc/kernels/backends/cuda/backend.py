@@ -23,6 +23,7 @@ from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var
 from blufunc.core.ir.typed_key import exact
 from blufunc.core.primitives.linear_ops import reshape_p
+from blufunc.core.programs.simplify import inline_definitions
 from blufunc.kernels.backends.cuda.device_model import limits_of
 from blufunc.kernels.backends.cuda.dispatch import Library
 from blufunc.kernels.backends.cuda.driver import driver
@@ -102,7 +103,7 @@ class CudaBackend:
 
     def compile(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> CudaProgram:
         """A program for the device."""
-        return CudaProgram(jaxpr, donated, self.index, budget)
+        return CudaProgram(inline_definitions(jaxpr), donated, self.index, budget)
 
     def chosen(self, jaxpr: Jaxpr) -> Jaxpr:
         """In the forms that the device has kernels for."""

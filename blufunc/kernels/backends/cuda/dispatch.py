@@ -23,7 +23,7 @@ from blufunc.kernels.backends.cuda.library.host import HOST, Replaced
 from blufunc.kernels.backends.cuda.library.library_kernel import Compile, LibraryKernel, unshared
 from blufunc.kernels.backends.cuda.library.matmul import Matmul
 from blufunc.kernels.backends.cuda.library.scatter import RowScatter
-from blufunc.kernels.backends.cuda.library.softmax_gemm import SoftmaxGemm
+from blufunc.kernels.backends.cuda.library.softmax_gemm import LinearSoftmax
 from blufunc.kernels.backends.cuda.library.user_kernel import UserKernel
 from blufunc.kernels.schedule import OpaqueStep
 
@@ -52,7 +52,7 @@ ROWS: tuple[LibraryKernel, ...] = (
     Collective(),
     UserKernel(),
     Attention(),
-    SoftmaxGemm(),
+    LinearSoftmax(),
     GeluGemm(),
     RowScatter(),
     Matmul(),

@@ -14,7 +14,7 @@ from blufunc.kernels.backends.cuda import program as cuda_program
 from blufunc.kernels.backends.cuda.driver import nvrtc
 from blufunc.kernels.backends.cuda.library import gelu_gemm
 from blufunc.kernels.backends.cuda.library.gelu_gemm_source import ENTRY, GeluProduct, source
-from blufunc.kernels.backends.cuda.library.tile_gemm_source import COLUMNS, ROWS, instructions
+from blufunc.kernels.backends.cuda.library.tile_gemm import COLUMNS, ROWS, instructions
 from blufunc.kernels.backends.cuda.lowered import Draft
 from blufunc.kernels.rewrites import activation_epilogue
 from tests.emulation import fake_cuda
