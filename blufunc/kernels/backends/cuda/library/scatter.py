@@ -28,8 +28,8 @@ from blufunc.core.ops.windows import GatherScatterMode
 from blufunc.kernels.backends.cuda.driver import driver, modules
 from blufunc.kernels.backends.cuda.executor import Executor, Operand, Work
 from blufunc.kernels.backends.cuda.library.library_kernel import Compile, LibraryKernel
-from blufunc.kernels.backends.cuda.render.prelude import with_prelude
 from blufunc.kernels.codegen import scalar_ops
+from blufunc.kernels.codegen.prelude import DEVICE
 from blufunc.kernels.schedule import OpaqueStep
 
 _NAMES = ("count", "begin", "gather", "rank", "partial", "combine")
@@ -363,7 +363,7 @@ def source(how: str, dtype: np.dtype, index: str, vector: int, clip: bool) -> st
         combined=_COMBINE[how].replace("acc", "acc_v"),
         stored=scalar_ops.stored("acc[v]", dtype),
     )
-    return with_prelude(text)
+    return DEVICE.with_prelude(text)
 
 
 @functools.lru_cache(256)
