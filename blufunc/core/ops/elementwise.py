@@ -22,6 +22,7 @@ from blufunc.core.primitives.c_form import CForm, arithmetic, bitwise, call, com
 from blufunc.core.primitives.kinds import C_FORMS, Elementwise
 from blufunc.core.primitives.linear_ops import add_any, full, move_dim, zeros
 from blufunc.core.primitives.primitive import Primitive
+from blufunc.core.primitives.sharding import Factoring
 from blufunc.core.primitives.tangents import Zero, zero
 
 _FIRST, _EITHER, _BOTH = [{0}], [{0}, {1}], [{0, 1}]  # groups of operands in which an operation is linear
@@ -660,6 +661,13 @@ class _Bitcast(Elementwise):
     """The same bits as another dtype. Narrower ones get a last axis of parts, wider ones join one."""
 
     fresh = False
+
+    def shard(self, avals, outs, **params):
+        b = Factoring()
+        dims = b.each(
+            avals[0].shape[: outs[0].ndim]
+        )  # to another width it adds a last dimension, or takes it away
+        return b.rule(*[[[*dims, *[()] * (a.ndim - len(dims))]] for a in (avals[0], outs[0])])
 
     def __init__(self):
         super().__init__("bitcast", None, "any", [None], lower=CForm(special="bitcast"), cost=0)

@@ -16,6 +16,7 @@ import numpy as np
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.primitives import sharding
 from blufunc.core.primitives.c_form import KINDS, CForm
 from blufunc.core.primitives.linear_ops import (
     add_any,
@@ -191,6 +192,16 @@ class Elementwise(Primitive):
         dtype = self.out_dtype(first.dtype, **params)
         return ShapedArray(shape, dtype, all(a.weak_type for a in avals) and dtype == first.dtype)
 
+    def shard(self, avals, outs, **params):
+        def stays_owed(group):
+            # to narrow before a sum that is owed would round every part of it
+            types = [avals[i].dtype for i in group]
+            wide = all(outs[0].dtype.itemsize >= d.itemsize for d in types)
+            return wide and all(map(dtypes.is_inexact, (*types, outs[0].dtype)))
+
+        groups = self.linear_in(avals, outs, **params)
+        return sharding.elementwise(avals, outs, tuple(filter(stays_owed, groups)))
+
     def _checked(self, avals, params):
         self._check_operands(len(avals))
         return super()._checked(avals, params)
@@ -330,6 +341,9 @@ class Reduction(Primitive):
 
     def transpose(self, ct, x, *, axes):
         raise errors.GradError(f"{self.name} is not linear: it is transposed through its derivative.")
+
+    def shard(self, avals, outs, **params):
+        return sharding.shard_reduction(self.monoid, avals, outs, **params)
 
     def batch(self, axis, args, dims, *, axes):
         return batch_reduction(self, args[0], dims[0], axes)

@@ -7,6 +7,7 @@ primitive for its rule. There are no tables of rules elsewhere: to know what ``s
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -23,6 +24,9 @@ from blufunc.core.primitives.rule_errors import checked_types
 
 RULES = ("impl", "abstract", "jvp", "transpose", "batch")
 """The rules that the completeness test asks of every primitive."""
+
+named: weakref.WeakValueDictionary[str, Primitive] = weakref.WeakValueDictionary()
+"""All primitives by name; of several with one name the first."""
 
 derived: dict[str, Callable] = {}
 """For ``jvp``, ``transpose`` and ``batch``: ``(prim, *arguments of the rule, params)``, which computes the rule of a
@@ -85,6 +89,7 @@ class Primitive:
                 why="jaxprs and errors show a primitive by its name.",
                 fix=f'class {type(self).__name__}(...): name = "..."',
             )
+        named.setdefault(self.name, self)
         self._typed: dict[tuple, Any] = {}
         self.has_definition = self._has_definition()
         self.definitions: dict[tuple, Any] = {}  # traced: ``core/programs/stage.py``
@@ -169,8 +174,8 @@ class Primitive:
 
     shard: Callable | None = None
     """``(operand types, result types, **params) -> Rule``: how dimensions go together where the operation is divided
-    among devices, of primitives that ``parallel/partition/factors.py`` does not know; that module says what a rule
-    is."""
+    among devices; ``core/primitives/sharding.py`` has rules, and ``Factors``, which writes them in words. Without one
+    the definition is partitioned, and what has no definition either is computed whole on every device."""
 
     home: Callable | None = None
     """``(**params) -> Device or None``: the one device on which programs with this use run, wherever their arguments

@@ -13,7 +13,7 @@ from typing import Any
 from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var
 from blufunc.core.primitives.kinds import Elementwise
 from blufunc.core.programs.simplify import Origins
-from blufunc.kernels.fusion.iteration_space import REDUCES, Frame, role_of
+from blufunc.kernels.fusion.iteration_space import Frame, reduces, role_of
 from blufunc.kernels.loopir.access_map import moves
 
 
@@ -47,7 +47,7 @@ def _reduces_columns(eqn: Eqn, lanes: int) -> bool:
 
 def _reduction_of(eqn: Eqn) -> tuple[str, int]:
     """The role of a reduction's result, and how many lanes its rows have; no role where it is none."""
-    found = role_of(eqn, Frame(eqn.invars[0].aval.size)) if eqn.prim in REDUCES else None
+    found = role_of(eqn, Frame(eqn.invars[0].aval.size)) if reduces(eqn.prim) else None
     return ("", 0) if found is None else (found[0], found[1].lanes or 0)
 
 
