@@ -30,6 +30,7 @@ from blufunc.kernels.lower.horizontal_fusion import groups, structure
 from blufunc.kernels.memory.plan import plan
 from blufunc.kernels.memory.types import Step as PlanStep
 from blufunc.kernels.memory.types import Value
+from blufunc.kernels.memory.verify import check_plan
 from blufunc.kernels.ops.gemm import overwritten_by
 from blufunc.kernels.recompute.remat import rematerialise
 from blufunc.kernels.rewrites.activation_epilogue import is_activation, with_activations
@@ -206,6 +207,8 @@ class _Scheduler:
             self.group()
         values = self.plan_values(set(inputs), outputs, labels=not estimate)
         made = plan(self.plan_steps, values, search=search)
+        if config.check:
+            check_plan(made, self.plan_steps, values)
         return Schedule(
             self.jaxpr,
             self.fusion,

@@ -7,7 +7,6 @@ from blufunc.core.ir import dtypes
 from blufunc.core.ops import elementwise as ew
 from blufunc.errors import JaxprTypeError
 from blufunc.kernels.loopir.index import Computed, Range, constant, of
-from blufunc.kernels.loopir.interpret import run
 from blufunc.kernels.loopir.ir import (
     Buffer,
     Kernel,
@@ -23,6 +22,7 @@ from blufunc.kernels.loopir.ir import (
     read,
 )
 from blufunc.kernels.loopir.verify import check_kernel
+from tests.emulation.loop_interpreter import run
 from tests.kernels.loop_kernels import CASES, F32, I32, op
 
 

@@ -1,8 +1,7 @@
-"""LoopIR in NumPy: what a kernel means.
+"""Interpreter of LoopIR in NumPy: the meaning of a kernel, which generated code is tested against.
 
-Kernels, beside stage 6: tests hold generated code against it. In: a kernel of ``ir.py`` and one flat array
-for each of its buffers. Out: the outputs, written in place. Grid points are taken many at a time. Every loop
-variable is an array along an axis of its own,
+In: a kernel of ``ir.py`` and one flat array for each of its buffers. Out: the outputs, written in place. Grid points
+are taken many at a time. Every loop variable is an array along an axis of its own,
 
     (..., fold variables, grid points, lanes)
 
@@ -24,7 +23,6 @@ import numpy as np
 from blufunc.core.arrays.errstate import quietly
 from blufunc.core.ir import dtypes
 from blufunc.core.ops.random_bits import threefry2x32
-from blufunc.errors import JaxprTypeError
 from blufunc.kernels.loopir.index import UNBOUNDED, Computed, Index, Range
 from blufunc.kernels.loopir.ir import (
     BODIES,
@@ -48,16 +46,9 @@ from blufunc.kernels.loopir.ir import (
     post_order,
     statement_text,
 )
+from blufunc.kernels.loopir.verify import RANDOM_BITS, wrong
 
 _ELEMENTS = 1 << 16  # of points times lanes at a time
-
-BITS: dict[int, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    8: lambda a, b: (a ^ b).astype(np.uint8),
-    16: lambda a, b: (a ^ b).astype(np.uint16),
-    32: lambda a, b: a ^ b,
-    64: lambda a, b: (a.astype(np.uint64) << np.uint64(32)) | b,
-}
-"""How the two words of the cipher become random bits, by width."""
 
 
 def run(
@@ -79,11 +70,6 @@ def run(
         if a.shape != (b.size,) or a.dtype != b.dtype:
             raise wrong(kernel, f"{b} was given an array {dtypes.short_name(a.dtype)}{list(a.shape)}")
     quietly(_run, kernel, arrays, check, elements)
-
-
-def wrong(kernel: Kernel, what: str) -> JaxprTypeError:
-    """The error for a kernel that breaks a rule of LoopIR, with the kernel in its text."""
-    return JaxprTypeError(f"{what}, in\n{kernel}", why="lowering built a wrong kernel")
 
 
 def _run(kernel: Kernel, arrays: Mapping[Buffer, np.ndarray], check: bool, elements: int) -> None:
@@ -350,7 +336,7 @@ class _Scope:
         index, width = v.attr
         count = self.index(index).astype(np.uint64)
         words = ((count >> np.uint64(32)).astype(np.uint32), count.astype(np.uint32))
-        return BITS[width](*threefry2x32(hi, lo, *words))
+        return RANDOM_BITS[width](*threefry2x32(hi, lo, *words))
 
     def _loop(self, v: Value, *inits: np.ndarray) -> list[np.ndarray]:
         """All points and lanes take turns together; those whose condition has failed stay as they are."""
