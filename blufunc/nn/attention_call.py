@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import blufunc.numpy as bnp
-from blufunc import lax
+from blufunc import _lazy, lax
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var
@@ -36,10 +36,12 @@ from blufunc.core.programs import simplify
 from blufunc.core.programs.stage import stage
 from blufunc.nn.activations import softmax
 from blufunc.nn.attention_mods import Mods, Pairs, modified, seen
-from blufunc.parallel.partition.factors import Rule
 from blufunc.transforms.autodiff.grad import vjp
 from blufunc.transforms.autodiff.jvp import jvp_jaxpr
 from blufunc.transforms.control_flow.calls import Call, jit_p
+
+with _lazy.modules(globals()):
+    from blufunc.parallel.partition import factors
 
 MASKED = -0.7 * 3.4028234663852886e38
 """The score of masked pairs: finite, so that a row without any key gives numbers and not NaN."""
@@ -339,7 +341,7 @@ class _Whole(Call):
     whole: int
     """How many operands there are before the extras."""
 
-    def shard(self, avals, outs, **params) -> Rule:
+    def shard(self, avals, outs, **params) -> factors.Rule:
         """Sequences and heads are independent; where several heads share a key head, so are the groups of them.
 
         Tables are whole on each device: which of their entries are read is not known.
@@ -360,7 +362,7 @@ class _Whole(Call):
             given = tuple([a.with_shape(s).strong() for a, s in zip(avals, shapes, strict=True)])
             return {**params, "jaxpr": _staged(type(self).definition, given, state.context, **how)}
 
-        return Rule(operands, results, sizes, params=local)
+        return factors.Rule(operands, results, sizes, params=local)
 
 
 class _Attention(_Whole):

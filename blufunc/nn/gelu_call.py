@@ -23,6 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import blufunc.numpy as bnp
+from blufunc import _lazy
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr, eval_jaxpr
@@ -30,8 +31,10 @@ from blufunc.core.ir.trace import state
 from blufunc.core.primitives.linear_ops import add_any, move_dim
 from blufunc.core.primitives.tangents import Zero, is_linear, zero
 from blufunc.core.programs.stage import stage
-from blufunc.parallel.partition.factors import Rule
 from blufunc.transforms.control_flow.calls import Call, jit_p
+
+with _lazy.modules(globals()):
+    from blufunc.parallel.partition import factors
 
 _ROOT_TWO_OVER_PI = math.sqrt(2 / math.pi)
 _CUBIC = 0.044715 * _ROOT_TWO_OVER_PI
@@ -124,7 +127,7 @@ class _Pointwise(Call):
         """In the low dtype: what comes from products is, and what goes into them will be."""
         return [self.at(*[c.cast(dtype) for c in cells])]
 
-    def shard(self, avals, outs, *, jaxpr) -> Rule:
+    def shard(self, avals, outs, *, jaxpr) -> factors.Rule:
         """Every dimension may be divided."""
         shape = outs[0].shape
         dims = tuple((i,) for i in range(len(shape)))
@@ -132,7 +135,7 @@ class _Pointwise(Call):
         def local(params: dict, shapes: list, _: list) -> dict:
             return {"jaxpr": self.staged([a.with_shape(s) for a, s in zip(avals, shapes, strict=True)])}
 
-        return Rule((dims,) * len(avals), (dims,), shape, linear=self.linear, params=local)
+        return factors.Rule((dims,) * len(avals), (dims,), shape, linear=self.linear, params=local)
 
     linear: tuple[frozenset[int], ...] = ()
     """The operands in which it is linear."""

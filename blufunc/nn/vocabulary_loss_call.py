@@ -34,23 +34,25 @@ from typing import Any
 import numpy as np
 
 import blufunc.numpy as bnp
-from blufunc import lax
+from blufunc import _lazy, lax
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr
 from blufunc.core.ir.trace import set_trace, state
 from blufunc.core.ops.barrier import optimization_barrier
+from blufunc.core.ops.linear_softmax import BELOW, FAR, NAME
 from blufunc.core.primitives.linear_ops import add_any, batched_front
 from blufunc.core.primitives.tangents import Zero, is_linear
 from blufunc.core.programs import simplify
 from blufunc.core.programs.stage import stage
-from blufunc.kernels.backends.cuda.library.softmax_gemm_source import BELOW, FAR, NAME
-from blufunc.parallel.partition.factors import Rule
 from blufunc.transforms.autodiff.jvp import jvp_jaxpr
 from blufunc.transforms.checkpointing.checkpoint import checkpoint
 from blufunc.transforms.control_flow.calls import Call, jit_p
 from blufunc.transforms.control_flow.platform_variants import either_p
 from blufunc.transforms.control_flow.scan import scan
+
+with _lazy.modules(globals()):
+    from blufunc.parallel.partition import factors as sharding
 
 LOGITS = 1 << 28
 """The logits of a chunk, where nobody says how many tokens it has: half a gigabyte in 16 bits."""
@@ -426,7 +428,7 @@ class _OfTokens(Call):
         args = [c.value if i == 0 else c.traced() for i, c in enumerate(cells)]
         return self.at(*args, how=how, **rest)
 
-    def shard(self, avals, outs, **params) -> Rule:
+    def shard(self, avals, outs, **params) -> sharding.Rule:
         """Tokens are independent; weights are whole, and their gradients sums over tokens."""
         lead = avals[self.per_token[1]].shape
         factors = tuple((i,) for i in range(len(lead)))
@@ -445,7 +447,7 @@ class _OfTokens(Call):
             how = {k: v for k, v in params.items() if k != "jaxpr"}
             return {**params, "jaxpr": self.staged(here, **how)}
 
-        return Rule(operands, results, tuple(lead), reduced, params=local)
+        return sharding.Rule(operands, results, tuple(lead), reduced, params=local)
 
 
 class _Softmax(_OfTokens):

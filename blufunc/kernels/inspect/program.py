@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from blufunc.core.arrays.backend import Device
-from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var, line_of
 from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cuda import dispatch
 from blufunc.kernels.backends.cuda.library import cupy_ops
@@ -26,17 +26,7 @@ from blufunc.kernels.memory.types import Plan
 from blufunc.kernels.pipeline import fused
 from blufunc.kernels.recompute.budget_report import Bought
 from blufunc.kernels.schedule import OpaqueStep, Schedule
-from blufunc.kernels.tables import (
-    alike,
-    count,
-    duration,
-    line_of,
-    run_lengths,
-    size,
-    table,
-    times,
-    times_head,
-)
+from blufunc.kernels.tables import alike, count, duration, run_lengths, size, table, times, times_head
 
 
 class Memory:

@@ -7,14 +7,13 @@ transforms are done: what nobody differentiates was not looked at before.
 
 from __future__ import annotations
 
-from blufunc.core.ir.jaxpr import Eqn, Jaxpr
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, line_of
 from blufunc.core.programs.alternatives import chosen
 from blufunc.core.programs.recognizers import recognised_everywhere
 from blufunc.core.programs.simplify import inline_calls
 from blufunc.kernels.backends.cuda.library import softmax_gemm
 from blufunc.kernels.backends.cuda.library.attention.op import is_attention, why_not
 from blufunc.kernels.backends.cuda.library.softmax_gemm import is_softmax
-from blufunc.kernels.tables import line_of
 
 
 def in_kernels(jaxpr: Jaxpr, arch: str) -> tuple[Jaxpr, tuple[str, ...]]:

@@ -14,12 +14,12 @@ from typing import Any
 
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.jaxpr import Eqn
+from blufunc.core.ops.linear_softmax import NAME
 from blufunc.kernels.backends.cuda.driver import driver, modules
 from blufunc.kernels.backends.cuda.driver.tensor_map import BYTES, Mapped
 from blufunc.kernels.backends.cuda.executor import Executor, Operand, Work
 from blufunc.kernels.backends.cuda.library.softmax_gemm_source import (
     ENTRY,
-    NAME,
     SETTLE,
     SoftmaxProduct,
     source,

@@ -24,19 +24,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from blufunc.core.ops.linear_softmax import BELOW, FAR
 from blufunc.kernels.backends.cuda.library import tile_gemm_source
 from blufunc.kernels.backends.cuda.library.tile_gemm_source import ROWS, Parts, TileProduct
 
-NAME = "linear_softmax"
-"""The operation, of ``nn/vocabulary_loss_call.py``."""
-
 ENTRY, SETTLE = "softmax_product", "softmax_settle"
-
-FAR = 40
-"""How far above ``near`` logits may be: exponentials are below 2.4e17 then, and sums of products with them finite."""
-
-BELOW = 30
-"""How far below ``near``, which is not rounded, the logit of the class may be: from 8192 on it can be farther."""
 
 _SHARES = 4
 

@@ -10,16 +10,14 @@ import blufunc.numpy as bnp
 from blufunc import nn
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.jaxpr import DropVar
+from blufunc.core.ops.linear_softmax import BELOW, FAR, NAME
 from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cuda import dispatch
 from blufunc.kernels.backends.cuda.driver import nvrtc
 from blufunc.kernels.backends.cuda.library import softmax_gemm
 from blufunc.kernels.backends.cuda.library.softmax_gemm import is_softmax
 from blufunc.kernels.backends.cuda.library.softmax_gemm_source import (
-    BELOW,
     ENTRY,
-    FAR,
-    NAME,
     SETTLE,
     SoftmaxProduct,
     source,
