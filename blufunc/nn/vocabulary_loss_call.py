@@ -40,12 +40,12 @@ from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr
 from blufunc.core.ir.trace import set_trace, state
 from blufunc.core.ops.barrier import optimization_barrier
+from blufunc.core.ops.linear_softmax import BELOW, FAR, NAME
 from blufunc.core.primitives.linear_ops import add_any, batched_front
 from blufunc.core.primitives.sharding import Rule
 from blufunc.core.primitives.tangents import Zero, is_linear
 from blufunc.core.programs import simplify
 from blufunc.core.programs.stage import stage
-from blufunc.kernels.ops.linear_softmax import BELOW, FAR, NAME
 from blufunc.transforms.autodiff.jvp import jvp_jaxpr
 from blufunc.transforms.checkpointing.checkpoint import checkpoint
 from blufunc.transforms.control_flow.calls import Call, jit_p

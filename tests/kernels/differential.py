@@ -27,8 +27,7 @@ from blufunc.kernels.backends.cpu.renderer import render_many
 from blufunc.kernels.backends.numpy.program import Program
 from blufunc.kernels.loopir.ir import Buffer, Kernel
 from blufunc.kernels.loopir.verify import check_kernel
-from blufunc.kernels.pipeline import Planning
-from blufunc.kernels.recompute.budget import within
+from blufunc.kernels.pipeline import Planning, within
 from blufunc.kernels.schedule import GroupStep, KernelStep, Schedule
 from blufunc.kernels.target import Target
 from blufunc.transforms.staging.jit import jit

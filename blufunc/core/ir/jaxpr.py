@@ -260,3 +260,8 @@ def meets(eqn: Eqn) -> bool:
     if eqn.prim.kind == "collective" and eqn.prim.meets:  # type: ignore[attr-defined]
         return True
     return any(map(meets, itertools.chain.from_iterable(j.eqns for j in subjaxprs(eqn.params))))
+
+
+def line_of(eqn: Eqn) -> str:
+    """The user's line of an equation: of one that a derivative made, the forward line, marked."""
+    return source_lib.summary(eqn.source) + (" backward" if source_lib.is_backward(eqn.source) else "")

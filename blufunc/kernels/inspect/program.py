@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from blufunc.core.arrays.backend import Device
-from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var, line_of
 from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cuda.dispatch import kernel_of
 from blufunc.kernels.backends.cuda.library.control_flow import written_over
@@ -24,17 +24,7 @@ from blufunc.kernels.memory.types import Plan
 from blufunc.kernels.pipeline import fused
 from blufunc.kernels.recompute.budget_report import Bought
 from blufunc.kernels.schedule import OpaqueStep, Schedule
-from blufunc.kernels.tables import (
-    alike,
-    count,
-    duration,
-    line_of,
-    run_lengths,
-    size,
-    table,
-    times,
-    times_head,
-)
+from blufunc.kernels.tables import alike, count, duration, run_lengths, size, table, times, times_head
 
 
 class Memory:

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from blufunc.core.ir.jaxpr import Eqn, Jaxpr
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, line_of
 from blufunc.core.programs.alternatives import chosen
 from blufunc.core.programs.recognizers import recognised_everywhere
 from blufunc.core.programs.simplify import inline_calls
-from blufunc.kernels.tables import line_of
 
 
 class Library(Protocol):

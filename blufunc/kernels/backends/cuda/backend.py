@@ -138,6 +138,3 @@ def _one_equation(
     ins = [Var(ShapedArray(b.shape, b.dtype)) for b in buffers]
     results = [Var(a.strong()) for a in outs]
     return Jaxpr(ins, [Eqn(prim, ins, results, params, source.current())], results, name=prim.name)
-
-
-backend.register("cuda", CudaBackend)

@@ -22,7 +22,7 @@ from typing import Any
 from blufunc import errors
 from blufunc.config import config
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.jaxpr import Eqn, Jaxpr
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, line_of
 from blufunc.core.ir.typed_key import exact
 from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cuda import dispatch
@@ -40,12 +40,10 @@ from blufunc.kernels.backends.cuda.target import CUDA
 from blufunc.kernels.backends.cuda.timings import times_of
 from blufunc.kernels.cache import plans as plan_store
 from blufunc.kernels.memory.types import Plan
-from blufunc.kernels.pipeline import Planning, show_stages
-from blufunc.kernels.recompute.budget import within
+from blufunc.kernels.pipeline import Planning, show_stages, within
 from blufunc.kernels.rewrites import split_dot
 from blufunc.kernels.rewrites.select_variant import select_variants
 from blufunc.kernels.schedule import OpaqueStep, Schedule, uncollected
-from blufunc.kernels.tables import line_of
 from blufunc.kernels.timings import StepTime
 
 TARGET = dataclasses.replace(

@@ -33,6 +33,7 @@ from typing import Any, ClassVar
 
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.jaxpr import DropVar, Eqn
+from blufunc.core.ops.linear_softmax import BELOW, FAR, NAME
 from blufunc.kernels.backends.cuda.driver import driver, modules
 from blufunc.kernels.backends.cuda.driver.tensor_map import BYTES, Mapped
 from blufunc.kernels.backends.cuda.executor import Executor, Operand, Work
@@ -48,7 +49,6 @@ from blufunc.kernels.backends.cuda.library.tile_gemm import (
     factors_of,
 )
 from blufunc.kernels.codegen import source_files
-from blufunc.kernels.ops.linear_softmax import BELOW, FAR, NAME
 from blufunc.kernels.schedule import OpaqueStep
 
 _FILE = "backends/cuda/include/softmax_gemm.cuh"

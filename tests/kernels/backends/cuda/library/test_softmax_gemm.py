@@ -10,6 +10,7 @@ import blufunc.numpy as bnp
 from blufunc import nn
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.jaxpr import DropVar
+from blufunc.core.ops.linear_softmax import BELOW, FAR, NAME
 from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cuda import dispatch
 from blufunc.kernels.backends.cuda.dispatch import Library
@@ -25,7 +26,6 @@ from blufunc.kernels.backends.cuda.library.softmax_gemm import (
 from blufunc.kernels.backends.cuda.library.tile_gemm import COLUMNS, ROWS, instructions
 from blufunc.kernels.backends.cuda.lowered import Draft
 from blufunc.kernels.backends.cuda.program import TARGET
-from blufunc.kernels.ops.linear_softmax import BELOW, FAR, NAME
 from blufunc.kernels.pipeline import Planning
 from blufunc.kernels.rewrites.select_variant import select_variants
 from blufunc.kernels.schedule import OpaqueStep

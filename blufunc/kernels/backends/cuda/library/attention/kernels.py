@@ -351,6 +351,11 @@ _PADDING = 128
 """Rows of scratch memory come in this number, a multiple of all tiles: the key kernel reads whole tiles of its own."""
 
 
+def refused_everywhere(sizes: tuple[int, ...], dtype: np.dtype) -> str | None:
+    """The reason why no device has a kernel for attention of a ``Shape``; None where one has."""
+    return refused(Shape(*sizes), dtype, (), "sm_90a")  # the architecture with all kernels
+
+
 def refused(
     shape: Shape, dtype: np.dtype, strides: Sequence[Strides], arch: str, parts: int = 0
 ) -> str | None:
