@@ -20,9 +20,9 @@ ASKED = {"bf16": (1.15, 0.60), "tf32": (1.7, 0.60), "fp32": (2.5, 0.60)}
 
 HEAD = {  # by the figure that a row has, or makes of several
     "precision": "precision", "library": "library",
-    "tokens_s": "tokens/s", "rate": "of the best peer's rate", "asked": "rate asked", "step_ms": "step ms",
-    "TFLOP_s": "model TFLOP/s", "of_square": "% of 8192^3", "of_products": "% of its products",
-    "most_GB": "device GB", "memory": "of the best peer's memory", "asked_memory": "memory asked",
+    "tokens_s": "tokens/s", "rate": "rate / best peer", "asked": "target rate", "step_ms": "step ms",
+    "TFLOP_s": "model TFLOP/s", "of_square": "% of 8192^3", "of_products": "% of its matmuls",
+    "most_GB": "device GB", "memory": "memory / best peer", "asked_memory": "target memory",
     "peak_GB": "arrays GB",
     "first_step_s": "first step s", "warm_s": "from warm cache s", "last": "last loss", "apart": "losses apart",
 }  # fmt: skip
@@ -91,7 +91,7 @@ def _told(record: dict, rows: list[dict], steps: list[dict], ceilings: dict[str,
         if square and products:
             best = ", ".join(libraries(rows_of(rows, precision)))
             told.append(
-                f"Products in {precision}, the best of {best}: {square:,.0f} TFLOP/s for 8192^3, "
+                f"Matmuls in {precision}, the best of {best}: {square:,.0f} TFLOP/s for 8192^3, "
                 f"{products:,.0f} for those of a step."
             )
     return ["", *told] if told else []
@@ -142,7 +142,7 @@ def _curves(rows: list[dict]) -> list[str]:
     head = [
         "precision",
         "library",
-        "beside",
+        "peer",
         "steps",
         "orders of data",
         "largest difference",
@@ -174,7 +174,7 @@ def _gradients(rows: list[dict]) -> list[str]:
         "library",
         "error of the loss",
         "of the gradients",
-        "of the worst parameter's",
-        "which",
+        "of the worst parameter",
+        "parameter",
     ]
-    return grid([*head, "of the peers' fp32"], body) if body else []
+    return grid([*head, "relative to the peers' fp32"], body) if body else []

@@ -30,14 +30,14 @@ CHECK_TOLERANCE = 1e-3  # of a result's largest told element; float32 sums of ma
 
 TITLES = {
     "gpu_copy": "Copying memory on the GPU",
-    "gpu_ops": "What a call costs on the GPU",
+    "gpu_ops": "Cost of a call on the GPU",
     "gpu_kernels": "Kernels on the GPU",
     "gpu_attention": "Causal attention on the GPU",
     "gpu_gpt2": "GPT-2 124M's training step",
-    "gpu_gpt2_curves": "GPT-2's losses and gradients beside PyTorch's",
+    "gpu_gpt2_curves": "GPT-2's losses and gradients against PyTorch",
     "gpu_small": "A small model's training step",
-    "gpu_repro": "Two runs from one key",
-    "gpu_multi": "GPT-2 124M over several GPUs",
+    "gpu_repro": "Reproducibility of two runs from one key",
+    "gpu_multi": "GPT-2 124M on several GPUs",
     "gpu_timeline": "One step of GPT-2 124M on the first GPU",
 }
 
@@ -46,7 +46,7 @@ def table(record: dict) -> str:
     """One record as a section."""
     rows = [r for r in record["rows"] if "error" not in r]
     several = max((r.get("gpus", 1) for r in rows), default=1)
-    title = TITLES[record["benchmark"]] + f": {several} of one host" * (several > 1)
+    title = TITLES[record["benchmark"]] + f": {several} on one host" * (several > 1)
     lines = [f"### {title}", "", _circumstances(record), ""]
     lines += _BODIES[record["benchmark"]](record, rows)
     lines += ["", *_missing(record)] if _missing(record) else []
@@ -65,7 +65,7 @@ def _missing(record: dict) -> list[str]:
     failed = sorted({_who(r) for r in record["rows"] if "error" in r})
     left = sorted({_who({"library": library} | tags) for library, tags in record["left_out"]})
     sentences = [f"Failed: {'; '.join(failed)}."] if failed else []
-    return sentences + ([f"Not run, for want of time: {'; '.join(left)}."] if left else [])
+    return sentences + ([f"Not run for lack of time: {'; '.join(left)}."] if left else [])
 
 
 def _who(row: dict) -> str:
@@ -191,7 +191,7 @@ def _timelines(record: dict, rows: list[dict]) -> list[str]:
         cells = [number(us / 1e3) for us in times]
         body.append([r["library"], r["layout"], str(r["gpus"]), number(r["step_ms"]), *cells, number(slower)])
     head = ["library", "layout", "GPUs", "step", "step recorded", *timeline.CLASSES, timeline.OTHERS]
-    return grid([*head, "only NCCL", "NCCL beside", "idle", "products beside NCCL / alone"], body)
+    return grid([*head, "only NCCL", "NCCL overlapped", "idle", "matmuls with NCCL / alone"], body)
 
 
 def _repeated(record: dict, rows: list[dict]) -> list[str]:

@@ -233,7 +233,7 @@ def report(found: dict) -> str:
     ]
     lines += [
         f"  only NCCL   {share(found['only_nccl_us'])}",
-        f"  NCCL beside {share(found['nccl_beside_us'])}",
+        f"  overlapped  {share(found['nccl_beside_us'])}",
     ]
     lines += [f"  idle        {share(found['idle_us'])}"]
     lines += [
@@ -243,7 +243,7 @@ def report(found: dict) -> str:
     slower = found["products"]
     if slower["times"]:
         lines.append(
-            f"  products beside NCCL: {slower['times']}, {slower['us'] / 1e3:.3f} ms for {slower['alone_us'] / 1e3:.3f}"
+            f"  matmuls overlapped with NCCL: {slower['times']}, {slower['us'] / 1e3:.3f} ms for {slower['alone_us'] / 1e3:.3f}"
             f" alone ({slower['us'] / slower['alone_us']:.2f}x)"
         )
         lines += [
