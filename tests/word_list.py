@@ -195,7 +195,9 @@ def check(path: str, text: str) -> list[Finding]:
         return _in_prose(path, [(1, _markdown(text))], rows)
     if not path.endswith(".py"):
         return _in_prose(path, _c_comments(text), rows)
-    names = [row for row in NAMES if _occurs(row.stem, _name(row, r"(?=\s*[=,:()\]]|\s+(?:in|for)\b)"), lower)]
+    names = [
+        row for row in NAMES if _occurs(row.stem, _name(row, r"(?=\s*[=,:()\]]|\s+(?:in|for)\b)"), lower)
+    ]
     if not (rows or names or _RAW_DOCSTRING.search(text)):
         return []  # nothing can be found: most files are not taken apart
     nodes = list(ast.walk(ast.parse(text)))
