@@ -36,13 +36,14 @@ class Wiring:
     """Hooks for meshes of devices, set by ``sharded.py``; defaults are one device's.
 
     Attributes:
-      lay: ``lay(x, what)`` returns ``x``, and may constrain the sharding of a "stream", "heads", "hidden" or
-      "logits". attend: causal attention, of q, k and v [B, T, H, D]. mixture: a function like
-      ``bf.parallel.mixture_of_experts``. total: the sum of a matmul whose terms are on several devices. order: order
-      of tokens in the stream, int32 [T], or the original order (``...``). recompute: rematerialize each layer in the
-      backward pass. loss_chunk: number of tokens whose logits exist at a time; None: chosen by
-      ``nn.linear_cross_entropy``; 0: all, which
-        can then be sharded.
+      lay: ``lay(x, what)`` returns ``x``, and may constrain the sharding of a "stream", "heads", "hidden" or "logits".
+      attend: causal attention, of q, k and v [B, T, H, D].
+      mixture: a function like ``bf.parallel.mixture_of_experts``.
+      total: the sum of a matmul whose terms are on several devices.
+      order: order of tokens in the stream, int32 [T], or the original order (``...``).
+      recompute: rematerialize each layer in the backward pass.
+      loss_chunk: number of tokens whose logits exist at a time; None: chosen by ``nn.linear_cross_entropy``; 0: all,
+        which can then be sharded.
     """
 
     lay: Callable = lambda x, what: x
