@@ -119,7 +119,7 @@ WORDS = (
     Row("wants", r"wants", "requires, needs"),
     Row("nothing", r"nothing but", "only"),
     Row("mend", r"mends?|mended|mending", "fix"),
-    Row("number", r"numbers? of (?:a|the) (?:thread|device|block|warp|rank|head)", "index, rank"),
+    Row("number", r"numbers? of (?:a|the) (?:thread|device|block|warp|rank|head)(?!')", "index, rank"),
     Row("meet", r"(?:ranks|threads|warps|lanes|devices) (?:that )?meet", "synchronize, reduce"),
 )
 NAMES = (  # whole identifiers, without leading and trailing underscores

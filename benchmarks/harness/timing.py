@@ -1,4 +1,4 @@
-"""What the benchmarks share: medians after warm-up, ratios to a peer in the same run, and records of results."""
+"""Shared by the CPU suites: medians after warm-up, ratios to a peer, records."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 
 
 def seconds(function: Callable[[], object], calls: int) -> float:
-    """The time of one call, measured over ``calls`` calls after a warm-up."""
+    """Seconds per call, averaged over ``calls`` calls after a warm-up."""
     for _ in range(max(1, calls // 5)):
         function()
     start = time.perf_counter()
@@ -28,13 +28,13 @@ def seconds(function: Callable[[], object], calls: int) -> float:
 def together(
     ours: Callable[[], object], theirs: Callable[[], object], calls: int, repeats: int = 9
 ) -> tuple[float, float]:
-    """The medians of ``seconds`` of both, measured in turns so that a noisy machine disturbs both alike."""
+    """Median ``seconds`` of both, measured alternately: noise affects both equally."""
     pairs = [(seconds(ours, calls), seconds(theirs, calls)) for _ in range(repeats)]
     return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)
 
 
 def row(what: str, ours: float, theirs: float, unit: str = "us") -> dict:
-    """Print one line with both times and our time as a ratio to the peer's; return it as a record."""
+    """Print both times and blufunc's ratio to the peer; return them as a record."""
     ratio = ours / theirs
     print(
         f"{what:<42} blufunc {ours:10.3f} {unit}   jax {theirs:10.3f} {unit}   ratio {ratio:6.3f}", flush=True
@@ -43,9 +43,9 @@ def row(what: str, ours: float, theirs: float, unit: str = "us") -> dict:
 
 
 def report(name: str, rows: list[dict]) -> None:
-    """Write a benchmark's records to ``results/NAME-cpu.json`` if ``BLUFUNC_SAVE_RESULTS`` is set.
+    """Write records to ``results/NAME-cpu.json`` if ``BLUFUNC_SAVE_RESULTS`` is set.
 
-    The record says when, on what, and with which versions the figures were taken.
+    The record includes date, machine and versions.
     """
     if not os.environ.get("BLUFUNC_SAVE_RESULTS"):
         return
