@@ -62,12 +62,9 @@ def test_small_families_are_quick_in_full():
     assert chosen([item("test_one"), *cases("test_few", SMALL)]) == list(range(SMALL + 1))
 
 
-def test_slow_tests_are_left_out():
-    items = [
-        item("test_slow", {"slow": None}),
-        item("test_fast"),
-        *cases("test_n", 3, markers={"slow": None}),
-    ]
+@pytest.mark.parametrize("marker", ["slow", "peer"])
+def test_slow_tests_and_comparisons_are_left_out(marker):
+    items = [item("test_a", {marker: None}), item("test_fast"), *cases("test_n", 3, markers={marker: None})]
     assert chosen(items) == [1]
 
 

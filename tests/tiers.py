@@ -1,8 +1,8 @@
 """Two tiers of tests: ``make test`` runs the quick one, ``make test-all`` both; ``.ci/run`` runs one after the other.
 
 In come the collected tests, out goes the part of them that a tier holds. Quick and rest are complements, so that no
-test runs twice or never. A test is in the rest if it is marked ``slow``, or a case of a large parametrized test that
-the sample of its family leaves out. The sample holds the first and the last case, one of each ``STRIDE`` between them,
+test runs twice or never. A test is in the rest if it is marked ``slow`` or ``peer`` (``make test-peers`` runs the
+latter by themselves), or a case of a large parametrized test that the sample of its family leaves out. The sample holds the first and the last case, one of each ``STRIDE`` between them,
 and each case with a parameter value that no test has shown before: each row of a table of operations is in the quick
 tier at least once. ``sampled(n)`` replaces this rule for a family whose cases are costly: n cases, evenly spaced.
 """
@@ -23,7 +23,7 @@ def quick(items: Sequence[pytest.Item]) -> set[str]:
     """The node ids of the quick tier among ``items``; depends on nothing but their order, markers and parameters."""
     families: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if not item.get_closest_marker("slow"):
+        if not (item.get_closest_marker("slow") or item.get_closest_marker("peer")):
             families.setdefault(item.nodeid.partition("[")[0], []).append(item)
     chosen: set[str] = set()
     seen: set[Hashable] = set()

@@ -18,7 +18,7 @@ import blufunc.scipy
 from tests.peers.peer_row import TOLERANCE, error_of, probe
 from tests.peers.peer_table import ROWS
 
-pytestmark = [pytest.mark.peer, pytest.mark.sampled(40)]
+pytestmark = pytest.mark.peer
 
 NAMES = """
     lax nn random scipy tree flatten_util custom_batching checkpoint_policies
