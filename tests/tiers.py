@@ -2,9 +2,10 @@
 
 In come the collected tests, out goes the part of them that a tier holds. Quick and rest are complements, so that no
 test runs twice or never. A test is in the rest if it is marked ``slow`` or ``peer`` (``make test-peers`` runs the
-latter by themselves), or a case of a large parametrized test that the sample of its family leaves out. The sample holds the first and the last case, one of each ``STRIDE`` between them,
-and each case with a parameter value that no test has shown before: each row of a table of operations is in the quick
-tier at least once. ``sampled(n)`` replaces this rule for a family whose cases are costly: n cases, evenly spaced.
+latter by themselves), or a case of a large parametrized test that the sample of its family leaves out. The sample
+holds the first and the last case, one of each ``STRIDE`` between them, and each case with a parameter value that no
+test has shown before: each row of a table of operations is in the quick tier at least once. ``sampled(n)`` replaces
+this rule for a family whose cases are costly: n cases, evenly spaced.
 """
 
 import zlib
