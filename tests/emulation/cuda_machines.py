@@ -21,6 +21,9 @@ needs_nvrtc = pytest.mark.skipif(nvrtc.available() is not None, reason=nvrtc.ava
 
 # -- the host --------------------------------------------------------------------------------------
 
+HEADERS = "math.h stdint.h stdlib.h string.h vector functional".split()
+"""Standard headers of the sources here and in the modules above; those of one system are not among them."""
+
 STAND_INS = """
 #include <math.h>
 #include <stdint.h>
@@ -274,6 +277,7 @@ class Host:
         self.compiler = shutil.which("g++")
         if not self.compiler:
             pytest.skip("there is no g++ to compile the functions for the host")
+        self.command = [self.compiler, "-std=c++17", "-O1", "-ffp-contract=off", "-w", "-fPIC"]
 
     def compile(self, source, before=""):
         """The library of a text behind the prelude that it needs."""
@@ -282,22 +286,19 @@ class Host:
             self.libraries[key] = self._compile(source, before, self.folder / f"{len(self.libraries)}.so")
         return self.libraries[key]
 
+    def _headers(self):
+        """The standard headers in one, precompiled once for all folders alongside this one."""
+        path = self.folder.parent / "headers.h"
+        if not path.exists():
+            path.write_text("".join(f"#include <{name}>\n" for name in HEADERS))
+            subprocess.run([*self.command, "-x", "c++-header", path], check=True, timeout=120)
+        return path
+
     def _compile(self, source, before, path):
         parts = DEVICE.chosen_parts(frozenset(DEVICE.used_names(source)))
         own = [p.source for p in parts if p.names[0] != "types" and not p.names[0].startswith("ptx_")]
-        command = [
-            self.compiler,
-            "-x",
-            "c++",
-            "-std=c++17",
-            "-O1",
-            "-ffp-contract=off",
-            "-w",
-            "-shared",
-            "-fPIC",
-        ]
         done = subprocess.run(
-            [*command, "-", "-o", str(path)],
+            [*self.command, "-include", self._headers(), "-x", "c++", "-shared", "-", "-o", path],
             input=STAND_INS + before + "".join(own) + source,
             capture_output=True,
             text=True,

@@ -109,6 +109,7 @@ CASES += [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name, shape, parts, causal, arch, sizes", CASES)
 def test_kernels_on_the_host(emulator, name, shape, parts, causal, arch, sizes):
     case = Modified(name, shape, parts, sizes)
@@ -117,6 +118,7 @@ def test_kernels_on_the_host(emulator, name, shape, parts, causal, arch, sizes):
         assert deviation < 2 * DEVIATION[parts], result
 
 
+@pytest.mark.sampled(2)
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
 @pytest.mark.parametrize("features", [64, 128])

@@ -68,6 +68,7 @@ def given(name):
 # -- the texts -------------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled(2)
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
 @pytest.mark.parametrize(
@@ -199,6 +200,7 @@ CASES += [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name, shape, dtype, causal, tilings", CASES)
 def test_kernels_on_the_host(emulator, name, shape, dtype, causal, tilings):
     case = Modified(name, shape, dtype)
@@ -206,6 +208,7 @@ def test_kernels_on_the_host(emulator, name, shape, dtype, causal, tilings):
     case.check(causal)
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     "name, shape, dtype, causal, tilings",
     [
@@ -220,6 +223,7 @@ def test_scores_that_grow_behind_a_mask(emulator, name, shape, dtype, causal, ti
     case.check(causal, ("out", "lse"))
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("growing, tiles", [(False, 0), (True, 2)])
 def test_rows_are_looked_for_until_all_have_seen_something(emulator, growing, tiles):
     """Every other row has from the seventh of 15 tiles on. Growing scores are too much in the eighth and twelfth."""

@@ -179,6 +179,7 @@ KERNELS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @needs_nvrtc
 @pytest.mark.parametrize("product", KERNELS)
 def test_it_compiles_without_spills(product):
@@ -241,6 +242,7 @@ EMULATED = [  # a product, and how many blocks have its tiles
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("product, blocks", EMULATED)
 def test_the_kernel_emulated(product, blocks, eager, emulator):
@@ -254,6 +256,7 @@ def test_the_kernel_emulated(product, blocks, eager, emulator):
     assert (np.abs(got - want) <= 1e-6 * bound).all()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("name", SPECIAL)
 def test_special_numbers_emulated(name, emulator):
     p = SplitProduct(64, 64, 64, (True, True), 64)
