@@ -1,6 +1,7 @@
 """Nodes: what ties the dimensions of values together, so that they are divided alike.
 
-Parallel, stage 3, below ``propagate.py``. Every equation is a node, by the rule of its primitive; so is each way of a value into the body of a loop, a branch or a call, and out of it.
+Parallel, stage 3, below ``propagate.py``. Every equation is a node, by the rule of its primitive; so is each way of a
+value into the body of a loop, a branch or a call, and out of it.
 """
 
 from __future__ import annotations

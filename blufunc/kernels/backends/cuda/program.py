@@ -46,7 +46,7 @@ from blufunc.kernels.pipeline import Planning, show_stages
 from blufunc.kernels.recompute.budget import within
 from blufunc.kernels.rewrites import split_dot
 from blufunc.kernels.rewrites.select_variant import in_kernels
-from blufunc.kernels.schedule import OpaqueStep, Schedule, uncollected
+from blufunc.kernels.schedule import OpaqueStep, Schedule, uncollected, warn_of_host
 from blufunc.kernels.tables import line_of
 from blufunc.kernels.timings import StepTime
 
@@ -188,6 +188,7 @@ class CudaProgram:
         arch, limits = driver.properties(device).arch, modules.limits_on(device)
         made = prepared(self.jaxpr, donated, arch, limits, budget)
         self.schedule = made.schedule
+        warn_of_host(self.schedule)
         show_stages(self.schedule, self.name, schedule=lambda: made.schedules(limits))
         # numbers are never taken over, whatever is said of them
         self._movable = [not (d and v.aval.ndim) for v, d in zip(jaxpr.invars, donated, strict=True)]
