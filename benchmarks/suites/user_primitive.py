@@ -60,12 +60,14 @@ def main() -> None:
                 mine = _program(prim.bind, mode)
                 np.testing.assert_allclose(mine(x), want, 1e-5, 1e-6)
                 calls = options.calls if n < 1 << 22 else max(3, options.calls // 4)
-                ours, theirs = together(
-                    lambda f=mine: f(x).block_until_ready(), lambda f=plain: f(x).block_until_ready(), calls
-                )
+                ours, theirs = together(_calling(mine, x), _calling(plain, x), calls)
                 what = f"{name}, {mode}, {n >> 20} Mi floats"
                 rows.append(row(what, ours * 1e6, theirs * 1e6, peer="blufunc.numpy"))
     report("user_primitive", rows, options.device, str(device) if options.device == "cuda" else "")
+
+
+def _calling(program, x):
+    return lambda: program(x).block_until_ready()
 
 
 def _program(f, mode: str):

@@ -160,7 +160,7 @@ class Elementwise(Primitive):
         self.ufunc = impl if isinstance(impl, np.ufunc) else None
         if lower is not None:
             self.lower = lower
-        twin = C_FORMS.get(impl) if type(self) is Elementwise and lower is None else None
+        twin = C_FORMS.get(self.ufunc) if type(self) is Elementwise and lower is None else None
         if twin is not None and twin.out == out:
             self.lower, self.cost = twin.lower, twin.cost
         super().__init__(name)

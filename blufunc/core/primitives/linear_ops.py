@@ -34,7 +34,7 @@ from blufunc.core.primitives.tangents import Zero, is_linear, zero
 class Linear(Primitive):
     """A kind: operations linear in their first argument and constant in the others."""
 
-    linear = FIRST
+    linear: tuple[frozenset[int], ...] = FIRST
 
     def jvp(self, primals, tangents, **params):
         out = self.bind(*primals, **params)

@@ -92,7 +92,7 @@ def role_of(eqn: Eqn, frame: Frame) -> tuple[str, Frame] | None:
 
 def scans(eqn: Eqn) -> bool:
     """Whether an equation is a cumulative operation that combines anything: of one element alone it is that element."""
-    return scans_by(eqn.prim) and scanned_axes(eqn)[1] > 1
+    return bool(scans_by(eqn.prim)) and scanned_axes(eqn)[1] > 1
 
 
 def scanned_axes(eqn: Eqn) -> tuple[int, int, int]:
