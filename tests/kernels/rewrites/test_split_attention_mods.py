@@ -6,7 +6,7 @@ import pytest
 import blufunc.numpy as bnp
 from blufunc import nn
 from blufunc.kernels.backends.cuda.driver import nvrtc
-from blufunc.kernels.backends.cuda.library import mma_source
+from blufunc.kernels.backends.cuda.library import mma
 from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_attention
 from blufunc.kernels.backends.cuda.library.attention.kernels import Shape
 from blufunc.kernels.backends.cuda.library.attention.mods import code_of, lists
@@ -88,7 +88,7 @@ class Modified(Case):
         sizes = cuda_attention.group_sizes(features, tiling, self.parts)
         emulator.launch(
             cuda_attention.source(kernel, F16, features, causal, tiling, self.code, self.parts),
-            mma_source.instructions("float16", sizes),
+            mma.instructions("float16", sizes),
             "float16", kernel.entry, parameters, grid, tiling.launched if shared else tiling.threads, shared,
         )  # fmt: skip
 

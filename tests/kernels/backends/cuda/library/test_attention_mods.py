@@ -8,7 +8,7 @@ import blufunc.numpy as bnp
 from blufunc import lax, nn
 from blufunc.core.arrays import backend
 from blufunc.kernels.backends.cuda.driver import nvrtc
-from blufunc.kernels.backends.cuda.library import mma_source
+from blufunc.kernels.backends.cuda.library import mma
 from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_attention
 from blufunc.kernels.backends.cuda.library.attention.kernels import FORWARD_KERNEL, Shape
 from blufunc.kernels.backends.cuda.library.attention.mods import code_of, lists
@@ -174,7 +174,7 @@ class Modified(Case):
         features = self.shape.features
         return emulator.launch(
             cuda_attention.source(kernel, self.dtype, features, causal, tiling, self.code),
-            mma_source.instructions(self.dtype.name, cuda_attention.group_sizes(features, tiling)),
+            mma.instructions(self.dtype.name, cuda_attention.group_sizes(features, tiling)),
             self.dtype.name, kernel.entry, parameters, grid, tiling.launched if shared else tiling.threads, shared,
         )  # fmt: skip
 
