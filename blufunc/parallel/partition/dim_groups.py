@@ -1,6 +1,6 @@
 """Nodes: groups of dimensions that must be sharded in the same way.
 
-Parallel, stage 3, between ``factors.py`` and ``propagate.py``. In: equations and their factor rules. Out: a node per
+Parallel, stage 3, below ``propagate.py``. In: equations and the factor rules of their primitives. Out: a node per
 equation, and one for each value that enters or leaves the body of a loop, a branch or a call.
 """
 
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal
+from blufunc.core.primitives.sharding import Dims, Rule
 from blufunc.core.programs import simplify as passes
 from blufunc.parallel.mesh.mesh import AbstractMesh
-from blufunc.parallel.partition.factors import Dims, Rule
 from blufunc.parallel.partition.resharding import Axes, Layout
 from blufunc.transforms.control_flow.cond import cond_p
 from blufunc.transforms.control_flow.scan import scan_p

@@ -1,7 +1,7 @@
 """Local forms of operations whose values depend on the position of a share.
 
 Parallel, stage 3, below ``partition.py``. In: the local operands of an equation, and the layouts of its results. Out:
-operations on shares, staged into the local program. Factor rules refer to these forms by name (``factors.py``).
+operations on shares, staged into the local program. Rules (``core.primitives.sharding``) name these forms.
 """
 
 from __future__ import annotations

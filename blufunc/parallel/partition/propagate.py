@@ -1,8 +1,8 @@
 """Propagation: shardings of all values and operations from a few annotated ones.
 
-Parallel, stage 3, above ``factors.py`` and below ``partition.py``. In: a global jaxpr whose variables are distinct, and
-the layouts of its parameters (and, if given, results). Out: a layout per variable, and per equation the mesh axes of
-its factors.
+Parallel, stage 3, below ``partition.py``, by the rules of primitives. In: a global jaxpr whose variables are distinct,
+and the layouts of its parameters (and, if given, results). Out: a layout per variable, and per equation the mesh axes
+of its factors.
 
 Every equation is a *node* that ties dimensions by its factors; so is each value that enters or leaves the body of a
 loop, a branch or a call. Layouts only grow, to a fixpoint: first from the user's constraints through elementwise and
@@ -19,7 +19,9 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, subjaxprs
+from blufunc.core.primitives.sharding import rule_of
 from blufunc.parallel.collectives.shard_map import shard_map_p
 from blufunc.parallel.mesh.constrain import ShardingConstraint
 from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh
@@ -27,7 +29,6 @@ from blufunc.parallel.mesh.spec import PartitionSpec, names_of
 from blufunc.parallel.partition.axis_priority import first
 from blufunc.parallel.partition.dim_groups import Node, body_ties
 from blufunc.parallel.partition.explicit import Explicit
-from blufunc.parallel.partition.factors import rule_of
 from blufunc.parallel.partition.resharding import Axes, Layout
 
 
@@ -127,7 +128,8 @@ class Propagation:
                 self.nodes[eqn] = self._node(eqn)
 
     def _node(self, eqn: Eqn) -> Node:
-        rule = rule_of(eqn.prim, [a.aval for a in eqn.invars], [v.aval for v in eqn.outvars], eqn.params)
+        avals, outs = [a.aval for a in eqn.invars], [v.aval for v in eqn.outvars]
+        rule = source.at(eqn.source, rule_of)(eqn.prim, avals, outs, eqn.params)
         node = Node(rule, eqn.invars, eqn.outvars, eqn.prim.kind in ("elementwise", "movement", "call"))
         self._all.append(node)
         return node

@@ -1,6 +1,6 @@
 """Sharding attributes of arrays: ``sharding``, ``addressable_shards`` and the like.
 
-Parallel, after stage 8. In: an array. Out: its layout and shards. Installed on ``Array`` here, since the core does not
+Parallel, after stage 8. In: an array. Out: its layout and shards. ``Array`` calls this module, since the core does not
 know shardings.
 """
 
@@ -44,7 +44,7 @@ def sharding_of(self: Array) -> Sharding:
     return buffer.sharding if isinstance(buffer, ShardedBuffer) else SingleDeviceSharding(self.device)
 
 
-def _addressable_shards(self: Array) -> list[Shard]:
+def addressable_shards(self: Array) -> list[Shard]:
     """The shards on devices of this process, in mesh order."""
     buffer = self.buffer
     if not isinstance(buffer, ShardedBuffer):
@@ -57,28 +57,3 @@ def _addressable_shards(self: Array) -> list[Shard]:
         data = slice_(Array(shard, padded, device), [0] * len(index), tuple(s.stop - s.start for s in index))
         shards.append(Shard(device, index, replicas[rank], data))
     return shards
-
-
-def _addressable_data(self: Array, index: int) -> Array:
-    """The shard on device ``index`` of this process."""
-    return _addressable_shards(self)[index].data
-
-
-def _is_fully_replicated(self: Array) -> bool:
-    """True if each device holds the whole array."""
-    return sharding_of(self).is_fully_replicated
-
-
-def _is_fully_addressable(self: Array) -> bool:
-    """True if all devices of the array belong to this process."""
-    return sharding_of(self).is_fully_addressable
-
-
-for _name, _function in (
-    ("sharding", sharding_of),
-    ("addressable_shards", _addressable_shards),
-    ("is_fully_replicated", _is_fully_replicated),
-    ("is_fully_addressable", _is_fully_addressable),
-):
-    setattr(Array, _name, property(_function))
-Array.addressable_data = _addressable_data  # type: ignore[attr-defined]

@@ -23,7 +23,7 @@ from blufunc.parallel.partition.propagate import layout_of
 from blufunc.parallel.programs.placement import device_put
 from blufunc.parallel.programs.reshard import reshard
 from blufunc.transforms.arguments import FlatFunction, abstract, labels_of
-from blufunc.transforms.staging.jit import Jitted, register_sharded
+from blufunc.transforms.staging.jit import Jitted
 
 
 class ShardedJit(Jitted):
@@ -128,6 +128,3 @@ class _Annotated(FlatFunction):
 def _same_shards(a: NamedSharding, b: NamedSharding, ndim: int) -> bool:
     """True if two shardings of one mesh give the same shards: mesh axes of size 1 are ignored."""
     return layout_of(a.spec, ndim, a.mesh) == layout_of(b.spec, ndim, b.mesh)
-
-
-register_sharded(ShardedJit)

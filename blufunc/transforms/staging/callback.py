@@ -191,6 +191,7 @@ class _PureCallback(_Callback):
         "call it on lax.stop_gradient of its arguments"
     )
     transpose = unsupported("it calls Python, which may not be linear")
+    shard = unsupported("the user's function is of whole values")
 
     def batch(self, axis, args, dims, *, callback, vmap_method):
         if vmap_method is None:
@@ -274,6 +275,7 @@ class _IOCallback(_Callback):
         "function that makes the call"
     )
     transpose = unsupported("side effects have no transpose")
+    shard = unsupported("the user's function is of whole values")
 
     def effects_of(self, params):
         return frozenset({effects.ORDERED_IO if params["ordered"] else effects.IO})
@@ -328,6 +330,7 @@ class _DebugCallback(_Callback):
     """A Python function that reports values: no results, and ignored by derivatives."""
 
     name = "debug_callback"
+    shard = unsupported("the user's function is of whole values")
 
     def effects_of(self, params):
         return frozenset({effects.ORDERED_DEBUG if params["ordered"] else effects.DEBUG})

@@ -14,7 +14,7 @@ from blufunc.kernels.backends.cuda import program as cuda_program
 from blufunc.kernels.backends.cuda.driver import nvrtc
 from blufunc.kernels.backends.cuda.library import gelu_gemm
 from blufunc.kernels.backends.cuda.library.gelu_gemm_source import ENTRY, GeluProduct, source
-from blufunc.kernels.backends.cuda.library.tile_gemm_source import COLUMNS, ROWS, instructions
+from blufunc.kernels.backends.cuda.library.tile_gemm import COLUMNS, ROWS, instructions
 from blufunc.kernels.backends.cuda.lowered import Draft
 from blufunc.kernels.rewrites import activation_epilogue
 from tests.emulation import fake_cuda
@@ -108,7 +108,7 @@ def test_the_kernel_of_a_view_is_known_before(cuda, monkeypatch):
     fun = lambda x, w: nn.gelu(x @ w.T)
     traced = bf.jit(fun).trace(X, half(N, K))
     (step,) = Draft(traced.jaxpr, (False, False), "sm_90a").schedule.steps
-    (announced,) = dispatch.texts(step, "sm_90a")
+    (announced,) = dispatch.Library("sm_90a").sources(step)
     cuda_program.CudaProgram(traced.jaxpr, (False, False))
     assert [p.by_rows for p in used] == [True]
     assert announced == (source(used[0]), ENTRY)
@@ -178,6 +178,7 @@ TEXTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @needs_nvrtc
 @pytest.mark.parametrize("product", TEXTS)
 def test_it_compiles_without_spills(product):
@@ -241,6 +242,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("by_rows", [False, True])
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -251,6 +253,7 @@ def test_the_kernel_emulated(variant, by_rows, eager, emulator):
     case.check()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("by_rows", [False, True])
 @pytest.mark.parametrize(
     "sizes", [(2 * ROWS, COLUMNS, 64), (3 * ROWS, 2 * COLUMNS, 320), (ROWS, 3 * COLUMNS, 128)]
@@ -262,6 +265,7 @@ def test_all_results_of_several_tiles(sizes, by_rows, emulator):
     case.check()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("summed", [False, True])
 def test_gelu_again_has_the_bits_of_the_forward_pass(summed, emulator):
     """At the argument that the forward pass stored, rounded: far out, and where GELU is close to 0, too."""
