@@ -88,13 +88,13 @@ def test_a_store_that_the_launcher_keeps():
     [
         ({"RANK": "1"}, (), "WORLD_SIZE is missing"),
         ({"RANK": "1", "WORLD_SIZE": "two"}, (), "WORLD_SIZE is 'two', and must be an integer"),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, (), "rank 2 of 2 processes"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, (), "rank 2 is out of range for 2"),
         ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": ""}, (), "OMPI_COMM_WORLD_SIZE is ''"),
         ({k: v for k, v in OPEN_MPI.items() if k != "MASTER_ADDR"}, (), "no MASTER_ADDR"),
         ({}, ("host0:29500",), "address, world_size and rank together"),
         ({}, ("host0", 2, 0), "'host0' is not the address"),
         ({}, ("host0:99999", 2, 0), "is not the address"),
-        ({}, ("host0:1", 2, 2), "rank 2 of 2"),
+        ({}, ("host0:1", 2, 2), "rank 2 is out of range for 2"),
     ],
 )
 def test_what_makes_no_sense_is_an_error(environ, arguments, message):
