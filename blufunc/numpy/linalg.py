@@ -169,7 +169,7 @@ def svd(
     """The singular value decomposition of matrices (..., m, n).
 
     Args:
-      full_matrices: U is (..., m, m) and Vh (..., n, n), in the place of (..., m, k) and (..., k, n), k = min(m, n).
+      full_matrices: U is (..., m, m) and Vh (..., n, n), instead of (..., m, k) and (..., k, n), k = min(m, n).
       compute_uv: otherwise the result is S alone.
       hermitian: a is Hermitian: use ``eigh``.
       subset_by_index: None: all singular values are returned.
@@ -418,7 +418,7 @@ def matrix_rank(M: Any, rtol: Any = None, *, hermitian: bool = False, tol: Any =
       M: matrices, or one vector, whose rank is 1 unless it is 0.
       rtol: singular values of at most this times the largest count as 0; by default ``max(m, n) * eps``.
       hermitian: M is Hermitian: use ``eigh``.
-      tol: an absolute bound in the place of ``rtol``.
+      tol: an absolute bound instead of ``rtol``.
     """
     x = inexact(M, "matrix_rank")
     if x.aval.ndim < 2:

@@ -55,7 +55,7 @@ def take(
 ) -> Value:
     """The elements of ``a`` at integer positions along an axis (of ``a`` flattened, by default).
 
-    The result has the shape of ``loopir/index`` in the place of the axis. Out of range: ``mode='fill'`` (the
+    The result has the shape of ``loopir/index`` instead of the axis. Out of range: ``mode='fill'`` (the
     default) gives NaN, or the extreme of integers; ``'clip'`` the nearest element, the first for
     negative positions; ``'wrap'`` counts round.
     ``unique_indices`` and ``indices_are_sorted`` are promises that make for faster programs.

@@ -206,7 +206,7 @@ def iterable(y: Any) -> bool:
 
 
 def isscalar(element: Any) -> bool:
-    """Whether ``element`` is a number or an array of rank 0."""
+    """Whether ``element`` is a scalar."""
     return isinstance(element, (bool, int, float, complex, np.generic)) or (
         isinstance(element, Value) and not element.aval.ndim
     )
