@@ -1,6 +1,6 @@
 """Families of elementwise functions: how they promote, and how they are named.
 
-Face, below ``elementwise``. In comes a primitive with the public name and text of a function, out comes the function.
+Face, below ``elementwise``. In: a primitive, and the public name and docstring of a function. Out: the function.
 Operands of one type, the usual case, go straight to the primitive.
 """
 
@@ -65,7 +65,7 @@ def ordering(prim: Primitive, strict: Primitive, name: str, doc: str) -> Callabl
 
 
 def extremum(prim: Primitive, stays: Callable, name: str, doc: str) -> Callable:
-    """The one of two operands that ``stays(x, y)`` says; of complex numbers by the order of ``ordering``."""
+    """Select one of two operands by ``stays(x, y)``; complex numbers by the order of ``ordering``."""
     bind = prim.bind
 
     def function(x: Any, y: Any, /) -> Value:
