@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--gpus", type=int, help="divide batches of that many times --batch among devices")
     p.add_argument("--layout", choices=list(AXES), default="data", help="how parameters lie on them")
     p.add_argument(
-        "--products", default="default", help="how fp32 multiplies: float32_tc, BF16_BF16_F32_X6, ..."
+        "--products", default="default", help="how fp32 multiplies: float32_tc, F16_F16_F32_SCALED, ..."
     )
     p.add_argument("--budget", help="what a step may plan to need of a device's memory: 9.7GB")
     p.add_argument("--chunk", default="0", help="tokens that have logits at a time; auto; 0: all")

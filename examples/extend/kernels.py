@@ -1,10 +1,10 @@
-"""User-written kernels: rotary positions in CUDA C++, and a capped logit in C.
+"""User-written kernels: rotary positions in CUDA C++, and a capped logit.
 
     rotated(x)            # each pair of features rotated by an angle proportional to the position
     capped(x, cap=30.0)   # cap * tanh(x / cap)
 
-The second is an expression. ``bf.elementwise`` compiles it to the operations that the same expression in Python would
-give, so it fuses with its neighbours and has derivatives and batching rules.
+The second is a function of scalars. ``bf.elementwise`` applies it to arrays of any shape. It is traced like any
+function, so it fuses with its neighbours and has derivatives and batching rules.
 
 The first is a kernel. ``reference`` defines it, runs without a GPU, and could supply the derivative and the batching
 rule. Here both have better forms, since a rotation has structure:
@@ -23,9 +23,14 @@ from __future__ import annotations
 import blufunc as bf
 import blufunc.numpy as bnp
 
-# -- an expression ---------------------------------------------------------------------------------
+# -- a function of scalars ------------------------------------------------------------------------------
 
-capped = bf.elementwise("cap * tanh(x / cap)", cap=30.0)
+
+@bf.elementwise
+def capped(x, cap=30.0):
+    """``x`` with a soft bound on its magnitude."""
+    return cap * bnp.tanh(x / cap)
+
 
 # -- a kernel --------------------------------------------------------------------------------------
 

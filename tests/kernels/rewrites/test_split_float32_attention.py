@@ -353,7 +353,7 @@ def test_sections_fit_into_the_cache(parts, planes):
     assert np.frombuffer(numbers, np.int32, 7)[5] == planes
 
 
-@pytest.mark.parametrize("precision", ["default", "highest", "BF16_BF16_F32_X3"])
+@pytest.mark.parametrize("precision", ["default", "highest"])
 def test_other_precisions_have_no_kernel(precision, cuda, monkeypatch):
     monkeypatch.setattr(config, "matmul_precision", precision)
     q = uniform(2, 40, 2, 16)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from blufunc import _lazy
 from blufunc.config import config
 from blufunc.core.arrays import backend
 from blufunc.core.arrays.errstate import openly, quietly
@@ -21,10 +22,12 @@ from blufunc.core.ir.jaxpr import Jaxpr
 from blufunc.core.primitives.effects import calls_back, eqn_calls_back
 from blufunc.core.primitives.rule_errors import check_values
 from blufunc.core.programs.alternatives import chosen
-from blufunc.kernels.backends.cpu import program as host_program
-from blufunc.kernels.backends.cpu.lowered import Draft
-from blufunc.kernels.backends.cpu.program import HostProgram
+from blufunc.core.programs.simplify import inline_definitions
+from blufunc.kernels.backends.cpu import toolchain
 from blufunc.kernels.backends.numpy.program import CallingProgram, Program, interpret
+
+with _lazy.modules(globals()):  # the compiler: for programs that are compiled, or shown
+    from blufunc.kernels.backends.cpu import program as host_program
 
 
 class NumpyBackend:
@@ -68,19 +71,21 @@ class NumpyBackend:
 
     def compile(
         self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None
-    ) -> Program | HostProgram:
+    ) -> Program | host_program.HostProgram:
         """A program over buffers: compiled loops where they gain, or a budget asks for them, NumPy calls otherwise."""
-        jaxpr = self.chosen(jaxpr)
-        program = host_program.compile_program(jaxpr, donated, budget)
+        jaxpr = inline_definitions(self.chosen(jaxpr))
+        program = None
+        if budget is not None or toolchain.compiles(jaxpr):
+            program = host_program.compile_program(jaxpr, donated, budget)
         if program is None:
             program = (CallingProgram if calls_back(jaxpr) else Program)(jaxpr, donated)
         if config.shows("source"):
             config.show(program.source())
         return program
 
-    def draft(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> Draft:
+    def draft(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> host_program.Draft:
         """What ``compile`` would make, before anything is compiled."""
-        return Draft(self.chosen(jaxpr), donated, budget)
+        return host_program.Draft(inline_definitions(self.chosen(jaxpr)), donated, budget)
 
     def chosen(self, jaxpr: Jaxpr) -> Jaxpr:
         """As it was written: no operation has a kernel here that its definition has not."""
@@ -101,6 +106,3 @@ def _apply(prim: Any, buffers: Sequence, params: dict) -> Sequence:
 
 def _are(results: Any, n: int) -> bool:
     return isinstance(results, (tuple, list)) and len(results) == n
-
-
-backend.register("cpu", NumpyBackend)

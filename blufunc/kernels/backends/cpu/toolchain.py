@@ -29,6 +29,7 @@ from pathlib import Path
 
 from blufunc import errors
 from blufunc.config import config
+from blufunc.core.ir.jaxpr import Jaxpr, subjaxprs
 from blufunc.kernels.cache.disk import DiskCache, key_of
 
 _FLAGS = (
@@ -351,3 +352,36 @@ def _settings(values: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name in values:
             del os.environ[name]
+
+
+WORTH_COMPILING = 1 << 18
+"""From how many bytes in the arrays of a program on it is compiled."""
+
+
+def worth_compiling(jaxpr: Jaxpr) -> bool:
+    """Whether a program's arrays are large enough for compiled loops to gain what compiling takes."""
+    return jaxpr.memoised("array bytes", lambda: _bytes_of(jaxpr)) >= WORTH_COMPILING
+
+
+def _bytes_of(jaxpr: Jaxpr) -> int:
+    total = 0
+    for e in jaxpr.eqns:
+        # of what a reduction takes in it writes little
+        variables = (*e.invars, *e.outvars) if e.prim.kind == "reduce" else e.outvars
+        total += sum(v.aval.size * v.aval.dtype.itemsize for v in variables)
+        total += sum(_bytes_of(body) for body in subjaxprs(e.params))
+    return total
+
+
+def compiles(jaxpr: Jaxpr) -> bool:
+    """True for a program that is compiled, where there is a compiler."""
+    return config.host_compiler == "always" or (config.host_compiler == "auto" and worth_compiling(jaxpr))
+
+
+def why_as_numpy(jaxpr: Jaxpr) -> str:
+    """Why a program runs as NumPy calls; empty if it is compiled."""
+    if config.host_compiler == "never":
+        return "config.host_compiler is 'never'"
+    if not compiles(jaxpr):
+        return "its arrays are too small to gain from compiling; config.host_compiler = 'always' does so all the same"
+    return "" if find() is not None else why_none()
