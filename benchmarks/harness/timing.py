@@ -33,33 +33,34 @@ def together(
     return statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs)
 
 
-def row(what: str, ours: float, theirs: float, unit: str = "us") -> dict:
+def row(what: str, ours: float, theirs: float, unit: str = "us", peer: str = "jax") -> dict:
     """Print both times and blufunc's ratio to the peer; return them as a record."""
     ratio = ours / theirs
     print(
-        f"{what:<42} blufunc {ours:10.3f} {unit}   jax {theirs:10.3f} {unit}   ratio {ratio:6.3f}", flush=True
+        f"{what:<42} blufunc {ours:10.3f} {unit}   {peer} {theirs:10.3f} {unit}   ratio {ratio:6.3f}",
+        flush=True,
     )
-    return {"what": what, "unit": unit, "blufunc": ours, "jax": theirs, "ratio": ratio}
+    return {"what": what, "unit": unit, "blufunc": ours, peer: theirs, "ratio": ratio}
 
 
-def report(name: str, rows: list[dict]) -> None:
-    """Write records to ``results/NAME-cpu.json`` if ``BLUFUNC_SAVE_RESULTS`` is set.
+def report(name: str, rows: list[dict], platform_name: str = "cpu", device: str = "") -> None:
+    """Write records to ``results/NAME-PLATFORM.json``.
 
-    The record includes date, machine and versions.
+    Only if ``BLUFUNC_SAVE_RESULTS`` is set. The record includes date, machine and versions.
     """
     if not os.environ.get("BLUFUNC_SAVE_RESULTS"):
         return
     record = {
         "benchmark": name,
         "date": datetime.date.today().isoformat(),
-        "device": f"{_processor()}, {os.cpu_count()} cores",
+        "device": device or f"{_processor()}, {os.cpu_count()} cores",
         "blas_threads": os.environ.get("OPENBLAS_NUM_THREADS", "default"),
         "versions": {"python": platform.python_version()}
         | {p: metadata.version(p) for p in ("blufunc", "numpy", "jax")},
         "rows": rows,
     }
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{name}-cpu.json").write_text(json.dumps(record, indent=1) + "\n")
+    (RESULTS / f"{name}-{platform_name}.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
 def _processor() -> str:

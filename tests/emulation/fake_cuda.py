@@ -36,7 +36,7 @@ from blufunc.kernels.backends.cuda.library import (
 )
 from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_attention
 from blufunc.kernels.backends.cuda.library.attention import launch as cuda_attention_launch
-from blufunc.kernels.backends.cuda.library.attention.backward_source import ROWS_OF_SUM
+from blufunc.kernels.backends.cuda.library.attention.kernels import ROWS_OF_SUM
 from blufunc.kernels.rewrites import split_dot
 from blufunc.nn import attention_call, vocabulary_loss_call
 from tests.emulation import loop_interpreter

@@ -176,6 +176,10 @@ class Elementwise(Primitive):
         self.transposes = transposes
         self.out = out
 
+    @property
+    def has_impl(self):
+        return self._impl is not None
+
     def impl(self, *args, **params):
         return super().impl(*args, **params) if self._impl is None else self._impl(*args, **params)
 

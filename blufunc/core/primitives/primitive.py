@@ -11,15 +11,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-import numpy as np
-
 from blufunc import errors
 from blufunc.config import config
 from blufunc.core.arrays import backend, nan_check
-from blufunc.core.arrays.array import Array, from_numpy, lift
+from blufunc.core.arrays.array import Array, lift
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.trace import EVAL, Tracer, leak_error, set_trace, state
+from blufunc.core.ir.trace import Tracer, leak_error, state
 from blufunc.core.primitives.rule_errors import checked_types
 
 RULES = ("impl", "abstract", "jvp", "transpose", "batch")
@@ -29,8 +27,8 @@ named: weakref.WeakValueDictionary[str, Primitive] = weakref.WeakValueDictionary
 """All primitives by name; of several with one name the first."""
 
 derived: dict[str, Callable] = {}
-"""For ``jvp``, ``transpose`` and ``batch``: ``(prim, *arguments of the rule, params)``, which computes the rule of a
-primitive from its definition. Each transform, above this module, adds its own."""
+"""For ``impl``, ``jvp``, ``transpose`` and ``batch``: ``(prim, *arguments of the rule, params)``, which computes the
+rule of a primitive from its definition. Modules above this one add them, each transform its own."""
 
 
 class Primitive:
@@ -111,11 +109,7 @@ class Primitive:
 
         Without one of its own, a primitive with a definition evaluates that.
         """
-        if not self.has_definition:
-            raise self._missing("impl")
-        with set_trace(EVAL):
-            outs = self.lowered([from_numpy(np.asarray(a)) for a in args], params)
-        values = [np.asarray(x) for x in outs]
+        values = self._derived("impl")(self, args, params)
         return values if self.multiple_results else values[0]
 
     def abstract(self, *avals: ShapedArray, **params: Any) -> Any:
@@ -138,6 +132,11 @@ class Primitive:
     """``(*args, **params) -> result`` (or list of them) by other operations: the *definition* of the primitive.
     Compilers put it in the place of every use, and it supplies the rules that the primitive has not. For an elementwise
     primitive alternatively a ``CForm``. None or ``unsupported("reason")``: ``impl`` computes it, on the host."""
+
+    @property
+    def has_impl(self) -> bool:
+        """Whether there is an ``impl`` besides the definition."""
+        return type(self).impl is not Primitive.impl
 
     def lowered(self, args: Sequence, params: dict) -> list:
         """The results of the definition under the current trace, always a list."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
@@ -44,6 +46,23 @@ def definition_error(prim: Any, what: str, fix: str) -> errors.JaxprTypeError:
         why="compilers put the definition in the place of the primitive, so it must compute the same.",
         fix=fix,
     )
+
+
+def check_definition(prim: Any, defined: Sequence[Any], computed: Sequence[Any]) -> None:
+    """Check what the definition computes against what ``impl`` does, on the same operands."""
+    for i, (x, y) in enumerate(zip(map(np.asarray, defined), map(np.asarray, computed), strict=True)):
+        inexact = dtypes.is_inexact(y.dtype)
+        wide = np.complex128 if dtypes.is_complex(y.dtype) else np.float64
+        a, b = (x.astype(wide), y.astype(wide)) if inexact else (x, y)
+        tol = float(dtypes.finfo(y.dtype).eps) ** 0.5 if inexact else 0.0
+        same = np.isclose(a, b, tol, tol, equal_nan=True) if inexact else a == b
+        if not np.all(same):
+            at = np.unravel_index(int(np.argmin(same)), same.shape) if same.ndim else ()
+            raise definition_error(
+                prim,
+                f"gives {a[at]} where impl gives {b[at]} (result {i}, element {[*map(int, at)]})",
+                "correct one of them, or leave out impl: the definition is evaluated then",
+            )
 
 
 def type_of(aval: ShapedArray) -> str:

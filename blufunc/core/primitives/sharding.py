@@ -196,7 +196,7 @@ class Factors:
 
     Args:
       spec: operands, an arrow, and results, each a list of names.
-      reduced: for each name that only operands have how the operation combines it: "sum", "max" or "min". A name
+      reduced: for each name that some result lacks, how the operation combines it there: "sum", "max" or "min". A name
         without is whole.
     """
 
@@ -212,8 +212,8 @@ class Factors:
             wrong = f"{', '.join(unknown)} is no reduction"
         elif missing := [n for n in reduced if n not in {w for names in sides[0] for w in names}]:
             wrong = f"it reduces {', '.join(missing)}, and {spec!r} names no such dimension"
-        elif made := [n for n in reduced if n in {w for names in sides[1] for w in names}]:
-            wrong = f"it reduces {', '.join(made)}, which results have"
+        elif made := [n for n in reduced if all(n in names for names in sides[1])]:
+            wrong = f"it reduces {', '.join(made)}, which every result has"
         if wrong:
             raise errors.ShardingError(
                 f"Factors: {wrong}.", where=source.here(), fix='Factors("i k, k j -> i j", k="sum")'
@@ -227,7 +227,7 @@ class Factors:
         """The rule of one use."""
         b = Factoring()
         ins, results = self.sides
-        passing = {w for names in results for w in names}
+        passing = set.intersection(*map(set, results)) if results else set()
         known: dict[str, tuple[int, ...]] = {"_": ()}
 
         def dims(names: list[str], aval: ShapedArray) -> list[tuple[int, ...]]:

@@ -10,13 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from blufunc import errors
 from blufunc.config import config
-from blufunc.core.arrays.array import Array, lift
+from blufunc.core.arrays import backend
+from blufunc.core.arrays.array import Array, from_numpy, lift
 from blufunc.core.ir import check, source
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var
-from blufunc.core.ir.trace import Trace, Tracer, leak_error, new_trace, state
+from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, eval_jaxpr
+from blufunc.core.ir.trace import EVAL, Trace, Tracer, leak_error, new_trace, set_trace, state
+from blufunc.core.primitives.primitive import derived
 from blufunc.core.primitives.rule_errors import definition_error, type_of
 
 
@@ -191,3 +195,14 @@ def _traced(prim: Any, avals: Sequence[ShapedArray], params: dict) -> Jaxpr:
             "convert with .astype or reshape in the definition, or correct abstract (out= of an elementwise one)",
         )
     return jaxpr.replace(eqns=[Eqn(e.prim, e.invars, e.outvars, e.params, None) for e in jaxpr.eqns])
+
+
+def _evaluated(prim: Any, args: Sequence[Any], params: dict) -> list[np.ndarray]:
+    """The definition on NumPy arrays, in the place of ``impl``."""
+    values = [from_numpy(np.asarray(a), backend.host_device()) for a in args]
+    jaxpr = definition(prim, [x.aval for x in values], params)
+    with set_trace(EVAL):
+        return [np.asarray(x) for x in eval_jaxpr(jaxpr, values)]
+
+
+derived["impl"] = _evaluated

@@ -23,7 +23,7 @@ from blufunc.kernels.machine import Machine
 from blufunc.kernels.memory.types import Plan
 from blufunc.kernels.pipeline import fused
 from blufunc.kernels.recompute.budget_report import Bought
-from blufunc.kernels.schedule import OpaqueStep, Schedule
+from blufunc.kernels.schedule import OpaqueStep, Schedule, host_notes
 from blufunc.kernels.tables import alike, count, duration, run_lengths, size, table, times, times_head
 
 
@@ -116,7 +116,8 @@ class Sight:
     @property
     def notes(self) -> tuple[str, ...]:
         """Operations that have kernels, but not here, and why; and why its plan is not kept on disk, if it could be."""
-        notes = self.schedule.notes  # before the question, for planning may find a reason
+        # before the question, for planning may find a reason
+        notes = (*self.schedule.notes, *host_notes(self.schedule.host_primitives))
         reason = "" if self.why_not_compiled else plan_store.why_not(self.jaxpr)
         return (*notes, f"planned anew in each process: {reason}") if reason else tuple(notes)
 

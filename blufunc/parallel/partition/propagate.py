@@ -20,6 +20,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, subjaxprs
 from blufunc.core.primitives.sharding import rule_of
 from blufunc.parallel.collectives.shard_map import shard_map_p
@@ -126,7 +127,8 @@ class Propagation:
                 self.nodes[eqn] = self._node(eqn)
 
     def _node(self, eqn: Eqn) -> Node:
-        rule = rule_of(eqn.prim, [a.aval for a in eqn.invars], [v.aval for v in eqn.outvars], eqn.params)
+        avals, outs = [a.aval for a in eqn.invars], [v.aval for v in eqn.outvars]
+        rule = source.at(eqn.source, rule_of)(eqn.prim, avals, outs, eqn.params)
         node = Node(rule, eqn.invars, eqn.outvars, eqn.prim.kind in ("elementwise", "movement", "call"))
         self._all.append(node)
         return node

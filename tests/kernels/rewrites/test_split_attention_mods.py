@@ -6,7 +6,7 @@ import pytest
 import blufunc.numpy as bnp
 from blufunc import nn
 from blufunc.kernels.backends.cuda.driver import nvrtc
-from blufunc.kernels.backends.cuda.library import mma_source
+from blufunc.kernels.backends.cuda.library import mma
 from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_attention
 from blufunc.kernels.backends.cuda.library.attention.kernels import Shape
 from blufunc.kernels.backends.cuda.library.attention.mods import code_of, lists
@@ -88,7 +88,7 @@ class Modified(Case):
         sizes = cuda_attention.group_sizes(features, tiling, self.parts)
         emulator.launch(
             cuda_attention.source(kernel, F16, features, causal, tiling, self.code, self.parts),
-            mma_source.instructions("float16", sizes),
+            mma.instructions("float16", sizes),
             "float16", kernel.entry, parameters, grid, tiling.launched if shared else tiling.threads, shared,
         )  # fmt: skip
 
@@ -109,6 +109,7 @@ CASES += [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name, shape, parts, causal, arch, sizes", CASES)
 def test_kernels_on_the_host(emulator, name, shape, parts, causal, arch, sizes):
     case = Modified(name, shape, parts, sizes)
@@ -117,6 +118,7 @@ def test_kernels_on_the_host(emulator, name, shape, parts, causal, arch, sizes):
         assert deviation < 2 * DEVIATION[parts], result
 
 
+@pytest.mark.sampled(2)
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
 @pytest.mark.parametrize("features", [64, 128])

@@ -20,9 +20,11 @@ from blufunc.core.arrays.refcounts import ALONE, references
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr
 from blufunc.core.primitives.effects import calls_back, eqn_calls_back
-from blufunc.core.primitives.rule_errors import check_values
+from blufunc.core.primitives.override import is_replaced
+from blufunc.core.primitives.rule_errors import check_definition, check_values
 from blufunc.core.programs.alternatives import chosen
 from blufunc.core.programs.simplify import inline_definitions
+from blufunc.core.programs.stage import definition
 from blufunc.kernels.backends.cpu import toolchain
 from blufunc.kernels.backends.numpy.program import CallingProgram, Program, interpret
 
@@ -67,6 +69,11 @@ class NumpyBackend:
             results = quietly(_apply, prim, buffers, params)
             if config.check or (prim.multiple_results and not _are(results, len(outs))):
                 check_values(prim, results, outs)
+            if config.check and prim.has_definition and prim.has_impl and not is_replaced(prim, "impl"):
+                avals = [ShapedArray(b.shape, b.dtype) for b in buffers]
+                check_definition(
+                    prim, quietly(interpret(definition(prim, avals, params)), [*buffers]), results
+                )
         return [r if r.__class__ is np.ndarray else np.asarray(r) for r in results]
 
     def compile(

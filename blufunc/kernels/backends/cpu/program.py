@@ -34,7 +34,7 @@ from blufunc.kernels.backends.numpy.program import Program
 from blufunc.kernels.cache import plans as plan_store
 from blufunc.kernels.loopir.access_map import view
 from blufunc.kernels.pipeline import Planning, show_stages, within
-from blufunc.kernels.schedule import KernelStep, OpaqueStep, Schedule, Step, touched
+from blufunc.kernels.schedule import KernelStep, OpaqueStep, Schedule, Step, touched, warn_of_host
 from blufunc.kernels.target import Target
 from blufunc.kernels.timings import StepTime, medians
 
@@ -65,6 +65,7 @@ class HostProgram:
         self.jaxpr = simplify(jaxpr)
         made, self.text, names = prepared(self.jaxpr, donated, budget)
         self.schedule = made
+        warn_of_host(made)
         show_stages(made, jaxpr.name)
         library = compiler.compile(self.text, jaxpr.name or "program") if names else None
         self.arenas = _Arenas(made.plan.arena_bytes)

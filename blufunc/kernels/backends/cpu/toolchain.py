@@ -31,6 +31,7 @@ from blufunc import errors
 from blufunc.config import config
 from blufunc.core.ir.jaxpr import Jaxpr, subjaxprs
 from blufunc.kernels.cache.disk import DiskCache, key_of
+from blufunc.kernels.codegen import source_files
 
 _FLAGS = (
     "-std=c++17",
@@ -57,14 +58,7 @@ _OPTIONAL_FLAGS = (
 )
 """What is asked for beyond ``_FLAGS``: the first row that the compiler takes and whose result can be loaded."""
 
-_PROBE = r"""
-extern "C" int blufunc_probe(int n) {
-  int total = 0;
-  #pragma omp parallel for reduction(+ : total) num_threads(2)
-  for (int i = 0; i < n; ++i) total += i;
-  return total;
-}
-"""
+_PROBE = "backends/cpu/include/probe.h"
 _SECONDS = 300  # a compiler that takes longer hangs
 _ERROR = re.compile(r"<stdin>:(?P<line>\d+):(?:(?P<column>\d+):)? (?:fatal )?error: (?P<what>.*)")
 _USER_LINE = re.compile(r"^\s*// at (?P<where>.+)$")
@@ -265,16 +259,17 @@ def _probe(command: tuple[str, ...], program: str, cache: DiskCache) -> Compiler
         return None
     version = (said.stdout.splitlines() or ["unknown"])[0]
     for extra in _OPTIONAL_FLAGS:
+        probe = source_files.source(_PROBE)
         compiler = Compiler(command, version, (*_FLAGS, *extra), "-fopenmp" in extra, cpu(), cache)
         try:
-            answer = compiler.compile(_PROBE, "a probe of the compiler").blufunc_probe(10)
+            answer = compiler.compile(probe, "a probe of the compiler").blufunc_probe(10)
         except errors.CompileError as e:
             if config.shows("compile"):
                 config.show(e)
             continue
         if answer == 45:
             facts = {"version": version, "flags": compiler.flags, "openmp": compiler.openmp}
-            cache.put(_probe_key(command, program), json.dumps(facts).encode(), _PROBE, ".json")
+            cache.put(_probe_key(command, program), json.dumps(facts).encode(), probe, ".json")
             return compiler
     return None
 

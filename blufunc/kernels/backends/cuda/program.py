@@ -43,7 +43,7 @@ from blufunc.kernels.memory.types import Plan
 from blufunc.kernels.pipeline import Planning, show_stages, within
 from blufunc.kernels.rewrites import split_dot
 from blufunc.kernels.rewrites.select_variant import select_variants
-from blufunc.kernels.schedule import OpaqueStep, Schedule, uncollected
+from blufunc.kernels.schedule import OpaqueStep, Schedule, uncollected, warn_of_host
 from blufunc.kernels.timings import StepTime
 
 TARGET = dataclasses.replace(
@@ -182,6 +182,7 @@ class CudaProgram:
         arch, limits = driver.properties(device).arch, modules.limits_on(device)
         made = prepared(self.jaxpr, donated, arch, limits, budget)
         self.schedule = made.schedule
+        warn_of_host(self.schedule)
         show_stages(self.schedule, self.name, schedule=lambda: made.schedules(limits))
         # numbers are never taken over, whatever is said of them
         self._movable = [not (d and v.aval.ndim) for v, d in zip(jaxpr.invars, donated, strict=True)]

@@ -178,6 +178,7 @@ TEXTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @needs_nvrtc
 @pytest.mark.parametrize("product", TEXTS)
 def test_it_compiles_without_spills(product):
@@ -241,6 +242,7 @@ VARIANTS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("eager", [False, True])
 @pytest.mark.parametrize("by_rows", [False, True])
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -251,6 +253,7 @@ def test_the_kernel_emulated(variant, by_rows, eager, emulator):
     case.check()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("by_rows", [False, True])
 @pytest.mark.parametrize(
     "sizes", [(2 * ROWS, COLUMNS, 64), (3 * ROWS, 2 * COLUMNS, 320), (ROWS, 3 * COLUMNS, 128)]
@@ -262,6 +265,7 @@ def test_all_results_of_several_tiles(sizes, by_rows, emulator):
     case.check()
 
 
+@pytest.mark.sampled(1)
 @pytest.mark.parametrize("summed", [False, True])
 def test_gelu_again_has_the_bits_of_the_forward_pass(summed, emulator):
     """At the argument that the forward pass stored, rounded: far out, and where GELU is close to 0, too."""

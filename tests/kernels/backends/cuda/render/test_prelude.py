@@ -84,6 +84,7 @@ def sources():
 SOURCES = dict(sources())
 
 
+@pytest.mark.sampled(6)
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("what", SOURCES)
@@ -97,6 +98,7 @@ def test_compiles_without_spills(what, arch):
     assert all(any(f in k for f in ("sin", "cos", "tan", "exp", "pow", "logistic")) for k in on_stack)
 
 
+@pytest.mark.sampled(12)
 @needs_nvrtc
 @pytest.mark.parametrize("name", sorted(DEVICE.names))
 def test_every_part_alone(name):
@@ -125,6 +127,7 @@ def host(tmp_path_factory):
     return Host(tmp_path_factory.mktemp("host"))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", C_TYPES)
 def test_functions_on_the_host(dtype, host, rng):
     mine = [c for c in cases(dtype) if c.name not in NOT_ON_HOST]
@@ -134,6 +137,7 @@ def test_functions_on_the_host(dtype, host, rng):
         check(case, host.call(source, case.entry, args, case.out), case.want(args), case.ulps)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", C_TYPES)
 def test_conversions_on_the_host(dtype, host, rng):
     source, x = conversions(dtype, "void"), convertible(dtype, rng)

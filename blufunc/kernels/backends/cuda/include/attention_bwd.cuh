@@ -1,35 +1,36 @@
-"""The text of attention's derivative on a CUDA device: two kernels, without atomics, whose results are always the same.
+// Attention, backward: two kernels without atomics, whose results are deterministic.
+//
+// The first has query rows and iterates over the keys, for the gradient of the queries; the second has key
+// rows and iterates over the queries, for those of the keys and the values. Each recomputes the weights from
+// the scores and the logarithms of their sums, and keeps all its sums in registers: seven matmuls of tiles
+// where one kernel would have five, but nothing is added up by many blocks, and neither weights nor their
+// gradient pass through memory. The scheme is FlashAttention-2's (Dao, arXiv:2307.08691). On Hopper, where a
+// block can have all of a head, attention_bwd_fused_sm90.cuh is that one kernel.
+//
+// With P the weights, dP = dout v^T and delta = the sum over features of dout * out, dS = P (dP - delta), and
+// the gradients are dq = scale dS k, dk = scale dS^T q, dv = P^T dout. The first kernel leaves pairs (lse
+// log2(e), delta) in scratch memory for the second; rows that see nothing, and those beyond the last, have an
+// infinite lse: weights of 0.
+//
+// Of a score that is changed (attention_mods.cuh), dS is that times the derivative of the change, its slope.
+//
+// Of float32, weights are multiplied by 2^14. dS fits into one part of float16 as dP - delta is multiplied by
+// 2^-DOWN, so that it is below 2^15, and into two as `raise_rows` brings the largest of each row of a tile to
+// there.
+//
+// Constants as in attention_fwd.cuh; INNER of the COLUMNS of a tile are worked on at a time. Registers do not
+// hold the sums for keys and for values of more than 128 features: the second kernel then runs twice, of
+// which one MAKES_K and the other MAKES_V, with one matmul more.
 
-Kernels, stage 6, below ``kernels``. The first has query rows and goes over the keys, for the gradient of the
-queries; the second has key rows and goes over the queries, for those of the keys and the values. Each computes the
-weights again from the scores and the logarithms of their sums, and keeps all its sums in registers: seven products
-of tiles where one kernel would have five, but nothing is added up by many blocks, and neither weights nor their
-gradient pass through memory. The scheme is FlashAttention-2's (Dao, arXiv:2307.08691). On Hopper, where a block can
-have all of a head, ``fused_backward_sm90`` is that one kernel.
-
-With P the weights, dP = dout v^T and delta = the sum over features of dout * out, dS = P (dP - delta), and the
-gradients are dq = scale dS k, dk = scale dS^T q, dv = P^T dout. The first kernel leaves pairs (lse log2(e), delta) in
-scratch memory for the second; rows that see nothing, and those beyond the last, have an infinite lse: weights of 0.
-
-Of a score that is changed (``mods.py``), dS is that times the derivative of the change, its slope.
-
-Of float32, weights are multiplied by 2^14. dS fits into one part of float16 as dP - delta is multiplied by 2^-DOWN, so
-that it is below 2^15, and into two as ``raise_rows`` brings the largest of each row of a tile to there.
-
-Constants as in ``forward_source``; INNER of the COLUMNS of a tile are worked on at a time. Registers do not
-hold the sums for keys and for values of more than 128 features: the second kernel then runs twice, of which one MAKES_K
-and the other MAKES_V, with one product more.
-"""
-
-from __future__ import annotations
-
-ROWS_OF_SUM = 16
-"""Tokens of which sums of gradients are made: those of one warp's rows, so that no two add to one number."""
-
-GRADIENTS = r"""
+//# gradients
+// Both kernels begin with this.
 // Elements of operands in parts are at most 2^15, and so dP is at most M = 2^(30 + log2(FEATURES)). As delta is the
 // mean of dP by P, P (dP - delta) is at most M / 2, which is 2^(DOWN + 1) or less.
-constexpr int DOWN = 28 + (FEATURES > 128 ? 8 : FEATURES > 64 ? 7 : FEATURES > 32 ? 6 : FEATURES > 16 ? 5 : 4);
+constexpr int DOWN = 28 + (FEATURES > 128  ? 8
+                           : FEATURES > 64 ? 7
+                           : FEATURES > 32 ? 6
+                           : FEATURES > 16 ? 5
+                                           : 4);
 constexpr float LOWERED = WIDE && PARTS == 1 ? 1.0f / (1ll << DOWN) : 1;
 // what multiplies a sum over products with dS, but for the unit of the other operand
 inline float unit_of_scores(float scale, const Units &units) {
@@ -48,29 +49,28 @@ template<int M, int N> inline void raise_rows(float (&x)[M][N][4], float (&units
 #pragma unroll
       for (int i = 0; i < N * 2; ++i) most = fmaxf(most, fabsf(x[m][i / 2][half * 2 + i % 2]));
       most = max_of_row(most);
-      const int exponent = max((int)(__float_as_uint(most) >> 23), 15 + DOWN);  // so that both powers are normal
+      const int exponent =
+          max((int)(__float_as_uint(most) >> 23), 15 + DOWN);  // so that both powers are normal
       const float power = __uint_as_float((14 + 127 + 127 - exponent) << 23);
       units[m][half] = scale * __uint_as_float((exponent - 14 - DOWN) << 23);
 #pragma unroll
       for (int i = 0; i < N * 2; ++i) x[m][i / 2][half * 2 + i % 2] *= power;
     }
 }
-"""
-"""What both kernels have before their own text."""
 
-NO_SUMS = r"""
+//# no_sums
+// In place of `sums` where no sums of gradients over tokens are computed.
 #define SUMS(name)
 #define STORE_SUMS(...)
-"""
-"""What stands in the place of ``SUMS`` where nobody wants sums of gradients over tokens."""
 
-SUMS = r"""
+//# sums
+// Sums over tokens, for the gradient of a bias of queries, keys and values.
 #define SUMS(name) float *name,
 #define STORE_SUMS(...) store_sums(__VA_ARGS__)
 // The sums of each 16 rows of what store_rows stores, as it is stored: those of rows 16 n to 16 n + 15 go to row n.
 template<int M>
-inline void store_sums(float *to, long long stride, int there_are, int row, const float (&sums)[M][FEATURES / 8][4],
-                       const float (&factor)[M][2]) {
+inline void store_sums(float *to, long long stride, int there_are, int row,
+                       const float (&sums)[M][FEATURES / 8][4], const float (&factor)[M][2]) {
   static_assert(!WIDE, "elements have two bytes");
   const int lane = threadIdx.x % 32;
 #pragma unroll
@@ -99,10 +99,9 @@ inline void store_sums(float *to, long long stride, int there_are, int row, cons
 inline float *sums_at(float *to, const Strides &s, int tokens, int batch, int head, int token) {
   return to + (batch * ((tokens + 15) / 16) + token / 16) * s.token + head * s.head;
 }
-"""
-"""Sums over tokens, which a bias that was added to queries, keys and values wants."""
 
-DELTA = r"""
+//# delta
+// Kernels for the gradient of the queries begin with this.
 // Rows of gradients in one part, all below 2^15, are brought to between 2^14 and there, so that dS of small ones has as
 // many bits: by these powers of two, which nothing else needs.
 constexpr bool BY_ROWS = WIDE && PARTS == 1;
@@ -120,17 +119,19 @@ template<int ROWS> inline void find_powers(float (&powers)[SLABS][2], unsigned t
         most = fmaxf(most, fmaxf(fabsf(low_half(x)), fabsf(high_half(x))));
       }
       const int exponent = min(__float_as_uint(max_of_row(most)) >> 23, 127 + 14);
-      powers[m][half] = __uint_as_float((127 + 127 + 14 - max(exponent, 127 - 24)) << 23);  // of zeros, any will do
+      powers[m][half] =
+          __uint_as_float((127 + 127 + 14 - max(exponent, 127 - 24)) << 23);  // of zeros, any will do
     }
 }
 
 // delta: the sums over features of results times gradients. Results of two bytes come through a tile.
-template<int ROWS> inline void load_results(unsigned tile, const element *from, long long stride, int there_are) {
+template<int ROWS>
+inline void load_results(unsigned tile, const element *from, long long stride, int there_are) {
   load_tile<ROWS>(tile, from, stride, there_are);
 }
 template<int ROWS>
-inline void times_results(float (&delta)[SLABS][2], unsigned gradients_tile, unsigned tile, const element *, long long,
-                          int, int first, float) {
+inline void times_results(float (&delta)[SLABS][2], unsigned gradients_tile, unsigned tile, const element *,
+                          long long, int, int first, float) {
   unsigned outs[SLABS][FEATURES / 16][4], gradients[SLABS][FEATURES / 16][4];
   load_left<ROWS>(outs, tile, first);
   load_left<ROWS>(gradients, gradients_tile, first);
@@ -164,21 +165,21 @@ inline void times_results(float (&delta)[SLABS][2], unsigned gradients_tile, uns
   }
 }
 
-
 // What scores of rows from `row` on are lowered by: infinity where nothing is seen.
 inline void load_shifts(float (&shift)[SLABS][2], const float *lse, const Problem &p, int row) {
 #pragma unroll
   for (int i = 0; i < SLABS * 2; ++i) {
     const int query = row + i * 8 + threadIdx.x % 32 / 4;
     const float logarithm = query < p.queries ? lse[query] : negative_infinity();
-    shift[i / 2][i % 2] = logarithm == negative_infinity() ? -negative_infinity() : logarithm * LOG2_E - RAISED;
+    shift[i / 2][i % 2] =
+        logarithm == negative_infinity() ? -negative_infinity() : logarithm * LOG2_E - RAISED;
   }
 }
 
 // Deltas from sums of lanes, and what the other kernel wants of each query. That of queries behind the last tile, which
 // the other kernel may read as part of one of its own, is the last block's to make.
-inline void make_numbers(const float (&shift)[SLABS][2], float (&delta)[SLABS][2], float2 *numbers, const Problem &p,
-                         int row) {
+inline void make_numbers(const float (&shift)[SLABS][2], float (&delta)[SLABS][2], float2 *numbers,
+                         const Problem &p, int row) {
   const int lane = threadIdx.x % 32;
 #pragma unroll
   for (int m = 0; m < SLABS; ++m)
@@ -197,8 +198,9 @@ inline void make_numbers(const float (&shift)[SLABS][2], float (&delta)[SLABS][2
 // Products of rows from `row` on with keys from `start` on become weights, times the slopes of scores that are changed:
 // only the product of both is wanted.
 template<int N>
-__forceinline__ void weigh_keys(float (&weights)[SLABS][N][4], const float (&shift)[SLABS][2], const Pairs &pairs,
-                                const Problem &p, float of_products, int row, int start, bool partial) {
+__forceinline__ void weigh_keys(float (&weights)[SLABS][N][4], const float (&shift)[SLABS][2],
+                                const Pairs &pairs, const Problem &p, float of_products, int row, int start,
+                                bool partial) {
   const int lane = threadIdx.x % 32;
   const float scale = (SCORED ? 1 : of_products) * LOG2_E;
   auto key_of = [&](int i) { return start + i / 4 * 8 + lane % 4 * 2 + i % 2; };
@@ -246,17 +248,15 @@ inline void times_keys(float (&gradients)[SLABS][N][4], const float (&weights)[S
       gradient = weights[m][i / 4][i % 4] * (gradient * lowered - delta[m][i % 4 / 2]);
     }
 }
-"""
-"""What kernels for the gradient of the queries begin with."""
 
-QUERY_GRADIENT = r"""
+//# query_gradient
 constexpr unsigned STAGE = 2 * operand_bytes(COLUMNS);
 static_assert(WIDE || ROWS <= 2 * COLUMNS, "the output's tile is where the second stage will be");
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-attention_query_gradient(const element *q, const element *k, const element *v, const result *out, const float *lse,
-                         const element *dout, result *dq, float2 *numbers, IN_PARTS SUMS(dq_sums) EXTRAS
-                         const Problem p) {
+    attention_query_gradient(const element *q, const element *k, const element *v, const result *out,
+                             const float *lse, const element *dout, result *dq, float2 *numbers,
+                             IN_PARTS SUMS(dq_sums) EXTRAS const Problem p) {
   const Place place = place_of(blockIdx.x, p.planes, p.section, (p.queries + ROWS - 1) / ROWS, CAUSAL);
   const int batch = place.plane / p.heads, head = place.plane % p.heads, first = place.tile * ROWS;
   const int lane = threadIdx.x % 32, warp_row = threadIdx.x / 32 * 16 * SLABS, there_are = p.queries - first;
@@ -274,13 +274,14 @@ attention_query_gradient(const element *q, const element *k, const element *v, c
     const unsigned stage = stages + n % 2 * STAGE;
     const int t = list.tile(n);
     load_operand<COLUMNS>(stage, k + t * COLUMNS * p.k.token, k_apart, p.k.token, p.keys - t * COLUMNS);
-    load_operand<COLUMNS>(stage + STAGE / 2, v + t * COLUMNS * p.v.token, v_apart, p.v.token, p.keys - t * COLUMNS);
+    load_operand<COLUMNS>(stage + STAGE / 2, v + t * COLUMNS * p.v.token, v_apart, p.v.token,
+                          p.keys - t * COLUMNS);
     end_of_copies();
   };
 
   load_operand<ROWS>(rows, rows_at(q, p.q, batch, head, first), q_apart, p.q.token, there_are);
-  load_operand<ROWS>(rows + operand_bytes(ROWS), rows_at(dout, p.dout, batch, head, first), dout_apart, p.dout.token,
-                     there_are);
+  load_operand<ROWS>(rows + operand_bytes(ROWS), rows_at(dout, p.dout, batch, head, first), dout_apart,
+                     p.dout.token, there_are);
   load_results<ROWS>(stages + STAGE, rows_at(out, p.out, batch, head, first), p.out.token, there_are);
   end_of_copies();
   if (!MASKED || list.count) load_keys(0);
@@ -290,8 +291,8 @@ attention_query_gradient(const element *q, const element *k, const element *v, c
   const Left<ROWS> queries(rows, warp_row), douts(rows + operand_bytes(ROWS), warp_row);
 
   float shift[SLABS][2], delta[SLABS][2] = {};
-  times_results<ROWS>(delta, rows + operand_bytes(ROWS), stages + STAGE, rows_at(out, p.out, batch, head, first),
-                      p.out.token, there_are, warp_row, 1 / units.v);
+  times_results<ROWS>(delta, rows + operand_bytes(ROWS), stages + STAGE,
+                      rows_at(out, p.out, batch, head, first), p.out.token, there_are, warp_row, 1 / units.v);
   load_shifts(shift, lse + (long long)place.plane * p.queries, p, first + warp_row);
   make_numbers(shift, delta, numbers + (long long)place.plane * p.padded, p, first + warp_row);
   float powers[SLABS][2];
@@ -335,17 +336,19 @@ attention_query_gradient(const element *q, const element *k, const element *v, c
 #pragma unroll
   for (int i = 0; i < SLABS * 2; ++i)
     factor[i / 2][i % 2] = unit_of_scores(p.scale, units) * units.k / (BY_ROWS ? powers[i / 2][i % 2] : 1);
-  STORE_SUMS(sums_at(dq_sums, p.dq, p.queries, batch, head, first), p.dq.token, there_are, warp_row, sums, factor);
-  store_rows<ROWS>(rows_at(dq, p.dq, batch, head, first), p.dq.token, there_are, shared_memory, warp_row, sums, factor);
+  STORE_SUMS(sums_at(dq_sums, p.dq, p.queries, batch, head, first), p.dq.token, there_are, warp_row, sums,
+             factor);
+  store_rows<ROWS>(rows_at(dq, p.dq, batch, head, first), p.dq.token, there_are, shared_memory, warp_row,
+                   sums, factor);
 }
-"""
 
-OF_QUERIES = r"""
+//# of_queries
+// Kernels for the gradients of keys and values begin with this.
 // Products of keys from `row` on with queries from `start` on become weights; `numbers` are shifts and deltas of pairs.
 template<int N, int M>
-__forceinline__ void weigh_queries(float (&weights)[SLABS][N][4], float (&slopes)[M][N][4], const float4 *numbers,
-                                   const Pairs &pairs, const Problem &p, float of_products, int row, int start,
-                                   bool partial) {
+__forceinline__ void weigh_queries(float (&weights)[SLABS][N][4], float (&slopes)[M][N][4],
+                                   const float4 *numbers, const Pairs &pairs, const Problem &p,
+                                   float of_products, int row, int start, bool partial) {
   const int lane = threadIdx.x % 32;
   const float scale = (SCORED ? 1 : of_products) * LOG2_E;
   auto query_of = [&](int i) { return start + i / 4 * 8 + lane % 4 * 2 + i % 2; };
@@ -400,19 +403,18 @@ inline void times_queries(float (&gradients)[SLABS][N][4], const float (&weights
     }
   }
 }
-"""
-"""What kernels for the gradients of keys and values begin with."""
 
-KEY_GRADIENT = r"""
+//# key_gradient
 constexpr unsigned PAIRS = COLUMNS * sizeof(float2);
 constexpr unsigned STAGE = 2 * operand_bytes(COLUMNS) + 1024 * ((PAIRS + 1023) / 1024);
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-attention_key_gradient(const element *q, const element *k, const element *v, const element *dout, result *dk,
-                       result *dv, const float2 *numbers, IN_PARTS SUMS(dk_sums) SUMS(dv_sums) EXTRAS
-                       const Problem p) {
+    attention_key_gradient(const element *q, const element *k, const element *v, const element *dout,
+                           result *dk, result *dv, const float2 *numbers,
+                           IN_PARTS SUMS(dk_sums) SUMS(dv_sums) EXTRAS const Problem p) {
   const Place place = place_of(blockIdx.x, p.planes, p.section, (p.keys + ROWS - 1) / ROWS, false);
-  const int key_heads = p.heads / p.group, batch = place.plane / key_heads, key_head = place.plane % key_heads;
+  const int key_heads = p.heads / p.group, batch = place.plane / key_heads,
+            key_head = place.plane % key_heads;
   const int warp_row = threadIdx.x / 32 * 16 * SLABS;
   const int first = place.tile * ROWS, there_are = p.keys - first, row = first + warp_row;
   const int unit_begin = first + warp_row / UNIT * UNIT;
@@ -446,8 +448,8 @@ attention_key_gradient(const element *q, const element *k, const element *v, con
   auto load_queries = [&] {
     const unsigned to = stages + stage * STAGE;
     load_operand<COLUMNS>(to, rows_at(q, p.q, batch, next_head, next), q_apart, p.q.token, p.queries - next);
-    load_operand<COLUMNS>(to + operand_bytes(COLUMNS), rows_at(dout, p.dout, batch, next_head, next), dout_apart,
-                          p.dout.token, p.queries - next);
+    load_operand<COLUMNS>(to + operand_bytes(COLUMNS), rows_at(dout, p.dout, batch, next_head, next),
+                          dout_apart, p.dout.token, p.queries - next);
     const float2 *from = numbers + (long long)(batch * p.heads + next_head) * p.padded + next;
     for (int i = threadIdx.x; i < COLUMNS / 2; i += THREADS)
       copy16(to + 2 * operand_bytes(COLUMNS) + i * 16, from + i * 2, true);
@@ -456,8 +458,8 @@ attention_key_gradient(const element *q, const element *k, const element *v, con
 
   load_operand<ROWS>(rows, rows_at(k, p.k, batch, key_head, first), k_apart, p.k.token, there_are);
   if (MAKES_K)
-    load_operand<ROWS>(rows + operand_bytes(ROWS), rows_at(v, p.v, batch, key_head, first), v_apart, p.v.token,
-                       there_are);
+    load_operand<ROWS>(rows + operand_bytes(ROWS), rows_at(v, p.v, batch, key_head, first), v_apart,
+                       p.v.token, there_are);
   end_of_copies();
   if (steps) load_queries();
   else end_of_copies();
@@ -514,18 +516,17 @@ attention_key_gradient(const element *q, const element *k, const element *v, con
 #pragma unroll
   for (int m = 0; m < SLABS; ++m) factor[m][0] = factor[m][1] = unit_of_scores(p.scale, units) * units.q;
   if (MAKES_K) {
-    STORE_SUMS(sums_at(dk_sums, p.dk, p.keys, batch, key_head, first), p.dk.token, there_are, warp_row, key_sums,
-               factor);
-    store_rows<ROWS>(rows_at(dk, p.dk, batch, key_head, first), p.dk.token, there_are, shared_memory, warp_row,
-                     key_sums, factor);
+    STORE_SUMS(sums_at(dk_sums, p.dk, p.keys, batch, key_head, first), p.dk.token, there_are, warp_row,
+               key_sums, factor);
+    store_rows<ROWS>(rows_at(dk, p.dk, batch, key_head, first), p.dk.token, there_are, shared_memory,
+                     warp_row, key_sums, factor);
   }
 #pragma unroll
   for (int m = 0; m < SLABS; ++m) factor[m][0] = factor[m][1] = WIDE ? units.dout / (1 << 14) : 1;
   if (MAKES_V) {
-    STORE_SUMS(sums_at(dv_sums, p.dv, p.keys, batch, key_head, first), p.dv.token, there_are, warp_row, value_sums,
-               factor);
+    STORE_SUMS(sums_at(dv_sums, p.dv, p.keys, batch, key_head, first), p.dv.token, there_are, warp_row,
+               value_sums, factor);
     store_rows<ROWS>(rows_at(dv, p.dv, batch, key_head, first), p.dv.token, there_are,
                      shared_memory + operand_bytes(ROWS), warp_row, value_sums, factor);
   }
 }
-"""

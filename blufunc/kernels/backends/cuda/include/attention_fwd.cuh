@@ -1,48 +1,45 @@
-"""The text of attention on a CUDA device: a block of threads has some query rows and goes over the keys.
+// Attention, forward: a block of threads has some query rows and iterates over the keys.
+//
+// The scheme is FlashAttention-2 (Dao, arXiv:2307.08691): scores of a tile of keys, their running maximum and sum, and the
+// weighted sum of the values are all in the registers of the warps that have the rows. The backward kernels begin with
+// `common` too.
+//
+// Constants: FEATURES, CAUSAL, THREADS; a block has ROWS query rows, SLABS times 16 for each warp, and loads COLUMNS keys
+// at a time, which are copied while it works on those before. What users do with scores is in `Pairs`
+// (attention_mods.cuh): whether a pair is seen, and the score that counts; with a mask, a block iterates over a list of
+// tiles.
+//
+// Float32 attention (rewrites/split_float32_attention.py) has operands in PARTS of float16, multiplied by powers of two;
+// `Units` multiply them back, scalars of a batch entry and key head. Results are then float32, as WIDE says.
 
-Kernels, stage 6, below ``kernels``. The scheme is FlashAttention-2 (Dao, arXiv:2307.08691): scores of a tile
-of keys, their running maximum and sum, and the weighted sum of the values are all in the registers of the warps that
-have the rows. ``COMMON`` is what the backward kernels begin with, too.
-
-Constants: FEATURES, CAUSAL, THREADS; a block has ROWS query rows, SLABS times 16 for each warp, and takes COLUMNS
-keys at a time, which are copied while it works on those before. What users do with scores is in ``Pairs``
-(``mods.py``): whether a pair is seen, and the score that counts; with a mask, a block goes through a
-list of tiles.
-
-Float32 attention (``rewrites/split_float32_attention.py``) has operands in PARTS of float16, multiplied by powers of
-two; ``Units`` are what multiplies them back, numbers of a batch entry and key head. Results are then float32, as WIDE
-says.
-"""
-
-from __future__ import annotations
-
-PLAIN = r"""
+//# plain
+// In place of `split` where operands have one part as they are.
 struct Units { static constexpr float q = 1, k = 1, v = 1, dout = 1; };
 #define IN_PARTS
 #define APART(operand) 0
-#define UNITS_OF(batch, key_head) Units{}
+#define UNITS_OF(batch, key_head) \
+  Units {}
 inline float scale_of_products(float scale, const Units &) { return scale; }
-"""
-"""What stands in the place of ``SPLIT`` where operands are what they are."""
 
-SPLIT = r"""
+//# split
+// The second parts of operands and their units, as parameters of a kernel. Where there is one part, the former are not
+// read; neither is what has to do with ``dout`` by the forward kernel.
 struct Units { float q, k, v, dout; };
-#define IN_PARTS \
+#define IN_PARTS                                                                                 \
   const element *q_rest, const element *k_rest, const element *v_rest, const element *dout_rest, \
-  const float *q_units, const float *k_units, const float *v_units, const float *dout_units,
+      const float *q_units, const float *k_units, const float *v_units, const float *dout_units,
 #define APART(operand) ((long long)operand##_rest - (long long)operand) / (long long)sizeof(element)
 #define UNITS_OF(batch, key_head) \
-  units_at(q_units, k_units, v_units, dout_units, batch * (p.heads / p.group) + key_head)
+  units_at(q_units, k_units, v_units, dout_units, batch *(p.heads / p.group) + key_head)
 inline Units units_at(const float *q, const float *k, const float *v, const float *dout, int i) {
   return {q[i], k[i], v[i], dout ? dout[i] : 1};
 }
 // of scores; not zero, so that a score of minus infinity times this is one too
-inline float scale_of_products(float scale, const Units &units) { return fmaxf(scale * (units.q * units.k), 1e-36f); }
-"""
-"""The second parts of operands and their units, as parameters of a kernel. Where there is one part, the former are not
-read; neither is what has to do with ``dout`` by the forward kernel."""
+inline float scale_of_products(float scale, const Units &units) {
+  return fmaxf(scale * (units.q * units.k), 1e-36f);
+}
 
-COMMON = r"""
+//# common
 struct Strides { long long batch, token, head; };
 
 struct Problem {
@@ -71,7 +68,8 @@ template<class T> inline T *rows_at(T *x, const Strides &s, int batch, int head,
   return x + batch * s.batch + head * s.head + token * s.token;
 }
 
-constexpr float RAISED = WIDE ? 14 : 0;  // weights are multiplied by 2 to this, so that small ones have all their bits
+constexpr float RAISED =
+    WIDE ? 14 : 0;  // weights are multiplied by 2 to this, so that small ones have all their bits
 
 inline float negative_infinity() { return __uint_as_float(0xff800000u); }
 
@@ -91,9 +89,9 @@ inline Visits visits(const int *lists, const Problem &p, int batch, int head, in
   const int *list = lists + ((long long)plane * tiles + tile) * (columns + 1);
   return {list, list[0]};
 }
-"""
 
-SOFTMAX = r"""
+//# softmax
+// What all kernels of the forward pass do with scores.
 // What weights of a lane may add up to in a tile while their row keeps its score. None is then too large for float16;
 // of bfloat16 values beyond 2^100 sums may be too large for float32, where the result is not.
 constexpr float MOST_OF_LANE = 1 << 14;
@@ -111,8 +109,8 @@ struct Softmax {
   }
 
   // Products of rows from `row` on and keys from `start` on become scores: minus infinity where a pair is not seen.
-  __forceinline__ void score(float (&scores)[SLABS][COLUMNS / 8][4], const Pairs &pairs, const Problem &p, int row,
-                             int start, bool partial) const {
+  __forceinline__ void score(float (&scores)[SLABS][COLUMNS / 8][4], const Pairs &pairs, const Problem &p,
+                             int row, int start, bool partial) const {
     const int lane = threadIdx.x % 32;
     if constexpr (SCORED) {
 #pragma unroll
@@ -143,9 +141,11 @@ struct Softmax {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float before = top[m][half];
-        float most[4] = {before, before, before, before};  // of every fourth: none waits for the one before it
+        float most[4] = {before, before, before,
+                         before};  // of every fourth: none waits for the one before it
 #pragma unroll
-        for (int i = 0; i < COLUMNS / 4; ++i) most[i % 4] = fmaxf(most[i % 4], scores[m][i / 2][half * 2 + i % 2]);
+        for (int i = 0; i < COLUMNS / 4; ++i)
+          most[i % 4] = fmaxf(most[i % 4], scores[m][i / 2][half * 2 + i % 2]);
         const float now = top[m][half] = max_of_row(fmaxf(fmaxf(most[0], most[1]), fmaxf(most[2], most[3])));
         const float shift = now == negative_infinity() ? 0 : now * scale;  // of a row that sees nothing yet
         kept[m][half] = exp2_fast(before * scale - shift);
@@ -196,8 +196,8 @@ struct Softmax {
   }
 
   // Divide by the sums of the weights: `factor` is what is left of that to do. Lines of lse are those of `first` on.
-  __forceinline__ void end(float (&sums)[SLABS][FEATURES / 8][4], float (&factor)[SLABS][2], const Units &units,
-                           float *lse, int first, int queries) const {
+  __forceinline__ void end(float (&sums)[SLABS][FEATURES / 8][4], float (&factor)[SLABS][2],
+                           const Units &units, float *lse, int first, int queries) const {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int m = 0; m < SLABS; ++m)
@@ -222,15 +222,13 @@ inline void rescale(float (&sums)[SLABS][FEATURES / 8][4], const float (&kept)[S
 #pragma unroll
     for (int i = 0; i < FEATURES / 2; ++i) sums[m][i / 4][i % 4] *= kept[m][i % 4 / 2];
 }
-"""
-"""What all kernels of the forward pass do with scores."""
 
-FORWARD = r"""
+//# forward
 constexpr unsigned STAGE = 2 * operand_bytes(COLUMNS);
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
-attention_forward(const element *q, const element *k, const element *v, result *out, float *lse, IN_PARTS
-                  EXTRAS const Problem p) {
+    attention_forward(const element *q, const element *k, const element *v, result *out, float *lse,
+                      IN_PARTS EXTRAS const Problem p) {
   const Place place = place_of(blockIdx.x, p.planes, p.section, (p.queries + ROWS - 1) / ROWS, CAUSAL);
   const int batch = place.plane / p.heads, head = place.plane % p.heads, first = place.tile * ROWS;
   const int warp_row = threadIdx.x / 32 * 16 * SLABS;
@@ -248,7 +246,8 @@ attention_forward(const element *q, const element *k, const element *v, result *
     const unsigned stage = stages + n % 2 * STAGE;
     const int t = list.tile(n);
     load_operand<COLUMNS>(stage, k + t * COLUMNS * p.k.token, k_apart, p.k.token, p.keys - t * COLUMNS);
-    load_operand<COLUMNS>(stage + STAGE / 2, v + t * COLUMNS * p.v.token, v_apart, p.v.token, p.keys - t * COLUMNS);
+    load_operand<COLUMNS>(stage + STAGE / 2, v + t * COLUMNS * p.v.token, v_apart, p.v.token,
+                          p.keys - t * COLUMNS);
     end_of_copies();
   };
 
@@ -287,7 +286,6 @@ attention_forward(const element *q, const element *k, const element *v, result *
 
   float factor[SLABS][2];
   softmax.end(sums, factor, units, lse + (long long)place.plane * p.queries, first + warp_row, p.queries);
-  store_rows<ROWS>(rows_at(out, p.out, batch, head, first), p.out.token, p.queries - first, shared_memory, warp_row,
-                   sums, factor);
+  store_rows<ROWS>(rows_at(out, p.out, batch, head, first), p.out.token, p.queries - first, shared_memory,
+                   warp_row, sums, factor);
 }
-"""

@@ -1,18 +1,16 @@
-"""The texts of attention's kernels for Hopper: a thread that copies, and groups of warps that wait for nobody else.
+// Warp-specialized attention for Hopper: one TMA producer thread, independent consumer warpgroups.
+//
+// After FlashAttention-3 (Shah et al., arXiv:2407.08608): each warpgroup has 64 rows. What they iterate over
+// comes in rings of STAGES tiles that one more thread keeps filled, by tensor maps (tma_pipeline.cuh), so
+// that no barrier is of a whole block and no registers hold addresses. While one warpgroup computes weights
+// another one multiplies, of the same block or the next. Weights of the forward pass are relative to the
+// greatest score of a row in its first tile, until they get too large.
+//
+// Constants as in attention_fwd.cuh and attention_bwd.cuh, whose functions for scores these kernels call; a
+// block has ROWS rows, 64 for each warpgroup, and operands are in one part.
 
-Kernels, stage 6, below ``kernels``, beside ``forward_source`` and ``backward_source``, whose
-functions they have for what is done with scores. After FlashAttention-3 (Shah et al., arXiv:2407.08608): each group of
-four warps has 64 rows. What they go over comes in rings of STAGES tiles that one further thread keeps filled, by tensor
-maps (``backends/cuda/library/tma_source.py``), so that no barrier is of a whole block and no registers are of
-addresses. While a group computes weights another one multiplies, of the same block or the next. Weights of the forward
-pass are of the score that was a row's greatest in its first tile, until they get too large.
-
-Constants as there; a block has ROWS rows, 64 for each group, and operands are in one part.
-"""
-
-from __future__ import annotations
-
-PIPELINE = r"""
+//# pipeline
+// All kernels for Hopper begin with this.
 static_assert(PARTS == 1 && SLABS == 1 && INNER == COLUMNS, "a group multiplies 64 rows by a tile");
 constexpr int GROUPS = THREADS / 128, WARPS = THREADS / 32;
 typedef Ring<1, ROWS> Rows;
@@ -48,10 +46,8 @@ struct Work {
     return count;
   }
 };
-"""
-"""What all kernels for Hopper begin with."""
 
-PIPELINED_FORWARD = r"""
+//# forward
 // Weights of float16 elements that are raised have no room to grow: of those the greatest score is always looked for.
 constexpr bool AS_BEFORE = !WIDE;
 // Where a weight got too large, the greatest score is looked for in that tile and those behind it, so many in all: to
@@ -79,13 +75,14 @@ inline void times_rows_alone(float (&sums)[1][COLUMNS / 8][4], unsigned rows, in
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS + 128, BLOCKS)
-attention_forward(const element *, const element *, const element *, result *out, float *lse, IN_PARTS
-                  EXTRAS const Problem p, COPIED(q), COPIED(k), COPIED(v)) {
+    attention_forward(const element *, const element *, const element *, result *out, float *lse,
+                      IN_PARTS EXTRAS const Problem p, COPIED(q), COPIED(k), COPIED(v)) {
   constexpr unsigned KEYS = Rows::BYTES, VALUES = KEYS + STAGES * Tiles::BYTES;
   const unsigned memory = shared_address(shared_memory);
   barrier *barriers = (barrier *)(shared_memory + VALUES + STAGES * Tiles::BYTES);
   const Rows queries{memory, barriers};
-  const Tiles keys{memory + KEYS, barriers += Rows::BARRIERS}, values{memory + VALUES, barriers += Tiles::BARRIERS};
+  const Tiles keys{memory + KEYS, barriers += Rows::BARRIERS},
+      values{memory + VALUES, barriers += Tiles::BARRIERS};
   if (threadIdx.x == 0) {
     queries.make(WARPS), keys.make(WARPS), values.make(WARPS);
     barriers_made();
@@ -150,12 +147,11 @@ attention_forward(const element *, const element *, const element *, result *out
   float factor[1][2];
   softmax.end(sums, factor, units, lse + (long long)work.plane * p.queries, row, p.queries);
   meet_group(group);
-  store_rows<ROWS>(rows_at(out, p.out, work.batch, work.head, work.first), p.out.token, p.queries - work.first,
-                   shared_memory, warp_row, sums, factor);
+  store_rows<ROWS>(rows_at(out, p.out, work.batch, work.head, work.first), p.out.token,
+                   p.queries - work.first, shared_memory, warp_row, sums, factor);
 }
-"""
 
-PIPELINED_QUERY_GRADIENT = r"""
+//# query_gradient
 // Results of a warp's rows from `first` on, to be multiplied by their gradients. They are read where they lie: those of
 // two bytes at once, so that they come while the gradients do.
 template<class T> struct Results {
@@ -191,14 +187,16 @@ template<> struct Results<const element> {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS + 128, BLOCKS)
-attention_query_gradient(const element *, const element *, const element *, const result *out, const float *lse,
-                         const element *, result *dq, float2 *numbers, IN_PARTS SUMS(dq_sums) EXTRAS
-                         const Problem p, COPIED(q), COPIED(k), COPIED(v), COPIED(dout)) {
+    attention_query_gradient(const element *, const element *, const element *, const result *out,
+                             const float *lse, const element *, result *dq, float2 *numbers,
+                             IN_PARTS SUMS(dq_sums) EXTRAS const Problem p, COPIED(q), COPIED(k), COPIED(v),
+                             COPIED(dout)) {
   constexpr unsigned KEYS = 2 * Rows::BYTES, VALUES = KEYS + STAGES * Tiles::BYTES;
   const unsigned memory = shared_address(shared_memory);
   barrier *barriers = (barrier *)(shared_memory + VALUES + STAGES * Tiles::BYTES);
   const Rows queries{memory, barriers}, douts{memory + Rows::BYTES, barriers += Rows::BARRIERS};
-  const Tiles keys{memory + KEYS, barriers += Rows::BARRIERS}, values{memory + VALUES, barriers += Tiles::BARRIERS};
+  const Tiles keys{memory + KEYS, barriers += Rows::BARRIERS},
+      values{memory + VALUES, barriers += Tiles::BARRIERS};
   if (threadIdx.x == 0) {
     queries.make(WARPS), douts.make(WARPS), keys.make(WARPS), values.make(WARPS);
     barriers_made();
@@ -229,8 +227,8 @@ attention_query_gradient(const element *, const element *, const element *, cons
 
   float shift[1][2], delta[1][2] = {}, powers[1][2];
   load_shifts(shift, lse + (long long)work.plane * p.queries, p, row);
-  const Results<const result> results(rows_at(out, p.out, work.batch, work.head, work.first), p.out.token, there_are,
-                                      warp_row);
+  const Results<const result> results(rows_at(out, p.out, work.batch, work.head, work.first), p.out.token,
+                                      there_are, warp_row);
   queries.wait_until_full(0);
   douts.wait_until_full(0);
   results.times(delta, douts.at(0), 1 / units.v);
@@ -267,16 +265,16 @@ attention_query_gradient(const element *, const element *, const element *, cons
 
   float factor[1][2];
 #pragma unroll
-  for (int i = 0; i < 2; ++i) factor[0][i] = unit_of_scores(p.scale, units) * units.k / (BY_ROWS ? powers[0][i] : 1);
-  STORE_SUMS(sums_at(dq_sums, p.dq, p.queries, work.batch, work.head, work.first), p.dq.token, there_are, warp_row,
-             sums, factor);
+  for (int i = 0; i < 2; ++i)
+    factor[0][i] = unit_of_scores(p.scale, units) * units.k / (BY_ROWS ? powers[0][i] : 1);
+  STORE_SUMS(sums_at(dq_sums, p.dq, p.queries, work.batch, work.head, work.first), p.dq.token, there_are,
+             warp_row, sums, factor);
   meet_group(group);
-  store_rows<ROWS>(rows_at(dq, p.dq, work.batch, work.head, work.first), p.dq.token, there_are, shared_memory, warp_row,
-                   sums, factor);
+  store_rows<ROWS>(rows_at(dq, p.dq, work.batch, work.head, work.first), p.dq.token, there_are, shared_memory,
+                   warp_row, sums, factor);
 }
-"""
 
-PIPELINED_KEY_GRADIENT = r"""
+//# key_gradient
 constexpr unsigned PAIRS = COLUMNS * sizeof(float2);
 typedef Ring<STAGES, COLUMNS, PAIRS> Queries;
 
@@ -292,9 +290,10 @@ struct Seen {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS + 128, BLOCKS)
-attention_key_gradient(const element *, const element *, const element *, const element *, result *dk, result *dv,
-                       const float2 *numbers, IN_PARTS SUMS(dk_sums) SUMS(dv_sums) EXTRAS const Problem p, COPIED(q),
-                       COPIED(k), COPIED(v), COPIED(dout)) {
+    attention_key_gradient(const element *, const element *, const element *, const element *, result *dk,
+                           result *dv, const float2 *numbers,
+                           IN_PARTS SUMS(dk_sums) SUMS(dv_sums) EXTRAS const Problem p, COPIED(q), COPIED(k),
+                           COPIED(v), COPIED(dout)) {
   constexpr unsigned QUERIES = 2 * Rows::BYTES, DOUTS = QUERIES + STAGES * Queries::BYTES;
   constexpr unsigned NUMBERS = DOUTS + STAGES * Tiles::BYTES;
   const unsigned memory = shared_address(shared_memory);
@@ -308,7 +307,8 @@ attention_key_gradient(const element *, const element *, const element *, const 
   }
   __syncthreads();
   const Place place = place_of(blockIdx.x, p.planes, p.section, (p.keys + ROWS - 1) / ROWS, false);
-  const int key_heads = p.heads / p.group, batch = place.plane / key_heads, key_head = place.plane % key_heads;
+  const int key_heads = p.heads / p.group, batch = place.plane / key_heads,
+            key_head = place.plane % key_heads;
   const int first = place.tile * ROWS, first_head = key_head * p.group;
 
   if (COPIES()) {
@@ -345,7 +345,8 @@ attention_key_gradient(const element *, const element *, const element *, const 
     const Pairs pairs = PAIRS_OF(batch, head);
     const int count = seen.list.count;
     int i = 0;
-    for (; i < count && (row_of_group >= p.keys || (CAUSAL && seen.start(i) + COLUMNS <= row_of_group)); ++i, ++n)
+    for (; i < count && (row_of_group >= p.keys || (CAUSAL && seen.start(i) + COLUMNS <= row_of_group));
+         ++i, ++n)
       queries.pass_on(n), douts.pass_on(n);  // only other groups see these
     for (; i < count; ++i, ++n) {
       const int start = seen.start(i);
@@ -377,13 +378,13 @@ attention_key_gradient(const element *, const element *, const element *, const 
   meet_group(group);
   float factor[1][2];
   factor[0][0] = factor[0][1] = unit_of_scores(p.scale, units) * units.q;
-  STORE_SUMS(sums_at(dk_sums, p.dk, p.keys, batch, key_head, first), p.dk.token, there_are, warp_row, key_sums, factor);
-  store_rows<ROWS>(rows_at(dk, p.dk, batch, key_head, first), p.dk.token, there_are, shared_memory, warp_row, key_sums,
-                   factor);
+  STORE_SUMS(sums_at(dk_sums, p.dk, p.keys, batch, key_head, first), p.dk.token, there_are, warp_row,
+             key_sums, factor);
+  store_rows<ROWS>(rows_at(dk, p.dk, batch, key_head, first), p.dk.token, there_are, shared_memory, warp_row,
+                   key_sums, factor);
   factor[0][0] = factor[0][1] = WIDE ? units.dout / (1 << 14) : 1;
-  STORE_SUMS(sums_at(dv_sums, p.dv, p.keys, batch, key_head, first), p.dv.token, there_are, warp_row, value_sums,
-             factor);
-  store_rows<ROWS>(rows_at(dv, p.dv, batch, key_head, first), p.dv.token, there_are, shared_memory + Rows::BYTES,
-                   warp_row, value_sums, factor);
+  STORE_SUMS(sums_at(dv_sums, p.dv, p.keys, batch, key_head, first), p.dv.token, there_are, warp_row,
+             value_sums, factor);
+  store_rows<ROWS>(rows_at(dv, p.dv, batch, key_head, first), p.dv.token, there_are,
+                   shared_memory + Rows::BYTES, warp_row, value_sums, factor);
 }
-"""

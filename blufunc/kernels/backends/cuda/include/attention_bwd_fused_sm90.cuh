@@ -1,41 +1,29 @@
-"""The text of attention's derivative on Hopper in one kernel: a block has all tokens of a head, and five products.
+// Attention, backward, on Hopper in one kernel: a block has all tokens of a head, and five matmuls.
+//
+// A block iterates over its keys, 64 for each of two warpgroups, and for these over its queries. So weights
+// are computed once, and their gradients serve both sides: the sums of keys and values stay in registers, as
+// in `attention_key_gradient`, and a third warpgroup, which gets the gradients of weights through shared
+// memory, makes the sums of queries. Between two tiles of keys these are in shared memory, those of the last
+// KEPT tiles of queries, which most tiles of keys add to, or in memory of the block's own, which stays in L2.
+// One thread adds to a sum, in the order of keys.
+//
+// The block iterates over several planes (batch entries times heads). For those that come next, three more
+// warps find the shift of scores, and delta; for the first one, the warpgroups do. One block fills an SM, so
+// planes must fill the device: `fits_planes` in library/attention/kernels.py says when. A plane has at most
+// MOST_QUERIES queries, there are 64 FEATURES, and scores are unchanged, with no mask but the causal one.
 
-Kernels, stage 6, below ``kernels``, beside ``sm90_source``, whose functions it has. A block goes over
-its keys, 64 for each of two groups of four warps, and for these over its queries. So weights are computed once, and
-their gradients serve both sides: the sums of keys and values stay in registers, as in ``attention_key_gradient``, and a
-third group of warps, which gets the gradients of weights through shared memory, makes the sums of queries. Between two
-tiles of keys these are in shared memory, those of the last KEPT tiles of queries, which most tiles of keys add to, or
-in memory of the block's own, which stays in the second-level cache. One thread adds to a number, in the order of keys.
-
-The block goes through several planes (batch entries times heads). Of those that come next, three more warps find what
-scores are lowered by, and delta; of the first one, the groups do. One block is all that a multiprocessor has, so planes
-must fill the device: ``fits_planes`` in ``kernels`` says when. A plane has at most MOST_QUERIES queries, there
-are 64 FEATURES, and scores are as they are, with no mask but the causal one.
-"""
-
-from __future__ import annotations
-
-MOST_QUERIES = 1024
-"""Two numbers of each are in shared memory, twice, and 64 sums in the second-level cache."""
-
-FEWEST_TOKENS = 512
-"""Queries and keys of a plane from which on it is quicker: with 256 it takes as long as two kernels."""
-
-KEPT = 5
-"""Tiles of queries whose sums are in shared memory: as many as it has room for."""
-
-STAGES_OF_KEYS = 2
-"""Tiles of keys, of values, and of gradients of weights that a block has room for."""
-
-ALL_GRADIENTS = r"""
-static_assert(FEATURES == 64 && COLUMNS == 64 && ROWS == 128 && BLOCKS == 1 && !MASKED && !SCORED && !WIDE, "");
+//# gradients
+static_assert(FEATURES == 64 && COLUMNS == 64 && ROWS == 128 && BLOCKS == 1 && !MASKED && !SCORED && !WIDE,
+              "");
 typedef Ring<STAGES_OF_KEYS, ROWS> Keys;
 
 // of 65536 registers, by 512 threads: of the groups of keys, of the group of queries, and of the one that copies
 constexpr int OF_KEY_GROUPS = 176, OF_QUERY_GROUP = 112, OF_COPIERS = 48;
-static_assert(THREADS * OF_KEY_GROUPS + 128 * (OF_QUERY_GROUP + OF_COPIERS) == 65536, "or some wait for ever");
+static_assert(THREADS * OF_KEY_GROUPS + 128 * (OF_QUERY_GROUP + OF_COPIERS) == 65536,
+              "or some wait for ever");
 constexpr int QUERY_GROUP = GROUPS;
-constexpr int COPIER = THREADS + 128, FINDERS = COPIER + 32, FOUND = 1 + QUERY_GROUP + 1;  // threads, and a barrier
+constexpr int COPIER = THREADS + 128, FINDERS = COPIER + 32,
+              FOUND = 1 + QUERY_GROUP + 1;  // threads, and a barrier
 
 // Gradients of the weights of a tile of keys (rows) and one of queries, from the groups of keys to that of queries.
 struct Slopes : Ring<STAGES_OF_KEYS, ROWS> {
@@ -66,8 +54,8 @@ inline void store_left(unsigned char *tile, int row, int there_are, const unsign
 // Of all queries of a plane, what scores are lowered by, and delta: by so many threads, of which eight have a row, for
 // rows that other warps have no fragments of.
 template<int COUNT, int AT_ONCE>
-inline void find_numbers(float2 *numbers, int thread, const Problem &p, const element *out, const element *dout,
-                         const float *lse) {
+inline void find_numbers(float2 *numbers, int thread, const Problem &p, const element *out,
+                         const element *dout, const float *lse) {
   static_assert(COUNT % 32 == 0, "the rows of a warp are all before the end, or none");
   const int chunk = thread % 8, end = (p.queries + COLUMNS - 1) / COLUMNS * COLUMNS;
   for (int begin = thread / 8; begin < end; begin += COUNT / 8 * AT_ONCE) {
@@ -85,7 +73,8 @@ inline void find_numbers(float2 *numbers, int thread, const Problem &p, const el
       const unsigned ys[4] = {douts[i].x, douts[i].y, douts[i].z, douts[i].w};
       float delta = 0;
 #pragma unroll
-      for (int j = 0; j < 4; ++j) delta += low_half(xs[j]) * low_half(ys[j]) + high_half(xs[j]) * high_half(ys[j]);
+      for (int j = 0; j < 4; ++j)
+        delta += low_half(xs[j]) * low_half(ys[j]) + high_half(xs[j]) * high_half(ys[j]);
 #pragma unroll
       for (int apart = 1; apart < 8; apart *= 2) delta += __shfl_xor_sync(0xffffffffu, delta, apart);
       if (chunk == 0 && row < end) {
@@ -98,10 +87,10 @@ inline void find_numbers(float2 *numbers, int thread, const Problem &p, const el
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS + 256, 1)
-attention_gradients(const element *, const element *, const element *, const element *out, const float *lse,
-                    const element *dout, element *dq, element *dk, element *dv, float *partial,
-                    SUMS(dq_sums) SUMS(dk_sums) SUMS(dv_sums) const Problem p, COPIED(q), COPIED(k), COPIED(v),
-                    COPIED(dout)) {
+    attention_gradients(const element *, const element *, const element *, const element *out,
+                        const float *lse, const element *dout, element *dq, element *dk, element *dv,
+                        float *partial, SUMS(dq_sums) SUMS(dk_sums) SUMS(dv_sums) const Problem p, COPIED(q),
+                        COPIED(k), COPIED(v), COPIED(dout)) {
   constexpr unsigned VALUES = STAGES_OF_KEYS * Keys::BYTES, SLOPES = 2 * VALUES, QUERIES = 3 * VALUES;
   constexpr unsigned DOUTS = QUERIES + STAGES * Tiles::BYTES, NUMBERS = DOUTS + STAGES * Tiles::BYTES;
   constexpr unsigned IN_SHARED = NUMBERS + 2 * MOST_QUERIES * 8;
@@ -113,7 +102,9 @@ attention_gradients(const element *, const element *, const element *, const ele
   const Tiles douts{memory + DOUTS, barriers += Tiles::BARRIERS};
   // numbers of queries, of every other plane: whether they are there, and whether nobody reads them any more
   barrier *const found = barriers += Tiles::BARRIERS, *const free = found + 2;
-  const auto numbers_of = [](int turn) { return (float2 *)(shared_memory + NUMBERS) + turn % 2 * MOST_QUERIES; };
+  const auto numbers_of = [](int turn) {
+    return (float2 *)(shared_memory + NUMBERS) + turn % 2 * MOST_QUERIES;
+  };
   if (threadIdx.x == 0) {
     for (int i = 0; i < 2; ++i) make_barrier(found + i, 3), make_barrier(free + i, WARPS);
     keys.make(WARPS + 4), values.make(WARPS), slopes.make(), queries.make(WARPS), douts.make(WARPS);
@@ -125,13 +116,15 @@ attention_gradients(const element *, const element *, const element *, const ele
   // the first tile of queries that see a tile of keys
   const auto first_seen = [](int tile) { return CAUSAL ? tile * ROWS / COLUMNS : 0; };
   // whether a group's keys, from `row` on, are seen by the queries from `start` on; all its warps say the same
-  const auto is_seen = [&p](int row, int start) { return row < p.keys && !(CAUSAL && start + COLUMNS <= row); };
+  const auto is_seen = [&p](int row, int start) {
+    return row < p.keys && !(CAUSAL && start + COLUMNS <= row);
+  };
   unsigned m = 0, n = 0;  // tiles of keys and of queries that went round
 
   const auto find = [&](int plane, int turn, auto how, int thread) {
     const int batch = plane / p.heads, head = plane % p.heads;
-    how(numbers_of(turn), thread, p, rows_at(out, p.out, batch, head, 0), rows_at(dout, p.dout, batch, head, 0),
-        lse + (long long)plane * p.queries);
+    how(numbers_of(turn), thread, p, rows_at(out, p.out, batch, head, 0),
+        rows_at(dout, p.dout, batch, head, 0), lse + (long long)plane * p.queries);
   };
 
   // -- the warps that copy, or find numbers
@@ -219,7 +212,8 @@ attention_gradients(const element *, const element *, const element *, const ele
               else add_in_memory(before + j * 128 * 4, sums[0][j]);
           } else {
             const int there_are = p.queries - start;
-            STORE_SUMS(sums_at(dq_sums, p.dq, p.queries, batch, head, start), p.dq.token, there_are, row, sums, factor);
+            STORE_SUMS(sums_at(dq_sums, p.dq, p.queries, batch, head, start), p.dq.token, there_are, row,
+                       sums, factor);
             meet_group(QUERY_GROUP);
             store_rows<ROWS>(rows_at(dq, p.dq, batch, head, start), p.dq.token, there_are,
                              shared_memory + (left - memory), row, sums, factor);
@@ -258,7 +252,8 @@ attention_gradients(const element *, const element *, const element *, const ele
           slopes.filled(n);
           continue;
         }
-        float weights[1][COLUMNS / 8][4], gradients[1][COLUMNS / 8][4], none[1][COLUMNS / 8][4];  // a row is a key
+        float weights[1][COLUMNS / 8][4], gradients[1][COLUMNS / 8][4],
+            none[1][COLUMNS / 8][4];  // a row is a key
         queries.wait_until_full(n);
         douts.wait_until_full(n);
         begin_products();
@@ -288,13 +283,15 @@ attention_gradients(const element *, const element *, const element *, const ele
       meet_group(group);
       // rows go out through those of this warp in the tile of values
       unsigned char *const through = shared_memory + (values.at(m) - memory);
-      STORE_SUMS(sums_at(dk_sums, p.dk, p.keys, batch, head, first), p.dk.token, there_are, warp_row, key_sums, factor);
-      store_rows<ROWS>(rows_at(dk, p.dk, batch, head, first), p.dk.token, there_are, through, warp_row, key_sums,
-                       factor);
+      STORE_SUMS(sums_at(dk_sums, p.dk, p.keys, batch, head, first), p.dk.token, there_are, warp_row,
+                 key_sums, factor);
+      store_rows<ROWS>(rows_at(dk, p.dk, batch, head, first), p.dk.token, there_are, through, warp_row,
+                       key_sums, factor);
       __syncwarp();
-      STORE_SUMS(sums_at(dv_sums, p.dv, p.keys, batch, head, first), p.dv.token, there_are, warp_row, value_sums, one);
-      store_rows<ROWS>(rows_at(dv, p.dv, batch, head, first), p.dv.token, there_are, through, warp_row, value_sums,
-                       one);
+      STORE_SUMS(sums_at(dv_sums, p.dv, p.keys, batch, head, first), p.dv.token, there_are, warp_row,
+                 value_sums, one);
+      store_rows<ROWS>(rows_at(dv, p.dv, batch, head, first), p.dv.token, there_are, through, warp_row,
+                       value_sums, one);
       fence_for_products();  // what is copied there next comes behind this
       __syncwarp();
       values.release(m);
@@ -302,4 +299,3 @@ attention_gradients(const element *, const element *, const element *, const ele
     if (threadIdx.x % 32 == 0) arrive(free + turn % 2);
   }
 }
-"""

@@ -1,54 +1,56 @@
-"""Products of small matrices on the tensor cores of a CUDA device: text that hand-written kernels stand on.
+// Matmuls of small matrices on the tensor cores, which hand-written kernels stand on.
+//
+// `instructions` wraps single PTX instructions of sm_80 and later: copies to shared memory that a thread does not wait
+// for, loads of fragments, and the matmul of 16 x 16 and 16 x 8 elements into float32 sums; `wgmma` those of Hopper's
+// warpgroups, whose matmuls library/mma.py generates. `tiles` is C++ on top of it: tiles of rows of FEATURES elements in
+// shared memory; `warp_products` or `wgmma_products` multiply fragments with such tiles.
+//
+// A warp holds a matrix in fragments. Of 16 x 8 sums, lane l has [0], [1] in row l / 4, columns l % 4 * 2 and the next,
+// and [2], [3] eight rows below; two such fragments side by side, rounded and packed in pairs, are the left operand of
+// 16 x 16 of the next matmul. So a chain of matmuls needs no shared memory in between.
+//
+// Float32 is multiplied as sums of float16 (rewrites/split_float32_attention.py): an operand then has PARTS arrays and
+// tiles, and of the matmuls of parts all are added but that of the last two. Long sums are then accumulated outside of the
+// tensor cores, which cut off what does not fit (rewrites/split_float32.py).
+//
+// Macro: ELEMENT, "bf16" or "f16". Constants: FEATURES, a multiple of 16, THREADS, PARTS, 1 or 2, SLICE (`slice_of`), and
+// WIDE: whether results are float32.
 
-Kernels, stage 6, below ``backends/cuda/library/attention/forward_source`` and
-``backends/cuda/library/attention/backward_source``. Two layers. ``INSTRUCTIONS`` wraps single PTX instructions of sm_80
-and later: copies to shared memory that a thread need not wait for, loads of fragments, and the product of 16 x 16 and
-16 x 8 elements into float32 sums. ``TILES`` is C++ on top of it: tiles of rows of FEATURES elements in shared memory,
-and products of fragments with such tiles. ``split_gemm`` and ``tile_gemm`` have tiles of their own, and take
-only instructions (``shared_instructions``).
-
-A warp holds a matrix in **fragments**. Of 16 x 8 sums, lane ``l`` has ``[0], [1]`` in row ``l / 4``, columns
-``l % 4 * 2`` and the next, and ``[2], [3]`` eight rows below; two such fragments side by side, rounded and packed in
-pairs, are the left operand of 16 x 16 of the next product. So a chain of products needs no shared memory in between.
-
-Float32 is multiplied as sums of float16 (``rewrites/split_float32_attention.py``): an operand then has PARTS arrays and
-tiles, and of the products of parts all are added but that of the last two. Long sums are then added up outside of the
-tensor cores, which cut off what does not fit (``rewrites/split_float32.py`` says more).
-
-The text wants ``ELEMENT`` defined, ``"bf16"`` or ``"f16"``, and constants FEATURES, a multiple of 16, THREADS, PARTS,
-1 or 2, SLICE (``slice_of``), and WIDE: whether results are float32.
-"""
-
-from __future__ import annotations
-
-from typing import NamedTuple
-
-INSTRUCTIONS = r"""
+//# instructions
 inline unsigned shared_address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
 
 // 16 bytes from global to shared memory, or zeros unless inside; the thread goes on at once
 inline void copy16(unsigned to, const void *from, bool inside) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0)
+               : "memory");
 }
 inline void end_of_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 // until this thread's copies are done, but for those before its LEFT last ends_of_copies
-template<int LEFT> inline void wait_for_copies() { asm volatile("cp.async.wait_group %0;" :: "n"(LEFT) : "memory"); }
+template<int LEFT> inline void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
 
 // four matrices of 8 x 8 elements: lane l gives the address of row l % 8 of matrix l / 8
 inline void load_matrices(unsigned (&r)[4], unsigned from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(from)
+               : "memory");
 }
 inline void load_transposed(unsigned (&r)[4], unsigned from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(from) : "memory");
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(from)
+               : "memory");
 }
 
 // c += a b, of 16 x 16 and 16 x 8
 inline void multiply_add(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-  asm("mma.sync.aligned.m16n8k16.row.col.f32." ELEMENT "." ELEMENT ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32." ELEMENT "." ELEMENT
+      ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 // two numbers rounded to elements, the first in the lower half
@@ -62,29 +64,30 @@ inline float exp2_fast(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
-"""
 
-UNPACK = {
-    "bf16": """
+//# unpack bf16
+// the two elements of a word as floats
 inline float low_half(unsigned x) { return __uint_as_float(x << 16); }
 inline float high_half(unsigned x) { return __uint_as_float(x & 0xffff0000u); }
-""",
-    "f16": """
-inline float half_float(unsigned short x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x)); return y; }
+
+//# unpack f16
+// the two elements of a word as floats
+inline float half_float(unsigned short x) {
+  float y;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+  return y;
+}
 inline float low_half(unsigned x) { return half_float((unsigned short)x); }
 inline float high_half(unsigned x) { return half_float((unsigned short)(x >> 16)); }
-""",
-}
-"""The two elements of a word as floats, for each ELEMENT."""
 
-TILES = r"""
+//# tiles
 typedef unsigned short element;  // its bits
 template<bool> struct Result { typedef element type; };
 template<> struct Result<true> { typedef float type; };
 typedef Result<WIDE>::type result;
 
-constexpr int CHUNKS = FEATURES / 8;                                           // of 16 bytes, in a row
-constexpr int PANEL = (CHUNKS & -CHUNKS) < 8 ? (CHUNKS & -CHUNKS) : 8;         // those in a row of a panel
+constexpr int CHUNKS = FEATURES / 8;                                    // of 16 bytes, in a row
+constexpr int PANEL = (CHUNKS & -CHUNKS) < 8 ? (CHUNKS & -CHUNKS) : 8;  // those in a row of a panel
 
 // Where a chunk of a row is in a tile: the tile has panels side by side, whose rows are of 32, 64 or 128 bytes. The
 // chunks in a row are permuted by its number, so that the same chunk of eight rows lies in all the banks.
@@ -92,19 +95,23 @@ template<int ROWS> inline unsigned tile_at(unsigned row, unsigned chunk) {
   unsigned place = chunk % PANEL ^ row / (8 / PANEL) % PANEL;
   return (chunk / PANEL * ROWS + row) * (PANEL * 16) + place * 16;
 }
-constexpr unsigned row_bytes(int rows) { return rows * PANEL * 16; }  // in a panel; 8 rows on, chunks lie as here
+constexpr unsigned row_bytes(int rows) {
+  return rows * PANEL * 16;
+}  // in a panel; 8 rows on, chunks lie as here
 constexpr unsigned tile_bytes(int rows) { return rows * FEATURES * 2; }
 constexpr unsigned operand_bytes(int rows) { return PARTS * tile_bytes(rows); }
 
 // Begin to copy ROWS rows to a tile; from is the first of them, and those from there_are on are zeros.
-template<int ROWS> inline void load_tile(unsigned tile, const element *from, long long stride, int there_are) {
+template<int ROWS>
+inline void load_tile(unsigned tile, const element *from, long long stride, int there_are) {
   if constexpr (THREADS % CHUNKS == 0) {  // a thread has one column: its addresses are evenly spaced
     constexpr int step = THREADS / CHUNKS;
     const int row = threadIdx.x / CHUNKS, chunk = threadIdx.x % CHUNKS;
     from += row * stride + chunk * 8;
 #pragma unroll
     for (int r = 0; r < ROWS; r += step, from += step * stride)
-      if (ROWS % step == 0 || row + r < ROWS) copy16(tile + tile_at<ROWS>(row + r, chunk), from, row + r < there_are);
+      if (ROWS % step == 0 || row + r < ROWS)
+        copy16(tile + tile_at<ROWS>(row + r, chunk), from, row + r < there_are);
   } else {
 #pragma unroll
     for (int i = threadIdx.x; i < ROWS * CHUNKS; i += THREADS) {
@@ -116,7 +123,8 @@ template<int ROWS> inline void load_tile(unsigned tile, const element *from, lon
 
 // All parts of an operand: arrays alike, so many elements apart.
 template<int ROWS>
-inline void load_operand(unsigned tile, const element *from, long long apart, long long stride, int there_are) {
+inline void load_operand(unsigned tile, const element *from, long long apart, long long stride,
+                         int there_are) {
 #pragma unroll
   for (int part = 0; part < PARTS; ++part)
     load_tile<ROWS>(tile + part * tile_bytes(ROWS), from + part * apart, stride, there_are);
@@ -140,7 +148,8 @@ template<int M, int N> inline void as_left(unsigned (&a)[PARTS][M][N / 2][4], co
     for (int i = 0; i < N * 2; ++i) {
       const float *pair = &sums[m][i / 2][i % 2 * 2];
       const unsigned first = a[0][m][i / 4][i % 4] = pack(pair[0], pair[1]);
-      if constexpr (PARTS > 1) a[1][m][i / 4][i % 4] = pack(pair[0] - low_half(first), pair[1] - high_half(first));
+      if constexpr (PARTS > 1)
+        a[1][m][i / 4][i % 4] = pack(pair[0] - low_half(first), pair[1] - high_half(first));
     }
 }
 
@@ -164,7 +173,8 @@ inline void store_rows(element *to, long long stride, int there_are, unsigned ch
 #pragma unroll
   for (int i = lane; i < M * 16 * CHUNKS; i += 32) {
     int r = row + i / CHUNKS, chunk = i % CHUNKS;
-    if (r < there_are) *(uint4 *)(to + r * stride + chunk * 8) = *(const uint4 *)(tile + tile_at<ROWS>(r, chunk));
+    if (r < there_are)
+      *(uint4 *)(to + r * stride + chunk * 8) = *(const uint4 *)(tile + tile_at<ROWS>(r, chunk));
   }
 }
 
@@ -197,10 +207,9 @@ inline float max_of_row(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
   return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
 }
-"""
 
-
-WARP_PRODUCTS = r"""
+//# warp_products
+// Matmuls of a warp, with `multiply_add`.
 constexpr int UNIT = 16 * SLABS;  // rows whose warps go the same way
 
 // Rows of a tile, those of this warp from `row` on, as left operands of many products: in registers if they are few.
@@ -218,7 +227,8 @@ template<int ROWS> struct Left<ROWS, false> {
   inline Left(unsigned tile, int row) : tile(tile), row(row) {}
   inline void of_columns(unsigned (&a)[4], int part, int m, int k) const {
     const int lane = threadIdx.x % 32;
-    load_matrices(a, tile + part * tile_bytes(ROWS) + tile_at<ROWS>(row + m * 16 + lane % 16, 2 * k + lane / 16));
+    load_matrices(
+        a, tile + part * tile_bytes(ROWS) + tile_at<ROWS>(row + m * 16 + lane % 16, 2 * k + lane / 16));
   }
 };
 
@@ -265,7 +275,8 @@ inline void times_rows(float (&sums)[M][N][4], const Left<LEFT_ROWS> &a, unsigne
 
 // sums += a (rows of a tile from `row` on): 16 K of them, and of their features the 8 N from FROM on
 template<int ROWS, int FROM, int M, int N, int K>
-inline void times_columns(float (&sums)[M][N][4], const unsigned (&a)[PARTS][M][K][4], unsigned tile, int row) {
+inline void times_columns(float (&sums)[M][N][4], const unsigned (&a)[PARTS][M][K][4], unsigned tile,
+                          int row) {
   int lane = threadIdx.x % 32, mine = lane % 16;
   tile += row_bytes(row);
 #pragma unroll
@@ -275,8 +286,8 @@ inline void times_columns(float (&sums)[M][N][4], const unsigned (&a)[PARTS][M][
 #pragma unroll
       for (int n = 0; n < N / 2; ++n) {
         unsigned b[4];
-        load_transposed(b, tile + of_b * tile_bytes(ROWS) + tile_at<ROWS>(mine, FROM / 8 + 2 * n + lane / 16) +
-                               row_bytes(16 * k));
+        load_transposed(b, tile + of_b * tile_bytes(ROWS) +
+                               tile_at<ROWS>(mine, FROM / 8 + 2 * n + lane / 16) + row_bytes(16 * k));
 #pragma unroll
         for (int of_a = PARTS - 1 - of_b; of_a >= 0; --of_a)
 #pragma unroll
@@ -286,42 +297,19 @@ inline void times_columns(float (&sums)[M][N][4], const unsigned (&a)[PARTS][M][
           }
       }
 }
-"""
-"""Products of a warp, with ``multiply_add``."""
 
-GROUP_INSTRUCTIONS = r"""
+//# wgmma
 inline void fence_for_products() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 inline void begin_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 inline void end_of_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template<int LEFT> inline void wait_for_groups() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(LEFT) : "memory");
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 // the compiler must not read x before, or write it after: an instruction that is under way changes it
-inline void settle(float &x) { asm volatile("" : "+f"(x) :: "memory"); }
-"""
+inline void settle(float &x) { asm volatile("" : "+f"(x)::"memory"); }
 
-_OF_SHARED = r"""
-// c = a b, or c += a b if add, of 64 x 16 and 16 x {n}: both are in memory
-inline void {name}(float (&c)[{n} / 8][4], unsigned long long a, unsigned long long b, bool add) {{
-  asm volatile("{{.reg .pred add;\n setp.ne.b32 add, %{after2}, 0;\n"
-               "wgmma.mma_async.sync.aligned.m64n{n}k16.f32." ELEMENT "." ELEMENT " {{{sums}}}, %{after0}, %{after1}, "
-               "add, 1, 1, {turned};}}"
-               : {outputs}
-               : "l"(a), "l"(b), "r"((int)add));
-}}
-"""
-
-_TIMES_COLUMNS = r"""
-// c += a b, of 64 x 16 and 16 x {n}: the rows of b are in memory
-inline void group_times_columns(float (&c)[{n} / 8][4], const unsigned (&a)[4], unsigned long long b) {{
-  asm volatile("wgmma.mma_async.sync.aligned.m64n{n}k16.f32." ELEMENT "." ELEMENT " {{{sums}}}, "
-               "{{%{after0}, %{after1}, %{after2}, %{after3}}}, %{after4}, 1, 1, 1, 1;"
-               : {outputs}
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}}
-"""
-
-GROUP_PRODUCTS = r"""
+//# wgmma_products
+// Matmuls of a warpgroup, which go on while its warps do something else.
 static_assert(SLABS == 1, "a warp of a group has 16 rows");
 constexpr int UNIT = 64;  // rows whose warps go the same way
 
@@ -375,7 +363,8 @@ inline void times_rows(float (&sums)[1][N][4], const Left<LEFT_ROWS> &a, unsigne
 
 // sums += a (rows of a tile from `row` on): 16 K of them, and of their features the 8 N from FROM on
 template<int ROWS, int FROM, int N, int K>
-inline void times_columns(float (&sums)[1][N][4], const unsigned (&a)[PARTS][1][K][4], unsigned tile, int row) {
+inline void times_columns(float (&sums)[1][N][4], const unsigned (&a)[PARTS][1][K][4], unsigned tile,
+                          int row) {
   static_assert(FROM / 8 % PANEL == 0, "the columns of a product begin with a panel");
   tile += FROM / 8 / PANEL * row_bytes(ROWS);
 #pragma unroll
@@ -387,14 +376,12 @@ inline void times_columns(float (&sums)[1][N][4], const unsigned (&a)[PARTS][1][
         group_times_columns(sums[0], a[of_a][0][k],
                             described<ROWS>(tile + of_b * tile_bytes(ROWS), row_bytes(row + 16 * k)));
 }
-"""
-"""Products of four warps, with Hopper's own instructions, which go on while the warps do something else."""
 
-
-ADD_COLUMNS = r"""
+//# add_columns
+// On top of either kind of matmul.
 template<int ROWS, int FROM, int M, int K>
-inline void add_slice(float (&sums)[M][FEATURES / 8][4], const unsigned (&a)[PARTS][M][K][4], unsigned tile, int row,
-                      const float (&units)[M][2]) {
+inline void add_slice(float (&sums)[M][FEATURES / 8][4], const unsigned (&a)[PARTS][M][K][4], unsigned tile,
+                      int row, const float (&units)[M][2]) {
   float more[M][SLICE / 8][4] = {};
   begin_products();
   times_columns<ROWS, FROM>(more, a, tile, row);
@@ -410,8 +397,8 @@ inline void add_slice(float (&sums)[M][FEATURES / 8][4], const unsigned (&a)[PAR
 // Begin to add a (rows of a tile from `row` on) to sums: 16 K of them. Sums of several parts are added up in float32, a
 // slice of their features at a time; `units` are what rows of `a` are then multiplied by.
 template<int ROWS, int M, int K>
-inline void add_columns(float (&sums)[M][FEATURES / 8][4], const unsigned (&a)[PARTS][M][K][4], unsigned tile, int row,
-                        const float (&units)[M][2]) {
+inline void add_columns(float (&sums)[M][FEATURES / 8][4], const unsigned (&a)[PARTS][M][K][4], unsigned tile,
+                        int row, const float (&units)[M][2]) {
   if constexpr (PARTS == 1) {
     begin_products();
     times_columns<ROWS, 0>(sums, a, tile, row);
@@ -429,77 +416,3 @@ inline void add_columns(float (&sums)[M][FEATURES / 8][4], const unsigned (&a)[P
   for (int i = 0; i < M * 2; ++i) ones[i / 2][i % 2] = 1;
   add_columns<ROWS>(sums, a, tile, row, ones);
 }
-"""
-"""What stands on either sort of products."""
-
-
-def panel_of(features: int) -> int:
-    """The elements in a row of a tile's panel, as ``TILES`` has it."""
-    chunks = features // 8
-    return 8 * min(chunks & -chunks, 8)
-
-
-def slice_of(features: int, parts: int) -> int:
-    """The features that are added up at a time where that is done in float32: registers must hold their sums twice."""
-    return features // 2 if parts > 1 and features == 128 else features
-
-
-class GroupSizes(NamedTuple):
-    """The numbers of columns of products of four warps.
-
-    Attributes:
-      rows: those of ``times_rows``.
-      columns: those of ``times_columns``.
-      turned: those of ``group_times_turned``, both of whose operands have rows in memory for what is added up; 0: none.
-    """
-
-    rows: int
-    columns: int
-    turned: int = 0
-
-
-def _group_product(template: str, n: int, **more: str) -> str:
-    """A product of a group with ``n`` columns."""
-    count = n // 2
-    return template.format(
-        n=n,
-        **more,
-        sums=", ".join(f"%{i}" for i in range(count)),
-        outputs=", ".join(f'"+f"(c[{i // 4}][{i % 4}])' for i in range(count)),
-        **{f"after{i}": count + i for i in range(5)},
-    )
-
-
-def instructions(dtype_name: str, groups: GroupSizes | None = None) -> str:
-    """What is not C++: for ``bfloat16`` or ``float16``.
-
-    Args:
-      groups: the sizes of products of four warps; None without Hopper's instructions.
-    """
-    element = {"bfloat16": "bf16", "float16": "f16"}[dtype_name]
-    text = f'#define ELEMENT "{element}"\n{INSTRUCTIONS}{UNPACK[element]}'
-    if groups is None:
-        return text
-    products = _group_product(_OF_SHARED, groups.rows, name="group_times_rows", turned="0, 0")
-    products += _group_product(_TIMES_COLUMNS, groups.columns)
-    if groups.turned:
-        products += _group_product(_OF_SHARED, groups.turned, name="group_times_turned", turned="1, 1")
-    return text + GROUP_INSTRUCTIONS + products
-
-
-def shared_instructions(dtype_name: str, columns: int, turned: tuple[bool, bool]) -> str:
-    """What is not C++ of products of four warps, both of whose operands are in shared memory.
-
-    Args:
-      turned: of each operand, whether rows of a tile have a term each, and not a row or column of the product.
-    """
-    element = {"bfloat16": "bf16", "float16": "f16"}[dtype_name]
-    how = ", ".join(str(int(t)) for t in turned)
-    product = _group_product(_OF_SHARED, columns, name="multiply", turned=how)
-    return f'#define ELEMENT "{element}"\n{INSTRUCTIONS}{UNPACK[element]}{GROUP_INSTRUCTIONS}{product}'
-
-
-def text(dtype_name: str, groups: GroupSizes | None = None) -> str:
-    """Both layers; the constants have to stand before. Takes what ``instructions`` does."""
-    products = GROUP_PRODUCTS if groups else WARP_PRODUCTS
-    return instructions(dtype_name, groups) + TILES + products + ADD_COLUMNS
