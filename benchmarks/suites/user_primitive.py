@@ -1,7 +1,8 @@
 """A user-defined elementwise primitive, against the same in ``blufunc.numpy``.
 
-The primitive stands between two operations and has a definition, or a C form. Both programs are compiled by ``jit`` and
-timed alternately on the same array. A ratio above 1 is the overhead of the primitive. ``--device cuda`` measures on the first GPU.
+The primitive stands between two operations and has a definition, or a C form. Both programs are compiled by ``jit``
+and timed alternately on the same array. A ratio above 1 is the overhead of the primitive. ``--device cuda`` measures
+on the first GPU.
 """
 
 from __future__ import annotations
