@@ -42,6 +42,7 @@ from blufunc.kernels.rewrites.pointwise_control_flow import with_point_control
 from blufunc.kernels.rewrites.split_column_reductions import with_columns_apart
 from blufunc.kernels.rewrites.split_float32 import with_split_products
 from blufunc.kernels.rewrites.split_float32_attention import with_split_attention
+from blufunc.kernels.rewrites.user_kernel_fusion import with_fused_user_kernels
 from blufunc.kernels.schedule import GroupStep, KernelStep, OpaqueStep, Schedule, Step, uncollected
 from blufunc.kernels.target import Target
 
@@ -103,6 +104,7 @@ class Planning:
             jaxpr, _ = inline_bodies(
                 dce(jaxpr, origins=origins), lambda eqn: keep(eqn) or is_activation(eqn), origins
             )
+            jaxpr = with_fused_user_kernels(jaxpr, origins)
             jaxpr = with_packed_gradients(with_split_attention(jaxpr, origins), origins)
             jaxpr = with_gradient_sums(jaxpr, origins)
             if target.splits is not None:

@@ -32,6 +32,7 @@ from blufunc.kernels.backends.cuda.library import collectives, cupy_ops, gelu_ge
 from blufunc.kernels.backends.cuda.library import scatter as cuda_scatter
 from blufunc.kernels.backends.cuda.library.attention import op as cuda_attention_step
 from blufunc.kernels.backends.cuda.library.matmul import Product
+from blufunc.kernels.backends.cuda.render import user_accessors as user_accessors
 from blufunc.kernels.backends.numpy.program import interpret
 from blufunc.kernels.ops.gemm import PRODUCTS
 from blufunc.kernels.rewrites.activation_epilogue import WITH_ACTIVATION
