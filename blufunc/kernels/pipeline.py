@@ -39,6 +39,7 @@ from blufunc.kernels.rewrites.canonicalize import rewrite
 from blufunc.kernels.rewrites.gemm_epilogue import with_epilogues
 from blufunc.kernels.rewrites.pointwise_control_flow import with_point_control
 from blufunc.kernels.rewrites.split_column_reductions import with_columns_apart
+from blufunc.kernels.rewrites.user_kernel_fusion import with_fused_user_kernels
 from blufunc.kernels.schedule import GroupStep, KernelStep, OpaqueStep, Schedule, Step, uncollected
 from blufunc.kernels.target import Target
 
@@ -125,6 +126,7 @@ class Planning:
             jaxpr, _ = inline_bodies(
                 dce(jaxpr, origins=origins), lambda eqn: keep(eqn) or is_activation(eqn), origins
             )
+            jaxpr = with_fused_user_kernels(jaxpr, origins)
             jaxpr = packed_outputs.with_packed_gradients(
                 split_float32_attention.with_split_attention(jaxpr, origins), origins
             )
