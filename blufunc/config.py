@@ -63,8 +63,7 @@ _CHOICES = {
     "host_compiler": ("auto", "always", "never"),
     "matmul_precision": (
         "default", "high", "highest", "tf32", "fastest", "float32_tc", "TF32_TF32_F32", "F32_F32_F32",
-        "F16_F16_F32_SCALED", "F16_F16_F32_SHARED", "BF16_BF16_F32_X3", "TF32_TF32_F32_X3", "F16_F16_F32_X3",
-        "BF16_BF16_F32_X6",
+        "F16_F16_F32_SCALED", "F16_F16_F32_X3",
     ),
 }  # fmt: skip
 """The values of flags that have only few."""
@@ -111,7 +110,8 @@ class Config:
       cpu_devices: how many devices the CPU is taken for. They share its cores: more than one serves to try programs
         for many devices.
       plan_cache: whether plans of programs are kept on disk, beside compiled kernels, for later processes.
-      check: run ``check_jaxpr`` on every jaxpr that a trace or transform produces. Slow; the tests set it.
+      check: verify every jaxpr that a trace or transform produces, every kernel of LoopIR, and every memory plan.
+        Slow; the tests set it.
     """
 
     debug: str = ""

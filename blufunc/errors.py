@@ -145,3 +145,7 @@ class MemoryBudgetError(BlufuncError, ValueError):
 
 class CollectiveError(BlufuncError, RuntimeError):
     """Ranks of a mesh that do not meet: one failed, ended or is late, or they do not agree on what to exchange."""
+
+
+class HostPrimitiveWarning(UserWarning):
+    """A primitive without ``lower=`` in a compiled program: NumPy computes it on the host, unfused."""

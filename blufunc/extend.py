@@ -5,10 +5,12 @@ is made of them.
 """
 
 from blufunc.core.ir.avals import ShapedArray
+from blufunc.core.primitives.c_form import CForm
 from blufunc.core.primitives.kinds import Elementwise, Reduction
 from blufunc.core.primitives.linear_ops import add_tangents, batched_front, instantiate
 from blufunc.core.primitives.override import override
 from blufunc.core.primitives.primitive import RULES, Primitive, unsupported
+from blufunc.core.primitives.sharding import Factors, Rule
 from blufunc.core.primitives.tangents import Accumulator, Zero, is_linear, zero
 from blufunc.transforms.checkpointing.checkpoint import checkpoint_p
 from blufunc.transforms.control_flow.calls import jit_p
@@ -19,10 +21,13 @@ from blufunc.transforms.extension.transform import Transform
 
 __all__ = [
     # primitives
+    "CForm",
     "Elementwise",
+    "Factors",
     "Primitive",
     "RULES",
     "Reduction",
+    "Rule",
     "ShapedArray",
     "unsupported",
     # what rules meet

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from blufunc import _lazy
 from blufunc.config import config
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, Literal, Var
@@ -30,20 +31,26 @@ from blufunc.kernels.lower.horizontal_fusion import groups, structure
 from blufunc.kernels.memory.plan import plan
 from blufunc.kernels.memory.types import Step as PlanStep
 from blufunc.kernels.memory.types import Value
+from blufunc.kernels.memory.verify import check_plan
 from blufunc.kernels.ops.gemm import overwritten_by
 from blufunc.kernels.recompute.remat import rematerialise
 from blufunc.kernels.rewrites.activation_epilogue import is_activation, with_activations
-from blufunc.kernels.rewrites.activation_sums import with_activation_sums
 from blufunc.kernels.rewrites.canonicalize import rewrite
 from blufunc.kernels.rewrites.gemm_epilogue import with_epilogues
-from blufunc.kernels.rewrites.gradient_sums import with_gradient_sums
-from blufunc.kernels.rewrites.packed_outputs import with_packed_gradients
 from blufunc.kernels.rewrites.pointwise_control_flow import with_point_control
 from blufunc.kernels.rewrites.split_column_reductions import with_columns_apart
-from blufunc.kernels.rewrites.split_float32 import with_split_products
-from blufunc.kernels.rewrites.split_float32_attention import with_split_attention
 from blufunc.kernels.schedule import GroupStep, KernelStep, OpaqueStep, Schedule, Step, uncollected
 from blufunc.kernels.target import Target
+
+with _lazy.modules(globals()):  # for programs with a budget, and for targets with epilogues
+    from blufunc.kernels.recompute import budget as budgets
+    from blufunc.kernels.rewrites import (
+        activation_sums,
+        gradient_sums,
+        packed_outputs,
+        split_float32,
+        split_float32_attention,
+    )
 
 Planned = Callable[[Eqn], bool]
 
@@ -78,6 +85,21 @@ def schedule(
 cost.planner = schedule
 
 
+def within(planning: Planning, budget: int | None) -> Schedule:
+    """The schedule of a program whose planned peak is within a budget in bytes, if there is one.
+
+    It is the default schedule where that is within the budget.
+
+    Raises:
+      MemoryBudgetError: none was found; the message says how low the peak would come, and what is alive there.
+    """
+    with uncollected():
+        default = planning.default()
+        if budget is None or default.plan.peak_bytes <= budget:
+            return default
+        return budgets.search(planning, budget, default)
+
+
 class Planning:
     """A program for which plans can be made, and for variants of which that compute something again.
 
@@ -103,14 +125,16 @@ class Planning:
             jaxpr, _ = inline_bodies(
                 dce(jaxpr, origins=origins), lambda eqn: keep(eqn) or is_activation(eqn), origins
             )
-            jaxpr = with_packed_gradients(with_split_attention(jaxpr, origins), origins)
-            jaxpr = with_gradient_sums(jaxpr, origins)
+            jaxpr = packed_outputs.with_packed_gradients(
+                split_float32_attention.with_split_attention(jaxpr, origins), origins
+            )
+            jaxpr = gradient_sums.with_gradient_sums(jaxpr, origins)
             if target.splits is not None:
-                jaxpr = with_split_products(
+                jaxpr = split_float32.with_split_products(
                     jaxpr, origins, target.splits, target.partial_sums, target.in_one_kernel
                 )
             jaxpr, origins = with_activations(jaxpr, origins)
-            jaxpr = with_activation_sums(jaxpr, origins, target.activation_kernel)
+            jaxpr = activation_sums.with_activation_sums(jaxpr, origins, target.activation_kernel)
         else:
             jaxpr, origins = inline_bodies(jaxpr, keep)
         jaxpr = rewrite(with_point_control(jaxpr, origins), origins, target.batch_first)
@@ -206,6 +230,8 @@ class _Scheduler:
             self.group()
         values = self.plan_values(set(inputs), outputs, labels=not estimate)
         made = plan(self.plan_steps, values, search=search)
+        if config.check:
+            check_plan(made, self.plan_steps, values)
         return Schedule(
             self.jaxpr,
             self.fusion,

@@ -31,12 +31,12 @@ from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var
 from blufunc.core.ir.trace import state
 from blufunc.core.primitives.linear_ops import move_dim
+from blufunc.core.primitives.sharding import Rule
 from blufunc.core.primitives.tangents import Zero, is_linear, zero
 from blufunc.core.programs import simplify
 from blufunc.core.programs.stage import stage
 from blufunc.nn.activations import softmax
 from blufunc.nn.attention_mods import Mods, Pairs, modified, seen
-from blufunc.parallel.partition.factors import Rule
 from blufunc.transforms.autodiff.grad import vjp
 from blufunc.transforms.autodiff.jvp import jvp_jaxpr
 from blufunc.transforms.control_flow.calls import Call, jit_p

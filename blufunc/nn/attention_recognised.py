@@ -16,7 +16,7 @@ from typing import Any
 import blufunc.numpy as bnp
 from blufunc import lax
 from blufunc.core.ir import dtypes, source
-from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal, Var
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Literal, Var, line_of
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.ops.shape import iota_p
@@ -24,8 +24,6 @@ from blufunc.core.primitives.linear_ops import transpose_p
 from blufunc.core.programs import recognizers, simplify
 from blufunc.core.programs.recognizers import Found
 from blufunc.core.programs.stage import stage
-from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_attention
-from blufunc.kernels.tables import line_of
 from blufunc.nn import attention_call
 from blufunc.nn.activations import softmax_over
 from blufunc.nn.attention_mods import traced
@@ -35,8 +33,6 @@ from blufunc.nn.position_masks import two_valued
 from blufunc.transforms.control_flow.calls import jit_p
 from blufunc.transforms.control_flow.platform_variants import either_p
 
-_ANY_DEVICE = "sm_90a"
-"""An architecture that has all the kernels there are."""
 _LEAST = -(2.0**14)
 """The score that stands for numbers that hide where a row may have no other. Kernels keep the logarithm of a row's sum
 of exponentials in float32: beside -1e9 it would be lost how many there are."""
@@ -65,9 +61,6 @@ def recognise(jaxpr: Jaxpr) -> Found:
     if not any(e.prim is either_p for e in graph.eqns):
         return Found(whole, tuple(misses))
     return Found(simplify.dce(jaxpr.replace(eqns=graph.eqns)), tuple(misses))
-
-
-recognizers.recognisers.append(recognise)
 
 
 # -- what is replaced ------------------------------------------------------------------------------
@@ -202,8 +195,7 @@ def _attention(graph: Graph, found: Match, out: Operand, env: dict[Any, Any]) ->
         )
     if query.dtype not in (dtypes.bfloat16, dtypes.float16):
         raise Miss(f"its elements are {query.dtype.name}, and only those of 16 bits are recognised")
-    shape = cuda_attention.Shape(B, T, S, N, K, H)
-    refused = cuda_attention.refused(shape, query.dtype, (), _ANY_DEVICE)
+    refused = recognizers.refusals["attention"]((B, T, S, N, K, H), query.dtype)
     if refused is not None:
         raise Miss(f"no kernel: {refused}")
 

@@ -28,9 +28,9 @@ from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr, eval_jaxpr
 from blufunc.core.ir.trace import state
 from blufunc.core.primitives.linear_ops import add_any, move_dim
+from blufunc.core.primitives.sharding import Rule
 from blufunc.core.primitives.tangents import Zero, is_linear, zero
 from blufunc.core.programs.stage import stage
-from blufunc.parallel.partition.factors import Rule
 from blufunc.transforms.control_flow.calls import Call, jit_p
 
 _ROOT_TWO_OVER_PI = math.sqrt(2 / math.pi)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from blufunc import errors, lax
+from blufunc import _lazy, errors, lax
 from blufunc.core.arrays import backend
 from blufunc.core.arrays.array import Array, from_numpy
 from blufunc.core.ir import dtypes, source
@@ -36,9 +36,11 @@ from blufunc.numpy.promotion import (
     static_int,
     stretch,
 )
-from blufunc.parallel.mesh.constrain import constrain
-from blufunc.parallel.mesh.sharding import NamedSharding
-from blufunc.parallel.programs.placement import device_put, filled
+
+with _lazy.modules(globals()):
+    from blufunc.parallel.mesh import constrain as constraints
+    from blufunc.parallel.mesh import sharding as shardings
+    from blufunc.parallel.programs import placement
 
 # -- from values -----------------------------------------------------------------------------------
 
@@ -205,13 +207,19 @@ def astype(x: Any, dtype: Any, /, *, copy: bool = False, device: Any = None) -> 
 # -- constants -------------------------------------------------------------------------------------
 
 
+def _divides(device: Any) -> bool:
+    """True for a ``NamedSharding``; meshes are imported for those who use them."""
+    known = device is None or isinstance(device, (str, backend.Device))
+    return not known and isinstance(device, shardings.NamedSharding)
+
+
 def _filled(shape: tuple[int, ...], value: Any, dtype: np.dtype, device: Any = None) -> Value:
     if any(n < 0 for n in shape):
         raise errors.ValueRangeError(f"the shape {shape} has a negative size.", where=source.here())
-    if isinstance(device, NamedSharding):
+    if _divides(device):
         if state.trace is EVAL:
-            return filled(shape, value, dtype, device)
-        return constrain(lax.full(shape, value, dtype), device)
+            return placement.filled(shape, value, dtype, device)
+        return constraints.constrain(lax.full(shape, value, dtype), device)
     return lax.full(shape, value, dtype, device=parse_device(device))
 
 
@@ -244,8 +252,12 @@ def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: Any = None) 
     value = as_value(fill_value, "full")
     value = value if want is None else ops.convert(value, want)
     (stretched,) = match_to("full", shape, value)
-    if isinstance(device, NamedSharding):
-        return device_put(stretched, device) if state.trace is EVAL else constrain(stretched, device)
+    if _divides(device):
+        return (
+            placement.device_put(stretched, device)
+            if state.trace is EVAL
+            else constraints.constrain(stretched, device)
+        )
     return stretched
 
 
@@ -283,7 +295,7 @@ def _like(x: Any, name: str, dtype: Any, shape: Any) -> tuple[tuple[int, ...], n
 def _place_like(a: Any, shape: Any, device: Any) -> Any:
     """Where the result of a ``*_like`` function lies: where ``a`` does, and on a mesh divided as it is."""
     if device is None and shape is None and isinstance(a, Array) and a.device.joint:
-        return a.sharding  # type: ignore[attr-defined]
+        return a.sharding
     return device or getattr(a, "device", None)
 
 

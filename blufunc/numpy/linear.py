@@ -11,9 +11,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import opt_einsum
-
-from blufunc import errors
+from blufunc import _lazy, errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import only_none
 from blufunc.core.ir.trace import Value
@@ -35,6 +33,9 @@ from blufunc.numpy.promotion import (
     promote_dtypes,
     static_int,
 )
+
+with _lazy.modules(globals()):
+    import opt_einsum
 
 # -- contraction by labels -------------------------------------------------------------------------
 

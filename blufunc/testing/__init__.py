@@ -5,9 +5,12 @@ Face. In come functions, primitives and transforms with an example of their argu
 a test runner.
 """
 
-from blufunc.testing.gradients import check_grads, check_jvp, check_vjp
-from blufunc.testing.primitives import check_primitive
-from blufunc.testing.report import Report
-from blufunc.testing.transforms import check_transform
+from blufunc import _lazy
+
+with _lazy.names(__name__):
+    from blufunc.testing.gradients import check_grads, check_jvp, check_vjp
+    from blufunc.testing.primitives import check_primitive
+    from blufunc.testing.report import Report
+    from blufunc.testing.transforms import check_transform
 
 __all__ = ["Report", "check_grads", "check_jvp", "check_primitive", "check_transform", "check_vjp"]

@@ -103,7 +103,7 @@ def test_what_does_not_fit_is_named(tmp_path, capsys):
     record = programs.Record("gpt2", {"name": "a device"}, o, found)
     record.run_all(found, time.monotonic() + 100, tmp_path)  # less than tuning needs
     assert "left out" in (printed := capsys.readouterr().out)
-    assert "Not run, for want of time: torch-max-autotune bf16." in printed
+    assert "Not run for lack of time: torch-max-autotune bf16." in printed
     assert json.loads((tmp_path / "gpu_gpt2.json").read_text())["left_out"] == [
         ["torch-max-autotune", {"precision": "bf16"}]
     ]

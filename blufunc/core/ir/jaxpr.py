@@ -242,8 +242,26 @@ def subjaxprs(params: dict[str, Any]) -> Iterable[Jaxpr]:
             yield from (v for v in value if isinstance(v, Jaxpr))
 
 
+def map_jaxprs(change: Callable[[Jaxpr], Jaxpr], params: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of an equation with each jaxpr among them changed."""
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, Jaxpr):
+            return change(value)
+        if value.__class__ is tuple and any(isinstance(v, Jaxpr) for v in value):
+            return tuple([change(v) if isinstance(v, Jaxpr) else v for v in value])
+        return value
+
+    return {key: changed(value) for key, value in params.items()}
+
+
 def meets(eqn: Eqn) -> bool:
     """Whether ranks exchange something in an equation, itself or in the jaxprs that it runs."""
     if eqn.prim.kind == "collective" and eqn.prim.meets:  # type: ignore[attr-defined]
         return True
     return any(map(meets, itertools.chain.from_iterable(j.eqns for j in subjaxprs(eqn.params))))
+
+
+def line_of(eqn: Eqn) -> str:
+    """The user's line of an equation: of one that a derivative made, the forward line, marked."""
+    return source_lib.summary(eqn.source) + (" backward" if source_lib.is_backward(eqn.source) else "")

@@ -3,7 +3,7 @@
 Core, between stages 1 and 2, and again before stage 4 on devices that have kernels. A **recogniser** goes through a
 jaxpr and puts an equation with two bodies (``core/programs/alternatives.py``) in the place of each part that it knows:
 the part as it was written, and the better form. Recognisers stand above the transforms that ask for them, so they
-register themselves here.
+are registered here.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from blufunc.config import config
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr
@@ -33,6 +35,10 @@ _WRITTEN_BY_USERS = ("checkpoint", "custom_jvp_call", "custom_vjp_call", "custom
 """Calls of users' functions; the bodies of others are definitions of operations that are known."""
 
 recognisers: list[Callable[[Jaxpr], Found]] = []
+"""Asked in this order; ``blufunc/__init__.py`` fills this list, and the next table."""
+
+refusals: dict[str, Callable[[tuple[int, ...], np.dtype], str | None]] = {}
+"""For an operation, from its sizes and dtype to the reason why no device has a kernel for it; None where one has."""
 
 
 class _State(threading.local):

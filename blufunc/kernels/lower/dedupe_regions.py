@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from blufunc.config import config
 from blufunc.core.ir.jaxpr import Eqn, Literal, Var
 from blufunc.core.ir.typed_key import exact
 from blufunc.kernels.fusion.fuse import Fusion, Region
 from blufunc.kernels.loopir.launch import Launch, Scratch
+from blufunc.kernels.loopir.verify import check_kernel
 from blufunc.kernels.lower.names import stem_of
 from blufunc.kernels.lower.region import lower
 from blufunc.kernels.target import Target
@@ -34,6 +36,9 @@ class Lowered:
         found = self.known.get(key)
         if found is None:
             made = lower(region, self.fusion, self.target)
+            if config.check:
+                for launch in made:
+                    check_kernel(launch.kernel)
             self.known[key] = made, {v: n for n, v in enumerate(variables)}
             return made
         launches, numbers = found

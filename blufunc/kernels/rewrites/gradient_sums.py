@@ -21,7 +21,7 @@ from blufunc.core.primitives.linear_ops import reduce_sum, reduce_sum_p, reshape
 from blufunc.core.primitives.override import is_replaced
 from blufunc.core.programs.simplify import Origins, put_in_place, rewrite
 from blufunc.core.programs.stage import stage
-from blufunc.kernels.backends.cuda.library.attention.backward_source import ROWS_OF_SUM
+from blufunc.kernels.backends.cuda.library.attention.kernels import ROWS_OF_SUM
 from blufunc.kernels.rewrites.packed_outputs import packed_p, widens
 
 

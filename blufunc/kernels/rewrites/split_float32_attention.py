@@ -69,7 +69,7 @@ def parts_of(eqn: Eqn) -> int | str:
     if is_tf32(name):
         return 1
     algorithm = ALGORITHMS.get(QUICKER_BY.get(name, name))
-    if algorithm is not None and algorithm.dtype == dtypes.float16:
+    if algorithm is not None:
         return algorithm.parts
     return (
         f"elements are float32, and its products are to have precision {name!r}: tensor-core attention has 'tf32' and "

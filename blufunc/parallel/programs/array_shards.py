@@ -1,6 +1,6 @@
 """What arrays say of how they lie on devices: ``sharding``, ``addressable_shards`` and the like.
 
-Parallel, after stage 8. Installed on ``Array`` here, as the core knows nothing of shardings.
+Parallel, after stage 8. ``Array`` asks this module, as the core knows nothing of shardings.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def sharding_of(self: Array) -> Sharding:
     return buffer.sharding if isinstance(buffer, ShardedBuffer) else SingleDeviceSharding(self.device)
 
 
-def _addressable_shards(self: Array) -> list[Shard]:
+def addressable_shards(self: Array) -> list[Shard]:
     """The parts of the array, one for each device of this process, in the order of the mesh."""
     buffer = self.buffer
     if not isinstance(buffer, ShardedBuffer):
@@ -56,28 +56,3 @@ def _addressable_shards(self: Array) -> list[Shard]:
         data = slice_(Array(shard, padded, device), [0] * len(index), tuple(s.stop - s.start for s in index))
         shards.append(Shard(device, index, replicas[rank], data))
     return shards
-
-
-def _addressable_data(self: Array, index: int) -> Array:
-    """What the device number ``index`` of those of this process holds of the array."""
-    return _addressable_shards(self)[index].data
-
-
-def _is_fully_replicated(self: Array) -> bool:
-    """Whether each device of the array holds all of it."""
-    return sharding_of(self).is_fully_replicated
-
-
-def _is_fully_addressable(self: Array) -> bool:
-    """Whether all devices of the array are of this process."""
-    return sharding_of(self).is_fully_addressable
-
-
-for _name, _function in (
-    ("sharding", sharding_of),
-    ("addressable_shards", _addressable_shards),
-    ("is_fully_replicated", _is_fully_replicated),
-    ("is_fully_addressable", _is_fully_addressable),
-):
-    setattr(Array, _name, property(_function))
-Array.addressable_data = _addressable_data  # type: ignore[attr-defined]

@@ -23,7 +23,7 @@ from blufunc.parallel.partition.propagate import layout_of
 from blufunc.parallel.programs.placement import device_put
 from blufunc.parallel.programs.reshard import reshard
 from blufunc.transforms.arguments import FlatFunction, abstract, labels_of
-from blufunc.transforms.staging.jit import Jitted, register_sharded
+from blufunc.transforms.staging.jit import Jitted
 
 
 class ShardedJit(Jitted):
@@ -126,6 +126,3 @@ class _Annotated(FlatFunction):
 def _alike(a: NamedSharding, b: NamedSharding, ndim: int) -> bool:
     """Whether two shardings of one mesh divide an array alike: axes of one device divide nothing."""
     return layout_of(a.spec, ndim, a.mesh) == layout_of(b.spec, ndim, b.mesh)
-
-
-register_sharded(ShardedJit)

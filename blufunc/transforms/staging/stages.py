@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from blufunc import errors
+from blufunc import _lazy, errors
 from blufunc.config import config
 from blufunc.core.arrays import backend, nan_check
 from blufunc.core.arrays.array import Array, Donated, arrays_of
@@ -24,11 +24,16 @@ from blufunc.core.primitives.primitive import concrete, device_of
 from blufunc.core.programs import simplify as passes
 from blufunc.core.programs.cache_key import Key, difference
 from blufunc.core.pytree import tree
-from blufunc.kernels.cost import Cost
-from blufunc.kernels.fusion.report import Fused
-from blufunc.kernels.inspect.program import Memory, Sight, Timings
-from blufunc.kernels.inspect.roofline import machine_of
 from blufunc.transforms.arguments import as_values, labels_of
+
+with _lazy.modules(globals()):
+    from blufunc.kernels.inspect import program as inspection
+    from blufunc.kernels.inspect import roofline
+
+if TYPE_CHECKING:
+    from blufunc.kernels.cost import Cost
+    from blufunc.kernels.fusion.report import Fused
+    from blufunc.kernels.inspect.program import Memory, Sight, Timings
 
 
 @dataclass
@@ -180,7 +185,7 @@ class Lowered:
         found = self._sights.get(key)
         if found is None:
             local = device.local(self.jaxpr, self.donated, self.layouts_on(device))
-            found = self._sights[key] = Sight(*local, self.traced.entry.budget)
+            found = self._sights[key] = inspection.Sight(*local, self.traced.entry.budget)
         return found
 
     def layouts_on(self, device: backend.Device) -> tuple:
@@ -250,7 +255,7 @@ class Compiled:
                 fix="repeats=5",
             )
         buffers = [a.buffer_on(self.device) for a in self._arrays(args, kwargs)]
-        return self._sight.timings(buffers, machine_of(self.device.own), repeats)
+        return self._sight.timings(buffers, roofline.machine_of(self.device.own), repeats)
 
     def __call__(self, *args, **kwargs) -> Any:
         arrays = self._arrays(args, kwargs)

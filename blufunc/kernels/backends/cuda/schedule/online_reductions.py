@@ -20,30 +20,6 @@ from blufunc.kernels.codegen.scalar_ops import is_small_float
 from blufunc.kernels.loopir.index import Range
 from blufunc.kernels.loopir.ir import Lanes, Reduce, Total, Value, post_order, values_of
 
-ONLINE = """
-// takes up some values in their maximum, and in the sum of their exponentials under it. NARROW: they were of 16 bits;
-// what is too small to be a normal number is nothing beside the exponential of the maximum, which is 1
-template<bool NARROW = false, int V, class T> static inline void take_up(T &top, T &mass, const T (&x)[V]) {
-  T most = top;
-#pragma unroll
-  for (int i = 0; i < V; ++i) most = bf_max(most, x[i]);
-  if (!(most <= top)) {
-    mass *= bf_exp(top - most);
-    top = most;
-  }
-  const T under = top == -INFINITY ? T(0) : top;
-#pragma unroll
-  for (int i = 0; i < V; ++i) {
-    if constexpr (NARROW) mass += ptx_exp_ftz(x[i] - under);
-    else mass += bf_exp(x[i] - under);
-  }
-}
-// the sum under a maximum that others have raised; without bounds there is none
-template<class T> static inline T under_top(T mass, T own, T top) {
-  return top - top == T(0) ? mass * bf_exp(own - top) : T(NAN);
-}
-"""
-
 
 @dataclass(frozen=True)
 class OnlineSum(Reduce):

@@ -8,16 +8,16 @@ import pytest
 from blufunc import errors
 from blufunc.core.ir import dtypes
 from blufunc.kernels.backends.cuda.driver import driver, nvrtc
-from blufunc.kernels.backends.cuda.library import mma_source
+from blufunc.kernels.backends.cuda.library import mma
 from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_attention
 from blufunc.kernels.backends.cuda.library.attention import launch as cuda_attention_launch
-from blufunc.kernels.backends.cuda.library.attention.backward_source import ROWS_OF_SUM
-from blufunc.kernels.backends.cuda.library.attention.fused_backward_sm90 import KEPT
 from blufunc.kernels.backends.cuda.library.attention.kernels import (
     FORWARD_KERNEL,
+    KEPT,
     KEY_KERNEL,
     PLANE_KERNEL,
     QUERY_KERNEL,
+    ROWS_OF_SUM,
     Shape,
     Strides,
     Tiling,
@@ -254,7 +254,7 @@ def launch(emulator, case, kernel, tiling, causal, types, arrays, eager=False):
     features = case.shape.features
     return emulator.launch(
         cuda_attention.source(kernel, case.dtype, features, causal, tiling),
-        mma_source.instructions(case.dtype.name, cuda_attention.group_sizes(features, tiling)),
+        mma.instructions(case.dtype.name, cuda_attention.group_sizes(features, tiling)),
         case.dtype.name,
         kernel.entry,
         parameters,

@@ -19,7 +19,6 @@ from blufunc.kernels.backends.cuda.schedule.scheduled_kernel import ScheduledKer
 from blufunc.kernels.backends.cuda.schedule.vectorize import best_width
 from blufunc.kernels.backends.cuda.target import CUDA
 from blufunc.kernels.loopir.index import Range, of
-from blufunc.kernels.loopir.interpret import run as interpret
 from blufunc.kernels.loopir.ir import (
     Accumulate,
     Buffer,
@@ -51,6 +50,7 @@ from tests.emulation.cuda_functions import (
 )
 from tests.emulation.cuda_machines import needs_nvrtc
 from tests.emulation.cuda_scan_functions import LARGE_SCANS, SMALL_SCANS
+from tests.emulation.loop_interpreter import run as interpret
 from tests.kernels import differential, random_graphs
 from tests.kernels.kernel_arrays import agree, arrays_for, launch
 from tests.kernels.loop_kernels import CASES, op

@@ -11,7 +11,6 @@ from blufunc.kernels.backends.cuda.device_model import HOPPER, Limits, limits_of
 from blufunc.kernels.backends.cuda.render.source import function_of
 from blufunc.kernels.backends.cuda.schedule.clusters import cluster_shape
 from blufunc.kernels.backends.cuda.schedule.passes import schedule
-from blufunc.kernels.loopir.interpret import run as interpret
 from blufunc.kernels.pipeline import same_place
 from tests.emulation.cuda_functions import (
     BF16,
@@ -24,6 +23,7 @@ from tests.emulation.cuda_functions import (
     kernels,
     ranged,
 )
+from tests.emulation.loop_interpreter import run as interpret
 from tests.kernels.kernel_arrays import agree, arrays_for, launch
 
 # -- rows that are read again --------------------------------------------------------------------------
