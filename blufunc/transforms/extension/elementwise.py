@@ -117,7 +117,7 @@ def _branch_taken(fun: Callable) -> Callable:
             tangents = [scalar(1, x.aval.dtype) if j == i else zero(x.aval) for j, x in enumerate(xs)]
             return instantiate(jvp_flat(lambda *ys: [fun(*ys)], xs, tangents)[1][0])
 
-        slope.__name__ = call.__name__
+        slope.__name__ = fun.__name__
         return _branch_taken(slope)
 
     def derivative(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
