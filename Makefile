@@ -16,6 +16,9 @@ OUT     ?= runs/demo
 WORKERS ?= 2
 PYTEST  ?=
 
+# C++ and CUDA, which clang-format lays out.
+C_FILES := $(shell find blufunc tests -name '*.h' -o -name '*.cuh')
+
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 # What was installed for an interpreter that no longer runs, or for this tree in another folder, is not installed.
@@ -44,15 +47,18 @@ test: $(STAMPS)/dev ## set up, run the tests (PYTEST="-k name -x" adds options)
 test-peers: $(STAMPS)/dev $(STAMPS)/peers ## run the tests that compare with JAX and optax
 	$(PY) -m pytest -q -m peer -n $(WORKERS) --dist worksteal $(PYTEST)
 
-check: $(STAMPS)/dev ## ruff, mypy and import-linter
+check: $(STAMPS)/dev ## ruff, clang-format, mypy, import-linter and the word list
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(VENV)/bin/clang-format --dry-run --Werror $(C_FILES)
 	$(PY) -m mypy
 	$(PY) -c 'from importlinter.cli import lint_imports_command as main; main()' --no-logo --no-cache
+	$(PY) -m tests.word_list
 
-format: $(STAMPS)/dev ## let ruff mend and lay out the code
+format: $(STAMPS)/dev ## let ruff and clang-format fix and format the code
 	$(PY) -m ruff check --fix .
 	$(PY) -m ruff format .
+	$(VENV)/bin/clang-format -i $(C_FILES)
 
 bench: $(STAMPS)/examples $(STAMPS)/peers ## measure against JAX on this machine, as ratios
 	$(PY) -m benchmarks.suites.trace

@@ -3,7 +3,7 @@
 A family is a function ``(lib, size) -> (step, make)``: ``lib`` is ``blufunc`` or ``jax``, ``size`` is ``"tiny"`` or
 ``"full"``; ``step`` is what a user would pass to ``jit``, and ``make()`` returns its arguments. Only the library
 differs between two runs, so a ratio compares the libraries and not two ports. ``tests/kernels/test_golden_programs.py``
-keeps what the compiler makes of the tiny ones; ``benchmarks/breadth.py`` times the full ones.
+keeps what the compiler makes of the tiny ones; ``benchmarks/peers/family.py`` times the full ones.
 """
 
 from __future__ import annotations

@@ -30,10 +30,10 @@ from blufunc.core.ir import dtypes
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var
 from blufunc.core.ir.trace import state
 from blufunc.core.primitives.linear_ops import move_dim
+from blufunc.core.primitives.sharding import Rule
 from blufunc.core.primitives.tangents import Zero, is_linear
 from blufunc.nn.activations import softmax
 from blufunc.nn.attention_mods import Mods, Pairs, modified, seen
-from blufunc.parallel.partition.factors import Rule
 from blufunc.transforms.autodiff.grad import vjp
 from blufunc.transforms.control_flow.calls import Call, jit_p
 from blufunc.transforms.control_flow.composite import Composite, staged

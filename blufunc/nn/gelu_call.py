@@ -25,8 +25,8 @@ import blufunc.numpy as bnp
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.jaxpr import eval_jaxpr
 from blufunc.core.primitives.linear_ops import add_any, move_dim
+from blufunc.core.primitives.sharding import Rule
 from blufunc.core.primitives.tangents import Zero, is_linear, zero
-from blufunc.parallel.partition.factors import Rule
 from blufunc.transforms.control_flow.calls import jit_p
 from blufunc.transforms.control_flow.composite import Composite
 

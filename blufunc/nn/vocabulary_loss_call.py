@@ -40,10 +40,10 @@ from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.trace import set_trace
 from blufunc.core.ops.barrier import optimization_barrier
 from blufunc.core.primitives.linear_ops import add_any, batched_front
+from blufunc.core.primitives.sharding import Rule
 from blufunc.core.primitives.tangents import Zero, is_linear
 from blufunc.core.programs.stage import stage
-from blufunc.kernels.backends.cuda.library.softmax_gemm_source import BELOW, FAR, NAME
-from blufunc.parallel.partition.factors import Rule
+from blufunc.kernels.ops.linear_softmax import BELOW, FAR, NAME
 from blufunc.transforms.checkpointing.checkpoint import checkpoint
 from blufunc.transforms.control_flow.calls import Call, jit_p
 from blufunc.transforms.control_flow.composite import Composite
@@ -184,7 +184,7 @@ def softmax_slopes(how: How, tokens: Any, weight: Any, labels: Any, shares: Any)
 
 
 def _softmax(x: Any, weight: Any, classes: Any, live: Any, near: Any, *, features: int) -> list[Any]:
-    """What ``linear_softmax`` computes (``backends/cuda/library/softmax_gemm_source`` says how its kernel does)."""
+    """What ``linear_softmax`` computes (``backends/cuda/library/softmax_gemm`` says how its kernel does)."""
     wide = wide_of(x)
     logits = _product(x, weight, (1, features), x.dtype).astype(wide)
     hit = classes[:, None] == lax.broadcasted_iota(classes.dtype, logits.shape, 1)

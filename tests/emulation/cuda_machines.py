@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from blufunc.kernels.backends.cuda.driver import nvrtc
-from blufunc.kernels.backends.cuda.render import prelude as cuda_prelude
+from blufunc.kernels.codegen.prelude import DEVICE
 
 needs_nvrtc = pytest.mark.skipif(nvrtc.available() is not None, reason=nvrtc.available() or "")
 
@@ -283,8 +283,8 @@ class Host:
         return self.libraries[key]
 
     def _compile(self, source, before, path):
-        parts = cuda_prelude.chosen_parts(frozenset(cuda_prelude.used_names(source)))
-        own = [p.text for p in parts if p.names[0] != "types" and not p.names[0].startswith("ptx_")]
+        parts = DEVICE.chosen_parts(frozenset(DEVICE.used_names(source)))
+        own = [p.source for p in parts if p.names[0] != "types" and not p.names[0].startswith("ptx_")]
         command = [
             self.compiler,
             "-x",
@@ -342,7 +342,7 @@ def device_module(source):
 
     number = cupy.cuda.Device().compute_capability
     module = cupy.cuda.function.Module()
-    text = cuda_prelude.with_prelude(source)
+    text = DEVICE.with_prelude(source)
     module.load(nvrtc.build(text, "sm_90a" if number == "90" else f"sm_{number}").cubin)
     return module
 

@@ -312,14 +312,14 @@ static void copy_box_to_all(unsigned to, const TensorMap &map, int i0, int i2, b
 }}
 static void arrive_at(barrier *b, unsigned) {{ arrive(b); }}
 static unsigned block_of_cluster() {{ return 0; }}
-static void meet_cluster() {{ __syncthreads(); }}
-static void prefetch(const void *) {{}}
+static void synchronize_cluster() {{ __syncthreads(); }}
+static void prefetch_to_l2(const void *) {{}}
 static float reciprocal_fast(float x) {{ return 1 / x; }}
 static unsigned larger_of_two(unsigned x, unsigned y) {{
   return pack(fmaxf(low_half(x), low_half(y)), fmaxf(high_half(x), high_half(y)));
 }}
 """
-"""Products whose operands both are in shared memory, and what ``cuda_tile_product`` has besides."""
+"""Products whose operands both are in shared memory, and what ``tile_gemm.cuh`` has besides."""
 
 
 def maps(kernel, shape, strides, tiling, arrays):

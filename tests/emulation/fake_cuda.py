@@ -29,9 +29,10 @@ from blufunc.kernels.backends.cuda.library import (
     cublaslt,
     cupy_ops,
     gelu_gemm,
+    host,
     scatter,
     softmax_gemm,
-    tile_gemm_source,
+    tile_gemm,
 )
 from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_attention
 from blufunc.kernels.backends.cuda.library.attention import launch as cuda_attention_launch
@@ -302,9 +303,9 @@ class FakeCuda:
 
     def library(self, prim, buffers, params, outs, label=""):
         if any(not b.nbytes for b in buffers) or any(not a.size for a in outs):
-            return cupy_ops.fallback(prim, buffers, params, outs, label)
+            return host.fallback(prim, buffers, params, outs, label)
         if cupy_ops.is_host_fallback(prim, [b.dtype for b in buffers], params):
-            return cupy_ops.fallback(prim, buffers, params, outs, label)
+            return host.fallback(prim, buffers, params, outs, label)
         pool = self.own if self.captures() else self.pool
         results = [pool.allocate(a.shape, a.dtype, label) for a in outs]
         sources, targets = ([(b.ptr, b.shape, b.dtype) for b in list_] for list_ in (buffers, results))
@@ -426,7 +427,7 @@ class GeluKernel:
 
     def __init__(self, fake, product, rows, device):
         assert product.fits
-        assert all(row > 0 and not row % tile_gemm_source.VECTOR for row in rows)
+        assert all(row > 0 and not row % tile_gemm.VECTOR for row in rows)
         self.fake, self.product, self.rows = fake, product, rows
 
     def __call__(self, factors, given, results, stream):
@@ -455,7 +456,7 @@ class GeluKernel:
         if p.stored:
             self.fake.array(argument, (p.m, p.n), half)[...] = t
         if p.summed:
-            bands = made.astype(np.float32).reshape(-1, tile_gemm_source.ROWS, p.n)
+            bands = made.astype(np.float32).reshape(-1, tile_gemm.ROWS, p.n)
             self.fake.array(sums, (len(bands), p.n), np.dtype(np.float32))[...] = bands.sum(1)
 
 
@@ -463,8 +464,8 @@ class SoftmaxKernel:
     """``cuda_softmax_step.Kernel`` by the definition of ``nn``."""
 
     def __init__(self, fake, product, rows, device):
-        assert product.whole and not product.n % tile_gemm_source.VECTOR
-        assert all(row > 0 and not row % tile_gemm_source.VECTOR for row in rows)
+        assert product.whole and not product.n % tile_gemm.VECTOR
+        assert all(row > 0 and not row % tile_gemm.VECTOR for row in rows)
         self.fake, self.product, self.rows = fake, product, rows
 
     def __call__(self, factors, given, results, scratch, stream):

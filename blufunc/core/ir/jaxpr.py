@@ -242,6 +242,19 @@ def subjaxprs(params: dict[str, Any]) -> Iterable[Jaxpr]:
             yield from (v for v in value if isinstance(v, Jaxpr))
 
 
+def map_jaxprs(change: Callable[[Jaxpr], Jaxpr], params: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of an equation with each jaxpr among them changed."""
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, Jaxpr):
+            return change(value)
+        if value.__class__ is tuple and any(isinstance(v, Jaxpr) for v in value):
+            return tuple([change(v) if isinstance(v, Jaxpr) else v for v in value])
+        return value
+
+    return {key: changed(value) for key, value in params.items()}
+
+
 def meets(eqn: Eqn) -> bool:
     """Whether ranks exchange something in an equation, itself or in the jaxprs that it runs."""
     if eqn.prim.kind == "collective" and eqn.prim.meets:  # type: ignore[attr-defined]

@@ -24,6 +24,7 @@ from blufunc.core.ops.elementwise import convert
 from blufunc.core.primitives.kinds import check_types
 from blufunc.core.primitives.linear_ops import add_tangents, transpose
 from blufunc.core.primitives.primitive import Primitive
+from blufunc.core.primitives.sharding import EITHER, Factoring
 from blufunc.core.primitives.tangents import Zero, is_linear
 
 Axes = tuple[int, ...]
@@ -62,6 +63,32 @@ class _DotGeneral(Primitive):
     """Products summed over the contracted axes; result axes are the batch, lhs free and rhs free ones."""
 
     name, kind, fresh = "dot_general", "contract", True
+    linear, autocast_class = EITHER, "low"
+
+    def flops(self, lhs, rhs, *_, dimension_numbers, **__) -> int:
+        (contracted, _), (batch, _) = dimension_numbers
+        shared = math.prod(lhs.shape[d] for d in (*contracted, *batch))
+        return 2 * lhs.size * rhs.size // max(1, shared) * (4 if dtypes.is_complex(lhs.dtype) else 1)
+
+    def shard(self, avals, outs, **params):
+        b = Factoring()
+        x, y = avals
+        (xc, yc), (xb, yb) = params["dimension_numbers"]
+        dx: list[Any] = [None] * x.ndim
+        dy: list[Any] = [None] * y.ndim
+        summed = not dtypes.is_bool(x.dtype)
+        for i, j in zip(xb, yb, strict=True):
+            dx[i] = dy[j] = b.new(x.shape[i])
+        for i, j in zip(xc, yc, strict=True):
+            dx[i] = dy[j] = b.new(x.shape[i], "sum") if summed else ()
+        for dims, aval in ((dx, x), (dy, y)):
+            for d, n in enumerate(aval.shape):
+                if dims[d] is None:
+                    dims[d] = b.new(n)
+        free = [
+            [f for d, f in enumerate(dims) if d not in used] for dims, used in ((dx, xc + xb), (dy, yc + yb))
+        ]
+        return b.rule([dx, dy], [[dx[i] for i in xb] + free[0] + free[1]])
 
     def impl(self, lhs, rhs, *, dimension_numbers, precision, preferred_element_type):
         out = preferred_element_type or lhs.dtype

@@ -45,16 +45,18 @@ from blufunc.core.ops.elementwise import (
     zeros_of,
 )
 from blufunc.core.ops.numerics import through_single
+from blufunc.core.primitives.c_form import call
 from blufunc.core.primitives.kinds import Elementwise
-from blufunc.core.primitives.primitive import Primitive
+from blufunc.core.primitives.primitive import Primitive, unsupported
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 _ROOT_TWO_PI = math.sqrt(2 * math.pi)
 _TWO_OVER_ROOT_PI = 2 / math.sqrt(math.pi)
 
 
-def _special(name: str, f: Callable, derivs: list) -> Elementwise:
-    return Elementwise(name, through_single(f), "float", derivs)
+def _special(name: str, f: Callable, derivs: list, lower: Any = None, cost: int = 1) -> Elementwise:
+    lower = lower or unsupported("SciPy defines it, and computes it on the host")
+    return Elementwise(name, through_single(f), "float", derivs, lower=lower, cost=cost)
 
 
 def _no_derivative(name: str, argument: str) -> Callable:
@@ -231,11 +233,15 @@ logaddexp_p = _special(
     "logaddexp",
     np.logaddexp,
     [lambda t, ans, x, y: _share(x, y, ans, t), lambda t, ans, x, y: _share(y, x, ans, t)],
+    call("logaddexp", "f", 2),
+    cost=20,
 )
 hypot_p = _special(
     "hypot",
     np.hypot,
     [lambda t, ans, x, y: mul(t, _direction(x, ans)), lambda t, ans, x, y: mul(t, _direction(y, ans))],
+    call("hypot", "f", 2),
+    cost=20,
 )
 
 # -- integrals of exponentials, logarithms and of the normal density -------------------------------

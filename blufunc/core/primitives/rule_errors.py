@@ -36,6 +36,21 @@ def rule_error(prim: Any, rule: str, what: str) -> errors.JaxprTypeError:
     )
 
 
+def definition_error(prim: Any, what: str, fix: str) -> errors.JaxprTypeError:
+    """The error for a definition of ``prim`` that cannot take its place; ``what`` completes "the definition ..."."""
+    return errors.JaxprTypeError(
+        f"the definition (lower=) of {prim.name} {what}.",
+        where=source.here(),
+        why="compilers put the definition in the place of the primitive, so it must compute the same.",
+        fix=fix,
+    )
+
+
+def type_of(aval: ShapedArray) -> str:
+    """The shape and dtype of a type, without its weakness."""
+    return f"{dtypes.short_name(aval.dtype)}[{','.join(map(str, aval.shape))}]"
+
+
 def described(x: Any) -> str:
     """What a rule returned, in a few words."""
     if isinstance(x, (list, tuple)):

@@ -8,9 +8,8 @@ taken needs, the values kept for its backward pass among it, goes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, Literal, subjaxprs
+from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr, Literal, map_jaxprs, subjaxprs
 from blufunc.core.programs import simplify
 
 Prefers = Callable[[Eqn], bool]
@@ -85,7 +84,7 @@ def _narrowed(eqn: Eqn, reads: list[bool], prefers: Prefers) -> Eqn:
     if not any(map(has_alternatives, subjaxprs(eqn.params))):
         return eqn
     eqn = _read(eqn, reads)  # first, as what is read of a body says what is chosen in it
-    params = {k: _inner(v, prefers) for k, v in eqn.params.items()}
+    params = map_jaxprs(lambda body: chosen(body, prefers), eqn.params)
     eqn = Eqn(eqn.prim, eqn.invars, eqn.outvars, params, eqn.source)
     return _read(eqn, [v.__class__ is not DropVar for v in eqn.outvars])
 
@@ -96,11 +95,3 @@ def _read(eqn: Eqn, reads: list[bool]) -> Eqn:
         return eqn.prim.drop_outputs(eqn, reads)
     outvars = [v if r else DropVar(v.aval) for v, r in zip(eqn.outvars, reads, strict=True)]
     return eqn.with_vars(eqn.invars, outvars)
-
-
-def _inner(param: Any, prefers: Prefers) -> Any:
-    if isinstance(param, Jaxpr):
-        return chosen(param, prefers)
-    if isinstance(param, tuple) and any(isinstance(p, Jaxpr) for p in param):
-        return tuple([_inner(p, prefers) for p in param])
-    return param

@@ -211,7 +211,7 @@ def _files(folder: str) -> Iterator[str]:
         for entry in entries:
             if entry.name.startswith("."):  # an editor's lock, which may point to no file
                 continue
-            if entry.name.endswith((".py", ".pyc")):
+            if entry.name.endswith((".py", ".pyc", ".h", ".cuh")):
                 yield entry.path
             elif entry.is_dir() and entry.name != "__pycache__":
                 yield from _files(entry.path)

@@ -26,7 +26,7 @@ from blufunc.core.primitives.kinds import Elementwise
 from blufunc.core.primitives.linear_ops import add_any_p
 from blufunc.core.primitives.override import is_replaced
 from blufunc.kernels.codegen import scalar_ops
-from blufunc.kernels.fusion.iteration_space import REDUCES, SCANS, can_be_scanned, reduction_pattern
+from blufunc.kernels.fusion.iteration_space import can_be_scanned, reduces, reduction_pattern, scans_by
 from blufunc.kernels.loopir.access_map import Place, moves
 from blufunc.kernels.loopir.index import ZERO
 from blufunc.kernels.ops.points import POINTS
@@ -60,9 +60,9 @@ def sort_of(eqn: Eqn) -> str:
         if not scalar_ops.known(prim, eqn.params, [a.aval.dtype for a in eqn.invars]):
             return "opaque"
         return "virtual" if eqn.outvars[0].aval.size == 1 else "node"
-    if prim in REDUCES:
+    if reduces(prim):
         return "opaque" if dtypes.is_complex(eqn.invars[0].aval.dtype) or _positions_apart(eqn) else "node"
-    if prim in SCANS:
+    if scans_by(prim):
         return "node" if can_be_scanned(eqn) and not dtypes.is_complex(eqn.invars[0].aval.dtype) else "opaque"
     if prim in READERS or prim in POINTS or one_hot(eqn):
         return "node"

@@ -30,16 +30,15 @@ from blufunc.core.ops.gather_scatter import gather_p
 from blufunc.core.ops.shape import iota_p
 from blufunc.core.primitives.kinds import Elementwise
 from blufunc.core.primitives.linear_ops import add_any_p
-from blufunc.kernels.codegen import scalar_ops
 from blufunc.kernels.fusion import iteration_space
 from blufunc.kernels.fusion.classify import READERS, one_hot, one_hot_batch, sort_of
 from blufunc.kernels.fusion.fuse_into_copies import computed_in_copies
 from blufunc.kernels.fusion.iteration_space import (
-    REDUCES,
     Canonical,
     Frame,
     canonical_of,
     common,
+    reduces,
     role_of,
     scans,
     sums_of_long_rows,
@@ -300,13 +299,13 @@ class _Fuser:
         """Whether every reader may repeat a virtual equation; numbers that took long to compute are stored."""
         if moves(eqn) or eqn.prim is iota_p:
             return True
-        cost = scalar_ops.cost(eqn.prim) + sum(self.costs.get(a, 0) for a in eqn.invars if isinstance(a, Var))
+        cost = eqn.prim.cost + sum(self.costs.get(a, 0) for a in eqn.invars if isinstance(a, Var))
         self.costs[eqn.outvars[0]] = cost
         return cost <= NUMBER_COST
 
     def region_of(self, eqn: Eqn) -> Region:
         out = eqn.outvars[0]
-        points = eqn.invars[0] if eqn.prim in REDUCES else out
+        points = eqn.invars[0] if reduces(eqn.prim) else out
         role, frame = role_of(eqn, Frame(points.aval.size)) or ("element", Frame(out.aval.size))
         return Region(frame, [eqn], {out: role}, self.origin(eqn))
 
@@ -389,7 +388,7 @@ class _Fuser:
         if eqn.prim in READERS or one_hot(eqn):
             return not any(self.reads_of(region, a) for a in eqn.invars)
         reads = role
-        if eqn.prim in REDUCES:
+        if reduces(eqn.prim):
             over_rows = role == "total" and eqn.invars[0].aval.size != frame.size
             reads = "row" if over_rows else "element"
         place: Place | None = None

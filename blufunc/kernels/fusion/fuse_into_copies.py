@@ -15,7 +15,6 @@ from blufunc.core.ops.elementwise import copy_p
 from blufunc.core.ops.shape import concatenate_p, pad_p
 from blufunc.core.primitives.kinds import Elementwise
 from blufunc.core.primitives.linear_ops import add_any_p
-from blufunc.kernels.codegen import scalar_ops
 from blufunc.kernels.loopir.access_map import is_widening, moves
 
 _MOST_OPERATIONS = 24
@@ -65,7 +64,7 @@ def _recipes(jaxpr: Jaxpr, stored: Set[Var]) -> dict[Any, _Recipe]:
     """For each variable its recipe, as if readers computed all elementwise operations that are not stored."""
     recipes: dict[Any, _Recipe] = {v: _Recipe(frozenset([v]), 0) for v in jaxpr.invars}
     for e in jaxpr.eqns:
-        own = scalar_ops.cost(e.prim) if _is_elementwise(e) and e.prim is not copy_p else 0
+        own = e.prim.cost if _is_elementwise(e) and e.prim is not copy_p else 0
         if (_is_elementwise(e) or moves(e)) and e.outvars[0] not in stored:
             parts = [recipes[a] for a in e.invars if a.__class__ is not Literal]
             leaves = frozenset[Var]().union(*[p.leaves for p in parts])

@@ -13,36 +13,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from blufunc.core.ir.jaxpr import Eqn
-from blufunc.core.ops.cumulative import cumlogsumexp_p, cummax_p, cummin_p, cumprod_p, cumsum_p
-from blufunc.core.ops.reduce import (
-    argmax_p,
-    argmin_p,
-    reduce_and_p,
-    reduce_max_p,
-    reduce_min_p,
-    reduce_or_p,
-    reduce_prod_p,
-    reduce_xor_p,
-)
-from blufunc.core.primitives.linear_ops import reduce_sum_p
+from blufunc.core.primitives.primitive import Primitive
 from blufunc.kernels.loopir.access_map import Place, source_of
 from blufunc.kernels.loopir.index import Index, Range, flat, of, unflat
 
-REDUCES = {
-    reduce_sum_p: "sum",
-    reduce_prod_p: "prod",
-    reduce_max_p: "max",
-    reduce_min_p: "min",
-    reduce_and_p: "and",
-    reduce_or_p: "or",
-    reduce_xor_p: "xor",
-    argmax_p: "argmax",
-    argmin_p: "argmin",
-}
-"""Reductions, and what LoopIR calls them."""
 
-SCANS = {cumsum_p: "sum", cumprod_p: "prod", cummax_p: "max", cummin_p: "min", cumlogsumexp_p: "logaddexp"}
-"""Cumulative operations, and what LoopIR calls what they combine by."""
+def reduces(prim: Primitive) -> str:
+    """What a reduction combines elements by, as LoopIR calls it; empty for what kernels do not reduce."""
+    return prim.monoid if prim.kind == "reduce" else ""
+
+
+def scans_by(prim: Primitive) -> str:
+    """What a cumulative operation combines elements by; empty for all others."""
+    return prim.monoid if prim.kind == "cumulative" else ""
+
 
 ONE_ROW = 1 << 16
 """Up to as many elements, a reduction of everything is that of one row, whose lanes can meet."""
@@ -94,7 +78,7 @@ def reduction_pattern(shape: Sequence[int], axes: Sequence[int]) -> list[tuple[i
 
 def role_of(eqn: Eqn, frame: Frame) -> tuple[str, Frame] | None:
     """The role of an equation's result in a frame, and the frame with it; None where it has none."""
-    if eqn.prim in REDUCES:
+    if reduces(eqn.prim):
         return _reduction_role(eqn, frame)
     if scans(eqn):
         return _scan_role(eqn, frame)
@@ -108,7 +92,7 @@ def role_of(eqn: Eqn, frame: Frame) -> tuple[str, Frame] | None:
 
 def scans(eqn: Eqn) -> bool:
     """Whether an equation is a cumulative operation that combines anything: of one element alone it is that element."""
-    return eqn.prim in SCANS and scanned_axes(eqn)[1] > 1
+    return scans_by(eqn.prim) and scanned_axes(eqn)[1] > 1
 
 
 def scanned_axes(eqn: Eqn) -> tuple[int, int, int]:
@@ -124,7 +108,7 @@ def can_be_scanned(eqn: Eqn) -> bool:
     """
     outer, n, inner = scanned_axes(eqn)
     if inner == 1:
-        return not _is_few(eqn) or eqn.prim is not cumprod_p
+        return not _is_few(eqn) or scans_by(eqn.prim) != "prod"
     return outer * inner >= _SCANNED_COLUMNS or n * inner <= ONE_ROW
 
 

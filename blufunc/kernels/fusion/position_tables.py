@@ -12,7 +12,6 @@ from typing import Any
 from blufunc.core.ir.jaxpr import Jaxpr, Literal, Var
 from blufunc.core.ops.shape import iota_p
 from blufunc.core.primitives.kinds import Elementwise
-from blufunc.kernels.codegen import scalar_ops
 from blufunc.kernels.loopir.access_map import moves
 
 _WORTH = 16
@@ -31,7 +30,7 @@ def position_tables(jaxpr: Jaxpr) -> set[Var]:
         elif isinstance(e.prim, Elementwise) or moves(e):
             variables = [a for a in e.invars if a.__class__ is not Literal]
             if variables and all(a in operations for a in variables):
-                own = 0 if moves(e) else scalar_ops.cost(e.prim)
+                own = 0 if moves(e) else e.prim.cost
                 operations[e.outvars[0]] = own + sum(operations[a] for a in variables)
     expensive = {v for v, cost in operations.items() if cost > _WORTH}
     if not expensive:

@@ -30,7 +30,6 @@ from blufunc.core.ops.elementwise import (
 )
 from blufunc.core.primitives.kinds import Elementwise
 from blufunc.core.primitives.linear_ops import add_any_p
-from blufunc.kernels.codegen import scalar_ops
 from blufunc.kernels.loopir.access_map import moves
 
 LARGE = 1 << 24
@@ -106,7 +105,7 @@ def _recipe(
     if out.nbytes < LARGE:
         return None
     leaves: set[Var] = set()
-    cost = scalar_ops.cost(eqn.prim)
+    cost = eqn.prim.cost
     for a in eqn.invars:
         x = _moved_from(a, makers)
         if x.__class__ is Literal:

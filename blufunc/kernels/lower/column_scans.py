@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from blufunc.core.ir.jaxpr import Var
-from blufunc.kernels.fusion.iteration_space import REDUCES, scans
+from blufunc.kernels.fusion.iteration_space import reduces, scans
 from blufunc.kernels.loopir.index import Range, flat, of, unflat
 from blufunc.kernels.loopir.ir import Accumulate, Keep, Lanes, Rows, Store, read
 from blufunc.kernels.loopir.launch import Launch
@@ -38,7 +38,7 @@ def scanned_rows(low: Lowering, tile: int) -> Launch:
     grown, sums = [], dict[Var, Keep]()
     for e in region.eqns:
         v = e.outvars[0]
-        if not scans(e) and e.prim not in REDUCES:
+        if not scans(e) and not reduces(e.prim):
             low.at(v, unflat(position, v.aval.shape))
             continue
         value, dtype, op = low.reduced(e, unflat(position, e.invars[0].aval.shape))

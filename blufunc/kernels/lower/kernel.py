@@ -13,8 +13,7 @@ import numpy as np
 
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Var
-from blufunc.kernels.codegen import scalar_ops
-from blufunc.kernels.fusion.iteration_space import REDUCES, SCANS
+from blufunc.kernels.fusion.iteration_space import reduces, scans_by
 from blufunc.kernels.loopir.index import ZERO, Range, of
 from blufunc.kernels.loopir.ir import (
     Buffer,
@@ -60,7 +59,7 @@ class Lowering(Values):
         loops: dict[int, list[Any]] = {}
         for v, (buffer, _) in self.parts.items():
             e = self.producers[v]
-            total = Total(self.names.of(v, e), buffer.dtype, REDUCES[e.prim])
+            total = Total(self.names.of(v, e), buffer.dtype, e.prim.monoid)
             self.totals[v] = total
             loops.setdefault(buffer.size, []).append((total, buffer))
         body: list[Any] = []
@@ -109,7 +108,7 @@ class Lowering(Values):
             if x.op in ("fold", "bits", "result") or is_scanned(x):
                 return True
             if x.op == "apply":
-                cost += scalar_ops.cost(x.attr[0])
+                cost += x.attr[0].cost
         return cost >= _KEEP_COST
 
     # -- putting it together -------------------------------------------------------------------
@@ -139,9 +138,7 @@ class Lowering(Values):
         eqns = self.region.eqns or [self.virtual[v] for v in self.region.outputs]
         functions = [source.function_of(e.source) for e in eqns if e.source is not None]
         where = re.sub(r"\W", "", functions[-1]).strip("_") if functions else ""
-        telling = [
-            e.prim.name for e in eqns if e.prim in REDUCES or e.prim in SCANS or scalar_ops.cost(e.prim) > 1
-        ]
+        telling = [e.prim.name for e in eqns if reduces(e.prim) or scans_by(e.prim) or e.prim.cost > 1]
         telling = list(dict.fromkeys(telling))[:3] or [eqns[-1].prim.name]
         return re.sub(r"\W", "_", "_".join([where, *telling] if where else telling))
 

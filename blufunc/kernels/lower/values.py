@@ -21,7 +21,7 @@ from blufunc.core.primitives.kinds import Elementwise
 from blufunc.core.primitives.linear_ops import add_any_p
 from blufunc.kernels.fusion.classify import RANDOM
 from blufunc.kernels.fusion.fuse import Fusion, Region
-from blufunc.kernels.fusion.iteration_space import REDUCES, SCANS, scans
+from blufunc.kernels.fusion.iteration_space import reduces, scans, scans_by
 from blufunc.kernels.loopir.access_map import Place, moves, source_of
 from blufunc.kernels.loopir.index import Index, Range, flat, of, unflat
 from blufunc.kernels.loopir.ir import (
@@ -114,9 +114,9 @@ class Values:
         if moves(eqn):
             return self.at(eqn.invars[0], source_of(eqn, place))
         prim = eqn.prim
-        if prim in REDUCES:
+        if reduces(prim):
             return self.folded(eqn, place)
-        if prim in SCANS:
+        if scans_by(prim):
             if not scans(eqn):
                 return self.at(eqn.invars[0], place)
             position, value = self.scans[v]
@@ -154,7 +154,7 @@ class Values:
 
     def folded(self, eqn: Eqn, place: Place) -> Value:
         """A reduction done by one lane alone, in order: where it fits no frame."""
-        x, op = eqn.invars[0], REDUCES[eqn.prim]
+        x, op = eqn.invars[0], eqn.prim.monoid
         axes = sorted(eqn.params["axes"])
         shape = x.aval.shape
         over = Range(f"j{len(self.memo)}", math.prod([shape[d] for d in axes]))
@@ -169,7 +169,7 @@ class Values:
 
     def reduced(self, eqn: Eqn, element: Place) -> tuple[Value, np.dtype, str]:
         """What a reduction or a scan takes up at an element, in the dtype in which it adds up."""
-        op = REDUCES.get(eqn.prim) or SCANS[eqn.prim]
+        op = eqn.prim.monoid
         value = self.at(eqn.invars[0], element)
         dtype = value.dtype if op.startswith("arg") else wide_for(eqn.outvars[0].aval.dtype, op)
         return converted(value, dtype), dtype, op

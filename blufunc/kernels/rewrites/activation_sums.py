@@ -19,7 +19,7 @@ from blufunc.core.primitives.linear_ops import reduce_sum, reshape
 from blufunc.core.programs.simplify import Origins
 from blufunc.core.programs.stage import stage
 from blufunc.kernels.backends.cuda.library.gelu_gemm_source import GeluProduct
-from blufunc.kernels.backends.cuda.library.tile_gemm_source import ROWS
+from blufunc.kernels.backends.cuda.library.tile_gemm import ROWS
 from blufunc.kernels.rewrites.activation_epilogue import dot_dgelu_p
 from blufunc.kernels.rewrites.gradient_sums import with_sums_begun
 

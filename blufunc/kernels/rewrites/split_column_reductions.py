@@ -13,8 +13,7 @@ from typing import Any
 from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var
 from blufunc.core.primitives.kinds import Elementwise
 from blufunc.core.programs.simplify import Origins
-from blufunc.kernels.codegen.scalar_ops import cost
-from blufunc.kernels.fusion.iteration_space import REDUCES, Frame, role_of
+from blufunc.kernels.fusion.iteration_space import Frame, reduces, role_of
 from blufunc.kernels.loopir.access_map import moves
 
 
@@ -48,7 +47,7 @@ def _reduces_columns(eqn: Eqn, lanes: int) -> bool:
 
 def _reduction_of(eqn: Eqn) -> tuple[str, int]:
     """The role of a reduction's result, and how many lanes its rows have; no role where it is none."""
-    found = role_of(eqn, Frame(eqn.invars[0].aval.size)) if eqn.prim in REDUCES else None
+    found = role_of(eqn, Frame(eqn.invars[0].aval.size)) if reduces(eqn.prim) else None
     return ("", 0) if found is None else (found[0], found[1].lanes or 0)
 
 
@@ -91,7 +90,7 @@ class _Program:
 
     def _is_cheap(self, v: Atom) -> bool:
         maker = self.makers.get(v)
-        return maker is not None and isinstance(maker.prim, Elementwise) and cost(maker.prim) <= 1
+        return maker is not None and isinstance(maker.prim, Elementwise) and maker.prim.cost <= 1
 
     def _is_array(self, a: Atom) -> bool:
         """Whether an operand is more than one number that is spread."""

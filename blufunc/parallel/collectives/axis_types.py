@@ -12,7 +12,7 @@ ranks share is the sum of what each of them adds. So they must be there before a
 - a function that is differentiated inside of the body is staged and typed before it is (``TypedTrace.typed``).
 
 Literals, and values without derivatives, need no casts. Over each axis operands are joined: V with I or R is V, R with
-I is R. Only what is linear takes U (``linear_operands``): sums of U alone, products of one U with I or R.
+I is R. Only what is linear takes U (``Primitive.linear_in``): sums of U alone, products of one U with I or R.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from blufunc.core.programs.stage import StagedTracer, StageTrace
 from blufunc.parallel.collectives import named
 from blufunc.parallel.collectives import primitives as mesh_ops
 from blufunc.parallel.collectives.axis_casts import Types, invariant, join, unequal_error, unreduced_error
-from blufunc.parallel.collectives.linear_operands import linear_in
 from blufunc.parallel.collectives.typing import CollectiveTyper
 from blufunc.parallel.mesh.mesh import AbstractMesh
 from blufunc.transforms.autodiff.jvp import JVPTracer
@@ -209,7 +208,7 @@ class Typer(CollectiveTyper):
             out = join(letters)
             return [out] * len(letters), out
         unreduced = {k for k, t in enumerate(letters) if t == "U"}
-        terms = next((s for s in linear_in(eqn) if unreduced <= s), None)
+        terms = next((s for s in _linear_in(eqn) if unreduced <= s), None)
         if terms is None:
             raise unreduced_error(eqn, axis, unreduced)
         ins = []
@@ -396,3 +395,8 @@ _RULES: dict[Any, Callable[[Typer, Eqn], None]] = {
     while_p: Typer._while,
     cond_p: Typer._cond,
 }
+
+
+def _linear_in(eqn: Eqn) -> Sequence[frozenset[int]]:
+    """The groups of operands in which an equation is linear together."""
+    return eqn.prim.linear_in([a.aval for a in eqn.invars], [v.aval for v in eqn.outvars], **eqn.params)

@@ -13,6 +13,7 @@ from blufunc import errors
 from blufunc.core.arrays.array import lift
 from blufunc.core.ir import source
 from blufunc.core.primitives.linear_ops import Linear
+from blufunc.core.primitives.sharding import elementwise
 from blufunc.core.pytree import tree
 from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh, current_mesh
 from blufunc.parallel.mesh.sharding import NamedSharding
@@ -23,6 +24,7 @@ class ShardingConstraint(Linear):
     """The operand, laid out by ``spec``; dimensions in ``free`` as propagation finds best."""
 
     name, kind, identity = "sharding_constraint", "elementwise", True
+    linear, shard = (), staticmethod(elementwise)
 
     def impl(self, x, *, spec, mesh, free):
         return x

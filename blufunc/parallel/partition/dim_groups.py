@@ -1,7 +1,6 @@
 """Nodes: what ties the dimensions of values together, so that they are divided alike.
 
-Parallel, stage 3, between ``factors.py`` and ``propagate.py``. Every equation is a node, by the rule of its primitive;
-so is each way of a value into the body of a loop, a branch or a call, and out of it.
+Parallel, stage 3, below ``propagate.py``. Every equation is a node, by the rule of its primitive; so is each way of a value into the body of a loop, a branch or a call, and out of it.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal
+from blufunc.core.primitives.sharding import Dims, Rule
 from blufunc.core.programs import simplify as passes
 from blufunc.parallel.mesh.mesh import AbstractMesh
-from blufunc.parallel.partition.factors import Dims, Rule
 from blufunc.parallel.partition.resharding import Axes, Layout
 from blufunc.transforms.control_flow.cond import cond_p
 from blufunc.transforms.control_flow.scan import scan_p

@@ -1,8 +1,8 @@
 """Operations that are computed otherwise on a share than on the whole: those whose values depend on where a share lies.
 
 Parallel, stage 3, below ``partition.py``. In come the operands of one equation as a device has them, and the layouts
-of its results; operations on shares go into the program that is being traced, and the results come out. ``factors.py``
-says in a rule, by name, which operations these are.
+of its results; operations on shares go into the program that is being traced, and the results come out. A rule
+(``core.primitives.sharding``) says by name which operations these are.
 """
 
 from __future__ import annotations

@@ -74,6 +74,9 @@ def localise(
         None if s is None else _checked(s, v, mesh, f"result {i}")
         for i, (s, v) in enumerate(zip(wanted, jaxpr.outvars, strict=True))
     ]
+    jaxpr = passes.inline_definitions(
+        jaxpr, lambda prim: prim.shard is not None or prim.kind == "elementwise"
+    )
     whole = distinct(passes.simplify(jaxpr))
     _check_constraints(whole, mesh)
     abstract = mesh.abstract

@@ -1,6 +1,6 @@
 """Propagation: from the shardings that are given to those of all values and operations of a program.
 
-Parallel, stage 3, above ``factors.py`` and below ``partition.py``. In comes a global jaxpr whose variables are all
+Parallel, stage 3, below ``partition.py``, by the rules of primitives. In comes a global jaxpr whose variables are all
 distinct, and the layouts of its parameters (and, if given, results); out comes for each variable a layout, and for each
 equation the mesh axes along which its factors are divided.
 
@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, subjaxprs
+from blufunc.core.primitives.sharding import rule_of
 from blufunc.parallel.collectives.shard_map import shard_map_p
 from blufunc.parallel.mesh.constrain import ShardingConstraint
 from blufunc.parallel.mesh.mesh import AbstractMesh, Mesh
@@ -28,7 +29,6 @@ from blufunc.parallel.mesh.spec import PartitionSpec, names_of
 from blufunc.parallel.partition.axis_priority import first
 from blufunc.parallel.partition.dim_groups import Node, body_ties
 from blufunc.parallel.partition.explicit import Explicit
-from blufunc.parallel.partition.factors import rule_of
 from blufunc.parallel.partition.resharding import Axes, Layout
 
 

@@ -15,10 +15,11 @@ from blufunc import errors
 from blufunc.core.arrays.backend import Device
 from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Jaxpr
+from blufunc.kernels.backends.cuda.dispatch import Library
 from blufunc.kernels.backends.cuda.lowered import Draft
 from blufunc.kernels.cost import Cost
 from blufunc.kernels.inspect.program import Memory, Sight
-from blufunc.kernels.rewrites.select_variant import in_kernels
+from blufunc.kernels.rewrites.select_variant import select_variants
 from blufunc.kernels.tables import count, duration, size
 from blufunc.parallel.collectives import primitives
 from blufunc.parallel.collectives.lowering import spell_out
@@ -184,7 +185,9 @@ def plan(
             fix="device=bf.DeviceSpec(flops=800e12, bandwidth=3e12, memory=80e9)",
         )
     by_axis = None if links is None else links_by_axis(links, mesh.axis_names)
-    local = local_program(fun, "plan", mesh, args, {}, lambda jaxpr: in_kernels(jaxpr, _ARCH)[0])
+    local = local_program(
+        fun, "plan", mesh, args, {}, lambda jaxpr: select_variants(jaxpr, Library(_ARCH))[0]
+    )
     assert local is not None  # there is a mesh
     device_of_mesh = Device("cuda", 0, _Drafts())  # type: ignore[arg-type]
     sight = Sight(spell_out(local.jaxpr), local.donated, device_of_mesh, local.budget)

@@ -14,6 +14,7 @@ from blufunc.core.ir import source
 from blufunc.core.ir.jaxpr import Jaxpr, eval_jaxpr
 from blufunc.core.ir.trace import Trace, Tracer, Value, leak_error, new_trace, set_trace, state
 from blufunc.core.primitives.linear_ops import instantiate
+from blufunc.core.primitives.primitive import Primitive, derived
 from blufunc.core.primitives.rule_errors import check_lists, check_tangent, pair_of
 from blufunc.core.primitives.tangents import Zero, zero
 from blufunc.core.programs.stage import stage
@@ -134,3 +135,11 @@ def jvp_jaxpr(
         return stage(fun, avals, jaxpr.name), out_nonzeros
 
     return jaxpr.memoised(("jvp", nonzeros, instantiate_outs), make)
+
+
+def _of_definition(prim: Primitive, primals: Sequence[Any], tangents: Sequence[Any], params: dict) -> tuple:
+    outs, out_tangents = jvp_flat(lambda *xs: prim.lowered(xs, params), primals, tangents)
+    return (outs, out_tangents) if prim.multiple_results else (outs[0], out_tangents[0])
+
+
+derived["jvp"] = _of_definition

@@ -15,9 +15,10 @@ from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr, Literal
 from blufunc.core.primitives import effects
 from blufunc.core.primitives.linear_ops import add_any, instantiate
+from blufunc.core.primitives.primitive import Primitive, derived
 from blufunc.core.primitives.rule_errors import described, misfit, rule_error
-from blufunc.core.primitives.tangents import Accumulator, Zero, zero
-from blufunc.core.programs.stage import stage
+from blufunc.core.primitives.tangents import Accumulator, Zero, is_linear, zero
+from blufunc.core.programs.stage import definition, stage
 
 
 class _Misfit(Exception):
@@ -135,3 +136,14 @@ def transpose_jaxpr(
         return stage(fun, avals, jaxpr.name), out_nonzeros
 
     return jaxpr.memoised(("transpose", linear, ct_nonzeros, wanted), make)
+
+
+def _of_definition(prim: Primitive, ct: Any, args: Sequence[Any], params: dict) -> None:
+    jaxpr = definition(prim, [a.aval for a in args], params)
+    values = [None if is_linear(a) else a for a in args]
+    cotangents = iter(backward_pass(jaxpr, values, ct if prim.multiple_results else [ct]))
+    for a in filter(is_linear, args):
+        a.add(next(cotangents))
+
+
+derived["transpose"] = _of_definition

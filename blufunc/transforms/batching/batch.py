@@ -16,6 +16,7 @@ from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr, eval_jaxpr, named_axes
 from blufunc.core.ir.trace import Trace, Tracer, Value, leak_error, new_trace, set_trace, state
 from blufunc.core.primitives.linear_ops import batched_front
+from blufunc.core.primitives.primitive import Primitive, derived
 from blufunc.core.primitives.rule_errors import check_batch, check_example, check_lists, pair_of
 from blufunc.core.programs.stage import stage
 
@@ -187,3 +188,13 @@ def batch_jaxpr(
         return stage(fun, avals, jaxpr.name), out_batched
 
     return jaxpr.memoised(("batch", axis.size, axis.name, axis.mesh_axes, batched, wanted), make)
+
+
+def _of_definition(
+    prim: Primitive, axis: Axis, args: Sequence[Any], dims: Sequence[int | None], params: dict
+) -> tuple:
+    outs, out_dims = batch_flat(lambda *xs: prim.lowered(xs, params), axis, args, dims)
+    return (outs, out_dims) if prim.multiple_results else (outs[0], out_dims[0])
+
+
+derived["batch"] = _of_definition

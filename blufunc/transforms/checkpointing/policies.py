@@ -19,6 +19,7 @@ from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.primitives.linear_ops import Linear
+from blufunc.core.primitives.sharding import FIRST, one_by_one
 from blufunc.core.pytree import tree
 from blufunc.errors import ArgumentError, ValueRangeError
 from blufunc.transforms.arguments import as_values, check_callable, name_of
@@ -51,6 +52,9 @@ class _Identity(Linear):
     """The operand itself, in an equation that says something about it."""
 
     kind, identity = "movement", True
+    linear, autocast_class = FIRST, "widest"
+
+    shard = staticmethod(one_by_one)
 
     def impl(self, x, **params):
         return x

@@ -52,6 +52,7 @@ class _CustomVJPLinear(Primitive):
 
     impl = unsupported("a custom_vjp function has no forward-mode derivative; use custom_jvp")
     jvp = unsupported("a custom_vjp function has no forward-mode derivative; use custom_jvp")
+    shard = unsupported("it is transposed before anything runs")
 
     def abstract(self, *avals, bwd, n_res, outs, name):
         return list(outs)

@@ -18,7 +18,7 @@ from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Jaxpr
 from blufunc.core.primitives.linear_ops import move_dim
-from blufunc.core.primitives.primitive import Primitive
+from blufunc.core.primitives.primitive import Primitive, unsupported
 from blufunc.core.primitives.tangents import Zero, zero
 from blufunc.core.programs import simplify
 from blufunc.core.programs.stage import stage
@@ -173,6 +173,7 @@ class _CudaKernel(Primitive):
     """A call of a kernel; its rules are those of the reference."""
 
     name, kind, multiple_results, fresh = "cuda_kernel", "kernel", True, True
+    shard = unsupported("it is the user's, and says nothing of its dimensions")
 
     def reference(self, compile, *, kernel: TypedKernel):
         return kernel.on_host(compile)

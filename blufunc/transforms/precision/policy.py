@@ -1,6 +1,7 @@
 """What ``autocast`` computes in which precision: the table.
 
-Transforms, stage 2, read by ``autocast.py``. The table is data. Each primitive is in one class, by name:
+Transforms, stage 2, read by ``autocast.py``. The table is a view of the primitives: each says its class,
+``autocast_class``:
 
 - ``low``: contractions. Operands are cast to the low dtype; products are summed in float32 all the same, and the
   result is rounded to the low dtype, unless the program declared another with ``preferred_element_type``. So are
@@ -30,34 +31,17 @@ import numpy as np
 
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
-from blufunc.core.primitives.primitive import Primitive
+from blufunc.core.primitives.kinds import AUTOCAST
+from blufunc.core.primitives.primitive import Primitive, named
 
-TABLE: dict[str, tuple[str, ...]] = {
-    "low": ("conv_general_dilated", "dot_general"),
-    "widest": (
-        # elementwise
-        "abs", "add", "add_any", "ceil", "clamp", "copy", "div", "erf", "floor", "logistic", "max", "min", "mul",
-        "neg", "rem", "round", "select", "sign", "sin", "cos", "stop_gradient", "tanh", "trunc",
-        "eq", "ge", "gt", "is_finite", "le", "lt", "ne",
-        # movement
-        "broadcast_in_dim", "concatenate", "dynamic_slice", "dynamic_update_slice", "gather", "name", "offload", "pad",
-        "pick_along", "place_along", "reshape", "rev", "scatter", "slice", "top_k", "transpose",
-        # selections are exact
-        "argmax", "argmin", "cummax", "cummin", "reduce_max", "reduce_min", "reduce_window_max",
-        "reduce_window_min",
-    ),
-    "float32": (
-        "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "cosh", "erf_inv", "erfc", "exp", "exp2",
-        "expm1", "integer_pow", "log", "log1p", "pow", "rsqrt", "sinh", "sqrt", "square", "sub",
-        "tan",
-        "cumlogsumexp", "cumprod", "cumsum", "reduce_prod", "reduce_sum", "reduce_window_sum",
-        "scatter_add", "scatter_mul",
-    ),
-    "exact": ("linear_solve",),
-}  # fmt: skip
-"""The class of each primitive, by name."""
 
-_CLASSES = {name: cls for cls, names in TABLE.items() for name in names}
+def table() -> dict[str, tuple[str, ...]]:
+    """The names of the primitives of each class: a view of ``autocast_class`` of all that there are."""
+    classes: dict[str, list[str]] = {cls: [] for cls in AUTOCAST}
+    for name, prim in sorted(named.items()):
+        if prim.autocast_class is not None:
+            classes[prim.autocast_class].append(name)
+    return {cls: tuple(names) for cls, names in classes.items()}
 
 
 @dataclass(frozen=True)
@@ -69,12 +53,16 @@ class Policy:
 
     def class_of(self, prim: Primitive) -> str | None:
         """The class of a primitive; None: as traced."""
-        return dict(self.changes).get(prim.name) or _CLASSES.get(prim.name)
+        return dict(self.changes).get(prim.name) or prim.autocast_class
 
     def table(self) -> dict[str, tuple[str, ...]]:
         """The table as it is for this policy."""
-        classes = {**_CLASSES, **dict(self.changes)}
-        return {cls: tuple(sorted(n for n, c in classes.items() if c == cls)) for cls in TABLE}
+        changed, plain = dict(self.changes), table()
+        own = {cls: [n for n in names if n not in changed] for cls, names in plain.items()}
+        return {
+            cls: tuple(sorted((*names, *[n for n in changed if changed[n] == cls])))
+            for cls, names in own.items()
+        }
 
 
 def make_policy(dtype: Any, float32: Any = (), low: Any = ()) -> Policy:
@@ -122,7 +110,7 @@ def _names(prims: Any, option: str) -> set[str]:
                 where=source.here(),
                 fix=f"{option}=('add', lax.tanh_p)",
             )
-        if isinstance(p, str) and p not in _CLASSES:
+        if isinstance(p, str) and not any(p in names for names in table().values()):
             raise errors.ValueRangeError(
                 f"autocast: {option}= names {p!r}, which is not in the table.",
                 where=source.here(),

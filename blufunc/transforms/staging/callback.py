@@ -189,6 +189,7 @@ class _PureCallback(_Callback):
         "custom_vjp, or call it on lax.stop_gradient of its arguments"
     )
     transpose = unsupported("it calls Python, of which nobody knows whether it is linear")
+    shard = unsupported("the user's function is of whole values")
 
     def batch(self, axis, args, dims, *, callback, vmap_method):
         if vmap_method is None:
@@ -272,6 +273,7 @@ class _IOCallback(_Callback):
         "makes the call a derivative of its own with custom_jvp"
     )
     transpose = unsupported("what it does cannot be done backwards")
+    shard = unsupported("the user's function is of whole values")
 
     def effects_of(self, params):
         return frozenset({effects.ORDERED_IO if params["ordered"] else effects.IO})
@@ -326,6 +328,7 @@ class _DebugCallback(_Callback):
     """A function of Python that reports values: without results, and without a part in derivatives."""
 
     name = "debug_callback"
+    shard = unsupported("the user's function is of whole values")
 
     def effects_of(self, params):
         return frozenset({effects.ORDERED_DEBUG if params["ordered"] else effects.DEBUG})

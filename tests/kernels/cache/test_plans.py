@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -412,6 +413,13 @@ def test_a_process_begins_before_it_imports():
         assert before <= blufunc._began.BEGAN <= time.time()
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True)
+
+
+def test_sources_in_c_and_cuda_are_in_the_key():
+    """A kernel is compiled from its files; a plan keeps what was rendered with them."""
+    root = str(Path(plan_store.__file__).parents[2])
+    found = {path.removeprefix(root).rpartition(".")[2] for path in files(root)}
+    assert {"py", "cuh"} <= found
 
 
 def test_hidden_files_are_no_sources(tmp_path):

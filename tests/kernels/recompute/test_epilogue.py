@@ -17,7 +17,7 @@ from blufunc.core.primitives.primitive import Primitive
 from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cuda import program as cuda_program
 from blufunc.kernels.backends.cuda.library import gelu_gemm
-from blufunc.kernels.backends.cuda.library.tile_gemm_source import COLUMNS, ROWS
+from blufunc.kernels.backends.cuda.library.tile_gemm import COLUMNS, ROWS
 from blufunc.kernels.recompute.epilogue import (
     of_argument,
     result_of,

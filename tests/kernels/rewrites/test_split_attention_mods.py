@@ -10,8 +10,8 @@ from blufunc.kernels.backends.cuda.library import mma_source
 from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_attention
 from blufunc.kernels.backends.cuda.library.attention.kernels import Shape
 from blufunc.kernels.backends.cuda.library.attention.mods import code_of, lists
-from blufunc.kernels.backends.cuda.render.prelude import with_prelude
 from blufunc.kernels.codegen import scalar_ops
+from blufunc.kernels.codegen.prelude import DEVICE
 from blufunc.nn import attention_call
 from blufunc.nn.attention_mods import traced
 from tests.emulation.cuda_machines import needs_nvrtc
@@ -125,7 +125,7 @@ def test_compiles(features, arch):
     *_, code = given("soft cap")
     for kernel in KERNELS:
         tiling = kernel.tiling(features, arch, code, 2)
-        text = with_prelude(cuda_attention.source(kernel, F16, features, True, tiling, code, 2))
+        text = DEVICE.with_prelude(cuda_attention.source(kernel, F16, features, True, tiling, code, 2))
         binary = nvrtc.build(text, arch, kernel.entry)
         assert binary.resources()[kernel.entry].spill_stores <= (32 if features <= 64 else 240)
         assert "serialized" not in binary.log

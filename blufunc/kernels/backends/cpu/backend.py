@@ -21,6 +21,7 @@ from blufunc.core.ir.jaxpr import Jaxpr
 from blufunc.core.primitives.effects import calls_back, eqn_calls_back
 from blufunc.core.primitives.rule_errors import check_values
 from blufunc.core.programs.alternatives import chosen
+from blufunc.core.programs.simplify import inline_definitions
 from blufunc.kernels.backends.cpu import program as host_program
 from blufunc.kernels.backends.cpu.lowered import Draft
 from blufunc.kernels.backends.cpu.program import HostProgram
@@ -70,7 +71,7 @@ class NumpyBackend:
         self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None
     ) -> Program | HostProgram:
         """A program over buffers: compiled loops where they gain, or a budget asks for them, NumPy calls otherwise."""
-        jaxpr = self.chosen(jaxpr)
+        jaxpr = inline_definitions(self.chosen(jaxpr))
         program = host_program.compile_program(jaxpr, donated, budget)
         if program is None:
             program = (CallingProgram if calls_back(jaxpr) else Program)(jaxpr, donated)
@@ -80,7 +81,7 @@ class NumpyBackend:
 
     def draft(self, jaxpr: Jaxpr, donated: Sequence[bool], budget: int | None = None) -> Draft:
         """What ``compile`` would make, before anything is compiled."""
-        return Draft(self.chosen(jaxpr), donated, budget)
+        return Draft(inline_definitions(self.chosen(jaxpr)), donated, budget)
 
     def chosen(self, jaxpr: Jaxpr) -> Jaxpr:
         """As it was written: no operation has a kernel here that its definition has not."""

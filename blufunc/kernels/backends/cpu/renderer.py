@@ -20,7 +20,6 @@ from typing import Any
 from blufunc.core.ir import dtypes
 from blufunc.kernels.backends.cpu.lockstep import uniform_branch, with_sides
 from blufunc.kernels.backends.cpu.loop_splitting import split_innermost
-from blufunc.kernels.backends.cpu.prelude import with_prelude
 from blufunc.kernels.backends.cpu.scans import Scans
 from blufunc.kernels.codegen import scalar_ops
 from blufunc.kernels.codegen.c_renderer import (
@@ -32,6 +31,7 @@ from blufunc.kernels.codegen.c_renderer import (
     update,
     written_in,
 )
+from blufunc.kernels.codegen.prelude import HOST
 from blufunc.kernels.codegen.scalar_ops import bare, grouped
 from blufunc.kernels.codegen.use_counts import Survey
 from blufunc.kernels.loopir.index import Range, of
@@ -491,7 +491,7 @@ def _body_work(v: Value) -> int:
 def _cost(v: Value) -> int:
     if v.op == "bits":
         return 80  # 20 rounds of the cipher
-    return scalar_ops.cost(v.attr[0]) if v.op == "apply" else int(v.op == "load")
+    return v.attr[0].cost if v.op == "apply" else int(v.op == "load")
 
 
 # -- sources ---------------------------------------------------------------------------------------
@@ -511,4 +511,4 @@ def render_many(kernels: Sequence[Kernel]) -> str:
     functions = "\n".join(writer.render() for writer in writers)
     reductions = sorted(set[str]().union(*[writer.reductions for writer in writers]))
     scratch = [SCRATCH] if any(writer.uses_scratch for writer in writers) else []
-    return with_prelude("\n".join([*scratch, *reductions, functions]))
+    return HOST.with_prelude("\n".join([*scratch, *reductions, functions]))

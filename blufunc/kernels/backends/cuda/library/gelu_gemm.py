@@ -19,6 +19,7 @@ from blufunc.kernels.backends.cuda.driver.tensor_map import BYTES, Mapped
 from blufunc.kernels.backends.cuda.executor import Executor, Operand, Work
 from blufunc.kernels.backends.cuda.library import gelu_gemm_source
 from blufunc.kernels.backends.cuda.library.gelu_gemm_source import ENTRY, GeluProduct
+from blufunc.kernels.backends.cuda.library.library_kernel import LibraryKernel
 from blufunc.kernels.backends.cuda.library.tile_gemm import Results, by_rows_of, factors_of
 from blufunc.kernels.recompute.epilogue import result_of
 from blufunc.kernels.rewrites.activation_epilogue import WITH_ACTIVATION, dot_bias_gelu_p, dot_dgelu_p
@@ -62,10 +63,17 @@ def _further(eqn: Eqn) -> list[str]:
     return ["again" if v is again else "sums" for v in eqn.outvars[1:]]
 
 
-def text(step: OpaqueStep, product: GeluProduct) -> modules.Text:
-    """The source of the kernel that a step will ask for, and its name."""
-    contracts, _ = step.eqn.params["dimension_numbers"]
-    return _text(replace(product, by_rows=by_rows_of(step, 1, contracts[1])))
+class GeluGemm(LibraryKernel):
+    def matches(self, eqn: Eqn) -> bool:
+        return kernel_of(eqn, "sm_90a") is not None
+
+    def sources(self, step: OpaqueStep, arch: str) -> list[modules.Text]:
+        product = kernel_of(step.eqn, "sm_90a")
+        contracts, _ = step.eqn.params["dimension_numbers"]
+        return [_text(replace(product, by_rows=by_rows_of(step, 1, contracts[1])))]
+
+    def bind(self, executor, step, operands, compile):
+        return work(executor, step, operands, kernel_of(step.eqn, "sm_90a"))
 
 
 @functools.lru_cache(256)

@@ -4,7 +4,7 @@ Kernels, stage 6, below ``backends/cuda/library/attention/forward_source`` and
 ``backends/cuda/library/attention/backward_source``. Two layers. ``INSTRUCTIONS`` wraps single PTX instructions of sm_80
 and later: copies to shared memory that a thread need not wait for, loads of fragments, and the product of 16 x 16 and
 16 x 8 elements into float32 sums. ``TILES`` is C++ on top of it: tiles of rows of FEATURES elements in shared memory,
-and products of fragments with such tiles. ``split_gemm`` and ``tile_gemm_source`` have tiles of their own, and take
+and products of fragments with such tiles. ``split_gemm`` and ``tile_gemm`` have tiles of their own, and take
 only instructions (``shared_instructions``).
 
 A warp holds a matrix in **fragments**. Of 16 x 8 sums, lane ``l`` has ``[0], [1]`` in row ``l / 4``, columns

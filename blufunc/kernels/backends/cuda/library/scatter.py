@@ -9,12 +9,13 @@ the integer atomics only count. Nothing waits for the host, so that a graph can 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from blufunc.core.ir import dtypes
+from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Eqn
 from blufunc.core.ops.gather_scatter import (
     scatter_add_p,
@@ -23,9 +24,13 @@ from blufunc.core.ops.gather_scatter import (
     scatter_mul_p,
     scatter_p,
 )
+from blufunc.core.ops.windows import GatherScatterMode
 from blufunc.kernels.backends.cuda.driver import driver, modules
-from blufunc.kernels.backends.cuda.render.prelude import with_prelude
+from blufunc.kernels.backends.cuda.executor import Executor, Operand, Work
+from blufunc.kernels.backends.cuda.library.library_kernel import Compile, LibraryKernel
 from blufunc.kernels.codegen import scalar_ops
+from blufunc.kernels.codegen.prelude import DEVICE
+from blufunc.kernels.schedule import OpaqueStep
 
 _NAMES = ("count", "begin", "gather", "rank", "partial", "combine")
 
@@ -266,6 +271,44 @@ _WAYS = {
 }
 
 
+class RowScatter(LibraryKernel):
+    """Updates of whole rows, combined in their order."""
+
+    def matches(self, eqn: Eqn) -> bool:
+        return rows_of(eqn) is not None
+
+    def sources(self, step: OpaqueStep, arch: str) -> list[modules.Text]:
+        how, width = rows_of(step.eqn)  # type: ignore[misc]
+        x, indices, _ = (a.aval for a in step.eqn.invars)
+        return [text(how, x.dtype, indices.dtype, width, _clips(step.eqn))]
+
+    def bind(
+        self, executor: Executor, step: OpaqueStep, operands: Sequence[Operand], compile: Compile
+    ) -> Work:
+        eqn = step.eqn
+        how, width = rows_of(eqn)  # type: ignore[misc]
+        x, indices, _ = (a.aval for a in eqn.invars)
+        own = lambda shape, dtype: executor.own(ShapedArray(shape, dtype), "the order of a scatter")
+        scatter = Scatter(
+            how, x.dtype, indices.dtype, indices.size, x.shape[0], width, executor.device, own, _clips(eqn)
+        )
+        (result,) = step.results
+        assert result is not None
+        place = executor.roots.place(result)
+
+        def run(executor: Executor) -> None:
+            given = [o.buffer(executor) for o in operands]  # copies live until they have been read
+            x, rows, updates = (b.ptr for b in given)
+            scatter(x, rows, updates, executor.address(place), executor.work_stream())
+
+        return Work(run, eqn.prim.name, step, anywhere=lambda: all(o.in_place for o in operands))
+
+
+def _clips(eqn: Eqn) -> bool:
+    """Whether an index out of range means the nearest row."""
+    return eqn.params["mode"] is GatherScatterMode.CLIP
+
+
 def scatter(x: Any, rows: Any, updates: Any, how: str, dtype: np.dtype, library: Any, device: int) -> Any:
     """``x`` (height, width) with the ``updates`` (n, width) combined into ``rows`` (n), in their order.
 
@@ -320,7 +363,7 @@ def source(how: str, dtype: np.dtype, index: str, vector: int, clip: bool) -> st
         combined=_COMBINE[how].replace("acc", "acc_v"),
         stored=scalar_ops.stored("acc[v]", dtype),
     )
-    return with_prelude(text)
+    return DEVICE.with_prelude(text)
 
 
 @functools.lru_cache(256)

@@ -1,7 +1,26 @@
-"""``linear_softmax`` by Hopper's own kernel: which of them, and as steps of a program.
+"""``linear_softmax`` by a kernel for Hopper: a GEMM and the softmax of its rows, whose logits are never in memory.
 
-Kernels, stages 5 and 8, above ``softmax_gemm_source``, which has the text. The operation is that of
-``nn/vocabulary_loss_call.py``: what has no kernel here is computed in the plain form there.
+Kernels, stages 5, 6 and 8, above ``tile_gemm``, with the source of ``include/softmax_gemm.cuh``. The operation is that
+of ``nn/vocabulary_loss_call.py``: what has no kernel here is computed in the plain form there. In: its equations, then
+its steps. Out: sources, and steps that are ready to run.
+
+Of logits ``t``, a matmul rounded to bfloat16, and a class for each row, the results are
+
+    slopes   exp(t - shift), and at the class of the row minus the sum of the others': the gradient of the row's
+             cross-entropy with respect to its logits, but for
+    factors  1 / (the sum of all exponentials of the row), and
+    losses   that cross-entropy
+
+A softmax has to know the largest logit of a row before the first exponential. Any number does that is not too far from
+it, as bfloat16 has the range of float32: ``near``, the logit of the row's class as it was found in another way. A row
+with a logit ``FAR`` or more above that, whose cross-entropy is as large, is computed once more, with the largest
+itself; so is one whose class's logit was rounded to ``BELOW`` less. Rows that do not count are not. So there are four
+launches, of which the last two mostly find nothing to do:
+
+    product  exponentials by ``near``, and for each row and tile their sum and the largest logit
+    settle   adds up, says which rows were too far off, and puts minus the sum at the class of each row
+    product  bands of rows in which one was
+    settle   likewise
 """
 
 from __future__ import annotations
@@ -9,63 +28,115 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 from blufunc.core.ir import dtypes
-from blufunc.core.ir.jaxpr import Eqn
+from blufunc.core.ir.jaxpr import DropVar, Eqn
 from blufunc.kernels.backends.cuda.driver import driver, modules
 from blufunc.kernels.backends.cuda.driver.tensor_map import BYTES, Mapped
 from blufunc.kernels.backends.cuda.executor import Executor, Operand, Work
-from blufunc.kernels.backends.cuda.library.softmax_gemm_source import (
-    ENTRY,
-    NAME,
-    SETTLE,
-    SoftmaxProduct,
-    source,
+from blufunc.kernels.backends.cuda.library import tile_gemm
+from blufunc.kernels.backends.cuda.library.library_kernel import Compile, LibraryKernel
+from blufunc.kernels.backends.cuda.library.tile_gemm import (
+    ROWS,
+    TERMS,
+    VECTOR,
+    Results,
+    TileGemm,
+    by_rows_of,
+    factors_of,
 )
-from blufunc.kernels.backends.cuda.library.tile_gemm import Results, by_rows_of, factors_of
-from blufunc.kernels.backends.cuda.library.tile_gemm_source import TERMS, VECTOR
+from blufunc.kernels.codegen import source_files
+from blufunc.kernels.ops.linear_softmax import BELOW, FAR, NAME
 from blufunc.kernels.schedule import OpaqueStep
 
+_FILE = "backends/cuda/include/softmax_gemm.cuh"
 
-def is_softmax(eqn: Eqn) -> bool:
-    """Whether an equation is the operation."""
-    return eqn.prim.name == NAME and eqn.prim.kind == "call"
+ENTRY, SETTLE = "softmax_gemm", "softmax_settle"
 
-
-def why_not(eqn: Eqn, arch: str) -> str | None:
-    """Why there is no kernel for the operation on an architecture as ``sm_90a``; None if there is one."""
-    if arch != "sm_90a":
-        return "there are kernels for Hopper only"
-    x, weight = (a.aval for a in eqn.invars[:2])
-    if any(a.dtype != dtypes.bfloat16 for a in (x, weight)):
-        return f"there are kernels for bfloat16 only, and x is {x.dtype}"
-    product = _product(eqn)
-    of = (("tokens", product.m, product.band), ("classes", product.n, VECTOR), ("features", product.k, TERMS))
-    return next(
-        (f"{n} {what} are no multiple of {least}" for what, n, least in of if not n or n % least), None
-    )
+_SHARES = 4
 
 
-def scratch_bytes(eqn: Eqn) -> int:
-    """What a step works in."""
-    return 4 * sum(_product(eqn).scratch)
+@dataclass(frozen=True)
+class SoftmaxGemm(TileGemm):
+    """Sizes: (rows m, features k) by (k, classes n)."""
+
+    raster_bands: ClassVar[int] = 16
+
+    @property
+    def band(self) -> int:
+        """The rows of a cluster."""
+        return ROWS * self.cluster
+
+    @property
+    def settlers(self) -> int:
+        """The threads of a block of ``settle``."""
+        return _SHARES * self.band
+
+    @property
+    def scratch(self) -> tuple[int, int, int, int, int]:
+        """Numbers of 4 bytes that sums of tiles, their largest logits, logits of classes, shifts and flags take."""
+        return (of_tiles := self.columns * self.m), of_tiles, self.m, self.m, self.bands
 
 
-def _product(eqn: Eqn) -> SoftmaxProduct:
+def source(p: SoftmaxGemm) -> str:
+    """The complete CUDA C++ of one GEMM: two kernels."""
+    epilogue = source_files.source(_FILE)
+    return tile_gemm.source(p, epilogue, FAR=FAR, BELOW=BELOW, SHARES=_SHARES)
+
+
+class LinearSoftmax(LibraryKernel):
+    """``linear_softmax`` by one kernel: a GEMM whose rows' softmax statistics its epilogue accumulates."""
+
+    composite = True
+
+    def matches(self, eqn: Eqn) -> bool:
+        return eqn.prim.name == NAME and eqn.prim.kind == "call"
+
+    def why_not(self, eqn: Eqn, arch: str) -> str | None:
+        if eqn.outvars[0].__class__ is DropVar:
+            return "its gradients are not read: losses alone are a GEMM and a kernel"
+        if arch != "sm_90a":
+            return "there are kernels for Hopper only"
+        x, weight = (a.aval for a in eqn.invars[:2])
+        if any(a.dtype != dtypes.bfloat16 for a in (x, weight)):
+            return f"there are kernels for bfloat16 only, and x is {x.dtype}"
+        product = _product(eqn)
+        of = (
+            ("tokens", product.m, product.band),
+            ("classes", product.n, VECTOR),
+            ("features", product.k, TERMS),
+        )
+        return next(
+            (f"{n} {what} are no multiple of {least}" for what, n, least in of if not n or n % least), None
+        )
+
+    def note(self, line: str, reason: str | None) -> str | None:
+        if reason is None:
+            return None
+        return f"a chunk of linear_cross_entropy at {line} reads its logits for their softmax: {reason}"
+
+    def scratch_bytes(self, eqn: Eqn, arch: str) -> int:
+        return 4 * sum(_product(eqn).scratch)
+
+    def sources(self, step: OpaqueStep, arch: str) -> list[modules.Text]:
+        features = step.eqn.params["features"]
+        return [_text(replace(_product(step.eqn), by_rows=by_rows_of(step, 1, (features,))))]
+
+    def bind(
+        self, executor: Executor, step: OpaqueStep, operands: Sequence[Operand], compile: Compile
+    ) -> Work:
+        return _work(executor, step, operands)
+
+
+def _product(eqn: Eqn) -> SoftmaxGemm:
     (m, k), weight, features = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape, eqn.params["features"]
-    return SoftmaxProduct(m, weight[1 - features], k, by_rows=features == 1)
-
-
-def text(step: OpaqueStep) -> modules.Text:
-    """The source of the kernels that a step will ask for, and their name."""
-    features = step.eqn.params["features"]
-    return _text(replace(_product(step.eqn), by_rows=by_rows_of(step, 1, (features,))))
+    return SoftmaxGemm(m, weight[1 - features], k, by_rows=features == 1)
 
 
 @functools.lru_cache(64)
-def _text(product: SoftmaxProduct) -> modules.Text:
+def _text(product: SoftmaxGemm) -> modules.Text:
     return source(product), ENTRY
 
 
@@ -76,7 +147,7 @@ class Kernel:
       rows: of both factors, how many elements apart their rows are (of the right one, if not ``by_rows``: its terms).
     """
 
-    def __init__(self, product: SoftmaxProduct, rows: Sequence[int], device: int):
+    def __init__(self, product: SoftmaxGemm, rows: Sequence[int], device: int):
         text, entry = _text(product)
         module = modules.module(text, device, entry)
         grid = product.grid(driver.properties(device).sm_count)
@@ -101,7 +172,7 @@ class Kernel:
         Args:
           factors, given, results: addresses, of x and the weight, of classes, live and near, and of slopes, losses
             and factors.
-          scratch: addresses of what ``SoftmaxProduct.scratch`` names.
+          scratch: addresses of what ``SoftmaxGemm.scratch`` names.
         """
         classes, live, near = given
         slopes, losses, scales = results
@@ -122,8 +193,7 @@ def _call(launch: driver.Launch, first: int, addresses: Sequence[int], stream: A
     launch(stream.ptr)
 
 
-def work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Work:
-    """The step, ready to run."""
+def _work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> Work:
     product, features = _product(step.eqn), step.eqn.params["features"]
     left, right = factors_of(operands[:2], ((1,), (features,)), product.k)
     product = replace(product, by_rows=right.by_rows)

@@ -1,6 +1,8 @@
-"""What products with active warps have in common as steps of a program: factors where they lie.
+"""A warp-specialized GEMM for Hopper with an overlapped epilogue: sizes, source, and operands read in place.
 
-Kernels, stages 5 and 8, above ``tile_gemm_source``, below ``gelu_gemm`` and ``softmax_gemm``.
+Kernels, stages 6 and 8, above ``include/tile_gemm.cuh``, below ``gelu_gemm`` and ``softmax_gemm``, which bring their
+epilogues. In: the sizes of a GEMM and the source of an epilogue, or the operands of a step. Out: CUDA C++, and the
+addresses of operands and results.
 """
 
 from __future__ import annotations
@@ -8,12 +10,111 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 from blufunc.core.ir.jaxpr import Literal
 from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
+from blufunc.kernels.backends.cuda.driver.tensor_map import Box
 from blufunc.kernels.backends.cuda.executor import Executor, Operand, Strided, strided
-from blufunc.kernels.backends.cuda.library.tile_gemm_source import VECTOR
+from blufunc.kernels.backends.cuda.library import mma_source, tma_source
+from blufunc.kernels.codegen import source_files
+from blufunc.kernels.codegen.source_files import Constant
 from blufunc.kernels.schedule import OpaqueStep
+
+FILE = "backends/cuda/include/tile_gemm.cuh"
+
+ROWS, COLUMNS = 128, 192
+"""Of a tile. Accumulators of more columns leave no registers for the epilogue warps."""
+
+EPILOGUE_WARPS = 7
+
+VECTOR = 8
+"""Rows of operands and results begin at multiples of so many elements: 16 bytes."""
+
+TERMS = 64
+"""Of a stage."""
+
+_STAGES = 4
+
+
+@dataclass(frozen=True)
+class TileGemm:
+    """Sizes: (m, k) by (k, n).
+
+    Attributes:
+      by_rows: whether the terms of the right operand are contiguous, not its columns.
+      cluster: blocks that share columns.
+    """
+
+    m: int
+    n: int
+    k: int
+    by_rows: bool
+    cluster: int = 2
+
+    threads: ClassVar[int] = 512
+    epilogue_bytes: ClassVar[int] = 0
+    """Shared memory of the epilogue warps' own, after the barriers."""
+    raster_bands: ClassVar[int] = 1
+    """Tiles of a cluster below each other that are computed before the next column: what they read of the right
+    operand is in L2 then, which may not hold all of it."""
+
+    @property
+    def bands(self) -> int:
+        """Tiles of a cluster below each other."""
+        return self.m // (ROWS * self.cluster)
+
+    @property
+    def columns(self) -> int:
+        """Tiles side by side; the last may be cut off."""
+        return -(-self.n // COLUMNS)
+
+    @property
+    def whole(self) -> bool:
+        """Whether rows are those of whole tiles, and terms those of whole stages."""
+        return self.k > 0 and not (self.m % (ROWS * self.cluster) or self.k % TERMS)
+
+    def grid(self, sms: int) -> int:
+        """Blocks on a device: a cluster for each tile of one; with fewer SMs, each has several."""
+        return self.cluster * min(sms // self.cluster, self.bands * self.columns)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Of a block: stages, a tile whose rows begin in different banks, barriers, and the epilogue's own."""
+        tile = ROWS * (2 * COLUMNS + 16)
+        return _STAGES * (ROWS + COLUMNS) * 2 * TERMS + tile + 8 * (2 * _STAGES + 2) + self.epilogue_bytes
+
+    def boxes(self, row: int, other_row: int) -> tuple[Box, Box]:
+        """What one copy takes of each operand, whose rows (of the right one: or terms) are so many bytes apart."""
+        left = Box((self.k, 1, self.m, 1), (row,) * 3, (TERMS, 1, ROWS, 1))
+        (size, rows), part = ((self.k, self.n), COLUMNS) if self.by_rows else ((self.n, self.k), TERMS)
+        return left, Box((size, 1, rows, 1), (other_row,) * 3, (64, 1, part // self.cluster, 1))
+
+
+def instructions(p: TileGemm) -> str:
+    """The part of the source that is PTX, which tests replace on the host."""
+    return (
+        mma_source.shared_instructions("bfloat16", COLUMNS, (False, not p.by_rows))
+        + tma_source.INSTRUCTIONS
+        + source_files.source(FILE, "instructions")
+    )
+
+
+def source(p: TileGemm, epilogue: str, **constants: Constant) -> str:
+    """The complete CUDA C++ of one GEMM.
+
+    Args:
+      epilogue: source of a structure derived from ``EpilogueHooks``, and of the kernel, which calls ``tile_gemm(a, b,
+        epilogue)`` with its first two parameters, the maps of ``p.boxes``.
+      constants: what the epilogue reads besides.
+    """
+    sizes = source_files.declared(
+        M=p.m, N=p.n, K=p.k, ROWS=ROWS, COLUMNS=COLUMNS, TERMS=TERMS, STAGES=_STAGES,
+        EPILOGUE_WARPS=EPILOGUE_WARPS, THREADS=p.threads, CLUSTER=p.cluster, BANDS=p.raster_bands,
+        BY_ROWS=p.by_rows, **constants,
+    )  # fmt: skip
+    return sizes + instructions(p) + source_files.source(FILE, "gemm") + epilogue
 
 
 def by_rows_of(step: OpaqueStep, n: int, contract: Sequence[int]) -> bool:

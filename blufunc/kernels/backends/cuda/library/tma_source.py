@@ -1,7 +1,7 @@
 """A thread that copies for its block, and groups of warps that read: text that kernels for Hopper stand on.
 
 Kernels, stage 6, below ``backends/cuda/library/attention/sm90_source``,
-``backends/cuda/library/attention/fused_backward_sm90``, ``split_gemm`` and ``tile_gemm_source``. ``INSTRUCTIONS`` wraps
+``backends/cuda/library/attention/fused_backward_sm90``, ``split_gemm`` and ``tile_gemm``. ``INSTRUCTIONS`` wraps
 single PTX instructions: barriers in shared memory (mbarrier), on which copies may arrive by themselves, copies of boxes
 of a tensor that a barrier counts the bytes of (TMA), sums in memory that one thread adds to, barriers of some of a
 block's threads, and registers that one group of warps leaves to another. ``RINGS`` is C++ on top of it: buffers in

@@ -20,7 +20,7 @@ from blufunc.kernels.codegen.c_renderer import CStyle
 from blufunc.kernels.codegen.scopes import Scope, indented
 from blufunc.kernels.fusion.classify import sort_of
 from blufunc.kernels.fusion.fuse import Fusion, Region
-from blufunc.kernels.fusion.iteration_space import REDUCES, SCANS, Frame
+from blufunc.kernels.fusion.iteration_space import Frame, reduces, scans_by
 from blufunc.kernels.loopir.access_map import Place
 from blufunc.kernels.loopir.index import ZERO, Range, of
 from blufunc.kernels.loopir.ir import Buffer, Kernel, Store, Value, load, number
@@ -42,9 +42,9 @@ def why_not(jaxpr: Jaxpr) -> str | None:
         if dtypes.is_key(v.aval.dtype) or dtypes.is_complex(v.aval.dtype):
             return f"it reads an array of {v.aval.dtype}"
     for eqn in jaxpr.eqns:
-        if sort_of(eqn) == "opaque" or eqn.prim in SCANS or eqn.prim in POINTS or eqn.prim is scatter_add_p:
+        if sort_of(eqn) == "opaque" or scans_by(eqn.prim) or eqn.prim in POINTS or eqn.prim is scatter_add_p:
             return f"{eqn.prim.name} has no scalar code"
-        if eqn.prim in REDUCES and eqn.invars[0].aval.size > 1:
+        if reduces(eqn.prim) and eqn.invars[0].aval.size > 1:
             return f"{eqn.prim.name} would go over an array for each number"
     return None
 

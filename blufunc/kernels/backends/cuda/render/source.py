@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from blufunc.kernels.backends.cuda.render import prelude as cuda_prelude
 from blufunc.kernels.backends.cuda.render.column_scans import ColumnScanRenderer
 from blufunc.kernels.backends.cuda.render.grouped import GroupRenderer
 from blufunc.kernels.backends.cuda.render.kernel import KernelRenderer
@@ -17,6 +16,7 @@ from blufunc.kernels.backends.cuda.render.transpose import TransposeRenderer
 from blufunc.kernels.backends.cuda.render.writer import CudaWriter
 from blufunc.kernels.backends.cuda.schedule.online_reductions import ONLINE
 from blufunc.kernels.backends.cuda.schedule.scheduled_kernel import Kind, ScheduledKernel
+from blufunc.kernels.codegen.prelude import DEVICE
 
 RENDERERS: dict[Kind, type[CudaWriter]] = {
     "points": KernelRenderer,
@@ -98,4 +98,4 @@ def source_of(scheduled: Sequence[ScheduledKernel]) -> str:
     dynamic = [_DYNAMIC] if any(s.shared_bytes for s in scheduled) else []
     text = "\n".join([*dynamic, *map(function_of, scheduled)])
     parts = [part for mark, part in _PARTS.items() if mark in text]
-    return cuda_prelude.with_prelude("".join([*parts, text]))
+    return DEVICE.with_prelude("".join([*parts, text]))

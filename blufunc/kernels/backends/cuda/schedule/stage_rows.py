@@ -32,7 +32,6 @@ from blufunc.kernels.backends.cuda.schedule.scheduled_kernel import (
 )
 from blufunc.kernels.backends.cuda.schedule.single_lanes import OneLane
 from blufunc.kernels.backends.cuda.schedule.vectorize import is_wide
-from blufunc.kernels.codegen.scalar_ops import cost
 from blufunc.kernels.loopir.index import Index, Range, ranges_of
 from blufunc.kernels.loopir.ir import (
     BODIES,
@@ -190,7 +189,7 @@ def _result_of(
     for v in reversed(post_order(wanted)):
         fits = v in here and v.op == "apply" and v.dtype == row.dtype
         if fits and any(of_row(x) for x in post_order([v])) and not any(map(of_row, _without(wanted, v))):
-            operations = sum(cost(x.attr[0]) for x in post_order([v]) if x.op == "apply")
+            operations = sum(x.attr[0].cost for x in post_order([v]) if x.op == "apply")
             return v if operations >= _LEAST_COST else None
     return None
 

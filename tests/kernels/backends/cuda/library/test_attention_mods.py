@@ -12,8 +12,8 @@ from blufunc.kernels.backends.cuda.library import mma_source
 from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_attention
 from blufunc.kernels.backends.cuda.library.attention.kernels import FORWARD_KERNEL, Shape
 from blufunc.kernels.backends.cuda.library.attention.mods import code_of, lists
-from blufunc.kernels.backends.cuda.render.prelude import with_prelude
 from blufunc.kernels.codegen import scalar_ops
+from blufunc.kernels.codegen.prelude import DEVICE
 from blufunc.nn import attention_call
 from blufunc.nn.attention_mods import traced
 from tests.emulation.cuda_machines import needs_nvrtc
@@ -79,7 +79,7 @@ def test_compiles(name, features, arch):
     for kernel in KERNELS:
         tiling = kernel.tiling(features, arch, code)
         for k in (kernel, *([kernel.lists] if code.masked else [])):
-            text = with_prelude(cuda_attention.source(k, BF16, features, True, tiling, code))
+            text = DEVICE.with_prelude(cuda_attention.source(k, BF16, features, True, tiling, code))
             binary = nvrtc.build(text, arch, k.entry)
             assert binary.resources()[k.entry].spill_stores <= 64, k.entry
             assert "serialized" not in binary.log

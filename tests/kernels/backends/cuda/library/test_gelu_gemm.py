@@ -14,7 +14,7 @@ from blufunc.kernels.backends.cuda import program as cuda_program
 from blufunc.kernels.backends.cuda.driver import nvrtc
 from blufunc.kernels.backends.cuda.library import gelu_gemm
 from blufunc.kernels.backends.cuda.library.gelu_gemm_source import ENTRY, GeluProduct, source
-from blufunc.kernels.backends.cuda.library.tile_gemm_source import COLUMNS, ROWS, instructions
+from blufunc.kernels.backends.cuda.library.tile_gemm import COLUMNS, ROWS, instructions
 from blufunc.kernels.backends.cuda.lowered import Draft
 from blufunc.kernels.rewrites import activation_epilogue
 from tests.emulation import fake_cuda
@@ -108,7 +108,7 @@ def test_the_kernel_of_a_view_is_known_before(cuda, monkeypatch):
     fun = lambda x, w: nn.gelu(x @ w.T)
     traced = bf.jit(fun).trace(X, half(N, K))
     (step,) = Draft(traced.jaxpr, (False, False), "sm_90a").schedule.steps
-    (announced,) = dispatch.texts(step, "sm_90a")
+    (announced,) = dispatch.Library("sm_90a").sources(step)
     cuda_program.CudaProgram(traced.jaxpr, (False, False))
     assert [p.by_rows for p in used] == [True]
     assert announced == (source(used[0]), ENTRY)

@@ -12,23 +12,22 @@ from blufunc.core.ir import dtypes
 from blufunc.core.ir.jaxpr import DropVar
 from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cuda import dispatch
+from blufunc.kernels.backends.cuda.dispatch import Library
 from blufunc.kernels.backends.cuda.driver import nvrtc
 from blufunc.kernels.backends.cuda.library import softmax_gemm
-from blufunc.kernels.backends.cuda.library.softmax_gemm import is_softmax
-from blufunc.kernels.backends.cuda.library.softmax_gemm_source import (
-    BELOW,
+from blufunc.kernels.backends.cuda.library.softmax_gemm import (
     ENTRY,
-    FAR,
-    NAME,
     SETTLE,
-    SoftmaxProduct,
+    LinearSoftmax,
+    SoftmaxGemm,
     source,
 )
-from blufunc.kernels.backends.cuda.library.tile_gemm_source import COLUMNS, ROWS, instructions
+from blufunc.kernels.backends.cuda.library.tile_gemm import COLUMNS, ROWS, instructions
 from blufunc.kernels.backends.cuda.lowered import Draft
 from blufunc.kernels.backends.cuda.program import TARGET
+from blufunc.kernels.ops.linear_softmax import BELOW, FAR, NAME
 from blufunc.kernels.pipeline import Planning
-from blufunc.kernels.rewrites.select_variant import in_kernels
+from blufunc.kernels.rewrites.select_variant import select_variants
 from blufunc.kernels.schedule import OpaqueStep
 from blufunc.nn import vocabulary_loss_call
 from tests.emulation.cuda_machines import needs_nvrtc
@@ -145,10 +144,10 @@ def test_what_is_computed_again_is_known_as_such():
     """Also where some of its results are not read any more: else it would be taken for what was computed first."""
     again = bf.checkpoint(lambda x, w, labels: bnp.sin(bf.checkpoint(lambda x, w: loss(x, w, labels))(x, w)))
     f = bf.jit(bf.value_and_grad(again, argnums=(0, 1))).trace(X, W, LABELS)
-    keep = lambda e: is_softmax(e) and e.outvars[0].__class__ is not DropVar
-    jaxpr = simplify(in_kernels(f.jaxpr, "sm_90a")[0])
-    planning = Planning(jaxpr, (False,) * 3, TARGET, dispatch.planned, keep)
-    found = [e for e in planning.jaxpr.eqns if is_softmax(e)]
+    keep = lambda e: LinearSoftmax().matches(e) and e.outvars[0].__class__ is not DropVar
+    jaxpr = simplify(select_variants(f.jaxpr, Library("sm_90a"))[0])
+    planning = Planning(jaxpr, (False,) * 3, TARGET, dispatch.Library("sm_90a").planned, keep)
+    found = [e for e in planning.jaxpr.eqns if LinearSoftmax().matches(e)]
     assert found and all(planning.origins.get(e) for e in found)
 
 
@@ -271,7 +270,7 @@ def test_what_does_not_count_and_what_is_no_class():
 @needs_nvrtc
 @pytest.mark.parametrize(
     "product",
-    [SoftmaxProduct(32768, 50304, 768, True), SoftmaxProduct(512, 1000, 64, False)],
+    [SoftmaxGemm(32768, 50304, 768, True), SoftmaxGemm(512, 1000, 64, False)],
 )
 def test_it_compiles_without_spills(product):
     text = source(product)
@@ -361,7 +360,7 @@ class Case:
 @pytest.mark.parametrize("columns", [2 * COLUMNS, COLUMNS + 40])
 def test_the_kernels_emulated(columns, by_rows, eager, emulator):
     """Of a block without a cluster, as the emulator has none; it has tiles of two bands."""
-    case = Case(SoftmaxProduct(2 * ROWS, columns, 192, by_rows, cluster=1))
+    case = Case(SoftmaxGemm(2 * ROWS, columns, 192, by_rows, cluster=1))
     run_emulated(case, emulator, eager)
     case.check()
 
@@ -399,7 +398,7 @@ ON_A_DEVICE = [  # m, n, k; the last ones have several tiles for each cluster, a
 def test_on_a_device(sizes, by_rows):
     import cupy
 
-    case = Case(SoftmaxProduct(*sizes, by_rows))
+    case = Case(SoftmaxGemm(*sizes, by_rows))
     words = {np.dtype(BF16): np.uint16, np.dtype(bool): np.uint8}
     view = lambda a: a.view(words.get(a.dtype, a.dtype))
     names = "a", "b", "classes", "live", "near", "slopes", "losses", "factors"

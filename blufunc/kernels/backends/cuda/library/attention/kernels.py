@@ -53,7 +53,7 @@ from blufunc.kernels.backends.cuda.library.attention.sm90_source import (
     PIPELINED_KEY_GRADIENT,
     PIPELINED_QUERY_GRADIENT,
 )
-from blufunc.kernels.backends.cuda.render.prelude import with_prelude
+from blufunc.kernels.codegen.prelude import DEVICE
 
 _MOST_FEATURES, _MOST_OF_TWO_PARTS = 256, 128
 _SECTION_BYTES = 16 << 20
@@ -472,7 +472,7 @@ def text_of(
     kernel: Kernel, dtype: np.dtype, features: int, causal: bool, tiling: Tiling, code: Code, parts: int
 ) -> str:
     """The complete CUDA C++ of one kernel."""
-    return with_prelude(source(kernel, dtype, features, causal, tiling, code, parts))
+    return DEVICE.with_prelude(source(kernel, dtype, features, causal, tiling, code, parts))
 
 
 def texts(

@@ -1,17 +1,14 @@
-"""The device functions of one number: every elementwise primitive in CUDA C++, under the names of the host's.
+// Scalar functions: every elementwise primitive in C++, for the device, and for the host but where it has its own
+// (backends/cpu/include). codegen/prelude.py selects the parts that a kernel uses.
+//
+// A part begins with a line `//# names [group]` and uses only parts that precede it. A primitive `p` is `bf_p`,
+// overloaded by type: float, double, the integers, bool. Half precisions and fp8 are storage types (bf16, f16, e4m3,
+// e5m2): `to_float` and `from_float<T>` convert from and to float.
+//
+// NVRTC compiles this with every function on the device by default and no fast-math: results are those of NumPy within
+// the few ulp that CUDA documents for its mathematical functions. Everything that is not C++ is in the parts `ptx_*`, so
+// that a host compiler can check the rest. `ptx_to_bf16` and `ptx_max` need compute capability 8.0.
 
-Kernels, stage 6: text for ``backends/cuda/render/prelude``, which picks the parts that a kernel uses. A part begins
-with a line ``//# names [group]`` and needs the parts that it names and that stand above it. A primitive ``p`` is
-``bf_p``, overloaded by type: ``float``, ``double``, the integers, ``bool``. Half precisions and fp8 are for storage
-(``bf16``, ``f16``, ``e4m3``, ``e5m2``): ``to_float`` and ``from_float<T>`` lead to float and back.
-
-The text is compiled with every function on the device by default and no fast-math: what it computes is what
-NumPy does, within the few units in the last place that CUDA's mathematical functions are documented to have.
-Everything that is no C++ is in the parts ``ptx_*``, so that the rest can be checked by a compiler for the host.
-``ptx_to_bf16`` and ``ptx_max`` need compute capability 8.0.
-"""
-
-SCALAR = r"""
 //# types INFINITY NAN int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t
 typedef signed char int8_t;
 typedef short int16_t;
@@ -28,27 +25,45 @@ typedef unsigned long long uint64_t;
 
 //# ptx_rcp
 // the reciprocal within 1 ulp; like all that follows it keeps denormals
-static inline float ptx_rcp(float x) { float r; asm("rcp.approx.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
+static inline float ptx_rcp(float x) {
+  float r;
+  asm("rcp.approx.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
 //# ptx_max
 static inline float ptx_max(float x, float y) {
-  float r; asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(y)); return r;
+  float r;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(y));
+  return r;
 }
 //# ptx_min
 static inline float ptx_min(float x, float y) {
-  float r; asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(y)); return r;
+  float r;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(y));
+  return r;
 }
 //# ptx_from_f16
-static inline float ptx_from_f16(uint16_t x) { float r; asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(x)); return r; }
+static inline float ptx_from_f16(uint16_t x) {
+  float r;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(r) : "h"(x));
+  return r;
+}
 //# ptx_to_f16
 static inline uint16_t ptx_to_f16(float x) {
-  uint16_t r; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(x)); return r;
+  uint16_t r;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(r) : "f"(x));
+  return r;
 }
 static inline uint16_t ptx_to_f16(double x) {
-  uint16_t r; asm("cvt.rn.f16.f64 %0, %1;" : "=h"(r) : "d"(x)); return r;
+  uint16_t r;
+  asm("cvt.rn.f16.f64 %0, %1;" : "=h"(r) : "d"(x));
+  return r;
 }
 //# ptx_to_bf16
 static inline uint16_t ptx_to_bf16(float x) {
-  uint16_t r; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(x)); return r;
+  uint16_t r;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(r) : "f"(x));
+  return r;
 }
 
 //# kind_of KIND_INTEGER KIND_BOOL KIND_FLOAT KIND_STORAGE KIND_COMPLEX
@@ -177,8 +192,12 @@ template<class T> struct kind_of<Complex<T>> { static constexpr int value = KIND
 static inline float product(float x, float y) { return __fmul_rn(x, y); }
 static inline double product(double x, double y) { return __dmul_rn(x, y); }
 template<class T> inline Complex<T> operator-(Complex<T> a) { return {-a.re, -a.im}; }
-template<class T> inline Complex<T> operator+(Complex<T> a, Complex<T> b) { return {a.re + b.re, a.im + b.im}; }
-template<class T> inline Complex<T> operator-(Complex<T> a, Complex<T> b) { return {a.re - b.re, a.im - b.im}; }
+template<class T> inline Complex<T> operator+(Complex<T> a, Complex<T> b) {
+  return {a.re + b.re, a.im + b.im};
+}
+template<class T> inline Complex<T> operator-(Complex<T> a, Complex<T> b) {
+  return {a.re - b.re, a.im - b.im};
+}
 template<class T> inline Complex<T> operator*(Complex<T> a, Complex<T> b) {
   return {product(a.re, b.re) - product(a.im, b.im), product(a.re, b.im) + product(a.im, b.re)};
 }
@@ -203,34 +222,41 @@ template<class To, class From> inline To bf_convert(From x) {
   if constexpr (is_same_type<To, From>::value) return x;
   else if constexpr (from == KIND_COMPLEX && to == KIND_COMPLEX) {
     return To{decltype(To::re)(x.re), decltype(To::im)(x.im)};
-  }
-  else if constexpr (from == KIND_COMPLEX && to == KIND_BOOL) return x.re != 0 || x.im != 0;
+  } else if constexpr (from == KIND_COMPLEX && to == KIND_BOOL) return x.re != 0 || x.im != 0;
   else if constexpr (from == KIND_COMPLEX) return bf_convert<To>(x.re);
   else if constexpr (from == KIND_STORAGE) return bf_convert<To>(to_float(x));
   else if constexpr (to == KIND_COMPLEX) return To{decltype(To::re)(x), 0};
   else if constexpr (to == KIND_STORAGE) {
     // NumPy rounds double to float16 once, what ml_dtypes adds by way of float
-    if constexpr (is_same_type<From, double>::value && float_format<To>::mantissa == 10) return To{ptx_to_f16(x)};
+    if constexpr (is_same_type<From, double>::value && float_format<To>::mantissa == 10)
+      return To{ptx_to_f16(x)};
     else return from_float<To>((float)x);
-  }
-  else if constexpr (to == KIND_BOOL) return x != 0;
+  } else if constexpr (to == KIND_BOOL) return x != 0;
   else if constexpr (from == KIND_FLOAT && to == KIND_INTEGER) {
     // both ends as powers of two, or 0, which are exact; what lies between -1 and 0 is 0 in any case
     constexpr From top = From(To(1) << (sizeof(To) * 8 - 2)) * (To(-1) < To(0) ? 2 : 4);
     constexpr From bottom = To(-1) < To(0) ? -top : From(0);
     return x >= top ? highest<To>() : x < bottom ? lowest<To>() : x == x ? To(x) : To(0);
-  }
-  else return To(x);
+  } else return To(x);
 }
 
 //# bf_neg
 template<class T> inline T bf_neg(T x) { return T(-(typename wrapping<T>::type)x); }
 //# bf_add
-template<class T> inline T bf_add(T x, T y) { typedef typename wrapping<T>::type W; return T(W(x) + W(y)); }
+template<class T> inline T bf_add(T x, T y) {
+  typedef typename wrapping<T>::type W;
+  return T(W(x) + W(y));
+}
 //# bf_sub
-template<class T> inline T bf_sub(T x, T y) { typedef typename wrapping<T>::type W; return T(W(x) - W(y)); }
+template<class T> inline T bf_sub(T x, T y) {
+  typedef typename wrapping<T>::type W;
+  return T(W(x) - W(y));
+}
 //# bf_mul
-template<class T> inline T bf_mul(T x, T y) { typedef typename wrapping<T>::type W; return T(W(x) * W(y)); }
+template<class T> inline T bf_mul(T x, T y) {
+  typedef typename wrapping<T>::type W;
+  return T(W(x) * W(y));
+}
 
 //# bf_div
 // integers toward zero; by zero 0, as NumPy
@@ -266,7 +292,10 @@ template<class T> inline T bf_abs(T x) { return x < T(0) ? bf_neg(x) : x; }
 //# bf_sign
 template<class T> inline T bf_sign(T x) { return x != x ? x : T((x > T(0)) - (x < T(0))); }
 //# bf_square
-template<class T> inline T bf_square(T x) { typedef typename wrapping<T>::type W; return T(W(x) * W(x)); }
+template<class T> inline T bf_square(T x) {
+  typedef typename wrapping<T>::type W;
+  return T(W(x) * W(x));
+}
 
 //# bf_pow
 static inline float bf_pow(float x, float y) { return powf(x, y); }
@@ -278,7 +307,10 @@ template<class T> inline T power_by_squaring(T x, unsigned n) {
   W base = W(x), result = base;
   bool started = false;
   for (; n; n >>= 1) {
-    if (n & 1) { result = started ? W(result * base) : base; started = true; }
+    if (n & 1) {
+      result = started ? W(result * base) : base;
+      started = true;
+    }
     if (n > 1) base = W(base * base);
   }
   return T(result);
@@ -315,7 +347,9 @@ static inline float ptx_exp(float x) { return __expf(x); }
 //# ptx_exp_ftz
 // the same, or 0 in the place of denormals
 static inline float ptx_exp_ftz(float x) {
-  float r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x * 1.44269504f)); return r;
+  float r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x * 1.44269504f));
+  return r;
 }
 //# bf_exp2
 static inline float bf_exp2(float x) { return exp2f(x); }
@@ -444,7 +478,9 @@ template<class T> inline T bf_reduce_precision(T x, int exponent_bits, int manti
     int exponent = int(bits >> mantissa & exponents);
     int middle = (1 << (width - 1)) - 1, reach = (1 << (exponent_bits - 1)) - 1;
     U sign = U(bits & sign_bit);
-    bits = exponent > middle + reach ? U(sign | U(exponents << mantissa)) : exponent <= middle - reach ? sign : bits;
+    bits = exponent > middle + reach    ? U(sign | U(exponents << mantissa))
+           : exponent <= middle - reach ? sign
+                                        : bits;
   }
   return bf_bitcast<T>(finite ? bits : original);
 }
@@ -497,8 +533,13 @@ template<class T> inline T bf_population_count(T x) {
 // Euclid's algorithm on magnitudes
 template<class T> inline T bf_gcd(T x, T y) {
   typedef typename unsigned_of<sizeof(T)>::type U;
-  U a = x < T(0) ? U(-(typename wrapping<T>::type)x) : U(x), b = y < T(0) ? U(-(typename wrapping<T>::type)y) : U(y);
-  while (b) { U r = U(a % b); a = b; b = r; }
+  U a = x < T(0) ? U(-(typename wrapping<T>::type)x) : U(x),
+    b = y < T(0) ? U(-(typename wrapping<T>::type)y) : U(y);
+  while (b) {
+    U r = U(a % b);
+    a = b;
+    b = r;
+  }
   return T(a);
 }
 
@@ -534,4 +575,3 @@ static inline Bits2 bf_threefry2x32(uint32_t k0, uint32_t k1, uint32_t x0, uint3
   }
   return {a, b};
 }
-"""

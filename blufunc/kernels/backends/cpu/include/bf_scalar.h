@@ -1,11 +1,8 @@
-"""What the host has in place of the intrinsics of CUDA, and functions of numbers that are not mathematics.
+// The host's stand-ins for CUDA intrinsics, and scalar functions that are not mathematics.
+//
+// Each part takes the place of the part of codegen/include/bf_scalar.h with the same names. Half precisions are converted
+// by arithmetic on bits, which compilers vectorize.
 
-Kernels, stage 6: text for ``prelude``, in parts as in ``codegen/scalar_source``, each of which takes the place of the
-part there with the same names. Half precisions are converted by arithmetic on bits, of which compilers make vector
-instructions. Functions of complex numbers are libm's, as NumPy's are.
-"""
-
-BASE = r"""
 //# types INFINITY NAN int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t
 typedef __INT8_TYPE__ int8_t;
 typedef __INT16_TYPE__ int16_t;
@@ -30,10 +27,26 @@ typedef __UINT64_TYPE__ uint64_t;
 #define fabsf __builtin_fabsf
 #endif
 //# __uint_as_float __float_as_uint bits_as_double double_as_bits
-static inline float __uint_as_float(uint32_t x) { float y; __builtin_memcpy(&y, &x, 4); return y; }
-static inline uint32_t __float_as_uint(float x) { uint32_t y; __builtin_memcpy(&y, &x, 4); return y; }
-static inline double bits_as_double(uint64_t x) { double y; __builtin_memcpy(&y, &x, 8); return y; }
-static inline uint64_t double_as_bits(double x) { uint64_t y; __builtin_memcpy(&y, &x, 8); return y; }
+static inline float __uint_as_float(uint32_t x) {
+  float y;
+  __builtin_memcpy(&y, &x, 4);
+  return y;
+}
+static inline uint32_t __float_as_uint(float x) {
+  uint32_t y;
+  __builtin_memcpy(&y, &x, 4);
+  return y;
+}
+static inline double bits_as_double(uint64_t x) {
+  double y;
+  __builtin_memcpy(&y, &x, 8);
+  return y;
+}
+static inline uint64_t double_as_bits(double x) {
+  uint64_t y;
+  __builtin_memcpy(&y, &x, 8);
+  return y;
+}
 //# __fmul_rn __dmul_rn
 static inline float __fmul_rn(float x, float y) { return x * y; }
 static inline double __dmul_rn(double x, double y) { return x * y; }
@@ -131,32 +144,3 @@ template<class T> inline T bf_nextafter(T x, T y) {
 //# with_sign
 static inline float with_sign(float x, float sign) { return __builtin_copysignf(x, sign); }
 static inline double with_sign(double x, double sign) { return __builtin_copysign(x, sign); }
-"""
-
-_COMPLEX_NAMES = {
-    "bf_sqrt": "csqrt", "bf_exp": "cexp", "bf_log": "clog",
-    "bf_sin": "csin", "bf_cos": "ccos", "bf_tan": "ctan",
-    "bf_asin": "casin", "bf_acos": "cacos", "bf_atan": "catan",
-    "bf_sinh": "csinh", "bf_cosh": "ccosh", "bf_tanh": "ctanh",
-    "bf_asinh": "casinh", "bf_acosh": "cacosh", "bf_atanh": "catanh",
-}  # fmt: skip
-
-_COMPLEX_OF_LIBM = r"""
-//# to_c99 from_c99
-static inline float _Complex to_c99(c64 z) { float _Complex w; __builtin_memcpy(&w, &z, sizeof w); return w; }
-static inline double _Complex to_c99(c128 z) { double _Complex w; __builtin_memcpy(&w, &z, sizeof w); return w; }
-static inline c64 from_c99(float _Complex w) { c64 z; __builtin_memcpy(&z, &w, sizeof z); return z; }
-static inline c128 from_c99(double _Complex w) { c128 z; __builtin_memcpy(&z, &w, sizeof z); return z; }
-"""
-
-
-def complex_functions() -> str:
-    """The functions of complex numbers that libm has."""
-    text = [_COMPLEX_OF_LIBM]
-    for name, c in _COMPLEX_NAMES.items():
-        text.append(
-            f"//# {name} complex\n"
-            f"static inline c64 {name}(c64 z) {{ return from_c99(__builtin_{c}f(to_c99(z))); }}\n"
-            f"static inline c128 {name}(c128 z) {{ return from_c99(__builtin_{c}(to_c99(z))); }}\n"
-        )
-    return "".join(text)

@@ -1,11 +1,8 @@
-"""The device functions of many threads: reductions and scans of a warp or a block, wide loads and stores.
+// Cooperative functions: reductions and scans of a warp or a block, wide loads and stores.
+//
+// Results do not depend on timing: every combination is made in an order fixed by the threads' indices, without
+// floating-point atomics. Blocks are one-dimensional and of whole warps; all threads of the block, or of the warp, call.
 
-Kernels, stage 6: text for ``prelude``. Results do not depend on timing: every combination is made in an order
-fixed by the threads' numbers, and no floating-point atomic is used. Blocks are of one dimension and of whole warps;
-all threads of the block, or of the warp, must call.
-"""
-
-COOPERATIVE = r"""
 //# Sum
 struct Sum {
   template<class T> static T identity() { return T{}; }
@@ -53,7 +50,10 @@ struct LogAddExp {
 
 //# Arg
 // a value and where it stood; an index of -1 is no element
-template<class T, class I = int32_t> struct Arg { T value; I index; };
+template<class T, class I = int32_t> struct Arg {
+  T value;
+  I index;
+};
 //# ArgMax
 // NumPy's rule: the first of equal values, and the first NaN before all else
 struct ArgMax {
@@ -79,7 +79,7 @@ template<class Op> struct Each {
   template<class T> static T identity() {
     T r;
 #pragma unroll
-    for (auto& x : r.x) x = Op::template identity<typename T::element>();
+    for (auto &x : r.x) x = Op::template identity<typename T::element>();
     return r;
   }
   template<class T> static T combine(T a, T b) {
@@ -127,7 +127,7 @@ template<class Op, int WIDTH = 32, class T> inline T warp_reduce(T x) {
 //# block_reduce
 // over THREADS threads, through shared memory for THREADS / 32 values; every thread gets the result.
 // REUSED: the memory is free again on return; without it the caller gives other memory next time, and saves a barrier
-template<class Op, int THREADS, bool REUSED = true, class T> inline T block_reduce(T x, T* shared) {
+template<class Op, int THREADS, bool REUSED = true, class T> inline T block_reduce(T x, T *shared) {
   static_assert(THREADS % 32 == 0 && THREADS <= 1024, "a block is 1 to 32 whole warps");
   constexpr int warps = THREADS / 32;
   x = warp_reduce<Op>(x);
@@ -147,7 +147,7 @@ template<class Op, int THREADS, bool REUSED = true, class T> inline T block_redu
 //# warp_moments
 // sums, and sums of squares about the mean, of N values each, of groups of WIDTH lanes; every lane gets those of all
 // (Chan, Golub and LeVeque 1979)
-template<int N, int WIDTH = 32, class T> inline void warp_moments(T& sum, T& spread) {
+template<int N, int WIDTH = 32, class T> inline void warp_moments(T &sum, T &spread) {
 #pragma unroll
   for (int mask = WIDTH / 2, n = N; mask > 0; mask /= 2, n *= 2) {
     const T other = shuffle_xor(sum, mask), apart = sum - other;
@@ -157,7 +157,7 @@ template<int N, int WIDTH = 32, class T> inline void warp_moments(T& sum, T& spr
 }
 //# block_moments
 // the same of THREADS threads; the memory, for THREADS / 32 pairs, has to be other memory the next time
-template<int N, int THREADS, class T> inline void block_moments(T& sum, T& spread, vec<T, 2>* shared) {
+template<int N, int THREADS, class T> inline void block_moments(T &sum, T &spread, vec<T, 2> *shared) {
   static_assert(THREADS % 32 == 0 && THREADS <= 1024, "a block is 1 to 32 whole warps");
   constexpr int warps = THREADS / 32;
   warp_moments<N>(sum, spread);
@@ -193,7 +193,7 @@ template<class Op, int WIDTH = 32, bool REVERSE = false, class T> inline T warp_
 // threads or in the REVERSE one; carry comes before all of them, and becomes what all combine to. Several warps meet in
 // shared memory for THREADS / 32 values: other memory than the last time, or behind another barrier
 template<class Op, int THREADS, bool REVERSE = false, int V, class T>
-inline void block_scan(T (&x)[V], T& carry, T* shared) {
+inline void block_scan(T (&x)[V], T &carry, T *shared) {
   static_assert(THREADS <= 32 || (THREADS % 32 == 0 && THREADS <= 1024), "a block is 1 to 32 whole warps");
   constexpr int width = THREADS < 32 ? THREADS : 32, warps = (THREADS + 31) / 32;
 #pragma unroll
@@ -230,7 +230,7 @@ inline void block_scan(T (&x)[V], T& carry, T* shared) {
 // down the columns of a tile of 32, a lane of each of WARPS warps each: inclusive, over the V rows of each warp, one
 // warp's after the other's; carry comes before all, and becomes what all combine to. Shared memory is for a value of
 // each thread: other memory than the last time
-template<class Op, int WARPS, int V, class T> inline void column_scan(T (&x)[V], T& carry, T* shared) {
+template<class Op, int WARPS, int V, class T> inline void column_scan(T (&x)[V], T &carry, T *shared) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
   for (int i = 1; i < V; ++i) x[i] = Op::combine(x[i - 1], x[i]);
@@ -246,7 +246,7 @@ template<class Op, int WARPS, int V, class T> inline void column_scan(T (&x)[V],
 }
 //# column_reduce
 // over WARPS warps, for each of their 32 lanes, in their order
-template<class Op, int WARPS, class T> inline T column_reduce(T x, T* shared) {
+template<class Op, int WARPS, class T> inline T column_reduce(T x, T *shared) {
   shared[threadIdx.x] = x;
   __syncthreads();
   T total = shared[threadIdx.x % 32];
@@ -257,9 +257,12 @@ template<class Op, int WARPS, class T> inline T column_reduce(T x, T* shared) {
 //# ptx_arrive
 // counts one more of those that are done, from 0 to the greatest count, and gives how many were before. What this
 // thread stored, others can read who know of it; that it still has to come is no reason to wait
-static inline unsigned ptx_arrive(unsigned* counter, unsigned greatest) {
+static inline unsigned ptx_arrive(unsigned *counter, unsigned greatest) {
   unsigned before;
-  asm volatile("atom.release.gpu.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(counter), "r"(greatest) : "memory");
+  asm volatile("atom.release.gpu.inc.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(counter), "r"(greatest)
+               : "memory");
   return before;
 }
 //# came_last
@@ -275,7 +278,7 @@ static inline bool came_last(unsigned before, unsigned n) {
 // whether this is the last of n blocks to come here, so that what the others stored before can be read (by vec_ldcg,
 // past the cache of this multiprocessor); which block it is varies, what it reads does not. A counter starts at 0
 // and is 0 again for the next launch
-static inline bool last_block(unsigned* counter, unsigned n) {
+static inline bool last_block(unsigned *counter, unsigned n) {
   __shared__ bool last;
   __threadfence();
   __syncthreads();
@@ -292,58 +295,59 @@ template<> struct word_of<2> { typedef unsigned short type; };
 template<> struct word_of<4> { typedef unsigned int type; };
 template<> struct word_of<8> { typedef uint2 type; };
 //# read_words
-template<class T, int V, class F> inline vec<T, V> read_words(const T* p, F read) {
+template<class T, int V, class F> inline vec<T, V> read_words(const T *p, F read) {
   typedef typename word_of<sizeof(T) * V>::type W;
   vec<T, V> r;
 #pragma unroll
   for (int i = 0; i < int(sizeof(r) / sizeof(W)); ++i) {
-    W word = read(reinterpret_cast<const W*>(p) + i);
-    memcpy(reinterpret_cast<char*>(&r) + i * sizeof(W), &word, sizeof(W));
+    W word = read(reinterpret_cast<const W *>(p) + i);
+    memcpy(reinterpret_cast<char *>(&r) + i * sizeof(W), &word, sizeof(W));
   }
   return r;
 }
 //# write_words
-template<class T, int V, class F> inline void write_words(T* p, vec<T, V> x, F write) {
+template<class T, int V, class F> inline void write_words(T *p, vec<T, V> x, F write) {
   typedef typename word_of<sizeof(T) * V>::type W;
 #pragma unroll
   for (int i = 0; i < int(sizeof(x) / sizeof(W)); ++i) {
     W word;
-    memcpy(&word, reinterpret_cast<const char*>(&x) + i * sizeof(W), sizeof(W));
-    write(reinterpret_cast<W*>(p) + i, word);
+    memcpy(&word, reinterpret_cast<const char *>(&x) + i * sizeof(W), sizeof(W));
+    write(reinterpret_cast<W *>(p) + i, word);
   }
 }
 //# vec_load
-template<class T, int V> inline vec<T, V> vec_load(const T* p) {
+template<class T, int V> inline vec<T, V> vec_load(const T *p) {
   return read_words<T, V>(p, [](auto word) { return *word; });
 }
 //# vec_ldg
 // memory that nobody writes while the kernel runs
-template<class T, int V> inline vec<T, V> vec_ldg(const T* p) {
+template<class T, int V> inline vec<T, V> vec_ldg(const T *p) {
   return read_words<T, V>(p, [](auto word) { return __ldg(word); });
 }
 //# ptx_ldg_held
-static inline uint4 ptx_ldg_held(const uint4* p) {
+static inline uint4 ptx_ldg_held(const uint4 *p) {
   unsigned long long policy;
   asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
   uint4 r;
   asm volatile("ld.global.nc.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w) : "l"(p), "l"(policy));
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+               : "l"(p), "l"(policy));
   return r;
 }
 //# vec_ldg_held
 // the same of 16 bytes or a multiple, which stay in the second-level cache longer than what is written
-template<class T, int V> inline vec<T, V> vec_ldg_held(const T* p) {
+template<class T, int V> inline vec<T, V> vec_ldg_held(const T *p) {
   static_assert(sizeof(T) * V % 16 == 0, "reads are of 16 bytes");
   return read_words<T, V>(p, [](auto word) { return ptx_ldg_held(word); });
 }
 //# vec_ldcs
 // memory that is read once: it need not stay in the cache
-template<class T, int V> inline vec<T, V> vec_ldcs(const T* p) {
+template<class T, int V> inline vec<T, V> vec_ldcs(const T *p) {
   return read_words<T, V>(p, [](auto word) { return __ldcs(word); });
 }
 //# vec_ldcg
 // memory that other blocks have written
-template<class T, int V> inline vec<T, V> vec_ldcg(const T* p) {
+template<class T, int V> inline vec<T, V> vec_ldcg(const T *p) {
   return read_words<T, V>(p, [](auto word) { return __ldcg(word); });
 }
 //# Copying ALONE LONG
@@ -352,48 +356,78 @@ enum Copying { ALONE, LONG };
 //# ptx_copy ptx_commit_copies ptx_wait_copies
 // 16 bytes at a time from global to shared memory, not by way of registers. What a thread has copied, it can read when
 // it has waited: here until no more than so many, a constant, of the groups that it committed are under way
-template<Copying HOW> inline void ptx_copy(void* to, const void* from) {
+template<Copying HOW> inline void ptx_copy(void *to, const void *from) {
   const unsigned place = (unsigned)__cvta_generic_to_shared(to);
   if constexpr (HOW == LONG)
-    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" :: "r"(place), "l"(from) : "memory");
-  else
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(place), "l"(from) : "memory");
+    asm volatile("cp.async.cg.shared.global.L2::256B [%0], [%1], 16;" ::"r"(place), "l"(from) : "memory");
+  else asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place), "l"(from) : "memory");
 }
 static inline void ptx_commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 static inline void ptx_wait_copies(int left) {
   switch (left) {
-    case 15: asm volatile("cp.async.wait_group 15;" ::: "memory"); break;
-    case 14: asm volatile("cp.async.wait_group 14;" ::: "memory"); break;
-    case 13: asm volatile("cp.async.wait_group 13;" ::: "memory"); break;
-    case 12: asm volatile("cp.async.wait_group 12;" ::: "memory"); break;
-    case 11: asm volatile("cp.async.wait_group 11;" ::: "memory"); break;
-    case 10: asm volatile("cp.async.wait_group 10;" ::: "memory"); break;
-    case 9: asm volatile("cp.async.wait_group 9;" ::: "memory"); break;
-    case 8: asm volatile("cp.async.wait_group 8;" ::: "memory"); break;
-    case 7: asm volatile("cp.async.wait_group 7;" ::: "memory"); break;
-    case 6: asm volatile("cp.async.wait_group 6;" ::: "memory"); break;
-    case 5: asm volatile("cp.async.wait_group 5;" ::: "memory"); break;
-    case 4: asm volatile("cp.async.wait_group 4;" ::: "memory"); break;
-    case 3: asm volatile("cp.async.wait_group 3;" ::: "memory"); break;
-    case 2: asm volatile("cp.async.wait_group 2;" ::: "memory"); break;
-    case 1: asm volatile("cp.async.wait_group 1;" ::: "memory"); break;
-    default: asm volatile("cp.async.wait_group 0;" ::: "memory");
+    case 15:
+      asm volatile("cp.async.wait_group 15;" ::: "memory");
+      break;
+    case 14:
+      asm volatile("cp.async.wait_group 14;" ::: "memory");
+      break;
+    case 13:
+      asm volatile("cp.async.wait_group 13;" ::: "memory");
+      break;
+    case 12:
+      asm volatile("cp.async.wait_group 12;" ::: "memory");
+      break;
+    case 11:
+      asm volatile("cp.async.wait_group 11;" ::: "memory");
+      break;
+    case 10:
+      asm volatile("cp.async.wait_group 10;" ::: "memory");
+      break;
+    case 9:
+      asm volatile("cp.async.wait_group 9;" ::: "memory");
+      break;
+    case 8:
+      asm volatile("cp.async.wait_group 8;" ::: "memory");
+      break;
+    case 7:
+      asm volatile("cp.async.wait_group 7;" ::: "memory");
+      break;
+    case 6:
+      asm volatile("cp.async.wait_group 6;" ::: "memory");
+      break;
+    case 5:
+      asm volatile("cp.async.wait_group 5;" ::: "memory");
+      break;
+    case 4:
+      asm volatile("cp.async.wait_group 4;" ::: "memory");
+      break;
+    case 3:
+      asm volatile("cp.async.wait_group 3;" ::: "memory");
+      break;
+    case 2:
+      asm volatile("cp.async.wait_group 2;" ::: "memory");
+      break;
+    case 1:
+      asm volatile("cp.async.wait_group 1;" ::: "memory");
+      break;
+    default:
+      asm volatile("cp.async.wait_group 0;" ::: "memory");
   }
 }
 //# vec_copy
 // to shared memory, as ptx_copy does; of 16 bytes or a multiple
-template<class T, int V, Copying HOW> inline void vec_copy(T* to, const T* from) {
+template<class T, int V, Copying HOW> inline void vec_copy(T *to, const T *from) {
   static_assert(sizeof(T) * V % 16 == 0, "copies are of 16 bytes");
 #pragma unroll
-  for (int i = 0; i < int(sizeof(T) * V / 16); ++i) ptx_copy<HOW>((char*)to + 16 * i, (const char*)from + 16 * i);
+  for (int i = 0; i < int(sizeof(T) * V / 16); ++i)
+    ptx_copy<HOW>((char *)to + 16 * i, (const char *)from + 16 * i);
 }
 //# vec_store
-template<class T, int V> inline void vec_store(T* p, vec<T, V> x) {
+template<class T, int V> inline void vec_store(T *p, vec<T, V> x) {
   write_words(p, x, [](auto to, auto word) { *to = word; });
 }
 //# vec_stcs
 // memory that this kernel does not read again
-template<class T, int V> inline void vec_stcs(T* p, vec<T, V> x) {
+template<class T, int V> inline void vec_stcs(T *p, vec<T, V> x) {
   write_words(p, x, [](auto to, auto word) { __stcs(to, word); });
 }
-"""

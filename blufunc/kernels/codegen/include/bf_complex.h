@@ -1,12 +1,9 @@
-"""The device functions of complex numbers: overloads of ``scalar_source`` for ``c64`` and ``c128``.
+// Complex functions: overloads of bf_scalar.h for c64 and c128, with the values of C99, which NumPy has too.
+//
+// A part of the group `complex` is taken if the kernel has complex numbers. The inverse functions follow W. Kahan, "Branch
+// Cuts for Complex Elementary Functions, or Much Ado About Nothing's Sign Bit" (1987), which keeps both sides of a cut
+// apart by the sign of zero.
 
-Kernels, stage 6: text for ``backends/cuda/render/prelude``, where a part marked ``complex`` is taken if the kernel has
-complex numbers. The functions are those of NumPy, which are those of C99. The inverse functions follow W. Kahan,
-"Branch Cuts for Complex Elementary Functions, or Much Ado About Nothing's Sign Bit" (1987), which keeps both sides of a
-cut apart by the sign of zero.
-"""
-
-COMPLEX = r"""
 //# bf_real
 template<class T> inline T bf_real(Complex<T> z) { return z.re; }
 //# bf_imag
@@ -41,7 +38,8 @@ template<class T> inline Complex<T> bf_sqrt(Complex<T> z) {
   T x = bf_abs(z.re), y = bf_abs(z.im);
   if (y == T(INFINITY)) return {y, z.im};
   if (x != x || y != y) return {T(NAN), T(NAN)};
-  if (x == T(INFINITY)) return z.re > 0 ? Complex<T>{x, with_sign(T(0), z.im)} : Complex<T>{0, with_sign(x, z.im)};
+  if (x == T(INFINITY))
+    return z.re > 0 ? Complex<T>{x, with_sign(T(0), z.im)} : Complex<T>{0, with_sign(x, z.im)};
   T top = bf_max(x, y), scale = top > T(1e18) ? T(0.25) : top < T(1e-18) ? T(16777216) : T(1);
   x *= scale;
   y *= scale;
@@ -73,12 +71,15 @@ template<class T> inline Complex<T> bf_expm1(Complex<T> z) {
 //# log_modulus
 // log|z|, near |z| = 1 by log1p of |z|^2 - 1
 template<class T> inline T log_modulus(T re, T im) {
-  T x = bf_abs(re), y = bf_abs(im), big = x > y ? x : y, small = x > y ? y : x, square = big * big + small * small;
+  T x = bf_abs(re), y = bf_abs(im), big = x > y ? x : y, small = x > y ? y : x,
+    square = big * big + small * small;
   if (square > T(0.5) && square < T(3)) return T(0.5) * bf_log1p((big - T(1)) * (big + T(1)) + small * small);
   return bf_log(bf_hypot(re, im));
 }
 //# bf_log complex
-template<class T> inline Complex<T> bf_log(Complex<T> z) { return {log_modulus(z.re, z.im), bf_atan2(z.im, z.re)}; }
+template<class T> inline Complex<T> bf_log(Complex<T> z) {
+  return {log_modulus(z.re, z.im), bf_atan2(z.im, z.re)};
+}
 //# bf_log1p complex
 template<class T> inline Complex<T> bf_log1p(Complex<T> z) {
   T outer = z.re + T(1);
@@ -102,7 +103,9 @@ template<class T> inline Complex<T> bf_pow(Complex<T> x, Complex<T> y) {
   return bf_exp(y * bf_log(x));
 }
 //# bf_integer_pow complex
-template<class T> inline Complex<T> bf_integer_pow(Complex<T> x, int n) { return bf_pow(x, Complex<T>{T(n), 0}); }
+template<class T> inline Complex<T> bf_integer_pow(Complex<T> x, int n) {
+  return bf_pow(x, Complex<T>{T(n), 0});
+}
 
 //# bf_sinh complex
 template<class T> inline Complex<T> bf_sinh(Complex<T> z) {
@@ -165,4 +168,3 @@ template<class T> inline Complex<T> bf_atanh(Complex<T> z) {
 }
 //# bf_atan complex
 template<class T> inline Complex<T> bf_atan(Complex<T> z) { return divided_by_i(bf_atanh(times_i(z))); }
-"""
