@@ -5,7 +5,6 @@ parameters, and these are the parts that every model needs. Each is the plain de
 memory; those whose derivative is simpler than the derivatives of their parts say so by ``custom_jvp``.
 """
 
-from blufunc.nn import attention_recognised as attention_recognised
 from blufunc.nn import initializers as initializers
 from blufunc.nn import masks as masks
 from blufunc.nn import score_mods as score_mods
@@ -41,7 +40,7 @@ from blufunc.nn.activations import (
     swish,
     tanh,
 )
-from blufunc.nn.attention import dot_product_attention
+from blufunc.nn.attention.dot_product import dot_product_attention
 from blufunc.nn.classification import (
     convex_kl_divergence,
     ctc_loss,

@@ -1,6 +1,6 @@
 """Attention as one operation: the primitives behind ``dot_product_attention``.
 
-A face, below ``attention.py``. An equation holds its definition as a jaxpr, which is what it is for transforms that
+A face, below ``dot_product.py``. An equation holds its definition as a jaxpr, which is what it is for transforms that
 have no better rule and for devices that have no kernel for it: compilers put it in its place. The primitives:
 
     attention             query, key, value, *extras -> out, lse
@@ -10,9 +10,9 @@ have no better rule and for devices that have no kernel for it: compilers put it
 
 The transpose of the second is the third: so reverse mode is one kernel behind the other, and the weights of all pairs
 are never stored. ``lse`` [B, N, T] is the logarithm of the sum of the exponentials of each row of scores; only
-``attention_grad`` reads it, so it has no tangent of its own. Axes as in ``attention.py``.
+``attention_grad`` reads it, so it has no tangent of its own. Axes as in ``dot_product.py``.
 
-With ``mods``, functions of single scores and pairs (``attention_mods.py``), the **extras** are the numbers of the batch
+With ``mods``, functions of single scores and pairs (``mods.py``), the **extras** are the numbers of the batch
 entries int32 [B], those of the query heads int32 [N], and the tables of the functions; else there are none. Learnt
 tables have their gradient from ``attention_table_grad``, which is the definition differentiated.
 """
@@ -33,7 +33,7 @@ from blufunc.core.primitives.linear_ops import move_dim
 from blufunc.core.primitives.sharding import Rule
 from blufunc.core.primitives.tangents import Zero, is_linear
 from blufunc.nn.activations import softmax
-from blufunc.nn.attention_mods import Mods, Pairs, modified, seen
+from blufunc.nn.attention.mods import Mods, Pairs, modified, seen
 from blufunc.transforms.autodiff.grad import vjp
 from blufunc.transforms.control_flow.calls import Call, jit_p
 from blufunc.transforms.control_flow.composite import Composite, staged
