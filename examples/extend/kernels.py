@@ -1,4 +1,4 @@
-"""Kernels of one's own: rotary positions in CUDA C++, and a capped logit as a formula.
+"""Your own kernels: rotary positions in CUDA C++, a capped logit in Python.
 
     rotated(x)            # each pair of features turned by an angle that grows with the position
     capped(x, cap=30.0)   # cap * tanh(x / cap)

@@ -1,4 +1,4 @@
-"""Attention: the operation, masks and scores as functions of pairs, and the recognition of hand-written attention.
+"""Attention: the operation, functions of pairs, and pattern recognition.
 
 ``dot_product`` is the face and ``call`` the primitives below it; ``mods`` and ``bounds`` trace functions of pairs.
 ``recognised`` finds attention in a jaxpr by ``patterns``, on ``point_graph`` and ``position_masks``. Imports numpy, lax

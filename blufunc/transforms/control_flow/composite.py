@@ -1,7 +1,7 @@
-"""Composite primitives: operations defined by other operations, which a device may have one kernel for.
+"""Composite primitives: operations defined by other operations.
 
 Transforms, above ``calls.py``. In: a definition, a function of arrays. Out: a primitive whose equations hold the
-definition as a jaxpr, traced once for each combination of types. Compilers inline it where they have no kernel, and
+definition as a jaxpr, traced once for each combination of types. Compilers inline it unless they have a kernel, and
 the rules that a composite lacks are those of its definition: what they make of it is a plain call. It stands here and
 not in ``core``, because these rules are transforms of a jaxpr.
 """
@@ -97,7 +97,10 @@ class Composite(Call):
 def staged(
     definition: Callable, avals: tuple[ShapedArray, ...], lines: bool, context: Any, **params: Any
 ) -> Jaxpr:
-    """A definition at strong types of operands; ``context`` holds the flags that traces depend on."""
+    """Trace a definition at strong types of operands.
+
+    ``context`` holds the flags that traces depend on.
+    """
     jaxpr = stage(functools.partial(definition, **params), avals, definition.__name__.strip("_"))
     assert not jaxpr.consts, "definitions close over nothing"
     return jaxpr if lines else simplify.without_lines(jaxpr)

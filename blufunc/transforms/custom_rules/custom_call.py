@@ -1,4 +1,4 @@
-"""What functions with rules of their own share: arguments, the primitive of their calls, and how traces take them.
+"""Base of functions with custom rules: arguments, call primitive, tracing.
 
 Transforms, stage 2, below ``custom_jvp``, ``custom_vjp`` and ``custom_vmap``. In: a function, the arguments of a call,
 and the flat form of its rules. Out: a differentiating trace runs the rules; a trace that does not differentiate stages
@@ -65,13 +65,14 @@ class RuledCall(Call):
 
 
 class FlatRules:
-    """The user's rules on flat lists. What the function returns is known once it was staged, or a rule has run.
+    """The user's rules on flat lists.
 
     Attributes:
       prim: the primitive of the function's calls.
       differentiate: ``differentiate(trace, primals, tangents) -> (outs, out_tangents)``, of tangents not all zero.
       params: from the number of constants to the parameters of a call, without its jaxpr.
-      out_tree, out_avals: the structure and the types of the function's result, or None.
+      out_tree, out_avals: the structure and the types of the function's result; None until it was staged, or a rule
+        has run.
     """
 
     prim: RuledCall
@@ -85,7 +86,7 @@ class FlatRules:
         self.out_avals: Any = None
 
     def results(self, pair: Any, rule: str, second: str) -> tuple[list, Any]:
-        """The two things that a rule returned: the function's result, flat and checked, and the other one."""
+        """The function's result, flat and checked, and the rule's other one."""
         what = f"the {rule} rule of {self.name}"
         out, other = check_pair(pair, what, f"(out, {second})")
         leaves, structure = tree.flatten(out)
@@ -105,12 +106,14 @@ class FlatRules:
 
 
 class CustomFunction:
-    """A function with rules of its own: the base of the classes that users decorate functions with.
+    """A function with custom rules: the base of the decorators.
 
     Attributes:
       fun: the function.
       nondiff: the positions of arguments that are not differentiated.
     """
+
+    __call__: Callable[..., Any]  # of each subclass
 
     def __init__(
         self,
@@ -171,15 +174,15 @@ def flat_arguments(fun: Callable, args: tuple) -> tuple[tree.TreeDef, list]:
     return in_tree, as_values(leaves, lambda i: f"the argument {labels_of(fun, in_tree)[i]}")
 
 
-def staged(fun: Callable, in_tree: tree.TreeDef, values: Sequence) -> tuple[FlatFunction, Jaxpr, list]:
-    """The flat function, its jaxpr, and the values that it closes over, which are the first operands."""
+def staged(fun: Callable, in_tree: tree.TreeDef, values: Sequence) -> tuple[FlatFunction, Jaxpr, Sequence]:
+    """The flat function, its jaxpr, and its closure, the first operands."""
     flat = FlatFunction(fun, in_tree)
     jaxpr, consts = stage(flat, [v.aval for v in values], name_of(fun)).hoist()
     return flat, jaxpr, consts
 
 
 def check_closure(tangents: Sequence, name: str) -> None:
-    """Raise GradError if a function with rules of its own closes over a value that is differentiated."""
+    """Raise GradError if the closure of a custom rule is differentiated."""
     for t in tangents:
         if t.__class__ is not Zero:
             raise GradError(
@@ -191,7 +194,7 @@ def check_closure(tangents: Sequence, name: str) -> None:
 
 
 def nondiff_positions(fun: Callable, argnums: Any, argnames: Any) -> tuple[int, ...]:
-    """``nondiff_argnums`` and ``nondiff_argnames`` as one tuple of positions, in the order of the parameters."""
+    """Positions of non-differentiated arguments, in the parameters' order."""
     found = {*argument_numbers(argnums, "nondiff_argnums")}
     signature = signature_of(fun)
     parameters = list(signature.parameters) if signature else []
@@ -209,7 +212,7 @@ def nondiff_positions(fun: Callable, argnums: Any, argnames: Any) -> tuple[int, 
 def check_pair(
     found: Any, rule: str, wants: str, error: type[BlufuncError] = GradError, fix: str = ""
 ) -> Any:
-    """What a rule returned, which must be a pair."""
+    """The result of a rule, which must be a pair."""
     if not (isinstance(found, (tuple, list)) and len(found) == 2):
         raise error(
             f"{rule} must return {wants}, it returned a {type(found).__name__}.",
@@ -220,7 +223,7 @@ def check_pair(
 
 
 def expand_nones(found: Any, expected: tree.TreeDef, rule: str, names: tuple[str, str]) -> list:
-    """Tangents or cotangents that a rule returned, flat, where None may stand for a whole subtree of zeros."""
+    """A rule's tangents or cotangents, flat; None may stand for a subtree."""
     skeleton = tree.unflatten(expected, [0] * expected.num_leaves)
     try:
         flat = tree.broadcast_prefix(found, skeleton, is_leaf=lambda x: x is None)
