@@ -179,7 +179,7 @@ with _lazy.modules(globals()):
     from blufunc.kernels.backends.cpu import backend as _cpu
     from blufunc.kernels.backends.cuda import backend as _cuda
     from blufunc.kernels.backends.cuda.library.attention import kernels as _attention
-    from blufunc.nn import attention_recognised as _attention_recognised
+    from blufunc.nn.attention import recognised as _attention_recognised
     from blufunc.parallel.programs import array_shards as _array_shards
     from blufunc.parallel.programs import jit_shardings as _jit_shardings
 

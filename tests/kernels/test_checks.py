@@ -1,4 +1,4 @@
-"""``config.check``: a wrong kernel or memory plan is found where it is made, and only with the flag."""
+"""``config.check``: errors for wrong kernels and memory plans."""
 
 from dataclasses import replace
 

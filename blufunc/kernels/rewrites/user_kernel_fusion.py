@@ -79,7 +79,7 @@ class _Fusing:
         if not readers and not writers:
             return
         inside = sorted({id(e): e for e in (*eqns, eqn, *after)}.values(), key=lambda e: self.position[id(e)])
-        ins = list(dict.fromkeys(a for a in operands if a.__class__ is not Literal))
+        ins = list(dict.fromkeys(a for a in operands if isinstance(a, Var)))
         body = Jaxpr(ins, inside, outvars, name=eqn.prim.name)
         places = tuple([None if a.__class__ is Literal else ins.index(a) for a in operands])
         kernel = FusedUserKernel(eqn.prim, eqn.params["kernel"], readers, writers, body, places)

@@ -20,7 +20,7 @@ from blufunc.kernels.backends.cuda.library.attention.mods import code_of
 from blufunc.kernels.backends.cuda.program import TARGET
 from blufunc.kernels.pipeline import schedule
 from blufunc.kernels.schedule import GroupStep, OpaqueStep
-from blufunc.nn.attention_mods import traced
+from blufunc.nn.attention.mods import traced
 
 
 class Function:
