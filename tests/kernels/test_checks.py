@@ -10,7 +10,7 @@ from blufunc import errors
 from blufunc.config import config
 from blufunc.kernels import pipeline
 from blufunc.kernels.backends.cuda.lowered import Draft
-from blufunc.kernels.lower import dedupe_regions
+from blufunc.kernels.lower import region as dedupe_regions
 
 
 def draft():

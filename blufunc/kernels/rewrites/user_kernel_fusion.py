@@ -81,7 +81,7 @@ class _Fusing:
         inside = sorted({id(e): e for e in (*eqns, eqn, *after)}.values(), key=lambda e: self.position[id(e)])
         ins = list(dict.fromkeys(a for a in operands if isinstance(a, Var)))
         body = Jaxpr(ins, inside, outvars, name=eqn.prim.name)
-        places = tuple([None if a.__class__ is Literal else ins.index(a) for a in operands])
+        places = tuple([ins.index(a) if isinstance(a, Var) else None for a in operands])
         kernel = FusedUserKernel(eqn.prim, eqn.params["kernel"], readers, writers, body, places)
         fused = Eqn(fused_user_kernel_p, operands, outvars, {"kernel": kernel}, eqn.source)
         self.gone |= {id(e) for e in (*eqns, *after)}

@@ -18,8 +18,7 @@ import blufunc.numpy as bnp
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.jaxpr import Jaxpr, Literal, eval_jaxpr
-from blufunc.core.ir.typed_key import exact
+from blufunc.core.ir.jaxpr import Jaxpr, Literal, eval_jaxpr, exact
 from blufunc.core.primitives.linear_ops import move_dim
 from blufunc.core.programs.simplify import simplify
 from blufunc.core.programs.stage import stage

@@ -24,7 +24,7 @@ from blufunc.core.ir.trace import Trace, set_trace, state
 from blufunc.core.primitives import effects
 from blufunc.core.primitives.tangents import Zero, zero
 from blufunc.core.programs import simplify
-from blufunc.core.programs.recognizers import recognised
+from blufunc.core.programs.alternatives import recognised
 from blufunc.core.programs.stage import stage
 from blufunc.core.pytree import tree
 from blufunc.errors import ArgumentError, UnsupportedError

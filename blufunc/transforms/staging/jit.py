@@ -27,8 +27,8 @@ from blufunc.core.arrays.array import Array, Donated, arrays_of
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.axes import static_int
+from blufunc.core.ir.jaxpr import exact
 from blufunc.core.ir.trace import EVAL, Tracer, state
-from blufunc.core.ir.typed_key import exact
 from blufunc.core.primitives import effects
 from blufunc.core.primitives.primitive import concrete, device_of
 from blufunc.core.programs import simplify

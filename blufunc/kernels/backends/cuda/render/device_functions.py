@@ -18,9 +18,8 @@ from blufunc.kernels.backends.cuda.target import CUDA
 from blufunc.kernels.codegen import scalar_ops
 from blufunc.kernels.codegen.c_renderer import CStyle
 from blufunc.kernels.codegen.scopes import Scope, indented
-from blufunc.kernels.fusion.classify import sort_of
 from blufunc.kernels.fusion.fuse import Fusion, Region
-from blufunc.kernels.fusion.iteration_space import Frame, reduces, scans_by
+from blufunc.kernels.fusion.iteration_space import Frame, reduces, scans_by, sort_of
 from blufunc.kernels.loopir.access_map import Place
 from blufunc.kernels.loopir.index import ZERO, Range, of
 from blufunc.kernels.loopir.ir import Buffer, Kernel, Store, Value, load, number
