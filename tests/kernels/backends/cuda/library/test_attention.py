@@ -265,7 +265,7 @@ def launch(emulator, case, kernel, tiling, causal, types, arrays, eager=False):
     )
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "shape, dtype, causal, tilings, packed",
     [
