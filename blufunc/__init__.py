@@ -5,7 +5,7 @@ from blufunc import _lazy
 from blufunc.config import config as config
 from blufunc.core.arrays import array as _array
 from blufunc.core.arrays import backend as _backend
-from blufunc.core.programs import recognizers as _recognizers
+from blufunc.core.programs import alternatives as _alternatives
 from blufunc.numpy import methods as _methods
 from blufunc.transforms.staging import jit as _jit
 
@@ -179,14 +179,16 @@ with _lazy.modules(globals()):
     from blufunc.kernels.backends.cpu import backend as _cpu
     from blufunc.kernels.backends.cuda import backend as _cuda
     from blufunc.kernels.backends.cuda.library.attention import kernels as _attention
-    from blufunc.nn import attention_recognised as _attention_recognised
+    from blufunc.nn.attention import recognised as _attention_recognised
     from blufunc.parallel.programs import array_shards as _array_shards
     from blufunc.parallel.programs import jit_shardings as _jit_shardings
 
 _backend.register("cpu", lambda: _cpu.NumpyBackend())
 _backend.register("cuda", lambda: _cuda.CudaBackend())
 _array.shards = _array_shards
-_recognizers.recognisers.append(lambda jaxpr: _attention_recognised.recognise(jaxpr))
-_recognizers.refusals["attention"] = lambda sizes, dtype: _attention.refused_everywhere(sizes, dtype)
+_alternatives.recognisers.append(
+    (frozenset(("dot_general", "exp")), lambda jaxpr: _attention_recognised.recognise(jaxpr))
+)
+_alternatives.refusals["attention"] = lambda sizes, dtype: _attention.refused_everywhere(sizes, dtype)
 _jit.register_sharded(lambda *args, **options: _jit_shardings.ShardedJit(*args, **options))
 _methods.install()

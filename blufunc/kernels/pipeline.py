@@ -26,8 +26,8 @@ from blufunc.kernels.loopir.access_map import view_chain
 from blufunc.kernels.loopir.index import Index
 from blufunc.kernels.loopir.ir import Buffer, Kernel, Lanes, Reduce, Rows, Store, post_order, values_of
 from blufunc.kernels.loopir.launch import Scratch
-from blufunc.kernels.lower.dedupe_regions import Lowered
 from blufunc.kernels.lower.horizontal_fusion import groups, structure
+from blufunc.kernels.lower.region import Lowered
 from blufunc.kernels.memory.plan import plan
 from blufunc.kernels.memory.types import Step as PlanStep
 from blufunc.kernels.memory.types import Value
@@ -35,10 +35,8 @@ from blufunc.kernels.memory.verify import check_plan
 from blufunc.kernels.ops.gemm import overwritten_by
 from blufunc.kernels.recompute.remat import rematerialise
 from blufunc.kernels.rewrites.activation_epilogue import is_activation, with_activations
-from blufunc.kernels.rewrites.canonicalize import rewrite
+from blufunc.kernels.rewrites.canonicalize import rewrite, with_columns_apart
 from blufunc.kernels.rewrites.gemm_epilogue import with_epilogues
-from blufunc.kernels.rewrites.pointwise_control_flow import with_point_control
-from blufunc.kernels.rewrites.split_column_reductions import with_columns_apart
 from blufunc.kernels.schedule import GroupStep, KernelStep, OpaqueStep, Schedule, Step, uncollected
 from blufunc.kernels.target import Target
 
@@ -50,7 +48,9 @@ with _lazy.modules(globals()):  # for programs with a budget, and for targets wi
         packed_outputs,
         split_float32,
         split_float32_attention,
+        user_kernel_fusion,
     )
+    from blufunc.kernels.rewrites import pointwise_control_flow as point_control
 
 Planned = Callable[[Eqn], bool]
 
@@ -119,7 +119,8 @@ class Planning:
         planned: Planned,
         keep: Callable[[Eqn], bool] = lambda eqn: False,
     ):
-        if target.epilogues:
+        multiplies = target.epilogues and any(e.prim.kind == "contract" or e.prim.body for e in jaxpr.eqns)
+        if multiplies:
             jaxpr, origins = inline_bodies(jaxpr, lambda eqn: keep(eqn) or is_activation(eqn))
             # what nobody reads of a call is known now, and may be why there is no kernel for it
             jaxpr, _ = inline_bodies(
@@ -137,8 +138,12 @@ class Planning:
             jaxpr = activation_sums.with_activation_sums(jaxpr, origins, target.activation_kernel)
         else:
             jaxpr, origins = inline_bodies(jaxpr, keep)
-        jaxpr = rewrite(with_point_control(jaxpr, origins), origins, target.batch_first)
-        jaxpr = with_epilogues(jaxpr, origins) if target.epilogues else jaxpr
+        if target.epilogues and any(e.prim.kind == "kernel" for e in jaxpr.eqns):
+            jaxpr = user_kernel_fusion.with_fused_user_kernels(jaxpr, origins)
+        if any(e.prim.kind == "control" for e in jaxpr.eqns):
+            jaxpr = point_control.with_point_control(jaxpr, origins)
+        jaxpr = rewrite(jaxpr, origins, target.batch_first)
+        jaxpr = with_epilogues(jaxpr, origins) if multiplies else jaxpr
         self.jaxpr = with_columns_apart(jaxpr, origins, target.summed_lanes)
         self.origins, self.target = origins, target
         self._donated, self._planned = donated, planned
@@ -176,7 +181,8 @@ class Planning:
         target = self.target
         if fusion is None:
             fusion = fuse(jaxpr, origins, self._sorts, target.summed_lanes, target.recompute)
-            fusion.steps = target.ordered(fusion.steps)
+            if target.ordered is not None:
+                fusion.steps = target.ordered(fusion.steps)
         return _Scheduler(jaxpr, fusion, self._donated, self.target, self._planned, apart)
 
 

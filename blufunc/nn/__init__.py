@@ -43,7 +43,7 @@ with _lazy.names(__name__):
         swish,
         tanh,
     )
-    from blufunc.nn.attention import dot_product_attention
+    from blufunc.nn.attention.dot_product import dot_product_attention
     from blufunc.nn.classification import (
         convex_kl_divergence,
         ctc_loss,

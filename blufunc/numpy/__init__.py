@@ -2,7 +2,7 @@
 
 Promotion and broadcasting of user values happen here and nowhere below. Importing this package gives
 arrays and tracers their operators and methods. The namespace follows the array API standard 2024.12 and holds
-what NumPy and JAX have besides. Modules, from the bottom: ``promotion`` (values become operands), ``families`` and
+what NumPy and JAX have besides. Modules, from the bottom: ``promotion`` (values become operands) and
 ``elementwise``; ``creation``, ``manipulation``, ``joining``, ``picking``, ``indexing`` and ``updating`` (``x.at``);
 ``reductions``, ``linear``, ``sorting``, ``searching``; what is made of these; ``methods`` and ``types`` (dtypes).
 """

@@ -19,17 +19,22 @@ from blufunc.core.ir.trace import Value
 from blufunc.core.ops import elementwise as ops
 from blufunc.core.ops import special
 from blufunc.core.primitives.primitive import Primitive
-from blufunc.numpy.families import binary, binary_inexact, extremum, named, ordering, unary_inexact
 from blufunc.numpy.promotion import (
     PYTHON_SCALARS,
     as_value,
+    binary,
+    binary_inexact,
     cast,
     constant,
+    extremum,
     inexact,
     match_shapes,
     meet,
+    named,
+    ordering,
     promote_dtypes,
     static_int,
+    unary_inexact,
     value_of,
 )
 

@@ -25,7 +25,6 @@ from blufunc.core.primitives.linear_ops import reduce_sum, reshape
 from blufunc.core.primitives.primitive import Primitive
 from blufunc.numpy import elementwise as ew
 from blufunc.numpy.creation import match_to
-from blufunc.numpy.families import named
 from blufunc.numpy.promotion import (
     as_value,
     axes_in,
@@ -35,6 +34,7 @@ from blufunc.numpy.promotion import (
     dtype_of,
     inexact,
     meet,
+    named,
     stretch,
     value_of,
 )

@@ -196,9 +196,23 @@ def argument_numbers(nums: Any, what: str) -> tuple[int, ...]:
         isinstance(i, (int, np.integer)) and not isinstance(i, bool) for i in listed
     ):
         raise errors.ArgumentError(
-            f"{what} is an int or a sequence of them, not {nums!r:.60}.", where=source.here()
+            f"{what} is an int or a sequence of them, not {nums!r:.60}.",
+            where=source.here(),
+            fix=f"{what.split()[-1]}=(0,)",
         )
     return tuple(map(int, listed))
+
+
+def argument_names(names: Any, what: str) -> tuple[str, ...]:
+    """``argnames`` as a tuple of strings; None for none."""
+    listed = (names,) if isinstance(names, str) else () if names is None else names
+    if not isinstance(listed, (tuple, list, set, frozenset)) or not all(isinstance(n, str) for n in listed):
+        raise errors.ArgumentError(
+            f"{what} holds names of parameters, not {names!r:.60}.",
+            where=source.here(),
+            fix=f"{what.split()[-1]}=('n',)",
+        )
+    return tuple(listed)
 
 
 def argument_indices(argnums: int | Sequence[int], n_args: int, what: str) -> tuple[int, ...]:
@@ -219,11 +233,16 @@ def argument_indices(argnums: int | Sequence[int], n_args: int, what: str) -> tu
 
 
 def check_structure(
-    expected: tree.TreeDef, got: tree.TreeDef, what: str, names: tuple[str, str], fix: str = ""
+    expected: tree.TreeDef,
+    got: tree.TreeDef,
+    what: str,
+    names: tuple[str, str],
+    fix: str = "",
+    error: type[errors.BlufuncError] = errors.TreeError,
 ) -> None:
-    """Raise TreeError with the differing paths unless two structures agree."""
+    """Raise ``error`` with the differing paths unless two structures agree."""
     if expected != got:
-        raise errors.TreeError(
+        raise error(
             f"{what}: {names[1]} has a different structure from {names[0]}.",
             where=source.here(),
             why="; ".join(paths.diff(expected, got, *names)[:5]),

@@ -1,4 +1,4 @@
-"""``config.check``: a wrong kernel or memory plan is found where it is made, and only with the flag."""
+"""``config.check``: errors for wrong kernels and memory plans."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from blufunc import errors
 from blufunc.config import config
 from blufunc.kernels import pipeline
 from blufunc.kernels.backends.cuda.lowered import Draft
-from blufunc.kernels.lower import dedupe_regions
+from blufunc.kernels.lower import region as dedupe_regions
 
 
 def draft():

@@ -220,6 +220,8 @@ class Primitive:
             result = self.abstract(*avals, **params)
         except errors.BlufuncError as e:
             raise source.located(e) from None
+        if result.__class__ is ShapedArray and not self.multiple_results:
+            return result
         return checked_types(self, result)
 
     def evaluate(self, args: Sequence, params: dict) -> Any:

@@ -87,13 +87,11 @@ def pair_of(prim: Any, rule: str, result: Any) -> tuple[Any, Any]:
     raise rule_error(prim, rule, f"returned {described(result)}, not a pair")
 
 
-def checked_types(prim: Any, result: Any) -> Any:
-    """What the abstract rule returned: a type, or a tuple of them."""
-    if prim.multiple_results:
-        if isinstance(result, (list, tuple)) and all(a.__class__ is ShapedArray for a in result):
+def checked_types(prim: Any, result: Any) -> tuple[ShapedArray, ...]:
+    """The types that the abstract rule returned, where that is not the one type of one result."""
+    if prim.multiple_results and isinstance(result, (list, tuple)):
+        if all(a.__class__ is ShapedArray for a in result):
             return tuple(result)
-    elif result.__class__ is ShapedArray:
-        return result
     raise rule_error(prim, "abstract", f"returned {described(result)}")
 
 

@@ -21,8 +21,7 @@ from blufunc.config import config
 from blufunc.core.arrays import backend
 from blufunc.core.arrays.array import Array
 from blufunc.core.ir import check, dtypes, source
-from blufunc.core.ir.jaxpr import Atom, DropVar, Eqn, Jaxpr, Literal, Var, map_jaxprs, subjaxprs
-from blufunc.core.ir.typed_key import exact
+from blufunc.core.ir.jaxpr import Atom, DropVar, Eqn, Jaxpr, Literal, Var, exact, map_jaxprs, subjaxprs
 from blufunc.core.ops.elementwise import add_p, convert_p, div_p, mul_p, select_p, stop_gradient_p
 from blufunc.core.primitives.kinds import Elementwise
 from blufunc.core.primitives.linear_ops import add_any_p, broadcast_in_dim_p

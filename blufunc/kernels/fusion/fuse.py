@@ -31,21 +31,27 @@ from blufunc.core.ops.shape import iota_p
 from blufunc.core.primitives.kinds import Elementwise
 from blufunc.core.primitives.linear_ops import add_any_p
 from blufunc.kernels.fusion import iteration_space
-from blufunc.kernels.fusion.classify import READERS, one_hot, one_hot_batch, sort_of
-from blufunc.kernels.fusion.fuse_into_copies import computed_in_copies
 from blufunc.kernels.fusion.iteration_space import (
+    READERS,
     Canonical,
     Frame,
     canonical_of,
     common,
+    one_hot,
+    one_hot_batch,
     reduces,
     role_of,
     scans,
+    sort_of,
     sums_of_long_rows,
 )
-from blufunc.kernels.fusion.position_tables import position_tables
 from blufunc.kernels.fusion.reachability import Waits
-from blufunc.kernels.fusion.recompute_in_consumers import computed_by_readers
+from blufunc.kernels.fusion.recompute_in_consumers import (
+    COPIES,
+    computed_by_readers,
+    computed_in_copies,
+    position_tables,
+)
 from blufunc.kernels.loopir.access_map import Place, gathered, moves, view_chain
 from blufunc.kernels.loopir.index import ZERO, Computed, Index, flat, of
 from blufunc.kernels.loopir.index import constant as fixed
@@ -209,8 +215,9 @@ class _Fuser:
         self._leaves: dict[Var, tuple[Var, ...]] = {}
         self.last_effect: int | None = None
         self.first_result: dict[Any, Var] = {}  # of loops and branches at points
-        self.tables = position_tables(jaxpr)
-        self.by_readers = computed_in_copies(jaxpr, self.tables)
+        prims = {e.prim for e in jaxpr.eqns}
+        self.tables = position_tables(jaxpr) if iota_p in prims else set()
+        self.by_readers = computed_in_copies(jaxpr, self.tables) if prims & COPIES else set()
         if read_again:
             for eqn in jaxpr.eqns:
                 if eqn not in sorts:

@@ -1,21 +1,43 @@
-"""Frames: the points that a fused region works on, and what its values are in them.
+"""Iteration spaces: the points that a fused region works on; and which equations have one.
 
 Kernels, stage 5, below ``fuse.py``. In: an equation, and the frame of a region that it might join. Out: the role of its
 result there (an element, a row, a column or a total; ``fuse.py`` says what these are), the frame with it, and the place
-of a role's values.
+of a role's values. ``sort_of`` says whether an equation is virtual, a node of a region or opaque; passes before fusion
+ask, too.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from blufunc.core.ir import dtypes
 from blufunc.core.ir.jaxpr import Eqn
+from blufunc.core.ops.dynamic import dynamic_slice_p, dynamic_update_slice_p
+from blufunc.core.ops.gather_scatter import gather_p, scatter_add_p
+from blufunc.core.ops.random_bits import (
+    random_bits_p,
+    random_fold_in_p,
+    random_seed_p,
+    random_split_p,
+    random_unwrap_p,
+    random_wrap_p,
+)
+from blufunc.core.ops.shape import concatenate_p, iota_p, pad_p
+from blufunc.core.primitives.kinds import Elementwise
+from blufunc.core.primitives.linear_ops import add_any_p
+from blufunc.core.primitives.override import is_replaced
 from blufunc.core.primitives.primitive import Primitive
-from blufunc.kernels.loopir.access_map import Place, source_of
-from blufunc.kernels.loopir.index import Index, Range, flat, of, unflat
+from blufunc.kernels.codegen import scalar_ops
+from blufunc.kernels.loopir.access_map import Place, moves, source_of
+from blufunc.kernels.loopir.index import ZERO, Index, Range, flat, of, unflat
+from blufunc.kernels.ops.points import POINTS
+
+# -- iteration spaces -------------------------------------------------------------------------------
 
 
 def reduces(prim: Primitive) -> str:
@@ -220,3 +242,82 @@ class Canonical(dict[str, Index]):
 
 
 canonical_of = functools.lru_cache(256)(Canonical)
+
+
+# -- sorts of equations -----------------------------------------------------------------------------
+
+
+RANDOM = (
+    frozenset(
+        (random_bits_p, random_split_p, random_fold_in_p, random_seed_p, random_wrap_p, random_unwrap_p)
+    )
+    if sys.byteorder == "little"
+    else frozenset()
+)
+"""The random primitives that kernels compute: on machines that store the low byte of a number first."""
+
+READERS = frozenset((gather_p, concatenate_p, pad_p, dynamic_slice_p, dynamic_update_slice_p, *RANDOM))
+"""Nodes that read their operands at other elements than their own."""
+
+
+def sort_of(eqn: Eqn) -> str:
+    """``virtual``, ``node`` or ``opaque``."""
+    prim = eqn.prim
+    if prim.multiple_results or eqn.effects or prim.opaque or len(eqn.outvars) != 1:
+        return "opaque"
+    if is_replaced(prim, "impl"):
+        return "opaque"
+    for a in (*eqn.invars, *eqn.outvars):
+        if not a.aval.size or not _plain(a.aval.dtype):
+            return "opaque"
+    if moves(eqn) or prim is iota_p:
+        return "virtual"
+    if isinstance(prim, Elementwise) or prim is add_any_p:
+        if not scalar_ops.known(prim, eqn.params, [a.aval.dtype for a in eqn.invars]):
+            return "opaque"
+        return "virtual" if eqn.outvars[0].aval.size == 1 else "node"
+    if reduces(prim):
+        return "opaque" if dtypes.is_complex(eqn.invars[0].aval.dtype) or _positions_apart(eqn) else "node"
+    if scans_by(prim):
+        return "node" if can_be_scanned(eqn) and not dtypes.is_complex(eqn.invars[0].aval.dtype) else "opaque"
+    if prim in READERS or prim in POINTS or one_hot(eqn):
+        return "node"
+    return "opaque"
+
+
+@functools.cache
+def _plain(dtype: Any) -> bool:
+    return dtypes.is_numeric(dtype) or dtypes.is_bool(dtype) or dtypes.is_key(dtype)
+
+
+def one_hot(eqn: Eqn) -> bool:
+    """Whether a ``scatter_add`` adds one number to each row at one place: then every element can look for itself."""
+    if eqn.prim is not scatter_add_p:
+        return False
+    d = eqn.params["dimension_numbers"]
+    x, indices, updates = (a.aval for a in eqn.invars)
+    return (
+        not d.update_window_dims
+        and len(d.scatter_dims_to_operand_dims) == 1
+        and d.inserted_window_dims == d.scatter_dims_to_operand_dims
+        and len(d.operand_batching_dims) == x.ndim - 1
+        and indices.shape[-1] == 1
+        and updates.size * x.shape[d.scatter_dims_to_operand_dims[0]] == x.size
+    )
+
+
+def one_hot_batch(eqn: Eqn, place: Place) -> Place:
+    """Where the index and the update for an element's row are."""
+    d = eqn.params["dimension_numbers"]
+    batch = [ZERO] * (eqn.invars[1].aval.ndim - 1)
+    for a, b in zip(d.operand_batching_dims, d.scatter_indices_batching_dims, strict=True):
+        batch[b] = place[a]
+    return tuple(batch)
+
+
+def _positions_apart(eqn: Eqn) -> bool:
+    """Whether it looks for positions along an axis that is not the last: those of no row."""
+    if "index_dtype" not in eqn.params:
+        return False
+    pattern = reduction_pattern(eqn.invars[0].aval.shape, eqn.params["axes"])
+    return not pattern or not pattern[-1][1] or len(pattern) > 2

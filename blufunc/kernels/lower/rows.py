@@ -35,12 +35,10 @@ from blufunc.kernels.loopir.ir import (
     within,
 )
 from blufunc.kernels.loopir.launch import Launch, Scratch
-from blufunc.kernels.lower.column_scans import scanned_rows
 from blufunc.kernels.lower.indexed_reads import placed
-from blufunc.kernels.lower.kernel import Lowering
-from blufunc.kernels.lower.long_scans import scanned_chunks
-from blufunc.kernels.lower.row_loops import Levels, in_generations, root_apart
+from blufunc.kernels.lower.kernel import Levels, Lowering, in_generations, root_apart
 from blufunc.kernels.lower.scalars import choose, converted
+from blufunc.kernels.lower.scans import scanned_chunks, scanned_rows
 
 
 def in_rows(low: Lowering) -> list[Launch]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from blufunc import errors
-from blufunc.kernels.memory.dependencies import roots_of
+from blufunc.kernels.memory.order import roots_of
 from blufunc.kernels.memory.types import Placement, Plan, Step, Value
 
 _Region = tuple[tuple[str, int], int, int]

@@ -1,8 +1,8 @@
 """Choice between platform variants: the computation as written, or the one that a device has library kernels for.
 
-Kernels, before stage 5. Recognizers have found the variants (``core/programs/recognizers.py``), or an operation brought
-its own (``nn/vocabulary_loss_call.py``). Recognizers run once more here, after all transforms: they have not seen what
-is not differentiated.
+Kernels, before stage 5. Recognizers have found the variants (``core/programs/alternatives.py``), or an operation
+brought its own (``nn/vocabulary_loss_call.py``). Recognizers run once more here, after all transforms: they have not
+seen what is not differentiated.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, line_of
-from blufunc.core.programs.alternatives import chosen
-from blufunc.core.programs.recognizers import recognised_everywhere
+from blufunc.core.programs.alternatives import chosen, recognised_everywhere
 from blufunc.core.programs.simplify import inline_calls
 
 

@@ -32,7 +32,7 @@ from blufunc.kernels.precision import ACCURATE, ALGORITHMS, QUICKER_BY, is_tf32,
 from blufunc.kernels.rewrites.split_float32 import power_of_two
 
 OPERANDS = {"attention": (0, 1, 2), "attention_grad": (0, 1, 2, 5)}
-"""Of each primitive (``nn/attention_call.py``), the operands that are multiplied: queries, keys, values, cotangents."""
+"""Of each primitive (``nn/attention/call.py``), the operands that are multiplied: queries, keys, values, cotangents."""
 
 
 class _InParts(Primitive):

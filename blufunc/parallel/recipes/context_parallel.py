@@ -31,8 +31,8 @@ import blufunc.numpy as bnp
 from blufunc import errors, lax
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import axis_in
-from blufunc.nn.attention import dot_product_attention
-from blufunc.nn.attention_call import attention_grad_p, attention_p
+from blufunc.nn.attention.call import attention_grad_p, attention_p
+from blufunc.nn.attention.dot_product import dot_product_attention
 from blufunc.parallel.recipes.varying import Ring, ring_of
 from blufunc.transforms.autodiff.grad import jvp
 from blufunc.transforms.custom_rules.custom_jvp import custom_jvp

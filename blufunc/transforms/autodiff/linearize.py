@@ -20,7 +20,7 @@ from blufunc.core.primitives.linear_ops import instantiate
 from blufunc.core.primitives.rule_errors import pair_of
 from blufunc.core.primitives.tangents import Zero
 from blufunc.core.programs import simplify
-from blufunc.core.programs.recognizers import recognised
+from blufunc.core.programs.alternatives import recognised
 from blufunc.core.programs.stage import StagedTracer, StageTrace, is_staging, stage
 from blufunc.transforms.autodiff.jvp import JVPTrace
 from blufunc.transforms.batching.batch import MeshAxis

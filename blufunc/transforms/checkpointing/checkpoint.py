@@ -24,13 +24,14 @@ from blufunc.core.ir.trace import Trace, set_trace, state
 from blufunc.core.primitives import effects
 from blufunc.core.primitives.tangents import Zero, zero
 from blufunc.core.programs import simplify
-from blufunc.core.programs.recognizers import recognised
+from blufunc.core.programs.alternatives import recognised
 from blufunc.core.programs.stage import stage
 from blufunc.core.pytree import tree
 from blufunc.errors import ArgumentError, UnsupportedError
 from blufunc.transforms.arguments import (
     FlatFunction,
     argument_indices,
+    argument_names,
     as_values,
     labels_of,
     name_of,
@@ -244,12 +245,7 @@ def checkpoint(
             why="the function is traced, so that it can be recomputed.",
             fix="static_argnums=... for arguments whose values Python code inspects",
         )
-    names = (static_argnames,) if isinstance(static_argnames, str) else static_argnames
-    if not isinstance(names, (tuple, list, set, frozenset)) or not all(isinstance(n, str) for n in names):
-        raise ArgumentError(
-            f"checkpoint: static_argnames holds names of parameters, not {static_argnames!r:.60}.",
-            where=source.here(),
-        )
+    names = argument_names(static_argnames, "checkpoint: static_argnames")
     if fun is None:
         return functools.partial(
             checkpoint,

@@ -14,7 +14,7 @@ from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Eqn, Literal, Var
 from blufunc.core.programs import simplify
-from blufunc.core.programs.recognizers import as_written
+from blufunc.core.programs.alternatives import as_written
 from blufunc.core.programs.stage import stage
 from blufunc.core.pytree import tree
 from blufunc.transforms.arguments import FlatFunction, abstract, check_callable, labels_of, name_of

@@ -18,7 +18,7 @@ from typing import Any
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var, eval_jaxpr
 from blufunc.core.primitives.linear_ops import move_dim
 from blufunc.core.primitives.tangents import Zero, is_linear, zero
-from blufunc.core.programs.recognizers import as_written
+from blufunc.core.programs.alternatives import as_written
 from blufunc.core.programs.stage import stage
 from blufunc.transforms.autodiff.jvp import jvp_jaxpr
 from blufunc.transforms.autodiff.linearize import linearize_jaxpr

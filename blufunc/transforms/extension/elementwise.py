@@ -1,7 +1,7 @@
-"""``elementwise``: a Python function of scalars, applied to each element of arrays.
+"""``elementwise``: a function of scalars applied to the elements of arrays.
 
 Transforms, before stage 1. In: a function and broadcastable arrays. Out: the operations that it traces to, mapped over
-every axis, so that later stages see nothing but elementwise primitives and fuse them with their neighbours.
+every axis, so that later stages see elementwise primitives only and fuse them with their neighbours.
 
 The derivative is that of the branch taken. With f_i the partial derivative with respect to input i, itself such a
 function, and t_i the tangents,
@@ -35,7 +35,7 @@ from blufunc.transforms.custom_rules.custom_jvp import custom_jvp
 
 
 def elementwise(fun: Callable) -> Callable:
-    """Apply a function of scalars to each element of arrays, with the derivative of the branch taken.
+    """Apply a function of scalars to each element of arrays.
 
         @bf.elementwise
         def entropy(p):
@@ -108,7 +108,7 @@ def elementwise(fun: Callable) -> Callable:
 
 
 def _branch_taken(fun: Callable) -> Callable:
-    """``fun``, of scalars, with the derivative that selects branches before it multiplies."""
+    """``fun`` with a derivative that selects branches before it multiplies."""
     call = custom_jvp(fun)
 
     @functools.cache

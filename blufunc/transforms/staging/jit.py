@@ -27,8 +27,8 @@ from blufunc.core.arrays.array import Array, Donated, arrays_of
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.axes import static_int
+from blufunc.core.ir.jaxpr import exact
 from blufunc.core.ir.trace import EVAL, Tracer, state
-from blufunc.core.ir.typed_key import exact
 from blufunc.core.primitives import effects
 from blufunc.core.primitives.primitive import concrete, device_of
 from blufunc.core.programs import simplify
@@ -39,6 +39,7 @@ from blufunc.transforms.arguments import (
     FlatFunction,
     abstract,
     argument_indices,
+    argument_names,
     argument_numbers,
     as_values,
     check_callable,
@@ -457,11 +458,7 @@ class _CallArguments:
 def _positions(fun: Callable, nums: Any, names: Any, what: str) -> tuple[frozenset[int], frozenset[str]]:
     """Argument indices and names, each completed from the other by the signature."""
     nums = argument_numbers(nums, f"{what}_argnums")
-    names = (names,) if isinstance(names, str) else () if names is None else names
-    if not isinstance(names, (tuple, list, set, frozenset)) or not all(isinstance(n, str) for n in names):
-        raise errors.ArgumentError(
-            f"{what}_argnames holds names of parameters, not {names!r:.60}.", where=source.here()
-        )
+    names = argument_names(names, f"{what}_argnames")
     signature = signature_of(fun)
     if signature is None:
         return frozenset(nums), frozenset(names)

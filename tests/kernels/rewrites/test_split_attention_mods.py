@@ -12,8 +12,8 @@ from blufunc.kernels.backends.cuda.library.attention.kernels import Shape
 from blufunc.kernels.backends.cuda.library.attention.mods import code_of, lists
 from blufunc.kernels.codegen import scalar_ops
 from blufunc.kernels.codegen.prelude import DEVICE
-from blufunc.nn import attention_call
-from blufunc.nn.attention_mods import traced
+from blufunc.nn.attention import call as attention_call
+from blufunc.nn.attention.mods import traced
 from tests.emulation.cuda_machines import needs_nvrtc
 from tests.emulation.emulated_mma import Emulator, maps
 from tests.kernels.rewrites.test_split_float32_attention import DEVIATION, F16, IN_PARTS, KERNELS, SMALL, Case

@@ -27,7 +27,7 @@ from blufunc.kernels.backends.cuda.library.attention.kernels import (
 )
 from blufunc.kernels.precision import ACCURATE, ALGORITHMS
 from blufunc.kernels.rewrites import split_float32_attention
-from blufunc.nn import attention_call
+from blufunc.nn.attention import call as attention_call
 from tests.emulation import fake_cuda
 from tests.emulation.cuda_machines import needs_nvrtc
 from tests.emulation.emulated_mma import Emulator, maps

@@ -1,4 +1,4 @@
-"""Elementwise functions of Python: values, the derivative of the branch taken, transforms, kernels, and errors."""
+"""``bf.elementwise``: values, derivatives, transforms, kernels, errors."""
 
 import numpy as np
 import pytest

@@ -16,7 +16,7 @@ from blufunc.core.ir import dtypes
 from blufunc.kernels.codegen import scalar_ops
 from blufunc.kernels.codegen.c_renderer import CStyle, turns_of
 from blufunc.kernels.codegen.scalar_ops import bare
-from blufunc.kernels.codegen.use_counts import Cell, written_in
+from blufunc.kernels.codegen.scopes import Cell, written_in
 from blufunc.kernels.loopir.index import Range
 from blufunc.kernels.loopir.ir import (
     BODIES,

@@ -33,7 +33,7 @@ from blufunc.kernels.codegen.c_renderer import (
 )
 from blufunc.kernels.codegen.prelude import HOST
 from blufunc.kernels.codegen.scalar_ops import bare, grouped
-from blufunc.kernels.codegen.use_counts import Survey
+from blufunc.kernels.codegen.scopes import Survey
 from blufunc.kernels.loopir.index import Range, of
 from blufunc.kernels.loopir.ir import (
     BODIES,

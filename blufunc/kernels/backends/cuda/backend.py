@@ -20,8 +20,7 @@ from blufunc.core.arrays import backend
 from blufunc.core.arrays.refcounts import ALONE, references
 from blufunc.core.ir import source
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var
-from blufunc.core.ir.typed_key import exact
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var, exact
 from blufunc.core.primitives.linear_ops import reshape_p
 from blufunc.core.programs.simplify import inline_definitions
 from blufunc.kernels.backends.cuda.device_model import limits_of

@@ -22,8 +22,7 @@ from typing import Any
 from blufunc import errors
 from blufunc.config import config
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.jaxpr import Eqn, Jaxpr, line_of
-from blufunc.core.ir.typed_key import exact
+from blufunc.core.ir.jaxpr import Eqn, Jaxpr, exact, line_of
 from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cuda import dispatch
 from blufunc.kernels.backends.cuda.device_model import H200, Limits

@@ -1,6 +1,6 @@
 """Clusters: the blocks that share a staged row, or one block where that is enough.
 
-Kernels, stage 6, below ``stage_rows.py``. On devices of compute capability 9.0 and more the blocks of a cluster run
+Kernels, stage 6, below ``shared_rows.py``. On devices of compute capability 9.0 and more the blocks of a cluster run
 at the same time, close to each other. They are one thread group: each keeps its share of a row in its own shared
 memory, and reductions combine the blocks' results in the order of their ranks, so that they are deterministic and the
 same for all blocks.

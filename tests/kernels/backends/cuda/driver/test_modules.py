@@ -20,7 +20,7 @@ from blufunc.kernels.backends.cuda.library.attention.mods import code_of
 from blufunc.kernels.backends.cuda.program import TARGET
 from blufunc.kernels.pipeline import schedule
 from blufunc.kernels.schedule import GroupStep, OpaqueStep
-from blufunc.nn.attention_mods import traced
+from blufunc.nn.attention.mods import traced
 
 
 class Function:
@@ -135,6 +135,7 @@ def test_what_other_steps_are_written_in_is_compiled_beside_kernels(compiled):
     assert len(compiled) == len(others)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "kind, parts, masked, summed, batch",
     [

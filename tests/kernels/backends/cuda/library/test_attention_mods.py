@@ -14,8 +14,8 @@ from blufunc.kernels.backends.cuda.library.attention.kernels import FORWARD_KERN
 from blufunc.kernels.backends.cuda.library.attention.mods import code_of, lists
 from blufunc.kernels.codegen import scalar_ops
 from blufunc.kernels.codegen.prelude import DEVICE
-from blufunc.nn import attention_call
-from blufunc.nn.attention_mods import traced
+from blufunc.nn.attention import call as attention_call
+from blufunc.nn.attention.mods import traced
 from tests.emulation.cuda_machines import needs_nvrtc
 from tests.emulation.emulated_mma import Emulator, maps
 from tests.kernels.backends.cuda.library.test_attention import (
@@ -68,7 +68,7 @@ def given(name):
 # -- the texts -------------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @needs_nvrtc
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100"])
 @pytest.mark.parametrize(

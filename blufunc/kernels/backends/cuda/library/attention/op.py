@@ -1,6 +1,6 @@
 """``attention`` and ``attention_grad`` as steps of a program on a CUDA device.
 
-Kernels, stages 5 and 8. Which calls of these names (``nn/attention_call.py``) have a kernel, so that they are not
+Kernels, stages 5 and 8. Which calls of these names (``nn/attention/call.py``) have a kernel, so that they are not
 replaced by their definitions; and the ``Work`` of one, which reads its operands as they lie: parts of one packed array
 are not copied. The kernels are those of ``kernels``, put on streams by ``launch``; the mods of an
 equation are code in them. Of float32, there are kernels for what ``rewrites/split_float32_attention`` makes of an

@@ -18,9 +18,10 @@ import blufunc.numpy as bnp
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.axes import only_none
-from blufunc.nn import attention_call, masks
-from blufunc.nn.attention_call import MASKED, causal, scores_of, weighed
-from blufunc.nn.attention_mods import traced
+from blufunc.nn import masks
+from blufunc.nn.attention import call as attention_call
+from blufunc.nn.attention.call import MASKED, causal, scores_of, weighed
+from blufunc.nn.attention.mods import traced
 from blufunc.transforms.checkpointing.checkpoint import checkpoint
 
 _LONG = 4

@@ -1,6 +1,6 @@
 """Attention as one operation: the primitives behind ``dot_product_attention``.
 
-A face, below ``attention.py``. An equation holds its definition as a jaxpr, which is what it is for transforms that
+A face, below ``dot_product.py``. An equation holds its definition as a jaxpr, which is what it is for transforms that
 have no better rule and for devices that have no kernel for it: compilers put it in its place. The primitives:
 
     attention             query, key, value, *extras -> out, lse
@@ -10,9 +10,9 @@ have no better rule and for devices that have no kernel for it: compilers put it
 
 The transpose of the second is the third: so reverse mode is one kernel behind the other, and the weights of all pairs
 are never stored. ``lse`` [B, N, T] is the logarithm of the sum of the exponentials of each row of scores; only
-``attention_grad`` reads it, so it has no tangent of its own. Axes as in ``attention.py``.
+``attention_grad`` reads it, so it has no tangent of its own. Axes as in ``dot_product.py``.
 
-With ``mods``, functions of single scores and pairs (``attention_mods.py``), the **extras** are the numbers of the batch
+With ``mods``, functions of single scores and pairs (``mods.py``), the **extras** are the numbers of the batch
 entries int32 [B], those of the query heads int32 [N], and the tables of the functions; else there are none. Learnt
 tables have their gradient from ``attention_table_grad``, which is the definition differentiated.
 """
@@ -21,25 +21,22 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import blufunc.numpy as bnp
 from blufunc import lax
 from blufunc.core.ir import dtypes
-from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.ir.jaxpr import Eqn, Jaxpr, Var
 from blufunc.core.ir.trace import state
 from blufunc.core.primitives.linear_ops import move_dim
 from blufunc.core.primitives.sharding import Rule
-from blufunc.core.primitives.tangents import Zero, is_linear, zero
-from blufunc.core.programs import simplify
-from blufunc.core.programs.stage import stage
+from blufunc.core.primitives.tangents import Zero, is_linear
 from blufunc.nn.activations import softmax
-from blufunc.nn.attention_mods import Mods, Pairs, modified, seen
+from blufunc.nn.attention.mods import Mods, Pairs, modified, seen
 from blufunc.transforms.autodiff.grad import vjp
-from blufunc.transforms.autodiff.jvp import jvp_jaxpr
 from blufunc.transforms.control_flow.calls import Call, jit_p
+from blufunc.transforms.control_flow.composite import Composite, staged
 
 MASKED = -0.7 * 3.4028234663852886e38
 """The score of masked pairs: finite, so that a row without any key gives numbers and not NaN."""
@@ -260,39 +257,16 @@ def _table_gradient(
     return pull(ct)
 
 
-@functools.lru_cache(512)
-def _staged(fun: Callable, avals: tuple[ShapedArray, ...], context: Any, **how: Any) -> Jaxpr:
-    """A definition at the types of operands; ``context`` is that which traces depend on."""
-    jaxpr = stage(functools.partial(fun, **how), avals, fun.__name__.strip("_"))
-    assert not jaxpr.consts, "definitions close over nothing"
-    return jaxpr
-
-
 # -- primitives ------------------------------------------------------------------------------------
 # ``how`` are the parameters scale and is_causal, and mods if there are any.
 
 
-class _Whole(Call):
-    """A call of a definition that stays one operation; what transforms make of it is a plain call."""
-
-    definition: Callable
-    drop_outputs = None  # type: ignore[assignment]
-
-    def at(self, *args: Any, **how: Any) -> list[Any]:
-        """The operation on operands of any types."""
-        avals = tuple([a.aval.strong() for a in args])
-        return self.bind(*args, jaxpr=_staged(type(self).definition, avals, state.context, **how), **how)
+class _Whole(Composite):
+    """A composite of queries, keys and values."""
 
     def spelled_out(self, *args: Any, **how: Any) -> Sequence[Any]:
         """The definition as many operations, which differentiate in all operands and results."""
         return type(self).definition(*args, **how)
-
-    def call(self, jaxpr: Jaxpr, args: Sequence[Any], params: dict) -> list[Any]:
-        closed, consts = jaxpr.hoist()
-        return jit_p.bind(*consts, *args, jaxpr=closed, name=self.name)
-
-    def linearize(self, trace, primals, tangents, *, jaxpr, **params):
-        return jit_p.linearize(trace, primals, tangents, jaxpr=jaxpr, name=self.name)
 
     def evaluate(self, args, params):
         """As a program of one equation, so that a device may have a kernel for it."""
@@ -320,10 +294,6 @@ class _Whole(Call):
             flat += [bnp.tile(batch, n), heads, *rest]
         outs = self.at(*flat, **how)
         return [bnp.reshape(o, (n, o.shape[0] // n, *o.shape[1:])) for o in outs], [0] * len(outs)
-
-    def rewrite(self, bodies, operands, *, jaxpr, **params):
-        """The definition gone through."""
-        return bodies.inline(jaxpr, operands)
 
     def autocast(self, cells, dtype, *, jaxpr, **how):
         """The operation in mixed precision: all that is not a statistic, or an extra, is low."""
@@ -354,36 +324,7 @@ class _Whole(Call):
         if len(avals) > self.whole:
             operands += ((batch,), (shared,), *(((),) * a.ndim for a in avals[self.whole + 2 :]))
         results = (query, lse) if self is attention_p else (query, key, key)
-        how = {k: v for k, v in params.items() if k != "jaxpr"}
-
-        def local(params: dict, shapes: list, _: list) -> dict:
-            given = tuple([a.with_shape(s).strong() for a, s in zip(avals, shapes, strict=True)])
-            return {**params, "jaxpr": _staged(type(self).definition, given, state.context, **how)}
-
-        return Rule(operands, results, sizes, params=local)
-
-
-class _Attention(_Whole):
-    name, definition, whole = "attention", _forward, 3
-
-    def linearize(self, trace, primals, tangents, *, jaxpr, **how):
-        nonzeros = tuple(t.__class__ is not Zero for t in tangents)
-        out, lse = self.bind(*primals, jaxpr=jaxpr, **how)
-        derived = jaxpr.memoised(("tangent", nonzeros), lambda: _tangent(jaxpr, nonzeros))
-        ins = [*primals, out, lse, *(t for t in tangents if t.__class__ is not Zero)]
-        params = {"jaxpr": derived, **how, "nonzeros": nonzeros}
-        (tangent,) = trace.tangents.process(attention_tangent_p, ins, params)
-        return [out, lse], [tangent, zero(lse.aval)]
-
-
-def _tangent(jaxpr: Jaxpr, nonzeros: tuple[bool, ...]) -> Jaxpr:
-    """The tangent of ``out`` as a function of the operands of ``attention_tangent``."""
-    # out, lse, and their tangents; values alone change no lse
-    both, _ = jvp_jaxpr(jaxpr, nonzeros, (True, False))
-    both = simplify.dce(both, tuple([i == 2 for i in range(len(both.outvars))]))
-    n = len(nonzeros)
-    ins = [*both.invars[:n], *(Var(a) for a in jaxpr.out_avals), *both.invars[n:]]
-    return both.replace(invars=ins, arg_names=())
+        return Rule(operands, results, sizes, params=self.restaged(avals))
 
 
 class _AttentionTangent(_Whole):
@@ -408,7 +349,7 @@ class _AttentionTangent(_Whole):
             operands = [query, key, value, ct, *extras]
             avals = tuple([a.aval.strong() for a in operands])
             places = tuple([i - 3 for i in of_extras])
-            body = _staged(_table_gradient, avals, state.context, wanted=places, **how)
+            body = staged(_table_gradient, avals, True, state.context, wanted=places, **how)
             grads = attention_table_grad_p.bind(*operands, jaxpr=body)
             for i, grad in zip(of_extras, grads, strict=True):
                 ours[i].add(grad)
@@ -416,6 +357,10 @@ class _AttentionTangent(_Whole):
     batch = Call.batch  # the types of its operands do not say what it is
     shard = None  # type: ignore[assignment]  # likewise: its body is divided
     autocast = None  # type: ignore[assignment]
+
+
+class _Attention(_Whole):
+    name, definition, whole, tangent, of_results = "attention", _forward, 3, _AttentionTangent(), True
 
 
 class _AttentionGrad(_Whole):
@@ -427,7 +372,7 @@ class _AttentionGrad(_Whole):
         outs = self.bind(*primals, jaxpr=jaxpr, **how)
         chosen = [i for i in range(len(primals)) if i not in (3, 4)]
         avals = tuple([primals[i].aval.strong() for i in chosen])
-        reference = _staged(_reference_backward, avals, state.context, **how)
+        reference = staged(_reference_backward, avals, True, state.context, **how)
         _, out_tangents = jit_p.jvp(
             [primals[i] for i in chosen], [tangents[i] for i in chosen], jaxpr=reference, name=self.name
         )
@@ -440,5 +385,5 @@ class _AttentionTableGrad(Call):
     name, again = "attention_table_grad", True
 
 
-attention_p, attention_tangent_p, attention_grad_p = _Attention(), _AttentionTangent(), _AttentionGrad()
+attention_p, attention_grad_p = _Attention(), _AttentionGrad()
 attention_table_grad_p = _AttentionTableGrad()

@@ -1,26 +1,32 @@
-"""Scans of long rows that are few: chunks of a row are combined first, and scanned when all that come before are known.
+"""Kernels that scan: columns row by row, and long rows in chunks.
 
-Kernels, stage 6, below ``rows.py``. In: a region of elements, one of which is a scan of such a row. Out: two
-launches, both with a point for each chunk: what each chunk combines to; then, in each, what comes before it and its own
-scan. What the scan takes up is computed twice, so that all processors have work. (G. E. Blelloch, "Prefix Sums and
-Their Applications", 1990.)
+Kernels, stage 6, below ``rows.py``. In: a region whose iteration space has an order of rows, or with a scan of long
+rows that are few. Out: launches. Of columns, points are tiles. Of long rows, points are chunks in two launches: the
+first combines each chunk, the second scans it from what the chunks before it combine to. The operand of the scan is
+computed twice, so that all processors have work. (G. E. Blelloch, "Prefix Sums and Their Applications", 1990.) Scans
+along the lanes of a row are statements like reductions, and stand in ``rows.py``.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
+from blufunc.core.ir.jaxpr import Var
 from blufunc.core.ops.elementwise import add_p, max_p, min_p
 from blufunc.core.ops.special import logaddexp_p
-from blufunc.kernels.fusion.iteration_space import scans
+from blufunc.kernels.fusion.iteration_space import reduces, scans
 from blufunc.kernels.loopir.index import Range, flat, of, unflat
 from blufunc.kernels.loopir.ir import (
+    Accumulate,
     Buffer,
+    Keep,
     Lanes,
     Prefix,
     Reduce,
+    Rows,
     Scan,
     Store,
     Total,
@@ -35,6 +41,56 @@ from blufunc.kernels.loopir.ir import (
 from blufunc.kernels.loopir.launch import Launch, Scratch
 from blufunc.kernels.lower.kernel import Lowering
 from blufunc.kernels.lower.scalars import choose, converted
+
+# -- columns ----------------------------------------------------------------------------------------
+
+
+def scanned_rows(low: Lowering, tile: int) -> Launch:
+    """Tiles of columns, each of which goes down its rows, or up.
+
+    A keep is what a column has combined so far: a scan reads it in every row, a reduction over rows at the end.
+    """
+    frame, region = low.region.frame, low.region
+    assert frame.lanes and frame.outer
+    low.start()
+    rows = frame.rows // frame.outer
+    a, t, j, k = (
+        Range("a", frame.outer),
+        Range("t", frame.lanes // tile),
+        Range("j", rows),
+        Range("k", tile),
+    )
+    column = of(t) * tile + of(k)
+    row = of(a) * rows + (of(j) if frame.order == "down" else of(j) * -1 + (rows - 1))
+    position = row * frame.lanes + column
+    grown, sums = [], dict[Var, Keep]()
+    for e in region.eqns:
+        v = e.outvars[0]
+        if not scans(e) and not reduces(e.prim):
+            low.at(v, unflat(position, v.aval.shape))
+            continue
+        value, dtype, op = low.reduced(e, unflat(position, e.invars[0].aval.shape))
+        keep = Keep(f"{low.names.of(v, e)}_so_far", dtype, k, op)
+        grown.append(Accumulate(keep, value))
+        if scans(e):
+            low.scans[v] = position, converted(read(keep), v.aval.dtype)
+        else:
+            sums[v] = keep
+    stores, results = [], []
+    for v, b in low.outputs.items():
+        if v in sums:
+            place = of(a) * frame.lanes + column
+            results.append(Store(b, place, converted(read(sums[v]), b.dtype)))
+        else:
+            place = unflat(position, v.aval.shape)
+            stores.append(Store(b, flat(place, v.aval.shape), low.at(v, place)))
+    body: list[Any] = [Rows(j, (Lanes(k, (*grown, *stores)),), of(j), rows)]
+    body += [Lanes(k, tuple(results))] if results else []
+    return low.launch([x for x in (a, t) if x.extent > 1] or [t], body)
+
+
+# -- long rows --------------------------------------------------------------------------------------
+
 
 _COMBINES = {"sum": add_p, "max": max_p, "min": min_p, "logaddexp": logaddexp_p}
 

@@ -1,6 +1,6 @@
 """What a mask of attention is in a whole tile of queries and keys, without asking at each pair: by intervals.
 
-A face, below ``attention_mods.py``. In: the jaxpr of a ``mask_mod``, (*tables, b, h, q, k) -> bool. Out: a jaxpr
+A face, below ``mods.py``. In: the jaxpr of a ``mask_mod``, (*tables, b, h, q, k) -> bool. Out: a jaxpr
 (*tables, b, h, q0, q1, k0, k1) -> (possible, certain) for queries q0 to q1 and keys k0 to k1; None for a mask that is
 not made of comparisons of sums, as one that reads a table at ``q``. The rules are those of interval arithmetic (Moore,
 1966): they may leave open what pairs would decide, and are never wrong.

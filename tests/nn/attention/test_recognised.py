@@ -21,7 +21,7 @@ from tests.emulation import fake_cuda
 B, T, N, H = 2, 40, 3, 16
 BF16, F16, F32 = dtypes.bfloat16, dtypes.float16, dtypes.float32
 BTNH, BNTH, NTH, TH = (B, T, N, H), (B, N, T, H), (N, T, H), (T, H)
-NOTE = "recognised as attention at test_attention_recognised.py"
+NOTE = "recognised as attention at test_recognised.py"
 
 
 def planned(f, *args, arch="sm_90a"):
@@ -496,7 +496,7 @@ def test_near_misses_say_why(name):
     made = planned(f, *types)
     assert not calls(made)
     (note,) = made.notes
-    assert note.startswith("not recognised as attention at test_attention_recognised.py:") and why in note
+    assert note.startswith("not recognised as attention at test_recognised.py:") and why in note
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """Single elements of the values in a jaxpr: where each comes from, as positions along named axes.
 
-A face, below ``attention_patterns.py``. A **point** is a value of the program and, for each of its dimensions, which
+A face, below ``patterns.py``. A **point** is a value of the program and, for each of its dimensions, which
 element: ``Place(label, stride, start)`` is ``stride * i + start``, where i goes along the axis called ``label``.
 Transposes, broadcasts and slices change places and no values, so what is the same element is the same point however
 the array was laid out; elementwise operations have points of the same places as operands. All that asks what a mask or

@@ -5,8 +5,8 @@ import pytest
 
 import blufunc.numpy as bnp
 from blufunc.core.programs.stage import stage
-from blufunc.nn.point_graph import Graph, Point, places_of
-from blufunc.nn.position_masks import Condition, conditions, every_row_sees
+from blufunc.nn.attention.point_graph import Graph, Point, places_of
+from blufunc.nn.attention.position_masks import Condition, conditions, every_row_sees
 
 T = 6
 CAUSAL = [Condition(((0, 1), (1, -1)), 0)]

@@ -1,6 +1,6 @@
 """What hand-written attention looks like in a jaxpr: from a product with the values up to the queries and keys.
 
-A face, above ``point_graph.py`` and ``position_masks.py``, below ``attention_recognised.py``. In: a graph, and a
+A face, above ``point_graph.py`` and ``position_masks.py``, below ``recognised.py``. In: a graph, and a
 product that may be ``weights @ values``. Out: a ``Match``, or a ``Miss``: why something so alike is not attention.
 
     out = weights . value                        a ``dot_general``
@@ -25,8 +25,8 @@ from blufunc.core.ir.jaxpr import Atom, Eqn
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.primitives.linear_ops import broadcast_in_dim_p, reduce_sum_p, reshape_p, transpose_p
-from blufunc.nn.point_graph import FIRST, Graph, Place, Point, places_of
-from blufunc.nn.position_masks import Condition, conditions, every_row_sees, two_valued
+from blufunc.nn.attention.point_graph import FIRST, Graph, Place, Point, places_of
+from blufunc.nn.attention.position_masks import Condition, conditions, every_row_sees, two_valued
 
 Label = Hashable
 FEATURES = "features"

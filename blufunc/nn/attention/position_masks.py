@@ -1,6 +1,6 @@
 """What is known of a mask from how it is computed: where two axes stand to each other, as inequalities.
 
-A face, above ``point_graph.py`` and below ``attention_patterns.py``. A **condition** is ``a . positions + c >= 0``: a
+A face, above ``point_graph.py`` and below ``patterns.py``. A **condition** is ``a . positions + c >= 0``: a
 causal mask is ``q - k >= 0``, a window of w keys ``w - 1 - q + k >= 0`` besides. All ways to write one come to the same
 condition: comparisons of positions either way round, ``tril``, a choice of 1 or 0 that is compared later, a bias that
 is 0 where a pair is seen.
@@ -15,7 +15,7 @@ import numpy as np
 
 from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.shape import iota_p
-from blufunc.nn.point_graph import Graph, Point
+from blufunc.nn.attention.point_graph import Graph, Point
 
 
 class Condition(NamedTuple):

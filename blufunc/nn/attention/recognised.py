@@ -1,8 +1,8 @@
 """Attention that is written by hand becomes the operation that has kernels.
 
-A face, above ``attention_patterns.py``: the recogniser that ``core/programs/recognizers.py`` asks. In: a jaxpr. Out:
+A face, above ``patterns.py``: the recogniser that ``core/programs/alternatives.py`` asks. In: a jaxpr. Out:
 the same with an ``either`` equation (``transforms/control_flow/platform_variants.py``) in the place of each attention
-that was found: what was written, and ``attention`` (``attention_call.py``) with what it takes to lay arrays out for it
+that was found: what was written, and ``attention`` (``call.py``) with what it takes to lay arrays out for it
 and back. Nothing is recognised that no device has a kernel for, or whose weights somebody else reads.
 """
 
@@ -21,15 +21,15 @@ from blufunc.core.ops import elementwise as ew
 from blufunc.core.ops.dot import dot_general_p
 from blufunc.core.ops.shape import iota_p
 from blufunc.core.primitives.linear_ops import transpose_p
-from blufunc.core.programs import recognizers, simplify
-from blufunc.core.programs.recognizers import Found
+from blufunc.core.programs import alternatives, simplify
+from blufunc.core.programs.alternatives import Found
 from blufunc.core.programs.stage import stage
-from blufunc.nn import attention_call
 from blufunc.nn.activations import softmax_over
-from blufunc.nn.attention_mods import traced
-from blufunc.nn.attention_patterns import FEATURES, HIDING, Label, Match, Miss, Operand, match
-from blufunc.nn.point_graph import Graph, Place, Point
-from blufunc.nn.position_masks import two_valued
+from blufunc.nn.attention import call as attention_call
+from blufunc.nn.attention.mods import traced
+from blufunc.nn.attention.patterns import FEATURES, HIDING, Label, Match, Miss, Operand, match
+from blufunc.nn.attention.point_graph import Graph, Place, Point
+from blufunc.nn.attention.position_masks import two_valued
 from blufunc.transforms.control_flow.calls import jit_p
 from blufunc.transforms.control_flow.platform_variants import either_p
 
@@ -195,7 +195,7 @@ def _attention(graph: Graph, found: Match, out: Operand, env: dict[Any, Any]) ->
         )
     if query.dtype not in (dtypes.bfloat16, dtypes.float16):
         raise Miss(f"its elements are {query.dtype.name}, and only those of 16 bits are recognised")
-    refused = recognizers.refusals["attention"]((B, T, S, N, K, H), query.dtype)
+    refused = alternatives.refusals["attention"]((B, T, S, N, K, H), query.dtype)
     if refused is not None:
         raise Miss(f"no kernel: {refused}")
 

@@ -11,7 +11,7 @@ import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc import errors, nn
 from blufunc.core.ir.jaxpr import eval_jaxpr
-from blufunc.nn.attention_mods import traced
+from blufunc.nn.attention.mods import traced
 
 RNG = np.random.default_rng(0)
 B, T, N, H = 2, 7, 4, 3

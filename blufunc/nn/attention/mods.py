@@ -1,6 +1,6 @@
 """Functions of one pair of a query and a key, as attention has them: ``mask_mod`` and ``score_mod``.
 
-A face, below ``attention_call.py``. In: the user's functions. Out: ``Mods``, scalar jaxprs that a kernel can have
+A face, below ``call.py``. In: the user's functions. Out: ``Mods``, scalar jaxprs that a kernel can have
 inside, and the arrays that the functions close over, as operands (**tables**). ``over_pairs`` evaluates one for all
 pairs, which is the definition: by a ``vmap`` for each axis, so that what does not depend on an axis is computed once.
 """
@@ -18,12 +18,11 @@ import blufunc.numpy as bnp
 from blufunc import errors
 from blufunc.core.ir import dtypes, source
 from blufunc.core.ir.avals import ShapedArray
-from blufunc.core.ir.jaxpr import Jaxpr, Literal, eval_jaxpr
-from blufunc.core.ir.typed_key import exact
+from blufunc.core.ir.jaxpr import Jaxpr, Literal, eval_jaxpr, exact
 from blufunc.core.primitives.linear_ops import move_dim
 from blufunc.core.programs.simplify import simplify
 from blufunc.core.programs.stage import stage
-from blufunc.nn.attention_bounds import bounds_of
+from blufunc.nn.attention.bounds import bounds_of
 from blufunc.transforms.autodiff.jvp import jvp_jaxpr
 from blufunc.transforms.batching.batch import Axis, batch_flat
 
@@ -58,7 +57,7 @@ class Mods:
 
     @property
     def bounds(self) -> Jaxpr | None:
-        """What ``mask`` is in whole tiles, where intervals can tell: see ``attention_bounds.py``."""
+        """What ``mask`` is in whole tiles, where intervals can tell: see ``bounds.py``."""
         mask = self.mask
         return None if mask is None else mask.memoised("bounds", lambda: [bounds_of(mask)])[0]
 
