@@ -83,7 +83,7 @@ def _ancestors(eqns: Sequence[Eqn], needed: Iterable[Any]) -> set[Any]:
 
 
 def _with_readers(eqns: Sequence[Eqn], later: set[Eqn]) -> set[Eqn] | None:
-    """A bucket (the first of ``eqns``) and what passes its sums on; None if other equations read them."""
+    """A bucket, first of ``eqns``, and what passes it on; None if others read it."""
     found = {eqns[0]}
     values = set(eqns[0].outvars)
     for e in eqns[1:]:

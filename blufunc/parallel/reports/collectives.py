@@ -284,11 +284,11 @@ def collectives_of(local: Jaxpr, whole: Jaxpr) -> Collectives:
       whole: its global jaxpr, for the user's collectives and the forward operations.
     """
     context = _Context(whole)
-    alike: dict[Collective, int] = {}
+    kinds: dict[Collective, int] = {}
     for row in _rows(local, 1, "", context):
         one = replace(row, count=1)
-        alike[one] = alike.get(one, 0) + row.count
-    return Collectives([replace(row, count=n) for row, n in alike.items()])
+        kinds[one] = kinds.get(one, 0) + row.count
+    return Collectives([replace(row, count=n) for row, n in kinds.items()])
 
 
 class _Context:

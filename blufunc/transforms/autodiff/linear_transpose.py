@@ -101,7 +101,7 @@ def _check_kinds(name: str, avals: list[ShapedArray]) -> None:
 
 
 def _not_linear(jaxpr: Jaxpr, name: str, error: Exception) -> Exception:
-    """The error for the first equation without a transpose; the original error if there is none."""
+    """The error for the first equation without a transpose, else the original one."""
     eqn = _culprit(jaxpr)
     if eqn is None:
         return error
@@ -122,7 +122,7 @@ def _is_variable(atom: Any) -> bool:
 
 
 def _culprit(jaxpr: Jaxpr, jointly: bool = True) -> Eqn | None:
-    """The first equation that cannot be transposed with respect to operands that depend on the parameters.
+    """The first equation that has no transpose in parameter-dependent operands.
 
     Without ``jointly``: with respect to any one of these operands, the others constant.
     """

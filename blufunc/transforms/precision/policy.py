@@ -45,7 +45,7 @@ def table() -> dict[str, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class Policy:
-    """The table with a user's changes, for one low dtype; hashable, as a memo key of transformed jaxprs."""
+    """The table with a user's changes, for one low dtype; hashable, as a memo key."""
 
     dtype: np.dtype
     changes: tuple[tuple[str, str], ...] = ()
@@ -128,7 +128,7 @@ _MEANINGS = {
 
 
 def autocast_table(dtype: Any = "bfloat16", *, float32: Any = (), low: Any = ()) -> str:
-    """The precision of each primitive under ``autocast`` with these options, as a table to print."""
+    """A printable table of the precision of each primitive under ``autocast``."""
     policy = make_policy(dtype, float32, low)
     lines = []
     for cls, names in policy.table().items():

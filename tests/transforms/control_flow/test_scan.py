@@ -671,7 +671,7 @@ ERRORS = {
     "another structure": (
         lambda: scan(lambda c, x: ((c["a"], c["a"]), None), {"a": C}, length=2),
         errors.CarryError,
-        ("another structure", "init"),
+        ("different structure", "init"),
     ),
     "static data of another class": (
         lambda: scan(lambda c, x: (Counted(c.x * c.n, float(c.n)), None), Counted(C, 1), length=2),
