@@ -19,7 +19,7 @@ from blufunc.kernels.machine import Machine
 from blufunc.kernels.tables import count, duration, size
 from blufunc.transforms.arguments import check_callable
 from blufunc.transforms.staging.jit import Jitted, jit
-from blufunc.transforms.staging.stages import chosen
+from blufunc.transforms.staging.stages import device_or_default
 
 __all__ = ["Explanation", "explain"]
 
@@ -120,7 +120,7 @@ def explain(
     check_callable(fun, "explain")
     function = fun if isinstance(fun, Jitted) else jit(fun)
     lowered = function.lower(*args, **kwargs)
-    device = chosen(device or lowered.traced.device, "explain")
+    device = device_or_default(device or lowered.traced.device, "explain")
     sight = lowered.sight(device)
     timings = lowered.compile(device).timings(*args, **kwargs) if run else None
     return Explanation(

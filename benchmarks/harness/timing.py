@@ -34,7 +34,7 @@ def together(
 
 
 def row(what: str, ours: float, theirs: float, unit: str = "us", peer: str = "jax") -> dict:
-    """Print one line with both times and our time as a ratio to the peer's; return it as a record."""
+    """Print both times and blufunc's ratio to the peer; return them as a record."""
     ratio = ours / theirs
     print(
         f"{what:<42} blufunc {ours:10.3f} {unit}   {peer} {theirs:10.3f} {unit}   ratio {ratio:6.3f}",
@@ -44,9 +44,9 @@ def row(what: str, ours: float, theirs: float, unit: str = "us", peer: str = "ja
 
 
 def report(name: str, rows: list[dict], platform_name: str = "cpu", device: str = "") -> None:
-    """Write a benchmark's records to ``results/NAME-PLATFORM.json`` if ``BLUFUNC_SAVE_RESULTS`` is set.
+    """Write records to ``results/NAME-PLATFORM.json``.
 
-    The record includes date, machine and versions.
+    Only if ``BLUFUNC_SAVE_RESULTS`` is set. The record includes date, machine and versions.
     """
     if not os.environ.get("BLUFUNC_SAVE_RESULTS"):
         return

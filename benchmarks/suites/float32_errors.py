@@ -113,7 +113,7 @@ def evaluated(jaxpr: Jaxpr, *args: np.ndarray) -> np.ndarray:
 
 
 def by_algorithm(name: str, chunk: int | None = None) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """Matmuls with a precision, as a CUDA device computes them; ``chunk`` overrides the algorithm's."""
+    """Matmuls as on a CUDA device; ``chunk`` overrides the algorithm's."""
 
     def run(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         traced = bf.jit(lambda x, y: bf.numpy.matmul(x, y, precision=name)).trace(x, y)

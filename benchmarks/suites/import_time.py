@@ -1,7 +1,7 @@
-"""The time to import blufunc, and to come to a first result in a fresh process, beside JAX, by turns.
+"""Time to import blufunc and to a first result in a new process, against JAX.
 
-Times are CPU seconds of the whole process, user and system, Python's own start among them. A run that is not counted
-writes the bytecode of both.
+Times are CPU seconds of the whole process, user and system, including Python's own start. An uncounted run writes the
+bytecode of both.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CASES = [
 
 
 def cpu_seconds(program: str) -> float:
-    """The CPU time of a process that runs a program."""
+    """CPU time of a process that runs a program."""
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     process = subprocess.Popen([sys.executable, "-c", program], env=environment)
     _, status, used = os.wait4(process.pid, 0)

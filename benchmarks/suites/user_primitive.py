@@ -1,7 +1,8 @@
-"""A user's elementwise primitive between two operations, beside the same written in ``blufunc.numpy``.
+"""A user-defined elementwise primitive, against the same in ``blufunc.numpy``.
 
-The primitive has a definition, or a C form; both programs are compiled by ``jit`` and timed in turns on the same array.
-Ratios above 1 are what a primitive costs. ``--device cuda`` measures on the first GPU.
+The primitive stands between two operations and has a definition, or a C form. Both programs are compiled by ``jit``
+and timed alternately on the same array. A ratio above 1 is the overhead of the primitive. ``--device cuda`` measures
+on the first GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def _impl(x):
 
 
 def primitives() -> dict[str, extend.Elementwise]:
-    """What is compared, by name."""
+    """Primitives to compare, by name."""
     slope = [lambda t, ans, x: t / bnp.square(1 + bnp.abs(x))]
     form = extend.CForm({"f": "{0} / (1 + bf_abs({0}))"})
     return {

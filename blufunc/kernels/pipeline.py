@@ -48,6 +48,7 @@ with _lazy.modules(globals()):  # for programs with a budget, and for targets wi
         packed_outputs,
         split_float32,
         split_float32_attention,
+        user_kernel_fusion,
     )
     from blufunc.kernels.rewrites import pointwise_control_flow as point_control
 
@@ -56,6 +57,9 @@ Planned = Callable[[Eqn], bool]
 _LEAST_SAVING = 1 << 16
 """Bytes below which nothing is computed again, however small a program is."""
 
+
+_FUSED = frozenset(("elementwise", "reduce", "movement"))
+"""Kinds of equations in generated kernels: programs of these alone have no library kernel to fuse or to call."""
 
 _LARGE = 1 << 24
 """Bytes that a kernel writes in several times the time of a launch."""
@@ -118,13 +122,14 @@ class Planning:
         planned: Planned,
         keep: Callable[[Eqn], bool] = lambda eqn: False,
     ):
-        multiplies = target.epilogues and any(e.prim.kind == "contract" or e.prim.body for e in jaxpr.eqns)
-        if multiplies:
+        plain = all(e.prim.kind in _FUSED and not e.prim.body for e in jaxpr.eqns)
+        if target.epilogues and not plain:
             jaxpr, origins = inline_bodies(jaxpr, lambda eqn: keep(eqn) or is_activation(eqn))
             # what nobody reads of a call is known now, and may be why there is no kernel for it
             jaxpr, _ = inline_bodies(
                 dce(jaxpr, origins=origins), lambda eqn: keep(eqn) or is_activation(eqn), origins
             )
+            jaxpr = user_kernel_fusion.with_fused_user_kernels(jaxpr, origins)
             jaxpr = packed_outputs.with_packed_gradients(
                 split_float32_attention.with_split_attention(jaxpr, origins), origins
             )
@@ -140,7 +145,7 @@ class Planning:
         if any(e.prim.kind == "control" for e in jaxpr.eqns):
             jaxpr = point_control.with_point_control(jaxpr, origins)
         jaxpr = rewrite(jaxpr, origins, target.batch_first)
-        jaxpr = with_epilogues(jaxpr, origins) if multiplies else jaxpr
+        jaxpr = with_epilogues(jaxpr, origins) if target.epilogues and not plain else jaxpr
         self.jaxpr = with_columns_apart(jaxpr, origins, target.summed_lanes)
         self.origins, self.target = origins, target
         self._donated, self._planned = donated, planned

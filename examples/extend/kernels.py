@@ -1,10 +1,10 @@
-"""User-written kernels: rotary positions in CUDA C++, and a capped logit as a formula.
+"""User-written kernels: rotary positions in CUDA C++, and a capped logit.
 
     rotated(x)            # each pair of features rotated by an angle proportional to the position
     capped(x, cap=30.0)   # cap * tanh(x / cap)
 
-The second is a formula of scalars. ``bf.elementwise`` applies it to arrays of any shape; it is traced as any function
-is, so it fuses with its neighbours and has derivatives and batches.
+The second is a function of scalars. ``bf.elementwise`` applies it to arrays of any shape. It is traced like any
+function, so it fuses with its neighbours and has derivatives and batching rules.
 
 The first is a kernel. ``reference`` defines it, runs without a GPU, and could supply the derivative and the batching
 rule. Here both have better forms, since a rotation has structure:
@@ -23,7 +23,7 @@ from __future__ import annotations
 import blufunc as bf
 import blufunc.numpy as bnp
 
-# -- an expression ---------------------------------------------------------------------------------
+# -- a function of scalars ------------------------------------------------------------------------------
 
 
 @bf.elementwise

@@ -54,12 +54,13 @@ class Plan:
     """Sharding of a step; by default one device.
 
     Attributes:
-      mesh: axes of ``AXES``. microbatches: number per batch, one after the other; in a pipeline, overlapped. routing:
-      of context parallel attention: "ring", "all_gather", "all_to_all". schedule: of a pipeline: "1f1b", "gpipe".
+      mesh: axes of ``AXES``.
+      microbatches: number per batch, one after the other; in a pipeline, overlapped.
+      routing: of context parallel attention: "ring", "all_gather", "all_to_all".
+      schedule: of a pipeline: "1f1b", "gpipe".
       recompute: rematerialize each layer in the backward pass (and with "fsdp" all-gather its parameters again).
-      loss_chunk: tokens per device whose logits exist at a time, see ``model.Wiring``; not with "model",
-      which
-        shards their vocabulary.
+      loss_chunk: tokens per device whose logits exist at a time, see ``model.Wiring``; not with "model", which shards
+        their vocabulary.
       memory_budget: limit of the step's planned peak on each device, as for ``bf.jit``.
     """
 

@@ -308,11 +308,11 @@ def map_jaxprs(change: Callable[[Jaxpr], Jaxpr], params: dict[str, Any]) -> dict
     return {key: changed(value) for key, value in params.items()}
 
 
-def meets(eqn: Eqn) -> bool:
-    """Whether ranks exchange something in an equation, itself or in the jaxprs that it runs."""
-    if eqn.prim.kind == "collective" and eqn.prim.meets:  # type: ignore[attr-defined]
+def communicates(eqn: Eqn) -> bool:
+    """True if ranks communicate in an equation, or in a jaxpr that it runs."""
+    if eqn.prim.kind == "collective" and eqn.prim.communicates:  # type: ignore[attr-defined]
         return True
-    return any(map(meets, itertools.chain.from_iterable(j.eqns for j in subjaxprs(eqn.params))))
+    return any(map(communicates, itertools.chain.from_iterable(j.eqns for j in subjaxprs(eqn.params))))
 
 
 def line_of(eqn: Eqn) -> str:

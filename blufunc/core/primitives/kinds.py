@@ -138,6 +138,7 @@ class Elementwise(Primitive):
 
     kind = "elementwise"
     fresh = True
+    out: Any
 
     def __init__(
         self,

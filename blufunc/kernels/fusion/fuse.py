@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from blufunc.core.ir import source
-from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, meets
+from blufunc.core.ir.jaxpr import Atom, Eqn, Jaxpr, Literal, Var, communicates
 from blufunc.core.ops.gather_scatter import gather_p
 from blufunc.core.ops.shape import iota_p
 from blufunc.core.primitives.kinds import Elementwise
@@ -324,7 +324,7 @@ class _Fuser:
             self.home[v] = number
         for s in homes:
             self.order.wait(number, s)
-        if isinstance(step, Opaque) and (eqn.effects or meets(eqn)):  # all ranks meet in one order
+        if isinstance(step, Opaque) and (eqn.effects or communicates(eqn)):  # all ranks meet in one order
             if self.last_effect is not None:
                 self.order.wait(number, self.last_effect)
                 step.after = self.steps[self.last_effect]  # type: ignore[union-attr]

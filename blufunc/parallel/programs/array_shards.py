@@ -1,6 +1,7 @@
-"""What arrays say of how they lie on devices: ``sharding``, ``addressable_shards`` and the like.
+"""Sharding attributes of arrays: ``sharding``, ``addressable_shards`` and the like.
 
-Parallel, after stage 8. ``Array`` asks this module, as the core knows nothing of shardings.
+Parallel, after stage 8. In: an array. Out: its layout and shards. ``Array`` calls this module, since the core does not
+know shardings.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from blufunc.parallel.runtime.sharded_buffer import ShardedBuffer
 
 @dataclass(frozen=True)
 class Shard:
-    """What one device holds of an array.
+    """One device's shard of an array.
 
     Attributes:
       device: the device.
-      index: which part of the array that is: a slice for each dimension.
-      replica_id: how many devices before it hold the same part.
-      data: the part, an array on the device, without padding.
+      index: the position of the shard in the array: a slice per dimension.
+      replica_id: the number of preceding devices with the same shard.
+      data: the shard without padding, an array on the device.
     """
 
     device: backend.Device
@@ -38,13 +39,13 @@ class Shard:
 
 
 def sharding_of(self: Array) -> Sharding:
-    """How the array lies on devices: a ``NamedSharding``, or a ``SingleDeviceSharding``."""
+    """The layout of the array: a ``NamedSharding``, or a ``SingleDeviceSharding``."""
     buffer = self.buffer
     return buffer.sharding if isinstance(buffer, ShardedBuffer) else SingleDeviceSharding(self.device)
 
 
 def addressable_shards(self: Array) -> list[Shard]:
-    """The parts of the array, one for each device of this process, in the order of the mesh."""
+    """The shards on devices of this process, in mesh order."""
     buffer = self.buffer
     if not isinstance(buffer, ShardedBuffer):
         return [Shard(self.device, tuple(slice(0, n) for n in self.aval.shape), 0, self)]

@@ -1,6 +1,6 @@
-"""Parallel transformers: functions for the inside of ``shard_map``, beside those of ``lax``.
+"""Parallel transformers: functions to call inside ``shard_map``, in addition to ``lax``.
 
-A face; also found as ``bf.parallel``. Each module is one way to divide a model, and can be read by itself.
+A face; also found as ``bf.parallel``. Each module is one way to shard a model, and is self-contained.
 """
 
 from blufunc import _lazy

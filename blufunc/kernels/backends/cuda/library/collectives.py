@@ -71,7 +71,7 @@ def _work(executor: Executor, step: OpaqueStep, operands: Sequence[Operand]) -> 
     parts = [
         _Part(eqn, kind, options, operand, x.aval, target)
         for (kind, options), operand, x, target in zip(
-            eqn.prim.exchanges(**params), operands, eqn.invars, targets, strict=True
+            eqn.prim.engine_calls(**params), operands, eqn.invars, targets, strict=True
         )
     ]
 

@@ -12,6 +12,9 @@ from blufunc.core.ir.jaxpr import Eqn
 from blufunc.kernels.backends.cuda.driver import modules
 from blufunc.kernels.backends.cuda.executor import Executor, Operand, Work
 from blufunc.kernels.backends.cuda.library.library_kernel import Compile, LibraryKernel
+from blufunc.kernels.backends.cuda.render import (
+    user_accessors as user_accessors,  # defines a primitive's source
+)
 from blufunc.kernels.schedule import OpaqueStep
 from blufunc.kernels.user_kernel import CudaSource
 

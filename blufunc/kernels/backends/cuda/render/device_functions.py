@@ -49,7 +49,13 @@ def why_not(jaxpr: Jaxpr) -> str | None:
 
 
 def function(
-    jaxpr: Jaxpr, name: str, arrays: int, numbers: Sequence[str], results: Sequence[str], first: int = 0
+    jaxpr: Jaxpr,
+    name: str,
+    arrays: int,
+    numbers: Sequence[str],
+    results: Sequence[str],
+    first: int = 0,
+    indices: bool = True,
 ) -> str:
     """The text of ``void name(const Tables &tables, <numbers>, <results by reference>)``.
 
@@ -59,8 +65,9 @@ def function(
       numbers: the names of the others. Integers are from 0 to 2**24 - 1.
       results: the names of the results.
       first: where the arrays begin among the members ``t0``, ``t1`` and so on of ``Tables``.
+      indices: whether integers are indices, in the range above; else they are any values of their dtype.
     """
-    values = _Numbers(jaxpr, arrays, numbers, first)
+    values = _Numbers(jaxpr, arrays, numbers, first, indices)
     stores = [
         Store(Buffer(n, a.aval.dtype, 1, True), ZERO, values.at(a, ()))
         for n, a in zip(results, jaxpr.outvars, strict=True)
@@ -72,13 +79,15 @@ def function(
 class _Numbers(Values):
     """The values of a jaxpr of which some parameters are numbers that are at hand."""
 
-    def __init__(self, jaxpr: Jaxpr, arrays: int, names: Sequence[str], first: int):
+    def __init__(self, jaxpr: Jaxpr, arrays: int, names: Sequence[str], first: int, indices: bool):
         region = Region(Frame(1), eqns=list(jaxpr.eqns))
         super().__init__(region, Fusion(jaxpr, [region], {}, []), CUDA)
         given = jaxpr.invars[arrays:]
         self.parameters = list(zip(names, [v.aval.dtype for v in given], strict=True))
         self.ranges = {
-            v: Range(n, _MOST) for v, n in zip(given, names, strict=True) if dtypes.is_integer(v.aval.dtype)
+            v: Range(n, _MOST)
+            for v, n in zip(given, names, strict=True)
+            if indices and dtypes.is_integer(v.aval.dtype)
         }
         self.scalars = {
             v: Buffer(n, v.aval.dtype, 1) for v, n in zip(given, names, strict=True) if v not in self.ranges

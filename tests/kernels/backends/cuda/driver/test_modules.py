@@ -135,6 +135,7 @@ def test_what_other_steps_are_written_in_is_compiled_beside_kernels(compiled):
     assert len(compiled) == len(others)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "kind, parts, masked, summed, batch",
     [

@@ -170,7 +170,7 @@ def test_which_gradients_are_made_by_planes(shape, arch, fits):
         )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(1)
 @needs_nvrtc
 @pytest.mark.parametrize("features", [16, 48, 96, 112, 144, 192])
 def test_compiles_for_other_features(features):
