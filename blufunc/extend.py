@@ -1,7 +1,7 @@
-"""What extensions are written with: the classes and helpers of primitives, rules and transforms.
+"""The extension API: classes and helpers for primitives, rules and transforms.
 
-Face over ``core`` and ``transforms``; ``docs/extending.md`` says how to use them, and ``blufunc.testing`` checks what
-is made of them.
+Face over ``core`` and ``transforms``; ``docs/extending.md`` describes them, and ``blufunc.testing`` checks
+extensions.
 """
 
 from blufunc.core.ir.avals import ShapedArray
@@ -30,7 +30,7 @@ __all__ = [
     "Rule",
     "ShapedArray",
     "unsupported",
-    # what rules meet
+    # arguments of rules
     "Accumulator",
     "Zero",
     "add_tangents",
@@ -38,13 +38,13 @@ __all__ = [
     "instantiate",
     "is_linear",
     "zero",
-    # calls, for transforms with rules for them
+    # calls, for transforms with rules of their own
     "checkpoint_p",
     "custom_jvp_call_p",
     "custom_vjp_call_p",
     "custom_vmap_call_p",
     "jit_p",
-    # rules in a scope, and whole transforms
+    # scoped rules, and transforms
     "Transform",
     "override",
 ]

@@ -1,4 +1,4 @@
-"""Arrays from nothing, from numbers and from other people's arrays.
+"""Array creation: from shapes, from scalars and sequences, and from other libraries' arrays.
 
 Face. What is made outside of a trace lies on the default device (or ``device``) in storage of its
 own; inside a trace, constants are equations (``broadcast_in_dim`` of a number, ``iota``), so that
@@ -48,9 +48,9 @@ with _lazy.modules(globals()):
 def asarray(
     a: Any, dtype: Any = None, order: str | None = None, *, copy: bool | None = None, device: Any = None
 ) -> Value:
-    """An array with the values of ``a``: numbers, nested lists, NumPy arrays, or anything that NumPy reads.
+    """Convert ``a`` to an array: scalars, nested lists, NumPy arrays, or any array-like.
 
-    Without ``dtype``, Python numbers and 64-bit NumPy arrays become 32-bit; with it, 64-bit is honoured
+    Without ``dtype``, Python scalars and 64-bit NumPy arrays become 32-bit; with it, 64-bit is honoured
     and no value passes through 32 bits. An array is returned as it is where nothing has to change
     and ``copy`` is not true; with ``copy=False`` anything else is an error. ``order`` is of no effect but for
     ``'F'``, which arrays do not have.
@@ -63,7 +63,7 @@ def asarray(
         raise errors.ArgumentError(
             "asarray(copy=False): these values have to be copied to become an array.",
             where=source.here(),
-            why="arrays own their memory, so that nobody else can change it.",
+            why="arrays own their memory, so that it cannot change.",
             fix="copy=None copies where it must",
         )
     if isinstance(x, Value):
@@ -94,7 +94,7 @@ def array(
     ndmin: int = 0,
     device: Any = None,
 ) -> Value:
-    """Like ``asarray``, but in storage of its own, and of rank ``ndmin`` at least (axes are added in front)."""
+    """Like ``asarray``, but always a copy, of rank ``ndmin`` at least (new axes lead)."""
     result = asarray(object, dtype, order, copy=copy or None, device=device)
     missing = static_int(ndmin, "array", "ndmin") - result.aval.ndim
     if ndmin > 64:
@@ -192,12 +192,12 @@ def _host(x: Any, want: np.dtype | None) -> np.ndarray:
 
 
 def copy(a: Any, order: str | None = None) -> Value:
-    """``a`` in storage of its own."""
+    """Copy ``a``."""
     return array(a, order=order)
 
 
 def astype(x: Any, dtype: Any, /, *, copy: bool = False, device: Any = None) -> Value:
-    """x in another dtype. Floats become integers toward zero; complex numbers lose their imaginary part.
+    """Cast to another dtype. Floats become integers toward zero; complex numbers lose their imaginary part.
 
     Floats beyond an integer dtype become its smallest or largest integer, and NaN becomes 0.
     """
@@ -242,7 +242,7 @@ def empty(shape: Any, dtype: Any = None, *, device: Any = None) -> Value:
 
 
 def full(shape: Any, fill_value: Any, dtype: Any = None, *, device: Any = None) -> Value:
-    """An array of a shape filled with a value, in its dtype (32-bit for Python numbers) or ``dtype``.
+    """A constant array, in the dtype of the value (32-bit for Python scalars) or ``dtype``.
 
     ``fill_value`` may be an array, which is broadcast to the shape.
     """
@@ -293,14 +293,14 @@ def _like(x: Any, name: str, dtype: Any, shape: Any) -> tuple[tuple[int, ...], n
 
 
 def _place_like(a: Any, shape: Any, device: Any) -> Any:
-    """Where the result of a ``*_like`` function lies: where ``a`` does, and on a mesh divided as it is."""
+    """The placement of a ``*_like`` result: the device or sharding of ``a``."""
     if device is None and shape is None and isinstance(a, Array) and a.device.joint:
         return a.sharding
     return device or getattr(a, "device", None)
 
 
 def zeros_like(a: Any, dtype: Any = None, shape: Any = None, *, device: Any = None) -> Value:
-    """Zeros of the shape and dtype of ``a``, unless given, on its device or mesh, there divided as it is."""
+    """Zeros with the shape, dtype, device and sharding of ``a``, unless given."""
     own, kind = _like(a, "zeros_like", dtype, shape)
     return _filled(own, 0, kind, _place_like(a, shape, device))
 
@@ -453,7 +453,7 @@ def geomspace(
 
 
 def _below(rows: int, columns: int, k: int) -> Value:
-    """Whether ``column - row <= k``."""
+    """Mask of ``column - row <= k``."""
     row, column = (iota(dtypes.int32, (rows, columns), d) for d in (0, 1))
     return ops.ge_p.bind(row if not k else ops.add_p.bind(row, constant(k, dtypes.int32)), column)
 
@@ -530,7 +530,7 @@ def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Value, Value
 def meshgrid(*xi: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> list[Value]:
     """Coordinate arrays of a grid from its coordinates along each axis.
 
-    ``indexing='ij'`` gives arrays of shape ``(n1, n2, ...)``; ``'xy'`` exchanges the first two axes. With
+    ``indexing='ij'`` gives arrays of shape ``(n1, n2, ...)``; ``'xy'`` swaps the first two axes. With
     ``sparse`` they keep size 1 along the axes on which they do not depend. ``copy`` has no effect.
     """
     if indexing not in ("xy", "ij"):

@@ -1,9 +1,9 @@
 """User values become operands: lifting, dtype promotion, broadcasting.
 
 Face, at the mouth of a program's path: everything in ``blufunc.numpy`` goes through here before it
-binds a primitive, and nothing below promotes. In come arrays, tracers, NumPy arrays and Python numbers;
+binds a primitive, and nothing below promotes. In: arrays, tracers, NumPy arrays and Python scalars;
 out go values of one dtype whose shapes agree. Rank-0 operands are left alone, since elementwise
-primitives take them beside any shape; Python numbers become constants of the dtype that they meet.
+primitives broadcast them; Python scalars become constants of the other operand's dtype.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def constant(x: Any, dtype: np.dtype, weak: bool = False) -> Value:
 
 
 def value_of(x: Any, name: str) -> Value:
-    """An argument of the function called ``name`` as a value of its own dtype; Python numbers are weak."""
+    """An argument of the function called ``name`` as a value of its own dtype; Python scalars are weak."""
     kind = PYTHON_SCALARS.get(x.__class__)
     return as_value(x, name) if kind is None else constant(x, *kind)
 
@@ -120,7 +120,7 @@ def inexact(x: Any, name: str) -> Value:
     return cast(x, *to_inexact(x.aval.dtype, x.aval.weak_type))
 
 
-# -- two operands: how they meet depends only on their types, and is worked out once ---------------
+# -- two operands: their promotion depends on their types only, and is cached       ---------------
 
 _Plan = tuple[np.dtype | None, np.dtype | None, bool, Any, Any]
 _plans: dict[tuple[ShapedArray, ShapedArray, bool], _Plan] = {}

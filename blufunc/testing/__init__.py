@@ -1,4 +1,4 @@
-"""Checks for those who extend blufunc: of derivatives, of primitives, of transforms.
+"""Checks of extensions: derivatives, primitives, transforms.
 
 Face. In come functions, primitives and transforms with an example of their arguments; out comes nothing but an
 ``AssertionError`` that says what is wrong, where and by how much, or a report of what was checked. Nothing here needs

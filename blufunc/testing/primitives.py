@@ -34,7 +34,7 @@ from blufunc.transforms.staging.jit import jit
 from blufunc.transforms.staging.make_jaxpr import make_jaxpr
 
 SIZE = 3
-"""How many examples a batch has."""
+"""Examples per batch."""
 
 
 def rule_state(prim: Primitive, rule: str) -> tuple[str, str]:
@@ -257,7 +257,7 @@ class _Check:
 
     @property
     def differentiable(self) -> bool:
-        """Whether there is a derivative to check: floats in, floats out."""
+        """True if there is a derivative to check: floats in, floats out."""
         return bool(self.wrt) and any(dtypes.is_inexact(x.dtype) for x in self.apply(*self.args))
 
     @property
@@ -393,12 +393,12 @@ class _Check:
 
 
 def _declared(error: errors.BlufuncError) -> bool:
-    """Whether an error comes from a rule that is declared not to exist."""
+    """True if an error comes from a rule declared unsupported."""
     return re.match(r"\S+ has no (jvp|transpose|batch): ", error.what) is not None
 
 
 def _is_linear(f: Callable, x: Any) -> bool:
-    """Whether ``f`` is linear, as far as random numbers tell, and not constant."""
+    """True if ``f`` is linear on random values, and not constant."""
     rng = np.random.default_rng(0)
     call = lambda v: [np.asarray(y) for y in f(from_numpy(np.asarray(v).astype(x.dtype)))]
     tol = min(1e4 * eps_of(x), 0.1)
