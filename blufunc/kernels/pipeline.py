@@ -58,6 +58,9 @@ _LEAST_SAVING = 1 << 16
 """Bytes below which nothing is computed again, however small a program is."""
 
 
+_FUSED = frozenset(("elementwise", "reduce", "movement"))
+"""Kinds of equations in generated kernels: programs of these alone have no library kernel to fuse or to call."""
+
 _LARGE = 1 << 24
 """Bytes that a kernel writes in several times the time of a launch."""
 
@@ -119,8 +122,8 @@ class Planning:
         planned: Planned,
         keep: Callable[[Eqn], bool] = lambda eqn: False,
     ):
-        multiplies = target.epilogues and any(e.prim.kind == "contract" or e.prim.body for e in jaxpr.eqns)
-        if multiplies:
+        plain = all(e.prim.kind in _FUSED and not e.prim.body for e in jaxpr.eqns)
+        if target.epilogues and not plain:
             jaxpr, origins = inline_bodies(jaxpr, lambda eqn: keep(eqn) or is_activation(eqn))
             # what nobody reads of a call is known now, and may be why there is no kernel for it
             jaxpr, _ = inline_bodies(
@@ -143,7 +146,7 @@ class Planning:
         if any(e.prim.kind == "control" for e in jaxpr.eqns):
             jaxpr = point_control.with_point_control(jaxpr, origins)
         jaxpr = rewrite(jaxpr, origins, target.batch_first)
-        jaxpr = with_epilogues(jaxpr, origins) if multiplies else jaxpr
+        jaxpr = with_epilogues(jaxpr, origins) if target.epilogues and not plain else jaxpr
         self.jaxpr = with_columns_apart(jaxpr, origins, target.summed_lanes)
         self.origins, self.target = origins, target
         self._donated, self._planned = donated, planned

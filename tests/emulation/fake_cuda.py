@@ -37,7 +37,7 @@ from blufunc.kernels.backends.cuda.library import (
 from blufunc.kernels.backends.cuda.library.attention import kernels as cuda_attention
 from blufunc.kernels.backends.cuda.library.attention import launch as cuda_attention_launch
 from blufunc.kernels.backends.cuda.library.attention.kernels import ROWS_OF_SUM
-from blufunc.kernels.rewrites import split_dot
+from blufunc.kernels.ops import split_dot
 from blufunc.nn import vocabulary_loss_call
 from blufunc.nn.attention import call as attention_call
 from tests.emulation import loop_interpreter

@@ -106,4 +106,4 @@ RULES: dict[Any, Callable[[Eqn, Place, Asked], Value]] = {
     random_wrap_p: _wrap,
     random_unwrap_p: _unwrap,
 }
-"""By primitive, of those in ``fusion.classify.RANDOM``."""
+"""By primitive, of those in ``fusion.iteration_space.RANDOM``."""

@@ -42,10 +42,10 @@ from blufunc.core.primitives.primitive import Primitive
 from blufunc.core.programs.simplify import Origins, put_in_place, rewrite, simplify, without_lines
 from blufunc.core.programs.stage import stage
 from blufunc.kernels.gemm_layout import UNIT
+from blufunc.kernels.ops import split_dot
 from blufunc.kernels.ops.gemm import dot_accumulate_p, dot_promoted_p
+from blufunc.kernels.ops.split_dot import split_dot_p
 from blufunc.kernels.precision import ALGORITHMS, QUICKER_BY, Algorithm, ProductShape, resolved
-from blufunc.kernels.rewrites import split_dot
-from blufunc.kernels.rewrites.split_dot import split_dot_p
 
 _LONGER = 4
 """Chunks of the matmuls with a remainder are 2^4 times as long: those are smaller by 2^10 or more."""

@@ -18,7 +18,7 @@ from blufunc.core.primitives.kinds import Elementwise
 from blufunc.core.primitives.linear_ops import add_any_p, broadcast_in_dim_p
 from blufunc.core.programs.simplify import Origins
 from blufunc.core.programs.stage import stage
-from blufunc.kernels.fusion.classify import sort_of
+from blufunc.kernels.fusion.iteration_space import sort_of
 from blufunc.kernels.ops.fused_user_kernel import FusedUserKernel, Points, fused_user_kernel_p
 
 _MOST = 16

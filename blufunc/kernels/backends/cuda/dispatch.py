@@ -24,6 +24,7 @@ from blufunc.kernels.backends.cuda.library.library_kernel import Compile, Librar
 from blufunc.kernels.backends.cuda.library.matmul import Matmul
 from blufunc.kernels.backends.cuda.library.scatter import RowScatter
 from blufunc.kernels.backends.cuda.library.softmax_gemm import LinearSoftmax
+from blufunc.kernels.backends.cuda.library.split_gemm import SplitDot
 from blufunc.kernels.backends.cuda.library.user_kernel import UserKernel
 from blufunc.kernels.schedule import OpaqueStep
 
@@ -51,6 +52,7 @@ ROWS: tuple[LibraryKernel, ...] = (
     Barrier(),
     Collective(),
     UserKernel(),
+    SplitDot(),
     Attention(),
     LinearSoftmax(),
     GeluGemm(),

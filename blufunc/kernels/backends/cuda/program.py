@@ -31,7 +31,7 @@ from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
 from blufunc.kernels.backends.cuda.driver.modules import Wanted, wanted_by
 from blufunc.kernels.backends.cuda.executor import ALIGNMENT, Allocator, Executor, Work
-from blufunc.kernels.backends.cuda.library import matmul
+from blufunc.kernels.backends.cuda.library import matmul, split_gemm
 from blufunc.kernels.backends.cuda.library.gelu_gemm import kernel_of
 from blufunc.kernels.backends.cuda.overlap import with_products_beside
 from blufunc.kernels.backends.cuda.replay import Replays
@@ -40,7 +40,6 @@ from blufunc.kernels.backends.cuda.timings import times_of
 from blufunc.kernels.cache import plans as plan_store
 from blufunc.kernels.memory.types import Plan
 from blufunc.kernels.pipeline import Planning, show_stages, within
-from blufunc.kernels.rewrites import split_dot
 from blufunc.kernels.rewrites.select_variant import select_variants
 from blufunc.kernels.schedule import OpaqueStep, Schedule, uncollected, warn_of_host
 from blufunc.kernels.timings import StepTime
@@ -81,7 +80,7 @@ def planned(jaxpr: Jaxpr, donated: Sequence[bool], arch: str, budget: int | None
     target = dataclasses.replace(TARGET, scratch_bytes=library.scratch_bytes)
     if arch == "sm_90a":  # where groups of four warps multiply
         activation = functools.partial(kernel_of, arch=arch)
-        target = dataclasses.replace(target, in_one_kernel=split_dot.sums_of, activation_kernel=activation)
+        target = dataclasses.replace(target, in_one_kernel=split_gemm.sums_of, activation_kernel=activation)
     made = within(Planning(jaxpr, donated, target, library.planned, keep), budget)
     made.notes = (*told, *notes)
     return made

@@ -21,9 +21,9 @@ from blufunc.kernels.backends.cuda.library import gelu_gemm_source
 from blufunc.kernels.backends.cuda.library.gelu_gemm_source import ENTRY, GeluProduct
 from blufunc.kernels.backends.cuda.library.library_kernel import LibraryKernel
 from blufunc.kernels.backends.cuda.library.tile_gemm import Results, by_rows_of, factors_of
+from blufunc.kernels.ops.split_dot import is_matrix
 from blufunc.kernels.recompute.epilogue import result_of
 from blufunc.kernels.rewrites.activation_epilogue import WITH_ACTIVATION, dot_bias_gelu_p, dot_dgelu_p
-from blufunc.kernels.rewrites.split_dot import is_matrix
 from blufunc.kernels.schedule import OpaqueStep
 
 

@@ -1,23 +1,27 @@
-"""Float32 GEMM on Hopper's tensor cores: sizes and source.
+"""Float32 GEMM on Hopper's tensor cores from two float16 parts: cost model, sizes, source and row of the registry.
 
-Kernels, stage 6, above ``include/split_gemm.cuh``, which says how it works, below ``matmul``. In: the sizes of a GEMM.
-Out: CUDA C++.
+Kernels, stages 5 to 8, above ``include/split_gemm.cuh``, which says how it works. In: a ``split_dot`` equation. Out:
+its CUDA C++ and launch.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from blufunc.core.ir.jaxpr import Eqn
+from blufunc.kernels.backends.cuda.device_model import SM_BANDWIDTH, SM_COUNT
 from blufunc.kernels.backends.cuda.library import mma
+from blufunc.kernels.backends.cuda.library.user_kernel import UserKernel
 from blufunc.kernels.codegen import source_files
+from blufunc.kernels.ops.split_dot import STEP, split_dot_p
+from blufunc.kernels.precision import ProductShape
+from blufunc.kernels.user_kernel import CudaSource
 
 _FILE = "backends/cuda/include/split_gemm.cuh"
 
 ROWS = 128
 """Of a tile: 64 for each group."""
-
-STEP = 64
-"""How many terms are added up on tensor cores at a time: two stages."""
 
 _STAGE_TERMS, _STAGES = 32, 5
 
@@ -68,3 +72,61 @@ def instructions(p: SplitGemm) -> str:
     """The part of the source that is PTX, which tests replace on the host."""
     turned = (not p.by_rows[0], not p.by_rows[1])
     return mma.shared_instructions("float16", p.columns, turned)
+
+
+# -- the row ---------------------------------------------------------------------------------------
+
+_LEAST = 64
+"""Rows of an operand, and terms: less than a half of a tile is not worth a kernel of its own."""
+
+_VECTOR = 8
+"""Elements are copied by so many at once."""
+
+_STEP_TIME, _TILE_TIME = 1.4e-6, 4e-6
+"""Seconds of a tile of 192 columns: for one step of terms, and for the rest."""
+
+_MOST_SUMS = 16
+
+
+def sums_of(shape: ProductShape) -> int:
+    """Into how many sums of terms Hopper's kernel for two parts divides a product; 0 if it has none for the shape.
+
+    As many as fill all SMs with tiles; each sum is written and read back.
+    """
+    beside = [shape.k if rows else n for rows, n in zip(shape.by_rows, (shape.m, shape.n), strict=True)]
+    if shape.batch != 1 or any(n % _VECTOR for n in (*beside, shape.n)):
+        return 0
+    if min(shape.m, shape.n, shape.k) < _LEAST:
+        return 0
+    columns = columns_of(shape.n)
+    tiles = -(-shape.m // ROWS) * -(-shape.n // columns)
+    steps = -(-shape.k // STEP)
+
+    def seconds(sums: int) -> float:
+        rounds = -(-tiles * sums // SM_COUNT)
+        added = 4 * shape.m * shape.n * sums / (SM_BANDWIDTH * SM_COUNT) if sums > 1 else 0
+        return rounds * (-(-steps // sums) * _STEP_TIME * columns / 192 + _TILE_TIME) + added
+
+    return min(range(1, min(_MOST_SUMS, steps) + 1), key=seconds)
+
+
+def columns_of(n: int) -> int:
+    """Columns of a tile: as many as registers hold sums of, and fewer where few are wanted."""
+    return next((c for c in (64, 128) if n <= c), 192)
+
+
+class SplitDot(UserKernel):
+    """``split_dot`` by one launch."""
+
+    def matches(self, eqn: Eqn) -> bool:
+        return eqn.prim is split_dot_p
+
+    def source_of(self, eqn: Eqn) -> CudaSource:
+        lhs, _, rhs, *_ = (a.aval for a in eqn.invars)
+        contracts, _ = eqn.params["dimension_numbers"]
+        k = math.prod(lhs.shape[d] for d in contracts[0])
+        m, n = lhs.size // k, rhs.size // k
+        by_rows = (0 not in contracts[0], 0 not in contracts[1])
+        made = SplitGemm(m, n, k, by_rows, columns_of(n), eqn.params["sums"])
+        grid, block = (made.blocks, 1, 1), (made.threads, 1, 1)
+        return CudaSource(source(made), "split_product", grid, block, made.shared_bytes, resident=True)

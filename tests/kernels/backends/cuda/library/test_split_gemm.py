@@ -10,12 +10,13 @@ import blufunc as bf
 import blufunc.numpy as bnp
 from blufunc.core.ir.jaxpr import Eqn, Var
 from blufunc.kernels.backends.cuda.driver import modules, nvrtc
+from blufunc.kernels.backends.cuda.library import split_gemm
 from blufunc.kernels.backends.cuda.library.split_gemm import SplitGemm, instructions, source
 from blufunc.kernels.backends.cuda.lowered import Draft
 from blufunc.kernels.cost import of_eqn
+from blufunc.kernels.ops import split_dot
+from blufunc.kernels.ops.split_dot import split_dot_p
 from blufunc.kernels.precision import ProductShape
-from blufunc.kernels.rewrites import split_dot
-from blufunc.kernels.rewrites.split_dot import split_dot_p
 from blufunc.kernels.rewrites.split_float32 import parts_of
 from tests.emulation.cuda_machines import needs_nvrtc
 from tests.emulation.emulated_mma import Emulator
@@ -30,8 +31,8 @@ DEVIATION = 2e-6
 @pytest.fixture
 def any_size(monkeypatch):
     """Let all products of matrices be the kernel's, as a definition has no tiles."""
-    monkeypatch.setattr(split_dot, "_LEAST", 1)
-    monkeypatch.setattr(split_dot, "_VECTOR", 1)
+    monkeypatch.setattr(split_gemm, "_LEAST", 1)
+    monkeypatch.setattr(split_gemm, "_VECTOR", 1)
 
 
 def einsum(equation, precision=X3):
@@ -111,14 +112,14 @@ SUMS = {  # m, n, k, which operands lie by rows: how many sums
 @pytest.mark.parametrize("case", SUMS)
 def test_how_many_sums_there_are(case):
     m, n, k, by_rows = case
-    assert split_dot.sums_of(ProductShape(1, m, n, k, by_rows)) == SUMS[case]
-    assert split_dot.sums_of(ProductShape(2, m, n, k, by_rows)) == 0
+    assert split_gemm.sums_of(ProductShape(1, m, n, k, by_rows)) == SUMS[case]
+    assert split_gemm.sums_of(ProductShape(2, m, n, k, by_rows)) == 0
 
 
 @pytest.mark.parametrize("sums", [2, 3])
 def test_several_sums(sums, fake, cuda, monkeypatch):
     """What reads the result adds them up."""
-    monkeypatch.setattr(split_dot, "sums_of", lambda shape: sums)
+    monkeypatch.setattr(split_gemm, "sums_of", lambda shape: sums)
     x, y = operands("km,kn->mn")
     f = lambda x, y: bnp.tanh(einsum("km,kn->mn")(x, y))
     (eqn,) = products(f, x, y)
@@ -130,7 +131,7 @@ def test_several_sums(sums, fake, cuda, monkeypatch):
 
 def test_blocks_stay_for_several_tiles(cuda):
     (eqn,) = products(einsum("mk,kn->mn"), uniform(4096, 64), uniform(64, 1536))
-    text = split_dot_p.cuda_source(*[v.aval for v in eqn.invars], **eqn.params)
+    text = split_gemm.SplitDot().source_of(eqn)
     assert (text.grid, modules.grid_of(text, 114), modules.grid_of(text, 999)) == (
         (256, 1, 1), (114, 1, 1), (256, 1, 1),
     )  # fmt: skip

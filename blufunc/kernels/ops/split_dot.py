@@ -1,7 +1,7 @@
-"""A product of float32 in two parts of float16 as one equation, where a device has a kernel for it.
+"""``split_dot``: a float32 matmul whose operands are given in two float16 parts, as one equation.
 
-Kernels, stages 5 and 6. ``split_float32`` makes the equation instead of one for each product of parts, of shapes that
-``sums_of`` has a kernel for; ``backends/cuda/library/split_gemm`` has the text.
+Kernels, below the rewrites. ``rewrites/split_float32.py`` makes it in place of one matmul per pair of parts, for shapes
+that the device has a kernel for (``backends/cuda/library/split_gemm.py``).
 """
 
 from __future__ import annotations
@@ -14,24 +14,13 @@ import numpy as np
 from blufunc.core.ir import dtypes
 from blufunc.core.ir.avals import ShapedArray
 from blufunc.core.primitives.primitive import Primitive
-from blufunc.kernels.backends.cuda.device_model import SM_BANDWIDTH, SM_COUNT
-from blufunc.kernels.backends.cuda.library.split_gemm import ROWS, STEP, SplitGemm, source
-from blufunc.kernels.precision import ALGORITHMS, ProductShape
-from blufunc.kernels.user_kernel import CudaSource
+from blufunc.kernels.precision import ALGORITHMS
 
 ALGORITHM = ALGORITHMS["F16_F16_F32_X3"]
 """What the parts are of."""
 
-_LEAST = 64
-"""Rows of an operand, and terms: less than a half of a tile is not worth a kernel of its own."""
-
-_VECTOR = 8
-"""Elements are copied by so many at once."""
-
-_STEP_TIME, _TILE_TIME = 1.4e-6, 4e-6
-"""Seconds of a tile of 192 columns: for one step of terms, and for the rest."""
-
-_MOST_SUMS = 16
+STEP = 64
+"""Terms that are accumulated on tensor cores before their sum is added in float32: two stages of the kernel."""
 
 
 class _SplitDot(Primitive):
@@ -69,16 +58,6 @@ class _SplitDot(Primitive):
         terms = math.prod(lhs.shape[d] for d in dimension_numbers[0][0])
         return 6 * terms * (lhs.size // terms) * (rhs.size // terms)
 
-    def cuda_source(self, lhs, lhs_rest, rhs, *_, dimension_numbers, sums) -> CudaSource:
-        """The kernel, for Hopper."""
-        contracts, _ = dimension_numbers
-        k = math.prod(lhs.shape[d] for d in contracts[0])
-        m, n = lhs.size // k, rhs.size // k
-        by_rows = (0 not in contracts[0], 0 not in contracts[1])
-        made = SplitGemm(m, n, k, by_rows, columns_of(n), sums)
-        grid, block = (made.blocks, 1, 1), (made.threads, 1, 1)
-        return CudaSource(source(made), "split_product", grid, block, made.shared_bytes, resident=True)
-
 
 split_dot_p = _SplitDot()
 
@@ -105,30 +84,3 @@ def is_matrix(contract: tuple[int, ...], rank: int) -> bool:
         and first in (0, rank - len(contract))
         and contract == tuple(range(first, first + len(contract)))
     )
-
-
-def sums_of(shape: ProductShape) -> int:
-    """Into how many sums of terms Hopper's kernel for two parts divides a product; 0 if it has none for the shape.
-
-    So many that tiles fill all multiprocessors; each sum is written, and read again.
-    """
-    beside = [shape.k if rows else n for rows, n in zip(shape.by_rows, (shape.m, shape.n), strict=True)]
-    if shape.batch != 1 or any(n % _VECTOR for n in (*beside, shape.n)):
-        return 0
-    if min(shape.m, shape.n, shape.k) < _LEAST:
-        return 0
-    columns = columns_of(shape.n)
-    tiles = -(-shape.m // ROWS) * -(-shape.n // columns)
-    steps = -(-shape.k // STEP)
-
-    def seconds(sums: int) -> float:
-        rounds = -(-tiles * sums // SM_COUNT)
-        added = 4 * shape.m * shape.n * sums / (SM_BANDWIDTH * SM_COUNT) if sums > 1 else 0
-        return rounds * (-(-steps // sums) * _STEP_TIME * columns / 192 + _TILE_TIME) + added
-
-    return min(range(1, min(_MOST_SUMS, steps) + 1), key=seconds)
-
-
-def columns_of(n: int) -> int:
-    """Columns of a tile: as many as registers hold sums of, and fewer where few are wanted."""
-    return next((c for c in (64, 128) if n <= c), 192)
