@@ -107,7 +107,7 @@ code=$?
 echo "$RANK exit $code" 1<>"$BLUFUNC_RECORDS/ranks"
 exit $code
 """
-"""The shell command of each rank under mpirun: it reports how the rank ended before mpirun ends the others.
+"""The shell command of each rank under mpirun; it reports how the rank ended.
 
 (``<>`` does not wait for a reader: the launcher may be gone. The shell ignores signals, since it still has to report
 after the program ends.)

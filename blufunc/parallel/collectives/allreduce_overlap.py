@@ -18,10 +18,10 @@ from blufunc.parallel.collectives import primitives as mc
 from blufunc.parallel.collectives.allreduce_buckets import passes_on
 
 SUMMED = 1e11
-"""All-reduce bandwidth of the GPUs of one host, bytes per second. measured: four H200s without multicast."""
+"""All-reduce bytes per second in one host. measured: four H200s, no multicast."""
 
 WORTH = 0.9
-"""Fraction of the wait that may remain: hiding more of it is not worth keeping operands alive for longer."""
+"""Fraction of the wait that may remain: less is not worth longer lifetimes."""
 
 
 def with_cover(jaxpr: Jaxpr) -> Jaxpr:

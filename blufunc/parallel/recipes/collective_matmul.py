@@ -18,7 +18,7 @@ from blufunc.core.ir.axes import axis_in
 
 
 def all_gather_matmul(x: Any, weight: Any, axis: str, dim: int = -2) -> Any:
-    """``all_gather(x, axis, axis=dim, tiled=True) @ weight``, one rank's part at a time.
+    """``all_gather(x, axis, axis=dim, tiled=True) @ weight``, part by part.
 
     For use inside ``shard_map``.
 
@@ -46,7 +46,7 @@ def all_gather_matmul(x: Any, weight: Any, axis: str, dim: int = -2) -> Any:
 
 
 def matmul_reduce_scatter(x: Any, weight: Any, axis: str, dim: int = -2) -> Any:
-    """``psum_scatter(x @ weight, axis, scatter_dimension=dim, tiled=True)``, one part at a time.
+    """``psum_scatter(x @ weight, axis, tiled=True)`` along ``dim``, part by part.
 
     For use inside ``shard_map``. A sum travels around the ranks, each of which adds its matmul, and ends at its owner.
 

@@ -46,7 +46,7 @@ def world_of(mesh: Mesh) -> bootstrap.World:
 
 
 def engine_in_use(mesh: Mesh) -> AbstractContextManager[engine.Engine]:
-    """Context manager: run the collectives of this thread with the other processes of ``mesh``.
+    """Context manager: connect this thread's collectives with all processes.
 
     Raises:
       UnsupportedError: no engine works here; the message says why.

@@ -31,8 +31,8 @@ from blufunc.transforms.autodiff.linearize import differentiable, in_shard_map
 from blufunc.transforms.autodiff.transpose import transpose_jaxpr
 
 _REFUSALS = (errors.BlufuncError, AttributeError, TypeError)
-"""Errors of transposition. The last two come from rules for one factor of a product, if the other is transposed
-too and so has no value."""
+"""Errors of transposition.
+The last two come from rules for one factor of a product, if the other is transposed too and has no value."""
 
 
 def linear_transpose(fun: Callable, *primals: Any) -> Callable:

@@ -64,7 +64,7 @@ class _Checkpoint(Call):
 
 
 def _split(jaxpr: Jaxpr, nonzeros: tuple[bool, ...], policy: Policy) -> tuple:
-    """The forward jaxpr, which also returns saved values, and the jaxpr of the tangent map; each with its constants.
+    """The forward jaxpr with saved values, the tangent map's, and their constants.
 
     Both apply custom derivative rules, as linearization does. The second maps its constants, the arguments and saved
     values it reads, and the nonzero tangents to the nonzero output tangents. Also returned: a flag per argument, True

@@ -30,8 +30,8 @@ Flags = tuple[bool, ...]
 
 
 class _Either(Call):
-    """Params: jaxpr, the plain body; preferred, the other, of the same types; parts: the numbers of results of both, of
-    the plain body alone, and of the preferred one alone; held: a flag per operand, True if the preferred body has no
+    """Params: jaxpr, the plain body; preferred, the other, of the same types;
+    parts: the numbers of results of both, of the plain body alone, and of the preferred one alone; held: a flag per operand, True if the preferred body has no
     good derivative in it."""
 
     name, alternative = "either", "preferred"

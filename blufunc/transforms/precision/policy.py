@@ -35,7 +35,7 @@ from blufunc.core.primitives.primitive import Primitive, named
 
 
 def table() -> dict[str, tuple[str, ...]]:
-    """The names of the primitives of each class: a view of ``autocast_class`` of all that there are."""
+    """The names of the primitives of each class: a view of ``autocast_class``."""
     classes: dict[str, list[str]] = {cls: [] for cls in AUTOCAST}
     for name, prim in sorted(named.items()):
         if prim.autocast_class is not None:
