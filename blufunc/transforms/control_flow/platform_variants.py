@@ -31,8 +31,8 @@ Flags = tuple[bool, ...]
 
 class _Either(Call):
     """Params: jaxpr, the plain body; preferred, the other, of the same types;
-    parts: the numbers of results of both, of the plain body alone, and of the preferred one alone; held: a flag per operand, True if the preferred body has no
-    good derivative in it."""
+    parts: the numbers of results of both, of the plain body alone, and of the preferred one alone; held: a flag per
+    operand, True if the preferred body has no good derivative in it."""
 
     name, alternative = "either", "preferred"
     drop_outputs = None  # type: ignore[assignment]  # the results that are read select the body
