@@ -32,13 +32,12 @@ from blufunc.kernels.memory.types import Step as PlanStep
 from blufunc.kernels.memory.types import Value
 from blufunc.kernels.ops.gemm import overwritten_by
 from blufunc.kernels.recompute.remat import rematerialise
-from blufunc.kernels.rewrites.activation_epilogue import is_activation, with_activations
-from blufunc.kernels.rewrites.activation_sums import with_activation_sums
 from blufunc.kernels.rewrites.canonicalize import rewrite
 from blufunc.kernels.rewrites.gemm_epilogue import with_epilogues
-from blufunc.kernels.rewrites.gradient_sums import with_gradient_sums
 from blufunc.kernels.rewrites.packed_outputs import with_packed_gradients
+from blufunc.kernels.rewrites.partial_reductions import with_partial_sums
 from blufunc.kernels.rewrites.pointwise_control_flow import with_point_control
+from blufunc.kernels.rewrites.pointwise_epilogue import with_pointwise_epilogues
 from blufunc.kernels.rewrites.split_column_reductions import with_columns_apart
 from blufunc.kernels.rewrites.split_float32 import with_split_products
 from blufunc.kernels.rewrites.split_float32_attention import with_split_attention
@@ -87,6 +86,7 @@ class Planning:
     Attributes:
       jaxpr: what the passes before fusion made of the program.
       origins: for equations, the call that computes them again.
+      notes: why passes left out what they could have done, for people.
     """
 
     def __init__(
@@ -97,20 +97,18 @@ class Planning:
         planned: Planned,
         keep: Callable[[Eqn], bool] = lambda eqn: False,
     ):
+        self.notes: tuple[str, ...] = ()
         if target.epilogues:
-            jaxpr, origins = inline_bodies(jaxpr, lambda eqn: keep(eqn) or is_activation(eqn))
+            jaxpr, origins = inline_bodies(jaxpr, keep)
             # what nobody reads of a call is known now, and may be why there is no kernel for it
-            jaxpr, _ = inline_bodies(
-                dce(jaxpr, origins=origins), lambda eqn: keep(eqn) or is_activation(eqn), origins
-            )
+            jaxpr, _ = inline_bodies(dce(jaxpr, origins=origins), keep, origins)
             jaxpr = with_packed_gradients(with_split_attention(jaxpr, origins), origins)
-            jaxpr = with_gradient_sums(jaxpr, origins)
             if target.splits is not None:
                 jaxpr = with_split_products(
                     jaxpr, origins, target.splits, target.partial_sums, target.in_one_kernel
                 )
-            jaxpr, origins = with_activations(jaxpr, origins)
-            jaxpr = with_activation_sums(jaxpr, origins, target.activation_kernel)
+            jaxpr, self.notes = with_pointwise_epilogues(jaxpr, origins, target)
+            jaxpr = with_partial_sums(jaxpr, origins, target.rows_of_sums)
         else:
             jaxpr, origins = inline_bodies(jaxpr, keep)
         jaxpr = rewrite(with_point_control(jaxpr, origins), origins, target.batch_first)

@@ -7,7 +7,6 @@ libraries do.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -28,13 +27,16 @@ from blufunc.kernels.backends.cuda.driver import driver, modules
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
 from blufunc.kernels.backends.cuda.executor import Executor, Operand, Work
-from blufunc.kernels.backends.cuda.library import collectives, cupy_ops, gelu_gemm, softmax_gemm
+from blufunc.kernels.backends.cuda.library import collectives, cupy_ops, pointwise_gemm, softmax_gemm
 from blufunc.kernels.backends.cuda.library import scatter as cuda_scatter
 from blufunc.kernels.backends.cuda.library.attention import op as cuda_attention_step
+from blufunc.kernels.backends.cuda.library.attention.backward_source import ROWS_OF_SUM
 from blufunc.kernels.backends.cuda.library.matmul import Product
+from blufunc.kernels.backends.cuda.library.tile_gemm import ROWS
 from blufunc.kernels.backends.numpy.program import interpret
 from blufunc.kernels.ops.gemm import PRODUCTS
-from blufunc.kernels.rewrites.activation_epilogue import WITH_ACTIVATION
+from blufunc.kernels.ops.pointwise_gemm import dot_pointwise_p
+from blufunc.kernels.rewrites.packed_outputs import packed_p
 from blufunc.kernels.schedule import OpaqueStep
 from blufunc.kernels.user_kernel import CudaSource
 
@@ -64,15 +66,12 @@ class Compile(Protocol):
         """The program of a body, which may write over the arguments that are donated: by default over none."""
 
 
-_BY_CUBLASLT = (*PRODUCTS, *WITH_ACTIVATION)
-
-
 def planned(eqn: Eqn) -> bool:
     """Whether an equation's results are written into planned memory."""
     if collectives.is_collective(eqn):
         return True
     by_us = (
-        eqn.prim in _BY_CUBLASLT
+        eqn.prim in (*PRODUCTS, dot_pointwise_p)
         or hasattr(eqn.prim, "cuda_source")
         or cuda_attention_step.is_attention(eqn)
         or softmax_gemm.is_softmax(eqn)
@@ -85,6 +84,13 @@ def scratch_bytes(eqn: Eqn, arch: str) -> int:
     if cuda_attention_step.is_attention(eqn):
         return cuda_attention_step.scratch_bytes(eqn, arch)
     return softmax_gemm.scratch_bytes(eqn) if softmax_gemm.is_softmax(eqn) else 0
+
+
+def rows_of_sums(eqn: Eqn) -> int:
+    """The rows of each partial column sum that the kernel of an equation can write as well; 0: none."""
+    if eqn.prim is packed_p and eqn.outvars[0].aval.dtype.itemsize == 2:
+        return ROWS_OF_SUM
+    return ROWS if eqn.prim is dot_pointwise_p else 0
 
 
 def texts(step: OpaqueStep, arch: str) -> list[modules.Text]:
@@ -101,8 +107,8 @@ def texts(step: OpaqueStep, arch: str) -> list[modules.Text]:
         return cuda_attention_step.texts(eqn, arch)
     if softmax_gemm.is_softmax(eqn):
         return [softmax_gemm.text(step)]
-    if (product := gelu_gemm.kernel_of(eqn, arch)) is not None:
-        return [gelu_gemm.text(step, product)]
+    if eqn.prim is dot_pointwise_p:
+        return [pointwise_gemm.text(step, arch)]
     if step.planned and (rows := cuda_scatter.rows_of(eqn)) is not None:
         x, indices, _ = (a.aval for a in eqn.invars)
         return [cuda_scatter.text(rows[0], x.dtype, indices.dtype, rows[1], _clips(eqn))]
@@ -130,9 +136,8 @@ def work(executor: Executor, step: OpaqueStep, compile: Compile) -> Work:
         return cuda_attention_step.work(executor, step, operands)
     if softmax_gemm.is_softmax(eqn):
         return softmax_gemm.work(executor, step, operands)
-    gelu = gelu_gemm.kernel_of(eqn, driver.properties(executor.device).arch)
-    if gelu is not None:
-        return gelu_gemm.work(executor, step, operands, gelu)
+    if eqn.prim is dot_pointwise_p:
+        return pointwise_gemm.work(executor, step, operands)
     if step.planned and cuda_scatter.rows_of(eqn) is not None:
         return _row_scatter(executor, step, operands)
     function, captured = _function_of(eqn, executor.device, compile)
@@ -143,7 +148,7 @@ def work(executor: Executor, step: OpaqueStep, compile: Compile) -> Work:
             if value is not None:
                 executor.put(value, _apart(executor, result, given))
 
-    if eqn.prim in _BY_CUBLASLT:
+    if eqn.prim in PRODUCTS:
         product = Product.of(executor, step, operands, run)
         if product is not None:
             if step.beside is not None and config.cuda_graphs and config.nccl_graphs:
@@ -241,9 +246,6 @@ def _function_of(eqn: Eqn, device: int, compile: Compile) -> tuple[Function, boo
     prim, params = eqn.prim, eqn.params
     if prim.name in CONTROL:
         return CONTROL[prim.name](device, compile, **params)
-    if prim in WITH_ACTIVATION:
-        separate = functools.cache(lambda: prim.reference(compile, **params))  # made only where it is called
-        return lambda given: separate()(given), True
     if prim.kind == "call" and prim.reference is not None:
         return prim.reference(compile, **params), False
     outs = [v.aval for v in eqn.outvars]

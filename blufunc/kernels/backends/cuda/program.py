@@ -26,15 +26,14 @@ from blufunc.core.ir.jaxpr import DropVar, Eqn, Jaxpr
 from blufunc.core.ir.typed_key import exact
 from blufunc.core.programs.simplify import simplify
 from blufunc.kernels.backends.cuda import dispatch
-from blufunc.kernels.backends.cuda.device_model import H200, Limits
+from blufunc.kernels.backends.cuda.device_model import H200, L2_BYTES, L2_SPEEDUP, Limits
 from blufunc.kernels.backends.cuda.driver import driver, modules
 from blufunc.kernels.backends.cuda.driver import memory as cuda_memory
 from blufunc.kernels.backends.cuda.driver.memory import DeviceBuffer
 from blufunc.kernels.backends.cuda.driver.modules import Wanted, wanted_by
 from blufunc.kernels.backends.cuda.executor import ALIGNMENT, Allocator, Executor, Work
-from blufunc.kernels.backends.cuda.library import matmul, softmax_gemm
+from blufunc.kernels.backends.cuda.library import matmul, pointwise_gemm, softmax_gemm
 from blufunc.kernels.backends.cuda.library.attention.op import is_attention, why_not
-from blufunc.kernels.backends.cuda.library.gelu_gemm import kernel_of
 from blufunc.kernels.backends.cuda.library.softmax_gemm import is_softmax
 from blufunc.kernels.backends.cuda.overlap import with_products_beside
 from blufunc.kernels.backends.cuda.replay import Replays
@@ -60,6 +59,10 @@ TARGET = dataclasses.replace(
     ordered=with_products_beside,
     recompute=True,
     scarce_bytes=1 << 30,
+    pointwise_seconds=pointwise_gemm.extra_seconds,
+    rows_of_sums=dispatch.rows_of_sums,
+    cache_bytes=L2_BYTES,
+    cache_speedup=L2_SPEEDUP,
     machine=H200,
 )
 """What a lowering should know of a device: memory is scarce there, and launches take as long as small kernels."""
@@ -85,12 +88,16 @@ def planned(jaxpr: Jaxpr, donated: Sequence[bool], arch: str, budget: int | None
             notes[f"no kernel for {eqn.prim.name} at {line_of(eqn)}: {reason}"] = None
         return reason is None
 
-    target = dataclasses.replace(TARGET, scratch_bytes=functools.partial(dispatch.scratch_bytes, arch=arch))
+    target = dataclasses.replace(
+        TARGET,
+        scratch_bytes=functools.partial(dispatch.scratch_bytes, arch=arch),
+        pointwise_gemm=functools.partial(pointwise_gemm.why_not, arch=arch),
+    )
     if arch == "sm_90a":  # where groups of four warps multiply
-        activation = functools.partial(kernel_of, arch=arch)
-        target = dataclasses.replace(target, in_one_kernel=split_dot.sums_of, activation_kernel=activation)
-    made = within(Planning(jaxpr, donated, target, dispatch.planned, keep), budget)
-    made.notes = (*told, *notes)
+        target = dataclasses.replace(target, in_one_kernel=split_dot.sums_of)
+    planning = Planning(jaxpr, donated, target, dispatch.planned, keep)
+    made = within(planning, budget)
+    made.notes = (*told, *notes, *planning.notes)
     return made
 
 

@@ -79,7 +79,7 @@ def _is_forward(eqn: Eqn) -> bool:
 
 
 def _is_summed(eqn: Eqn) -> bool:
-    """Whether sums of gradients over tokens are wanted (``rewrites/gradient_sums.py``)."""
+    """Whether sums of gradients over tokens are wanted (``rewrites/partial_reductions.py``)."""
     return eqn.prim is packed_p and len(eqn.outvars) == 2
 
 
