@@ -321,17 +321,6 @@ class FakeCuda:
         return results
 
 
-def gelu(x):
-    """The tanh form."""
-    return 0.5 * x * (1 + np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)))
-
-
-def gelu_slope(x):
-    """GELU's derivative, by differences."""
-    x = x.astype(np.float64)
-    return (gelu(x + 1e-4) - gelu(x - 1e-4)) / 2e-4
-
-
 class Plan:
     """``cublaslt.Plan`` by NumPy: row-major matrices at addresses."""
 

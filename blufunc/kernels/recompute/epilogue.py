@@ -64,7 +64,9 @@ def recomputing(matmul: Eqn) -> list[Eqn]:
 def equations(call: Eqn) -> tuple[Eqn, ...]:
     """The equations of a call of ``recomputing``, on its own variables."""
     body: Jaxpr = call.params["jaxpr"]
-    place = dict(zip((*body.invars, *body.outvars), (*call.invars, *call.outvars), strict=True))
+    place: dict[Any, Any] = dict(
+        zip((*body.invars, *body.outvars), (*call.invars, *call.outvars), strict=True)
+    )
     for v in (v for e in body.eqns for v in e.outvars):
         place.setdefault(v, Var(v.aval))
     return tuple(
